@@ -1,0 +1,44 @@
+//! Clocks. Read by system call, not through the vDSO: while the engine runs,
+//! the instruction pointer must lie in our own text, by which
+//! signal delivery tells that it has to wait.
+
+use crate::{Errno, SystemCall};
+use linux_raw_sys::general as linux;
+use usring_uapi::Timespec;
+
+/// The clocks a timeout may count on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Clock {
+    #[default]
+    Monotonic = linux::CLOCK_MONOTONIC,
+    Realtime = linux::CLOCK_REALTIME,
+    Boottime = linux::CLOCK_BOOTTIME,
+}
+
+/// A point on a clock, or a span, in nanoseconds.
+pub type Nanoseconds = u64;
+
+impl Clock {
+    /// The time on this clock, in nanoseconds.
+    pub fn now(self) -> Nanoseconds {
+        let mut time = Timespec::default();
+        // These three clocks always exist: no error to report.
+        let _ = SystemCall::new(linux::__NR_clock_gettime, [self as u64, &raw mut time as u64, 0, 0, 0]).run();
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    }
+}
+
+/// A timespec as nanoseconds; saturates at the end of time. Negative parts or
+/// 10⁹ nanoseconds and more are `EINVAL`.
+pub fn nanoseconds(time: Timespec) -> Result<Nanoseconds, Errno> {
+    if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) {
+        return Err(Errno::EINVAL);
+    }
+    Ok((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
+}
+
+/// The timespec of a span.
+pub fn timespec(span: Nanoseconds) -> Timespec {
+    Timespec { tv_sec: (span / 1_000_000_000) as i64, tv_nsec: (span % 1_000_000_000) as i64 }
+}

@@ -1,0 +1,81 @@
+//! epoll(7) sets of our own.
+
+use crate::descriptor::OwnedDescriptor;
+use crate::{Errno, SystemCall};
+use linux_raw_sys::general as linux;
+
+pub const IN: u32 = linux::EPOLLIN;
+pub const OUT: u32 = linux::EPOLLOUT;
+pub const ERR: u32 = linux::EPOLLERR;
+pub const HUP: u32 = linux::EPOLLHUP;
+pub const PRI: u32 = linux::EPOLLPRI;
+pub const ONESHOT: u32 = linux::EPOLLONESHOT;
+pub const EDGE: u32 = linux::EPOLLET;
+pub const EXCLUSIVE: u32 = linux::EPOLLEXCLUSIVE;
+
+/// `struct epoll_event`: packed on x86-64.
+#[derive(Clone, Copy, Default)]
+#[repr(C, packed)]
+pub struct Event {
+    pub events: u32,
+    /// What was given at registration.
+    pub data: u64,
+}
+
+/// An epoll set in the private range of descriptors.
+#[derive(Debug)]
+pub struct Epoll(OwnedDescriptor);
+
+impl Epoll {
+    pub fn new() -> Result<Epoll, Errno> {
+        let flags = u64::from(linux::EPOLL_CLOEXEC);
+        let number = SystemCall::new(linux::__NR_epoll_create1, [flags, 0, 0, 0, 0]).run()?;
+        Ok(Epoll(OwnedDescriptor::from_raw(number as i32).into_private()?))
+    }
+
+    pub fn number(&self) -> i32 {
+        self.0.number()
+    }
+
+    fn control(&self, operation: u32, number: i32, event: &Event) -> Result<(), Errno> {
+        let arguments = [self.number() as u64, u64::from(operation), number as u64, &raw const *event as u64, 0];
+        SystemCall::new(linux::__NR_epoll_ctl, arguments).run().map(drop)
+    }
+
+    /// `EPERM` says that the file cannot be polled (regular files, directories).
+    pub fn add(&self, number: i32, events: u32, data: u64) -> Result<(), Errno> {
+        self.control(linux::EPOLL_CTL_ADD, number, &Event { events, data })
+    }
+
+    pub fn modify(&self, number: i32, events: u32, data: u64) -> Result<(), Errno> {
+        self.control(linux::EPOLL_CTL_MOD, number, &Event { events, data })
+    }
+
+    pub fn delete(&self, number: i32) -> Result<(), Errno> {
+        self.control(linux::EPOLL_CTL_DEL, number, &Event::default())
+    }
+
+    /// Fills `events` with what is ready now; never waits.
+    pub fn ready(&self, events: &mut [Event]) -> Result<usize, Errno> {
+        let arguments = [self.number() as u64, events.as_mut_ptr() as u64, events.len() as u64, 0, 0];
+        SystemCall::with_six(linux::__NR_epoll_pwait, [arguments[0], arguments[1], arguments[2], 0, 0, 8])
+            .run()
+            .map(|count| count as usize)
+    }
+}
+
+/// The readiness of one descriptor now, as poll(2) tells it: `events` asked
+/// for, plus error and hang-up.
+pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
+    #[repr(C)]
+    struct PollDescriptor {
+        number: i32,
+        events: i16,
+        returned: i16,
+    }
+    let mut one = PollDescriptor { number, events: events as i16, returned: 0 };
+    SystemCall::new(linux::__NR_poll, [&raw mut one as u64, 1, 0, 0, 0]).run()?;
+    let returned = one.returned as u16;
+    const POLLNVAL: u16 = 0x20;
+    if returned & POLLNVAL != 0 { Err(Errno::EBADF) } else { Ok(u32::from(returned)) }
+}

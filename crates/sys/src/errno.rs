@@ -1,0 +1,56 @@
+use core::fmt;
+
+/// A Linux error number, positive, as errno(3) has it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Errno(i32);
+
+impl Errno {
+    /// The error with this positive number.
+    pub const fn new(number: u32) -> Self {
+        Errno(number as i32)
+    }
+
+    /// What a system call or a CQE answers: the negative number.
+    pub const fn negative(self) -> i32 {
+        -self.0
+    }
+}
+
+macro_rules! names {
+    ($($name:ident)*) => {
+        impl Errno {
+            $(pub const $name: Errno = Errno::new(linux_raw_sys::errno::$name);)*
+
+            /// The symbolic name, where it is one that usring itself answers.
+            pub const fn name(self) -> Option<&'static str> {
+                match self {
+                    $(Errno::$name => Some(stringify!($name)),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+names! {
+    EPERM ENOENT EINTR EIO ENXIO E2BIG EBADF EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST ENOTDIR EISDIR EINVAL
+    ENFILE EMFILE ENOTTY EFBIG ENOSPC ESPIPE EPIPE EDOM ERANGE ENAMETOOLONG ENOSYS ELIBBAD EBADFD EBADR EOVERFLOW
+    EOPNOTSUPP ENOBUFS ETIME ETIMEDOUT EALREADY ECANCELED EOWNERDEAD ENODEV EXDEV ESRCH ECHILD ENOTSOCK
+    EINPROGRESS ECONNRESET
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "errno {}", self.0),
+        }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}

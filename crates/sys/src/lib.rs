@@ -1,0 +1,27 @@
+//! The machine, as the floors above see it: system calls, memory, shared words
+//! and their ordering, futexes, descriptors, clocks, threads.
+//!
+//! Nothing here knows a ring, a request or an opcode, and nothing here calls a
+//! symbol of libc: usring's calls must never be caught by usring's own doors.
+//! All `unsafe` of the data path lives on this floor.
+//!
+//! # The program's numbers
+//! An address or a descriptor in a request is a number that the program chose.
+//! Functions that take a [`UserAddress`] or a [`SystemCall`] hand it to the
+//! kernel or to a fault-tolerant copy, so a bad one comes back as an errno; a
+//! *valid* one may name any memory of the process, exactly as it may in a
+//! system call. Who creates a ring vouches for that (`Ring::setup` is unsafe).
+#![cfg_attr(not(any(test, loom)), no_std)]
+
+extern crate alloc;
+
+pub mod clock;
+pub mod descriptor;
+pub mod epoll;
+mod errno;
+pub mod eventfd;
+pub mod mapping;
+pub mod syscall;
+
+pub use errno::Errno;
+pub use syscall::{SystemCall, UserAddress};

@@ -1,0 +1,54 @@
+//! The two ring entries, flat. The kernel's header declares the SQE as nested
+//! unions; here each 32- or 64-bit slot has one name, and the file of an
+//! opcode's family (`engine::op`) says what it means there.
+
+use core::mem::{offset_of, size_of};
+use linux_raw_sys::io_uring as raw;
+
+/// Submission queue entry (`struct io_uring_sqe`), 64 bytes; with
+/// `IORING_SETUP_SQE128` the entry takes two of these slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sqe {
+    pub opcode: u8,
+    /// `IOSQE_*`, see [`crate::sqe_flags`].
+    pub flags: u8,
+    /// I/O priority, or the family's own flags (accept, send, receive).
+    pub ioprio: u16,
+    pub fd: i32,
+    /// Offset, `addr2`, or the family's own.
+    pub off: u64,
+    pub addr: u64,
+    pub len: u32,
+    /// `rw_flags`, `fsync_flags`, `poll32_events`, `open_flags`…
+    pub op_flags: u32,
+    pub user_data: u64,
+    /// `buf_index` or `buf_group`.
+    pub buf_index: u16,
+    pub personality: u16,
+    /// `splice_fd_in`, `file_index`, `optlen`, `addr_len`.
+    pub file_index: u32,
+    pub addr3: u64,
+    pub pad2: u64,
+}
+
+/// Completion queue entry (`struct io_uring_cqe`), 16 bytes; with
+/// `IORING_SETUP_CQE32` another 16 follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Cqe {
+    pub user_data: u64,
+    pub res: i32,
+    /// `IORING_CQE_F_*`; the buffer's id in the upper half.
+    pub flags: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Sqe>() == 64 && size_of::<Sqe>() == size_of::<raw::io_uring_sqe>());
+    assert!(size_of::<Cqe>() == 16 && size_of::<Cqe>() == size_of::<raw::io_uring_cqe>());
+    assert!(offset_of!(Sqe, user_data) == offset_of!(raw::io_uring_sqe, user_data));
+    assert!(offset_of!(Sqe, len) == offset_of!(raw::io_uring_sqe, len));
+    assert!(offset_of!(Sqe, personality) == offset_of!(raw::io_uring_sqe, personality));
+    assert!(offset_of!(Sqe, file_index) == 44 && offset_of!(Sqe, addr3) == 48);
+    assert!(offset_of!(Cqe, flags) == 12);
+};
