@@ -1,0 +1,172 @@
+//! What `usring run --stats` counts, and where: a file in memory that the
+//! launcher makes, that every process of the program maps, and that outlives
+//! them all, so the figures survive even kill -9.
+//!
+//! Each ring claims a [`Block`] for itself and counts in it under the ring's
+//! lock with plain loads and stores, so counting costs no locked instruction.
+//! When the ring goes away its block is added to [`Statistics::totals`] and is
+//! free again. A process that dies keeps its blocks; they stay readable, and
+//! [`Statistics::reclaim`] folds them when blocks run short.
+//!
+//! The layout is shared between processes that may have been built apart, so a
+//! change of it is a change of [`VERSION`].
+
+use core::mem::size_of;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Names the file in the environment of the program.
+pub const ENVIRONMENT: &str = "USRING_STATS";
+/// First word of the file, "usrstats".
+pub const MAGIC: u64 = u64::from_le_bytes(*b"usrstats");
+/// Second word: the layout below.
+pub const VERSION: u64 = 1;
+/// Rings that can be counted at the same time.
+pub const BLOCKS: usize = 4096;
+/// Rows of a block: one per opcode, the last for opcodes nobody knows.
+pub const OPCODES: usize = 64;
+/// Columns of a block.
+pub const COLUMNS: usize = 6;
+
+const _: () = assert!(usring_uapi::opcode::COUNT < OPCODES);
+
+/// What is counted per opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Column {
+    /// Taken off the SQ.
+    Submitted = 0,
+    /// CQEs posted or, with CQE_SKIP_SUCCESS, left out.
+    Completed = 1,
+    /// Completions with a negative result.
+    Errors = 2,
+    /// Requests done in the submitting thread at the first try.
+    Inline = 3,
+    /// Requests that waited for their file to become ready.
+    Polled = 4,
+    /// Requests that a worker ran.
+    Worker = 5,
+}
+
+impl Column {
+    /// All of them, in the order in which they lie in a row.
+    pub const ALL: [Column; COLUMNS] =
+        [Column::Submitted, Column::Completed, Column::Errors, Column::Inline, Column::Polled, Column::Worker];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Column::Submitted => "submitted",
+            Column::Completed => "completed",
+            Column::Errors => "errors",
+            Column::Inline => "inline",
+            Column::Polled => "polled",
+            Column::Worker => "by worker",
+        }
+    }
+}
+
+/// The whole file.
+#[repr(C)]
+pub struct Statistics {
+    pub header: Header,
+    /// Who owns the block of the same index: a process id, or 0 if it is free.
+    pub owners: [AtomicU64; BLOCKS],
+    /// The sum of all blocks that were given back.
+    pub totals: Block,
+    pub blocks: [Block; BLOCKS],
+}
+
+/// The first words of the file; the launcher writes the first three.
+#[repr(C)]
+pub struct Header {
+    pub magic: AtomicU64,
+    pub version: AtomicU64,
+    pub block_count: AtomicU64,
+    /// Processes whose doors were open and answered the probe.
+    pub processes: AtomicU64,
+    /// Rings ever set up.
+    pub rings: AtomicU64,
+    /// Rings among them that found no free block and count nowhere.
+    pub uncounted_rings: AtomicU64,
+    pub reserved: [AtomicU64; 2],
+}
+
+/// The counters of one ring.
+#[repr(C)]
+pub struct Block {
+    pub rows: [[AtomicU64; COLUMNS]; OPCODES],
+}
+
+/// How long the file is.
+pub const SIZE: usize = size_of::<Statistics>();
+
+const _: () = assert!(size_of::<Header>() == 64 && size_of::<Block>() == OPCODES * COLUMNS * 8);
+
+/// The row in which an opcode is counted.
+#[inline]
+pub const fn row_of(opcode: u8) -> usize {
+    if (opcode as usize) < OPCODES { opcode as usize } else { OPCODES - 1 }
+}
+
+impl Statistics {
+    /// Whether the file is what this build understands.
+    pub fn is_valid(&self) -> bool {
+        self.header.magic.load(Ordering::Relaxed) == MAGIC
+            && self.header.version.load(Ordering::Relaxed) == VERSION
+            && self.header.block_count.load(Ordering::Relaxed) == BLOCKS as u64
+    }
+
+    /// A block for a new ring of this process, by index. `None` if all are
+    /// taken: the ring then runs uncounted.
+    pub fn claim(&self, process: u32) -> Option<usize> {
+        self.header.rings.fetch_add(1, Ordering::Relaxed);
+        let free = |owner: &AtomicU64| {
+            // Partner: the release in `release`, whose folding must be over.
+            owner.compare_exchange(0, u64::from(process), Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let index = self.owners.iter().position(free);
+        if index.is_none() {
+            self.header.uncounted_rings.fetch_add(1, Ordering::Relaxed);
+        }
+        index
+    }
+
+    /// Adds a block to the totals and frees it.
+    pub fn release(&self, index: usize) {
+        for (row, total) in self.blocks[index].rows.iter().zip(&self.totals.rows) {
+            for (counter, sum) in row.iter().zip(total) {
+                sum.fetch_add(counter.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
+        // Partner: the acquire in `claim`.
+        self.owners[index].store(0, Ordering::Release);
+    }
+
+    /// Releases the blocks of processes that are gone.
+    pub fn reclaim(&self, is_alive: impl Fn(u32) -> bool) {
+        for (index, owner) in self.owners.iter().enumerate() {
+            let process = owner.load(Ordering::Relaxed);
+            if process == 0 || is_alive(process as u32) {
+                continue;
+            }
+            // One of several reclaimers wins; `u64::MAX` is nobody's id.
+            if owner.compare_exchange(process, u64::MAX, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                self.release(index);
+            }
+        }
+    }
+}
+
+impl Block {
+    /// Counts one. The caller holds the ring's lock: nobody else writes here.
+    #[inline]
+    pub fn count(&self, opcode: u8, column: Column) {
+        self.add(opcode, column, 1);
+    }
+
+    /// Counts several.
+    #[inline]
+    pub fn add(&self, opcode: u8, column: Column, number: u64) {
+        let counter = &self.rows[row_of(opcode)][column as usize];
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
+    }
+}
