@@ -20,8 +20,18 @@ pub mod descriptor;
 pub mod epoll;
 mod errno;
 pub mod eventfd;
+pub mod futex;
 pub mod mapping;
+pub mod mutex;
+pub mod ordering;
+mod plain;
+pub mod queue;
+pub mod shared;
+pub mod sleep;
+pub mod sync;
 pub mod syscall;
+pub mod thread;
+pub mod user_memory;
 
 pub use errno::Errno;
 pub use syscall::{SystemCall, UserAddress};

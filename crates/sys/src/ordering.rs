@@ -1,0 +1,116 @@
+//! Every ordering that usring relies on between threads, or between itself and
+//! the program, by name. A call site says which edge it is an end of; the
+//! other end is in the table below. The loom models take the strength out of
+//! one end at a time ([`weaken`]) and see the promise broken.
+//!
+//! Two shapes occur:
+//! * *publication*: one side writes data, then a word with release; the other
+//!   reads the word with acquire, then the data;
+//! * *store, barrier, look* on both sides: each stores what the other has to
+//!   know, passes a full barrier, and looks at what the other stored. At least
+//!   one of the two then sees the other, which is why nobody sleeps through
+//!   work and no work is left behind a lock.
+
+use crate::sync::Ordering;
+
+/// One pair of sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// SQ tail: the application publishes SQEs to the engine.
+    SqTail,
+    /// SQ head: the engine gives SQE slots back to the application.
+    SqHead,
+    /// CQ tail: the engine publishes CQEs to the application.
+    CqTail,
+    /// CQ head: the application gives CQE slots back to the engine.
+    CqHead,
+    /// SQ thread sets NEED_WAKEUP, looks at the SQ tail; the application
+    /// stores the SQ tail, looks at NEED_WAKEUP.
+    NeedWakeup,
+    /// Sleeper announces itself, looks at the work; waker publishes work,
+    /// looks at the announcement.
+    Sleep,
+    /// Task-work list: who pushes publishes an entry to who takes.
+    Queue,
+    /// A lock's word: who unlocks publishes the data to the next holder.
+    Lock,
+    /// Who unlocks looks at the work afterwards; who publishes work tries the
+    /// lock afterwards.
+    HandOver,
+}
+
+/// Which end of an edge a call site is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Writes the word of a publication.
+    Release,
+    /// Reads the word of a publication.
+    Acquire,
+    /// Is about to turn away (sleep, unlock), and looks once more.
+    Sleeper,
+    /// Has made work, and looks whether somebody turned away.
+    Waker,
+}
+
+impl Edge {
+    /// The ordering with which the word of this publication is written.
+    #[inline(always)]
+    pub fn release(self) -> Ordering {
+        if self.is_weak(Side::Release) { Ordering::Relaxed } else { Ordering::Release }
+    }
+
+    /// The ordering with which the word of this publication is read.
+    #[inline(always)]
+    pub fn acquire(self) -> Ordering {
+        if self.is_weak(Side::Acquire) { Ordering::Relaxed } else { Ordering::Acquire }
+    }
+
+    /// The full barrier between this side's store and its look.
+    #[inline(always)]
+    pub fn barrier(self, side: Side) {
+        if !self.is_weak(side) {
+            crate::sync::full_barrier();
+        }
+    }
+
+    /// The same, where a read-modify-write stands right before it (or is the
+    /// look itself). On x86-64 that instruction is locked and is the full
+    /// barrier already, so only the compiler is told; a model gets the real
+    /// thing.
+    #[inline(always)]
+    pub fn barrier_beside_rmw(self, side: Side) {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        {
+            let _ = side;
+            core::sync::atomic::compiler_fence(Ordering::SeqCst);
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+        self.barrier(side);
+    }
+
+    #[cfg(not(loom))]
+    #[inline(always)]
+    fn is_weak(self, _: Side) -> bool {
+        false
+    }
+
+    #[cfg(loom)]
+    fn is_weak(self, side: Side) -> bool {
+        WEAK.with(|weak| weak.get() == Some((self, side)))
+    }
+}
+
+#[cfg(loom)]
+std::thread_local! {
+    static WEAK: core::cell::Cell<Option<(Edge, Side)>> = const { core::cell::Cell::new(None) };
+}
+
+/// For models: runs `model` with one side of one edge made relaxed. (loom runs
+/// all threads of a model in the thread that asked for it.)
+#[cfg(loom)]
+pub fn weaken<R>(edge: Edge, side: Side, model: impl FnOnce() -> R) -> R {
+    WEAK.with(|weak| weak.set(Some((edge, side))));
+    let result = model();
+    WEAK.with(|weak| weak.set(None));
+    result
+}

@@ -1,0 +1,43 @@
+//! Types that are nothing but their bytes: what may be copied out of memory
+//! that the program can write at any moment.
+
+use linux_raw_sys::{general, io_uring};
+use usring_uapi::{Cqe, Sqe, Timespec};
+
+/// A type that any bytes make a valid value of, and that has no padding.
+///
+/// # Safety
+/// Both must be true: every bit pattern of the right size is a value, and
+/// every byte of every value is initialised.
+pub unsafe trait Plain: Copy + 'static {}
+
+macro_rules! plain {
+    ($($type:ty: $size:literal),* $(,)?) => {
+        $(
+            // The size is the sum of the fields: no padding among them.
+            const _: () = assert!(core::mem::size_of::<$type>() == $size);
+            // SAFETY: integers, or a C structure of integers without padding.
+            unsafe impl Plain for $type {}
+        )*
+    };
+}
+
+plain! {
+    u8: 1, u16: 2, u32: 4, u64: 8, i8: 1, i16: 2, i32: 4, i64: 8,
+    Sqe: 64, Cqe: 16, Timespec: 16,
+    io_uring::io_uring_files_update: 16,
+    io_uring::io_uring_rsrc_register: 32,
+    io_uring::io_uring_rsrc_update: 16,
+    io_uring::io_uring_rsrc_update2: 32,
+    io_uring::io_uring_getevents_arg: 24,
+    io_uring::io_uring_file_index_range: 16,
+    io_uring::io_uring_probe_op: 8,
+    io_uring::io_uring_clock_register: 16,
+    io_uring::io_sqring_offsets: 40,
+    io_uring::io_cqring_offsets: 40,
+    io_uring::io_uring_params: 120,
+    general::open_how: 24,
+}
+
+// SAFETY: elements without padding stand next to each other.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}

@@ -1,0 +1,204 @@
+//! Memory that usring shares with the program: ring headers, entries, buffer
+//! rings. The program may write any of it at any moment, so nothing in it is
+//! ever borrowed as data: words are atomics, entries are copied out or in,
+//! each byte once, by volatile accesses.
+//!
+//! Offsets are ours (a ring's layout), so one that is out of range is a fault
+//! of ours and panics.
+//!
+//! In a model each word is a loom atomic and each eight bytes of entries a
+//! loom cell, so that an entry touched by both sides at once is found.
+
+pub use crate::plain::Plain;
+
+#[cfg(not(loom))]
+pub use machine::SharedMemory;
+#[cfg(loom)]
+pub use model::SharedMemory;
+
+#[cfg(not(loom))]
+mod machine {
+    use super::*;
+    use crate::mapping::{Mapping, PAGE};
+    use crate::sync::AtomicU32;
+    use crate::{Errno, UserAddress, user_memory};
+    use core::ptr::NonNull;
+    use core::sync::atomic::AtomicU16;
+
+    /// A piece of shared memory, ours or lent by the program.
+    #[derive(Debug)]
+    pub struct SharedMemory {
+        address: NonNull<u8>,
+        length: usize,
+        mapping: Option<Mapping>,
+    }
+
+    // SAFETY: every access is atomic or a volatile copy of plain bytes.
+    unsafe impl Send for SharedMemory {}
+    // SAFETY: as above.
+    unsafe impl Sync for SharedMemory {}
+
+    impl SharedMemory {
+        /// Takes over a mapping of ours.
+        pub fn new(mapping: Mapping) -> Self {
+            let address =
+                NonNull::new(mapping.address() as *mut u8).expect("the kernel maps nothing at address 0 unasked");
+            SharedMemory { address, length: mapping.length(), mapping: Some(mapping) }
+        }
+
+        /// Memory that somebody else owns.
+        ///
+        /// # Safety
+        /// `length` bytes at `address` (aligned to 8) stay mapped, readable and
+        /// writable for as long as this lives, and nobody holds references
+        /// into them.
+        pub unsafe fn borrowed(address: usize, length: usize) -> Self {
+            assert!(address.is_multiple_of(8), "shared memory is aligned to 8 bytes");
+            let address = NonNull::new(address as *mut u8).expect("shared memory has an address");
+            SharedMemory { address, length, mapping: None }
+        }
+
+        /// Memory of the program that it lends for a ring
+        /// (`IORING_SETUP_NO_MMAP`, a buffer ring of its own), tried page by
+        /// page: `EFAULT` where it cannot be read and written, `EINVAL` where
+        /// it is not aligned. That it stays mapped is part of what the ring's
+        /// creator vouches for (see the crate's head).
+        pub fn of_program(address: UserAddress, length: usize) -> Result<Self, Errno> {
+            if !address.0.is_multiple_of(8) {
+                return Err(Errno::EINVAL);
+            }
+            user_memory::probe_writable(address, length)?;
+            // SAFETY: 1. Every page answered a moment ago. 2. The creator of
+            // the ring vouches for the rest; the program knows it as memory
+            // that the ring writes.
+            Ok(unsafe { SharedMemory::borrowed(address.0 as usize, length) })
+        }
+
+        pub fn mapping(&self) -> Option<&Mapping> {
+            self.mapping.as_ref()
+        }
+
+        pub fn length(&self) -> usize {
+            self.length
+        }
+
+        /// Where it lies in this process.
+        pub fn address(&self) -> usize {
+            self.address.as_ptr() as usize
+        }
+
+        #[inline(always)]
+        fn at(&self, offset: usize, size: usize, alignment: usize) -> *mut u8 {
+            if offset > self.length || self.length - offset < size || !offset.is_multiple_of(alignment) {
+                out_of_range(offset, size, self.length);
+            }
+            self.address.as_ptr().wrapping_add(offset)
+        }
+
+        /// The word at `offset`.
+        #[inline(always)]
+        pub fn word(&self, offset: usize) -> &AtomicU32 {
+            // SAFETY: in range and aligned, and nobody uses it otherwise than
+            // atomically; the program's own plain accesses are those of any
+            // io_uring program.
+            unsafe { &*self.at(offset, 4, 4).cast() }
+        }
+
+        /// The half word at `offset` (a buffer ring's tail is one).
+        #[inline(always)]
+        pub fn half_word(&self, offset: usize) -> &AtomicU16 {
+            // SAFETY: as in `word`.
+            unsafe { &*self.at(offset, 2, 2).cast() }
+        }
+
+        /// Copies a value out, each byte once.
+        #[inline(always)]
+        pub fn read<T: Plain>(&self, offset: usize) -> T {
+            // SAFETY: in range and aligned; any bytes are a `T`; volatile, so
+            // that the program's writes cannot make two reads differ.
+            unsafe { self.at(offset, size_of::<T>(), align_of::<T>()).cast::<T>().read_volatile() }
+        }
+
+        /// Copies a value in.
+        #[inline(always)]
+        pub fn write<T: Plain>(&self, offset: usize, value: T) {
+            // SAFETY: in range and aligned; nobody holds references into it.
+            unsafe { self.at(offset, size_of::<T>(), align_of::<T>()).cast::<T>().write_volatile(value) }
+        }
+    }
+
+    const _: () = assert!(PAGE.is_multiple_of(8));
+
+    #[cold]
+    #[inline(never)]
+    fn out_of_range(offset: usize, size: usize, length: usize) -> ! {
+        panic!("{size} bytes at {offset} do not lie in shared memory of {length}")
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::sync::{AtomicU32, UnsafeCell};
+    use core::mem::MaybeUninit;
+    use std::vec::Vec;
+
+    pub struct SharedMemory {
+        words: Vec<AtomicU32>,
+        entries: Vec<UnsafeCell<u64>>,
+    }
+
+    // SAFETY: loom checks the accesses.
+    unsafe impl Send for SharedMemory {}
+    // SAFETY: as above.
+    unsafe impl Sync for SharedMemory {}
+
+    impl SharedMemory {
+        /// `length` bytes of modelled memory.
+        pub fn model(length: usize) -> Self {
+            SharedMemory {
+                words: (0..length.div_ceil(4)).map(|_| AtomicU32::new(0)).collect(),
+                entries: (0..length.div_ceil(8)).map(|_| UnsafeCell::new(0)).collect(),
+            }
+        }
+
+        pub fn new(mapping: Mapping) -> Self {
+            SharedMemory::model(mapping.length())
+        }
+
+        pub fn mapping(&self) -> Option<&Mapping> {
+            None
+        }
+
+        pub fn length(&self) -> usize {
+            self.entries.len() * 8
+        }
+
+        pub fn word(&self, offset: usize) -> &AtomicU32 {
+            assert!(offset.is_multiple_of(4));
+            &self.words[offset / 4]
+        }
+
+        pub fn read<T: Plain>(&self, offset: usize) -> T {
+            let mut value = MaybeUninit::<T>::uninit();
+            assert!(offset.is_multiple_of(8) && size_of::<T>().is_multiple_of(8));
+            for index in 0..size_of::<T>() / 8 {
+                // SAFETY: within `value`; loom checks the cell.
+                self.entries[offset / 8 + index]
+                    .with(|cell| unsafe { value.as_mut_ptr().cast::<u64>().add(index).write_unaligned(*cell) });
+            }
+            // SAFETY: every byte was written above, and any bytes are a `T`.
+            unsafe { value.assume_init() }
+        }
+
+        pub fn write<T: Plain>(&self, offset: usize, value: T) {
+            assert!(offset.is_multiple_of(8) && size_of::<T>().is_multiple_of(8));
+            for index in 0..size_of::<T>() / 8 {
+                // SAFETY: within `value`; loom checks the cell.
+                self.entries[offset / 8 + index]
+                    .with_mut(|cell| unsafe { *cell = (&raw const value).cast::<u64>().add(index).read_unaligned() });
+            }
+        }
+    }
+}

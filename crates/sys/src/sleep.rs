@@ -1,0 +1,316 @@
+//! The sleep word of a ring: where its waiters say that they sleep, and where
+//! whoever has something for them looks. The one place where wake-ups get
+//! lost, so nothing else in usring puts a thread that waits for a ring to
+//! sleep.
+//!
+//! # The rule
+//! ```text
+//! sleeper                                waker
+//!   announce(kind, needed)                 publish the work
+//!   (full barrier, inside announce)        (full barrier, inside wake_target)
+//!   look at the work                       wake_target(queued)
+//!     there is enough: do not sleep          Futex: futex::wake(word.futex(), u32::MAX)
+//!     else: sleep in the kernel              Epoll: write the leader's eventfd
+//!   retract(ticket)                          Nobody: nobody was asleep
+//!   look at the work again
+//! ```
+//! Both store first and look then, with a full barrier between, so at least
+//! one sees the other ([`Edge::Sleep`]).
+//!
+//! # State
+//! One 64-bit word, changed only by compare-and-swap:
+//!
+//! | bits | field | meaning |
+//! |---|---|---|
+//! | 0 | `asleep` | the leader has announced itself and nobody has claimed it |
+//! | 1 | `led` | some thread owns the ring's epoll set |
+//! | 2–19 | `sleepers` | futex sleepers announced and not claimed |
+//! | 20–35 | `needed` | least that any of them waits for |
+//! | 36–63 | `claims` | how often the futex sleepers were claimed |
+//!
+//! A ring has at most one **leader**, who sleeps in epoll because it also
+//! watches files and timers, and any number of **futex sleepers**. They are
+//! claimed as two groups: the leader, or all futex sleepers at once (so nobody
+//! can wake the wrong one of them; several threads that wait on one ring are
+//! rare). A claim removes the group's announcement in the same
+//! compare-and-swap that decides to wake, hence *one wake-up per announcement*,
+//! and the loser of two wakers goes home without a system call.
+//!
+//! `retract` takes back an announcement that nobody has claimed: the leader's
+//! if `asleep` still stands (there is one leader), a futex sleeper's if
+//! `claims` is still what it was (a claim takes the whole group). If it was
+//! claimed, a waker has left its work to this thread, which must not go away
+//! without looking at it, even if it woke for a time-out or a signal.
+//!
+//! Claimed futex sleepers are let go by the futex word, which counts up after
+//! the claim and before the wake-up: a sleeper that read it before its
+//! announcement either is in the kernel's queue by then or sees another value.
+
+use crate::clock::Nanoseconds;
+use crate::ordering::{Edge, Side};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::{Errno, futex};
+
+/// How a waiter is going to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleeper {
+    /// On [`SleepWord::futex`].
+    Futex,
+    /// In the ring's epoll set, as its leader; woken by the ring's eventfd.
+    Epoll,
+}
+
+/// Whom the waker has to wake now: it alone, and once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "whoever was claimed sleeps until it is woken"]
+pub enum Wake {
+    /// Nobody sleeps, or not for so little.
+    Nobody,
+    /// All futex sleepers: [`SleepWord::wake_futex`].
+    Futex,
+    /// The leader: write the eventfd that is in its epoll set.
+    Epoll,
+}
+
+/// An announcement, to be taken back.
+#[derive(Debug)]
+#[must_use = "an announcement is taken back with `retract`"]
+pub struct Ticket {
+    kind: Sleeper,
+    claims: u32,
+    futex: u32,
+    led: bool,
+}
+
+impl Ticket {
+    /// What [`SleepWord::futex`] must still hold for this thread to sleep.
+    pub fn futex_value(&self) -> u32 {
+        self.futex
+    }
+
+    /// Whether the ring had a leader when this was announced. If not, nobody
+    /// watches the ring's files and timers, and this thread should try to
+    /// [`SleepWord::lead`] instead of sleeping.
+    pub fn is_led(&self) -> bool {
+        self.led
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct State {
+    asleep: bool,
+    led: bool,
+    sleepers: u32,
+    needed: u32,
+    claims: u32,
+}
+
+const SLEEPERS_MAX: u32 = (1 << 18) - 1;
+const CLAIMS_MASK: u32 = (1 << 28) - 1;
+/// The most that `needed` can hold, and what every queue's weight stops at.
+const NEEDED_MAX: u32 = 0xffff;
+
+impl State {
+    #[inline(always)]
+    fn unpack(word: u64) -> State {
+        State {
+            asleep: word & 1 != 0,
+            led: word & 2 != 0,
+            sleepers: (word >> 2) as u32 & SLEEPERS_MAX,
+            needed: (word >> 20) as u32 & NEEDED_MAX,
+            claims: (word >> 36) as u32,
+        }
+    }
+
+    #[inline(always)]
+    fn pack(self) -> u64 {
+        u64::from(self.asleep)
+            | u64::from(self.led) << 1
+            | u64::from(self.sleepers) << 2
+            | u64::from(self.needed) << 20
+            | u64::from(self.claims) << 36
+    }
+
+    fn is_nobody(self) -> bool {
+        !self.asleep && self.sleepers == 0
+    }
+
+    fn claim_futex(&mut self) -> Wake {
+        self.sleepers = 0;
+        self.claims = (self.claims + 1) & CLAIMS_MASK;
+        Wake::Futex
+    }
+}
+
+/// The word. See the head of this file.
+#[derive(Debug)]
+pub struct SleepWord {
+    state: AtomicU64,
+    futex: AtomicU32,
+}
+
+impl SleepWord {
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        SleepWord { state: AtomicU64::new(0), futex: AtomicU32::new(0) }
+    }
+
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        SleepWord { state: AtomicU64::new(0), futex: AtomicU32::new(0) }
+    }
+
+    /// Says that this thread is going to sleep until `needed` (at most 65535
+    /// counts; a queue's weight stops there too) is queued. A full barrier
+    /// follows: look at the work now, and sleep only if there is too little.
+    #[inline]
+    pub fn announce(&self, kind: Sleeper, needed: u32) -> Ticket {
+        let futex = self.futex.load(Ordering::Relaxed);
+        let needed = needed.min(NEEDED_MAX);
+        let before = self.change(|state| {
+            state.needed = if state.is_nobody() { needed } else { needed.min(state.needed) };
+            match kind {
+                Sleeper::Epoll => {
+                    assert!(!state.asleep, "a ring has one leader");
+                    state.asleep = true;
+                }
+                Sleeper::Futex => {
+                    assert!(state.sleepers < SLEEPERS_MAX, "too many threads wait on one ring");
+                    state.sleepers += 1;
+                }
+            }
+        });
+        Edge::Sleep.barrier_beside_rmw(Side::Sleeper);
+        Ticket { kind, claims: before.claims, futex, led: before.led }
+    }
+
+    /// Takes the announcement back. `true` says that a waker had claimed it:
+    /// its work is this thread's to do, whatever ended the sleep.
+    #[inline]
+    pub fn retract(&self, ticket: Ticket) -> bool {
+        let stands = |state: &State| match ticket.kind {
+            Sleeper::Epoll => state.asleep,
+            Sleeper::Futex => state.claims == ticket.claims,
+        };
+        let before = self.change(|state| {
+            if stands(state) {
+                match ticket.kind {
+                    Sleeper::Epoll => state.asleep = false,
+                    Sleeper::Futex => state.sleepers -= 1,
+                }
+            }
+        });
+        !stands(&before)
+    }
+
+    /// Whom to wake for work that was published just before, `queued` being
+    /// how much of it waits (`u32::MAX`: wake for it whatever was asked for).
+    /// One group is claimed, futex sleepers before the leader, who goes on
+    /// watching; if every sleeper has to see the work (CQEs, of which each
+    /// waits for a number of its own), call until it says [`Wake::Nobody`].
+    #[inline]
+    pub fn wake_target(&self, queued: u32) -> Wake {
+        Edge::Sleep.barrier(Side::Waker);
+        self.claim(queued)
+    }
+
+    /// The same, where a read-modify-write on any word (a push, an unlock)
+    /// stands between the publication and this call, which saves the barrier
+    /// on x86-64.
+    #[inline]
+    pub fn wake_target_after_rmw(&self, queued: u32) -> Wake {
+        Edge::Sleep.barrier_beside_rmw(Side::Waker);
+        self.claim(queued)
+    }
+
+    #[inline]
+    fn claim(&self, queued: u32) -> Wake {
+        let state = State::unpack(self.state.load(Ordering::Relaxed));
+        if state.is_nobody() || queued < state.needed {
+            return Wake::Nobody;
+        }
+        self.claim_somebody(queued)
+    }
+
+    #[cold]
+    fn claim_somebody(&self, queued: u32) -> Wake {
+        let mut wake = Wake::Nobody;
+        self.change(|state| {
+            wake = if state.is_nobody() || queued < state.needed {
+                Wake::Nobody
+            } else if state.sleepers > 0 {
+                state.claim_futex()
+            } else {
+                state.asleep = false;
+                Wake::Epoll
+            }
+        });
+        self.release_futex(wake)
+    }
+
+    /// Makes a claim of futex sleepers visible to those not yet asleep.
+    fn release_futex(&self, wake: Wake) -> Wake {
+        if wake == Wake::Futex {
+            self.futex.fetch_add(1, Ordering::Release);
+        }
+        wake
+    }
+
+    /// Tries to become the leader: the one thread that owns the ring's epoll
+    /// set, asleep or not.
+    pub fn lead(&self) -> bool {
+        !self.change(|state| state.led = true).led
+    }
+
+    /// Stops being the leader (after `retract`). [`Wake::Futex`] says that
+    /// others sleep and one of them has to take over: wake them.
+    pub fn resign(&self) -> Wake {
+        let mut wake = Wake::Nobody;
+        self.change(|state| {
+            assert!(state.led && !state.asleep, "only a leader that is awake resigns");
+            state.led = false;
+            wake = if state.sleepers > 0 { state.claim_futex() } else { Wake::Nobody };
+        });
+        self.release_futex(wake)
+    }
+
+    /// The word that futex sleepers sleep on, while it holds
+    /// [`Ticket::futex_value`].
+    pub fn futex(&self) -> &AtomicU32 {
+        &self.futex
+    }
+
+    /// Sleeps as a futex sleeper; for threads of ours, which no signal
+    /// interrupts.
+    pub fn sleep(&self, ticket: &Ticket, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
+        futex::wait(&self.futex, ticket.futex, timeout)
+    }
+
+    /// Carries out [`Wake::Futex`].
+    pub fn wake_futex(&self) {
+        futex::wake(&self.futex, u32::MAX);
+    }
+
+    /// Applies a change and returns what was before it.
+    #[inline]
+    fn change(&self, mut change: impl FnMut(&mut State)) -> State {
+        let mut word = self.state.load(Ordering::Relaxed);
+        loop {
+            let before = State::unpack(word);
+            let mut after = before;
+            change(&mut after);
+            // Acquire and release both ways: whoever finds itself claimed
+            // sees the work that it was claimed for.
+            match self.state.compare_exchange_weak(word, after.pack(), Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return before,
+                Err(now) => word = now,
+            }
+        }
+    }
+}
+
+impl Default for SleepWord {
+    fn default() -> Self {
+        SleepWord::new()
+    }
+}

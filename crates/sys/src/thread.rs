@@ -1,0 +1,196 @@
+//! Threads of our own: workers, SQ threads, the attendant.
+//!
+//! Where the program has a libc its threads come from there (`set_spawner`),
+//! so that tools and libc itself know them; otherwise they are bare: clone(2)
+//! with a stack and a thread-local block of our own mapping.
+//!
+//! Every thread of ours blocks every signal but those that its own
+//! instructions cause (SIGSYS, SIGSEGV, SIGBUS): the program's handlers run on
+//! the program's threads.
+
+use crate::mapping::{PAGE, private_pages, unmap};
+use crate::{Errno, SystemCall, syscall};
+use alloc::boxed::Box;
+use core::arch::{asm, global_asm};
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use linux_raw_sys::general as linux;
+
+/// A thread, told apart from others by its thread-local block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct ThreadId(pub usize);
+
+/// The calling thread. One load: the thread pointer stands in its own first
+/// word, by x86-64's convention.
+#[inline(always)]
+pub fn current() -> ThreadId {
+    let pointer: usize;
+    // SAFETY: the convention; reads nothing else.
+    unsafe { asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, preserves_flags, readonly)) };
+    ThreadId(pointer)
+}
+
+/// Starts a thread that calls `entry(argument)` once and ends when it returns.
+pub type Spawner = fn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno>;
+
+static SPAWNER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// From now on threads come from `spawner`.
+pub fn set_spawner(spawner: Spawner) {
+    SPAWNER.store(spawner as *mut (), Ordering::Release);
+}
+
+fn spawner() -> Spawner {
+    let spawner = SPAWNER.load(Ordering::Acquire);
+    if spawner.is_null() {
+        return spawn_bare;
+    }
+    // SAFETY: only `set_spawner` stores here, and it stores a `Spawner`.
+    unsafe { core::mem::transmute::<*mut (), Spawner>(spawner) }
+}
+
+/// prctl(2)'s option; `linux-raw-sys` has it only in a module of its own.
+const PR_SET_NAME: u64 = 15;
+
+/// Longest name that Linux keeps of a thread.
+const NAME_MAX: usize = 15;
+
+struct Start {
+    name: [u8; NAME_MAX + 1],
+    work: Box<dyn FnOnce() + Send>,
+}
+
+/// Starts a thread; `name` is cut to 15 bytes.
+pub fn spawn(name: &str, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
+    let mut start = Box::new(Start { name: [0; NAME_MAX + 1], work });
+    let length = name.len().min(NAME_MAX);
+    start.name[..length].copy_from_slice(&name.as_bytes()[..length]);
+    let argument = Box::into_raw(start);
+    // A thread starts with its creator's mask.
+    let mask = block_signals();
+    let result = spawner()(run, argument.cast());
+    restore_signals(mask);
+    if result.is_err() {
+        // SAFETY: no thread was started, so it is still ours.
+        drop(unsafe { Box::from_raw(argument) });
+    }
+    result
+}
+
+extern "C" fn run(argument: *mut c_void) {
+    // SAFETY: `spawn` gave it to this thread alone.
+    let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
+    block_signals();
+    let name = start.name.as_ptr() as u64;
+    let _ = SystemCall::new(linux::__NR_prctl, [PR_SET_NAME, name, 0, 0, 0]).run();
+    (start.work)();
+}
+
+const OPEN: [u32; 3] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS];
+
+/// Blocks all signals but those of [`OPEN`]; returns the mask before.
+fn block_signals() -> u64 {
+    let blocked = OPEN.iter().fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)));
+    change_mask(blocked)
+}
+
+fn restore_signals(mask: u64) {
+    change_mask(mask);
+}
+
+fn change_mask(mask: u64) -> u64 {
+    let mut old = 0u64;
+    let arguments = [u64::from(linux::SIG_SETMASK), &raw const mask as u64, &raw mut old as u64, 8, 0];
+    let _ = SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run();
+    old
+}
+
+/// Stack of a bare thread. Pages are only used when touched.
+const STACK: usize = 256 * 1024;
+/// Zeroed room below the thread pointer, for thread-locals of code that thinks
+/// that it has some; and above it, for the words that libcs keep there.
+const LOCALS: usize = PAGE;
+
+global_asm!(
+    ".pushsection .text.usring_bare_thread,\"ax\",@progbits",
+    ".globl usring_clone, usring_leave",
+    ".hidden usring_clone, usring_leave",
+    // rdi flags, rsi stack, rdx thread pointer, rcx entry, r8 argument,
+    // r9 mapping, [rsp + 8] its length.
+    ".p2align 4",
+    "usring_clone:",
+    "mov r10, [rsp + 8]",
+    // The new thread finds what it needs on its own stack.
+    "and rsi, -16",
+    "sub rsi, 32",
+    "mov [rsi], rcx",
+    "mov [rsi + 8], r8",
+    "mov [rsi + 16], r9",
+    "mov [rsi + 24], r10",
+    "mov r8, rdx",
+    "xor edx, edx",
+    "xor r10d, r10d",
+    "mov eax, 56",
+    "syscall",
+    "test rax, rax",
+    "jz 2f",
+    "ret",
+    "2:",
+    "xor ebp, ebp",
+    "pop rcx",
+    "pop rdi",
+    "call rcx",
+    // The mapping that holds this stack goes, so from here on there is none.
+    "pop rdi",
+    "pop rsi",
+    "mov eax, 11",
+    "syscall",
+    "xor edi, edi",
+    "mov eax, 60",
+    "syscall",
+    "ud2",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn usring_clone(
+        flags: u64,
+        stack: *mut u8,
+        thread_pointer: *mut u8,
+        entry: extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+        mapping: *mut u8,
+        length: usize,
+    ) -> u64;
+}
+
+/// A thread that no libc knows: guard page, stack, thread-locals in one
+/// mapping, which the thread itself unmaps at its end.
+fn spawn_bare(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
+    let length = PAGE + STACK + 2 * LOCALS;
+    let mapping = private_pages(length)?;
+    let guard = SystemCall::new(linux::__NR_mprotect, [mapping as u64, PAGE as u64, 0, 0, 0]).run();
+    let pointer = (mapping + PAGE + STACK + LOCALS) as *mut u8;
+    let flags = linux::CLONE_VM
+        | linux::CLONE_FS
+        | linux::CLONE_FILES
+        | linux::CLONE_SIGHAND
+        | linux::CLONE_THREAD
+        | linux::CLONE_SYSVSEM
+        | linux::CLONE_SETTLS;
+    let started = guard.and_then(|_| {
+        // SAFETY: 1. The mapping is fresh, and big enough for each part.
+        // 2. The new thread has it to itself until it unmaps it. 3. Signals
+        // are blocked by `spawn`, so no handler of the program runs on it.
+        unsafe {
+            pointer.cast::<usize>().write(pointer as usize);
+            let stack = (mapping + PAGE + STACK) as *mut u8;
+            syscall::check(usring_clone(u64::from(flags), stack, pointer, entry, argument, mapping as *mut u8, length))
+        }
+    });
+    if started.is_err() {
+        let _ = unmap(mapping, length);
+    }
+    started.map(drop)
+}
