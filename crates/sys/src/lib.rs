@@ -27,11 +27,13 @@ pub mod ordering;
 mod plain;
 pub mod queue;
 pub mod shared;
+pub mod signals;
 pub mod sleep;
 pub mod sync;
 pub mod syscall;
 pub mod thread;
 pub mod user_memory;
+pub mod wait;
 
 pub use errno::Errno;
 pub use syscall::{SystemCall, UserAddress};

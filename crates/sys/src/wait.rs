@@ -1,0 +1,380 @@
+//! Sleeping such that nothing that should end the sleep is ever missed.
+//!
+//! Between "is there a reason not to sleep?" and the system call that sleeps
+//! lies a gap in which a signal could arrive and be forgotten. Here the check
+//! and the `syscall` instruction are one short piece of code with known
+//! addresses (as musl's cancellation points are): a signal handler of ours
+//! that interrupts the piece moves the instruction pointer to its way out
+//! ([`way_out`]), and the call ends as if interrupted.
+//!
+//! Two things use it: a program's thread that waits for completions (the
+//! reason is [`signals::DEFERRED`]), and a worker inside a system call that may
+//! take for ever (the reason is the request's cancel word, the signal SIGSYS).
+
+use crate::clock::{Clock, Nanoseconds, timespec};
+use crate::epoll::Event;
+use crate::signals::{self, ALWAYS_OPEN, DEFERRED, SignalSet};
+use crate::{Errno, SystemCall, syscall};
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use linux_raw_sys::general as linux;
+use usring_uapi::Timespec;
+
+// usring_wait(rdi: *const u32 reason, rsi: *const [u64; 6] arguments, edx: number)
+// -> the kernel's answer, or ABORTED. Everything from `start` to the syscall
+// instruction itself counts as "not yet asleep": also the restart of a call
+// that a handler interrupted, for which the kernel steps back onto `syscall`.
+global_asm!(
+    ".pushsection .text.usring_wait,\"ax\",@progbits",
+    ".balign 16",
+    ".globl usring_wait",
+    ".hidden usring_wait",
+    ".type usring_wait,@function",
+    "usring_wait:",
+    ".cfi_startproc",
+    "mov r11, rdi",
+    "mov rcx, rsi",
+    "mov eax, edx",
+    "mov rdi, [rcx]",
+    "mov rsi, [rcx + 8]",
+    "mov rdx, [rcx + 16]",
+    "mov r10, [rcx + 24]",
+    "mov r8, [rcx + 32]",
+    "mov r9, [rcx + 40]",
+    ".globl usring_wait_start",
+    ".hidden usring_wait_start",
+    "usring_wait_start:",
+    "cmp dword ptr [r11], 0",
+    "jne usring_wait_way_out",
+    "syscall",
+    ".globl usring_wait_end",
+    ".hidden usring_wait_end",
+    "usring_wait_end:",
+    "ret",
+    ".globl usring_wait_way_out",
+    ".hidden usring_wait_way_out",
+    "usring_wait_way_out:",
+    "mov rax, -512",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_wait, . - usring_wait",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn usring_wait(reason: *const u32, arguments: *const [u64; 6], number: u32) -> u64;
+    static usring_wait_start: u8;
+    static usring_wait_end: u8;
+    static usring_wait_way_out: u8;
+}
+
+/// ERESTARTSYS: a number the kernel never lets user space see.
+const ABORTED: u64 = -512i64 as u64;
+
+/// Longest single sleep. A futex wait without any time limit would be
+/// restarted by the kernel after a signal whose handler has SA_RESTART.
+const LONGEST: Nanoseconds = 3600 * 1_000_000_000;
+
+/// While *another* thread has a signal put off, the one word says nothing
+/// about this thread; it then sleeps in slices this long and asks between.
+const SLICE: Nanoseconds = 1_000_000;
+
+/// For signal handlers of ours: where to continue if a signal found the
+/// thread at `instruction_pointer` about to sleep.
+pub fn way_out(instruction_pointer: usize) -> Option<usize> {
+    let start = &raw const usring_wait_start as usize;
+    let end = &raw const usring_wait_end as usize;
+    (start..end).contains(&instruction_pointer).then_some(&raw const usring_wait_way_out as usize)
+}
+
+/// How a call through the stub ended.
+enum Ended {
+    /// The kernel answered.
+    Answered(Result<u64, Errno>),
+    /// It was never made, or interrupted and not resumed.
+    Aborted,
+}
+
+fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
+    // SAFETY: 1. `reason` and `call.arguments` live across the call. 2. The
+    // kernel checks the arguments, which are ours or the program's (see the
+    // crate's head). 3. `usring_wait` keeps the C ABI.
+    let answer = unsafe { usring_wait(reason.as_ptr(), &raw const call.arguments, call.number) };
+    match answer {
+        ABORTED => Ended::Aborted,
+        answer => Ended::Answered(syscall::check(answer)),
+    }
+}
+
+/// A reason that never holds.
+static NEVER: AtomicU32 = AtomicU32::new(0);
+
+/// Runs a sleeping call made by `build` from the time it may take, until it is
+/// answered, the time is over, or a signal has been put off (`EINTR`).
+fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(&Timespec) -> SleepCall) -> Result<u64, Errno> {
+    let timeout = timeout.unwrap_or(Nanoseconds::MAX);
+    let time = timespec(timeout.min(LONGEST));
+    let SleepCall { call, timed_out } = build(&time);
+    let slept = match run(&DEFERRED, &call) {
+        Ended::Answered(answer) if timeout <= LONGEST || !timed_out(&answer) => return answer,
+        Ended::Answered(_) => LONGEST,
+        Ended::Aborted if signals::interrupted() => return Err(Errno::EINTR),
+        Ended::Aborted => 0,
+    };
+    sleep_on(Clock::Monotonic.now().saturating_add(timeout - slept), build)
+}
+
+/// The rare rest of [`sleep`]: more than an hour to go, or another thread's
+/// signal is put off.
+#[cold]
+fn sleep_on(deadline: Nanoseconds, build: impl Fn(&Timespec) -> SleepCall) -> Result<u64, Errno> {
+    loop {
+        let left = deadline.saturating_sub(Clock::Monotonic.now());
+        let (reason, slice) = if DEFERRED.load(Ordering::Relaxed) == 0 {
+            (&DEFERRED, LONGEST)
+        } else if signals::interrupted() {
+            return Err(Errno::EINTR);
+        } else {
+            // A signal that comes for this thread from here on is seen by
+            // the stub's addresses, or after one slice.
+            (&NEVER, SLICE)
+        };
+        let time = timespec(left.min(slice));
+        let SleepCall { call, timed_out } = build(&time);
+        match run(reason, &call) {
+            Ended::Answered(answer) if left <= slice || !timed_out(&answer) => return answer,
+            Ended::Answered(_) | Ended::Aborted => {}
+        }
+    }
+}
+
+/// A system call that sleeps, and how its answer says that its time was over.
+struct SleepCall {
+    call: SystemCall,
+    timed_out: fn(&Result<u64, Errno>) -> bool,
+}
+
+/// Sleeps while `word` holds `expected`, for `timeout` at most.
+///
+/// `EAGAIN`: the word differs. `ETIMEDOUT`: the time is over. `EINTR`: a signal
+/// came (a handler of the program waits to run). May return `Ok` without a
+/// wake-up, so callers look at the word again.
+pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
+    let operation = u64::from(linux::FUTEX_WAIT | linux::FUTEX_PRIVATE_FLAG);
+    sleep(timeout, |time| SleepCall {
+        call: SystemCall::new(
+            linux::__NR_futex,
+            [word.as_ptr() as u64, operation, u64::from(expected), &raw const *time as u64, 0],
+        ),
+        timed_out: |answer| *answer == Err(Errno::ETIMEDOUT),
+    })
+    .map(drop)
+}
+
+/// Waits for events of an epoll set; `Ok(0)` when the time is over.
+///
+/// `mask` is in force during the sleep, atomically, as epoll_pwait(2) has it;
+/// if a signal interrupts the sleep it will be delivered under that mask.
+/// `EINTR`: a signal came.
+pub fn epoll(
+    epoll_fd: i32,
+    events: &mut [Event],
+    timeout: Option<Nanoseconds>,
+    mask: Option<SignalSet>,
+) -> Result<usize, Errno> {
+    let mask = mask.map(|mask| mask & !ALWAYS_OPEN);
+    let mask_address = mask.as_ref().map_or(0, |mask| &raw const *mask as u64);
+    let (address, room) = (events.as_mut_ptr() as u64, events.len() as u64);
+    let timed_out = |answer: &Result<u64, Errno>| *answer == Ok(0);
+    let call = |time: &Timespec| {
+        let set = epoll_fd as u64;
+        if NO_EPOLL_PWAIT2.load(Ordering::Relaxed) {
+            let arguments = [set, address, room, milliseconds(time), mask_address, 8];
+            SystemCall::with_six(linux::__NR_epoll_pwait, arguments)
+        } else {
+            let arguments = [set, address, room, &raw const *time as u64, mask_address, 8];
+            SystemCall::with_six(linux::__NR_epoll_pwait2, arguments)
+        }
+    };
+    let mut answer = sleep(timeout, |time| SleepCall { call: call(time), timed_out });
+    // Sandboxes older than the call (Linux 5.11) answer EPERM for it.
+    if matches!(answer, Err(Errno::ENOSYS | Errno::EPERM)) && !NO_EPOLL_PWAIT2.swap(true, Ordering::Relaxed) {
+        answer = sleep(timeout, |time| SleepCall { call: call(time), timed_out });
+    }
+    if let (Err(Errno::EINTR), Some(mask)) = (&answer, mask) {
+        signals::set_delivery_mask(mask);
+    }
+    answer.map(|count| count as usize)
+}
+
+static NO_EPOLL_PWAIT2: AtomicBool = AtomicBool::new(false);
+
+/// Rounded up: sleeping a little too long is allowed, spinning is not.
+fn milliseconds(time: &Timespec) -> u64 {
+    let whole = (time.tv_sec as u64).saturating_mul(1000);
+    whole.saturating_add((time.tv_nsec as u64).div_ceil(1_000_000)).min(i32::MAX as u64)
+}
+
+/// For worker threads: runs a system call that may block for ever, until it
+/// is answered or cancelled. `EINTR` means cancelled, and nothing else does.
+///
+/// The canceller stores a non-zero `cancelled` and then sends SIGSYS to the
+/// worker with [`interrupt_worker`]; whether that falls before, into or after
+/// the sleep, the call ends. Any other interruption resumes the call.
+pub fn blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Errno> {
+    loop {
+        let ended = run(cancelled, call);
+        match ended {
+            Ended::Answered(Err(Errno::EINTR)) | Ended::Aborted => {}
+            Ended::Answered(answer) => return answer,
+        }
+        // Acquire: pairs with the canceller's store before the signal.
+        if cancelled.load(Ordering::Acquire) != 0 {
+            return Err(Errno::EINTR);
+        }
+    }
+}
+
+/// Wakes a worker out of [`blocking`]; its `cancelled` word must be set.
+pub fn interrupt_worker(thread: u32) {
+    // A thread that is gone has nothing left to interrupt.
+    let _ = signals::send_to_thread(thread, linux::SIGSYS);
+}
+
+/// Gives the process a SIGSYS handler that serves [`interrupt_worker`], where
+/// `interpose` (whose own handler serves it too) is not there to do it. A
+/// handler that the program already has is left alone: false.
+pub fn catch_worker_interrupts() -> bool {
+    let ours = KernelAction {
+        handler: on_interrupt as *const () as usize as u64,
+        flags: u64::from(linux::SA_SIGINFO | linux::SA_RESTART | linux::SA_ONSTACK) | SA_RESTORER,
+        restorer: &raw const usring_wait_restorer as u64,
+        mask: 0,
+    };
+    let mut old = KernelAction::default();
+    let change = |new: u64, old: u64| {
+        let arguments = [u64::from(linux::SIGSYS), new, old, 8, 0, 0];
+        // Without our mark: where `interpose` is loaded too, this process has
+        // two engines, and this call goes the way of any program's handler.
+        SystemCall::with_six(linux::__NR_rt_sigaction, arguments).run_once()
+    };
+    const DEFAULT: u64 = 0;
+    change(0, &raw mut old as u64).is_ok() && old.handler == DEFAULT && change(&raw const ours as u64, 0).is_ok()
+}
+
+/// `struct sigaction` as the kernel has it.
+#[derive(Default)]
+#[repr(C)]
+struct KernelAction {
+    handler: u64,
+    flags: u64,
+    restorer: u64,
+    mask: SignalSet,
+}
+
+const SA_RESTORER: u64 = 0x0400_0000;
+
+/// Where a `ucontext_t` keeps the interrupted instruction pointer.
+pub const CONTEXT_INSTRUCTION_POINTER: usize = 168;
+
+extern "C" fn on_interrupt(_signal: i32, _information: *const u8, context: *mut u8) {
+    // SAFETY: the kernel hands every handler a ucontext_t, which is writable
+    // and 8-byte aligned, and reads the instruction pointer back from it.
+    unsafe {
+        let instruction_pointer = context.add(CONTEXT_INSTRUCTION_POINTER).cast::<u64>();
+        if let Some(way_out) = way_out(*instruction_pointer as usize) {
+            *instruction_pointer = way_out as u64;
+        }
+    }
+}
+
+// What the kernel returns to after a handler: rt_sigreturn(2). Written as
+// libc writes it, byte for byte: debuggers know the frame by these bytes.
+global_asm!(
+    ".pushsection .text.usring_wait,\"ax\",@progbits",
+    ".balign 16",
+    "nop",
+    ".globl usring_wait_restorer",
+    ".hidden usring_wait_restorer",
+    ".type usring_wait_restorer,@function",
+    "usring_wait_restorer:",
+    "mov rax, {rt_sigreturn}",
+    "syscall",
+    ".size usring_wait_restorer, . - usring_wait_restorer",
+    ".popsection",
+    rt_sigreturn = const linux::__NR_rt_sigreturn,
+);
+
+unsafe extern "C" {
+    static usring_wait_restorer: u8;
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::epoll::Epoll;
+    use crate::eventfd;
+    use std::sync::Arc;
+    use std::sync::mpsc;
+    use std::thread;
+
+    const MILLISECOND: Nanoseconds = 1_000_000;
+
+    #[test]
+    fn futex_tells_a_changed_word_from_a_time_out() {
+        let word = AtomicU32::new(7);
+        assert_eq!(futex(&word, 8, None), Err(Errno::EAGAIN));
+        assert_eq!(futex(&word, 7, Some(MILLISECOND)), Err(Errno::ETIMEDOUT));
+    }
+
+    #[test]
+    fn epoll_waits_its_time_and_sees_events() {
+        let set = Epoll::new().unwrap();
+        let event = eventfd::create().unwrap();
+        set.add(event.number(), crate::epoll::IN, 42).unwrap();
+        let mut events = [Event::default(); 4];
+        let before = Clock::Monotonic.now();
+        assert_eq!(super::epoll(set.number(), &mut events, Some(3 * MILLISECOND), Some(0)), Ok(0));
+        assert!(Clock::Monotonic.now() - before >= 3 * MILLISECOND);
+        eventfd::signal(event.number());
+        assert_eq!(super::epoll(set.number(), &mut events, None, None), Ok(1));
+        assert_eq!({ events[0].data }, 42);
+    }
+
+    /// A worker that runs a read that never ends, told from outside to stop at
+    /// every possible moment: none of the interruptions may be lost.
+    #[test]
+    fn a_blocked_worker_is_always_interrupted() {
+        assert!(catch_worker_interrupts());
+        let never = eventfd::create().unwrap();
+        let flags = [never.number() as u64, u64::from(linux::F_SETFL), 0, 0, 0];
+        SystemCall::new(linux::__NR_fcntl, flags).run().unwrap();
+        let cancelled = Arc::new(AtomicU32::new(0));
+        let (tell, told) = mpsc::channel();
+        let (done, ended) = mpsc::channel();
+        let word = cancelled.clone();
+        let worker = thread::spawn(move || {
+            tell.send(signals::thread_id()).unwrap();
+            let mut buffer = 0u64;
+            let arguments = [never.number() as u64, &raw mut buffer as u64, 8, 0, 0];
+            while blocking(&SystemCall::new(linux::__NR_read, arguments), &word) == Err(Errno::EINTR) {
+                let round = word.swap(0, Ordering::AcqRel);
+                done.send(round).unwrap();
+                if round == ROUNDS {
+                    break;
+                }
+            }
+        });
+        let thread = told.recv().unwrap();
+        const ROUNDS: u32 = 20_000;
+        for round in 1..=ROUNDS {
+            for _ in 0..round % 64 {
+                core::hint::spin_loop();
+            }
+            cancelled.store(round, Ordering::Release);
+            interrupt_worker(thread);
+            assert_eq!(ended.recv_timeout(core::time::Duration::from_secs(10)), Ok(round), "an interruption was lost");
+        }
+        worker.join().unwrap();
+    }
+}
