@@ -1,0 +1,101 @@
+//! The environment of a program that usring serves: the loader's LD_PRELOAD
+//! and the variables that the library's constructor reads.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+const PRELOAD: &str = "LD_PRELOAD";
+/// Call sites are not rewritten: every call goes through the trap.
+const NO_PATCH: &str = "USRING_NO_PATCH";
+/// An eventfd: the first process probes its doors, writes 1 here and closes
+/// it; if the probe fails it says why and exits with status 125.
+const PROBE: &str = "USRING_PROBE_FD";
+/// Path of the statistics file.
+const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
+
+/// The variables in the order in which the program would have had them, on
+/// the way to an execve(2).
+pub struct Environment(Vec<(OsString, OsString)>);
+
+impl Environment {
+    /// Our own, without what an outer usring may have left for itself.
+    pub fn inherited() -> Environment {
+        let for_us = |name: &OsStr| name == PROBE || name == STATISTICS;
+        Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
+    }
+
+    /// The value of a variable, made empty if it is not there.
+    fn entry(&mut self, name: &str) -> &mut OsString {
+        let index = self.0.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+            self.0.push((name.into(), OsString::new()));
+            self.0.len() - 1
+        });
+        &mut self.0[index].1
+    }
+
+    /// Has the loader bring in `library`. What the user preloads stays in
+    /// front: it wraps the program, and we stand in for the kernel behind it
+    /// (a sanitizer's runtime insists on being the first).
+    pub fn preload(&mut self, library: &Path) {
+        let list = self.entry(PRELOAD);
+        let present = |part: &[u8]| part == library.as_os_str().as_bytes();
+        if list.as_bytes().split(|byte| matches!(byte, b' ' | b':')).any(present) {
+            return;
+        }
+        if !list.is_empty() {
+            list.push(":");
+        }
+        list.push(library);
+    }
+
+    pub fn forbid_patching(&mut self) {
+        *self.entry(NO_PATCH) = "1".into();
+    }
+
+    pub fn probe(&mut self, descriptor: i32) {
+        *self.entry(PROBE) = descriptor.to_string().into();
+    }
+
+    pub fn statistics(&mut self, path: &str) {
+        *self.entry(STATISTICS) = path.into();
+    }
+
+    /// As execve(2) wants it.
+    pub fn strings(self) -> Vec<CString> {
+        let join = |(mut name, value): (OsString, OsString)| {
+            name.push("=");
+            name.push(value);
+            // What came out of an environment holds no NUL.
+            CString::new(name.into_vec()).ok()
+        };
+        self.0.into_iter().filter_map(join).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn preloaded(before: Option<&str>) -> String {
+        let mut environment = Environment(Vec::new());
+        if let Some(list) = before {
+            *environment.entry(PRELOAD) = list.into();
+        }
+        environment.preload(Path::new("/opt/libusring.so"));
+        environment.entry(PRELOAD).to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn an_existing_preload_is_kept_in_front() {
+        assert_eq!(preloaded(None), "/opt/libusring.so");
+        assert_eq!(preloaded(Some("")), "/opt/libusring.so");
+        assert_eq!(preloaded(Some("/lib/libasan.so")), "/lib/libasan.so:/opt/libusring.so");
+    }
+
+    #[test]
+    fn the_library_is_never_preloaded_twice() {
+        assert_eq!(preloaded(Some("/opt/libusring.so")), "/opt/libusring.so");
+        assert_eq!(preloaded(Some("/a.so /opt/libusring.so:/b.so")), "/a.so /opt/libusring.so:/b.so");
+    }
+}

@@ -1,0 +1,237 @@
+//! Which file a command names, and whether usring can serve it.
+//!
+//! The library reaches a program through the dynamic loader, so a program
+//! without one, or with one that ignores LD_PRELOAD, has to be refused before
+//! it starts: it would run half-intercepted or not at all.
+
+use super::{Failure, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND};
+use nix::unistd::{AccessFlags, eaccess};
+use object::elf::{self, EM_X86_64, FileHeader32, FileHeader64, ProgramHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, FileKind, ReadCache, ReadRef};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// What execvp(3) uses when there is no PATH.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+/// Scripts whose interpreter is a script, as deep as Linux goes.
+const MOST_INTERPRETERS: usize = 5;
+/// What Linux reads of a `#!` line.
+const LONGEST_LINE: usize = 256;
+
+/// A file that can be executed under usring.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Executable {
+    pub path: PathBuf,
+    /// Neither ELF nor `#!`: /bin/sh runs it, as execvp(3) has it.
+    pub needs_shell: bool,
+}
+
+/// Finds the command as execvp(3) would and makes sure it can be served.
+/// `new_privileges` tells whether execve(2) may still grant any.
+pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure> {
+    let path = if command.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(command);
+        executable_file(&path)?;
+        path
+    } else {
+        search(command, &std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()))?
+    };
+    let needs_shell = check(&path, new_privileges, MOST_INTERPRETERS)?;
+    Ok(Executable { path, needs_shell })
+}
+
+/// Looks through PATH; a file that may not be executed does not end the
+/// search, but is told of if nothing better follows.
+fn search(command: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
+    let mut refusal = None;
+    for folder in path.as_bytes().split(|byte| *byte == b':') {
+        let folder = if folder.is_empty() { Path::new(".") } else { Path::new(OsStr::from_bytes(folder)) };
+        let candidate = folder.join(command);
+        match executable_file(&candidate) {
+            Ok(()) => return Ok(candidate),
+            Err(failure) if failure.status == STATUS_NOT_EXECUTABLE => refusal = refusal.or(Some(failure)),
+            Err(_) => {}
+        }
+    }
+    Err(refusal.unwrap_or_else(|| {
+        let sentence = format!("{} was not found in PATH", command.display());
+        Failure::with_status(STATUS_NOT_FOUND, sentence)
+    }))
+}
+
+fn executable_file(path: &Path) -> Result<(), Failure> {
+    let not_executable = |why: &str| {
+        Err(Failure::with_status(STATUS_NOT_EXECUTABLE, format!("{} cannot be executed: {why}", path.display())))
+    };
+    match std::fs::metadata(path) {
+        Err(error) if matches!(error.kind(), std::io::ErrorKind::PermissionDenied) => {
+            not_executable("permission denied")
+        }
+        Err(_) => Err(Failure::with_status(STATUS_NOT_FOUND, format!("{} was not found", path.display()))),
+        Ok(found) if found.is_dir() => not_executable("it is a directory"),
+        Ok(_) if eaccess(path, AccessFlags::X_OK).is_err() => not_executable("permission denied"),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Follows scripts to the ELF file that the kernel would start. Answers
+/// whether the first file needs a shell that it does not name.
+fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<bool, Failure> {
+    if new_privileges {
+        check_privileges(path)?;
+    }
+    let refuse = |why: String| Err(Failure::new(format!("{} {why}", path.display())));
+    let unreadable = |error: std::io::Error| {
+        Failure::new(format!("cannot read {} to see whether it can be served ({error})", path.display()))
+    };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let mut start = Vec::new();
+    (&mut file).take(LONGEST_LINE as u64).read_to_end(&mut start).map_err(unreadable)?;
+    if start.starts_with(b"\x7fELF") {
+        return match inspect(&file, path) {
+            Ok(()) => Ok(false),
+            Err(why) => refuse(why),
+        };
+    }
+    match interpreter(&start) {
+        Some(_) if interpreters_left == 0 => refuse("is a script whose interpreters never end".into()),
+        Some(named) => {
+            let named = PathBuf::from(named);
+            executable_file(&named).map_err(|failure| Failure {
+                sentence: format!("{} is a script, and its interpreter {}", path.display(), failure.sentence),
+                ..failure
+            })?;
+            check(&named, new_privileges, interpreters_left - 1).map(|_| false)
+        }
+        None => check(Path::new("/bin/sh"), new_privileges, 0).map(|_| true),
+    }
+}
+
+/// The program that a `#!` line names.
+fn interpreter(start: &[u8]) -> Option<OsString> {
+    let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?.trim_ascii_start();
+    let name = line.split(|byte| matches!(byte, b' ' | b'\t')).next()?;
+    (!name.is_empty()).then(|| OsString::from_vec(name.to_vec()))
+}
+
+/// A program that gains privileges runs without LD_PRELOAD.
+fn check_privileges(path: &Path) -> Result<(), Failure> {
+    let Ok(found) = std::fs::metadata(path) else { return Ok(()) };
+    let mode = found.permissions().mode();
+    let gains_user = mode & 0o4000 != 0 && found.uid() != nix::unistd::geteuid().as_raw();
+    let gains_group = mode & 0o2010 == 0o2010 && found.gid() != nix::unistd::getegid().as_raw();
+    if gains_user || gains_group {
+        return Err(Failure::new(format!(
+            "{} would gain privileges when it starts (it is set-user-ID or set-group-ID), and the loader ignores LD_PRELOAD \
+             then; start usring from the inside of it instead",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Why an ELF file cannot be served.
+fn inspect(file: &File, path: &Path) -> Result<(), String> {
+    let cache = ReadCache::new(file);
+    match FileKind::parse(&cache) {
+        Ok(FileKind::Elf64) => inspect_elf64(&cache, path),
+        Ok(FileKind::Elf32) => Err(inspect_elf32(&cache)),
+        _ => Err("is a damaged ELF file".into()),
+    }
+}
+
+fn inspect_elf32<'data>(data: impl ReadRef<'data>) -> String {
+    let machine = FileHeader32::<Endianness>::parse(data)
+        .and_then(|header| Ok(header.e_machine(header.endian()?)))
+        .map_or("an unknown machine", machine_name);
+    format!("is a 32-bit program ({machine}), and usring serves 64-bit x86-64 programs only")
+}
+
+fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<(), String> {
+    let damaged = |_| "is a damaged ELF file".to_string();
+    let header = FileHeader64::<Endianness>::parse(data).map_err(damaged)?;
+    let endian = header.endian().map_err(damaged)?;
+    if header.e_machine(endian) != EM_X86_64 {
+        let machine = machine_name(header.e_machine(endian));
+        return Err(format!("is built for {machine}, and usring serves x86-64 programs only"));
+    }
+    let segments = header.program_headers(endian, data).map_err(damaged)?;
+    match loader_of(segments, endian, data).map_err(damaged)? {
+        Some(loader) if Path::new(&loader).exists() => Ok(()),
+        Some(loader) => Err(format!("needs the loader {}, which is not there", loader.display())),
+        None if is_loader(path) => Ok(()),
+        None => Err("is statically linked, so libusring.so cannot be loaded into it; link it dynamically \
+                     (C: without -static; Go: with CGO_ENABLED=1 -ldflags=-linkmode=external; Rust: a -gnu target)"
+            .into()),
+    }
+}
+
+/// What PT_INTERP names.
+fn loader_of<'data>(
+    segments: &[ProgramHeader64<Endianness>],
+    endian: Endianness,
+    data: impl ReadRef<'data>,
+) -> object::Result<Option<OsString>> {
+    for segment in segments {
+        if let Some(name) = segment.interpreter(endian, data)? {
+            return Ok(Some(OsString::from_vec(name.to_vec())));
+        }
+    }
+    Ok(None)
+}
+
+/// The loader itself, started by hand with a program as its argument: it has
+/// no loader of its own and yet honours LD_PRELOAD.
+fn is_loader(path: &Path) -> bool {
+    let name = path.canonicalize().ok().and_then(|path| path.file_name().map(OsStr::to_owned)).unwrap_or_default();
+    let name = name.to_string_lossy();
+    ["ld-linux", "ld-musl", "ld-2.", "ld.so"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn machine_name(machine: elf::Machine) -> &'static str {
+    match machine {
+        elf::EM_386 => "i386",
+        elf::EM_X86_64 => "x32",
+        elf::EM_AARCH64 => "aarch64",
+        elf::EM_ARM => "arm",
+        elf::EM_RISCV => "riscv",
+        elf::EM_PPC64 => "powerpc64",
+        elf::EM_S390 => "s390x",
+        elf::EM_LOONGARCH => "loongarch64",
+        elf::EM_MIPS => "mips",
+        _ => "another machine",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_names_its_interpreter() {
+        let named = |text: &str| interpreter(text.as_bytes()).map(|name| name.into_string().unwrap());
+        assert_eq!(named("#!/bin/sh\necho").as_deref(), Some("/bin/sh"));
+        assert_eq!(named("#! /usr/bin/env -S python3 -u\n").as_deref(), Some("/usr/bin/env"));
+        assert_eq!(named("#!\n"), None);
+        assert_eq!(named("echo hello\n"), None);
+    }
+
+    #[test]
+    fn an_ordinary_program_is_found_and_can_be_served() {
+        let found = find(OsStr::new("sh"), true).unwrap();
+        assert!(found.path.ends_with("sh") && !found.needs_shell);
+    }
+
+    #[test]
+    fn a_missing_program_is_127_and_a_folder_is_126() {
+        assert_eq!(find(OsStr::new("no-such-program"), true).unwrap_err().status, STATUS_NOT_FOUND);
+        assert_eq!(find(OsStr::new("/no/such/program"), true).unwrap_err().status, STATUS_NOT_FOUND);
+        assert_eq!(find(OsStr::new("/usr"), true).unwrap_err().status, STATUS_NOT_EXECUTABLE);
+        assert_eq!(find(OsStr::new("/etc/passwd"), true).unwrap_err().status, STATUS_NOT_EXECUTABLE);
+    }
+}

@@ -1,0 +1,70 @@
+//! Finds `libusring.so` and makes sure that the dynamic loader will take it.
+
+use super::Failure;
+use nix::sys::statvfs::{FsFlags, statvfs};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The file's name, as cargo builds it.
+const NAME: &str = "libusring.so";
+
+/// The library beside this executable, by its absolute path: a build tree or
+/// an archive has both in one folder, an installed package has the library
+/// under `../lib/usring`.
+pub fn find() -> Result<PathBuf, Failure> {
+    let executable = std::env::current_exe().map_err(|error| {
+        Failure::new(format!("cannot tell where this executable lies ({error}); is /proc mounted?"))
+    })?;
+    let folder = executable.parent().unwrap_or(Path::new("/"));
+    let candidates = [folder.join(NAME), folder.join("../lib/usring").join(NAME)];
+    let Some(found) = candidates.iter().find(|path| path.is_file()) else {
+        return Err(Failure::new(format!(
+            "cannot find {NAME} beside {}; build it with `cargo xtask build`, or put it there",
+            executable.display()
+        )));
+    };
+    let library = found.canonicalize().unwrap_or_else(|_| found.clone());
+    check(&library)?;
+    Ok(library)
+}
+
+/// The loader only warns about a library that it cannot load and runs the
+/// program without: whatever would make it do so has to be seen here.
+fn check(library: &Path) -> Result<(), Failure> {
+    std::fs::File::open(library)
+        .map_err(|error| Failure::new(format!("cannot read {} ({error})", library.display())))?;
+    if let Some(byte) = separator_in(library.as_os_str()) {
+        return Err(Failure::new(format!(
+            "the path {} contains `{}`, which the dynamic loader takes for a separator; install usring under a path without it",
+            library.display(),
+            byte.escape_ascii()
+        )));
+    }
+    let no_exec = statvfs(library).is_ok_and(|file_system| file_system.flags().contains(FsFlags::ST_NOEXEC));
+    if no_exec {
+        return Err(Failure::new(format!(
+            "{} lies on a file system mounted noexec, from which no library can be loaded; install usring elsewhere",
+            library.display()
+        )));
+    }
+    Ok(())
+}
+
+/// LD_PRELOAD is split at blanks and colons, and `$` begins a token in it.
+fn separator_in(path: &OsStr) -> Option<u8> {
+    path.as_bytes().iter().copied().find(|byte| matches!(byte, b' ' | b':' | b'\t' | b'\n' | b'$'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_the_loader_would_split_is_recognised() {
+        assert_eq!(separator_in(OsStr::new("/usr/lib/libusring.so")), None);
+        assert_eq!(separator_in(OsStr::new("/my lib/libusring.so")), Some(b' '));
+        assert_eq!(separator_in(OsStr::new("/a:b/libusring.so")), Some(b':'));
+        assert_eq!(separator_in(OsStr::new("/$LIB/libusring.so")), Some(b'$'));
+    }
+}

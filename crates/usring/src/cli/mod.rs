@@ -1,0 +1,109 @@
+//! The command line: one file or folder per subcommand, and what they share.
+//!
+//! - [`run`] starts a program under usring; [`executable`] decides whether it
+//!   can be served, [`library`] finds what is loaded into it, [`deny`] closes
+//!   the kernel's io_uring, [`supervise`] stays beside it and [`statistics`]
+//!   prints what was counted.
+//! - `doctor` says what works here, `demo` shows it, `bench` measures it.
+//!
+//! Every failure is a [`Failure`]: one sentence that says what to do, and the
+//! exit status that env(1) would give.
+
+mod deny;
+mod environment;
+mod executable;
+mod library;
+mod run;
+mod statistics;
+mod supervise;
+
+use clap::{Parser, Subcommand};
+use std::io::Write;
+
+/// What a subcommand answers: an exit status, or why it could not start.
+type Outcome = Result<u8, Failure>;
+
+/// One sentence for the user, and the exit status that goes with it.
+#[derive(Debug)]
+pub struct Failure {
+    pub status: u8,
+    pub sentence: String,
+}
+
+/// usring itself failed or refused (env(1) has the same three).
+pub const STATUS_FAILED: u8 = 125;
+/// The program was found and cannot be executed.
+pub const STATUS_NOT_EXECUTABLE: u8 = 126;
+/// The program was not found.
+pub const STATUS_NOT_FOUND: u8 = 127;
+
+impl Failure {
+    pub fn new(sentence: impl Into<String>) -> Failure {
+        Failure::with_status(STATUS_FAILED, sentence)
+    }
+
+    pub fn with_status(status: u8, sentence: impl Into<String>) -> Failure {
+        Failure { status, sentence: sentence.into() }
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  usring doctor
+      What works on this machine, and what stands in the way.
+  usring run -- fio --name=job --ioengine=io_uring --rw=randread --size=64m
+      fio's io_uring calls are answered by usring, inside fio's own process.
+  usring run --deny-kernel --stats -- mariadbd --datadir=/srv/db
+      The same with the kernel's io_uring closed, as Docker closes it, and a table of
+      what was done at the end.
+  usring demo
+      See it happen; nothing needs to be installed.";
+
+/// io_uring in user space: runs programs that were written for the kernel's io_uring where the
+/// kernel's io_uring is blocked, absent or not what you want.
+#[derive(Parser)]
+#[command(name = "usring", version, after_help = EXAMPLES, max_term_width = 100, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Options),
+}
+
+/// Parses the command line and runs the subcommand.
+pub fn main() -> u8 {
+    let status = match Arguments::try_parse() {
+        Ok(arguments) => dispatch(arguments.command),
+        Err(error) => {
+            let _ = error.print();
+            usage_status(&error)
+        }
+    };
+    // Without Rust's own `main` nobody else would.
+    let _ = std::io::stdout().flush();
+    status
+}
+
+fn dispatch(command: Command) -> u8 {
+    let (name, outcome) = match command {
+        Command::Run(options) => ("run", run::run(&options)),
+    };
+    outcome.unwrap_or_else(|failure| {
+        eprintln!("usring {name}: {}", failure.sentence);
+        failure.status
+    })
+}
+
+/// `usring run` keeps to env(1)'s numbers even when it is misspelt, so that a
+/// script can tell them from the program's own.
+fn usage_status(error: &clap::Error) -> u8 {
+    let runs = std::env::args_os().nth(1).is_some_and(|argument| argument == "run");
+    match error.exit_code() {
+        0 => 0,
+        _ if runs => STATUS_FAILED,
+        other => u8::try_from(other).unwrap_or(STATUS_FAILED),
+    }
+}

@@ -1,0 +1,131 @@
+//! `usring run`: starts a program whose io_uring calls usring answers.
+//!
+//! Without `--stats` this process becomes the program (same process id, no
+//! second process); with it, it stays beside the program, see [`supervise`].
+
+use super::environment::Environment;
+use super::executable::{self, Executable};
+use super::statistics::StatisticsFile;
+use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library, supervise};
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::convert::Infallible;
+use std::ffi::{CString, OsString};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+
+const EXAMPLES: &str = "\
+Examples:
+  usring run -- node server.js
+  usring run --deny-kernel --stats -- qemu-img bench -i io_uring -t none disk.img
+
+Exit status: the program's own. If it never started: 125 if usring cannot serve it (it says why),
+126 if it cannot be executed, 127 if it was not found.
+
+The program must be dynamically linked for x86-64. What it starts in turn is served too.
+Nothing needs root: this works as nobody, under no_new_privs and inside Docker's default profile.";
+
+/// Start a program whose io_uring calls are answered by usring, in its own process.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// Have the kernel's io_uring answer EPERM, as under Docker's default profile: nothing can fall through to it.
+    #[arg(long)]
+    pub deny_kernel: bool,
+
+    /// When the program ends, print what was done, per opcode, to standard error.
+    #[arg(long)]
+    pub stats: bool,
+
+    /// Leave the program's code as it is: every call goes through the trap (about 2 µs instead of some 20 ns).
+    #[arg(long)]
+    pub no_patch: bool,
+
+    /// The program, looked up in PATH, and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
+    pub command: Vec<OsString>,
+}
+
+/// A program, ready to be executed.
+pub struct Launch {
+    path: CString,
+    arguments: Vec<CString>,
+    environment: Vec<CString>,
+    needs_shell: bool,
+    deny_kernel: bool,
+}
+
+/// The subcommand. Without `--stats` it only returns if something failed.
+pub fn run(options: &Options) -> Outcome {
+    let library = library::find()?;
+    let new_privileges = !options.deny_kernel && !nix::sys::prctl::get_no_new_privs().unwrap_or(false);
+    let executable = executable::find(&options.command[0], new_privileges)?;
+    let mut environment = Environment::inherited();
+    environment.preload(&library);
+    if options.no_patch {
+        environment.forbid_patching();
+    }
+    let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
+        .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
+    environment.probe(probe.as_fd().as_raw_fd());
+    if !options.stats {
+        let launch = Launch::new(options, executable, environment)?;
+        return launch.execute().map(|never| match never {});
+    }
+    let statistics = StatisticsFile::create()?;
+    environment.statistics(&statistics.path());
+    let launch = Launch::new(options, executable, environment)?;
+    let ended = supervise::run(&launch)?;
+    report(&statistics, &probe);
+    Ok(ended.mirror())
+}
+
+fn report(statistics: &StatisticsFile, probe: &EventFd) {
+    // Beyond this point nothing may change the program's exit status.
+    match statistics.read() {
+        Ok(_) if probe.read().is_err() => eprintln!("usring: the program ended before libusring.so had been loaded"),
+        Ok(snapshot) => eprint!("{snapshot}"),
+        Err(error) => eprintln!("usring: cannot read the statistics ({error})"),
+    }
+}
+
+impl Launch {
+    fn new(options: &Options, executable: Executable, environment: Environment) -> Result<Launch, Failure> {
+        let text = |bytes: &[u8]| {
+            CString::new(bytes)
+                .map_err(|_| Failure::new("an argument contains a NUL byte, which no program can be given"))
+        };
+        Ok(Launch {
+            path: text(executable.path.as_os_str().as_bytes())?,
+            arguments: options.command.iter().map(|argument| text(argument.as_bytes())).collect::<Result<_, _>>()?,
+            environment: environment.strings(),
+            needs_shell: executable.needs_shell,
+            deny_kernel: options.deny_kernel,
+        })
+    }
+
+    /// Becomes the program.
+    pub fn execute(&self) -> Result<Infallible, Failure> {
+        if self.deny_kernel {
+            deny::install()?;
+        }
+        let error = match nix::unistd::execve(&self.path, &self.arguments, &self.environment) {
+            Err(Errno::ENOEXEC) if self.needs_shell => self.execute_by_shell(),
+            Err(error) => error,
+            Ok(never) => match never {},
+        };
+        let status = if error == Errno::ENOENT { STATUS_NOT_FOUND } else { STATUS_NOT_EXECUTABLE };
+        let sentence = format!("cannot execute {}: {}", self.path.to_string_lossy(), error.desc());
+        Err(Failure::with_status(status, sentence))
+    }
+
+    /// A script that does not say so: as execvp(3) has it.
+    fn execute_by_shell(&self) -> Errno {
+        let mut arguments = vec![c"sh".to_owned(), self.path.clone()];
+        arguments.extend_from_slice(&self.arguments[1..]);
+        match nix::unistd::execve(c"/bin/sh", &arguments, &self.environment) {
+            Err(error) => error,
+            Ok(never) => match never {},
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The launcher's side of the statistics: the file that the program's
+//! processes count in, and the table that is printed at the end.
+
+use super::Failure;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use usring_engine::statistics::{BLOCKS, Block, COLUMNS, Column, Header, MAGIC, OPCODES, SIZE, Statistics, VERSION};
+use usring_uapi::opcode;
+
+/// A file in memory, gone with its last user. It is read and written, never
+/// mapped here: a reader needs no shared words.
+pub struct StatisticsFile(File);
+
+impl StatisticsFile {
+    pub fn create() -> Result<StatisticsFile, Failure> {
+        let create = || {
+            let file = File::from(memfd_create(c"usring-statistics", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from)?);
+            file.set_len(SIZE as u64)?;
+            write_word(&file, offset_of!(Header, version), VERSION)?;
+            write_word(&file, offset_of!(Header, block_count), BLOCKS as u64)?;
+            // Last: whoever sees the magic sees the rest.
+            write_word(&file, offset_of!(Header, magic), MAGIC)?;
+            Ok(file)
+        };
+        create().map(StatisticsFile).map_err(|error: io::Error| {
+            Failure::new(format!("cannot make the file for --stats ({error}); run without --stats"))
+        })
+    }
+
+    /// By which the program's processes open it; no descriptor of theirs is
+    /// used up.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
+    /// What has been counted so far.
+    pub fn read(&self) -> io::Result<Snapshot> {
+        let header = offset_of!(Statistics, header);
+        let mut snapshot = Snapshot {
+            rings: self.word(header + offset_of!(Header, rings))?,
+            uncounted_rings: self.word(header + offset_of!(Header, uncounted_rings))?,
+            rows: [[0; COLUMNS]; OPCODES],
+        };
+        self.add_block(offset_of!(Statistics, totals), &mut snapshot)?;
+        let owners = self.words(offset_of!(Statistics, owners), BLOCKS)?;
+        for (index, _) in owners.iter().enumerate().filter(|(_, owner)| **owner != 0) {
+            self.add_block(offset_of!(Statistics, blocks) + index * size_of::<Block>(), &mut snapshot)?;
+        }
+        Ok(snapshot)
+    }
+
+    fn add_block(&self, offset: usize, snapshot: &mut Snapshot) -> io::Result<()> {
+        let words = self.words(offset, OPCODES * COLUMNS)?;
+        for (sum, word) in snapshot.rows.as_flattened_mut().iter_mut().zip(words) {
+            *sum = sum.wrapping_add(word);
+        }
+        Ok(())
+    }
+
+    fn word(&self, offset: usize) -> io::Result<u64> {
+        Ok(self.words(offset, 1)?[0])
+    }
+
+    fn words(&self, offset: usize, count: usize) -> io::Result<Vec<u64>> {
+        let mut bytes = vec![0; count * 8];
+        self.0.read_exact_at(&mut bytes, offset as u64)?;
+        let (words, _) = bytes.as_chunks::<8>();
+        Ok(words.iter().map(|word| u64::from_ne_bytes(*word)).collect())
+    }
+}
+
+fn write_word(file: &File, offset_in_header: usize, word: u64) -> io::Result<()> {
+    file.write_all_at(&word.to_ne_bytes(), (offset_of!(Statistics, header) + offset_in_header) as u64)
+}
+
+/// All rings together.
+pub struct Snapshot {
+    rings: u64,
+    uncounted_rings: u64,
+    rows: [[u64; COLUMNS]; OPCODES],
+}
+
+impl Snapshot {
+    /// The rows in which something was counted, and their sum if there are
+    /// several.
+    fn lines(&self) -> Vec<(&'static str, [u64; COLUMNS])> {
+        let counted = self.rows.iter().enumerate().filter(|(_, row)| row.iter().any(|count| *count != 0));
+        let mut lines: Vec<_> = counted.map(|(opcode, row)| (opcode_name(opcode), *row)).collect();
+        if lines.len() > 1 {
+            let sum = |column| self.rows.iter().map(|row: &[u64; COLUMNS]| row[column]).sum();
+            lines.push(("total", std::array::from_fn(sum)));
+        }
+        lines
+    }
+}
+
+fn opcode_name(row: usize) -> &'static str {
+    opcode::NAMES.get(row).copied().unwrap_or("(unknown)")
+}
+
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rings {
+            0 => return writeln!(f, "usring: no ring was created"),
+            1 => write!(f, "usring: 1 ring")?,
+            rings => write!(f, "usring: {rings} rings")?,
+        }
+        if self.uncounted_rings != 0 {
+            write!(f, ", {} of them not counted (more than {BLOCKS} at once)", self.uncounted_rings)?;
+        }
+        let lines = self.lines();
+        if lines.is_empty() {
+            return writeln!(f, ", no request was submitted");
+        }
+        writeln!(f)?;
+        let name_width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max("opcode".len());
+        write!(f, "{:name_width$}", "opcode")?;
+        let widths = Column::ALL.map(|column| {
+            let widest = lines.iter().map(|(_, row)| row[column as usize].to_string().len()).max();
+            widest.unwrap_or(0).max(column.name().len())
+        });
+        for (column, width) in Column::ALL.iter().zip(widths) {
+            write!(f, "  {:>width$}", column.name())?;
+        }
+        writeln!(f)?;
+        for (name, row) in lines {
+            write!(f, "{name:name_width$}")?;
+            for (count, width) in row.iter().zip(widths) {
+                write!(f, "  {count:>width$}")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use usring_engine::statistics::row_of;
+
+    fn empty() -> Snapshot {
+        Snapshot { rings: 1, uncounted_rings: 0, rows: [[0; COLUMNS]; OPCODES] }
+    }
+
+    #[test]
+    fn no_ring_is_said_in_words() {
+        let snapshot = Snapshot { rings: 0, ..empty() };
+        assert_eq!(snapshot.to_string(), "usring: no ring was created\n");
+        assert_eq!(empty().to_string(), "usring: 1 ring, no request was submitted\n");
+    }
+
+    #[test]
+    fn columns_line_up_under_their_heads() {
+        let mut snapshot = Snapshot { rings: 2, ..empty() };
+        snapshot.rows[row_of(opcode::READ)] = [12_345_678_901, 12_345_678_901, 0, 1, 2, 3];
+        snapshot.rows[row_of(200)][Column::Errors as usize] = 7;
+        let text = snapshot.to_string();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "usring: 2 rings");
+        assert_eq!(lines[1], "opcode       submitted    completed  errors  inline  polled  by worker");
+        assert_eq!(lines[2], "read       12345678901  12345678901       0       1       2          3");
+        assert_eq!(lines[3], "(unknown)            0            0       7       0       0          0");
+        assert_eq!(lines[4], "total      12345678901  12345678901       7       1       2          3");
+    }
+
+    #[test]
+    fn what_rings_count_in_the_file_is_read_back() {
+        let file = StatisticsFile::create().unwrap();
+        let add = |offset: usize, value: u64| file.0.write_all_at(&value.to_ne_bytes(), offset as u64).unwrap();
+        add(offset_of!(Statistics, header) + offset_of!(Header, rings), 3);
+        let write_row = (row_of(opcode::WRITE) * COLUMNS + Column::Worker as usize) * 8;
+        add(offset_of!(Statistics, totals) + write_row, 5);
+        add(offset_of!(Statistics, owners) + 8, 4711);
+        add(offset_of!(Statistics, blocks) + size_of::<Block>() + write_row, 20);
+        // The block of nobody: whatever lies there was added to the totals.
+        add(offset_of!(Statistics, blocks) + 2 * size_of::<Block>() + write_row, 100);
+        let snapshot = file.read().unwrap();
+        assert_eq!(snapshot.rings, 3);
+        assert_eq!(snapshot.rows[row_of(opcode::WRITE)], [0, 0, 0, 0, 0, 25]);
+    }
+}

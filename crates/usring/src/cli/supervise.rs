@@ -1,0 +1,118 @@
+//! Stays beside a program: passes signals on, stops and goes on with it, and
+//! ends as it ended. To whoever started us, we are the program.
+
+use super::run::Launch;
+use super::{Failure, STATUS_FAILED};
+use nix::libc;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
+use nix::sys::signalfd::SignalFd;
+use nix::unistd::{ForkResult, Pid, fork};
+
+/// How the program ended.
+pub enum Ended {
+    Exited(u8),
+    Killed(i32),
+}
+
+/// Runs the program to its end.
+pub fn run(launch: &Launch) -> Result<Ended, Failure> {
+    let failed = |error| Failure::new(format!("cannot supervise a program ({error}); run it without --stats"));
+    // Before the fork, so that no signal falls between the two of us.
+    let program_mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map_err(failed)?;
+    let program_sigchld = reset(Signal::SIGCHLD).map_err(failed)?;
+    let signals = SignalFd::with_flags(&SigSet::all(), nix::sys::signalfd::SfdFlags::SFD_CLOEXEC).map_err(failed)?;
+    // SAFETY: this process has one thread, so the child may do anything.
+    match unsafe { fork() }.map_err(failed)? {
+        ForkResult::Child => become_program(launch, &program_mask, &program_sigchld),
+        ForkResult::Parent { child } => wait(child, &signals),
+    }
+}
+
+/// In the child: everything as our own parent left it, then the program.
+fn become_program(launch: &Launch, mask: &SigSet, sigchld: &SigAction) -> ! {
+    // SAFETY: `sigchld` is what stood there when we started: SIG_DFL or
+    // SIG_IGN, for no handler survives execve.
+    let _ = unsafe { sigaction(Signal::SIGCHLD, sigchld) };
+    let _ = mask.thread_set_mask();
+    let Err(failure) = launch.execute();
+    eprintln!("usring run: {}", failure.sentence);
+    std::process::exit(failure.status.into());
+}
+
+/// Back to the default; answers what stood there.
+fn reset(signal: Signal) -> nix::Result<SigAction> {
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: no handler is installed, so none can do harm.
+    unsafe { sigaction(signal, &default) }
+}
+
+fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
+    loop {
+        let signal = match signals.read_signal() {
+            Ok(Some(signal)) => signal,
+            Ok(None) | Err(nix::errno::Errno::EINTR) => continue,
+            Err(error) => return Err(Failure::new(format!("cannot wait for the program ({error})"))),
+        };
+        if signal.ssi_signo == Signal::SIGCHLD as u32 {
+            if let Some(ended) = look_after(program) {
+                return Ok(ended);
+            }
+        } else if signal.ssi_code != libc::SI_KERNEL {
+            // What the terminal sends (interrupt, hang-up) goes to the whole
+            // process group: the program has it already.
+            send(program, signal.ssi_signo as i32);
+        }
+    }
+}
+
+/// Takes in what SIGCHLD stands for. Several may have become one.
+fn look_after(program: Pid) -> Option<Ended> {
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is where waitpid may write; the program is our
+        // child and has not been reaped. (nix's own knows no realtime signals.)
+        let answer = unsafe { libc::waitpid(program.as_raw(), &mut status, libc::WUNTRACED | libc::WNOHANG) };
+        if answer <= 0 {
+            return None;
+        }
+        if libc::WIFEXITED(status) {
+            return Some(Ended::Exited(libc::WEXITSTATUS(status) as u8));
+        }
+        if libc::WIFSIGNALED(status) {
+            return Some(Ended::Killed(libc::WTERMSIG(status)));
+        }
+        // It was stopped: so are we, until somebody sends SIGCONT, which then
+        // waits for us in the signalfd.
+        let _ = raise(Signal::SIGSTOP);
+    }
+}
+
+fn send(program: Pid, signal: i32) {
+    // SAFETY: kill(2) touches no memory; the program is not reaped yet, so the
+    // id is still its own. (nix's own knows no realtime signals.)
+    unsafe { libc::kill(program.as_raw(), signal) };
+}
+
+impl Ended {
+    /// Ends as the program did; returns only if it exited by itself.
+    pub fn mirror(self) -> u8 {
+        match self {
+            Ended::Exited(status) => status,
+            Ended::Killed(signal) => die_by(signal),
+        }
+    }
+}
+
+fn die_by(signal: i32) -> u8 {
+    // One core dump, the program's, is enough.
+    let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+    if let Ok(named) = Signal::try_from(signal) {
+        let _ = reset(named);
+    }
+    let _ = SigSet::empty().thread_set_mask();
+    // SAFETY: raise(3) touches no memory; the default action of a signal that
+    // has just killed a process is to kill.
+    unsafe { libc::raise(signal) };
+    u8::try_from(128 + signal).unwrap_or(STATUS_FAILED)
+}

@@ -1,0 +1,139 @@
+//! A program ends under the launcher as it would without it, and `--stats`
+//! tells what was counted, however it ended.
+
+use crate::{installation, run, text, usring, utf8};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A shell program that says `ready` once its traps are set.
+fn start(script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = usring(&["run", "--stats", "sh", "-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    assert_eq!(line(&mut lines), "ready\n");
+    (child, lines)
+}
+
+fn line(lines: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    line
+}
+
+fn kill(signal: &str, process: u32) {
+    let status = Command::new("kill").args([signal, &process.to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+/// The state letter of a process, as proc(5) has it.
+fn state(process: u32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+}
+
+fn wait_for_state(process: u32, wanted: char) {
+    let start = Instant::now();
+    while state(process) != wanted {
+        assert!(start.elapsed() < PATIENCE, "process {process} is {}, not {wanted}", state(process));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn exit_statuses_are_the_programs_own() {
+    for status in [0, 1, 42, 125, 255] {
+        let script = format!("exit {status}");
+        assert_eq!(run(&["sh", "-c", &script]).status.code(), Some(status));
+        assert_eq!(run(&["--stats", "sh", "-c", &script]).status.code(), Some(status));
+    }
+}
+
+#[test]
+fn death_by_a_signal_is_mirrored() {
+    for (name, number) in [("TERM", 15), ("KILL", 9), ("SEGV", 11), ("INT", 2), ("RTMIN+3", 37)] {
+        let script = format!("kill -{name} $$");
+        let sent = |arguments: &[&str]| {
+            usring(&["run"]).args(arguments).args(["bash", "-c", &script]).output().unwrap().status.signal()
+        };
+        assert_eq!(sent(&[]), Some(number), "{name}");
+        assert_eq!(sent(&["--stats"]), Some(number), "{name} with --stats");
+    }
+}
+
+#[test]
+fn a_signal_to_the_supervisor_reaches_the_program() {
+    for signal in ["TERM", "USR1", "HUP", "INT"] {
+        let script = format!("trap 'echo caught; exit 7' {signal}; echo ready; read -r forever");
+        let (mut child, mut lines) = start(&script);
+        kill(&format!("-{signal}"), child.id());
+        assert_eq!(line(&mut lines), "caught\n");
+        assert_eq!(child.wait().unwrap().code(), Some(7));
+    }
+}
+
+#[test]
+fn a_realtime_signal_reaches_the_program() {
+    let source = b"#include <signal.h>\n#include <stdio.h>\n#include <unistd.h>\n\
+        static void caught(int n) { _exit(n - SIGRTMIN + 50); }\n\
+        int main(void) { signal(SIGRTMIN + 5, caught); puts(\"ready\"); fflush(stdout); for (;;) pause(); }\n";
+    let source = installation().write("realtime.c", source, 0o644);
+    let program = installation().compile(&[utf8(&source)], "realtime");
+    let mut child =
+        usring(&["run", "--stats", utf8(&program)]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    assert_eq!(line(&mut BufReader::new(child.stdout.take().unwrap())), "ready\n");
+    kill("-39", child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(55));
+}
+
+#[test]
+fn the_supervisor_stops_and_goes_on_with_the_program() {
+    let (mut child, mut lines) = start("echo ready; echo $$; read -r go; echo went on; exit 5");
+    let program: u32 = line(&mut lines).trim().parse().unwrap();
+    kill("-STOP", program);
+    wait_for_state(child.id(), 'T');
+    kill("-CONT", child.id());
+    wait_for_state(program, 'S');
+    drop(child.stdin.take());
+    assert_eq!(line(&mut lines), "went on\n");
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+}
+
+#[test]
+fn statistics_say_so_if_no_ring_was_created() {
+    let output = run(&["--stats", "true"]);
+    assert_eq!(text(&output.stderr), "usring: no ring was created\n");
+}
+
+#[test]
+fn statistics_are_printed_even_after_kill_9() {
+    let expected = "usring: 1 ring\n\
+        opcode  submitted  completed  errors  inline  polled  by worker\n\
+        read            5          5       0       5       0          0\n";
+    for script in ["exit 0", "exit 3", "kill -9 $$"] {
+        let output = usring(&["run", "--stats", "sh", "-c", script]).env("STUB_COUNTS", "1").output().unwrap();
+        assert_eq!(text(&output.stderr), expected, "{script}");
+    }
+}
+
+#[test]
+fn a_program_that_never_loaded_the_library_is_told_of() {
+    // The loader of this name does not exist for the library: a stub that
+    // cannot be loaded is only warned about by the real one.
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("usring");
+    std::fs::copy(env!("CARGO_BIN_EXE_usring"), &alone).unwrap();
+    std::fs::write(folder.path().join("libusring.so"), b"not a library").unwrap();
+    let mut child = Command::new(&alone).args(["run", "--stats", "true"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    child.wait().unwrap();
+    assert!(said.contains("before libusring.so had been loaded"), "{said}");
+}

@@ -1,0 +1,124 @@
+//! Programs that cannot be served never start.
+
+use crate::{installation, run, text, usring, utf8};
+
+/// A dynamic x86-64 program's file, for spoiling.
+fn true_bytes() -> Vec<u8> {
+    std::fs::read("/usr/bin/true").unwrap()
+}
+
+fn assert_refused(arguments: &[&str], status: i32, reason: &str) {
+    let output = run(arguments);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    assert!(said.starts_with("usring run: ") && said.contains(reason), "{said}");
+    assert_eq!(said.lines().count(), 1, "one sentence: {said}");
+}
+
+#[test]
+fn a_static_program_is_refused() {
+    let source = installation().write("static.c", b"int main(void) { return 0; }", 0o644);
+    let program = installation().compile(&["-static", utf8(&source)], "static");
+    assert_refused(&[utf8(&program)], 125, "statically linked");
+    let pie = installation().compile(&["-static-pie", utf8(&source)], "static-pie");
+    assert_refused(&[utf8(&pie)], 125, "statically linked");
+}
+
+#[test]
+fn a_foreign_machine_is_refused() {
+    let mut bytes = true_bytes();
+    bytes[18..20].copy_from_slice(&183u16.to_le_bytes());
+    let program = installation().write("foreign", &bytes, 0o755);
+    assert_refused(&[utf8(&program)], 125, "aarch64");
+}
+
+#[test]
+fn a_32_bit_program_is_refused() {
+    let mut bytes = true_bytes();
+    bytes[4] = 1;
+    bytes[18..20].copy_from_slice(&3u16.to_le_bytes());
+    let program = installation().write("narrow", &bytes, 0o755);
+    assert_refused(&[utf8(&program)], 125, "32-bit");
+}
+
+#[test]
+fn a_damaged_elf_file_is_refused() {
+    let program = installation().write("damaged", &true_bytes()[..40], 0o755);
+    assert_refused(&[utf8(&program)], 125, "damaged");
+}
+
+#[test]
+fn a_script_is_judged_by_its_interpreter() {
+    let source = installation().write("interpreter.c", b"int main(void) { return 0; }", 0o644);
+    let interpreter = installation().compile(&["-static", utf8(&source)], "interpreter");
+    let script = format!("#!{} -x\n", interpreter.display());
+    let script = installation().write("script-of-static", script.as_bytes(), 0o755);
+    assert_refused(&[utf8(&script)], 125, "statically linked");
+
+    let script = installation().write("script-of-nothing", b"#!/no/such/interpreter\n", 0o755);
+    assert_refused(&[utf8(&script)], 127, "/no/such/interpreter was not found");
+
+    let script = installation().write("script", b"#! /bin/sh -e\necho served; exit 3\n", 0o755);
+    let output = run(&[utf8(&script)]);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), "served\n"));
+}
+
+#[test]
+fn a_script_without_a_first_line_is_run_by_the_shell() {
+    let script = installation().write("plain-script", b"echo $1; exit 4\n", 0o755);
+    let output = run(&[utf8(&script), "argument"]);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(4), "argument\n"));
+}
+
+#[test]
+fn what_does_not_exist_is_127_and_what_cannot_be_executed_is_126() {
+    assert_refused(&["no-such-program"], 127, "not found in PATH");
+    assert_refused(&["/no/such/program"], 127, "not found");
+    assert_refused(&["/usr"], 126, "directory");
+    let file = installation().write("not-executable", b"", 0o644);
+    assert_refused(&[utf8(&file)], 126, "permission denied");
+}
+
+#[test]
+fn a_program_that_gains_privileges_is_refused_unless_they_are_denied() {
+    let program = installation().write("gains", &true_bytes(), 0o755);
+    std::os::unix::fs::chown(&program, Some(12345), Some(12345)).ok();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o6755);
+    std::fs::set_permissions(&program, mode).unwrap();
+    if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(&program).unwrap()) != 12345 {
+        eprintln!("skipped: only root can give a file away");
+        return;
+    }
+    assert_refused(&[utf8(&program)], 125, "gain privileges");
+    assert_eq!(run(&["--deny-kernel", utf8(&program)]).status.code(), Some(0));
+}
+
+#[test]
+fn a_misspelt_run_is_125_and_help_is_0() {
+    assert_eq!(run(&[]).status.code(), Some(125));
+    assert_eq!(run(&["--no-such-option", "true"]).status.code(), Some(125));
+    assert_eq!(run(&["--help"]).status.code(), Some(0));
+    assert_eq!(usring(&["no-such-command"]).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn without_its_library_usring_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("usring");
+    std::fs::copy(env!("CARGO_BIN_EXE_usring"), &alone).unwrap();
+    let output = std::process::Command::new(&alone).args(["run", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("cannot find libusring.so"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn an_installed_library_is_found_under_lib() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("bin")).unwrap();
+    std::fs::create_dir_all(folder.path().join("lib/usring")).unwrap();
+    let alone = folder.path().join("bin/usring");
+    std::fs::copy(env!("CARGO_BIN_EXE_usring"), &alone).unwrap();
+    std::fs::copy(installation().path("libusring.so"), folder.path().join("lib/usring/libusring.so")).unwrap();
+    let output = std::process::Command::new(&alone).args(["run", "sh", "-c", "echo $LD_PRELOAD"]).output().unwrap();
+    assert!(text(&output.stdout).ends_with("/lib/usring/libusring.so\n"), "{}", text(&output.stderr));
+}
