@@ -1,0 +1,284 @@
+//! io_uring_enter(2): what is refused, and how many SQEs a call takes.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, read, sqe};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("enter.bad_descriptors", bad_descriptors),
+    case("enter.unknown_flags", unknown_flags),
+    case("enter.nothing_to_submit", nothing_to_submit),
+    case("enter.takes_to_submit", takes_to_submit),
+    case("enter.to_submit_beyond_entries", to_submit_beyond_entries),
+    case("enter.bad_sqe_ends_batch", bad_sqe_ends_batch),
+    case("enter.submit_all", submit_all),
+    case("enter.unknown_opcodes", unknown_opcodes),
+    case("enter.unknown_sqe_flag", unknown_sqe_flag),
+    case("enter.unknown_personality", unknown_personality),
+    case("enter.bad_sq_array_index", bad_sq_array_index),
+    case("enter.tail_beyond_entries", tail_beyond_entries),
+    case("enter.sqe_reused_at_once", sqe_reused_at_once),
+    case("enter.sq_wraps", sq_wraps),
+    case("enter.getevents_without_requests", getevents_without_requests),
+    case("enter.submits_and_waits", submits_and_waits),
+    case("enter.sq_wakeup_on_plain_ring", sq_wakeup_on_plain_ring),
+    case("enter.after_close", after_close),
+];
+
+fn bad_descriptors(t: &mut Transcript) {
+    let enter = |fd| door::enter(fd, 1, 0, 0, std::ptr::null(), 0);
+    let register = |fd| door::register(fd, super::reg::PROBE, std::ptr::null(), 0);
+    let (reader, _writer) = files::pipe();
+    let file = files::memory_file(b"x");
+    let event = files::eventfd(0);
+    for (name, fd) in [
+        ("-1", -1),
+        ("closed", 9999),
+        ("pipe", reader.as_raw_fd()),
+        ("file", file.as_raw_fd()),
+        ("eventfd", event.as_raw_fd()),
+    ] {
+        t.result(format_args!("enter {name}"), enter(fd));
+        t.result(format_args!("register {name}"), register(fd));
+    }
+    // Flags are looked at before the descriptor.
+    t.result("enter -1, bad flag", door::enter(-1, 0, 0, 1 << 20, std::ptr::null(), 0));
+}
+
+fn unknown_flags(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    for bit in 8..32 {
+        t.result(format_args!("1 << {bit}"), ring.enter(0, 0, 1 << bit));
+    }
+    // Without EXT_ARG nothing is read through the argument when not waiting.
+    t.result("bad argument, unused", ring.enter_with(0, 0, 0, 16 as *const _, 8));
+}
+
+fn nothing_to_submit(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    t.result("enter(0, 0, 0)", ring.enter(0, 0, 0));
+    t.result("enter(4, 0, 0)", ring.enter(4, 0, 0));
+    t.result("enter(0, 0, GETEVENTS)", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    // min_complete without GETEVENTS means nothing.
+    t.result("enter(0, 1, 0)", ring.enter(0, 1, 0));
+    t.result("enter(u32::MAX, 0, 0)", ring.enter(u32::MAX, 0, 0));
+}
+
+fn takes_to_submit(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    for user_data in 1..=5 {
+        ring.push(nop(user_data));
+    }
+    t.result("enter(2)", ring.enter(2, 0, 0));
+    t.in_order(&ring.reap());
+    t.say(format_args!("sq head {} tail {}", ring.sq_head(), ring.sq_tail()));
+    t.result("enter(0)", ring.enter(0, 0, 0));
+    t.in_order(&ring.reap());
+    t.result("enter(9)", ring.enter(9, 0, 0));
+    t.in_order(&ring.reap());
+    t.say(format_args!("sq head {} tail {}", ring.sq_head(), ring.sq_tail()));
+}
+
+fn to_submit_beyond_entries(t: &mut Transcript) {
+    let mut ring = Ring::new(2);
+    ring.push(nop(1));
+    ring.push(nop(2));
+    t.result("enter(1000)", ring.enter(1000, 0, 0));
+    t.in_order(&ring.reap());
+}
+
+fn three_with_a_bad_one(ring: &mut Ring) {
+    ring.push(nop(1));
+    ring.push(sqe(200, -1, 2));
+    ring.push(nop(3));
+}
+
+fn bad_sqe_ends_batch(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    three_with_a_bad_one(&mut ring);
+    t.result("enter(3)", ring.submit());
+    t.in_order(&ring.reap());
+    t.say(format_args!("sq head {} tail {}", ring.sq_head(), ring.sq_tail()));
+    t.result("enter(1)", ring.enter(1, 0, 0));
+    t.in_order(&ring.reap());
+    // Only a bad SQE ends it, not a request that fails.
+    ring.push(nop(1));
+    ring.push(read(-1, &mut [0; 4], 0, 2));
+    ring.push(nop(3));
+    t.result("enter(3)", ring.submit());
+    t.in_order(&ring.wait(3));
+    // The first SQE bad: it counts as submitted.
+    ring.push(sqe(200, -1, 1));
+    ring.push(nop(2));
+    t.result("enter(2)", ring.submit());
+    t.in_order(&ring.reap());
+    // The batch ends, and with it the call: it does not wait either.
+    ring.push(sqe(200, -1, 3));
+    ring.push(nop(4));
+    t.result("enter(3, 1, GETEVENTS)", ring.enter(3, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}
+
+fn submit_all(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
+    three_with_a_bad_one(&mut ring);
+    t.result("enter(3)", ring.submit());
+    t.in_order(&ring.reap());
+    ring.push(sqe(200, -1, 1));
+    ring.push(sqe(201, -1, 2));
+    t.result("enter(2)", ring.submit());
+    t.in_order(&ring.reap());
+}
+
+fn unknown_opcodes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for opcode in [100, 128, 200, 255] {
+        t.entry(&ring.one(sqe(opcode, -1, u64::from(opcode))));
+    }
+}
+
+fn unknown_sqe_flag(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(nop(1).flagged(0x80)));
+    t.entry(&ring.one(nop(2).flagged(0xff)));
+}
+
+fn unknown_personality(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(nop(1).with(|sqe| sqe.personality = 1)));
+    t.entry(&ring.one(nop(2).with(|sqe| sqe.personality = u16::MAX)));
+    t.entry(&ring.one(nop(3)));
+}
+
+/// An array entry that names no SQE is dropped and counted; it gets no CQE.
+fn bad_sq_array_index(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(nop(1));
+    ring.push(nop(2));
+    ring.push(nop(3));
+    ring.poke_array(1, 4);
+    t.result("enter(3)", ring.submit());
+    t.in_order(&ring.reap());
+    t.say(format_args!("dropped {} sq head {}", ring.sq_dropped(), ring.sq_head()));
+    t.result("enter(1)", ring.enter(1, 0, 0));
+    t.in_order(&ring.reap());
+    ring.push(nop(4));
+    ring.poke_array(3, u32::MAX);
+    t.result("enter(1)", ring.submit());
+    t.say(format_args!("dropped {} sq head {}", ring.sq_dropped(), ring.sq_head()));
+}
+
+/// A tail further from the head than there are entries: no more than the
+/// entries are taken at a time.
+fn tail_beyond_entries(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for user_data in 1..=4 {
+        ring.push(nop(user_data));
+    }
+    ring.advance_tail(3);
+    t.result("enter(7)", ring.enter(7, 0, 0));
+    t.in_order(&ring.reap());
+    t.result("enter(7)", ring.enter(7, 0, 0));
+    t.in_order(&ring.reap());
+}
+
+/// SUBMIT_STABLE: an SQE is the program's again as soon as enter returns.
+fn sqe_reused_at_once(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let mut ring = Ring::new(1);
+    let mut buffers = [[0u8; 8]; 3];
+    for (index, buffer) in buffers.iter_mut().enumerate() {
+        ring.push(read(reader.as_raw_fd(), &mut buffer[..1], 0, index as u64 + 1));
+        t.result("submit", ring.submit());
+    }
+    files::put(&writer, b"abc");
+    t.sorted(&ring.wait(3));
+    let mut got: Vec<u8> = buffers.iter().map(|buffer| buffer[0]).collect();
+    got.sort_unstable();
+    t.say(format_args!("bytes {}", String::from_utf8_lossy(&got)));
+}
+
+/// The indices are free-running 32-bit numbers; only their difference counts.
+fn sq_wraps(t: &mut Transcript) {
+    let mut ring = Ring::new(2);
+    for round in 0..7 {
+        ring.push(nop(round));
+        ring.submit();
+        t.in_order(&ring.reap());
+    }
+    t.say(format_args!("sq head {} cq head {}", ring.sq_head(), ring.cq_head()));
+}
+
+fn getevents_without_requests(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.result(
+        "enter(0, 1, GETEVENTS) for 20 ms",
+        ring.enter_for(0, 1, std::time::Duration::from_millis(20)),
+    );
+    // Completions that stand there already count.
+    ring.push(nop(1));
+    ring.submit();
+    t.result("enter(0, 1, GETEVENTS)", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    // More than the CQ holds is asked for: as many as it holds are enough.
+    for user_data in 2..=4 {
+        ring.push(nop(user_data));
+    }
+    ring.submit();
+    for user_data in 5..=8 {
+        ring.push(nop(user_data));
+    }
+    ring.submit();
+    t.result("enter(0, 1000, GETEVENTS)", ring.enter(0, 1000, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}
+
+fn submits_and_waits(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 4];
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    ring.push(nop(2));
+    t.result("wait for one of two", ring.submit_and_wait(1));
+    t.in_order(&ring.reap());
+    let thread = std::thread::spawn(move || {
+        crate::time::long_enough_to_notice();
+        files::put(&writer, b"late");
+        writer
+    });
+    ring.push(nop(3));
+    t.result("wait for two, one late", ring.submit_and_wait(2));
+    t.sorted(&ring.reap());
+    drop(thread.join());
+    // What was submitted is the answer, however the wait ended.
+    ring.push(nop(4));
+    t.result("one, waits for two, 20 ms", {
+        ring.forget_pending();
+        ring.enter_for(1, 2, std::time::Duration::from_millis(20))
+    });
+    t.in_order(&ring.reap());
+}
+
+fn sq_wakeup_on_plain_ring(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.result("SQ_WAKEUP", ring.enter(0, 0, u::IORING_ENTER_SQ_WAKEUP));
+    t.result("SQ_WAIT", ring.enter(0, 0, u::IORING_ENTER_SQ_WAIT));
+    ring.push(nop(1));
+    t.result("one with SQ_WAKEUP", ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP));
+    t.in_order(&ring.reap());
+    t.result("NO_IOWAIT", ring.enter(0, 0, u::IORING_ENTER_NO_IOWAIT));
+}
+
+fn after_close(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.result("close", ring.close());
+    t.result("enter", ring.enter(0, 0, 0));
+    t.result("register", ring.register::<u8>(super::reg::PROBE, std::ptr::null(), 0));
+    t.result("close again", door::close(ring.fd));
+}

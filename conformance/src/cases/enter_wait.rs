@@ -1,0 +1,247 @@
+//! io_uring_enter(2) with EXT_ARG: time-outs, absolute times, min wait, and
+//! how the argument is checked.
+
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use usring_uapi::{Timespec, io_uring as u};
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::{BAD, zeroed};
+use crate::ring::Ring;
+use crate::sqe::{nop, poll, timeout};
+use crate::time::{milliseconds, on_clock};
+use crate::transcript::{Transcript, timed};
+
+pub const CASES: &[Case] = &[
+    case("enter_wait.time_out", time_out),
+    case("enter_wait.zero_time_out", zero_time_out),
+    case("enter_wait.argument_sizes", argument_sizes),
+    case("enter_wait.bad_pointers", bad_pointers),
+    case("enter_wait.bad_timespec", bad_timespec),
+    case("enter_wait.enough_is_there", enough_is_there),
+    case("enter_wait.absolute", absolute),
+    case("enter_wait.absolute_in_the_past", absolute_in_the_past),
+    case("enter_wait.min_wait_returns_with_one", min_wait_returns_with_one),
+    case("enter_wait.min_wait_without_any", min_wait_without_any),
+    case("enter_wait.min_wait_full_batch", min_wait_full_batch),
+    case("enter_wait.ext_arg_without_getevents", ext_arg_without_getevents),
+    case("enter_wait.registered_argument", registered_argument),
+    case("enter_wait.own_timeout_wakes", own_timeout_wakes),
+    case("enter_wait.another_thread_wakes", another_thread_wakes),
+];
+
+const WAIT: u32 = u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG;
+
+type Argument = u::io_uring_getevents_arg;
+
+fn until(time: &Timespec) -> Argument {
+    let mut argument: Argument = zeroed();
+    argument.ts = &raw const *time as u64;
+    argument
+}
+
+fn wait(ring: &Ring, complete: u32, flags: u32, argument: &Argument) -> i32 {
+    ring.enter_with(0, complete, WAIT | flags, (&raw const *argument).cast(), size_of::<Argument>())
+}
+
+fn time_out(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let (answer, waited) = timed(|| wait(&ring, 1, 0, &until(&milliseconds(30))));
+    t.result("nothing comes", answer);
+    t.between("waited", waited, 30, 3000);
+}
+
+fn zero_time_out(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.result("zero", wait(&ring, 1, 0, &until(&milliseconds(0))));
+    ring.push(nop(1));
+    ring.submit();
+    t.result("zero, one is there", wait(&ring, 1, 0, &until(&milliseconds(0))));
+    t.result("zero, two wanted", wait(&ring, 2, 0, &until(&milliseconds(0))));
+    // No time given: as without EXT_ARG.
+    t.result("no time, one is there", wait(&ring, 1, 0, &zeroed()));
+}
+
+fn argument_sizes(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let time = milliseconds(10);
+    let argument = until(&time);
+    for size in [0, 8, 16, 23, 24, 25, 32, 64, 4096] {
+        let answer = ring.enter_with(0, 1, WAIT, (&raw const argument).cast(), size);
+        t.result(format_args!("size {size}"), answer);
+    }
+}
+
+fn bad_pointers(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let size = size_of::<Argument>();
+    t.result("argument null", ring.enter_with(0, 1, WAIT, std::ptr::null(), size));
+    t.result("argument unmapped", ring.enter_with(0, 1, WAIT, BAD as *const _, size));
+    let mut argument: Argument = zeroed();
+    argument.ts = BAD;
+    t.result("time unmapped", wait(&ring, 1, 0, &argument));
+    let mut argument: Argument = zeroed();
+    argument.sigmask = BAD;
+    argument.sigmask_sz = 8;
+    t.result("mask unmapped", wait(&ring, 1, 0, &argument));
+    let mask = 0u64;
+    argument.sigmask = &raw const mask as u64;
+    argument.sigmask_sz = 7;
+    t.result("mask of 7 bytes", wait(&ring, 1, 0, &argument));
+    // The argument is read before the queue is looked at.
+    let mut ring = Ring::new(4);
+    ring.push(nop(1));
+    ring.submit();
+    t.result("argument null, one is there", ring.enter_with(0, 1, WAIT, std::ptr::null(), size));
+    ring.push(nop(2));
+    ring.forget_pending();
+    t.result("argument null, one to submit", ring.enter_with(1, 2, WAIT, std::ptr::null(), size));
+    t.in_order(&ring.reap());
+}
+
+/// Man page: nothing is said of a bad timespec here; the kernel takes it as it
+/// stands, unlike the one of a TIMEOUT request.
+fn bad_timespec(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let mut attempt = |name: &str, tv_sec, tv_nsec| {
+        let time = Timespec { tv_sec, tv_nsec };
+        t.result(name, wait(&ring, 1, 0, &until(&time)));
+    };
+    attempt("nanoseconds negative", 0, -1);
+    attempt("seconds negative", -1, 0);
+    attempt("nanoseconds a second", 0, 1_000_000_000);
+}
+
+fn enough_is_there(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(nop(1));
+    ring.push(nop(2));
+    ring.submit();
+    let (answer, waited) = timed(|| wait(&ring, 2, 0, &until(&crate::time::LONG)));
+    t.result("two wanted, two there", answer);
+    t.between("waited", waited, 0, 2000);
+    t.result("none wanted", wait(&ring, 0, 0, &until(&crate::time::LONG)));
+    t.in_order(&ring.reap());
+}
+
+fn absolute(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let time = on_clock(libc::CLOCK_MONOTONIC, 30);
+    let (answer, waited) = timed(|| wait(&ring, 1, u::IORING_ENTER_ABS_TIMER, &until(&time)));
+    t.result("until 30 ms from now", answer);
+    t.between("waited", waited, 25, 3000);
+}
+
+fn absolute_in_the_past(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(1);
+    let (answer, waited) = timed(|| wait(&ring, 1, u::IORING_ENTER_ABS_TIMER, &until(&time)));
+    t.result("until boot", answer);
+    t.between("waited", waited, 0, 2000);
+    ring.push(nop(1));
+    ring.submit();
+    t.result("until boot, one is there", wait(&ring, 1, u::IORING_ENTER_ABS_TIMER, &until(&time)));
+    t.result("ABS_TIMER alone", ring.enter(0, 0, u::IORING_ENTER_ABS_TIMER));
+}
+
+/// Writes to an eventfd that a poll watches, a little later.
+fn later(count: usize) -> (Ring, Vec<std::os::fd::OwnedFd>, std::thread::JoinHandle<()>) {
+    let mut ring = Ring::new(8);
+    let events: Vec<_> = (0..count).map(|_| files::eventfd(0)).collect();
+    for (index, event) in events.iter().enumerate() {
+        ring.push(poll(event.as_raw_fd(), libc::POLLIN, index as u64 + 1));
+    }
+    ring.submit();
+    let numbers: Vec<i32> = events.iter().map(AsRawFd::as_raw_fd).collect();
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(3));
+        for number in numbers {
+            let one = 1u64;
+            // SAFETY: eight readable bytes; the descriptor is held by the caller.
+            unsafe { libc::write(number, (&raw const one).cast(), 8) };
+        }
+    });
+    (ring, events, thread)
+}
+
+/// Eight wanted, one comes: after the minimum it is enough.
+fn min_wait_returns_with_one(t: &mut Transcript) {
+    let (mut ring, _events, thread) = later(1);
+    let time = milliseconds(4000);
+    let mut argument = until(&time);
+    argument.min_wait_usec = 60_000;
+    let (answer, waited) = timed(|| wait(&ring, 8, 0, &argument));
+    t.result("eight wanted, one comes", answer);
+    t.between("waited", waited, 55, 3000);
+    t.in_order(&ring.reap());
+    let _ = thread.join();
+}
+
+fn min_wait_without_any(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let time = milliseconds(60);
+    let mut argument = until(&time);
+    argument.min_wait_usec = 10_000;
+    let (answer, waited) = timed(|| wait(&ring, 8, 0, &argument));
+    t.result("eight wanted, none comes", answer);
+    t.between("waited", waited, 55, 3000);
+}
+
+fn min_wait_full_batch(t: &mut Transcript) {
+    let (mut ring, _events, thread) = later(3);
+    let time = milliseconds(9000);
+    let mut argument = until(&time);
+    argument.min_wait_usec = 8_000_000;
+    let (answer, waited) = timed(|| wait(&ring, 3, 0, &argument));
+    t.result("three wanted, three come", answer);
+    t.between("waited", waited, 0, 4000);
+    t.sorted(&ring.reap());
+    let _ = thread.join();
+}
+
+fn ext_arg_without_getevents(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(nop(1));
+    ring.forget_pending();
+    let only = u::IORING_ENTER_EXT_ARG;
+    // Nothing is read: the call does not wait.
+    t.result("submit, bad argument", ring.enter_with(1, 0, only, BAD as *const _, 24));
+    t.in_order(&ring.reap());
+}
+
+/// EXT_ARG_REG names a registered region; there is none.
+fn registered_argument(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let flags = WAIT | u::IORING_ENTER_EXT_ARG_REG;
+    t.result("size 64", ring.enter_with(0, 1, flags, std::ptr::null(), 64));
+    t.result("size 24", ring.enter_with(0, 1, flags, std::ptr::null(), 24));
+}
+
+fn own_timeout_wakes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(20);
+    ring.push(timeout(&time, 0, 0, 1));
+    t.result("wait without a limit", ring.submit_and_wait(1));
+    t.in_order(&ring.reap());
+}
+
+fn another_thread_wakes(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let mut ring = Ring::new(4);
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    let thread = std::thread::spawn(move || {
+        crate::time::long_enough_to_notice();
+        files::put(&writer, b"x");
+        writer
+    });
+    let (answer, waited) = timed(|| ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.result("wait", answer);
+    t.between("waited", waited, 10, 3000);
+    t.say(format_args!("cqes {}", ring.ready()));
+    let events = ring.reap().first().map_or(0, |entry| entry.res);
+    t.say(format_args!("events {}", crate::names::events(events)));
+    drop(thread.join());
+}

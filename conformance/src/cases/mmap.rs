@@ -1,0 +1,208 @@
+//! mmap(2) of a ring's descriptor: three offsets, one memory.
+
+use std::ffi::c_void;
+
+use usring_uapi::io_uring as u;
+
+use crate::case::{Case, case};
+use crate::door;
+use crate::ring::{Ring, cq_length, sq_length, sqes_length};
+use crate::sqe::nop;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("mmap.one_mapping_serves_both", one_mapping_serves_both),
+    case("mmap.separate_cq_shows_the_same", separate_cq_shows_the_same),
+    case("mmap.sqes_twice", sqes_twice),
+    case("mmap.lengths", lengths),
+    case("mmap.bad_offsets", bad_offsets),
+    case("mmap.buffer_ring_offset", buffer_ring_offset),
+    case("mmap.protections", protections),
+    case("mmap.private", private),
+    case("mmap.fixed_address", fixed_address),
+    case("mmap.after_close", after_close),
+    case("mmap.outlives_descriptor", outlives_descriptor),
+    case("mmap.page_aligned_offset", page_aligned_offset),
+];
+
+const SQ: u64 = u::IORING_OFF_SQ_RING as u64;
+const CQ: u64 = u::IORING_OFF_CQ_RING as u64;
+const SQES: u64 = u::IORING_OFF_SQES as u64;
+const WRITE: usize = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+
+fn map(fd: i32, length: usize, offset: u64) -> i64 {
+    door::map(fd, length, offset)
+}
+
+fn unmap(address: i64, length: usize) {
+    if address > 0 {
+        // SAFETY: the mapping was made by the caller, who no longer uses it.
+        unsafe { libc::munmap(address as *mut c_void, length) };
+    }
+}
+
+fn word(address: i64, offset: u32) -> u32 {
+    // SAFETY: the caller mapped at least a page there; offsets are the ring's.
+    unsafe { ((address as *const u8).add(offset as usize).cast::<u32>()).read_volatile() }
+}
+
+fn one_mapping_serves_both(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let single = ring.params.features & u::IORING_FEAT_SINGLE_MMAP != 0;
+    t.say(format_args!("SINGLE_MMAP {single}"));
+    // `Ring` maps offset 0 once and finds both queues in it.
+    t.sorted(&ring.run(&[nop(1), nop(2)]));
+}
+
+/// fio maps the CQ apart although SINGLE_MMAP is reported; both views must be
+/// of one memory.
+fn separate_cq_shows_the_same(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let length = cq_length(&ring.params);
+    let view = map(ring.fd, length, CQ);
+    t.outcome("map CQ apart", view);
+    ring.push(nop(42));
+    t.result("submit", ring.submit());
+    let off = ring.params.cq_off;
+    t.say(format_args!("cq tail in the view {}", word(view, off.tail)));
+    t.say(format_args!("user_data in the view {}", word(view, off.cqes)));
+    t.say(format_args!("sq tail in the view {}", word(view, ring.params.sq_off.tail)));
+    // Reaped in the view, gone in the ring's own mapping.
+    // SAFETY: the head's word in our own mapping.
+    unsafe { (view as *mut u8).add(off.head as usize).cast::<u32>().write_volatile(1) };
+    t.in_order(&ring.reap());
+    t.say(format_args!("cq head {}", ring.cq_head()));
+    unmap(view, length);
+}
+
+fn sqes_twice(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let length = sqes_length(&ring.params);
+    let view = map(ring.fd, length, SQES);
+    t.outcome("map SQEs again", view);
+    ring.push(nop(77));
+    t.say(format_args!("user_data in the view {}", word(view, 32)));
+    // SAFETY: the user_data of the first SQE in our own mapping.
+    unsafe { (view as *mut u8).add(32).cast::<u32>().write_volatile(78) };
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    unmap(view, length);
+}
+
+fn lengths(t: &mut Transcript) {
+    let ring = Ring::new(64);
+    let sq = sq_length(&ring.params);
+    let sqes = sqes_length(&ring.params);
+    for (name, length, offset) in [
+        ("SQ 0", 0, SQ),
+        ("SQ 1", 1, SQ),
+        ("SQ exact", sq, SQ),
+        ("SQ a page more than there is", sq.next_multiple_of(4096) + 4096, SQ),
+        ("CQ 1", 1, CQ),
+        ("CQ a megabyte", 1 << 20, CQ),
+        ("SQEs 1", 1, SQES),
+        ("SQEs exact", sqes, SQES),
+        ("SQEs a page more than there are", sqes.next_multiple_of(4096) + 4096, SQES),
+    ] {
+        let address = map(ring.fd, length, offset);
+        t.outcome(name, address);
+        unmap(address, length);
+    }
+}
+
+fn bad_offsets(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    for offset in [0x1800_0000u64, 0x2000_0000, 0x4000_0000, 0x7800_0000, 0x8800_0000, 1 << 40] {
+        let address = map(ring.fd, 4096, offset);
+        t.outcome(format_args!("{offset:#x}"), address);
+        unmap(address, 4096);
+    }
+}
+
+/// Only the upper bits choose the region: pages within it do not count.
+fn page_aligned_offset(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    for offset in [0x1000u64, 0x0800_1000, 0x1000_1000] {
+        let address = map(ring.fd, 4096, offset);
+        t.outcome(format_args!("{offset:#x}"), address);
+        unmap(address, 4096);
+    }
+    t.outcome("0x10", map(ring.fd, 4096, 0x10));
+}
+
+fn buffer_ring_offset(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    t.outcome("group 0, none registered", map(ring.fd, 4096, 0x8000_0000));
+    t.outcome("group 5, none registered", map(ring.fd, 4096, 0x8000_0000 | 5 << 16));
+}
+
+fn protections(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    let shared = libc::MAP_SHARED as usize;
+    for (name, protection) in [
+        ("read", libc::PROT_READ),
+        ("write", libc::PROT_WRITE),
+        ("none", libc::PROT_NONE),
+        ("read and write", libc::PROT_READ | libc::PROT_WRITE),
+    ] {
+        let address = door::map_with(ring.fd, 4096, SQ, protection as usize, shared);
+        t.outcome(name, address);
+        if address > 0 && protection == libc::PROT_READ {
+            t.say(format_args!("sq mask {}", word(address, 16)));
+        }
+        unmap(address, 4096);
+    }
+}
+
+fn private(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    for (name, offset) in [("SQ", SQ), ("CQ", CQ), ("SQEs", SQES)] {
+        let address = door::map_with(ring.fd, 4096, offset, WRITE, libc::MAP_PRIVATE as usize);
+        t.outcome(format_args!("{name} MAP_PRIVATE"), address);
+        unmap(address, 4096);
+    }
+    let validate = libc::MAP_SHARED_VALIDATE as usize;
+    let address = door::map_with(ring.fd, 4096, SQ, WRITE, validate);
+    t.outcome("SQ MAP_SHARED_VALIDATE", address);
+    unmap(address, 4096);
+}
+
+/// The kernel chooses the address, so that the memory does not alias badly: an
+/// address of the program's, fixed or only a wish, is refused.
+fn fixed_address(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    let pages = crate::memory::Pages::new(4);
+    let place = pages.at(4096) as *mut c_void;
+    let shared = libc::MAP_SHARED;
+    for (name, flags) in [
+        ("a wish", shared),
+        ("MAP_FIXED", shared | libc::MAP_FIXED),
+        ("MAP_FIXED_NOREPLACE", shared | libc::MAP_FIXED_NOREPLACE),
+    ] {
+        for (region, offset) in [("SQ", SQ), ("CQ", CQ), ("SQEs", SQES)] {
+            // SAFETY: the page that might be replaced is our own and unused.
+            let address =
+                unsafe { libc::mmap(place, 4096, WRITE as i32, flags, ring.fd, offset as i64) };
+            let answer = if address == libc::MAP_FAILED { -door::errno() } else { 0 };
+            t.outcome(format_args!("{region}, {name}"), answer.into());
+        }
+    }
+}
+
+fn after_close(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fd = ring.fd;
+    t.result("close", ring.close());
+    t.outcome("map after close", map(fd, 4096, SQ));
+}
+
+/// The mappings stay after the descriptor has gone: the words are readable.
+fn outlives_descriptor(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(nop(5));
+    t.result("submit", ring.submit());
+    t.result("close", ring.close());
+    t.in_order(&ring.reap());
+    t.result("enter", ring.enter(0, 0, 0));
+    t.say(format_args!("sq mask {}", ring.word(ring.params.sq_off.ring_mask)));
+}

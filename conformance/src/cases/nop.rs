@@ -1,0 +1,167 @@
+//! NOP: the empty request, and the answers it can be asked to give.
+
+use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
+
+use crate::case::{Case, case};
+use crate::ring::Ring;
+use crate::sqe::{Change, nop};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("nop.completes_inline", completes_inline),
+    case("nop.user_data_comes_back", user_data_comes_back),
+    case("nop.many_rounds", many_rounds),
+    case("nop.injected_result", injected_result),
+    case("nop.unknown_flag", unknown_flag),
+    case("nop.file", file),
+    case("nop.fixed_buffer", fixed_buffer),
+    case("nop.by_task_work", by_task_work),
+    case("nop.forced_async", forced_async),
+    case("nop.buffer_select", buffer_select),
+    case("nop.reserved_fields", reserved_fields),
+];
+
+fn completes_inline(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(nop(1));
+    t.result("submit", ring.submit());
+    // Done by the time enter returns, without a second call.
+    t.in_order(&ring.reap());
+}
+
+fn user_data_comes_back(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for user_data in [0, u64::MAX, 0x0123_4567_89ab_cdef] {
+        ring.push(nop(user_data));
+    }
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+}
+
+fn many_rounds(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut wrong = 0;
+    for round in 0..1000u64 {
+        for slot in 0..3 {
+            ring.push(nop(round * 3 + slot));
+        }
+        if ring.submit() != 3 {
+            wrong += 1;
+        }
+        for (slot, entry) in ring.reap().iter().enumerate() {
+            if entry.user_data != round * 3 + slot as u64 || entry.res != 0 {
+                wrong += 1;
+            }
+        }
+    }
+    t.say(format_args!("wrong answers: {wrong}"));
+    t.say(format_args!("sq head {} cq tail {}", ring.sq_head(), ring.cq_tail()));
+}
+
+fn injecting(value: i32, user_data: u64) -> Sqe {
+    nop(user_data)
+        .op_flags(u::IORING_NOP_INJECT_RESULT)
+        .with(|sqe| sqe.len = value as u32)
+}
+
+fn injected_result(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    t.sorted(&ring.run(&[
+        injecting(0, 1),
+        injecting(7, 2),
+        injecting(-5, 3),
+        injecting(i32::MAX, 4),
+        nop(5).with(|sqe| sqe.len = 9),
+    ]));
+    // A request that fails breaks its link, a positive result does not.
+    t.sorted(&ring.run(&[injecting(3, 1).linked(), nop(2)]));
+    t.sorted(&ring.run(&[injecting(-libc::EIO, 3).linked(), nop(4)]));
+}
+
+fn unknown_flag(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(nop(1).op_flags(1 << 31)));
+    t.entry(&ring.one(nop(2).op_flags(1 << 6)));
+}
+
+fn file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = crate::files::pipe();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&reader);
+    let on = |fd, user_data| {
+        nop(user_data)
+            .op_flags(u::IORING_NOP_FILE)
+            .with(|sqe| sqe.fd = fd)
+    };
+    t.entry(&ring.one(on(fd, 1)));
+    t.entry(&ring.one(on(-1, 2)));
+    let fixed = u::IORING_NOP_FILE | u::IORING_NOP_FIXED_FILE;
+    t.entry(&ring.one(on(0, 3).op_flags(fixed)));
+    let number = fd;
+    t.result(
+        "register files",
+        ring.register(super::reg::FILES, &raw const number, 1),
+    );
+    t.entry(&ring.one(on(0, 4).op_flags(fixed)));
+    t.entry(&ring.one(on(1, 5).op_flags(fixed)));
+    // The flag without NOP_FILE asks for nothing.
+    t.entry(&ring.one(on(1, 6).op_flags(u::IORING_NOP_FIXED_FILE)));
+}
+
+fn fixed_buffer(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let on = |index, user_data| {
+        nop(user_data)
+            .op_flags(u::IORING_NOP_FIXED_BUFFER)
+            .with(|sqe| sqe.buf_index = index)
+    };
+    t.entry(&ring.one(on(0, 1)));
+    let buffer = [0u8; 64];
+    let vector = [crate::sqe::vector(buffer.as_ptr() as u64, 64)];
+    t.result(
+        "register buffers",
+        ring.register(super::reg::BUFFERS, vector.as_ptr(), 1),
+    );
+    t.entry(&ring.one(on(0, 2)));
+    t.entry(&ring.one(on(1, 3)));
+}
+
+fn by_task_work(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let later = nop(1).op_flags(u::IORING_NOP_TW);
+    t.entry(&ring.one(later));
+    let deferred = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let mut ring = Ring::flags(4, deferred);
+    ring.push(later);
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(nop(1).forced_async()));
+    t.sorted(&ring.run(&[nop(1).forced_async(), nop(2).forced_async(), nop(3)]));
+}
+
+fn buffer_select(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(nop(1).flagged(sqe_flags::BUFFER_SELECT)));
+}
+
+/// NOP looks at hardly any field; what it ignores stays ignored.
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let changed = |user_data, change: fn(&mut Sqe)| nop(user_data).with(change);
+    t.sorted(&ring.run(&[
+        changed(1, |sqe| sqe.off = 1),
+        changed(2, |sqe| sqe.addr = 1),
+        changed(3, |sqe| sqe.ioprio = 1),
+        changed(4, |sqe| sqe.buf_index = 1),
+        changed(5, |sqe| sqe.file_index = 1),
+        changed(6, |sqe| sqe.addr3 = 1),
+        changed(7, |sqe| sqe.fd = 1000),
+    ]));
+    assert_eq!(opcode::NOP, 0);
+}

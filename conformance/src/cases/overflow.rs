@@ -1,0 +1,228 @@
+//! More completions than the CQ holds: the backlog, which loses nothing.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::names;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, poll};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("overflow.nothing_is_lost", nothing_is_lost),
+    case("overflow.flag_comes_and_goes", flag_comes_and_goes),
+    case("overflow.order_is_kept", order_is_kept),
+    case("overflow.new_completions_queue_behind", new_completions_queue_behind),
+    case("overflow.flushed_only_by_getevents", flushed_only_by_getevents),
+    case("overflow.wait_counts_the_backlog", wait_counts_the_backlog),
+    case("overflow.multishot_ends", multishot_ends),
+    case("overflow.large", large),
+    case("overflow.wide_entries", wide_entries),
+    case("overflow.ring_goes_away", ring_goes_away),
+    case("overflow.smallest_ring", smallest_ring),
+];
+
+fn state(t: &mut Transcript, ring: &Ring) {
+    t.say(format_args!(
+        "ready {} flags {} koverflow {}",
+        ring.ready(),
+        names::sq_flags(ring.sq_flags()),
+        ring.cq_overflow()
+    ));
+}
+
+/// A ring whose CQ of four has been given `count` completions.
+fn overflown(count: u64) -> Ring {
+    let mut ring = Ring::with(4, |params| {
+        params.flags = u::IORING_SETUP_CQSIZE;
+        params.cq_entries = 4;
+    })
+    .expect("a ring with a small CQ");
+    for user_data in 1..=count {
+        ring.push(nop(user_data));
+        ring.submit();
+    }
+    ring
+}
+
+fn nothing_is_lost(t: &mut Transcript) {
+    let mut ring = overflown(10);
+    state(t, &ring);
+    let mut all = ring.reap();
+    while all.len() < 10 {
+        let answer = ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        t.result("get events", answer);
+        let more = ring.reap();
+        t.say(format_args!("{} more", more.len()));
+        if more.is_empty() {
+            break;
+        }
+        all.extend(more);
+    }
+    t.in_order(&all);
+    state(t, &ring);
+}
+
+fn flag_comes_and_goes(t: &mut Transcript) {
+    let mut ring = overflown(4);
+    state(t, &ring);
+    ring.push(nop(5));
+    t.result("submit", ring.submit());
+    state(t, &ring);
+    t.in_order(&ring.reap());
+    state(t, &ring);
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    state(t, &ring);
+    t.in_order(&ring.reap());
+}
+
+fn order_is_kept(t: &mut Transcript) {
+    let mut ring = overflown(9);
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        all.extend(ring.peek());
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    }
+    all.extend(ring.reap());
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    all.extend(ring.reap());
+    t.in_order(&all);
+}
+
+/// A completion that comes while there is a backlog goes behind it although
+/// the CQ has room.
+fn new_completions_queue_behind(t: &mut Transcript) {
+    let mut ring = overflown(6);
+    let mut all = ring.reap();
+    ring.push(nop(7));
+    t.result("submit", ring.submit());
+    state(t, &ring);
+    all.extend(ring.reap());
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    all.extend(ring.reap());
+    t.in_order(&all);
+}
+
+fn flushed_only_by_getevents(t: &mut Transcript) {
+    let mut ring = overflown(6);
+    t.in_order(&ring.reap());
+    t.result("enter(0, 0, 0)", ring.enter(0, 0, 0));
+    state(t, &ring);
+    ring.push(nop(7));
+    t.result("submit", ring.submit());
+    state(t, &ring);
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    state(t, &ring);
+    t.in_order(&ring.reap());
+}
+
+fn wait_counts_the_backlog(t: &mut Transcript) {
+    let mut ring = overflown(7);
+    t.in_order(&ring.reap());
+    t.result("wait for 3", ring.enter(0, 3, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+    // More wanted than the CQ holds: it holds four, and that ends the wait.
+    let mut ring = overflown(7);
+    t.result("wait for 7", ring.enter(0, 7, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}
+
+/// A multishot's completion that does not fit is posted without F_MORE, and
+/// the request is over.
+fn multishot_ends(t: &mut Transcript) {
+    let (reader, writer) = files::sockets();
+    let mut ring = Ring::with(4, |params| {
+        params.flags = u::IORING_SETUP_CQSIZE;
+        params.cq_entries = 4;
+    })
+    .expect("a ring with a small CQ");
+    let multishot = poll(reader.as_raw_fd(), libc::POLLIN, 1);
+    ring.push(multishot.with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI));
+    ring.submit();
+    let mut seen = 0;
+    for _ in 0..7 {
+        // Without the pause two wakes of the socket may become one completion.
+        let tail = ring.cq_tail();
+        files::put(&writer, b"x");
+        seen += u32::from(crate::time::until(|| {
+            ring.cq_tail() != tail || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0
+        }));
+    }
+    t.say(format_args!("{seen} wakes seen"));
+    let mut all = ring.reap();
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    all.extend(ring.reap());
+    t.in_order(&all);
+    // It is gone.
+    t.entry(&ring.one(crate::sqe::poll_remove(1, 9)));
+}
+
+fn large(t: &mut Transcript) {
+    let mut ring = overflown(1000);
+    state(t, &ring);
+    let mut next = 1;
+    let mut wrong = 0;
+    loop {
+        let entries = ring.reap();
+        if entries.is_empty() {
+            break;
+        }
+        for entry in entries {
+            wrong += u32::from(entry.user_data != next);
+            next += 1;
+        }
+        if next > 1000 {
+            break;
+        }
+        ring.enter(0, 1, u::IORING_ENTER_GETEVENTS);
+    }
+    t.say(format_args!("last {} out of order {wrong}", next - 1));
+    state(t, &ring);
+}
+
+fn wide_entries(t: &mut Transcript) {
+    let mut ring = Ring::with(4, |params| {
+        params.flags = u::IORING_SETUP_CQSIZE | u::IORING_SETUP_CQE32;
+        params.cq_entries = 4;
+    })
+    .expect("a ring with a small CQ");
+    for user_data in 1..=7 {
+        ring.push(nop(user_data));
+        ring.submit();
+    }
+    state(t, &ring);
+    let mut all = ring.reap();
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    all.extend(ring.reap());
+    t.in_order(&all);
+    t.say(format_args!("second halves zero {}", all.iter().all(|entry| entry.extra == [0, 0])));
+}
+
+fn ring_goes_away(t: &mut Transcript) {
+    let ring = overflown(100);
+    state(t, &ring);
+    drop(ring);
+    t.entry(&Ring::new(4).one(nop(1)));
+}
+
+fn smallest_ring(t: &mut Transcript) {
+    let mut ring = Ring::with(1, |params| {
+        params.flags = u::IORING_SETUP_CQSIZE;
+        params.cq_entries = 1;
+    })
+    .expect("a ring with a CQ of one");
+    for user_data in 1..=3 {
+        ring.push(nop(user_data));
+        t.result("submit", ring.submit());
+    }
+    for _ in 0..4 {
+        state(t, &ring);
+        t.in_order(&ring.reap());
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    }
+}

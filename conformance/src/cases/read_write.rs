@@ -1,0 +1,300 @@
+//! READ and WRITE on files: offsets, the file's position, ends, errors.
+
+use std::os::fd::AsRawFd;
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::{BAD, KERNEL_HALF, Pages};
+use crate::ring::Ring;
+use crate::sqe::{CURRENT, Change, read, read_at, write, write_at};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("read_write.at_offset", at_offset),
+    case("read_write.at_position", at_position),
+    case("read_write.end_of_file", end_of_file),
+    case("read_write.length_zero", length_zero),
+    case("read_write.write_beyond_end", write_beyond_end),
+    case("read_write.append", append),
+    case("read_write.bad_descriptors", bad_descriptors),
+    case("read_write.wrong_direction", wrong_direction),
+    case("read_write.directory", directory),
+    case("read_write.bad_addresses", bad_addresses),
+    case("read_write.half_bad_buffer", half_bad_buffer),
+    case("read_write.negative_offset", negative_offset),
+    case("read_write.huge_length", huge_length),
+    case("read_write.file_size_limit", file_size_limit),
+    case("read_write.forced_async", forced_async),
+    case("read_write.many_at_once", many_at_once),
+    case("read_write.reserved_fields", reserved_fields),
+    case("read_write.path_only_descriptor", path_only_descriptor),
+    case("read_write.sealed_file", sealed_file),
+    case("read_write.zero_and_full", zero_and_full),
+];
+
+fn shown(buffer: &[u8]) -> String {
+    String::from_utf8_lossy(buffer).replace('\0', ".")
+}
+
+fn at_offset(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 3, 1)));
+    t.say(shown(&buffer));
+    t.entry(&ring.one(write(file.as_raw_fd(), b"abc", 5, 2)));
+    t.say(files::text(&file));
+    t.say(format_args!("position {}", files::position(&file)));
+}
+
+fn at_position(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(fd, &mut buffer, CURRENT, 1)));
+    t.say(format_args!("{} position {}", shown(&buffer), files::position(&file)));
+    t.entry(&ring.one(read(fd, &mut buffer, CURRENT, 2)));
+    t.say(format_args!("{} position {}", shown(&buffer), files::position(&file)));
+    t.entry(&ring.one(write(fd, b"end", CURRENT, 3)));
+    t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
+    t.entry(&ring.one(read(fd, &mut buffer, CURRENT, 4)));
+    t.entry(&ring.one(read(fd, &mut buffer, 0, 5)));
+    t.say(format_args!("position {}", files::position(&file)));
+}
+
+fn end_of_file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let mut buffer = [0u8; 8];
+    t.entry(&ring.one(read(fd, &mut buffer, 6, 1)));
+    t.say(shown(&buffer));
+    t.entry(&ring.one(read(fd, &mut buffer, 10, 2)));
+    t.entry(&ring.one(read(fd, &mut buffer, 1 << 40, 3)));
+    let empty = files::memory_file(b"");
+    t.entry(&ring.one(read(empty.as_raw_fd(), &mut buffer, 0, 4)));
+}
+
+fn length_zero(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut [], 0, 1)));
+    t.entry(&ring.one(write(file.as_raw_fd(), &[], 0, 2)));
+    t.entry(&ring.one(read_at(file.as_raw_fd(), 0, 0, 0, 3)));
+    t.entry(&ring.one(read_at(file.as_raw_fd(), BAD, 0, 0, 4)));
+    t.entry(&ring.one(read_at(-1, 0, 0, 0, 5)));
+}
+
+fn write_beyond_end(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"ab");
+    t.entry(&ring.one(write(file.as_raw_fd(), b"yz", 5, 1)));
+    t.say(shown(&files::content(&file)));
+}
+
+/// O_APPEND: the offset does not matter; the position follows only when it was
+/// asked for.
+fn append(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"ab");
+    let fd = file.as_raw_fd();
+    // SAFETY: no memory is involved.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_APPEND) };
+    t.entry(&ring.one(write(fd, b"cd", 0, 1)));
+    t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
+    t.entry(&ring.one(write(fd, b"ef", CURRENT, 2)));
+    t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
+    let mut buffer = [0u8; 2];
+    t.entry(&ring.one(read(fd, &mut buffer, 0, 3)));
+    t.say(shown(&buffer));
+}
+
+fn bad_descriptors(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 4];
+    for fd in [-1, -100, 9999, i32::MAX, i32::MIN] {
+        t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
+        t.entry(&ring.one(write(fd, &buffer, 0, 2)));
+    }
+    // Nothing is registered: no index is good.
+    t.entry(&ring.one(read(0, &mut buffer, 0, 3).fixed()));
+    // A descriptor and a bad address: the descriptor comes first.
+    t.entry(&ring.one(read_at(-1, BAD, 4, 0, 4)));
+}
+
+fn wrong_direction(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(writer.as_raw_fd(), &mut buffer, 0, 1)));
+    t.entry(&ring.one(write(reader.as_raw_fd(), &buffer, 0, 2)));
+    let null = std::fs::File::open("/dev/null").expect("/dev/null");
+    t.entry(&ring.one(write(null.as_raw_fd(), &buffer, 0, 3)));
+}
+
+fn directory(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let root = std::fs::File::open("/").expect("/");
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(root.as_raw_fd(), &mut buffer, 0, 1)));
+    t.entry(&ring.one(write(root.as_raw_fd(), &buffer, 0, 2)));
+}
+
+fn bad_addresses(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    for address in [0, BAD, KERNEL_HALF, u64::MAX, u64::MAX - 3] {
+        t.entry(&ring.one(read_at(fd, address, 4, 0, 1)));
+        t.entry(&ring.one(write_at(fd, address, 4, 0, 2)));
+    }
+    // At the end of the file nothing is copied, so nothing is found out.
+    t.entry(&ring.one(read_at(fd, BAD, 4, 10, 3)));
+    t.say(files::text(&file));
+    // A page that can be read but not written.
+    let pages = Pages::new(1);
+    pages.protect_last(libc::PROT_READ);
+    t.entry(&ring.one(read_at(fd, pages.at(0), 4, 0, 4)));
+    t.entry(&ring.one(write_at(fd, pages.at(0), 4, 0, 5)));
+}
+
+/// Four good bytes before a bad page: they count.
+fn half_bad_buffer(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let pages = Pages::new(2);
+    pages.spoil_last();
+    t.entry(&ring.one(read_at(fd, pages.at(4092), 8, 0, 1)));
+    let (reader, writer) = files::pipe();
+    files::put(&writer, b"0123456789");
+    t.entry(&ring.one(read_at(reader.as_raw_fd(), pages.at(4092), 8, 0, 2)));
+    t.entry(&ring.one(write_at(writer.as_raw_fd(), pages.at(4092), 8, 0, 3)));
+}
+
+fn negative_offset(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let mut buffer = [0u8; 4];
+    for offset in [-2i64, i64::MIN, i64::MAX, i64::MAX - 2] {
+        t.entry(&ring.one(read(fd, &mut buffer, offset as u64, 1)));
+        t.entry(&ring.one(write(fd, &buffer, offset as u64, 2)));
+    }
+}
+
+/// A length beyond what one transfer may have is cut, not refused.
+fn huge_length(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let pages = Pages::new(1);
+    let fd = file.as_raw_fd();
+    t.entry(&ring.one(read_at(fd, pages.at(0), 0x7fff_ffff, 0, 1)));
+    t.entry(&ring.one(read_at(fd, pages.at(0), u32::MAX, 0, 2)));
+    let null = std::fs::File::options().write(true).open("/dev/null").expect("/dev/null");
+    t.entry(&ring.one(write_at(null.as_raw_fd(), pages.at(0), 0x7fff_f000, 0, 3)));
+    t.entry(&ring.one(write_at(null.as_raw_fd(), pages.at(0), u32::MAX, 0, 4)));
+}
+
+/// RLIMIT_FSIZE: -EFBIG and SIGXFSZ, to the thread that submitted or a worker.
+fn file_size_limit(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"");
+    // SAFETY: plain calls on our own process.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        let limit = libc::rlimit { rlim_cur: 8, rlim_max: 8 };
+        libc::setrlimit(libc::RLIMIT_FSIZE, &limit);
+    }
+    t.entry(&ring.one(write(file.as_raw_fd(), b"0123456789", 0, 1)));
+    t.entry(&ring.one(write(file.as_raw_fd(), b"0123456789", 8, 2)));
+    t.entry(&ring.one(write(file.as_raw_fd(), b"01", 6, 3).forced_async()));
+    t.entry(&ring.one(write(file.as_raw_fd(), b"01", 9, 4).forced_async()));
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(write(fd, b"abc", 5, 1).forced_async()));
+    t.entry(&ring.one(read(fd, &mut buffer, 4, 2).forced_async()));
+    t.say(shown(&buffer));
+    t.entry(&ring.one(read(-1, &mut buffer, 0, 3).forced_async()));
+    t.entry(&ring.one(read_at(fd, BAD, 4, 0, 4).forced_async()));
+    t.entry(&ring.one(read(fd, &mut buffer, CURRENT, 5).forced_async()));
+    t.say(format_args!("{} position {}", shown(&buffer), files::position(&file)));
+}
+
+fn many_at_once(t: &mut Transcript) {
+    let mut ring = Ring::new(64);
+    let file = files::memory_file(&[0; 64 * 16]);
+    let fd = file.as_raw_fd();
+    let lines: Vec<String> = (0..64).map(|index| format!("line {index:<10}\n")).collect();
+    let writes: Vec<_> = lines
+        .iter()
+        .enumerate()
+        .map(|(index, line)| write(fd, line.as_bytes(), index as u64 * 16, index as u64))
+        .collect();
+    let entries = ring.run(&writes);
+    t.say(format_args!("written whole {}", entries.iter().filter(|entry| entry.res == 16).count()));
+    let mut buffers = [[0u8; 16]; 64];
+    let reads: Vec<_> = buffers
+        .iter_mut()
+        .enumerate()
+        .map(|(index, buffer)| read(fd, buffer, index as u64 * 16, index as u64))
+        .collect();
+    let entries = ring.run(&reads);
+    t.say(format_args!("read whole {}", entries.iter().filter(|entry| entry.res == 16).count()));
+    let same = lines.iter().zip(&buffers).filter(|(line, buffer)| line.as_bytes() == *buffer);
+    t.say(format_args!("as written {}", same.count()));
+}
+
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let mut buffer = [0u8; 4];
+    let mut with = |change: fn(&mut usring_uapi::Sqe)| {
+        ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1).with(change))
+    };
+    let entries = [
+        with(|sqe| sqe.ioprio = 0x4000),
+        with(|sqe| sqe.ioprio = 0x6001),
+        with(|sqe| sqe.ioprio = 0xffff),
+        with(|sqe| sqe.buf_index = 3),
+        with(|sqe| sqe.file_index = 3),
+        with(|sqe| sqe.addr3 = 3),
+    ];
+    t.in_order(&entries);
+}
+
+fn path_only_descriptor(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    // SAFETY: the path is a C string; the descriptor is closed with the process.
+    let fd = unsafe { libc::open(c"/proc/self/exe".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
+    t.entry(&ring.one(write(fd, &buffer, 0, 2)));
+}
+
+fn sealed_file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    // SAFETY: plain calls; the name is a C string.
+    let fd = unsafe {
+        let fd = libc::memfd_create(c"sealed".as_ptr(), libc::MFD_ALLOW_SEALING);
+        libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE);
+        fd
+    };
+    t.entry(&ring.one(write(fd, b"x", 0, 1)));
+}
+
+fn zero_and_full(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let open = |path| std::fs::File::options().read(true).write(true).open(path).expect(path);
+    let mut buffer = [1u8; 4];
+    t.entry(&ring.one(read(open("/dev/zero").as_raw_fd(), &mut buffer, 0, 1)));
+    t.say(format_args!("{buffer:?}"));
+    t.entry(&ring.one(write(open("/dev/full").as_raw_fd(), &buffer, 0, 2)));
+    t.entry(&ring.one(read(open("/dev/null").as_raw_fd(), &mut buffer, 0, 3)));
+}

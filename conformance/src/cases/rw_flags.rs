@@ -1,0 +1,125 @@
+//! RWF_*: the flags of one read or write.
+
+use std::os::fd::AsRawFd;
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::ring::Ring;
+use crate::sqe::{CURRENT, Change, read, write};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("rw_flags.sync", sync),
+    case("rw_flags.append", append),
+    case("rw_flags.no_append", no_append),
+    case("rw_flags.nowait_on_empty", nowait_on_empty),
+    case("rw_flags.nowait_with_data", nowait_with_data),
+    case("rw_flags.hipri_without_iopoll", hipri_without_iopoll),
+    case("rw_flags.unknown", unknown),
+    case("rw_flags.not_on_this_file", not_on_this_file),
+];
+
+const HIPRI: u32 = 0x1;
+const DSYNC: u32 = 0x2;
+const SYNC: u32 = 0x4;
+const NOWAIT: u32 = 0x8;
+const APPEND: u32 = 0x10;
+const NOAPPEND: u32 = 0x20;
+const ATOMIC: u32 = 0x40;
+const DONTCACHE: u32 = 0x80;
+
+fn sync(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = files::Scratch::new();
+    let file = scratch.file("sync", b"0123456789");
+    for flags in [DSYNC, SYNC, DSYNC | SYNC] {
+        t.entry(&ring.one(write(file.as_raw_fd(), b"abc", 2, 1).op_flags(flags)));
+    }
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 2, 2).op_flags(DSYNC)));
+    t.say(files::text(&file));
+}
+
+fn append(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"ab");
+    let fd = file.as_raw_fd();
+    t.entry(&ring.one(write(fd, b"cd", 0, 1).op_flags(APPEND)));
+    t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
+    t.entry(&ring.one(write(fd, b"ef", CURRENT, 2).op_flags(APPEND)));
+    t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(fd, &mut buffer, 0, 3).op_flags(APPEND)));
+}
+
+fn no_append(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"abcd");
+    // SAFETY: no memory is involved.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) };
+    t.entry(&ring.one(write(file.as_raw_fd(), b"xy", 1, 1).op_flags(NOAPPEND)));
+    t.say(files::text(&file));
+    t.entry(&ring.one(write(file.as_raw_fd(), b"xy", 1, 2).op_flags(APPEND | NOAPPEND)));
+    t.say(files::text(&file));
+}
+
+/// RWF_NOWAIT answers instead of waiting.
+fn nowait_on_empty(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 4];
+    let (reader, writer) = files::pipe();
+    t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 1).op_flags(NOWAIT)));
+    let (here, _there) = files::sockets();
+    t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 2).op_flags(NOWAIT)));
+    let event = files::eventfd(0);
+    let mut count = [0u8; 8];
+    t.entry(&ring.one(read(event.as_raw_fd(), &mut count, 0, 3).op_flags(NOWAIT)));
+    files::fill(&writer);
+    t.entry(&ring.one(write(writer.as_raw_fd(), &buffer, 0, 4).op_flags(NOWAIT)));
+}
+
+fn nowait_with_data(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 4];
+    let (reader, writer) = files::pipe();
+    files::put(&writer, b"ab");
+    t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 1).op_flags(NOWAIT)));
+    t.entry(&ring.one(write(writer.as_raw_fd(), b"cd", 0, 2).op_flags(NOWAIT)));
+    // A file in memory: its pages are there.
+    let file = files::memory_file(b"0123456789");
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 3).op_flags(NOWAIT)));
+}
+
+fn hipri_without_iopoll(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 4];
+    let file = files::memory_file(b"0123456789");
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1).op_flags(HIPRI)));
+    t.entry(&ring.one(write(file.as_raw_fd(), &buffer, 0, 2).op_flags(HIPRI)));
+}
+
+fn unknown(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 4];
+    let file = files::memory_file(b"0123456789");
+    for bit in 9..32 {
+        let entry = ring.one(read(file.as_raw_fd(), &mut buffer, 0, bit).op_flags(1 << bit));
+        t.entry(&entry);
+    }
+    t.entry(&ring.one(write(file.as_raw_fd(), b"x", 0, 1).op_flags(u32::MAX)));
+}
+
+fn not_on_this_file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 4];
+    let (reader, writer) = files::pipe();
+    files::put(&writer, b"ab");
+    for flags in [ATOMIC, DONTCACHE] {
+        t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 1).op_flags(flags)));
+        t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 2).op_flags(flags)));
+    }
+    // DSYNC, SYNC and APPEND mean nothing on a pipe, and are let through.
+    for flags in [DSYNC, SYNC, APPEND] {
+        t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 3).op_flags(flags)));
+    }
+}

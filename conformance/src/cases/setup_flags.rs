@@ -1,0 +1,215 @@
+//! The flags of io_uring_setup(2): which stand alone, which need each other,
+//! which exclude each other.
+
+use usring_uapi::io_uring as u;
+
+use crate::case::{Case, case, differs};
+use crate::door;
+use crate::memory::zeroed;
+use crate::ring::{Params, Ring};
+use crate::sqe::nop;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("setup_flags.each_alone", each_alone),
+    case("setup_flags.unknown", unknown),
+    case("setup_flags.needed_together", needed_together),
+    case("setup_flags.excluded_together", excluded_together),
+    case("setup_flags.allowed_together", allowed_together),
+    case("setup_flags.nop_on_each", nop_on_each),
+    case("setup_flags.sq_thread_cpu", sq_thread_cpu),
+    case("setup_flags.attach_to_what", attach_to_what),
+    differs(
+        "setup_flags.polled",
+        polled,
+        "IOPOLL needs devices with queue pairs of our own; without them it is refused as by a \
+         kernel that has no such flag",
+    ),
+    differs(
+        "setup_flags.mixed_cqes",
+        mixed_cqes,
+        "CQE_MIXED is newer than the interface usring promises; refused as by an older kernel",
+    ),
+];
+
+const CQE_MIXED: u32 = 1 << 18;
+
+const FLAGS: &[(u32, &str)] = &[
+    (u::IORING_SETUP_SQPOLL, "SQPOLL"),
+    (u::IORING_SETUP_SQ_AFF, "SQ_AFF"),
+    (u::IORING_SETUP_CQSIZE, "CQSIZE"),
+    (u::IORING_SETUP_CLAMP, "CLAMP"),
+    (u::IORING_SETUP_ATTACH_WQ, "ATTACH_WQ"),
+    (u::IORING_SETUP_R_DISABLED, "R_DISABLED"),
+    (u::IORING_SETUP_SUBMIT_ALL, "SUBMIT_ALL"),
+    (u::IORING_SETUP_COOP_TASKRUN, "COOP_TASKRUN"),
+    (u::IORING_SETUP_TASKRUN_FLAG, "TASKRUN_FLAG"),
+    (u::IORING_SETUP_SQE128, "SQE128"),
+    (u::IORING_SETUP_CQE32, "CQE32"),
+    (u::IORING_SETUP_SINGLE_ISSUER, "SINGLE_ISSUER"),
+    (u::IORING_SETUP_DEFER_TASKRUN, "DEFER_TASKRUN"),
+    (u::IORING_SETUP_NO_MMAP, "NO_MMAP"),
+    (u::IORING_SETUP_REGISTERED_FD_ONLY, "REGISTERED_FD_ONLY"),
+    (u::IORING_SETUP_NO_SQARRAY, "NO_SQARRAY"),
+    (u::IORING_SETUP_HYBRID_IOPOLL, "HYBRID_IOPOLL"),
+];
+
+fn words(flags: u32) -> String {
+    let mut names = FLAGS.to_vec();
+    names.push((u::IORING_SETUP_IOPOLL, "IOPOLL"));
+    names.push((CQE_MIXED, "CQE_MIXED"));
+    crate::names::bits(flags, &names)
+}
+
+/// Makes a ring with these flags, says how that went and whether the flags
+/// came back as given, and closes it.
+fn attempt(t: &mut Transcript, flags: u32) {
+    let mut params: Params = zeroed();
+    params.flags = flags;
+    let fd = door::setup(8, &mut params);
+    t.outcome(words(flags), fd.into());
+    if fd >= 0 {
+        door::close(fd);
+        if params.flags != flags {
+            t.say(format_args!("flags now {}", words(params.flags)));
+        }
+    }
+}
+
+fn each_alone(t: &mut Transcript) {
+    // CQSIZE without a size, ATTACH_WQ to descriptor 0 (not a ring), NO_MMAP
+    // without memory: refused for what they lack.
+    for (flag, _) in FLAGS {
+        attempt(t, *flag);
+    }
+}
+
+fn unknown(t: &mut Transcript) {
+    // Bits 17 and 18 have come since; from 20 on nothing is defined by 6.18.
+    for bit in 20..32 {
+        attempt(t, 1 << bit);
+    }
+    attempt(t, 1 << 31 | u::IORING_SETUP_CLAMP);
+}
+
+fn needed_together(t: &mut Transcript) {
+    let single = u::IORING_SETUP_SINGLE_ISSUER;
+    attempt(t, u::IORING_SETUP_DEFER_TASKRUN | single);
+    attempt(t, u::IORING_SETUP_TASKRUN_FLAG | u::IORING_SETUP_COOP_TASKRUN);
+    attempt(
+        t,
+        u::IORING_SETUP_TASKRUN_FLAG | u::IORING_SETUP_DEFER_TASKRUN | single,
+    );
+    attempt(t, u::IORING_SETUP_SQ_AFF | u::IORING_SETUP_SQPOLL);
+    attempt(t, u::IORING_SETUP_REGISTERED_FD_ONLY | u::IORING_SETUP_NO_SQARRAY);
+}
+
+fn excluded_together(t: &mut Transcript) {
+    let thread = u::IORING_SETUP_SQPOLL;
+    attempt(t, thread | u::IORING_SETUP_COOP_TASKRUN);
+    attempt(t, thread | u::IORING_SETUP_COOP_TASKRUN | u::IORING_SETUP_TASKRUN_FLAG);
+    attempt(t, thread | u::IORING_SETUP_TASKRUN_FLAG);
+    attempt(t, thread | u::IORING_SETUP_DEFER_TASKRUN | u::IORING_SETUP_SINGLE_ISSUER);
+    attempt(t, thread | u::IORING_SETUP_DEFER_TASKRUN);
+    attempt(t, u::IORING_SETUP_HYBRID_IOPOLL | thread);
+}
+
+fn allowed_together(t: &mut Transcript) {
+    let thread = u::IORING_SETUP_SQPOLL;
+    let wide = u::IORING_SETUP_SQE128 | u::IORING_SETUP_CQE32;
+    attempt(t, wide);
+    attempt(t, wide | u::IORING_SETUP_NO_SQARRAY);
+    attempt(t, thread | wide | u::IORING_SETUP_NO_SQARRAY);
+    attempt(t, thread | u::IORING_SETUP_SINGLE_ISSUER);
+    attempt(t, thread | u::IORING_SETUP_R_DISABLED | u::IORING_SETUP_SUBMIT_ALL);
+    attempt(
+        t,
+        u::IORING_SETUP_R_DISABLED
+            | u::IORING_SETUP_SINGLE_ISSUER
+            | u::IORING_SETUP_DEFER_TASKRUN
+            | u::IORING_SETUP_COOP_TASKRUN
+            | u::IORING_SETUP_TASKRUN_FLAG,
+    );
+    attempt(
+        t,
+        u::IORING_SETUP_CLAMP
+            | u::IORING_SETUP_SUBMIT_ALL
+            | u::IORING_SETUP_COOP_TASKRUN
+            | u::IORING_SETUP_SINGLE_ISSUER,
+    );
+}
+
+/// A ring with the flag does what a ring is for.
+fn nop_on_each(t: &mut Transcript) {
+    let single = u::IORING_SETUP_SINGLE_ISSUER;
+    let coop = u::IORING_SETUP_COOP_TASKRUN;
+    for flags in [
+        0,
+        u::IORING_SETUP_CLAMP,
+        u::IORING_SETUP_SUBMIT_ALL,
+        coop,
+        coop | u::IORING_SETUP_TASKRUN_FLAG,
+        single,
+        single | u::IORING_SETUP_DEFER_TASKRUN,
+        u::IORING_SETUP_SQE128,
+        u::IORING_SETUP_CQE32,
+        u::IORING_SETUP_NO_SQARRAY,
+        u::IORING_SETUP_SQE128 | u::IORING_SETUP_CQE32 | u::IORING_SETUP_NO_SQARRAY,
+    ] {
+        let mut ring = Ring::flags(4, flags);
+        for user_data in 1..=4 {
+            ring.push(nop(user_data));
+        }
+        t.result(format_args!("{} submit", words(flags)), ring.submit_and_wait(4));
+        t.in_order(&ring.reap());
+    }
+}
+
+fn sq_thread_cpu(t: &mut Transcript) {
+    let flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_SQ_AFF;
+    for (cpu, name) in [(0, "cpu 0"), (100_000, "cpu 100000"), (u32::MAX, "cpu -1")] {
+        let ring = Ring::with(4, |params| {
+            params.flags = flags;
+            params.sq_thread_cpu = cpu;
+        });
+        t.outcome(name, i64::from(ring.err().unwrap_or(0)));
+    }
+    // Without SQ_AFF nobody looks at the number.
+    let ring = Ring::with(4, |params| {
+        params.flags = u::IORING_SETUP_SQPOLL;
+        params.sq_thread_cpu = 100_000;
+    });
+    t.outcome("cpu 100000 without SQ_AFF", i64::from(ring.err().unwrap_or(0)));
+}
+
+fn attach_to_what(t: &mut Transcript) {
+    let first = Ring::new(4);
+    let thread = Ring::flags(4, u::IORING_SETUP_SQPOLL);
+    let mut attempt = |name: &str, flags, fd: i32| {
+        let ring = Ring::with(4, |params| {
+            params.flags = flags | u::IORING_SETUP_ATTACH_WQ;
+            params.wq_fd = fd as u32;
+        });
+        t.outcome(name, i64::from(ring.err().unwrap_or(0)));
+    };
+    attempt("to a plain ring", 0, first.fd);
+    attempt("to a closed number", 0, 9999);
+    attempt("to -1", 0, -1);
+    attempt("to something else", 0, 1);
+    attempt("SQPOLL to SQPOLL", u::IORING_SETUP_SQPOLL, thread.fd);
+    attempt("SQPOLL to plain", u::IORING_SETUP_SQPOLL, first.fd);
+    attempt("plain to SQPOLL", 0, thread.fd);
+}
+
+fn polled(t: &mut Transcript) {
+    let poll = u::IORING_SETUP_IOPOLL;
+    attempt(t, poll);
+    attempt(t, poll | u::IORING_SETUP_HYBRID_IOPOLL);
+    attempt(t, poll | u::IORING_SETUP_SQPOLL);
+    attempt(t, poll | u::IORING_SETUP_TASKRUN_FLAG);
+}
+
+fn mixed_cqes(t: &mut Transcript) {
+    attempt(t, CQE_MIXED);
+    attempt(t, CQE_MIXED | u::IORING_SETUP_CQE32);
+}

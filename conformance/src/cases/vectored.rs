@@ -1,0 +1,198 @@
+//! READV and WRITEV: vectors, how they are checked, and when they are copied.
+
+use std::os::fd::AsRawFd;
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::{BAD, KERNEL_HALF, Pages};
+use crate::ring::Ring;
+use crate::sqe::{CURRENT, Change, nop, read_at, readv, vector, writev};
+use crate::transcript::Transcript;
+
+use usring_uapi::{opcode, sqe_flags};
+
+pub const CASES: &[Case] = &[
+    case("vectored.scatter_gather", scatter_gather),
+    case("vectored.at_position", at_position),
+    case("vectored.counts", counts),
+    case("vectored.bad_vectors", bad_vectors),
+    case("vectored.partly_bad", partly_bad),
+    case("vectored.lengths", lengths),
+    case("vectored.short_read", short_read),
+    case("vectored.copied_by_submit", copied_by_submit),
+    case("vectored.copied_when_drained", copied_when_drained),
+    case("vectored.on_pipe", on_pipe),
+    case("vectored.forced_async", forced_async),
+    case("vectored.zero_length_elements", zero_length_elements),
+];
+
+fn of(buffer: &mut [u8]) -> libc::iovec {
+    vector(buffer.as_mut_ptr() as u64, buffer.len())
+}
+
+fn shown(buffer: &[u8]) -> String {
+    String::from_utf8_lossy(buffer).replace('\0', ".")
+}
+
+fn scatter_gather(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let (mut a, mut b, mut c) = ([0u8; 2], [0u8; 3], [0u8; 4]);
+    let vectors = [of(&mut a), of(&mut b), of(&mut c)];
+    t.entry(&ring.one(readv(file.as_raw_fd(), &vectors, 1, 1)));
+    t.say(format_args!("{} {} {}", shown(&a), shown(&b), shown(&c)));
+    t.entry(&ring.one(writev(file.as_raw_fd(), &vectors, 20, 2)));
+    t.say(shown(&files::content(&file)));
+}
+
+fn at_position(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let (mut a, mut b) = ([0u8; 2], [0u8; 3]);
+    let vectors = [of(&mut a), of(&mut b)];
+    t.entry(&ring.one(readv(file.as_raw_fd(), &vectors, CURRENT, 1)));
+    t.entry(&ring.one(writev(file.as_raw_fd(), &vectors, CURRENT, 2)));
+    t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
+}
+
+fn counts(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(&[b'x'; 2000]);
+    let fd = file.as_raw_fd();
+    let mut buffer = [0u8; 1];
+    let vectors = vec![of(&mut buffer); 1025];
+    for count in [0, 1, 8, 9, 1023, 1024, 1025] {
+        let entry = ring.one(readv(fd, &vectors[..count], 0, count as u64));
+        t.entry(&entry);
+    }
+    let count = |sqe: usring_uapi::Sqe, count| usring_uapi::Sqe { len: count, ..sqe };
+    t.entry(&ring.one(count(readv(fd, &vectors, 0, 1), u32::MAX)));
+    // No vectors: their address does not matter.
+    t.entry(&ring.one(read_at(fd, BAD, 0, 0, 2).with(|sqe| sqe.opcode = opcode::READV)));
+}
+
+fn bad_vectors(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    for (number, address) in [0, BAD, KERNEL_HALF, u64::MAX - 7].into_iter().enumerate() {
+        for opcode in [opcode::READV, opcode::WRITEV] {
+            let bad = read_at(fd, address, 1, 0, number as u64).with(|sqe| sqe.opcode = opcode);
+            t.entry(&ring.one(bad));
+        }
+    }
+    // The array runs into a bad page.
+    let mut pages = Pages::new(2);
+    let mut buffer = [0u8; 4];
+    let good = of(&mut buffer);
+    let start = 4096 - size_of::<libc::iovec>();
+    // SAFETY: the last sixteen bytes of the first page.
+    unsafe { pages.bytes().as_mut_ptr().add(start).cast::<libc::iovec>().write(good) };
+    pages.spoil_last();
+    let vectors = |count| read_at(fd, pages.at(start), count, 0, 10);
+    t.entry(&ring.one(vectors(1).with(|sqe| sqe.opcode = opcode::READV)));
+    t.entry(&ring.one(vectors(2).with(|sqe| sqe.opcode = opcode::READV)));
+}
+
+fn partly_bad(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let mut buffer = [0u8; 4];
+    let vectors = [of(&mut buffer), vector(BAD, 4)];
+    t.entry(&ring.one(readv(fd, &vectors, 0, 1)));
+    t.say(shown(&buffer));
+    let vectors = [vector(BAD, 4), of(&mut buffer)];
+    t.entry(&ring.one(readv(fd, &vectors, 0, 2)));
+    let vectors = [of(&mut buffer), vector(KERNEL_HALF, 4)];
+    t.entry(&ring.one(readv(fd, &vectors, 0, 3)));
+    t.entry(&ring.one(writev(fd, &vectors, 0, 4)));
+}
+
+fn lengths(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let mut buffer = [0u8; 16];
+    let address = buffer.as_mut_ptr() as u64;
+    for (number, length) in [usize::MAX, 1 << 63, (1 << 63) - 1, 1 << 32].into_iter().enumerate() {
+        t.entry(&ring.one(readv(fd, &[vector(address, length)], 0, number as u64)));
+    }
+    let half = (1 << 62) + 1;
+    t.entry(&ring.one(readv(fd, &[vector(address, half), vector(address, half)], 0, 9)));
+}
+
+fn short_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"01234");
+    let (mut a, mut b) = ([0u8; 4], [0u8; 4]);
+    t.entry(&ring.one(readv(file.as_raw_fd(), &[of(&mut a), of(&mut b)], 0, 1)));
+    t.say(format_args!("{} {}", shown(&a), shown(&b)));
+}
+
+/// The vectors of a read that waits are the kernel's: the program's array may
+/// change after submit, the buffers are those that it named.
+fn copied_by_submit(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let (mut a, mut b) = ([0u8; 4], [0u8; 4]);
+    let mut vectors = vec![of(&mut a[..2]), of(&mut b[..2])];
+    ring.push(readv(reader.as_raw_fd(), &vectors, 0, 1));
+    t.result("submit", ring.submit());
+    vectors.fill(vector(BAD, 4));
+    files::put(&writer, b"wxyz");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("{} {}", shown(&a), shown(&b)));
+}
+
+/// A drained request has not begun when submit returns; its vectors had to be
+/// copied all the same.
+fn copied_when_drained(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let file = files::memory_file(b"0123456789");
+    let (mut a, mut b) = ([0u8; 1], [0u8; 4]);
+    let mut first = vec![of(&mut a)];
+    let mut second = vec![of(&mut b)];
+    ring.push(readv(reader.as_raw_fd(), &first, 0, 1));
+    ring.push(readv(file.as_raw_fd(), &second, 0, 2).flagged(sqe_flags::IO_DRAIN));
+    ring.push(nop(3).flagged(sqe_flags::IO_DRAIN));
+    t.result("submit", ring.submit());
+    first.fill(vector(BAD, 1));
+    second.fill(vector(BAD, 4));
+    files::put(&writer, b"w");
+    t.in_order(&ring.wait(3));
+    t.say(format_args!("{} {}", shown(&a), shown(&b)));
+}
+
+fn on_pipe(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let (mut a, mut b) = (*b"abc", *b"defg");
+    t.entry(&ring.one(writev(writer.as_raw_fd(), &[of(&mut a), of(&mut b)], 0, 1)));
+    t.entry(&ring.one(readv(reader.as_raw_fd(), &[of(&mut b), of(&mut a)], 0, 2)));
+    t.say(format_args!("{} {}", shown(&b), shown(&a)));
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let (mut a, mut b) = ([0u8; 2], [0u8; 3]);
+    let mut vectors = vec![of(&mut a), of(&mut b)];
+    ring.push(readv(file.as_raw_fd(), &vectors, 2, 1).forced_async());
+    t.result("submit", ring.submit());
+    vectors.fill(vector(BAD, 4));
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("{} {}", shown(&a), shown(&b)));
+}
+
+fn zero_length_elements(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let mut a = [0u8; 3];
+    t.entry(&ring.one(readv(fd, &[vector(0, 0), of(&mut a), vector(BAD, 0)], 0, 1)));
+    t.say(shown(&a));
+    t.entry(&ring.one(readv(fd, &[vector(0, 0), vector(BAD, 0)], 0, 2)));
+    t.entry(&ring.one(readv(fd, &[vector(KERNEL_HALF, 0)], 0, 3)));
+}

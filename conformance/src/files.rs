@@ -1,0 +1,176 @@
+//! Descriptors and files that cases work on.
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+
+fn owned(fd: i32) -> OwnedFd {
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: a descriptor that was just made and belongs to nobody else.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A file in memory with this content, its position at the start.
+pub fn memory_file(content: &[u8]) -> OwnedFd {
+    // SAFETY: the name is a C string.
+    let fd = owned(unsafe { libc::memfd_create(c"conformance".as_ptr(), libc::MFD_CLOEXEC) });
+    // SAFETY: `content` is readable.
+    let written = unsafe {
+        libc::pwrite(
+            fd.as_raw_fd(),
+            content.as_ptr().cast(),
+            content.len(),
+            0,
+        )
+    };
+    assert_eq!(written, content.len() as isize);
+    fd
+}
+
+/// What the file holds.
+pub fn content(fd: &OwnedFd) -> Vec<u8> {
+    let mut content = vec![0; 1 << 16];
+    // SAFETY: `content` is writable for its length.
+    let count = unsafe {
+        libc::pread(
+            fd.as_raw_fd(),
+            content.as_mut_ptr().cast(),
+            content.len(),
+            0,
+        )
+    };
+    content.truncate(count.max(0) as usize);
+    content
+}
+
+/// The same as text, for a transcript.
+pub fn text(fd: &OwnedFd) -> String {
+    String::from_utf8_lossy(&content(fd)).into_owned()
+}
+
+/// The file's position.
+pub fn position(fd: &OwnedFd) -> i64 {
+    // SAFETY: no memory is involved.
+    unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR) }
+}
+
+/// A pipe: the end to read from, the end to write to.
+pub fn pipe() -> (OwnedFd, OwnedFd) {
+    pipe_with(0)
+}
+
+pub fn pipe_with(flags: i32) -> (OwnedFd, OwnedFd) {
+    let mut ends = [0; 2];
+    // SAFETY: two integers are written.
+    assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | flags) }, 0);
+    (owned(ends[0]), owned(ends[1]))
+}
+
+/// Two connected stream sockets.
+pub fn sockets() -> (OwnedFd, OwnedFd) {
+    sockets_of(libc::SOCK_STREAM)
+}
+
+pub fn sockets_of(kind: i32) -> (OwnedFd, OwnedFd) {
+    let mut ends = [0; 2];
+    let kind = kind | libc::SOCK_CLOEXEC;
+    // SAFETY: two integers are written.
+    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) }, 0);
+    (owned(ends[0]), owned(ends[1]))
+}
+
+/// An eventfd with this count.
+pub fn eventfd(count: u32) -> OwnedFd {
+    // SAFETY: no memory is involved.
+    owned(unsafe { libc::eventfd(count, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Writes bytes by the ordinary call; the answer.
+pub fn put(fd: &OwnedFd, bytes: &[u8]) -> isize {
+    // SAFETY: `bytes` is readable.
+    unsafe { libc::write(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) }
+}
+
+/// Reads by the ordinary call; the bytes, or the negative errno.
+pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
+    let mut bytes = vec![0; most];
+    // SAFETY: `bytes` is writable for `most`.
+    let count = unsafe { libc::read(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), most) };
+    if count < 0 {
+        return Err(-crate::door::errno());
+    }
+    bytes.truncate(count as usize);
+    Ok(bytes)
+}
+
+/// An eventfd's count since it was last read; 0 when there is none.
+pub fn event_count(fd: &OwnedFd) -> u64 {
+    match take(fd, 8) {
+        Ok(bytes) if bytes.len() == 8 => {
+            u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))
+        }
+        _ => 0,
+    }
+}
+
+/// Fills a pipe or socket until it takes no more.
+pub fn fill(fd: &OwnedFd) -> usize {
+    let mut total = 0;
+    set_nonblocking(fd, true);
+    loop {
+        let count = put(fd, &[b'.'; 4096]);
+        if count <= 0 {
+            break;
+        }
+        total += count as usize;
+    }
+    set_nonblocking(fd, false);
+    total
+}
+
+pub fn set_nonblocking(fd: &OwnedFd, on: bool) {
+    let flags = if on { libc::O_NONBLOCK } else { 0 };
+    // SAFETY: no memory is involved.
+    assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }, 0);
+}
+
+/// Whether a number is an open descriptor.
+pub fn is_open(fd: i32) -> bool {
+    // SAFETY: no memory is involved.
+    unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+}
+
+/// A directory of the case's own, removed with what is in it.
+pub struct Scratch {
+    pub path: PathBuf,
+}
+
+impl Scratch {
+    pub fn new() -> Scratch {
+        let name = format!("conformance-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("a directory under TMPDIR");
+        Scratch { path }
+    }
+
+    /// A path in it, for a system call.
+    pub fn path_of(&self, name: &str) -> CString {
+        CString::new(self.path.join(name).into_os_string().into_encoded_bytes())
+            .expect("no zero byte in a path")
+    }
+
+    /// A new file in it, open for reading and writing.
+    pub fn file(&self, name: &str, content: &[u8]) -> OwnedFd {
+        std::fs::write(self.path.join(name), content).expect("a file in the scratch directory");
+        let path = self.path_of(name);
+        // SAFETY: the path is a C string.
+        owned(unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}

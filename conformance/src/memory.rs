@@ -1,0 +1,80 @@
+//! Memory of the suite: zeroed structures, pages that can be made bad.
+
+use std::ffi::c_void;
+
+/// A structure of Linux's with every field zero.
+pub fn zeroed<T: Copy>() -> T {
+    // SAFETY: only used for the plain structures of the io_uring interface
+    // and libc, of integers, arrays and unions of them, for which zero is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Anonymous pages of our own, unmapped on drop.
+pub struct Pages {
+    pub address: *mut u8,
+    pub length: usize,
+}
+
+pub const PAGE: usize = 4096;
+
+impl Pages {
+    pub fn new(pages: usize) -> Pages {
+        let length = pages * PAGE;
+        // SAFETY: a new anonymous mapping.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert!(address != libc::MAP_FAILED, "no memory");
+        Pages {
+            address: address.cast(),
+            length,
+        }
+    }
+
+    /// Takes every right away from the last page.
+    pub fn spoil_last(&self) {
+        self.protect_last(libc::PROT_NONE);
+    }
+
+    /// Changes the last page's protection.
+    pub fn protect_last(&self, protection: i32) {
+        // SAFETY: the page is ours; only bad-pointer cases name it afterwards.
+        let answer = unsafe {
+            libc::mprotect(
+                self.address.add(self.length - PAGE).cast(),
+                PAGE,
+                protection,
+            )
+        };
+        assert_eq!(answer, 0);
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: our own pages, readable and writable unless spoiled.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.length) }
+    }
+
+    pub fn at(&self, offset: usize) -> u64 {
+        self.address as u64 + offset as u64
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`.
+        unsafe { libc::munmap(self.address.cast::<c_void>(), self.length) };
+    }
+}
+
+/// An address at which nothing is ever mapped for a program.
+pub const BAD: u64 = 0x10;
+
+/// An address in the kernel's half, which no program may name.
+pub const KERNEL_HALF: u64 = 0xffff_8000_0000_0000;

@@ -1,0 +1,116 @@
+//! Numbers as words: errnos, and the bits of flag words. A transcript that
+//! says `-ENOBUFS` and `MORE|BUFFER` can be read and compared without a table.
+
+use usring_uapi::errno as e;
+use usring_uapi::io_uring as u;
+
+macro_rules! errno_names {
+    ($($name:ident)*) => { &[$((e::$name as i32, stringify!($name))),*] };
+}
+
+const ERRNOS: &[(i32, &str)] = errno_names! {
+    EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST
+    EXDEV ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG ENOSPC ESPIPE EROFS
+    EPIPE ENOSYS ELOOP ENOTEMPTY EOVERFLOW EBADFD EILSEQ EOPNOTSUPP ECONNRESET ENOBUFS ENOTCONN
+    ETIMEDOUT EALREADY ECANCELED EOWNERDEAD ETIME EBADR ENAMETOOLONG EPROTO ENODATA ENOTSOCK
+    ECONNREFUSED EDOM ERANGE EUSERS ELIBBAD ENOEXEC EBADMSG
+};
+
+/// A system call's answer: a count, or `-ENAME`.
+pub fn result(value: i32) -> String {
+    if value >= 0 {
+        return value.to_string();
+    }
+    match ERRNOS.iter().find(|(number, _)| *number == -value) {
+        Some((_, name)) => format!("-{name}"),
+        None => format!("-errno({})", -value),
+    }
+}
+
+/// The same, for an answer whose value is not the kernel's promise (a new
+/// descriptor, an address).
+pub fn outcome(value: i64) -> String {
+    if value >= 0 {
+        "ok".into()
+    } else {
+        result(value as i32)
+    }
+}
+
+/// The names of the bits of `word`, joined by `|`; `-` when none is set.
+pub fn bits(word: u32, names: &[(u32, &str)]) -> String {
+    let mut words: Vec<String> = Vec::new();
+    let mut left = word;
+    for (bit, name) in names {
+        if left & bit != 0 {
+            words.push((*name).into());
+            left &= !bit;
+        }
+    }
+    if left != 0 {
+        words.push(format!("{left:#x}"));
+    }
+    if words.is_empty() {
+        "-".into()
+    } else {
+        words.join("|")
+    }
+}
+
+/// A CQE's flags; the buffer's id stands in brackets.
+pub fn cqe_flags(flags: u32) -> String {
+    let names = [
+        (u::IORING_CQE_F_MORE, "MORE"),
+        (u::IORING_CQE_F_SOCK_NONEMPTY, "SOCK_NONEMPTY"),
+        (u::IORING_CQE_F_NOTIF, "NOTIF"),
+        (u::IORING_CQE_F_BUF_MORE, "BUF_MORE"),
+    ];
+    let low = flags & 0xffff & !u::IORING_CQE_F_BUFFER;
+    let mut text = bits(low, &names);
+    if flags & u::IORING_CQE_F_BUFFER != 0 {
+        let buffer = format!("BUFFER({})", flags >> u::IORING_CQE_BUFFER_SHIFT);
+        text = if text == "-" {
+            buffer
+        } else {
+            format!("{text}|{buffer}")
+        };
+    } else if flags >> 16 != 0 {
+        text = format!("{text}|upper({})", flags >> 16);
+    }
+    text
+}
+
+/// The flags word of the submission queue.
+pub fn sq_flags(flags: u32) -> String {
+    bits(
+        flags,
+        &[
+            (u::IORING_SQ_NEED_WAKEUP, "NEED_WAKEUP"),
+            (u::IORING_SQ_CQ_OVERFLOW, "CQ_OVERFLOW"),
+            (u::IORING_SQ_TASKRUN, "TASKRUN"),
+        ],
+    )
+}
+
+/// Poll events.
+pub fn events(events: i32) -> String {
+    if events < 0 {
+        return result(events);
+    }
+    bits(
+        events as u32,
+        &[
+            (libc::POLLIN as u32, "IN"),
+            (libc::POLLPRI as u32, "PRI"),
+            (libc::POLLOUT as u32, "OUT"),
+            (libc::POLLERR as u32, "ERR"),
+            (libc::POLLHUP as u32, "HUP"),
+            (libc::POLLNVAL as u32, "NVAL"),
+            (libc::POLLRDNORM as u32, "RDNORM"),
+            (libc::POLLRDBAND as u32, "RDBAND"),
+            (libc::POLLWRNORM as u32, "WRNORM"),
+            (libc::POLLWRBAND as u32, "WRBAND"),
+            (libc::POLLRDHUP as u32, "RDHUP"),
+        ],
+    )
+}

@@ -1,0 +1,462 @@
+//! A small io_uring client: one thread fills the SQ, enters, reads the CQ.
+//!
+//! It is written for clarity and for saying exactly which call is made, not
+//! for speed: nothing here enters behind a case's back but [`Ring::wait`] and
+//! what is built on it.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use usring_uapi::io_uring as u;
+use usring_uapi::{Cqe, Sqe};
+
+use crate::names;
+use crate::{door, memory::zeroed};
+
+pub type Params = u::io_uring_params;
+
+/// How long [`Ring::wait`] waits for a completion that has to come.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A completion as a case sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    pub user_data: u64,
+    pub res: i32,
+    pub flags: u32,
+    /// The second half of a CQE32 entry; zero on other rings.
+    pub extra: [u64; 2],
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.user_data, names::result(self.res))?;
+        if self.flags != 0 {
+            write!(f, " {}", names::cqe_flags(self.flags))?;
+        }
+        Ok(())
+    }
+}
+
+/// The addresses of a mapped ring.
+#[derive(Clone, Copy)]
+struct Memory {
+    sq: *mut u8,
+    cq: *mut u8,
+    sqes: *mut u8,
+    /// Mappings to undo: address and length.
+    owned: [(usize, usize); 3],
+}
+
+pub struct Ring {
+    /// The descriptor, or the index of a registered ring.
+    pub fd: i32,
+    pub params: Params,
+    memory: Memory,
+    /// SQEs written but not yet handed over by an enter.
+    pending: u32,
+    tail: u32,
+    /// Set when `fd` is an index: added to every enter.
+    pub enter_flags: u32,
+    /// Set when `fd` is an index: added to every register opcode.
+    pub register_flags: u32,
+    closed: bool,
+}
+
+// SAFETY: the addresses are of memory that is shared on purpose; a case that
+// uses a ring from two threads says who does what.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// A plain ring.
+    pub fn new(entries: u32) -> Ring {
+        Ring::with(entries, |_| ()).expect("a plain ring can be made")
+    }
+
+    /// A ring with these setup flags.
+    pub fn flags(entries: u32, flags: u32) -> Ring {
+        Ring::with(entries, |params| params.flags = flags)
+            .unwrap_or_else(|error| panic!("setup with {flags:#x}: {}", names::result(error)))
+    }
+
+    /// A ring with parameters; the negative errno of setup.
+    pub fn with(entries: u32, choose: impl FnOnce(&mut Params)) -> Result<Ring, i32> {
+        let mut params: Params = zeroed();
+        choose(&mut params);
+        let fd = door::setup(entries, &mut params);
+        if fd < 0 {
+            return Err(fd);
+        }
+        let sq_length = sq_length(&params);
+        let cq_length = cq_length(&params);
+        let both = sq_length.max(cq_length);
+        let shared = must_map(fd, both, u64::from(u::IORING_OFF_SQ_RING));
+        let sqes = must_map(fd, sqes_length(&params), u64::from(u::IORING_OFF_SQES));
+        let memory = Memory {
+            sq: shared,
+            cq: shared,
+            sqes,
+            owned: [
+                (shared as usize, both),
+                (sqes as usize, sqes_length(&params)),
+                (0, 0),
+            ],
+        };
+        Ok(Ring::over(fd, params, memory))
+    }
+
+    /// A ring whose memory is the program's own (NO_MMAP): `rings` holds SQ and
+    /// CQ, `sqes` the entries; both outlive the ring.
+    pub fn over_memory(fd: i32, params: Params, rings: *mut u8, sqes: *mut u8) -> Ring {
+        let memory = Memory {
+            sq: rings,
+            cq: rings,
+            sqes,
+            owned: [(0, 0); 3],
+        };
+        Ring::over(fd, params, memory)
+    }
+
+    fn over(fd: i32, params: Params, memory: Memory) -> Ring {
+        Ring {
+            fd,
+            params,
+            memory,
+            pending: 0,
+            tail: 0,
+            enter_flags: 0,
+            register_flags: 0,
+            closed: false,
+        }
+    }
+
+    fn sq_word(&self, offset: u32) -> &AtomicU32 {
+        // SAFETY: the kernel gave this offset for the mapping, which lives as
+        // long as the ring; both sides use the word atomically.
+        unsafe { &*self.memory.sq.add(offset as usize).cast::<AtomicU32>() }
+    }
+
+    fn cq_word(&self, offset: u32) -> &AtomicU32 {
+        // SAFETY: as for `sq_word`.
+        unsafe { &*self.memory.cq.add(offset as usize).cast::<AtomicU32>() }
+    }
+
+    /// A word of the shared mapping.
+    pub fn word(&self, offset: u32) -> u32 {
+        self.sq_word(offset).load(Ordering::Acquire)
+    }
+
+    pub fn sq_head(&self) -> u32 {
+        self.sq_word(self.params.sq_off.head)
+            .load(Ordering::Acquire)
+    }
+
+    pub fn sq_tail(&self) -> u32 {
+        self.sq_word(self.params.sq_off.tail)
+            .load(Ordering::Acquire)
+    }
+
+    pub fn sq_flags(&self) -> u32 {
+        self.sq_word(self.params.sq_off.flags)
+            .load(Ordering::SeqCst)
+    }
+
+    pub fn sq_dropped(&self) -> u32 {
+        self.sq_word(self.params.sq_off.dropped)
+            .load(Ordering::Acquire)
+    }
+
+    pub fn cq_head(&self) -> u32 {
+        self.cq_word(self.params.cq_off.head)
+            .load(Ordering::Acquire)
+    }
+
+    pub fn cq_tail(&self) -> u32 {
+        self.cq_word(self.params.cq_off.tail)
+            .load(Ordering::Acquire)
+    }
+
+    pub fn cq_overflow(&self) -> u32 {
+        self.cq_word(self.params.cq_off.overflow)
+            .load(Ordering::Acquire)
+    }
+
+    pub fn set_cq_flags(&self, flags: u32) {
+        self.cq_word(self.params.cq_off.flags)
+            .store(flags, Ordering::Release);
+    }
+
+    /// How many CQEs stand in the queue.
+    pub fn ready(&self) -> u32 {
+        self.cq_tail().wrapping_sub(self.cq_head())
+    }
+
+    /// Writes one SQE behind the last; it is handed over by the next enter.
+    pub fn push(&mut self, sqe: Sqe) {
+        self.push_wide(sqe, &[]);
+    }
+
+    /// One SQE128: the entry and the 64 bytes after it.
+    pub fn push_wide(&mut self, sqe: Sqe, rest: &[u8]) {
+        let mask = self.params.sq_entries - 1;
+        let slot = self.tail & mask;
+        let stride = if self.params.flags & u::IORING_SETUP_SQE128 != 0 {
+            128
+        } else {
+            64
+        };
+        // SAFETY: slot < sq_entries, so the entry lies in the mapping; the
+        // kernel reads it only after the tail is published below.
+        unsafe {
+            let place = self.memory.sqes.add(slot as usize * stride);
+            place.cast::<Sqe>().write_volatile(sqe);
+            place
+                .add(64)
+                .copy_from(rest.as_ptr(), rest.len().min(stride - 64));
+        }
+        if self.params.flags & u::IORING_SETUP_NO_SQARRAY == 0 {
+            self.sq_word(self.params.sq_off.array + slot * 4)
+                .store(slot, Ordering::Relaxed);
+        }
+        self.tail = self.tail.wrapping_add(1);
+        self.pending += 1;
+        self.sq_word(self.params.sq_off.tail)
+            .store(self.tail, Ordering::Release);
+    }
+
+    /// Puts `value` where the array names the SQE of the next push.
+    pub fn poke_array(&mut self, slot: u32, value: u32) {
+        self.sq_word(self.params.sq_off.array + slot * 4)
+            .store(value, Ordering::Relaxed);
+    }
+
+    /// Moves the SQ's tail without writing an entry.
+    pub fn advance_tail(&mut self, by: u32) {
+        self.tail = self.tail.wrapping_add(by);
+        self.sq_word(self.params.sq_off.tail)
+            .store(self.tail, Ordering::Release);
+    }
+
+    /// io_uring_enter with exactly these arguments.
+    pub fn enter(&self, submit: u32, complete: u32, flags: u32) -> i32 {
+        self.enter_with(submit, complete, flags, std::ptr::null(), 0)
+    }
+
+    /// io_uring_enter with an argument of `size` bytes.
+    pub fn enter_with(
+        &self,
+        submit: u32,
+        complete: u32,
+        flags: u32,
+        argument: *const c_void,
+        size: usize,
+    ) -> i32 {
+        door::enter(
+            self.fd,
+            submit,
+            complete,
+            flags | self.enter_flags,
+            argument,
+            size,
+        )
+    }
+
+    /// Hands over what was pushed.
+    pub fn submit(&mut self) -> i32 {
+        let count = std::mem::take(&mut self.pending);
+        self.enter(count, 0, 0)
+    }
+
+    /// Hands over what was pushed and waits for `complete` completions.
+    pub fn submit_and_wait(&mut self, complete: u32) -> i32 {
+        let count = std::mem::take(&mut self.pending);
+        self.enter(count, complete, u::IORING_ENTER_GETEVENTS)
+    }
+
+    /// Forgets the count of what was pushed (a case enters by itself).
+    pub fn forget_pending(&mut self) -> u32 {
+        std::mem::take(&mut self.pending)
+    }
+
+    /// io_uring_register.
+    pub fn register<T>(&self, opcode: u32, argument: *const T, count: u32) -> i32 {
+        door::register(
+            self.fd,
+            opcode | self.register_flags,
+            argument.cast(),
+            count,
+        )
+    }
+
+    /// The next completion in memory, if there is one; never enters.
+    pub fn peek(&mut self) -> Option<Entry> {
+        let head = self.cq_head();
+        if head == self.cq_tail() {
+            return None;
+        }
+        let index = (head & (self.params.cq_entries - 1)) as usize;
+        let wide = self.params.flags & u::IORING_SETUP_CQE32 != 0;
+        let stride = if wide { 32 } else { 16 };
+        // SAFETY: the index is masked, so the entry lies in the mapping; the
+        // tail was loaded with acquire, so it has been written.
+        let (cqe, extra) = unsafe {
+            let place = self
+                .memory
+                .cq
+                .add(self.params.cq_off.cqes as usize + index * stride);
+            let extra = if wide {
+                place.add(16).cast::<[u64; 2]>().read_volatile()
+            } else {
+                [0; 2]
+            };
+            (place.cast::<Cqe>().read_volatile(), extra)
+        };
+        self.cq_word(self.params.cq_off.head)
+            .store(head.wrapping_add(1), Ordering::Release);
+        Some(Entry {
+            user_data: cqe.user_data,
+            res: cqe.res,
+            flags: cqe.flags,
+            extra,
+        })
+    }
+
+    /// All completions in memory; never enters.
+    pub fn reap(&mut self) -> Vec<Entry> {
+        std::iter::from_fn(|| self.peek()).collect()
+    }
+
+    /// Waits in the kernel until `count` completions have been seen, and
+    /// returns them; fewer after five seconds or an error.
+    pub fn wait(&mut self, count: usize) -> Vec<Entry> {
+        let mut entries = self.reap();
+        let deadline = Instant::now() + PATIENCE;
+        while entries.len() < count {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let answer = self.enter_for(0, 1, left);
+            entries.extend(self.reap());
+            if answer < 0 && answer != -libc::EINTR && answer != -libc::ETIME {
+                break;
+            }
+        }
+        entries
+    }
+
+    /// enter(GETEVENTS) that ends after `limit` with -ETIME.
+    pub fn enter_for(&self, submit: u32, complete: u32, limit: Duration) -> i32 {
+        let time = crate::time::from_duration(limit);
+        let mut argument: u::io_uring_getevents_arg = zeroed();
+        argument.ts = &raw const time as u64;
+        self.enter_with(
+            submit,
+            complete,
+            u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG,
+            (&raw const argument).cast(),
+            size_of_val(&argument),
+        )
+    }
+
+    /// Submits and waits for one completion each, sorted by user_data. A bad
+    /// SQE ends its batch; what stands behind it is submitted by another enter.
+    pub fn run(&mut self, sqes: &[Sqe]) -> Vec<Entry> {
+        for sqe in sqes {
+            self.push(*sqe);
+        }
+        let mut left = self.forget_pending();
+        while left > 0 {
+            let answer = self.enter(left, 0, 0);
+            if answer <= 0 {
+                break;
+            }
+            left -= answer as u32;
+        }
+        let mut entries = self.wait(sqes.len());
+        entries.sort_by_key(|entry| entry.user_data);
+        entries
+    }
+
+    /// One request, its completion.
+    pub fn one(&mut self, sqe: Sqe) -> Entry {
+        let user_data = sqe.user_data;
+        let entries = self.run(&[sqe]);
+        match entries.first() {
+            Some(entry) => *entry,
+            None => panic!("request {user_data} did not complete"),
+        }
+    }
+
+    /// Looks at the CQ in memory, without a system call on the ring, until
+    /// `count` completions stand there or five seconds have passed.
+    pub fn watch(&self, count: u32) -> bool {
+        crate::time::until(|| self.ready() >= count)
+    }
+
+    /// Closes the descriptor; the mappings stay.
+    pub fn close(&mut self) -> i32 {
+        self.closed = true;
+        door::close(self.fd)
+    }
+
+    /// The memory and the descriptor are somebody else's from now on.
+    pub fn abandon(&mut self) {
+        self.closed = true;
+        self.memory.owned = [(0, 0); 3];
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        for (address, length) in self.memory.owned {
+            if length != 0 {
+                // SAFETY: mapped by `with`, and no pointer into it outlives the ring.
+                unsafe { libc::munmap(address as *mut c_void, length) };
+            }
+        }
+        if !self.closed {
+            door::close(self.fd);
+        }
+    }
+}
+
+/// Bytes of the SQ's mapping.
+pub fn sq_length(params: &Params) -> usize {
+    if params.flags & u::IORING_SETUP_NO_SQARRAY != 0 {
+        return cq_length(params);
+    }
+    params.sq_off.array as usize + params.sq_entries as usize * 4
+}
+
+/// Bytes of the CQ's mapping.
+pub fn cq_length(params: &Params) -> usize {
+    let entry = if params.flags & u::IORING_SETUP_CQE32 != 0 {
+        32
+    } else {
+        16
+    };
+    params.cq_off.cqes as usize + params.cq_entries as usize * entry
+}
+
+/// Bytes of the SQEs' mapping.
+pub fn sqes_length(params: &Params) -> usize {
+    let entry = if params.flags & u::IORING_SETUP_SQE128 != 0 {
+        128
+    } else {
+        64
+    };
+    params.sq_entries as usize * entry
+}
+
+fn must_map(fd: i32, length: usize, offset: u64) -> *mut u8 {
+    let address = door::map(fd, length, offset);
+    assert!(
+        address > 0,
+        "mmap at {offset:#x}: {}",
+        names::outcome(address)
+    );
+    address as *mut u8
+}

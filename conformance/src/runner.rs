@@ -1,0 +1,92 @@
+//! Runs cases, each in a process of its own with a time limit, so that one
+//! that crashes or hangs says so and leaves the others alone.
+
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::case::Case;
+use crate::door;
+
+/// After this a case counts as hung.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// What a case printed; a last line says how it ended if that was not well.
+pub fn transcript(case: &Case) -> String {
+    let program = std::env::current_exe().expect("this program has a path");
+    let mut command = Command::new(program);
+    command.arg("run");
+    if door::is_inline() {
+        command.arg("--inline");
+    }
+    command.arg(case.name);
+    let child = command
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this program can be started again");
+    collect(child, case.name)
+}
+
+/// Reads a child's output to its end and waits for it, at most [`LIMIT`].
+fn collect(mut child: Child, name: &str) -> String {
+    let mut output = child.stdout.take().expect("the output is a pipe");
+    let reader = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = output.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
+    let ending = match wait(&mut child) {
+        Some(status) if status.success() => String::new(),
+        Some(status) => match status.signal() {
+            Some(signal) => format!("{name}: died of signal {signal}\n"),
+            None => format!("{name}: exit status {}\n", status.code().unwrap_or(-1)),
+        },
+        None => format!("{name}: hang\n"),
+    };
+    // Whatever the case forked is in its group; none of it may outlive the case.
+    // SAFETY: the group was made for this child, which has been waited for or
+    // is about to be; no memory is involved.
+    unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
+    let _ = child.wait();
+    reader.join().unwrap_or_default() + &ending
+}
+
+fn wait(child: &mut Child) -> Option<ExitStatus> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs each case `times` times and names those whose transcripts differ.
+/// Returns how many did.
+pub fn repeat(cases: &[Case], times: usize) -> usize {
+    let mut unstable = 0;
+    for case in cases {
+        let first = transcript(case);
+        let mut other = None;
+        for _ in 1..times {
+            let again = transcript(case);
+            if again != first {
+                other = Some(again);
+                break;
+            }
+        }
+        if let Some(other) = other {
+            unstable += 1;
+            println!("{}: not the same every time", case.name);
+            println!("--- once\n{first}--- then\n{other}---");
+        }
+    }
+    println!("{} cases, {times} times each, {unstable} unstable", cases.len());
+    unstable
+}

@@ -1,0 +1,156 @@
+//! Submission queue entries by name: what an opcode's fields mean, in one place.
+
+use usring_uapi::{Sqe, Timespec, opcode, sqe_flags};
+
+/// An entry with an opcode, a descriptor and its user_data; all else zero.
+pub fn sqe(opcode: u8, fd: i32, user_data: u64) -> Sqe {
+    Sqe {
+        opcode,
+        fd,
+        user_data,
+        ..Sqe::default()
+    }
+}
+
+/// Changes to an entry, in a chain.
+pub trait Change: Sized {
+    fn with(self, change: impl FnOnce(&mut Sqe)) -> Sqe;
+
+    /// Adds `IOSQE_*` flags.
+    fn flagged(self, flags: u8) -> Sqe {
+        self.with(|sqe| sqe.flags |= flags)
+    }
+
+    /// Sets the operation's own flags.
+    fn op_flags(self, flags: u32) -> Sqe {
+        self.with(|sqe| sqe.op_flags = flags)
+    }
+
+    fn linked(self) -> Sqe {
+        self.flagged(sqe_flags::IO_LINK)
+    }
+
+    fn fixed(self) -> Sqe {
+        self.flagged(sqe_flags::FIXED_FILE)
+    }
+
+    fn forced_async(self) -> Sqe {
+        self.flagged(sqe_flags::ASYNC)
+    }
+}
+
+impl Change for Sqe {
+    fn with(mut self, change: impl FnOnce(&mut Sqe)) -> Sqe {
+        change(&mut self);
+        self
+    }
+}
+
+/// The offset that means "the file's position".
+pub const CURRENT: u64 = u64::MAX;
+
+pub fn nop(user_data: u64) -> Sqe {
+    sqe(opcode::NOP, -1, user_data)
+}
+
+pub fn read(fd: i32, buffer: &mut [u8], offset: u64, user_data: u64) -> Sqe {
+    let address = buffer.as_mut_ptr() as u64;
+    read_at(fd, address, buffer.len() as u32, offset, user_data)
+}
+
+pub fn read_at(fd: i32, address: u64, length: u32, offset: u64, user_data: u64) -> Sqe {
+    Sqe {
+        addr: address,
+        len: length,
+        off: offset,
+        ..sqe(opcode::READ, fd, user_data)
+    }
+}
+
+pub fn write(fd: i32, buffer: &[u8], offset: u64, user_data: u64) -> Sqe {
+    let address = buffer.as_ptr() as u64;
+    write_at(fd, address, buffer.len() as u32, offset, user_data)
+}
+
+pub fn write_at(fd: i32, address: u64, length: u32, offset: u64, user_data: u64) -> Sqe {
+    Sqe {
+        opcode: opcode::WRITE,
+        ..read_at(fd, address, length, offset, user_data)
+    }
+}
+
+pub fn readv(fd: i32, vectors: &[libc::iovec], offset: u64, user_data: u64) -> Sqe {
+    Sqe {
+        opcode: opcode::READV,
+        ..read_at(
+            fd,
+            vectors.as_ptr() as u64,
+            vectors.len() as u32,
+            offset,
+            user_data,
+        )
+    }
+}
+
+pub fn writev(fd: i32, vectors: &[libc::iovec], offset: u64, user_data: u64) -> Sqe {
+    Sqe {
+        opcode: opcode::WRITEV,
+        ..readv(fd, vectors, offset, user_data)
+    }
+}
+
+/// A scatter or gather element.
+pub fn vector(address: u64, length: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: address as *mut libc::c_void,
+        iov_len: length,
+    }
+}
+
+pub fn poll(fd: i32, events: i16, user_data: u64) -> Sqe {
+    sqe(opcode::POLL_ADD, fd, user_data).op_flags(u32::from(events as u16))
+}
+
+pub fn poll_remove(target: u64, user_data: u64) -> Sqe {
+    Sqe {
+        addr: target,
+        ..sqe(opcode::POLL_REMOVE, -1, user_data)
+    }
+}
+
+/// `time` must live until the entry has been submitted.
+pub fn timeout(time: &Timespec, count: u64, flags: u32, user_data: u64) -> Sqe {
+    Sqe {
+        addr: &raw const *time as u64,
+        len: 1,
+        off: count,
+        op_flags: flags,
+        ..sqe(opcode::TIMEOUT, -1, user_data)
+    }
+}
+
+pub fn timeout_remove(target: u64, user_data: u64) -> Sqe {
+    Sqe {
+        addr: target,
+        ..sqe(opcode::TIMEOUT_REMOVE, -1, user_data)
+    }
+}
+
+pub fn link_timeout(time: &Timespec, flags: u32, user_data: u64) -> Sqe {
+    Sqe {
+        opcode: opcode::LINK_TIMEOUT,
+        ..timeout(time, 0, flags, user_data)
+    }
+}
+
+pub fn cancel(target: u64, flags: u32, user_data: u64) -> Sqe {
+    Sqe {
+        addr: target,
+        op_flags: flags,
+        ..sqe(opcode::ASYNC_CANCEL, -1, user_data)
+    }
+}
+
+pub fn close(fd: i32, user_data: u64) -> Sqe {
+    sqe(opcode::CLOSE, fd, user_data)
+}

@@ -1,0 +1,61 @@
+//! Times given to the kernel, and bounded waits of our own.
+
+use std::time::{Duration, Instant};
+
+use usring_uapi::Timespec;
+
+/// Long enough that it never expires in a case.
+pub const LONG: Timespec = Timespec {
+    tv_sec: 60,
+    tv_nsec: 0,
+};
+
+pub fn milliseconds(count: i64) -> Timespec {
+    Timespec {
+        tv_sec: count / 1000,
+        tv_nsec: count % 1000 * 1_000_000,
+    }
+}
+
+pub fn from_duration(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs() as i64,
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}
+
+/// `clock` now, plus `milliseconds`.
+pub fn on_clock(clock: libc::clockid_t, milliseconds: i64) -> Timespec {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is ours to write.
+    unsafe { libc::clock_gettime(clock, &mut now) };
+    let nanoseconds = now.tv_nsec + milliseconds * 1_000_000;
+    Timespec {
+        tv_sec: now.tv_sec + nanoseconds.div_euclid(1_000_000_000),
+        tv_nsec: nanoseconds.rem_euclid(1_000_000_000),
+    }
+}
+
+/// Whether `condition` came true within five seconds. Yields between looks, so
+/// that on one processor the other side can run.
+pub fn until(mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Time in which something that must not happen would have happened. The one
+/// place where the suite sleeps: an absence has no event to wait for.
+pub fn long_enough_to_notice() {
+    std::thread::sleep(Duration::from_millis(30));
+}

@@ -1,0 +1,80 @@
+//! What a case prints: `case: line`, at once, so that a case which hangs has
+//! shown how far it came. Lines hold results and flags; never times, addresses
+//! or descriptor numbers, which the kernel does not promise.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::names;
+use crate::ring::Entry;
+
+pub struct Transcript {
+    case: &'static str,
+}
+
+impl Transcript {
+    pub fn new(case: &'static str) -> Transcript {
+        Transcript { case }
+    }
+
+    /// One line.
+    pub fn say(&mut self, line: impl Display) {
+        let mut output = std::io::stdout().lock();
+        // A reader that has gone away ends the run; there is nobody to tell.
+        let _ = writeln!(output, "{}: {line}", self.case);
+        let _ = output.flush();
+    }
+
+    /// A call and the kernel's answer to it.
+    pub fn result(&mut self, call: impl Display, value: i32) {
+        self.say(format_args!("{call} = {}", names::result(value)));
+    }
+
+    /// The same for an answer whose value means nothing (descriptor, address).
+    pub fn outcome(&mut self, call: impl Display, value: i64) {
+        self.say(format_args!("{call} = {}", names::outcome(value)));
+    }
+
+    /// One completion.
+    pub fn entry(&mut self, entry: &Entry) {
+        self.say(format_args!("cqe {entry}"));
+    }
+
+    /// Completions in the order in which they stood in the queue.
+    pub fn in_order(&mut self, entries: &[Entry]) {
+        for entry in entries {
+            self.entry(entry);
+        }
+        if entries.is_empty() {
+            self.say("no cqe");
+        }
+    }
+
+    /// Completions whose order the kernel does not promise.
+    pub fn sorted(&mut self, entries: &[Entry]) {
+        let mut sorted = entries.to_vec();
+        sorted.sort_by_key(|entry| entry.user_data);
+        self.in_order(&sorted);
+    }
+
+    /// Whether `waited` lies between the two bounds, both named in words; the
+    /// time itself is not printed.
+    pub fn between(&mut self, what: impl Display, waited: Duration, least: u64, most: u64) {
+        let verdict = if waited < Duration::from_millis(least) {
+            format!("too early (under {least} ms)")
+        } else if waited > Duration::from_millis(most) {
+            format!("too late (over {most} ms)")
+        } else {
+            format!("after {least} to {most} ms")
+        };
+        self.say(format_args!("{what}: {verdict}"));
+    }
+}
+
+/// Runs `work` and says how long it took.
+pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let value = work();
+    (value, start.elapsed())
+}
