@@ -1,0 +1,177 @@
+//! The engine's half of the CQ: it produces.
+//!
+//! A CQE that finds no room goes to the backlog, in order, and nothing is
+//! lost: the SQ's flag `CQ_OVERFLOW` tells the program to enter, and enter
+//! calls [`CompletionQueue::flush_overflow`]. While the backlog is not empty
+//! every new CQE goes behind it.
+
+use crate::layout;
+use crate::memory::{Memory, flags};
+use alloc::collections::VecDeque;
+use usring_sys::ordering::Edge;
+use usring_sys::sync::Ordering;
+use usring_uapi::Cqe;
+
+/// The 16 bytes that follow a CQE on a ring with `CQE32`.
+pub type Extension = [u64; 2];
+
+/// See the head of this file. Belongs to whoever holds the ring's lock.
+pub struct CompletionQueue {
+    memory: Memory,
+    /// Next slot to fill; told to the program by [`CompletionQueue::publish`].
+    tail: u32,
+    published: u32,
+    /// Slots known to be free. The program can only make it more, so the head
+    /// is looked at when they are used up. Zero while there is a backlog.
+    free: u32,
+    backlog: VecDeque<(Cqe, Extension)>,
+    lost: u32,
+}
+
+impl CompletionQueue {
+    pub fn new(memory: &Memory) -> CompletionQueue {
+        CompletionQueue {
+            memory: memory.clone(),
+            tail: 0,
+            published: 0,
+            free: memory.layout.cq_entries,
+            backlog: VecDeque::new(),
+            lost: 0,
+        }
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Adds a CQE. The program sees it after [`CompletionQueue::publish`].
+    #[inline]
+    pub fn post(&mut self, cqe: Cqe) {
+        self.post_wide(cqe, [0; 2]);
+    }
+
+    /// Adds a CQE with its second half, which only a ring with `CQE32` has
+    /// room for.
+    #[inline]
+    pub fn post_wide(&mut self, cqe: Cqe, extension: Extension) {
+        if self.free == 0 && self.room() == 0 {
+            self.keep(cqe, extension);
+        } else {
+            self.fill(cqe, extension);
+        }
+    }
+
+    /// Adds a CQE only if there is room for it in the ring.
+    #[inline]
+    pub fn try_post(&mut self, cqe: Cqe) -> bool {
+        let fits = self.free != 0 || self.room() != 0;
+        if fits {
+            self.fill(cqe, [0; 2]);
+        }
+        fits
+    }
+
+    #[inline(always)]
+    fn fill(&mut self, cqe: Cqe, extension: Extension) {
+        let layout = &self.memory.layout;
+        let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
+        self.memory.rings.write(at, cqe);
+        if layout.has_wide_cqes() {
+            self.memory.rings.write(at + 16, extension);
+        }
+        self.tail = self.tail.wrapping_add(1);
+        self.free -= 1;
+    }
+
+    /// Puts a CQE behind the backlog.
+    #[cold]
+    fn keep(&mut self, cqe: Cqe, extension: Extension) {
+        if self.backlog.try_reserve(1).is_err() {
+            // No memory: what the kernel does too. Counted, and enter says so.
+            self.lost = self.lost.wrapping_add(1);
+            self.memory.rings.word(layout::CQ_OVERFLOW).store(self.lost, Ordering::Relaxed);
+            return;
+        }
+        if self.backlog.is_empty() {
+            self.memory.set_flag(flags::CQ_OVERFLOW);
+        }
+        self.backlog.push_back((cqe, extension));
+    }
+
+    /// Shows the program every CQE added so far.
+    #[inline]
+    pub fn publish(&mut self) {
+        if self.published != self.tail {
+            self.published = self.tail;
+            self.memory.rings.word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
+        }
+    }
+
+    /// Slots that a new CQE could have now: none while there is a backlog.
+    #[inline]
+    pub fn room(&mut self) -> u32 {
+        if self.backlog.is_empty() {
+            self.free = self.unused();
+        }
+        self.free
+    }
+
+    /// Slots of the ring that hold nothing, by the program's head. A head
+    /// beyond our tail is nonsense and counts as a full ring.
+    fn unused(&self) -> u32 {
+        let entries = self.memory.layout.cq_entries;
+        entries - self.tail.wrapping_sub(self.head()).min(entries)
+    }
+
+    fn head(&self) -> u32 {
+        self.memory.rings.word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
+    }
+
+    /// Moves CQEs from the backlog into the ring as far as there is room, and
+    /// publishes. `true` says that no backlog is left.
+    pub fn flush_overflow(&mut self) -> bool {
+        if self.backlog.is_empty() {
+            return true;
+        }
+        self.free = self.unused();
+        while self.free > 0
+            && let Some((cqe, extension)) = self.backlog.pop_front()
+        {
+            self.fill(cqe, extension);
+        }
+        self.publish();
+        if self.backlog.is_empty() {
+            self.backlog = VecDeque::new();
+            self.memory.clear_flag(flags::CQ_OVERFLOW);
+            return true;
+        }
+        self.free = 0;
+        false
+    }
+
+    /// CQEs that are published and that the program has not consumed.
+    #[inline]
+    pub fn ready(&self) -> u32 {
+        self.published.wrapping_sub(self.head()).min(self.memory.layout.cq_entries)
+    }
+
+    /// Whether a new CQE would go to the backlog.
+    #[inline]
+    pub fn is_full(&mut self) -> bool {
+        self.free == 0 && self.room() == 0
+    }
+
+    pub fn has_overflow(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    /// CQEs in the backlog.
+    pub fn overflow_length(&self) -> usize {
+        self.backlog.len()
+    }
+
+    /// CQEs that were lost because there was no memory for the backlog.
+    pub fn lost(&self) -> u32 {
+        self.lost
+    }
+}
