@@ -1,1 +1,75 @@
-fn main() {}
+//! The project's own chores, as `cargo xtask NAME`: building both halves of
+//! the product side by side, holding the house rules, and everything that CI
+//! runs.
+
+mod check;
+mod floors;
+mod loom;
+mod packages;
+mod product;
+mod size;
+mod step;
+
+use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// What a chore answers; a failure says why in words.
+type Outcome = Result<(), String>;
+
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", about = "Build, check and measure usring")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Build libusring.so, then everything else, side by side in target/debug or target/release
+    Build {
+        /// The optimised profile, as it is shipped and measured
+        #[arg(long)]
+        release: bool,
+    },
+    /// Everything that CI runs: format, lints, floors, sizes, builds, tests, documentation, models
+    Check,
+    /// Fail if a crate sees what its floor may not see
+    Floors,
+    /// Fail if a file or a function has grown past its limit
+    Size,
+    /// Run the loom models of what threads share
+    Loom,
+    /// Install the Debian packages that the tests drive, or name the missing ones
+    Packages,
+    /// Build and run `usring demo`
+    Demo {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Build and run `usring bench` with these arguments
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().chore {
+        Chore::Build { release } => product::build(release),
+        Chore::Check => return if check::run() { ExitCode::SUCCESS } else { ExitCode::FAILURE },
+        Chore::Floors => floors::run(),
+        Chore::Size => size::run(),
+        Chore::Loom => loom::run(),
+        Chore::Packages => packages::provide(),
+        Chore::Demo { arguments } => return product::run("demo", &arguments),
+        Chore::Bench { arguments } => return product::run("bench", &arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("xtask: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Everything that CI runs, in the order in which it is cheapest to fail.
+
+use crate::step::{self, Report, Tally};
+use crate::{Outcome, floors, loom, packages, product, size};
+
+const STEPS: usize = 11;
+
+/// All steps; one that fails does not keep the next from being looked at,
+/// except that nothing can be tested that does not build. Whether all went
+/// well; the last line printed counts what passed and failed.
+pub fn run() -> bool {
+    let mut report = Report::of(STEPS);
+    report.step("packages", |_| packages::provide());
+    report.step("format", |_| step::run(&mut step::cargo(&["fmt", "--all", "--check"])));
+    report.step("floors", |_| floors::run());
+    report.step("size", |_| size::run());
+    report.step("lints", |_| lints(&["--all-targets"]));
+    report.step("lints of the library", |_| lints(&["--package", "usring-interpose"]));
+    let built = report.step("build, debug", |_| product::build(false))
+        && report.step("build, release", |_| product::build(true));
+    if built {
+        report.step("tests", tests);
+    }
+    report.step("documentation", |_| step::run(step::cargo(&["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings")));
+    report.step("loom models", loom::tests);
+    report.finish()
+}
+
+fn lints(what: &[&str]) -> Outcome {
+    step::run(step::cargo(&["clippy", "--quiet"]).args(what).args(["--", "-D", "warnings"]))
+}
+
+fn tests(tally: &mut Tally) -> Outcome {
+    let (counted, outcome) = step::run_tests(&mut step::cargo(&["test", "--no-fail-fast"]));
+    tally.add(counted);
+    outcome
+}

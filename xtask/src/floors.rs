@@ -1,0 +1,129 @@
+//! The house's floors: a crate sees only lower ones. ARCHITECTURE.md explains
+//! the table; a new crate needs a row in both.
+
+use crate::Outcome;
+use crate::step;
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
+use std::collections::BTreeMap;
+
+/// A product crate.
+struct Floor {
+    crate_name: &'static str,
+    level: u8,
+    /// Lower floors that it may not see all the same.
+    hidden: &'static [&'static str],
+    /// Reached from inside a program's call: no libc, nothing that needs it.
+    freestanding: bool,
+}
+
+const fn floor(level: u8, crate_name: &'static str, hidden: &'static [&'static str], freestanding: bool) -> Floor {
+    Floor { crate_name, level, hidden, freestanding }
+}
+
+const FLOORS: [Floor; 9] = [
+    floor(0, "usring-uapi", &[], true),
+    floor(1, "usring-sys", &[], true),
+    floor(2, "usring-ring", &[], true),
+    floor(2, "usring-device", &[], true),
+    floor(3, "usring-engine", &[], true),
+    floor(4, "usring-aio", &["usring-ring", "usring-device"], true),
+    floor(4, "usring-swap", &["usring-ring", "usring-engine"], true),
+    floor(5, "usring-interpose", &["usring-ring", "usring-device"], true),
+    floor(6, "usring", &["usring-interpose"], false),
+];
+
+/// They see everything and no product crate sees them.
+const BESIDE: [&str; 4] = ["conformance", "fuzz", "workloads", "xtask"];
+
+/// What a freestanding crate may take from elsewhere: nothing that calls libc.
+const FREESTANDING_DEPENDENCIES: [&str; 2] = ["linux-raw-sys", "loom"];
+
+pub fn run() -> Outcome {
+    let metadata = MetadataCommand::new()
+        .current_dir(step::root())
+        .no_deps()
+        .exec()
+        .map_err(|error| format!("cannot read cargo's metadata ({error})"))?;
+    let breaches = breaches(&metadata);
+    for breach in &breaches {
+        println!("floors: {breach}");
+    }
+    if breaches.is_empty() {
+        println!("floors: {} crates, each sees only lower floors", metadata.packages.len());
+        Ok(())
+    } else {
+        Err(format!("{} breaches of the floors", breaches.len()))
+    }
+}
+
+fn breaches(metadata: &Metadata) -> Vec<String> {
+    let rows: BTreeMap<_, _> = FLOORS.iter().map(|row| (row.crate_name, row)).collect();
+    let mut breaches = Vec::new();
+    for package in &metadata.packages {
+        let name = package.name.as_str();
+        match rows.get(name) {
+            Some(row) => breaches.extend(breaches_of(package, row, &rows)),
+            None if BESIDE.contains(&name) => {}
+            None => breaches.push(format!("{name} has no row in xtask/src/floors.rs and ARCHITECTURE.md")),
+        }
+    }
+    breaches
+}
+
+fn breaches_of(package: &Package, row: &Floor, rows: &BTreeMap<&str, &Floor>) -> Vec<String> {
+    let of_product = package.dependencies.iter().filter(|dependency| dependency.kind != DependencyKind::Development);
+    of_product.filter_map(|dependency| breach(row, &dependency.name, rows)).collect()
+}
+
+/// What is wrong with the crate of this row using that crate.
+fn breach(row: &Floor, used: &str, rows: &BTreeMap<&str, &Floor>) -> Option<String> {
+    let user = row.crate_name;
+    match rows.get(used) {
+        Some(lower) if lower.level >= row.level => {
+            Some(format!("{user} (floor {}) uses {used} (floor {})", row.level, lower.level))
+        }
+        Some(_) if row.hidden.contains(&used) => Some(format!("{user} may not know {used}")),
+        Some(_) => None,
+        None if BESIDE.contains(&used) => Some(format!("{user} is product and uses {used}, which lies beside it")),
+        None if row.freestanding && !FREESTANDING_DEPENDENCIES.contains(&used) => Some(format!(
+            "{user} is freestanding and uses {used}; if that calls no libc, name it in xtask/src/floors.rs"
+        )),
+        None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_breach(user: &str, used: &str) -> bool {
+        let rows: BTreeMap<_, _> = FLOORS.iter().map(|row| (row.crate_name, row)).collect();
+        breach(rows[user], used, &rows).is_some()
+    }
+
+    #[test]
+    fn looking_down_is_allowed_and_looking_up_or_sideways_is_not() {
+        assert!(!is_breach("usring-engine", "usring-sys"));
+        assert!(is_breach("usring-sys", "usring-engine"));
+        assert!(is_breach("usring-ring", "usring-device"));
+    }
+
+    #[test]
+    fn some_lower_floors_are_hidden() {
+        assert!(is_breach("usring-swap", "usring-ring"));
+        assert!(!is_breach("usring-swap", "usring-device"));
+        assert!(is_breach("usring", "usring-interpose"));
+    }
+
+    #[test]
+    fn product_never_uses_what_lies_beside_it() {
+        assert!(is_breach("usring", "workloads"));
+    }
+
+    #[test]
+    fn freestanding_crates_take_nothing_that_calls_libc() {
+        assert!(is_breach("usring-engine", "libc"));
+        assert!(!is_breach("usring", "clap"));
+        assert!(!is_breach("usring-sys", "linux-raw-sys"));
+    }
+}

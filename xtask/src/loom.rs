@@ -1,0 +1,23 @@
+//! The loom models: every interleaving of what threads share.
+
+use crate::Outcome;
+use crate::step::{self, Tally};
+
+/// The crates that have models.
+const CRATES: [&str; 2] = ["usring-sys", "usring-ring"];
+
+pub fn run() -> Outcome {
+    tests(&mut Tally::default())
+}
+
+/// Runs them; a build tree of their own keeps `--cfg loom` out of the other.
+pub fn tests(tally: &mut Tally) -> Outcome {
+    let mut command = step::cargo(&["test", "--release", "--lib", "--tests", "--target-dir", "target/loom"]);
+    for name in CRATES {
+        command.args(["--package", name]);
+    }
+    let (models, outcome) = step::run_tests(command.env("RUSTFLAGS", "--cfg loom").env("LOOM_LOG", "error"));
+    tally.add(models);
+    outcome?;
+    if models.passed == 0 { Err("no loom model was found".into()) } else { Ok(()) }
+}

@@ -1,0 +1,37 @@
+//! Builds libusring.so and the rest side by side, and runs the result.
+
+use crate::Outcome;
+use crate::step;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+/// Both halves, in this order: the library alone, because it is freestanding
+/// and no other crate's features may reach it; then the default members.
+pub fn build(release: bool) -> Outcome {
+    let profile: &[&str] = if release { &["--release"] } else { &[] };
+    step::run(step::cargo(&["build", "--package", "usring-interpose"]).args(profile))?;
+    step::run(step::cargo(&["build"]).args(profile))
+}
+
+/// Builds the release profile and runs `usring NAME` from it with these
+/// arguments; answers its exit status.
+pub fn run(name: &str, arguments: &[OsString]) -> ExitCode {
+    let status = build(true).and_then(|()| {
+        let mut command = Command::new(folder(true).join("usring"));
+        command.arg(name).args(arguments).status().map_err(|error| format!("cannot start usring ({error})"))
+    });
+    match status {
+        Ok(status) => status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from),
+        Err(why) => {
+            eprintln!("xtask: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Where the artefacts of a profile lie.
+fn folder(release: bool) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| step::root().join("target"), PathBuf::from);
+    target.join(if release { "release" } else { "debug" })
+}

@@ -1,0 +1,157 @@
+//! Runs commands, shows what they print as they print it, and remembers what
+//! the tests among them said.
+
+use crate::Outcome;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How many tests have run, by what `cargo test` says at the end of each file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub passed: usize,
+    pub failed: usize,
+    pub ignored: usize,
+}
+
+impl Tally {
+    /// Adds what a line such as `test result: ok. 3 passed; 0 failed; 1
+    /// ignored; …` says; other lines say nothing.
+    fn add_line(&mut self, line: &str) {
+        let Some((_, counts)) = line.split_once("test result: ").and_then(|(_, rest)| rest.split_once(". ")) else {
+            return;
+        };
+        for part in counts.split(';') {
+            let mut words = part.split_whitespace();
+            let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
+            let Ok(number) = number.parse::<usize>() else { continue };
+            match what {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+
+    pub fn add(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+    }
+}
+
+/// `cargo` as it runs us, in the workspace's root.
+pub fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(root());
+    // Set for us by the cargo that runs us; another package's build must not see it.
+    command.env_remove("CARGO_MANIFEST_DIR");
+    command
+}
+
+/// The workspace's root.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Outcome {
+    let status = command.status().map_err(|error| cannot_start(command, &error))?;
+    if status.success() { Ok(()) } else { Err(format!("{} failed ({status})", describe(command))) }
+}
+
+/// Runs a command that runs tests; its output is shown as it comes.
+pub fn run_tests(command: &mut Command) -> (Tally, Outcome) {
+    let mut tally = Tally::default();
+    let outcome = follow(command, &mut tally);
+    (tally, outcome)
+}
+
+fn follow(command: &mut Command, tally: &mut Tally) -> Outcome {
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| cannot_start(command, &error))?;
+    let output = child.stdout.take().ok_or("the output is not piped")?;
+    let mut terminal = std::io::stdout();
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line.map_err(|error| error.to_string())?;
+        // Whoever reads us may have gone; the tests run on.
+        let _ = terminal.write_all(&[&line[..], b"\n"].concat());
+        tally.add_line(&String::from_utf8_lossy(&line));
+    }
+    let status = child.wait().map_err(|error| error.to_string())?;
+    if status.success() { Ok(()) } else { Err(format!("{} failed ({status})", describe(command))) }
+}
+
+fn cannot_start(command: &Command, error: &std::io::Error) -> String {
+    format!("cannot start {} ({error})", command.get_program().display())
+}
+
+fn describe(command: &Command) -> String {
+    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    format!("`{} {}`", program.display(), words.join(" "))
+}
+
+/// A list of named steps, and how each went.
+pub struct Report {
+    steps: usize,
+    lines: Vec<(&'static str, Duration, Outcome)>,
+    pub tally: Tally,
+}
+
+impl Report {
+    pub fn of(steps: usize) -> Report {
+        Report { steps, lines: Vec::new(), tally: Tally::default() }
+    }
+
+    /// Runs a step and says so; whether it went well.
+    pub fn step(&mut self, name: &'static str, run: impl FnOnce(&mut Tally) -> Outcome) -> bool {
+        println!("\n== [{}/{}] {name}", self.lines.len() + 1, self.steps);
+        let start = Instant::now();
+        let outcome = run(&mut self.tally);
+        if let Err(why) = &outcome {
+            println!("== {name}: {why}");
+        }
+        let went_well = outcome.is_ok();
+        self.lines.push((name, start.elapsed(), outcome));
+        went_well
+    }
+
+    /// The table of all steps, and one last line that counts the tests and
+    /// each step as one more. Whether all went well.
+    pub fn finish(self) -> bool {
+        println!("\n== summary");
+        let width = self.lines.iter().map(|(name, ..)| name.len()).max().unwrap_or(0);
+        let total: Duration = self.lines.iter().map(|(_, time, _)| *time).sum();
+        for (name, time, outcome) in &self.lines {
+            let word = if outcome.is_ok() { "ok" } else { "FAILED" };
+            println!("{name:width$}  {:>7.1} s  {word}", time.as_secs_f64());
+        }
+        println!("{:width$}  {:>7.1} s  {} tests ignored", "total", total.as_secs_f64(), self.tally.ignored);
+        let failed_steps = self.lines.iter().filter(|(.., outcome)| outcome.is_err()).count();
+        let not_run = self.steps - self.lines.len();
+        if not_run != 0 {
+            println!("{not_run} steps were not run");
+        }
+        let passed = self.tally.passed + self.lines.len() - failed_steps;
+        // A step that fails for its tests is not counted a second time.
+        let failed = self.tally.failed.max(failed_steps);
+        println!("{passed} passed, {failed} failed");
+        failed == 0 && not_run == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tests_of_several_files_are_counted_together() {
+        let mut tally = Tally::default();
+        tally.add_line("test result: ok. 9 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s");
+        tally.add_line("test nothing ... ok");
+        tally.add_line("test result: FAILED. 29 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
+        assert_eq!(tally, Tally { passed: 38, failed: 2, ignored: 1 });
+    }
+}
