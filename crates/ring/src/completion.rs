@@ -98,13 +98,15 @@ impl CompletionQueue {
         self.backlog.push_back((cqe, extension));
     }
 
-    /// Shows the program every CQE added so far.
+    /// Shows the program every CQE added so far; says whether there was any.
     #[inline]
-    pub fn publish(&mut self) {
-        if self.published != self.tail {
-            self.published = self.tail;
-            self.memory.rings.word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
+    pub fn publish(&mut self) -> bool {
+        if self.published == self.tail {
+            return false;
         }
+        self.published = self.tail;
+        self.memory.rings.word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
+        true
     }
 
     /// Slots that a new CQE could have now: none while there is a backlog.

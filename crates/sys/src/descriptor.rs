@@ -91,6 +91,61 @@ pub fn duplicate_from(number: i32, lowest: i32) -> Result<OwnedDescriptor, Errno
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| OwnedDescriptor(new as i32))
 }
 
+/// How many descriptors the process may have (its soft limit).
+pub fn limit() -> u64 {
+    soft_limit().unwrap_or(1024)
+}
+
+/// A duplicate among the program's own descriptors; answers its number.
+pub fn duplicate_for_program(number: i32, close_on_exec: bool) -> Result<i32, Errno> {
+    let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
+    let arguments = [number as u64, u64::from(command), 0, 0, 0];
+    SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| new as i32)
+}
+
+/// A private duplicate of an eventfd; `EINVAL` for any other file, as
+/// `eventfd_ctx_fdget` has it.
+pub fn duplicate_eventfd(number: i32) -> Result<OwnedDescriptor, Errno> {
+    let duplicate = duplicate_private(number)?;
+    let link = link_of(duplicate.number());
+    if link.starts_with(b"anon_inode:[eventfd]") { Ok(duplicate) } else { Err(Errno::EINVAL) }
+}
+
+/// What /proc says a descriptor is.
+fn link_of(number: i32) -> [u8; 32] {
+    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
+    let mut digits = [0u8; 10];
+    let mut rest = number as u32;
+    let mut count = 0;
+    loop {
+        digits[count] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        count += 1;
+        if rest == 0 {
+            break;
+        }
+    }
+    for (place, digit) in path[14..].iter_mut().zip(digits[..count].iter().rev()) {
+        *place = *digit;
+    }
+    let mut link = [0u8; 32];
+    let arguments = [path.as_ptr() as u64, link.as_mut_ptr() as u64, link.len() as u64, 0, 0];
+    let _ = SystemCall::new(linux::__NR_readlink, arguments).run();
+    link
+}
+
+/// Whether the file is open with O_DIRECT.
+pub fn is_direct(number: i32) -> bool {
+    status_flags(number).is_ok_and(|flags| flags & linux::O_DIRECT != 0)
+}
+
+/// Clears O_NONBLOCK.
+pub fn clear_nonblocking(number: i32) -> Result<(), Errno> {
+    let flags = status_flags(number)? & !linux::O_NONBLOCK;
+    let arguments = [number as u64, u64::from(linux::F_SETFL), u64::from(flags), 0, 0];
+    SystemCall::new(linux::__NR_fcntl, arguments).run().map(drop)
+}
+
 /// fcntl(F_GETFL).
 pub fn status_flags(number: i32) -> Result<u32, Errno> {
     let arguments = [number as u64, u64::from(linux::F_GETFL), 0, 0, 0];

@@ -55,10 +55,20 @@ impl Epoll {
         self.control(linux::EPOLL_CTL_DEL, number, &Event::default())
     }
 
+    /// Fills `events` with what is ready; waits as long as nothing is. For
+    /// threads of ours, which no signal interrupts.
+    pub fn wait(&self, events: &mut [Event]) -> Result<usize, Errno> {
+        self.collect(events, -1)
+    }
+
     /// Fills `events` with what is ready now; never waits.
     pub fn ready(&self, events: &mut [Event]) -> Result<usize, Errno> {
-        let arguments = [self.number() as u64, events.as_mut_ptr() as u64, events.len() as u64, 0, 0];
-        SystemCall::with_six(linux::__NR_epoll_pwait, [arguments[0], arguments[1], arguments[2], 0, 0, 8])
+        self.collect(events, 0)
+    }
+
+    fn collect(&self, events: &mut [Event], timeout_ms: i32) -> Result<usize, Errno> {
+        let (address, count) = (events.as_mut_ptr() as u64, events.len() as u64);
+        SystemCall::with_six(linux::__NR_epoll_pwait, [self.number() as u64, address, count, timeout_ms as u64, 0, 8])
             .run()
             .map(|count| count as usize)
     }

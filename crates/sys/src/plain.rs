@@ -22,7 +22,17 @@ macro_rules! plain {
     };
 }
 
+/// `struct iovec`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct IoVector {
+    pub base: u64,
+    /// In bytes.
+    pub length: u64,
+}
+
 plain! {
+    IoVector: 16,
     u8: 1, u16: 2, u32: 4, u64: 8, i8: 1, i16: 2, i32: 4, i64: 8,
     Sqe: 64, Cqe: 16, Timespec: 16,
     io_uring::io_uring_files_update: 16,

@@ -16,6 +16,21 @@ pub const PASS_MARK: u64 = 0x7573_7269_6e67_3031;
 #[repr(transparent)]
 pub struct UserAddress(pub u64);
 
+/// Proof that somebody vouches for the addresses in a ring's requests: they
+/// may name any memory of the process, as in a system call.
+#[derive(Clone, Copy, Debug)]
+pub struct AddressTrust(());
+
+impl AddressTrust {
+    /// # Safety
+    /// Every address that the program puts into requests of the rings made
+    /// with this trust is its own to have read or written, for as long as the
+    /// request is in flight.
+    pub unsafe fn new() -> Self {
+        AddressTrust(())
+    }
+}
+
 impl UserAddress {
     pub const NULL: UserAddress = UserAddress(0);
 

@@ -1,0 +1,188 @@
+//! Provided buffers: groups from which a read takes a buffer when it has data.
+//! A group is either classic (PROVIDE_BUFFERS) or a ring in shared memory,
+//! whose memory is ours to map for the program or the program's own.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use usring_sys::mapping::Mapping;
+use usring_sys::shared::SharedMemory;
+use usring_sys::{Errno, UserAddress};
+use usring_uapi::io_uring as abi;
+
+/// Bytes of an entry of a buffer ring (`struct io_uring_buf`).
+const ENTRY_SIZE: usize = 16;
+/// The tail lies in the reserved field of the first entry.
+const TAIL_OFFSET: usize = 14;
+/// A ring's size is below this.
+const ENTRIES_LIMIT: u32 = 1 << 16;
+
+/// A buffer that a request has taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SelectedBuffer {
+    pub group: u16,
+    pub id: u16,
+    pub address: UserAddress,
+    pub length: u32,
+    /// Taken from a buffer ring, which counts how far it has come.
+    from_ring: bool,
+}
+
+struct Classic {
+    id: u16,
+    address: UserAddress,
+    length: u32,
+}
+
+struct BufferRing {
+    memory: Arc<SharedMemory>,
+    entries: u32,
+    /// Ours; the program owns the tail.
+    head: u16,
+}
+
+enum Group {
+    Classic(VecDeque<Classic>),
+    Ring(BufferRing),
+}
+
+#[derive(Default)]
+pub(crate) struct BufferGroups {
+    groups: BTreeMap<u16, Group>,
+}
+
+impl BufferGroups {
+    /// Takes the next buffer of a group; at most `wanted` bytes of it count,
+    /// all of them if that is 0.
+    pub fn select(&mut self, group: u16, wanted: u32) -> Result<SelectedBuffer, Errno> {
+        let bound = |length: u32| if wanted == 0 { length } else { length.min(wanted) };
+        match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
+            Group::Classic(buffers) => {
+                let Classic { id, address, length } = buffers.pop_front().ok_or(Errno::ENOBUFS)?;
+                Ok(SelectedBuffer { group, id, address, length: bound(length), from_ring: false })
+            }
+            Group::Ring(ring) => {
+                let (address, length, id) = ring.take().ok_or(Errno::ENOBUFS)?;
+                Ok(SelectedBuffer { group, id, address, length: bound(length), from_ring: true })
+            }
+        }
+    }
+
+    /// A buffer that was not used after all is the next to be taken again.
+    pub fn give_back(&mut self, buffer: Option<SelectedBuffer>) {
+        let Some(SelectedBuffer { group, id, address, length, from_ring }) = buffer else { return };
+        match self.groups.get_mut(&group) {
+            Some(Group::Classic(buffers)) if !from_ring => buffers.push_front(Classic { id, address, length }),
+            Some(Group::Ring(ring)) if from_ring => ring.head = ring.head.wrapping_sub(1),
+            _ => {}
+        }
+    }
+
+    /// The CQE flags that name the buffer a request has used; it is the
+    /// program's from then on.
+    #[inline]
+    pub fn flags_of(&mut self, buffer: &mut Option<SelectedBuffer>) -> u32 {
+        match buffer.take() {
+            None => 0,
+            Some(buffer) => abi::IORING_CQE_F_BUFFER | u32::from(buffer.id) << abi::IORING_CQE_BUFFER_SHIFT,
+        }
+    }
+
+    /// PROVIDE_BUFFERS: `count` buffers of `length` bytes, one after another,
+    /// numbered from `first_id`.
+    pub fn provide(
+        &mut self,
+        group: u16,
+        address: UserAddress,
+        length: u32,
+        first_id: u16,
+        count: u32,
+    ) -> Result<(), Errno> {
+        let buffers = match self.groups.entry(group).or_insert_with(|| Group::Classic(VecDeque::new())) {
+            Group::Classic(buffers) => buffers,
+            Group::Ring(_) => return Err(Errno::EINVAL),
+        };
+        for index in 0..count {
+            let address = address.offset(u64::from(index) * u64::from(length));
+            buffers.push_back(Classic { id: first_id.wrapping_add(index as u16), address, length });
+        }
+        Ok(())
+    }
+
+    /// REMOVE_BUFFERS: answers how many there were to remove.
+    pub fn remove(&mut self, group: u16, count: u32) -> Result<u32, Errno> {
+        match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
+            Group::Ring(_) => Err(Errno::EINVAL),
+            Group::Classic(buffers) => {
+                let removed = (count as usize).min(buffers.len());
+                buffers.drain(..removed);
+                Ok(removed as u32)
+            }
+        }
+    }
+
+    /// REGISTER_PBUF_RING. The program's own memory at `address`, or ours, to
+    /// be mapped by the program, if that is null.
+    pub fn register_ring(&mut self, group: u16, entries: u32, address: Option<UserAddress>) -> Result<(), Errno> {
+        if !entries.is_power_of_two() || entries >= ENTRIES_LIMIT {
+            return Err(Errno::EINVAL);
+        }
+        match self.groups.get(&group) {
+            Some(Group::Ring(_)) => return Err(Errno::EEXIST),
+            Some(Group::Classic(buffers)) if !buffers.is_empty() => return Err(Errno::EEXIST),
+            _ => {}
+        }
+        let size = entries as usize * ENTRY_SIZE;
+        let memory = match address {
+            Some(address) => SharedMemory::of_program(address, size)?,
+            None => SharedMemory::new(Mapping::shared(size)?),
+        };
+        let ring = BufferRing { memory: Arc::new(memory), entries, head: 0 };
+        self.groups.insert(group, Group::Ring(ring));
+        Ok(())
+    }
+
+    /// UNREGISTER_PBUF_RING.
+    pub fn unregister_ring(&mut self, group: u16) -> Result<(), Errno> {
+        match self.groups.get(&group).ok_or(Errno::ENOENT)? {
+            Group::Classic(_) => Err(Errno::EINVAL),
+            Group::Ring(_) => {
+                self.groups.remove(&group);
+                Ok(())
+            }
+        }
+    }
+
+    /// REGISTER_PBUF_STATUS: how far a buffer ring has been used.
+    pub fn ring_head(&self, group: u16) -> Result<u32, Errno> {
+        match self.groups.get(&group).ok_or(Errno::ENOENT)? {
+            Group::Classic(_) => Err(Errno::EINVAL),
+            Group::Ring(ring) => Ok(u32::from(ring.head)),
+        }
+    }
+
+    /// The memory of a ring that the program maps.
+    pub fn ring_memory(&self, group: u16) -> Option<Arc<SharedMemory>> {
+        match self.groups.get(&group)? {
+            Group::Ring(ring) if ring.memory.mapping().is_some() => Some(ring.memory.clone()),
+            _ => None,
+        }
+    }
+}
+
+impl BufferRing {
+    fn take(&mut self) -> Option<(UserAddress, u32, u16)> {
+        // Partner: the program's release of the tail after it wrote entries.
+        let tail = self.memory.half_word(TAIL_OFFSET).load(Ordering::Acquire);
+        if tail == self.head {
+            return None;
+        }
+        let index = u32::from(self.head) & (self.entries - 1);
+        let offset = index as usize * ENTRY_SIZE;
+        let address = self.memory.read::<u64>(offset);
+        let length = self.memory.read::<u32>(offset + 8);
+        let id = self.memory.read::<u16>(offset + 12);
+        self.head = self.head.wrapping_add(1);
+        Some((UserAddress(address), length, id))
+    }
+}

@@ -1,0 +1,111 @@
+//! Finding requests that wait, and ending their wait.
+
+use crate::fast_poll;
+use crate::opcode_table;
+use crate::request::{Progress, RequestEntry, RequestId};
+use crate::ring::LockedRing;
+use crate::workers;
+use usring_sys::Errno;
+use usring_uapi::io_uring as abi;
+use usring_uapi::{Sqe, sqe_flags};
+
+/// Which requests a cancellation means (IORING_ASYNC_CANCEL_*).
+#[derive(Clone, Copy, Debug, Default)]
+#[doc(alias = "io_cancel_data")]
+pub(crate) struct CancelKey {
+    pub user_data: u64,
+    pub fd: i32,
+    pub opcode: u8,
+    pub flags: u32,
+}
+
+impl CancelKey {
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether all that match are meant, and their number is the answer.
+    pub fn counts(&self) -> bool {
+        self.has(abi::IORING_ASYNC_CANCEL_ALL | abi::IORING_ASYNC_CANCEL_ANY)
+    }
+
+    pub fn matches(&self, sqe: &Sqe) -> bool {
+        if self.has(abi::IORING_ASYNC_CANCEL_ANY) {
+            return true;
+        }
+        let fixed = sqe.flags & sqe_flags::FIXED_FILE != 0;
+        let by_file = self.has(abi::IORING_ASYNC_CANCEL_FD);
+        if by_file {
+            let wants_fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
+            if sqe.fd != self.fd || fixed != wants_fixed || !opcode_table::row(sqe.opcode).needs_file {
+                return false;
+            }
+        }
+        let by_opcode = self.has(abi::IORING_ASYNC_CANCEL_OP);
+        if by_opcode && sqe.opcode != self.opcode {
+            return false;
+        }
+        let by_user_data = self.has(abi::IORING_ASYNC_CANCEL_USERDATA) || !(by_file || by_opcode);
+        !by_user_data || sqe.user_data == self.user_data
+    }
+}
+
+/// Cancels one or all that match. Targets get their −ECANCELED after the
+/// caller's own CQE, as on the kernel.
+pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Errno> {
+    let mut count = 0;
+    let mut running = false;
+    loop {
+        let found = locked
+            .polls
+            .extract(|request| key.matches(&request.sqe))
+            .or_else(|| locked.timeouts.extract(|request| key.matches(&request.sqe)));
+        match found {
+            Some(request) => cancelled(locked, request),
+            None => match workers::cancel(locked.ring, |sqe, _| key.matches(sqe)) {
+                workers::Cancelled::Waiting(request) => cancelled(locked, request),
+                workers::Cancelled::Running => {
+                    running = true;
+                    if !key.counts() {
+                        return Err(Errno::EALREADY);
+                    }
+                    break;
+                }
+                workers::Cancelled::Nothing => break,
+            },
+        }
+        count += 1;
+        if !key.counts() {
+            return Ok(0);
+        }
+    }
+    match (count, running) {
+        (0, true) => Err(Errno::EALREADY),
+        (0, false) if key.counts() => Ok(0),
+        (0, false) => Err(Errno::ENOENT),
+        _ => Ok(count),
+    }
+}
+
+/// Cancels the one with this id; answers whether it was still there.
+pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> bool {
+    let found = fast_poll::cancel_id(locked, id);
+    let found = found.or_else(|| locked.timeouts.extract(|request| request.id == id));
+    if let Some(request) = found {
+        cancelled(locked, request);
+        return true;
+    }
+    match workers::cancel(locked.ring, |_, other| other == id) {
+        workers::Cancelled::Waiting(request) => cancelled(locked, request),
+        workers::Cancelled::Running => {}
+        workers::Cancelled::Nothing => return false,
+    }
+    true
+}
+
+/// The driver completes it next ([`crate::issue::run_issuable`]).
+fn cancelled(locked: &mut LockedRing, mut request: RequestEntry) {
+    request.progress = Progress::Refused;
+    request.result = Errno::ECANCELED.negative();
+    locked.issuable.push_back(request);
+}

@@ -1,0 +1,70 @@
+//! The end of a request: its CQE, the next of its chain, what it held.
+
+use crate::issue::Answer;
+use crate::request::RequestEntry;
+use crate::ring::LockedRing;
+use crate::{drain, link, timeout};
+use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_SETUP_CQE32};
+use usring_uapi::{Cqe, sqe_flags};
+
+/// Completes a request: exactly one CQE without F_MORE, or none where the
+/// program asked for silence on success.
+#[inline]
+pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
+    locked.statistics.count_completed(request.sqe.opcode, answer.result);
+    if answer.failed || !request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
+        let flags = request.cqe_flags | locked.groups.flags_of(&mut request.buffer);
+        let cqe = Cqe { user_data: request.sqe.user_data, res: answer.result, flags };
+        post(locked, cqe, request.cqe_extra);
+        timeout::count_completion(locked, &request);
+    }
+    settle(locked, request, answer);
+}
+
+/// Ends a request of a broken chain that asked for no CQE.
+pub(crate) fn drop_quietly(locked: &mut LockedRing, request: RequestEntry) {
+    settle(locked, request, Answer { result: 0, failed: true });
+}
+
+#[inline]
+fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
+    locked.drain.retire();
+    if request.buffer.is_some() {
+        let buffer = request.buffer.take();
+        locked.groups.give_back(buffer);
+    }
+    if request.link_timeout.is_some() {
+        timeout::disarm_link_timeout(locked, &mut request);
+    }
+    if request.link.is_some() {
+        link::advance(locked, &mut request, answer);
+    }
+    locked.pool.give_back(request);
+    if locked.drain.is_active() {
+        drain::release(locked);
+    }
+}
+
+/// Posts one of many CQEs of a multishot request. `false`: it did not fit and
+/// the request must end; its last CQE is then posted without F_MORE.
+pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, flags: u32) -> bool {
+    if locked.cq.is_full() || locked.cq.has_overflow() {
+        return false;
+    }
+    post(locked, Cqe { user_data, res: result, flags: flags | IORING_CQE_F_MORE }, [0; 2]);
+    true
+}
+
+#[inline]
+fn post(locked: &mut LockedRing, cqe: Cqe, extra: [u64; 2]) {
+    if locked.ring.has(IORING_SETUP_CQE32) {
+        locked.cq.post_wide(cqe, extra);
+    } else {
+        locked.cq.post(cqe);
+    }
+}
+
+/// Posts a CQE that belongs to no request (tags of retired resources).
+pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
+    post(locked, Cqe { user_data, res: 0, flags: 0 }, [0; 2]);
+}

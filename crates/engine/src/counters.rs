@@ -1,0 +1,77 @@
+//! The counters of one ring: a block of the shared statistics where the
+//! launcher asked for them, nothing otherwise.
+
+use crate::statistics::{Column, Statistics};
+use usring_sys::mutex::Mutex;
+
+static STATISTICS: Mutex<Option<Source>> = Mutex::new(None);
+
+#[derive(Clone, Copy)]
+struct Source {
+    statistics: &'static Statistics,
+    process: u32,
+}
+
+/// Names the shared statistics, before the first ring.
+pub fn set_statistics(statistics: &'static Statistics, process: u32) {
+    *STATISTICS.lock() = Some(Source { statistics, process });
+}
+
+/// Where one ring counts.
+#[derive(Default)]
+pub(crate) struct RingCounters(Option<Counting>);
+
+struct Counting {
+    statistics: &'static Statistics,
+    block: usize,
+}
+
+impl RingCounters {
+    /// Claims a block, if anything is counted at all.
+    pub fn claim() -> Self {
+        let Some(source) = *STATISTICS.lock() else { return RingCounters(None) };
+        let block = source.statistics.claim(source.process);
+        RingCounters(block.map(|block| Counting { statistics: source.statistics, block }))
+    }
+
+    #[inline]
+    fn count(&self, opcode: u8, column: Column) {
+        if let Some(counting) = &self.0 {
+            counting.statistics.blocks[counting.block].count(opcode, column);
+        }
+    }
+
+    #[inline]
+    pub fn count_submitted(&self, opcode: u8) {
+        self.count(opcode, Column::Submitted);
+    }
+
+    #[inline]
+    pub fn count_completed(&self, opcode: u8, result: i32) {
+        self.count(opcode, Column::Completed);
+        if result < 0 {
+            self.count(opcode, Column::Errors);
+        }
+    }
+
+    #[inline]
+    pub fn count_inline(&self, opcode: u8) {
+        self.count(opcode, Column::Inline);
+    }
+
+    pub fn count_polled(&self, opcode: u8) {
+        self.count(opcode, Column::Polled);
+    }
+
+    pub fn count_worker(&self, opcode: u8) {
+        self.count(opcode, Column::Worker);
+    }
+}
+
+impl Drop for RingCounters {
+    fn drop(&mut self) {
+        if let Some(counting) = &self.0 {
+            counting.statistics.release(counting.block);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! io_uring_enter(2).
+
+use crate::ring::Ring;
+use crate::submit;
+use crate::wait::{self, WaitCall};
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use usring_sys::clock::{self, Clock};
+use usring_sys::{Errno, UserAddress, thread, user_memory};
+use usring_uapi::Timespec;
+use usring_uapi::io_uring as abi;
+
+const KNOWN: u32 = abi::IORING_ENTER_GETEVENTS
+    | abi::IORING_ENTER_SQ_WAKEUP
+    | abi::IORING_ENTER_SQ_WAIT
+    | abi::IORING_ENTER_EXT_ARG
+    | abi::IORING_ENTER_REGISTERED_RING
+    | abi::IORING_ENTER_ABS_TIMER
+    | abi::IORING_ENTER_EXT_ARG_REG
+    | abi::IORING_ENTER_NO_IOWAIT;
+
+/// Bytes of a signal set.
+const SIGNAL_SET_SIZE: u64 = 8;
+const MICROSECOND: u64 = 1000;
+
+/// The arguments of the call, but for the descriptor.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EnterCall {
+    pub to_submit: u32,
+    pub min_complete: u32,
+    /// `IORING_ENTER_*`.
+    pub flags: u32,
+    /// Signal set, or `io_uring_getevents_arg` with EXT_ARG.
+    pub argument: UserAddress,
+    pub argument_size: u64,
+}
+
+impl EnterCall {
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Refuses flags that do not exist; the kernel looks at them before it
+    /// looks at the descriptor.
+    pub fn check_flags(&self) -> Result<(), Errno> {
+        if self.flags & !KNOWN != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+    }
+}
+
+impl Ring {
+    /// Submits, waits, or both; answers how many entries were taken, or 0 for
+    /// a wait alone.
+    ///
+    /// Errors: `EINVAL` (flags, argument size, time), `EBADFD` (not enabled),
+    /// `EEXIST` (another thread is the single issuer), `EINTR`, `ETIME`,
+    /// `EFAULT` (argument).
+    #[inline]
+    pub fn enter(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
+        call.check_flags()?;
+        if self.has(abi::IORING_SETUP_SQPOLL) {
+            self.enter_polled(call)
+        } else {
+            self.enter_direct(call)
+        }
+    }
+
+    #[inline]
+    fn enter_direct(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
+        let mut locked = self.lock();
+        if locked.disabled {
+            return Err(Errno::EBADFD);
+        }
+        let mut taken = 0;
+        if call.to_submit != 0 {
+            self.check_issuer()?;
+            if !self.defers_task_work() {
+                crate::task_work::run(&mut locked);
+            }
+            taken = submit::submit(&mut locked, call.to_submit);
+        }
+        let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
+        if waits {
+            locked.finish_batch();
+            // Enough is there already: no second look at anything.
+            if call.min_complete != 0 && self.has_enough(&locked, call) {
+                locked.leave();
+                return Ok(taken);
+            }
+            locked.unlock();
+            let waited = self.get_events(call);
+            return if taken > 0 { Ok(taken) } else { waited.map(|()| 0) };
+        }
+        locked.leave();
+        Ok(taken)
+    }
+
+    #[inline]
+    fn has_enough(&self, locked: &crate::ring::LockedRing, call: &EnterCall) -> bool {
+        locked.cq.ready() >= call.min_complete && !locked.cq.has_overflow() && self.task_work.is_empty()
+    }
+
+    /// On an SQPOLL ring a call never submits: it wakes the SQ thread, waits
+    /// for room, or waits for completions.
+    fn enter_polled(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
+        if self.lock().disabled {
+            return Err(Errno::EBADFD);
+        }
+        self.flush_overflow();
+        self.sq_thread.check_alive()?;
+        if call.has(abi::IORING_ENTER_SQ_WAKEUP) {
+            self.sq_thread.wake();
+        }
+        if call.has(abi::IORING_ENTER_SQ_WAIT) {
+            self.sq_thread.wait_for_room(self)?;
+        }
+        if call.has(abi::IORING_ENTER_GETEVENTS) {
+            let waited = self.get_events(call);
+            if call.to_submit == 0 {
+                waited?;
+            }
+        }
+        Ok(call.to_submit)
+    }
+
+    fn flush_overflow(self: &Arc<Self>) {
+        let mut locked = self.lock();
+        if locked.cq.has_overflow() {
+            locked.flush_overflow();
+        }
+        locked.leave();
+    }
+
+    /// Only the owner of a SINGLE_ISSUER ring may submit, and only it may run
+    /// deferred task work.
+    #[inline]
+    fn check_issuer(&self) -> Result<(), Errno> {
+        if !self.has(abi::IORING_SETUP_SINGLE_ISSUER) || self.issuer.load(Ordering::Relaxed) == thread::current().0 {
+            return Ok(());
+        }
+        Err(Errno::EEXIST)
+    }
+
+    fn get_events(self: &Arc<Self>, call: &EnterCall) -> Result<(), Errno> {
+        if self.defers_task_work() {
+            self.check_issuer()?;
+        }
+        let mut wait_call = self.read_argument(call)?;
+        wait_call.completions = call.min_complete.min(self.memory.layout().cq_entries);
+        wait::wait(self, &wait_call)
+    }
+
+    fn read_argument(self: &Arc<Self>, call: &EnterCall) -> Result<WaitCall, Errno> {
+        let mut wait_call = WaitCall::default();
+        if call.has(abi::IORING_ENTER_EXT_ARG_REG) {
+            // Registered waits need a memory region, which no ring has here.
+            return Err(Errno::EFAULT);
+        }
+        if !call.has(abi::IORING_ENTER_EXT_ARG) {
+            wait_call.mask = read_mask(call.argument, call.argument_size)?;
+            return Ok(wait_call);
+        }
+        if call.argument_size != size_of::<abi::io_uring_getevents_arg>() as u64 {
+            return Err(Errno::EINVAL);
+        }
+        let argument: abi::io_uring_getevents_arg = user_memory::read(call.argument)?;
+        wait_call.mask = read_mask(UserAddress(argument.sigmask), u64::from(argument.sigmask_sz))?;
+        if argument.min_wait_usec != 0 {
+            wait_call.minimum = Some(Clock::Monotonic.now() + u64::from(argument.min_wait_usec) * MICROSECOND);
+        }
+        if argument.ts != 0 {
+            let clock = self.lock().wait_clock;
+            let span = clock::nanoseconds(user_memory::read::<Timespec>(UserAddress(argument.ts))?)?;
+            let at = if call.has(abi::IORING_ENTER_ABS_TIMER) { span } else { clock.now().saturating_add(span) };
+            wait_call.deadline = Some((clock, at));
+        }
+        Ok(wait_call)
+    }
+}
+
+fn read_mask(address: UserAddress, size: u64) -> Result<Option<u64>, Errno> {
+    if address.is_null() {
+        return Ok(None);
+    }
+    if size != SIGNAL_SET_SIZE {
+        return Err(Errno::EINVAL);
+    }
+    user_memory::read::<u64>(address).map(Some)
+}

@@ -1,0 +1,41 @@
+//! What the engine asks of whoever brings it the program's calls: whose a
+//! descriptor is. The engine itself keeps no table of descriptors; the host
+//! (the interposer, or nobody when a ring is used through the Rust API) does.
+
+use crate::Ring;
+use alloc::sync::Arc;
+use usring_sys::Errno;
+use usring_sys::descriptor::RESERVED_BASE;
+use usring_sys::mutex::Mutex;
+
+/// The questions. Each gets a descriptor number of the program.
+pub struct Host {
+    /// The ring that this number stands for, if it is one.
+    pub ring_of: fn(i32) -> Option<Arc<Ring>>,
+    /// Closes the number as the program's close(2) would, if it is one that
+    /// the host keeps; `None` if it is an ordinary descriptor.
+    pub close: fn(i32) -> Option<Result<(), Errno>>,
+}
+
+static HOST: Mutex<Option<&'static Host>> = Mutex::new(None);
+
+/// Names the host, once, before the first ring.
+pub fn set_host(host: &'static Host) {
+    *HOST.lock() = Some(host);
+}
+
+fn host() -> Option<&'static Host> {
+    *HOST.lock()
+}
+
+/// The ring behind a number; asks only about numbers that can be one.
+pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
+    if number < RESERVED_BASE {
+        return None;
+    }
+    (host()?.ring_of)(number)
+}
+
+pub(crate) fn close(number: i32) -> Option<Result<(), Errno>> {
+    (host()?.close)(number)
+}

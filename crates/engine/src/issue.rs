@@ -1,0 +1,134 @@
+//! The door between a request and whoever carries it out: resolves the file,
+//! tries without blocking, and moves the request on by the outcome.
+
+use crate::complete;
+use crate::op::Operation;
+use crate::request::{Hold, Progress, Request, RequestEntry};
+use crate::ring::LockedRing;
+use crate::{fast_poll, timeout, workers};
+use usring_sys::Errno;
+use usring_uapi::{opcode, sqe_flags};
+
+/// A result with what it means for the rest of the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub result: i32,
+    /// Breaks an ordinary link: an error, or fewer bytes than asked for.
+    pub failed: bool,
+}
+
+impl From<i32> for Answer {
+    fn from(result: i32) -> Self {
+        Answer { result, failed: result < 0 }
+    }
+}
+
+/// What came of an attempt to issue a request.
+pub(crate) enum IssueOutcome {
+    Done(Answer),
+    /// Its file was not ready: poll for the row's events, then try again.
+    WouldBlock,
+    /// Only a thread that may block can do it.
+    NeedsWorker,
+    /// It is a wait for these poll events on its file.
+    AwaitsPoll(fast_poll::Interest),
+    /// It is a wait for time or for completions.
+    AwaitsTime(timeout::Deadline),
+}
+
+impl IssueOutcome {
+    #[inline]
+    pub fn done(result: i32) -> Self {
+        IssueOutcome::Done(result.into())
+    }
+
+    /// The outcome of something that answers with an errno.
+    pub fn of(result: Result<i32, Errno>) -> Self {
+        Self::done(result.unwrap_or_else(Errno::negative))
+    }
+}
+
+/// Issues a request for the first time, or once more after its poll fired.
+#[inline]
+pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
+    if request.progress == Progress::Refused {
+        let result = request.result;
+        return complete::complete(locked, request, result.into());
+    }
+    let row = LockedRing::row(&request);
+    if row.needs_file
+        && let Err(error) = resolve_file(locked, &mut request)
+    {
+        return complete::complete(locked, request, error.negative().into());
+    }
+    let outcome = if request.has_flag(sqe_flags::ASYNC) && row.work.is_some() && request.progress == Progress::New {
+        IssueOutcome::NeedsWorker
+    } else {
+        (row.issue)(locked, &mut request)
+    };
+    match outcome {
+        IssueOutcome::Done(answer) => {
+            locked.statistics.count_inline(request.sqe.opcode);
+            complete::complete(locked, request, answer);
+        }
+        waiting => suspend(locked, request, waiting),
+    }
+}
+
+/// Hands a request that cannot be done now to whoever will wake it.
+#[cold]
+fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
+    if let Err(error) = keep_file(locked, &mut request) {
+        return complete::complete(locked, request, error.negative().into());
+    }
+    timeout::arm_link_timeout(locked, &mut request);
+    let poll_events = LockedRing::row(&request).poll_events;
+    match outcome {
+        IssueOutcome::WouldBlock if poll_events != 0 => {
+            fast_poll::arm_retry(locked, request, poll_events);
+        }
+        IssueOutcome::AwaitsPoll(interest) => fast_poll::arm(locked, request, interest),
+        IssueOutcome::AwaitsTime(deadline) => timeout::arm(locked, request, deadline),
+        IssueOutcome::WouldBlock | IssueOutcome::NeedsWorker => workers::hand_over(locked, request),
+        IssueOutcome::Done(_) => unreachable!("a finished request does not wait"),
+    }
+}
+
+/// Finds the number that system calls are to use (the kernel's
+/// `io_assign_file`: at issue, so that a link may open what its next one uses).
+#[inline]
+fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
+    if !request.has_flag(sqe_flags::FIXED_FILE) || !matches!(request.file.hold, Hold::Submitter) {
+        return Ok(());
+    }
+    let file = locked.files.get(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+    request.file.number = file.number();
+    Ok(())
+}
+
+fn keep_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
+    if !LockedRing::row(request).needs_file {
+        return Ok(());
+    }
+    if request.has_flag(sqe_flags::FIXED_FILE) {
+        if matches!(request.file.hold, Hold::Submitter) {
+            let file = locked.files.share(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+            request.file.hold = Hold::Registered(file);
+        }
+        return Ok(());
+    }
+    request.file.keep()
+}
+
+/// Issues what has become issuable, until nothing is.
+#[inline]
+pub(crate) fn run_issuable(locked: &mut LockedRing) {
+    while let Some(request) = locked.issuable.pop_front() {
+        issue(locked, request);
+    }
+}
+
+/// Whether a request is the timeout of the one before it in its chain.
+pub(crate) fn is_link_timeout(request: &Request) -> bool {
+    request.sqe.opcode == opcode::LINK_TIMEOUT && matches!(request.operation, Operation::LinkTimeout(_))
+}

@@ -1,0 +1,109 @@
+//! Chains: IO_LINK and IO_HARDLINK. A chain is collected while it is
+//! submitted, starts with its head, and goes on as each request completes.
+
+use crate::complete;
+use crate::issue::Answer;
+use crate::request::{Progress, Request, RequestEntry};
+use crate::ring::LockedRing;
+use crate::submit;
+use alloc::vec::Vec;
+use usring_sys::Errno;
+use usring_uapi::sqe_flags;
+
+/// The chain that is being collected by the submission under way.
+#[derive(Default)]
+pub(crate) struct Chain {
+    members: Vec<RequestEntry>,
+}
+
+impl Chain {
+    /// The opcode of the member collected last.
+    pub fn last_opcode(&self) -> Option<u8> {
+        self.members.last().map(|member| member.sqe.opcode)
+    }
+}
+
+/// Whether a request belongs to a chain: it continues one or starts one.
+#[inline]
+pub(crate) fn takes(locked: &LockedRing, request: &Request) -> bool {
+    request.is_linked() || !locked.chain.members.is_empty()
+}
+
+/// Adds a request to the chain; the first without a link flag ends it.
+pub(crate) fn append(locked: &mut LockedRing, request: RequestEntry) {
+    let ends = !request.is_linked();
+    if request.has_flag(sqe_flags::IO_DRAIN)
+        && let Some(head) = locked.chain.members.first_mut()
+    {
+        // A drain in the middle of a chain holds back its head, and what
+        // comes after the chain waits for all of it.
+        head.sqe.flags |= sqe_flags::IO_DRAIN;
+        locked.drain.hold_next();
+    }
+    locked.chain.members.push(request);
+    if ends {
+        start_chain(locked);
+    }
+}
+
+/// A chain does not reach over the end of a submission.
+#[inline]
+pub(crate) fn end_of_batch(locked: &mut LockedRing) {
+    if !locked.chain.members.is_empty() {
+        start_chain(locked);
+    }
+}
+
+fn start_chain(locked: &mut LockedRing) {
+    if locked.chain.members.iter().any(|member| member.progress == Progress::Refused) {
+        return refuse_chain(locked);
+    }
+    let mut rest: Option<RequestEntry> = None;
+    while let Some(mut member) = locked.chain.members.pop() {
+        member.link = rest.take();
+        rest = Some(member);
+    }
+    if let Some(head) = rest {
+        submit::start(locked, head);
+    }
+}
+
+/// One refused member takes the whole chain with it, each with its own CQE.
+fn refuse_chain(locked: &mut LockedRing) {
+    let members = core::mem::take(&mut locked.chain.members);
+    let mut skip = false;
+    for mut member in members {
+        let result =
+            if member.progress == Progress::Refused { member.result } else { Errno::ECANCELED.negative() };
+        if skip {
+            complete::drop_quietly(locked, member);
+            continue;
+        }
+        skip = member.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
+        member.link = None;
+        complete::complete(locked, member, result.into());
+    }
+}
+
+/// What a completed request means for the next of its chain.
+pub(crate) fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
+    let Some(next) = completed.link.take() else { return };
+    if answer.failed && !completed.has_flag(sqe_flags::IO_HARDLINK) {
+        cancel_rest(locked, next, completed.has_flag(sqe_flags::CQE_SKIP_SUCCESS));
+    } else {
+        locked.issuable.push_back(next);
+    }
+}
+
+fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, mut skip: bool) {
+    let mut next = Some(first);
+    while let Some(mut request) = next {
+        next = request.link.take();
+        if skip {
+            complete::drop_quietly(locked, request);
+        } else {
+            skip = request.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
+            complete::complete(locked, request, Errno::ECANCELED.negative().into());
+        }
+    }
+}

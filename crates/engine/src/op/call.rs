@@ -1,0 +1,52 @@
+//! Operations that are one system call which may block: made by a worker, with
+//! whatever memory of the program was copied when the request was prepared.
+
+use super::Operation;
+use crate::request::Request;
+use crate::workers::Blocking;
+use alloc::vec::Vec;
+use usring_sys::{Errno, SystemCall};
+
+/// The call, ready to be made.
+pub(crate) struct Call {
+    pub call: SystemCall,
+    /// Its first argument is the request's file.
+    pub on_file: bool,
+    /// What its pointers point to, where that had to be copied.
+    pub memory: Vec<u8>,
+}
+
+impl Call {
+    pub fn on_file(number: u32, rest: [u64; 4]) -> Operation {
+        let [b, c, d, e] = rest;
+        Operation::Call(Call { call: SystemCall::new(number, [0, b, c, d, e]), on_file: true, memory: Vec::new() })
+    }
+
+    pub fn new(number: u32, arguments: [u64; 5], memory: Vec<u8>) -> Operation {
+        Operation::Call(Call { call: SystemCall::new(number, arguments), on_file: false, memory })
+    }
+}
+
+/// Makes the call.
+pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
+    let number = request.file.number;
+    let call = match &mut request.operation {
+        Operation::Call(call) => {
+            if call.on_file {
+                call.call.arguments[0] = number as u64;
+            }
+            call.call
+        }
+        Operation::Open(open) => open.call(),
+        _ => return Errno::EINVAL.negative(),
+    };
+    answer(blocking.run(&call))
+}
+
+/// A system call's answer as a CQE's result.
+pub(crate) fn answer(result: Result<u64, Errno>) -> i32 {
+    match result {
+        Ok(value) => value as i32,
+        Err(error) => error.negative(),
+    }
+}

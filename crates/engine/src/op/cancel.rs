@@ -1,0 +1,50 @@
+//! ASYNC_CANCEL.
+
+use super::Operation;
+use crate::cancel::{self, CancelKey};
+use crate::issue::IssueOutcome;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use usring_sys::Errno;
+use usring_uapi::io_uring as abi;
+use usring_uapi::{opcode, sqe_flags};
+
+const KNOWN: u32 = abi::IORING_ASYNC_CANCEL_ALL
+    | abi::IORING_ASYNC_CANCEL_FD
+    | abi::IORING_ASYNC_CANCEL_ANY
+    | abi::IORING_ASYNC_CANCEL_FD_FIXED
+    | abi::IORING_ASYNC_CANCEL_USERDATA
+    | abi::IORING_ASYNC_CANCEL_OP;
+
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.off != 0 || sqe.file_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut key = CancelKey { user_data: sqe.addr, fd: sqe.fd, opcode: sqe.len as u8, flags: sqe.op_flags };
+    check(&key, sqe.len)?;
+    if request.has_flag(sqe_flags::FIXED_FILE) {
+        key.flags |= abi::IORING_ASYNC_CANCEL_FD_FIXED;
+    }
+    request.operation = Operation::Cancel(key);
+    Ok(())
+}
+
+/// Which flags go together, for the request and for the register call.
+pub(crate) fn check(key: &CancelKey, wide_opcode: u32) -> Result<(), Errno> {
+    let any = key.flags & abi::IORING_ASYNC_CANCEL_ANY != 0;
+    let by_file = key.flags & abi::IORING_ASYNC_CANCEL_FD != 0;
+    let by_opcode = key.flags & abi::IORING_ASYNC_CANCEL_OP != 0;
+    if key.flags & !KNOWN != 0 || any && (by_file || by_opcode) {
+        return Err(Errno::EINVAL);
+    }
+    if by_opcode && wide_opcode >= opcode::COUNT as u32 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::Cancel(key) = request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
+    IssueOutcome::of(cancel::cancel(locked, &key))
+}

@@ -1,0 +1,45 @@
+//! FILES_UPDATE: the register call of the same name, as a request.
+
+use crate::issue::IssueOutcome;
+use crate::registered_files::{self, FILE_INDEX_ALLOC};
+use crate::request::Request;
+use crate::ring::LockedRing;
+use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::sqe_flags;
+
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if request.has_flag(sqe_flags::FIXED_FILE | sqe_flags::BUFFER_SELECT) {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.op_flags != 0 || sqe.file_index != 0 || sqe.len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let sqe = request.sqe;
+    let (address, count) = (UserAddress(sqe.addr), sqe.len as usize);
+    if sqe.off as u32 == FILE_INDEX_ALLOC {
+        return IssueOutcome::of(allocate(locked, address, count));
+    }
+    IssueOutcome::of(registered_files::update(locked, sqe.off as u32, address, UserAddress::NULL, sqe.len))
+}
+
+/// Puts each descriptor of the array into a free slot and writes the slot's
+/// number back; stops at the first that fails.
+fn allocate(locked: &mut LockedRing, address: UserAddress, count: usize) -> Result<i32, Errno> {
+    let numbers = user_memory::read_array::<i32>(address, count)?;
+    let mut done = 0;
+    for (index, &number) in numbers.iter().enumerate() {
+        let placed = locked.files.allocate(number);
+        let written = placed.and_then(|slot| user_memory::write(address.offset(4 * index as u64), slot));
+        match written {
+            Ok(()) => done += 1,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}

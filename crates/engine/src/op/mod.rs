@@ -1,0 +1,42 @@
+//! One file per family of opcodes: its SQE fields, its prep, its issue, its
+//! blocking work. A family knows no other family.
+
+use crate::request::Request;
+
+pub(crate) mod call;
+pub(crate) mod cancel;
+pub(crate) mod descriptor;
+pub(crate) mod files_update;
+pub(crate) mod nop;
+pub(crate) mod open_close;
+pub(crate) mod poll;
+pub(crate) mod provide_buffers;
+pub(crate) mod read_write;
+pub(crate) mod sync;
+pub(crate) mod timeout;
+
+/// What a family's prep made of the SQE.
+#[derive(Default)]
+pub(crate) enum Operation {
+    #[default]
+    Nothing,
+    Nop(nop::Nop),
+    ReadWrite(read_write::ReadWrite),
+    Call(call::Call),
+    Open(open_close::Open),
+    Poll(crate::fast_poll::Interest),
+    PollUpdate(poll::PollUpdate),
+    Timeout(crate::timeout::Deadline),
+    LinkTimeout(crate::timeout::Deadline),
+    TimeoutUpdate(timeout::TimeoutUpdate),
+    Cancel(crate::cancel::CancelKey),
+}
+
+/// Whether a worker's result breaks an ordinary link: an error, or fewer bytes
+/// than asked for.
+pub(crate) fn is_failure(request: &Request, result: i32) -> bool {
+    match &request.operation {
+        Operation::ReadWrite(operation) => operation.is_short(result),
+        _ => result < 0,
+    }
+}

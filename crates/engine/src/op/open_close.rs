@@ -1,0 +1,205 @@
+//! OPENAT, OPENAT2, CLOSE, STATX, also to and from direct descriptors.
+
+use super::Operation;
+use super::call::Call;
+use crate::host;
+use crate::issue::IssueOutcome;
+use crate::registered_files::Slot;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_uapi::general as linux;
+use usring_uapi::sqe_flags;
+
+/// Longest path, with its NUL (PATH_MAX).
+const PATH_LIMIT: usize = 4096;
+/// `struct open_how` of openat2(2).
+const HOW_SIZE: u64 = 24;
+/// The largest `open_how` that a newer program may pass, zeros beyond ours.
+const HOW_LIMIT: u64 = 4096;
+
+/// An open, ready to be made: what openat2(2) takes.
+pub(crate) struct Open {
+    directory: i32,
+    path: Vec<u8>,
+    /// flags, mode, resolve; boxed because the kernel is given its address.
+    how: Box<[u64; 3]>,
+    slot: Slot,
+    /// Made by the first attempt, which must not block.
+    attempted: bool,
+}
+
+impl Open {
+    /// openat2(2) with the copies.
+    pub fn call(&self) -> SystemCall {
+        let how = (&raw const *self.how) as u64;
+        let path = self.path.as_ptr() as u64;
+        SystemCall::new(linux::__NR_openat2, [self.directory as u64, path, how, HOW_SIZE, 0])
+    }
+
+    /// Creating and truncating may wait for a disk.
+    fn may_block(&self) -> bool {
+        let blocking = linux::O_TRUNC | linux::O_CREAT | (linux::O_TMPFILE & !linux::O_DIRECTORY);
+        self.how[0] & u64::from(blocking) != 0
+    }
+}
+
+pub(crate) fn prepare_openat(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    let flags = u64::from(sqe.op_flags);
+    // open(2) ignores flags it does not know; openat2(2) does not.
+    let known = u64::from(
+        linux::O_ACCMODE
+            | linux::O_CREAT
+            | linux::O_EXCL
+            | linux::O_NOCTTY
+            | linux::O_TRUNC
+            | linux::O_APPEND
+            | linux::O_NONBLOCK
+            | linux::O_SYNC
+            | linux::O_DSYNC
+            | linux::FASYNC
+            | linux::O_DIRECT
+            | linux::O_LARGEFILE
+            | linux::O_DIRECTORY
+            | linux::O_NOFOLLOW
+            | linux::O_NOATIME
+            | linux::O_CLOEXEC
+            | linux::O_PATH
+            | linux::O_TMPFILE,
+    );
+    let creates = flags & u64::from(linux::O_CREAT | (linux::O_TMPFILE & !linux::O_DIRECTORY)) != 0;
+    let mode = if creates { u64::from(sqe.len) & 0o7777 } else { 0 };
+    prepare_open(request, [flags & known, mode, 0])
+}
+
+pub(crate) fn prepare_openat2(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let (address, size) = (UserAddress(request.sqe.off), u64::from(request.sqe.len));
+    if size < HOW_SIZE {
+        return Err(Errno::EINVAL);
+    }
+    if size > HOW_LIMIT {
+        return Err(Errno::E2BIG);
+    }
+    let how: [u64; 3] = user_memory::read(address)?;
+    let rest = user_memory::read_array::<u8>(address.offset(HOW_SIZE), (size - HOW_SIZE) as usize)?;
+    if rest.iter().any(|&byte| byte != 0) {
+        return Err(Errno::E2BIG);
+    }
+    prepare_open(request, how)
+}
+
+fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.buf_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if request.has_flag(sqe_flags::FIXED_FILE) {
+        return Err(Errno::EBADF);
+    }
+    let slot = Slot::from_sqe(sqe.file_index);
+    if slot != Slot::Ordinary && how[0] & u64::from(linux::O_CLOEXEC) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if how[0] & u64::from(linux::O_PATH) == 0 {
+        how[0] |= u64::from(linux::O_LARGEFILE);
+    }
+    if slot != Slot::Ordinary {
+        // A direct descriptor is nobody's to inherit.
+        how[0] |= u64::from(linux::O_CLOEXEC);
+    }
+    let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
+    let open = Open { directory: sqe.fd, path, how: Box::new(how), slot, attempted: false };
+    request.operation = Operation::Open(open);
+    Ok(())
+}
+
+/// Tries with what the kernel has cached; anything that needs a disk goes to a
+/// worker.
+pub(crate) fn issue_open(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::Open(open) = &mut request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
+    if open.may_block() || open.attempted {
+        return IssueOutcome::NeedsWorker;
+    }
+    open.attempted = true;
+    let asked_nonblocking = open.how[0] & u64::from(linux::O_NONBLOCK) != 0;
+    let saved = *open.how;
+    open.how[0] |= u64::from(linux::O_NONBLOCK);
+    open.how[2] |= u64::from(linux::RESOLVE_CACHED);
+    let answer = open.call().run();
+    *open.how = saved;
+    match answer {
+        Err(Errno::EAGAIN) => IssueOutcome::NeedsWorker,
+        // O_PATH takes no O_NONBLOCK.
+        Err(Errno::EINVAL) => IssueOutcome::NeedsWorker,
+        Err(error) => IssueOutcome::done(error.negative()),
+        Ok(number) => {
+            if !asked_nonblocking {
+                let _ = descriptor::clear_nonblocking(number as i32);
+            }
+            IssueOutcome::done(finish_open(locked, request, number as i32))
+        }
+    }
+}
+
+/// Puts the new descriptor where the program wants it.
+pub(crate) fn finish_open(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
+    let Operation::Open(open) = &request.operation else { return result };
+    if result < 0 || open.slot == Slot::Ordinary {
+        return result;
+    }
+    let slot = open.slot;
+    let installed = OwnedDescriptor::from_raw(result).into_private().and_then(|file| locked.files.install(slot, file));
+    installed.unwrap_or_else(Errno::negative)
+}
+
+pub(crate) fn prepare_close(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.off != 0 || sqe.addr != 0 || sqe.len != 0 || sqe.op_flags != 0 || sqe.buf_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if request.has_flag(sqe_flags::FIXED_FILE) {
+        return Err(Errno::EBADF);
+    }
+    if sqe.file_index != 0 && sqe.fd != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+/// The file is closed before its CQE is there.
+pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let sqe = request.sqe;
+    if sqe.file_index != 0 {
+        return IssueOutcome::of(locked.files.remove(sqe.file_index - 1).map(|()| 0));
+    }
+    // A ring may not be closed through a ring.
+    if host::ring_of(sqe.fd).is_some() {
+        return IssueOutcome::done(Errno::EBADF.negative());
+    }
+    let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
+    IssueOutcome::of(closed.map(|()| 0))
+}
+
+pub(crate) fn prepare_statx(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.buf_index != 0 || sqe.file_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if request.has_flag(sqe_flags::FIXED_FILE) {
+        return Err(Errno::EBADF);
+    }
+    // A null path stands for the descriptor itself, with AT_EMPTY_PATH.
+    let path = match UserAddress(sqe.addr) {
+        UserAddress::NULL if sqe.op_flags & linux::AT_EMPTY_PATH != 0 => Vec::from([0]),
+        address => user_memory::read_c_string(address, PATH_LIMIT)?,
+    };
+    let (directory, flags, mask) = (sqe.fd as u64, u64::from(sqe.op_flags), u64::from(sqe.len));
+    let arguments = [directory, path.as_ptr() as u64, flags, mask, sqe.off];
+    request.operation = Call::new(linux::__NR_statx, arguments, path);
+    Ok(())
+}
+

@@ -1,0 +1,113 @@
+//! POLL_ADD and POLL_REMOVE.
+
+use super::Operation;
+use crate::fast_poll::Interest;
+use crate::host;
+use crate::issue::IssueOutcome;
+use crate::request::{Progress, Request};
+use crate::ring::LockedRing;
+use usring_sys::{Errno, epoll};
+use usring_uapi::io_uring as abi;
+use usring_uapi::{opcode, sqe_flags};
+
+const UPDATES: u32 = abi::IORING_POLL_UPDATE_EVENTS | abi::IORING_POLL_UPDATE_USER_DATA;
+
+fn interest(events: u32, flags: u32) -> Interest {
+    let multishot = flags & abi::IORING_POLL_ADD_MULTI != 0;
+    let level = flags & abi::IORING_POLL_ADD_LEVEL != 0;
+    // What asks for behaviour and not for an event is ours to decide.
+    let behaviour = epoll::ONESHOT | epoll::EDGE | epoll::EXCLUSIVE | 1 << 29;
+    Interest { events: events & !behaviour, multishot, level }
+}
+
+pub(crate) fn prepare_add(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    let known = abi::IORING_POLL_ADD_MULTI | abi::IORING_POLL_ADD_LEVEL;
+    if sqe.buf_index != 0 || sqe.off != 0 || sqe.addr != 0 || sqe.len & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.len & abi::IORING_POLL_ADD_MULTI != 0 && request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
+        return Err(Errno::EINVAL);
+    }
+    request.operation = Operation::Poll(interest(sqe.op_flags, sqe.len));
+    Ok(())
+}
+
+pub(crate) fn issue_add(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::Poll(interest) = request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
+    if let Some(ring) = host::ring_of(request.file.number) {
+        watch(locked, &ring);
+    }
+    if interest.multishot {
+        return IssueOutcome::AwaitsPoll(interest);
+    }
+    match epoll::poll_now(request.file.number, interest.events) {
+        Err(error) => IssueOutcome::done(error.negative()),
+        Ok(0) => IssueOutcome::AwaitsPoll(interest),
+        Ok(ready) => IssueOutcome::done(ready as i32),
+    }
+}
+
+/// Another ring's descriptor is kept up to date once it is polled; this
+/// ring's own lock is already held.
+fn watch(locked: &mut LockedRing, other: &alloc::sync::Arc<crate::Ring>) {
+    if alloc::sync::Arc::ptr_eq(locked.ring, other) {
+        crate::readiness::watch_locked(locked);
+    } else {
+        other.watch_readiness();
+    }
+}
+
+/// A POLL_REMOVE that changes the armed poll instead of ending it.
+#[derive(Clone, Copy)]
+pub(crate) struct PollUpdate {
+    target: u64,
+    user_data: Option<u64>,
+    interest: Option<Interest>,
+}
+
+pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.buf_index != 0 || sqe.file_index != 0 || sqe.len & !(UPDATES | abi::IORING_POLL_ADD_MULTI) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    // Multishot without an update means nothing.
+    if sqe.len == abi::IORING_POLL_ADD_MULTI {
+        return Err(Errno::EINVAL);
+    }
+    let user_data = (sqe.len & abi::IORING_POLL_UPDATE_USER_DATA != 0).then_some(sqe.off);
+    let new_interest = (sqe.len & abi::IORING_POLL_UPDATE_EVENTS != 0).then(|| interest(sqe.op_flags, sqe.len));
+    if user_data.is_none() && sqe.off != 0 || new_interest.is_none() && sqe.op_flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    request.operation = Operation::PollUpdate(PollUpdate { target: sqe.addr, user_data, interest: new_interest });
+    Ok(())
+}
+
+pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::PollUpdate(update) = request.operation else {
+        return IssueOutcome::done(Errno::EINVAL.negative());
+    };
+    let PollUpdate { target, user_data, interest } = update;
+    if user_data.is_none() && interest.is_none() {
+        let is_it = |poll: &Request| poll.sqe.opcode == opcode::POLL_ADD && poll.sqe.user_data == target;
+        return IssueOutcome::of(match locked.polls.extract(is_it) {
+            None => Err(Errno::ENOENT),
+            Some(mut poll) => {
+                poll.progress = Progress::Refused;
+                poll.result = Errno::ECANCELED.negative();
+                locked.issuable.push_back(poll);
+                Ok(0)
+            }
+        });
+    }
+    let found = locked.polls.update(target, |poll, armed| {
+        if let Some(user_data) = user_data {
+            poll.sqe.user_data = user_data;
+        }
+        if let Some(interest) = interest {
+            *armed = interest;
+        }
+    });
+    IssueOutcome::of(if found { Ok(0) } else { Err(Errno::ENOENT) })
+}

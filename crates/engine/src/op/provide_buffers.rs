@@ -1,0 +1,55 @@
+//! PROVIDE_BUFFERS and REMOVE_BUFFERS.
+
+use crate::issue::IssueOutcome;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use usring_sys::{Errno, UserAddress};
+
+/// Buffer ids are 16 bits wide.
+const ID_LIMIT: u64 = 1 << 16;
+
+pub(crate) fn prepare_provide(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.op_flags != 0 || sqe.file_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let count = sqe.fd;
+    if count <= 0 || count as u64 > ID_LIMIT {
+        return Err(Errno::E2BIG);
+    }
+    if sqe.len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let size = u64::from(sqe.len).checked_mul(count as u64).ok_or(Errno::EOVERFLOW)?;
+    sqe.addr.checked_add(size).ok_or(Errno::EOVERFLOW)?;
+    if sqe.off > u64::from(u16::MAX) {
+        return Err(Errno::E2BIG);
+    }
+    if sqe.off + count as u64 > ID_LIMIT {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+pub(crate) fn issue_provide(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let sqe = request.sqe;
+    let provided =
+        locked.groups.provide(sqe.buf_index, UserAddress(sqe.addr), sqe.len, sqe.off as u16, sqe.fd as u32);
+    IssueOutcome::of(provided.map(|()| 0))
+}
+
+pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.op_flags != 0 || sqe.addr != 0 || sqe.len != 0 || sqe.off != 0 || sqe.file_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.fd <= 0 || sqe.fd as u64 > ID_LIMIT {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let removed = locked.groups.remove(request.sqe.buf_index, request.sqe.fd as u32);
+    IssueOutcome::of(removed.map(|count| count as i32))
+}

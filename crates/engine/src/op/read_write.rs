@@ -1,0 +1,243 @@
+//! READ, WRITE, READV, WRITEV, READ_FIXED, WRITE_FIXED.
+//!
+//! First tried without blocking (RWF_NOWAIT). A file that is not ready is
+//! polled; a regular file whose pages are not cached, or that is open with
+//! O_DIRECT (the kernel would wait for the disk whatever the flag says), goes
+//! to a worker.
+
+use super::Operation;
+use crate::issue::{Answer, IssueOutcome};
+use crate::request::Request;
+use crate::ring::LockedRing;
+use crate::workers::Blocking;
+use alloc::vec::Vec;
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, user_memory};
+use usring_uapi::general as linux;
+use usring_uapi::{opcode, sqe_flags};
+
+/// Most members of a vector (UIO_MAXIOV).
+const VECTOR_LIMIT: u32 = 1024;
+/// The program's "wherever the file is" offset.
+const FILE_POSITION: u64 = u64::MAX;
+/// Direct I/O is aligned to this at least; anything else is not direct.
+const DIRECT_ALIGNMENT: u64 = 512;
+
+/// A transfer under way.
+pub(crate) struct ReadWrite {
+    writes: bool,
+    /// Byte offset, or [`FILE_POSITION`].
+    offset: u64,
+    flags: u32,
+    first: IoVector,
+    /// All members, where there is not exactly one.
+    vector: Option<Vec<IoVector>>,
+    /// Bytes transferred so far.
+    done: u64,
+    /// Bytes asked for.
+    total: u64,
+}
+
+#[inline]
+pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.op_flags & linux::RWF_HIPRI != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut vector = None;
+    let mut first = IoVector { base: sqe.addr, length: u64::from(sqe.len) };
+    match sqe.opcode {
+        opcode::READV | opcode::WRITEV => {
+            (first, vector) = read_vector(&sqe, request.has_flag(sqe_flags::BUFFER_SELECT))?;
+        }
+        opcode::READ_FIXED | opcode::WRITE_FIXED => {
+            locked.buffers.check(sqe.buf_index, first.base, first.length)?;
+        }
+        _ => {}
+    }
+    let total = match &vector {
+        None => first.length,
+        Some(members) => members.iter().map(|member| member.length).sum(),
+    };
+    let writes = matches!(sqe.opcode, opcode::WRITE | opcode::WRITEV | opcode::WRITE_FIXED);
+    request.operation =
+        Operation::ReadWrite(ReadWrite { writes, offset: sqe.off, flags: sqe.op_flags, first, vector, done: 0, total });
+    Ok(())
+}
+
+type Vector = (IoVector, Option<Vec<IoVector>>);
+
+/// Reads the program's vector, once: it may reuse it when the call returns.
+fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
+    let address = UserAddress(sqe.addr);
+    if selects && sqe.len != 1 || sqe.len > VECTOR_LIMIT {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.len == 1 {
+        return Ok((user_memory::read(address)?, None));
+    }
+    let members = user_memory::read_array::<IoVector>(address, sqe.len as usize)?;
+    if members.iter().any(|member| member.length > i64::MAX as u64) {
+        return Err(Errno::EINVAL);
+    }
+    Ok((IoVector::default(), Some(members)))
+}
+
+impl ReadWrite {
+    /// Whether a result breaks a link: an error or less than asked for.
+    pub fn is_short(&self, result: i32) -> bool {
+        result < 0 || (result as u64) < self.total
+    }
+
+    #[inline]
+    fn answer(&self, result: i32) -> IssueOutcome {
+        IssueOutcome::Done(Answer { result, failed: self.is_short(result) })
+    }
+
+    /// Drops what has been transferred from the vector.
+    fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        if self.offset != FILE_POSITION {
+            self.offset += bytes;
+        }
+        let mut left = bytes;
+        let members = self.vector.as_deref_mut().unwrap_or(core::slice::from_mut(&mut self.first));
+        for member in members {
+            let step = member.length.min(left);
+            member.base += step;
+            member.length -= step;
+            left -= step;
+        }
+    }
+
+    /// preadv2(2) or pwritev2(2) of what is left.
+    #[inline]
+    fn call(&self, number: i32, extra_flags: u32) -> SystemCall {
+        let members = self.vector.as_deref().unwrap_or(core::slice::from_ref(&self.first));
+        let system_call = if self.writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
+        let flags = u64::from(self.flags | extra_flags);
+        // The offset is passed as two halves; on 64 bits the low one is all.
+        let arguments = [number as u64, members.as_ptr() as u64, members.len() as u64, self.offset, 0, flags];
+        SystemCall::with_six(system_call, arguments)
+    }
+
+    fn may_be_direct(&self) -> bool {
+        let aligned = |value: u64| value.is_multiple_of(DIRECT_ALIGNMENT);
+        self.vector.is_some() || aligned(self.first.base) && aligned(self.first.length) && aligned(self.offset)
+    }
+
+    /// The result of everything so far when the next step ended like this.
+    fn result(&self, error: Errno) -> i32 {
+        if self.done > 0 { self.done as i32 } else { error.negative() }
+    }
+}
+
+#[inline]
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    if request.has_flag(sqe_flags::BUFFER_SELECT)
+        && request.buffer.is_none()
+        && let Err(error) = select_buffer(locked, request)
+    {
+        return IssueOutcome::done(error.negative());
+    }
+    let number = request.file.number;
+    let Operation::ReadWrite(transfer) = &mut request.operation else {
+        return IssueOutcome::done(Errno::EINVAL.negative());
+    };
+    if transfer.may_be_direct() && locked.is_direct(number) && transfer.flags & linux::RWF_NOWAIT == 0 {
+        return IssueOutcome::NeedsWorker;
+    }
+    let outcome = attempt(transfer, number);
+    if !matches!(outcome, IssueOutcome::Done(_)) {
+        return_buffer(locked, request, &outcome);
+    }
+    outcome
+}
+
+#[inline]
+fn attempt(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
+    loop {
+        match transfer.call(number, linux::RWF_NOWAIT).run() {
+            Ok(bytes) => {
+                let whole = transfer.done + bytes >= transfer.total;
+                if bytes == 0 || whole {
+                    return transfer.answer((transfer.done + bytes) as i32);
+                }
+                transfer.advance(bytes);
+                // A short read of a regular file may only mean that the rest
+                // is not cached; of anything else it is the answer.
+                if !descriptor::identity(number).is_ok_and(|identity| identity.is_regular()) {
+                    return transfer.answer(transfer.done as i32);
+                }
+            }
+            Err(Errno::EAGAIN) if transfer.flags & linux::RWF_NOWAIT != 0 => {
+                return transfer.answer(transfer.result(Errno::EAGAIN));
+            }
+            Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
+            Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
+                return without_nowait(transfer, number);
+            }
+            // A stream has no offset and the ring does not mind.
+            Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => transfer.offset = FILE_POSITION,
+            Err(error) => return transfer.answer(transfer.result(error)),
+        }
+    }
+}
+
+/// The file knows no RWF_NOWAIT: what can be polled is polled first, and only
+/// a thread that may block touches it.
+#[cold]
+fn without_nowait(transfer: &ReadWrite, number: i32) -> IssueOutcome {
+    let events = if transfer.writes { epoll::OUT } else { epoll::IN };
+    match descriptor::identity(number) {
+        Ok(identity) if identity.is_regular() || identity.is_block_device() => IssueOutcome::NeedsWorker,
+        _ => match epoll::poll_now(number, events) {
+            Ok(0) => IssueOutcome::WouldBlock,
+            _ => IssueOutcome::NeedsWorker,
+        },
+    }
+}
+
+/// Does it, blocking, as often as a regular file needs to give all of it.
+pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
+    let number = request.file.number;
+    let Operation::ReadWrite(transfer) = &mut request.operation else { return Errno::EINVAL.negative() };
+    loop {
+        match blocking.run(&transfer.call(number, 0)) {
+            Ok(bytes) => {
+                transfer.advance(bytes);
+                let regular = || descriptor::identity(number).is_ok_and(|identity| identity.is_regular());
+                if bytes == 0 || transfer.done >= transfer.total || !regular() {
+                    return transfer.done as i32;
+                }
+            }
+            Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => transfer.offset = FILE_POSITION,
+            Err(error) => return transfer.result(error),
+        }
+    }
+}
+
+/// Takes a buffer of the request's group; its length bounds the read.
+fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
+    let wanted = transfer.first.length as u32;
+    let buffer = locked.groups.select(request.sqe.buf_index, wanted)?;
+    transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
+    transfer.total = transfer.first.length;
+    request.buffer = Some(buffer);
+    Ok(())
+}
+
+/// A request that is going to be polled for gives its buffer back and takes
+/// one again when its file is ready; a worker keeps it.
+fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
+    if request.buffer.is_none() || matches!(outcome, IssueOutcome::NeedsWorker) {
+        return;
+    }
+    let buffer = request.buffer.take();
+    locked.groups.give_back(buffer);
+    let length = u64::from(request.sqe.len);
+    if let Operation::ReadWrite(transfer) = &mut request.operation {
+        transfer.first = IoVector { base: 0, length };
+    }
+}

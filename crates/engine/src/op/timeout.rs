@@ -1,0 +1,148 @@
+//! TIMEOUT, TIMEOUT_REMOVE, LINK_TIMEOUT.
+
+use super::Operation;
+use crate::issue::IssueOutcome;
+use crate::request::{Progress, Request};
+use crate::ring::LockedRing;
+use crate::timeout::Deadline;
+use usring_sys::clock::{self, Clock, Nanoseconds};
+use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::io_uring as abi;
+use usring_uapi::{Timespec, opcode};
+
+fn read_span(address: u64) -> Result<Nanoseconds, Errno> {
+    clock::nanoseconds(user_memory::read::<Timespec>(UserAddress(address))?)
+}
+
+fn clock_of(flags: u32) -> Result<Clock, Errno> {
+    match flags & abi::IORING_TIMEOUT_CLOCK_MASK {
+        0 => Ok(Clock::Monotonic),
+        abi::IORING_TIMEOUT_BOOTTIME => Ok(Clock::Boottime),
+        abi::IORING_TIMEOUT_REALTIME => Ok(Clock::Realtime),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// The point in time that a span or an absolute time means. A relative one
+/// counts from now: it is fixed when the timeout is issued.
+fn point(flags: u32, clock: Clock, span: Nanoseconds) -> Nanoseconds {
+    if flags & abi::IORING_TIMEOUT_ABS != 0 { span } else { clock.now().saturating_add(span) }
+}
+
+/// Prepares a TIMEOUT (`at` still holds the span or the absolute time).
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let deadline = parse(request)?;
+    request.operation = Operation::Timeout(deadline);
+    Ok(())
+}
+
+pub(crate) fn prepare_link(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    if request.sqe.off != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let deadline = parse(request)?;
+    // It watches the request before it, so there has to be one, and that one
+    // cannot be a LINK_TIMEOUT itself.
+    if locked.chain.last_opcode().is_none_or(|last| last == opcode::LINK_TIMEOUT) {
+        return Err(Errno::EINVAL);
+    }
+    request.operation = Operation::LinkTimeout(deadline);
+    Ok(())
+}
+
+fn parse(request: &Request) -> Result<Deadline, Errno> {
+    let sqe = request.sqe;
+    if sqe.buf_index != 0 || sqe.len != 1 || sqe.file_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let flags = sqe.op_flags;
+    let known = abi::IORING_TIMEOUT_ABS
+        | abi::IORING_TIMEOUT_CLOCK_MASK
+        | abi::IORING_TIMEOUT_ETIME_SUCCESS
+        | abi::IORING_TIMEOUT_MULTISHOT;
+    let multishot = flags & abi::IORING_TIMEOUT_MULTISHOT != 0;
+    if flags & !known != 0 || multishot && flags & abi::IORING_TIMEOUT_ABS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let clock = clock_of(flags)?;
+    let span = read_span(sqe.addr)?;
+    // A multishot counts its own repeats where another counts completions.
+    let (completions, repeats, repeat_every) =
+        if multishot { (0, sqe.off as u32, span.max(1)) } else { (sqe.off as u32, 0, 0) };
+    let expiry_succeeds = flags & abi::IORING_TIMEOUT_ETIME_SUCCESS != 0;
+    Ok(Deadline { clock, at: span, completions, repeat_every, repeats, expiry_succeeds, watches: None })
+}
+
+pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::Timeout(deadline) = request.operation else {
+        return IssueOutcome::done(Errno::EINVAL.negative());
+    };
+    let at = point(request.sqe.op_flags, deadline.clock, deadline.at);
+    IssueOutcome::AwaitsTime(Deadline { at, ..deadline })
+}
+
+/// A LINK_TIMEOUT is armed by the request that it watches; one that is issued
+/// by itself had nothing left to watch.
+pub(crate) fn issue_link(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
+    IssueOutcome::done(Errno::ECANCELED.negative())
+}
+
+/// The deadline of a LINK_TIMEOUT, counted from now.
+pub(crate) fn link_deadline(request: &Request) -> Option<Deadline> {
+    let Operation::LinkTimeout(deadline) = request.operation else { return None };
+    Some(Deadline { at: point(request.sqe.op_flags, deadline.clock, deadline.at), ..deadline })
+}
+
+/// What a TIMEOUT_REMOVE asks for.
+#[derive(Clone, Copy)]
+pub(crate) enum TimeoutUpdate {
+    Remove { target: u64 },
+    Update { target: u64, linked: bool, clock: Clock, absolute: bool, span: Nanoseconds },
+}
+
+pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.buf_index != 0 || sqe.len != 0 || sqe.file_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (flags, target) = (sqe.op_flags, sqe.addr);
+    if flags & abi::IORING_TIMEOUT_UPDATE_MASK == 0 {
+        if flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Remove { target });
+        return Ok(());
+    }
+    let known = abi::IORING_TIMEOUT_UPDATE_MASK | abi::IORING_TIMEOUT_ABS | abi::IORING_TIMEOUT_CLOCK_MASK;
+    if flags & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let clock = clock_of(flags)?;
+    let linked = flags & abi::IORING_LINK_TIMEOUT_UPDATE != 0;
+    let absolute = flags & abi::IORING_TIMEOUT_ABS != 0;
+    let span = read_span(sqe.off)?;
+    request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Update { target, linked, clock, absolute, span });
+    Ok(())
+}
+
+pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::TimeoutUpdate(update) = request.operation else {
+        return IssueOutcome::done(Errno::EINVAL.negative());
+    };
+    IssueOutcome::of(match update {
+        TimeoutUpdate::Remove { target } => remove(locked, target),
+        TimeoutUpdate::Update { target, linked, clock, absolute, span } => {
+            let at = if absolute { span } else { clock.now().saturating_add(span) };
+            locked.timeouts.update(target, linked, clock, at).map(|()| 0)
+        }
+    })
+}
+
+fn remove(locked: &mut LockedRing, target: u64) -> Result<i32, Errno> {
+    let is_it = |timeout: &Request| timeout.sqe.user_data == target;
+    let mut timeout = locked.timeouts.extract(is_it).ok_or(Errno::ENOENT)?;
+    timeout.progress = Progress::Refused;
+    timeout.result = Errno::ECANCELED.negative();
+    locked.issuable.push_back(timeout);
+    Ok(0)
+}

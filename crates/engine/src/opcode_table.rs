@@ -1,0 +1,141 @@
+//! One row per opcode: the only place that says what an opcode needs, who
+//! prepares, issues and works it, and so the only source of what PROBE
+//! reports. A new opcode is a row here and a file (or a few lines) in `op`.
+
+use crate::issue::IssueOutcome;
+use crate::op::{self, cancel, descriptor, files_update, nop, open_close, poll, provide_buffers, read_write, sync, timeout};
+use crate::request::Request;
+use crate::ring::LockedRing;
+use crate::workers::Blocking;
+use usring_sys::Errno;
+use usring_uapi::opcode::{self, COUNT};
+
+/// What the engine knows of an opcode.
+#[doc(alias = "io_issue_def")]
+pub(crate) struct Row {
+    /// Checks the SQE and makes the family's operation of it; copies whatever
+    /// the program may reuse once the call returns.
+    pub prepare: fn(&mut LockedRing, &mut Request) -> Result<(), Errno>,
+    /// Tries it without blocking, under the ring's lock.
+    pub issue: fn(&mut LockedRing, &mut Request) -> IssueOutcome,
+    /// Does it, blocking, in a worker; answers the result.
+    pub work: Option<fn(&mut Request, &Blocking) -> i32>,
+    /// What is left to do under the lock with a worker's result.
+    pub finish: Option<fn(&mut LockedRing, &mut Request, i32) -> i32>,
+    /// Works on the file in `fd`.
+    pub needs_file: bool,
+    /// What to poll its file for when it would block.
+    pub poll_events: u32,
+    /// May take a provided buffer.
+    pub selects_buffer: bool,
+    /// `ioprio` has a meaning.
+    pub takes_ioprio: bool,
+    /// Workers run it in order with others on the same regular file.
+    pub hashes_regular_file: bool,
+    pub supported: bool,
+}
+
+const UNSUPPORTED: Row = Row {
+    prepare: |_, _| Err(Errno::EINVAL),
+    issue: |_, _| IssueOutcome::done(Errno::EINVAL.negative()),
+    work: None,
+    finish: None,
+    needs_file: false,
+    poll_events: 0,
+    selects_buffer: false,
+    takes_ioprio: false,
+    hashes_regular_file: false,
+    supported: false,
+};
+
+const PLAIN: Row = Row { supported: true, ..UNSUPPORTED };
+const ON_FILE: Row = Row { needs_file: true, ..PLAIN };
+
+/// An operation that is one system call, made by a worker because it may block.
+const CALL: Row = Row { issue: |_, _| IssueOutcome::NeedsWorker, work: Some(op::call::work), ..PLAIN };
+const CALL_ON_FILE: Row = Row { needs_file: true, ..CALL };
+
+const READ: Row = Row {
+    prepare: read_write::prepare,
+    issue: read_write::issue,
+    work: Some(read_write::work),
+    poll_events: usring_sys::epoll::IN,
+    takes_ioprio: true,
+    ..ON_FILE
+};
+const WRITE: Row = Row { poll_events: usring_sys::epoll::OUT, hashes_regular_file: true, ..READ };
+
+static TABLE: [Row; COUNT] = table();
+
+
+const fn table() -> [Row; COUNT] {
+    let mut rows = [const { UNSUPPORTED }; COUNT];
+    rows[opcode::NOP as usize] = Row { prepare: nop::prepare, issue: nop::issue, ..PLAIN };
+    rows[opcode::READ as usize] = Row { selects_buffer: true, ..READ };
+    rows[opcode::READV as usize] = Row { selects_buffer: true, ..READ };
+    rows[opcode::READ_FIXED as usize] = READ;
+    rows[opcode::WRITE as usize] = WRITE;
+    rows[opcode::WRITEV as usize] = WRITE;
+    rows[opcode::WRITE_FIXED as usize] = WRITE;
+    rows[opcode::FSYNC as usize] = Row { prepare: sync::prepare_fsync, ..CALL_ON_FILE };
+    rows[opcode::SYNC_FILE_RANGE as usize] = Row { prepare: sync::prepare_sync_file_range, ..CALL_ON_FILE };
+    rows[opcode::FALLOCATE as usize] =
+        Row { prepare: sync::prepare_fallocate, hashes_regular_file: true, ..CALL_ON_FILE };
+    rows[opcode::FTRUNCATE as usize] =
+        Row { prepare: sync::prepare_ftruncate, hashes_regular_file: true, ..CALL_ON_FILE };
+    rows[opcode::FADVISE as usize] = Row { prepare: sync::prepare_fadvise, issue: sync::issue_fadvise, ..CALL_ON_FILE };
+    rows[opcode::MADVISE as usize] = Row { prepare: sync::prepare_madvise, ..CALL };
+    rows[opcode::OPENAT as usize] =
+        Row { prepare: open_close::prepare_openat, finish: Some(open_close::finish_open), ..OPEN };
+    rows[opcode::OPENAT2 as usize] =
+        Row { prepare: open_close::prepare_openat2, finish: Some(open_close::finish_open), ..OPEN };
+    rows[opcode::CLOSE as usize] = Row { prepare: open_close::prepare_close, issue: open_close::issue_close, ..PLAIN };
+    rows[opcode::STATX as usize] = Row { prepare: open_close::prepare_statx, ..CALL };
+    rows[opcode::POLL_ADD as usize] = Row { prepare: poll::prepare_add, issue: poll::issue_add, ..ON_FILE };
+    rows[opcode::POLL_REMOVE as usize] = Row { prepare: poll::prepare_remove, issue: poll::issue_remove, ..PLAIN };
+    rows[opcode::TIMEOUT as usize] = Row { prepare: timeout::prepare, issue: timeout::issue, ..PLAIN };
+    rows[opcode::TIMEOUT_REMOVE as usize] =
+        Row { prepare: timeout::prepare_remove, issue: timeout::issue_remove, ..PLAIN };
+    rows[opcode::LINK_TIMEOUT as usize] = Row { prepare: timeout::prepare_link, issue: timeout::issue_link, ..PLAIN };
+    rows[opcode::ASYNC_CANCEL as usize] = Row { prepare: cancel::prepare, issue: cancel::issue, ..PLAIN };
+    rows[opcode::FILES_UPDATE as usize] = Row { prepare: files_update::prepare, issue: files_update::issue, ..PLAIN };
+    rows[opcode::PROVIDE_BUFFERS as usize] =
+        Row { prepare: provide_buffers::prepare_provide, issue: provide_buffers::issue_provide, ..PLAIN };
+    rows[opcode::REMOVE_BUFFERS as usize] =
+        Row { prepare: provide_buffers::prepare_remove, issue: provide_buffers::issue_remove, ..PLAIN };
+    rows[opcode::FIXED_FD_INSTALL as usize] =
+        Row { prepare: descriptor::prepare_install, issue: descriptor::issue_install, ..ON_FILE };
+    rows
+}
+
+const OPEN: Row = Row { issue: open_close::issue_open, ..CALL };
+
+/// The row of a known opcode; the row that refuses for every other byte.
+#[inline]
+pub(crate) fn row(opcode: u8) -> &'static Row {
+    static REFUSE: Row = UNSUPPORTED;
+    TABLE.get(usize::from(opcode)).unwrap_or(&REFUSE)
+}
+
+/// Every supported row can be carried out: what polls has a file, and what
+/// finishes a worker's result has work for one.
+const fn is_sound(rows: &[Row; COUNT]) -> bool {
+    let mut index = 0;
+    while index < COUNT {
+        let row = &rows[index];
+        let polls_nothing = row.poll_events != 0 && !row.needs_file;
+        let finishes_nothing = row.finish.is_some() && row.work.is_none();
+        if row.supported && (polls_nothing || finishes_nothing) {
+            return false;
+        }
+        index += 1;
+    }
+    true
+}
+
+const _: () = assert!(is_sound(&table()));
+
+/// Whether PROBE reports the opcode.
+pub(crate) fn is_supported(opcode: u8) -> bool {
+    row(opcode).supported
+}

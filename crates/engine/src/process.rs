@@ -1,0 +1,21 @@
+//! What all rings of one process share: the workers and the attendant. A
+//! forked child starts without them and makes its own on first use.
+
+use crate::attendant::Attendant;
+use crate::workers::WorkerPool;
+use usring_sys::per_process::PerProcess;
+
+/// The engine's threads, seen from any ring.
+#[derive(Default)]
+pub(crate) struct Process {
+    pub workers: WorkerPool,
+    pub attendant: Attendant,
+}
+
+static PROCESS: PerProcess<Process> = PerProcess::new();
+
+/// This process's.
+#[inline]
+pub(crate) fn process() -> &'static Process {
+    PROCESS.get_or_make(Process::default)
+}

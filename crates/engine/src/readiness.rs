@@ -1,0 +1,128 @@
+//! The ring's descriptor as poll and epoll see it: readable while the CQ holds
+//! something. The descriptor is an eventfd; it is only kept up to date once
+//! the program has been seen to poll it, because each change is a system call.
+//!
+//! The program empties the CQ without a call, so the descriptor may be
+//! readable too long; the doors drain it before every sleep in a poll call.
+
+use crate::ring::{LockedRing, Ring};
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use usring_sys::eventfd;
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+
+/// How many rings' descriptors are readable now: while it is 0 a poll call
+/// has nothing to drain.
+pub static SIGNALLED: AtomicU32 = AtomicU32::new(0);
+
+/// The rings that are watched.
+static WATCHED: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
+
+/// The state of one ring's descriptor.
+pub(crate) struct Readiness {
+    /// The eventfd's number, −1 while there is none.
+    number: AtomicI32,
+    watched: AtomicBool,
+    signalled: AtomicBool,
+}
+
+impl Default for Readiness {
+    fn default() -> Self {
+        Readiness { number: AtomicI32::new(-1), watched: AtomicBool::new(false), signalled: AtomicBool::new(false) }
+    }
+}
+
+impl Readiness {
+    #[inline]
+    pub fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Acquire)
+    }
+
+    /// Makes the descriptor readable, if anybody looks. An edge for each call,
+    /// as each batch of completions is one for an edge-triggered watcher.
+    #[inline]
+    pub fn signal(&self) {
+        if self.is_watched() {
+            self.signal_watched();
+        }
+    }
+
+    fn signal_watched(&self) {
+        if !self.signalled.swap(true, Ordering::SeqCst) {
+            SIGNALLED.fetch_add(1, Ordering::SeqCst);
+        }
+        eventfd::signal(self.number.load(Ordering::Acquire));
+    }
+
+    fn unsignal(&self) {
+        if self.signalled.swap(false, Ordering::SeqCst) {
+            SIGNALLED.fetch_sub(1, Ordering::SeqCst);
+            let number = self.number.load(Ordering::Acquire);
+            if number >= 0 {
+                eventfd::drain(number);
+            }
+        }
+    }
+
+    /// The descriptor is gone.
+    pub fn forget(&self) {
+        self.watched.store(false, Ordering::Release);
+        self.number.store(-1, Ordering::Release);
+        if self.signalled.swap(false, Ordering::SeqCst) {
+            SIGNALLED.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Ring {
+    /// Names the eventfd whose readability is to follow the CQ.
+    pub fn attach_descriptor(&self, number: i32) {
+        self.readiness.number.store(number, Ordering::Release);
+    }
+
+    /// From now on keeps the descriptor readable exactly while the CQ is not
+    /// empty.
+    pub fn watch_readiness(self: &Arc<Self>) {
+        if self.readiness.is_watched() {
+            return;
+        }
+        let mut locked = self.lock();
+        watch_locked(&mut locked);
+        locked.leave();
+    }
+}
+
+/// The same for a ring whose lock is held already.
+pub(crate) fn watch_locked(locked: &mut LockedRing) {
+    let ring = locked.ring;
+    if ring.readiness.watched.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    WATCHED.get_or_make(|| Mutex::new(Vec::new())).lock().push(Arc::downgrade(ring));
+    if locked.cq.ready() > 0 || locked.cq.has_overflow() || !ring.task_work.is_empty() {
+        ring.readiness.signal();
+    }
+}
+
+/// Before a poll call sleeps: makes unreadable what the program has emptied.
+pub fn drain_readiness() {
+    if SIGNALLED.load(Ordering::SeqCst) == 0 {
+        return;
+    }
+    let Some(watched) = WATCHED.get() else { return };
+    let rings: Vec<Arc<Ring>> = {
+        let mut watched = watched.lock();
+        watched.retain(|ring| ring.strong_count() > 0);
+        watched.iter().filter_map(Weak::upgrade).collect()
+    };
+    for ring in rings.iter().filter(|ring| ring.readiness.signalled.load(Ordering::SeqCst)) {
+        // Under the lock: no completion is posted between look and drain.
+        let Some(locked) = ring.try_lock() else { continue };
+        if locked.cq.ready() == 0 && !locked.cq.has_overflow() && ring.task_work.is_empty() {
+            ring.readiness.unsignal();
+        }
+        locked.leave();
+    }
+}

@@ -1,0 +1,389 @@
+//! io_uring_register(2).
+
+use crate::cancel::{self, CancelKey};
+use crate::opcode_table;
+use crate::process::process;
+use crate::registered_buffers;
+use crate::registered_files;
+use crate::restrictions::RECORD_SIZE;
+use crate::ring::{EventDescriptor, LockedRing, Ring};
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use usring_sys::clock::{self, Clock};
+use usring_sys::descriptor;
+use usring_sys::{Errno, UserAddress, thread, user_memory};
+use usring_uapi::Timespec;
+use usring_uapi::general as linux;
+use usring_uapi::io_uring as abi;
+use usring_uapi::io_uring::io_uring_register_op as op;
+use usring_uapi::opcode;
+
+/// Flag of a PROBE record: the opcode works.
+const PROBE_SUPPORTED: u16 = 1;
+/// IOU_PBUF_RING_MMAP: the ring's memory is the kernel's to give.
+const BUFFER_RING_MMAP: u16 = 1;
+
+const fn number(opcode: op) -> u32 {
+    opcode as u32
+}
+
+impl Ring {
+    /// The call, but for the ring descriptors' own table (20, 21), which
+    /// belongs to whoever keeps descriptors.
+    pub fn register(self: &Arc<Self>, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
+        if opcode >= number(op::IORING_REGISTER_LAST) {
+            return Err(Errno::EINVAL);
+        }
+        if self.has(abi::IORING_SETUP_SINGLE_ISSUER) {
+            let issuer = self.issuer.load(Ordering::Relaxed);
+            if issuer != 0 && issuer != thread::current().0 {
+                return Err(Errno::EEXIST);
+            }
+        }
+        if opcode == number(op::IORING_REGISTER_SYNC_CANCEL) {
+            self.lock().restrictions.check_register(opcode)?;
+            return self.cancel_and_wait(argument, count);
+        }
+        let mut locked = self.lock();
+        locked.restrictions.check_register(opcode)?;
+        let answer = dispatch(&mut locked, opcode, argument, count);
+        locked.leave();
+        answer
+    }
+}
+
+fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
+    let call = Call { argument, count };
+    match opcode {
+        n if n == number(op::IORING_REGISTER_BUFFERS) => {
+            call.need_argument(Errno::EFAULT)?;
+            registered_buffers::register(locked, argument, UserAddress::NULL, count)
+        }
+        n if n == number(op::IORING_UNREGISTER_BUFFERS) => {
+            call.need_nothing()?;
+            registered_buffers::unregister(locked)
+        }
+        n if n == number(op::IORING_REGISTER_FILES) => {
+            call.need_argument(Errno::EFAULT)?;
+            registered_files::register(locked, argument, UserAddress::NULL, count)
+        }
+        n if n == number(op::IORING_UNREGISTER_FILES) => {
+            call.need_nothing()?;
+            registered_files::unregister(locked)
+        }
+        n if n == number(op::IORING_REGISTER_FILES_UPDATE) => files_update(locked, call),
+        n if n == number(op::IORING_REGISTER_FILES2) => resources(locked, call, registered_files::register),
+        n if n == number(op::IORING_REGISTER_BUFFERS2) => resources(locked, call, registered_buffers::register),
+        n if n == number(op::IORING_REGISTER_FILES_UPDATE2) => update(locked, call, registered_files::update),
+        n if n == number(op::IORING_REGISTER_BUFFERS_UPDATE) => update(locked, call, registered_buffers::update),
+        n if n == number(op::IORING_REGISTER_EVENTFD) => register_eventfd(locked, call, false),
+        n if n == number(op::IORING_REGISTER_EVENTFD_ASYNC) => register_eventfd(locked, call, true),
+        n if n == number(op::IORING_UNREGISTER_EVENTFD) => {
+            call.need_nothing()?;
+            locked.event_descriptor.take().map(|_| 0).ok_or(Errno::ENXIO)
+        }
+        n if n == number(op::IORING_REGISTER_PROBE) => probe(call),
+        n if n == number(op::IORING_REGISTER_PERSONALITY) => {
+            call.need_nothing()?;
+            locked.personalities += 1;
+            Ok(locked.personalities)
+        }
+        n if n == number(op::IORING_UNREGISTER_PERSONALITY) => unregister_personality(locked, call),
+        n if n == number(op::IORING_REGISTER_ENABLE_RINGS) => enable(locked, call),
+        n if n == number(op::IORING_REGISTER_RESTRICTIONS) => restrict(locked, call),
+        n if n == number(op::IORING_REGISTER_IOWQ_MAX_WORKERS) => worker_limits(call),
+        n if n == number(op::IORING_REGISTER_PBUF_RING) => register_buffer_ring(locked, call),
+        n if n == number(op::IORING_UNREGISTER_PBUF_RING) => unregister_buffer_ring(locked, call),
+        n if n == number(op::IORING_REGISTER_PBUF_STATUS) => buffer_ring_status(locked, call),
+        n if n == number(op::IORING_REGISTER_FILE_ALLOC_RANGE) => file_range(locked, call),
+        n if n == number(op::IORING_REGISTER_CLOCK) => register_clock(locked, call),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Call {
+    argument: UserAddress,
+    count: u32,
+}
+
+impl Call {
+    fn need_nothing(self) -> Result<(), Errno> {
+        if self.argument.is_null() && self.count == 0 { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    fn need_argument(self, missing: Errno) -> Result<(), Errno> {
+        if self.argument.is_null() { Err(missing) } else { Ok(()) }
+    }
+
+    fn need_one(self) -> Result<(), Errno> {
+        if self.argument.is_null() || self.count != 1 { Err(Errno::EINVAL) } else { Ok(()) }
+    }
+}
+
+fn files_update(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    let header: abi::io_uring_files_update = user_memory::read(call.argument)?;
+    if call.count == 0 || header.resv != 0 {
+        return Err(Errno::EINVAL);
+    }
+    registered_files::update(locked, header.offset, UserAddress(header.fds), UserAddress::NULL, call.count)
+        .map(|done| done as u32)
+}
+
+type Register = fn(&mut LockedRing, UserAddress, UserAddress, u32) -> Result<u32, Errno>;
+
+/// The second generation: `io_uring_rsrc_register`, whose size is `count`.
+fn resources(locked: &mut LockedRing, call: Call, register: Register) -> Result<u32, Errno> {
+    if call.count as usize != size_of::<abi::io_uring_rsrc_register>() {
+        return Err(Errno::EINVAL);
+    }
+    let header: abi::io_uring_rsrc_register = user_memory::read(call.argument)?;
+    if header.nr == 0 || header.resv2 != 0 || header.flags & !abi::IORING_RSRC_REGISTER_SPARSE != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let sparse = header.flags & abi::IORING_RSRC_REGISTER_SPARSE != 0;
+    if sparse && header.data != 0 {
+        return Err(Errno::EINVAL);
+    }
+    register(locked, UserAddress(header.data), UserAddress(header.tags), header.nr)
+}
+
+type Update = fn(&mut LockedRing, u32, UserAddress, UserAddress, u32) -> Result<i32, Errno>;
+
+fn update(locked: &mut LockedRing, call: Call, update: Update) -> Result<u32, Errno> {
+    if call.count as usize != size_of::<abi::io_uring_rsrc_update2>() {
+        return Err(Errno::EINVAL);
+    }
+    let header: abi::io_uring_rsrc_update2 = user_memory::read(call.argument)?;
+    if header.nr == 0 || header.resv != 0 || header.resv2 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    update(locked, header.offset, UserAddress(header.data), UserAddress(header.tags), header.nr).map(|done| done as u32)
+}
+
+fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Result<u32, Errno> {
+    if call.count != 1 {
+        return Err(Errno::EINVAL);
+    }
+    let number: i32 = user_memory::read(call.argument)?;
+    if locked.event_descriptor.is_some() {
+        return Err(Errno::EBUSY);
+    }
+    let descriptor = descriptor::duplicate_eventfd(number)?;
+    locked.event_descriptor = Some(EventDescriptor { descriptor, only_async });
+    Ok(0)
+}
+
+/// `io_uring_probe` and its records, indexed by opcode.
+fn probe(call: Call) -> Result<u32, Errno> {
+    const HEADER_SIZE: u64 = 16;
+    const RECORD: u64 = 8;
+    if call.argument.is_null() || call.count > 256 {
+        return Err(Errno::EINVAL);
+    }
+    let length = (HEADER_SIZE + RECORD * u64::from(call.count)) as usize;
+    let given = user_memory::read_array::<u8>(call.argument, length)?;
+    if given.iter().any(|&byte| byte != 0) {
+        return Err(Errno::EINVAL);
+    }
+    let records = (call.count as usize).min(opcode::COUNT);
+    let header: [u8; 16] = {
+        let mut header = [0; 16];
+        header[0] = (opcode::COUNT - 1) as u8;
+        header[1] = records as u8;
+        header
+    };
+    user_memory::write(call.argument, header)?;
+    for index in 0..records {
+        let flags = if opcode_table::is_supported(index as u8) { PROBE_SUPPORTED } else { 0 };
+        let record = [u16::from(index as u8), flags, 0, 0];
+        user_memory::write(call.argument.offset(HEADER_SIZE + RECORD * index as u64), record)?;
+    }
+    Ok(0)
+}
+
+fn unregister_personality(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    if !call.argument.is_null() || call.count == 0 || call.count > locked.personalities {
+        return Err(Errno::EINVAL);
+    }
+    if call.count == locked.personalities {
+        locked.personalities -= 1;
+    }
+    Ok(0)
+}
+
+fn enable(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    call.need_nothing()?;
+    if !locked.disabled {
+        return Err(Errno::EBADFD);
+    }
+    if locked.ring.has(abi::IORING_SETUP_SINGLE_ISSUER) {
+        locked.ring.issuer.store(thread::current().0, Ordering::Relaxed);
+    }
+    locked.restrictions.enforce();
+    locked.disabled = false;
+    locked.ring.sq_thread.wake();
+    Ok(0)
+}
+
+fn restrict(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    if !locked.disabled {
+        return Err(Errno::EBADFD);
+    }
+    if locked.restrictions.are_registered() {
+        return Err(Errno::EBUSY);
+    }
+    if call.argument.is_null() || call.count > 128 {
+        return Err(Errno::EINVAL);
+    }
+    let records = user_memory::read_array::<[u8; RECORD_SIZE as usize]>(call.argument, call.count as usize)?;
+    locked.restrictions.register(&records).map(|()| 0)
+}
+
+fn worker_limits(call: Call) -> Result<u32, Errno> {
+    if call.argument.is_null() || call.count != 2 {
+        return Err(Errno::EINVAL);
+    }
+    let new: [u32; 2] = user_memory::read(call.argument)?;
+    if new.iter().any(|&limit| limit > i32::MAX as u32) {
+        return Err(Errno::EINVAL);
+    }
+    let old = process().workers.exchange_limits(new);
+    user_memory::write(call.argument, old).map(|()| 0)
+}
+
+/// `struct io_uring_buf_reg`: address, entries, group, flags, reserved.
+struct BufferRingHeader {
+    address: u64,
+    entries: u32,
+    group: u16,
+    flags: u16,
+}
+
+fn read_buffer_ring(call: Call) -> Result<BufferRingHeader, Errno> {
+    call.need_one()?;
+    let words: [u64; 5] = user_memory::read(call.argument)?;
+    let [address, sizes, reserved @ ..] = words;
+    if reserved != [0; 3] {
+        return Err(Errno::EINVAL);
+    }
+    let (group, flags) = ((sizes >> 32) as u16, (sizes >> 48) as u16);
+    Ok(BufferRingHeader { address, entries: sizes as u32, group, flags })
+}
+
+fn register_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    let header = read_buffer_ring(call)?;
+    // Incremental consumption (IOU_PBUF_RING_INC) is not offered.
+    if header.flags & !BUFFER_RING_MMAP != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let address = if header.flags & BUFFER_RING_MMAP != 0 {
+        if header.address != 0 {
+            return Err(Errno::EINVAL);
+        }
+        None
+    } else {
+        if header.address == 0 {
+            return Err(Errno::EFAULT);
+        }
+        if header.address % 4096 != 0 {
+            return Err(Errno::EINVAL);
+        }
+        Some(UserAddress(header.address))
+    };
+    locked.groups.register_ring(header.group, header.entries, address).map(|()| 0)
+}
+
+fn unregister_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    let header = read_buffer_ring(call)?;
+    if header.flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    locked.groups.unregister_ring(header.group).map(|()| 0)
+}
+
+/// `struct io_uring_buf_status`: group, head, reserved.
+fn buffer_ring_status(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    call.need_one()?;
+    let words: [u32; 10] = user_memory::read(call.argument)?;
+    if words[2..].iter().any(|&word| word != 0) {
+        return Err(Errno::EINVAL);
+    }
+    let head = locked.groups.ring_head(words[0] as u16)?;
+    user_memory::write(call.argument.offset(4), head).map(|()| 0)
+}
+
+fn file_range(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    if call.argument.is_null() || call.count != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let range: abi::io_uring_file_index_range = user_memory::read(call.argument)?;
+    if range.resv != 0 {
+        return Err(Errno::EINVAL);
+    }
+    locked.files.set_range(range.off, range.len).map(|()| 0)
+}
+
+fn register_clock(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    if call.argument.is_null() || call.count != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let clock: [u32; 4] = user_memory::read(call.argument)?;
+    if clock[1..] != [0; 3] {
+        return Err(Errno::EINVAL);
+    }
+    locked.wait_clock = match clock[0] {
+        linux::CLOCK_MONOTONIC => Clock::Monotonic,
+        linux::CLOCK_BOOTTIME => Clock::Boottime,
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok(0)
+}
+
+/// `struct io_uring_sync_cancel_reg`, 64 bytes.
+struct SyncCancel {
+    key: CancelKey,
+    timeout: Timespec,
+}
+
+fn read_sync_cancel(argument: UserAddress) -> Result<SyncCancel, Errno> {
+    let words: [u64; 8] = user_memory::read(argument)?;
+    let [user_data, fd_and_flags, seconds, nanoseconds, opcode_word, pads @ ..] = words;
+    let (opcode, padding) = (opcode_word as u8, opcode_word >> 8);
+    if padding != 0 || pads != [0; 3] {
+        return Err(Errno::EINVAL);
+    }
+    let key = CancelKey { user_data, fd: fd_and_flags as i32, opcode, flags: (fd_and_flags >> 32) as u32 };
+    crate::op::cancel::check(&key, u32::from(opcode))?;
+    Ok(SyncCancel { key, timeout: Timespec { tv_sec: seconds as i64, tv_nsec: nanoseconds as i64 } })
+}
+
+impl Ring {
+    /// REGISTER_SYNC_CANCEL: cancels and waits until the targets are gone.
+    fn cancel_and_wait(self: &Arc<Self>, argument: UserAddress, count: u32) -> Result<u32, Errno> {
+        Call { argument, count }.need_one()?;
+        let SyncCancel { key, timeout } = read_sync_cancel(argument)?;
+        let for_ever = timeout.tv_sec == -1 && timeout.tv_nsec == -1;
+        let deadline = if for_ever {
+            None
+        } else {
+            Some(Clock::Monotonic.now().saturating_add(clock::nanoseconds(timeout)?))
+        };
+        loop {
+            let mut locked = self.lock();
+            let outcome = cancel::cancel(&mut locked, &key);
+            crate::issue::run_issuable(&mut locked);
+            locked.leave();
+            match outcome {
+                // It runs in a worker, whose system call was broken off: look
+                // again when it is back.
+                Err(Errno::EALREADY) => {}
+                other => return other.map(|number| number as u32),
+            }
+            if deadline.is_some_and(|deadline| Clock::Monotonic.now() >= deadline) {
+                return Err(Errno::ETIME);
+            }
+            crate::wait::pause(self)?;
+        }
+    }
+}

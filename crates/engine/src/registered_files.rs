@@ -1,0 +1,324 @@
+//! The ring's table of registered files (direct descriptors).
+//!
+//! Each is a private duplicate, so it stays open whatever the program closes.
+//! A file that is taken out of its slot lives on in the requests that hold it;
+//! its tag is posted when the last of them is done.
+
+use crate::complete;
+use crate::ring::LockedRing;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::io_uring as abi;
+
+/// "Any free slot" in a `file_index` or an update's offset.
+pub(crate) const FILE_INDEX_ALLOC: u32 = abi::IORING_FILE_INDEX_ALLOC as u32;
+/// Most slots of a table.
+const LIMIT: u32 = 1 << 15;
+
+/// A file of the table.
+pub(crate) struct RegisteredFile {
+    descriptor: OwnedDescriptor,
+    /// Opened with O_DIRECT when it was registered.
+    direct: bool,
+}
+
+impl RegisteredFile {
+    pub fn number(&self) -> i32 {
+        self.descriptor.number()
+    }
+
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+}
+
+/// Where a request wants its new descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// Among the program's ordinary descriptors.
+    Ordinary,
+    /// In this slot of the table.
+    Index(u32),
+    /// In any free slot; the result names it.
+    Any,
+}
+
+impl Slot {
+    /// `file_index` as an SQE has it: 0 for none, else one more than the slot.
+    pub fn from_sqe(file_index: u32) -> Slot {
+        match file_index {
+            0 => Slot::Ordinary,
+            FILE_INDEX_ALLOC => Slot::Any,
+            index => Slot::Index(index - 1),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Entry {
+    file: Option<Arc<RegisteredFile>>,
+    tag: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct RegisteredFiles {
+    entries: Option<Vec<Entry>>,
+    /// Taken out, tagged, and still held by a request.
+    retired: Vec<(Arc<RegisteredFile>, u64)>,
+    /// Tags to post.
+    released: Vec<u64>,
+    /// Slots that "any free one" chooses from, and where to look next.
+    range: (u32, u32),
+    next: u32,
+}
+
+impl RegisteredFiles {
+    #[inline]
+    pub fn get(&self, index: u32) -> Option<&RegisteredFile> {
+        self.entries.as_ref()?.get(index as usize)?.file.as_deref()
+    }
+
+    /// The file, held by one more owner.
+    pub fn share(&self, index: u32) -> Option<Arc<RegisteredFile>> {
+        self.entries.as_ref()?.get(index as usize)?.file.clone()
+    }
+
+    pub fn count(&self) -> usize {
+        self.entries.as_ref().map_or(0, Vec::len)
+    }
+
+    fn entries(&mut self) -> Result<&mut Vec<Entry>, Errno> {
+        self.entries.as_mut().ok_or(Errno::ENXIO)
+    }
+
+    /// Puts a new file where a request wants it; answers the CQE's result.
+    pub fn install(&mut self, slot: Slot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
+        let file = Some(Arc::new(RegisteredFile::new(descriptor)));
+        match slot {
+            Slot::Ordinary => Err(Errno::EINVAL),
+            Slot::Any => {
+                if self.entries.is_none() {
+                    return Err(Errno::ENFILE);
+                }
+                let index = self.free_slot().ok_or(Errno::ENFILE)?;
+                self.entries()?[index as usize] = Entry { file, tag: 0 };
+                Ok(index as i32)
+            }
+            Slot::Index(index) => {
+                let count = self.count();
+                if count == 0 {
+                    return Err(Errno::ENXIO);
+                }
+                if index as usize >= count {
+                    return Err(Errno::EINVAL);
+                }
+                self.retire(index);
+                self.entries()?[index as usize] = Entry { file, tag: 0 };
+                Ok(0)
+            }
+        }
+    }
+
+    /// Puts a duplicate of the program's descriptor into a free slot.
+    pub fn allocate(&mut self, number: i32) -> Result<i32, Errno> {
+        let duplicate = duplicate_of_program(number)?;
+        self.install(Slot::Any, duplicate)
+    }
+
+    fn free_slot(&mut self) -> Option<u32> {
+        let (first, last) = self.range;
+        let next = self.next.clamp(first, last);
+        let entries = self.entries.as_ref()?;
+        let free = |index: &u32| entries[*index as usize].file.is_none();
+        let found = (next..last).find(free).or_else(|| (first..next).find(free))?;
+        self.next = found + 1;
+        Some(found)
+    }
+
+    /// Empties a slot.
+    pub fn remove(&mut self, index: u32) -> Result<(), Errno> {
+        let count = self.count();
+        if count == 0 {
+            return Err(Errno::ENXIO);
+        }
+        if index as usize >= count {
+            return Err(Errno::EINVAL);
+        }
+        if self.get(index).is_none() {
+            return Err(Errno::EBADF);
+        }
+        self.retire(index);
+        Ok(())
+    }
+
+    fn retire(&mut self, index: u32) {
+        let Some(entry) = self.entries.as_mut().and_then(|entries| entries.get_mut(index as usize)) else { return };
+        let Entry { file, tag } = core::mem::take(entry);
+        let Some(file) = file else { return };
+        self.next = self.next.min(index);
+        self.let_go(file, tag);
+    }
+
+    fn let_go(&mut self, file: Arc<RegisteredFile>, tag: u64) {
+        if tag == 0 {
+            return;
+        }
+        if Arc::strong_count(&file) > 1 {
+            self.retired.push((file, tag));
+        } else {
+            self.released.push(tag);
+        }
+    }
+
+    #[inline]
+    pub fn has_released(&self) -> bool {
+        !self.released.is_empty() || !self.retired.is_empty()
+    }
+
+    fn take_released(&mut self) -> Vec<u64> {
+        let mut tags = core::mem::take(&mut self.released);
+        self.retired.retain(|(file, tag)| {
+            let held = Arc::strong_count(file) > 1;
+            if !held {
+                tags.push(*tag);
+            }
+            held
+        });
+        tags
+    }
+
+    /// Limits "any free slot" to a range (REGISTER_FILE_ALLOC_RANGE).
+    pub fn set_range(&mut self, first: u32, length: u32) -> Result<(), Errno> {
+        let last = first.checked_add(length).ok_or(Errno::EOVERFLOW)?;
+        if last as usize > self.count() {
+            return Err(Errno::EINVAL);
+        }
+        self.range = (first, last);
+        self.next = first;
+        Ok(())
+    }
+}
+
+impl RegisteredFile {
+    fn new(descriptor: OwnedDescriptor) -> Self {
+        let direct = descriptor::is_direct(descriptor.number());
+        RegisteredFile { descriptor, direct }
+    }
+}
+
+fn duplicate_of_program(number: i32) -> Result<OwnedDescriptor, Errno> {
+    if crate::host::ring_of(number).is_some() {
+        // A ring in a ring's table could keep itself alive for ever.
+        return Err(Errno::EBADF);
+    }
+    descriptor::duplicate_private(number)
+}
+
+/// REGISTER_FILES and REGISTER_FILES2.
+pub(crate) fn register(
+    locked: &mut LockedRing,
+    numbers: UserAddress,
+    tags: UserAddress,
+    count: u32,
+) -> Result<u32, Errno> {
+    if locked.files.entries.is_some() {
+        return Err(Errno::EBUSY);
+    }
+    if count == 0 {
+        return Err(Errno::EINVAL);
+    }
+    if count > LIMIT || u64::from(count) > descriptor::limit() {
+        return Err(Errno::EMFILE);
+    }
+    let mut entries = Vec::with_capacity(count as usize);
+    for index in 0..u64::from(count) {
+        let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
+        let number = if numbers.is_null() { -1 } else { user_memory::read::<i32>(numbers.offset(4 * index))? };
+        if number == -1 {
+            if tag != 0 {
+                return Err(Errno::EINVAL);
+            }
+            entries.push(Entry::default());
+            continue;
+        }
+        let file = Arc::new(RegisteredFile::new(duplicate_of_program(number)?));
+        entries.push(Entry { file: Some(file), tag });
+    }
+    locked.files.entries = Some(entries);
+    locked.files.range = (0, count);
+    locked.files.next = 0;
+    Ok(0)
+}
+
+/// UNREGISTER_FILES.
+pub(crate) fn unregister(locked: &mut LockedRing) -> Result<u32, Errno> {
+    let entries = locked.files.entries.take().ok_or(Errno::ENXIO)?;
+    for Entry { file, tag } in entries {
+        if let Some(file) = file {
+            locked.files.let_go(file, tag);
+        }
+    }
+    Ok(0)
+}
+
+/// REGISTER_FILES_UPDATE(2) and the request of that name: answers how many
+/// slots were changed before the first error.
+pub(crate) fn update(
+    locked: &mut LockedRing,
+    offset: u32,
+    numbers: UserAddress,
+    tags: UserAddress,
+    count: u32,
+) -> Result<i32, Errno> {
+    let size = locked.files.count() as u64;
+    if locked.files.entries.is_none() {
+        return Err(Errno::ENXIO);
+    }
+    if u64::from(offset) + u64::from(count) > size {
+        return Err(Errno::EINVAL);
+    }
+    let mut done = 0;
+    for index in 0..u64::from(count) {
+        match update_one(locked, offset + index as u32, numbers.offset(4 * index), tags, index) {
+            Ok(()) => done += 1,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+fn update_one(
+    locked: &mut LockedRing,
+    slot: u32,
+    number: UserAddress,
+    tags: UserAddress,
+    index: u64,
+) -> Result<(), Errno> {
+    let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
+    let number = user_memory::read::<i32>(number)?;
+    if (number == -1 || number == abi::IORING_REGISTER_FILES_SKIP) && tag != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if number == abi::IORING_REGISTER_FILES_SKIP {
+        return Ok(());
+    }
+    if number == -1 {
+        locked.files.retire(slot);
+        return Ok(());
+    }
+    let duplicate = duplicate_of_program(number);
+    locked.files.retire(slot);
+    let file = Some(Arc::new(RegisteredFile::new(duplicate?)));
+    locked.files.entries()?[slot as usize] = Entry { file, tag };
+    Ok(())
+}
+
+/// Posts the tags of files that nobody holds any more.
+pub(crate) fn post_released(locked: &mut LockedRing) {
+    for tag in locked.files.take_released() {
+        complete::post_tag(locked, tag);
+    }
+}

@@ -1,0 +1,152 @@
+//! A request: one SQE on its way to its CQE.
+//!
+//! A request has exactly one owner at any time, and moves: `submit` →
+//! (`drain` | `link`) → `issue` → (`fast_poll` | `timeout` | `workers` →
+//! `task_work`) → `complete` → back to its ring's pool. It is an owning
+//! pointer, so a move never copies it and never allocates.
+
+use crate::buffer_group::SelectedBuffer;
+use crate::op::Operation;
+use crate::registered_files::RegisteredFile;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use usring_sys::Errno;
+use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::queue::Entry;
+use usring_uapi::{Sqe, sqe_flags};
+
+/// The owning pointer by which a request moves from room to room.
+pub(crate) type RequestEntry = Entry<Request>;
+
+/// Names a request within its ring, never reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RequestId(pub u64);
+
+#[derive(Default)]
+pub(crate) struct Request {
+    pub id: RequestId,
+    /// The private copy: read once from shared memory, never again.
+    pub sqe: Sqe,
+    /// What the family's prep made of the SQE.
+    pub operation: Operation,
+    pub file: FileUse,
+    /// The provided buffer it has taken, until its CQE names it.
+    pub buffer: Option<SelectedBuffer>,
+    /// The next of its chain.
+    pub link: Option<RequestEntry>,
+    /// The LINK_TIMEOUT that watches it, once armed.
+    pub link_timeout: Option<RequestId>,
+    pub progress: Progress,
+    /// Result of the prep that failed, or of the worker that ran it.
+    pub result: i32,
+    /// Flags of its CQE to come.
+    pub cqe_flags: u32,
+    /// The second half of a 32-byte CQE.
+    pub cqe_extra: [u64; 2],
+}
+
+/// How far it has come, where that decides what is done next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Progress {
+    #[default]
+    New,
+    /// Its prep failed: `result` says why; it is never issued.
+    Refused,
+    /// A worker has run it: `result` is its answer.
+    Ran,
+}
+
+impl Request {
+    pub fn has_flag(&self, flag: u8) -> bool {
+        self.sqe.flags & flag != 0
+    }
+
+    pub fn is_linked(&self) -> bool {
+        self.has_flag(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK)
+    }
+
+    /// Makes a pooled request new again, keeping nothing of the last one.
+    pub fn renew(&mut self, id: RequestId, sqe: Sqe) {
+        self.id = id;
+        self.sqe = sqe;
+        self.progress = Progress::New;
+        self.result = 0;
+        self.cqe_flags = 0;
+        self.cqe_extra = [0; 2];
+        self.file = FileUse { number: sqe.fd, hold: Hold::Submitter };
+    }
+
+    /// Lets go of everything it held.
+    pub fn release(&mut self) {
+        if !matches!(self.operation, Operation::Nothing) {
+            self.operation = Operation::Nothing;
+        }
+        if !matches!(self.file.hold, Hold::Submitter) {
+            self.file.hold = Hold::Submitter;
+        }
+        self.link_timeout = None;
+    }
+}
+
+/// The file that a request works on.
+#[derive(Default)]
+pub(crate) struct FileUse {
+    /// The number that system calls are given.
+    pub number: i32,
+    pub hold: Hold,
+}
+
+/// What keeps that number meaning the same file.
+#[derive(Default)]
+pub(crate) enum Hold {
+    /// Nothing: it is the program's own number, good for as long as the
+    /// program's call has not returned.
+    #[default]
+    Submitter,
+    /// A registered file, which lives on even if its slot is updated.
+    Registered(Arc<RegisteredFile>),
+    /// A private duplicate, made when the request had to wait.
+    Duplicate(OwnedDescriptor),
+}
+
+impl FileUse {
+    /// Makes sure that the file stays the same after the call has returned:
+    /// from then on the program's close neither cancels the request nor lets a
+    /// reused number answer for it.
+    pub fn keep(&mut self) -> Result<(), Errno> {
+        if matches!(self.hold, Hold::Submitter) {
+            let duplicate = descriptor::duplicate_private(self.number)?;
+            self.number = duplicate.number();
+            self.hold = Hold::Duplicate(duplicate);
+        }
+        Ok(())
+    }
+}
+
+/// A ring's spare requests, so that the hot path never allocates.
+#[derive(Default)]
+pub(crate) struct RequestPool {
+    spare: Vec<RequestEntry>,
+    last_id: u64,
+}
+
+/// More than this many spare requests are freed instead of kept.
+const SPARE_LIMIT: usize = 256;
+
+impl RequestPool {
+    #[inline]
+    pub fn take(&mut self, sqe: Sqe) -> RequestEntry {
+        let mut request = self.spare.pop().unwrap_or_else(|| Entry::new(Request::default()));
+        self.last_id += 1;
+        request.renew(RequestId(self.last_id), sqe);
+        request
+    }
+
+    #[inline]
+    pub fn give_back(&mut self, mut request: RequestEntry) {
+        request.release();
+        if self.spare.len() < SPARE_LIMIT {
+            self.spare.push(request);
+        }
+    }
+}

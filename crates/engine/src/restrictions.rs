@@ -1,0 +1,82 @@
+//! What a ring's user may still do (REGISTER_RESTRICTIONS); in force from the
+//! moment the ring is enabled.
+
+use alloc::boxed::Box;
+use usring_sys::Errno;
+use usring_uapi::opcode::COUNT;
+
+/// `struct io_uring_restriction`: opcode, argument, reserved.
+pub(crate) const RECORD_SIZE: u64 = 16;
+const REGISTER_OP: u16 = 0;
+const SQE_OP: u16 = 1;
+const SQE_FLAGS_ALLOWED: u16 = 2;
+const SQE_FLAGS_REQUIRED: u16 = 3;
+/// Register calls that restrictions can name.
+const REGISTER_LIMIT: u8 = 64;
+
+#[derive(Clone, Copy, Default)]
+struct Allowed {
+    register: u64,
+    submit: [u64; 4],
+    flags_allowed: u8,
+    flags_required: u8,
+}
+
+#[derive(Default)]
+pub(crate) struct Restrictions {
+    rules: Option<Box<Allowed>>,
+    in_force: bool,
+}
+
+impl Restrictions {
+    pub fn are_registered(&self) -> bool {
+        self.rules.is_some()
+    }
+
+    /// Takes the program's records over, all or none.
+    pub fn register(&mut self, records: &[[u8; RECORD_SIZE as usize]]) -> Result<(), Errno> {
+        let mut rules = Allowed::default();
+        for record in records {
+            let kind = u16::from_le_bytes([record[0], record[1]]);
+            let argument = record[2];
+            match kind {
+                REGISTER_OP if argument < REGISTER_LIMIT => rules.register |= 1 << argument,
+                SQE_OP if usize::from(argument) < COUNT => {
+                    rules.submit[usize::from(argument) / 64] |= 1 << (argument % 64);
+                }
+                SQE_FLAGS_ALLOWED => rules.flags_allowed = argument,
+                SQE_FLAGS_REQUIRED => rules.flags_required = argument,
+                _ => return Err(Errno::EINVAL),
+            }
+        }
+        self.rules = Some(Box::new(rules));
+        Ok(())
+    }
+
+    /// The ring was enabled.
+    pub fn enforce(&mut self) {
+        self.in_force = self.rules.is_some();
+    }
+
+    fn rules(&self) -> Option<&Allowed> {
+        self.rules.as_deref().filter(|_| self.in_force)
+    }
+
+    #[inline]
+    pub fn check_submission(&self, opcode: u8, flags: u8) -> Result<(), Errno> {
+        if !self.in_force {
+            return Ok(());
+        }
+        let Some(rules) = self.rules() else { return Ok(()) };
+        let known = rules.submit[usize::from(opcode) / 64] & 1 << (opcode % 64) != 0;
+        let required = flags & rules.flags_required == rules.flags_required;
+        let allowed = flags & !(rules.flags_allowed | rules.flags_required) == 0;
+        if known && required && allowed { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    pub fn check_register(&self, opcode: u32) -> Result<(), Errno> {
+        let Some(rules) = self.rules() else { return Ok(()) };
+        let allowed = opcode < u32::from(REGISTER_LIMIT) && rules.register & 1 << opcode != 0;
+        if allowed { Ok(()) } else { Err(Errno::EACCES) }
+    }
+}

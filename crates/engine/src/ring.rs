@@ -1,0 +1,234 @@
+//! A ring and the three things of it that other threads may touch.
+//!
+//! [`Ring`] is what everybody shares: its words, its task-work list and its
+//! sleep word. [`RingState`] is everything else; only the thread that drives
+//! the ring sees it, through [`LockedRing`], the proof that it holds the
+//! ring's lock (the kernel's `uring_lock`).
+
+use crate::buffer_group::BufferGroups;
+use crate::drain::Drain;
+use crate::fast_poll::PollTable;
+use crate::link::Chain;
+use crate::registered_buffers::{self, RegisteredBuffers};
+use crate::registered_files::{self, RegisteredFiles};
+use crate::request::{Request, RequestEntry, RequestPool};
+use crate::restrictions::Restrictions;
+use crate::sq_thread::SqThreadHandle;
+use crate::counters::RingCounters;
+use crate::timeout::Timeouts;
+use crate::task_work::Wakers;
+use crate::attendant::{self, Attendance};
+use crate::readiness::Readiness;
+use crate::{opcode_table, task_work, timeout};
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::AtomicUsize;
+use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
+use usring_sys::{descriptor, eventfd};
+use usring_sys::mutex::{Guard, Mutex};
+use usring_sys::queue::Queue;
+use usring_uapi::io_uring as abi;
+
+/// One io_uring instance. Always in an `Arc`: workers and the attendant hold
+/// it while they have work of it.
+#[doc(alias = "io_ring_ctx")]
+pub struct Ring {
+    /// `IORING_SETUP_*`, fixed at setup.
+    pub(crate) flags: u32,
+    /// What the program maps.
+    pub(crate) memory: Memory,
+    /// Requests that workers have finished, for the ring's own thread.
+    pub(crate) task_work: Queue<Request>,
+    pub(crate) wakers: Wakers,
+    pub(crate) readiness: Readiness,
+    /// The thread that alone may submit (SINGLE_ISSUER), 0 until known.
+    pub(crate) issuer: AtomicUsize,
+    pub(crate) attendance: Attendance,
+    pub(crate) sq_thread: SqThreadHandle,
+    state: Mutex<RingState>,
+}
+
+/// What only the driver of the ring touches.
+pub(crate) struct RingState {
+    pub sq: SubmissionQueue,
+    pub cq: CompletionQueue,
+    pub pool: RequestPool,
+    pub chain: Chain,
+    pub drain: Drain,
+    /// Requests that may be issued now: links whose turn has come.
+    pub issuable: VecDeque<RequestEntry>,
+    pub polls: PollTable,
+    pub timeouts: Timeouts,
+    pub files: RegisteredFiles,
+    pub buffers: RegisteredBuffers,
+    pub groups: BufferGroups,
+    pub restrictions: Restrictions,
+    pub statistics: RingCounters,
+    pub event_descriptor: Option<EventDescriptor>,
+    /// Not yet enabled (R_DISABLED).
+    pub disabled: bool,
+    /// CQEs were published since the lock was taken: sleepers want to know.
+    pub posted: bool,
+    /// Among them one that a worker brought (EVENTFD_ASYNC).
+    pub completed_by_worker: bool,
+    pub closed: bool,
+    /// Whether the file with this number is open with O_DIRECT, remembered for
+    /// one batch: asking is a system call.
+    pub direct: Option<(i32, bool)>,
+    /// Clock of the waits' timeouts (REGISTER_CLOCK).
+    pub wait_clock: usring_sys::clock::Clock,
+    /// Personalities handed out (REGISTER_PERSONALITY): credentials are the
+    /// process's own, so only the numbers are kept.
+    pub personalities: u32,
+}
+
+/// REGISTER_EVENTFD: the program's eventfd, kept alive by us.
+pub(crate) struct EventDescriptor {
+    pub descriptor: usring_sys::descriptor::OwnedDescriptor,
+    /// Only completions that did not happen inline count (EVENTFD_ASYNC).
+    pub only_async: bool,
+}
+
+impl Ring {
+    pub(crate) fn from_parts(flags: u32, memory: Memory, state: RingState) -> Ring {
+        Ring {
+            flags,
+            memory,
+            task_work: Queue::new(),
+            wakers: Wakers::default(),
+            readiness: Readiness::default(),
+            issuer: AtomicUsize::new(0),
+            attendance: Attendance::default(),
+            sq_thread: SqThreadHandle::default(),
+            state: Mutex::new(state),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether completions appear only when the owner asks for events.
+    #[inline]
+    pub(crate) fn defers_task_work(&self) -> bool {
+        self.has(abi::IORING_SETUP_DEFER_TASKRUN)
+    }
+
+    /// Becomes the driver of the ring; waits while somebody else is.
+    #[inline]
+    pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
+        LockedRing { ring: self, state: self.state.lock() }
+    }
+
+    /// Becomes the driver of the ring unless somebody else is.
+    pub(crate) fn try_lock(self: &Arc<Self>) -> Option<LockedRing<'_>> {
+        self.state.try_lock().map(|state| LockedRing { ring: self, state })
+    }
+}
+
+/// The driver's hold on a ring: proof that its lock is held.
+pub(crate) struct LockedRing<'a> {
+    pub ring: &'a Arc<Ring>,
+    state: Guard<'a, RingState>,
+}
+
+impl LockedRing<'_> {
+    /// Whether a file is open with O_DIRECT; asked once per batch and file.
+    pub fn is_direct(&mut self, number: i32) -> bool {
+        match self.direct {
+            Some((known, direct)) if known == number => direct,
+            _ => {
+                let direct = descriptor::is_direct(number);
+                self.direct = Some((number, direct));
+                direct
+            }
+        }
+    }
+
+    /// Publishes the batch's CQEs and tells who wants to know: registered
+    /// eventfd, readiness of the ring's descriptor. Sleepers are woken when
+    /// the lock is released.
+    #[inline]
+    pub fn finish_batch(&mut self) {
+        timeout::flush_counted(self);
+        if self.files.has_released() {
+            registered_files::post_released(self);
+        }
+        if self.buffers.has_released() {
+            registered_buffers::post_released(self);
+        }
+        if self.cq.publish() {
+            self.posted = true;
+            self.tell();
+        }
+    }
+
+    /// Moves the backlog into the ring, as far as the program has made room.
+    pub fn flush_overflow(&mut self) {
+        if self.cq.has_overflow() {
+            let before = self.cq.ready();
+            self.cq.flush_overflow();
+            self.posted |= self.cq.ready() != before;
+        }
+    }
+
+    fn tell(&mut self) {
+        self.ring.readiness.signal();
+        let by_worker = core::mem::take(&mut self.completed_by_worker);
+        if let Some(event) = &self.event_descriptor
+            && (by_worker || !event.only_async)
+            && !self.ring.memory.is_eventfd_disabled()
+        {
+            eventfd::signal(event.descriptor.number());
+        }
+    }
+
+    /// Leaves the ring for good: somebody else watches what it waits for, and
+    /// work that arrived meanwhile is done.
+    #[inline]
+    pub fn leave(mut self) {
+        self.finish_batch();
+        attendant::take_over(&mut self);
+        let ring = self.ring;
+        self.unlock();
+        if !ring.task_work.is_empty() && !ring.defers_task_work() {
+            task_work::run_if_unattended(ring);
+        }
+    }
+
+    /// Releases the lock, a full barrier, and wakes sleepers for what was
+    /// published. Who calls this and not [`LockedRing::leave`] comes back.
+    #[inline]
+    pub fn unlock(mut self) {
+        let posted = core::mem::take(&mut self.posted);
+        let ring = self.ring;
+        drop(self.state);
+        if posted {
+            ring.wakers.wake_all();
+        }
+    }
+
+    /// The row of a request's opcode.
+    #[inline]
+    pub fn row(request: &Request) -> &'static opcode_table::Row {
+        opcode_table::row(request.sqe.opcode)
+    }
+}
+
+impl Deref for LockedRing<'_> {
+    type Target = RingState;
+
+    #[inline]
+    fn deref(&self) -> &RingState {
+        &self.state
+    }
+}
+
+impl DerefMut for LockedRing<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut RingState {
+        &mut self.state
+    }
+}

@@ -1,0 +1,182 @@
+//! io_uring_setup(2), the ring's mappings, and its end.
+
+use crate::counters::RingCounters;
+use crate::fast_poll;
+use crate::process::process;
+use crate::registered_files;
+use crate::ring::{Ring, RingState};
+use crate::timeout;
+use crate::{attendant, sq_thread, workers};
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
+use usring_sys::clock::Clock;
+use usring_sys::syscall::AddressTrust;
+use usring_sys::{Errno, UserAddress, thread};
+use usring_uapi::io_uring as abi;
+use usring_uapi::io_uring::io_uring_params;
+
+/// Everything but polled I/O, which needs devices.
+const KNOWN: u32 = abi::IORING_SETUP_SQPOLL
+    | abi::IORING_SETUP_SQ_AFF
+    | abi::IORING_SETUP_CQSIZE
+    | abi::IORING_SETUP_CLAMP
+    | abi::IORING_SETUP_ATTACH_WQ
+    | abi::IORING_SETUP_R_DISABLED
+    | abi::IORING_SETUP_SUBMIT_ALL
+    | abi::IORING_SETUP_COOP_TASKRUN
+    | abi::IORING_SETUP_TASKRUN_FLAG
+    | abi::IORING_SETUP_SQE128
+    | abi::IORING_SETUP_CQE32
+    | abi::IORING_SETUP_SINGLE_ISSUER
+    | abi::IORING_SETUP_DEFER_TASKRUN
+    | abi::IORING_SETUP_NO_MMAP
+    | abi::IORING_SETUP_REGISTERED_FD_ONLY
+    | abi::IORING_SETUP_NO_SQARRAY;
+
+/// The promises that are kept. Not among them: RECVSEND_BUNDLE (sockets are
+/// not there yet), RW_ATTR (no file here takes integrity data).
+pub const FEATURES: u32 = abi::IORING_FEAT_SINGLE_MMAP
+    | abi::IORING_FEAT_NODROP
+    | abi::IORING_FEAT_SUBMIT_STABLE
+    | abi::IORING_FEAT_RW_CUR_POS
+    | abi::IORING_FEAT_CUR_PERSONALITY
+    | abi::IORING_FEAT_FAST_POLL
+    | abi::IORING_FEAT_POLL_32BITS
+    | abi::IORING_FEAT_SQPOLL_NONFIXED
+    | abi::IORING_FEAT_EXT_ARG
+    | abi::IORING_FEAT_NATIVE_WORKERS
+    | abi::IORING_FEAT_RSRC_TAGS
+    | abi::IORING_FEAT_CQE_SKIP
+    | abi::IORING_FEAT_LINKED_FILE
+    | abi::IORING_FEAT_REG_REG_RING
+    | abi::IORING_FEAT_MIN_TIMEOUT
+    | abi::IORING_FEAT_NO_IOWAIT;
+
+impl Ring {
+    /// Makes a ring and fills `params`. Who calls vouches, by `trust`, for
+    /// every address that requests of this ring will name.
+    ///
+    /// Errors: `EINVAL` (sizes, flags or their combination), `ENOMEM`,
+    /// `EFAULT` (memory of the program for NO_MMAP), those of a thread that
+    /// cannot be started, and with ATTACH_WQ `EBADF` or `EINVAL` for the
+    /// descriptor named.
+    pub fn setup(trust: AddressTrust, entries: u32, params: &mut io_uring_params) -> Result<Arc<Ring>, Errno> {
+        let _ = trust;
+        check(params)?;
+        let (sq_entries, cq_entries) = layout::entries(entries, params.cq_entries, params.flags)?;
+        let layout = Layout::new(sq_entries, cq_entries, params.flags);
+        let memory = if params.flags & abi::IORING_SETUP_NO_MMAP != 0 {
+            let (rings, sqes) = (UserAddress(params.cq_off.user_addr), UserAddress(params.sq_off.user_addr));
+            Memory::of_program(rings, sqes, layout)?
+        } else {
+            Memory::allocate(layout)?
+        };
+        process().attendant.start()?;
+        let ring = Arc::new(Ring::from_parts(params.flags, memory.clone(), new_state(params.flags, &memory)));
+        if params.flags & abi::IORING_SETUP_R_DISABLED == 0 {
+            ring.issuer.store(thread::current().0, Ordering::Relaxed);
+        }
+        if params.flags & abi::IORING_SETUP_SQPOLL != 0 {
+            sq_thread::join(&ring, params)?;
+        }
+        params.sq_entries = sq_entries;
+        params.cq_entries = cq_entries;
+        params.features = FEATURES;
+        params.sq_off = layout.sq_offsets(params.sq_off.user_addr);
+        params.cq_off = layout.cq_offsets(params.cq_off.user_addr);
+        Ok(ring)
+    }
+
+    /// mmap(2) of the ring's descriptor: the memory that `offset` names, at
+    /// `fixed` or wherever there is room.
+    ///
+    /// Errors: `EINVAL` (offset or length unknown, NO_MMAP, no such buffer
+    /// ring), those of mremap(2).
+    pub fn map(self: &Arc<Self>, offset: u64, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {
+        let region = offset & u64::from(abi::IORING_OFF_MMAP_MASK);
+        let buffer_ring;
+        let memory = match region as u32 {
+            abi::IORING_OFF_SQ_RING | abi::IORING_OFF_CQ_RING => self.memory.rings(),
+            abi::IORING_OFF_SQES => self.memory.sqes(),
+            abi::IORING_OFF_PBUF_RING => {
+                let group = (offset & !region) >> abi::IORING_OFF_PBUF_SHIFT;
+                buffer_ring = self.lock().groups.ring_memory(group as u16).ok_or(Errno::EINVAL)?;
+                &*buffer_ring
+            }
+            _ => return Err(Errno::EINVAL),
+        };
+        memory.mapping().ok_or(Errno::EINVAL)?.duplicate(0, length, fixed)
+    }
+
+    /// The last descriptor is gone: what is in flight is cancelled, nothing
+    /// is waited for.
+    pub fn close(self: &Arc<Self>) {
+        self.readiness.forget();
+        sq_thread::part(self);
+        attendant::forget(self);
+        let mut locked = self.lock();
+        locked.closed = true;
+        while let Some(request) = locked.polls.extract(|_| true) {
+            locked.pool.give_back(request);
+        }
+        for request in timeout::take_all(&mut locked) {
+            locked.pool.give_back(request);
+        }
+        while let workers::Cancelled::Waiting(request) = workers::cancel(self, |_, _| true) {
+            locked.pool.give_back(request);
+        }
+        locked.issuable.clear();
+        let _ = registered_files::unregister(&mut locked);
+        locked.event_descriptor = None;
+        fast_poll::dissolve(&mut locked);
+        locked.unlock();
+    }
+}
+
+fn check(params: &io_uring_params) -> Result<(), Errno> {
+    let flags = params.flags;
+    let has = |flag: u32| flags & flag != 0;
+    if params.resv != [0; 3] || flags & !KNOWN != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let polled = has(abi::IORING_SETUP_SQPOLL);
+    let cooperative =
+        abi::IORING_SETUP_COOP_TASKRUN | abi::IORING_SETUP_TASKRUN_FLAG | abi::IORING_SETUP_DEFER_TASKRUN;
+    let contradictions = [
+        polled && has(cooperative),
+        has(abi::IORING_SETUP_SQ_AFF) && !polled,
+        has(abi::IORING_SETUP_DEFER_TASKRUN) && !has(abi::IORING_SETUP_SINGLE_ISSUER),
+        has(abi::IORING_SETUP_TASKRUN_FLAG)
+            && !has(abi::IORING_SETUP_COOP_TASKRUN | abi::IORING_SETUP_DEFER_TASKRUN),
+        has(abi::IORING_SETUP_REGISTERED_FD_ONLY) && !has(abi::IORING_SETUP_NO_MMAP),
+    ];
+    if contradictions.contains(&true) { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+fn new_state(flags: u32, memory: &Memory) -> RingState {
+    RingState {
+        sq: SubmissionQueue::new(memory),
+        cq: CompletionQueue::new(memory),
+        pool: Default::default(),
+        chain: Default::default(),
+        drain: Default::default(),
+        issuable: VecDeque::new(),
+        polls: Default::default(),
+        timeouts: Default::default(),
+        files: Default::default(),
+        buffers: Default::default(),
+        groups: Default::default(),
+        restrictions: Default::default(),
+        statistics: RingCounters::claim(),
+        event_descriptor: None,
+        disabled: flags & abi::IORING_SETUP_R_DISABLED != 0,
+        posted: false,
+        completed_by_worker: false,
+        closed: false,
+        direct: None,
+        wait_clock: Clock::Monotonic,
+        personalities: 0,
+    }
+}

@@ -1,0 +1,236 @@
+//! The SQ thread of IORING_SETUP_SQPOLL: submits for the program, which then
+//! needs no call at all while the thread is awake. One thread may serve
+//! several rings (ATTACH_WQ).
+//!
+//! It sleeps after `sq_thread_idle` without work. Before that it sets
+//! NEED_WAKEUP on each of its rings, passes a full barrier and looks at each
+//! SQ once more; the program stores its tail, passes a full barrier and looks
+//! at the flag. One of the two sees the other.
+
+use crate::host;
+use crate::process::process;
+use crate::ring::Ring;
+use crate::submit;
+use crate::task_work;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::mutex::Mutex;
+use usring_sys::{Errno, futex, processor, wait};
+use usring_uapi::io_uring as abi;
+use usring_uapi::io_uring::io_uring_params;
+
+/// What `sq_thread_idle` of 0 means.
+const DEFAULT_IDLE: Nanoseconds = 1_000_000_000;
+const MILLISECOND: Nanoseconds = 1_000_000;
+/// Entries taken from one ring before the next one's turn, if there are
+/// several.
+const SHARE: u32 = 8;
+
+/// A ring's end of its thread.
+#[derive(Default)]
+pub(crate) struct SqThreadHandle {
+    thread: Mutex<Option<Arc<SqThread>>>,
+}
+
+struct SqThread {
+    rings: Mutex<Vec<Arc<Ring>>>,
+    /// Counts up when the list changes.
+    changes: AtomicU32,
+    idle: AtomicU64,
+    processor: Option<u32>,
+    /// Futex word: counts up with every wake-up.
+    bell: AtomicU32,
+    asleep: AtomicBool,
+    /// Futex word of those who wait for room in an SQ, and their number.
+    room: AtomicU32,
+    waiting_for_room: AtomicU32,
+    dead: AtomicBool,
+}
+
+/// Gives a new ring its thread: that of the ring it attaches to, or its own.
+pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
+    let idle = match params.sq_thread_idle {
+        0 => DEFAULT_IDLE,
+        milliseconds => u64::from(milliseconds) * MILLISECOND,
+    };
+    if ring.has(abi::IORING_SETUP_ATTACH_WQ) {
+        let other = host::ring_of(params.wq_fd as i32).ok_or(Errno::EINVAL)?;
+        let shared = other.sq_thread.thread.lock().clone().ok_or(Errno::EINVAL)?;
+        shared.idle.fetch_max(idle, Ordering::Relaxed);
+        shared.add(ring);
+        *ring.sq_thread.thread.lock() = Some(shared);
+        return Ok(());
+    }
+    let processor = ring.has(abi::IORING_SETUP_SQ_AFF).then_some(params.sq_thread_cpu);
+    if processor.is_some_and(|number| !processor::is_allowed(number)) {
+        return Err(Errno::EINVAL);
+    }
+    let own = Arc::new(SqThread {
+        rings: Mutex::new(Vec::new()),
+        changes: AtomicU32::new(0),
+        idle: AtomicU64::new(idle),
+        processor,
+        bell: AtomicU32::new(0),
+        asleep: AtomicBool::new(false),
+        room: AtomicU32::new(0),
+        waiting_for_room: AtomicU32::new(0),
+        dead: AtomicBool::new(false),
+    });
+    own.add(ring);
+    *ring.sq_thread.thread.lock() = Some(own.clone());
+    let stillborn = own.clone();
+    let life = Box::new(move || own.live());
+    let stillborn = Box::new(move || stillborn.dead.store(true, Ordering::SeqCst));
+    process().attendant.start_thread("iou-sqp", life, stillborn);
+    Ok(())
+}
+
+/// Takes a ring away from its thread, which ends with its last ring.
+pub(crate) fn part(ring: &Arc<Ring>) {
+    let Some(thread) = ring.sq_thread.thread.lock().take() else { return };
+    thread.rings.lock().retain(|other| !Arc::ptr_eq(other, ring));
+    thread.changes.fetch_add(1, Ordering::SeqCst);
+    thread.wake();
+    thread.announce_room();
+}
+
+impl SqThreadHandle {
+    fn get(&self) -> Option<Arc<SqThread>> {
+        self.thread.lock().clone()
+    }
+
+    /// `EOWNERDEAD` if the thread could not be started.
+    pub fn check_alive(&self) -> Result<(), Errno> {
+        match self.get() {
+            Some(thread) if !thread.dead.load(Ordering::SeqCst) => Ok(()),
+            _ => Err(Errno::EOWNERDEAD),
+        }
+    }
+
+    /// Wakes the thread, if there is one.
+    pub fn wake(&self) {
+        if let Some(thread) = self.get() {
+            thread.wake();
+        }
+    }
+
+    /// Sleeps until the ring's SQ has room (SQ_WAIT).
+    pub fn wait_for_room(&self, ring: &Ring) -> Result<(), Errno> {
+        let Some(thread) = self.get() else { return Err(Errno::EOWNERDEAD) };
+        loop {
+            let seen = thread.room.load(Ordering::SeqCst);
+            thread.waiting_for_room.fetch_add(1, Ordering::SeqCst);
+            let slept = if ring.memory.is_submission_full() {
+                wait::futex(&thread.room, seen, None)
+            } else {
+                Err(Errno::EAGAIN)
+            };
+            thread.waiting_for_room.fetch_sub(1, Ordering::SeqCst);
+            match slept {
+                Err(Errno::EINTR) => return Err(Errno::EINTR),
+                _ if !ring.memory.is_submission_full() => return Ok(()),
+                _ => self.check_alive()?,
+            }
+        }
+    }
+}
+
+impl SqThread {
+    fn add(&self, ring: &Arc<Ring>) {
+        self.rings.lock().push(ring.clone());
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        self.bell.fetch_add(1, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) {
+            futex::wake(&self.bell, 1);
+        }
+    }
+
+    fn announce_room(&self) {
+        self.room.fetch_add(1, Ordering::SeqCst);
+        if self.waiting_for_room.load(Ordering::SeqCst) > 0 {
+            futex::wake(&self.room, u32::MAX);
+        }
+    }
+
+    fn live(&self) {
+        if let Some(number) = self.processor {
+            processor::stay_on(number);
+        }
+        let mut seen = self.changes.load(Ordering::SeqCst);
+        let mut rings = self.rings.lock().clone();
+        let mut last_work = Clock::Monotonic.now();
+        loop {
+            let changes = self.changes.load(Ordering::SeqCst);
+            if changes != seen {
+                seen = changes;
+                rings = self.rings.lock().clone();
+            }
+            if rings.is_empty() {
+                return self.dead.store(true, Ordering::SeqCst);
+            }
+            if self.serve(&rings) {
+                last_work = Clock::Monotonic.now();
+                continue;
+            }
+            if Clock::Monotonic.now().saturating_sub(last_work) < self.idle.load(Ordering::Relaxed) {
+                // The bound of this spin is the idle time that the program
+                // chose; the processor is anybody's meanwhile.
+                processor::give_way();
+                continue;
+            }
+            self.sleep(&rings);
+            last_work = Clock::Monotonic.now();
+        }
+    }
+
+    /// Submits what there is; answers whether there was anything.
+    fn serve(&self, rings: &[Arc<Ring>]) -> bool {
+        let most = if rings.len() > 1 { SHARE } else { u32::MAX };
+        let mut worked = false;
+        for ring in rings {
+            if ring.memory.submitted() == 0 && ring.task_work.is_empty() {
+                continue;
+            }
+            let mut locked = ring.lock();
+            if locked.closed || locked.disabled {
+                continue;
+            }
+            task_work::run(&mut locked);
+            let taken = submit::submit(&mut locked, most);
+            locked.leave();
+            worked |= taken > 0;
+            if taken > 0 {
+                self.announce_room();
+            }
+        }
+        worked
+    }
+
+    fn sleep(&self, rings: &[Arc<Ring>]) {
+        let bell = self.bell.load(Ordering::SeqCst);
+        self.asleep.store(true, Ordering::SeqCst);
+        let mut idle = true;
+        for ring in rings {
+            let mut locked = ring.lock();
+            let nothing = locked.sq.prepare_sleep();
+            idle &= nothing || locked.disabled;
+            locked.unlock();
+        }
+        if idle && self.bell.load(Ordering::SeqCst) == bell {
+            let _ = futex::wait(&self.bell, bell, None);
+        }
+        self.asleep.store(false, Ordering::SeqCst);
+        for ring in rings {
+            let locked = ring.lock();
+            locked.sq.end_sleep();
+            locked.unlock();
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! From the submission queue to a request: copies each entry once, checks what
+//! all opcodes share, lets the family prepare, and passes the request on to
+//! its chain, the drain or straight to issue.
+
+use crate::issue;
+use crate::link;
+use crate::opcode_table;
+use crate::request::{Progress, RequestEntry};
+use crate::ring::LockedRing;
+use usring_sys::Errno;
+use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
+use usring_uapi::{Sqe, sqe_flags};
+
+/// Submits up to `wanted` entries and answers how many were taken. An entry
+/// that is refused gets its CQE and, without SUBMIT_ALL, ends the batch.
+pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
+    let available = locked.sq.pending().min(wanted);
+    locked.direct = None;
+    let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
+    let mut taken = 0;
+    for _ in 0..available {
+        let Some(entry) = locked.sq.next() else { break };
+        // An index beyond the ring is dropped and counted by the queue; the
+        // kernel ends the batch there.
+        let Ok(sqe) = entry else { break };
+        taken += 1;
+        if !submit_one(locked, sqe) && !submit_all {
+            break;
+        }
+    }
+    link::end_of_batch(locked);
+    issue::run_issuable(locked);
+    locked.sq.commit();
+    taken
+}
+
+/// Whether the entry was accepted.
+#[inline]
+fn submit_one(locked: &mut LockedRing, sqe: Sqe) -> bool {
+    locked.statistics.count_submitted(sqe.opcode);
+    let mut request = locked.pool.take(sqe);
+    let accepted = match prepare(locked, &mut request) {
+        Ok(()) => true,
+        Err(error) => {
+            request.progress = Progress::Refused;
+            request.result = error.negative();
+            false
+        }
+    };
+    locked.drain.admit();
+    if link::takes(locked, &request) {
+        link::append(locked, request);
+    } else {
+        start(locked, request);
+    }
+    issue::run_issuable(locked);
+    accepted
+}
+
+/// Issues a request, or the head of a chain, unless a drain holds it back.
+#[inline]
+pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry) {
+    if locked.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
+        crate::drain::defer(locked, request);
+    } else {
+        issue::issue(locked, request);
+    }
+}
+
+/// What all opcodes share, in the order in which the kernel looks.
+#[inline]
+fn prepare(locked: &mut LockedRing, request: &mut RequestEntry) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    let row = opcode_table::row(sqe.opcode);
+    if !row.supported {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.flags != 0 {
+        check_flags(locked, &sqe, row)?;
+    }
+    locked.restrictions.check_submission(sqe.opcode, sqe.flags)?;
+    if sqe.ioprio != 0 && !row.takes_ioprio {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.personality != 0 && u32::from(sqe.personality) > locked.personalities {
+        return Err(Errno::EINVAL);
+    }
+    (row.prepare)(locked, request)
+}
+
+fn check_flags(locked: &mut LockedRing, sqe: &Sqe, row: &opcode_table::Row) -> Result<(), Errno> {
+    if sqe.flags & !sqe_flags::ALL != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.flags & sqe_flags::BUFFER_SELECT != 0 && !row.selects_buffer {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if sqe.flags & sqe_flags::CQE_SKIP_SUCCESS != 0 {
+        locked.drain.disable();
+    }
+    if sqe.flags & sqe_flags::IO_DRAIN != 0 && locked.drain.is_disabled() {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! The way up from other threads: workers put finished requests on the ring's
+//! task-work list, and the ring's own thread completes them. If nobody is
+//! inside, the thread that brings the work does it, unless the ring defers
+//! task work to its owner.
+//!
+//! Who brings work: push, full barrier (the push itself), then look whether
+//! someone sleeps or holds the lock. Who leaves: release the lock (a full
+//! barrier), then look at the list once more. One of the two sees the other.
+
+use crate::attendant;
+use crate::complete;
+use crate::issue;
+use crate::request::{Progress, RequestEntry};
+use crate::ring::{LockedRing, Ring};
+use crate::{fast_poll, timeout};
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicI32, Ordering};
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::epoll::{self, Epoll};
+use usring_sys::mutex::Mutex;
+use usring_sys::sleep::{SleepWord, Wake};
+use usring_sys::{Errno, eventfd};
+use usring_uapi::io_uring as abi;
+
+/// How sleepers of a ring are woken.
+#[derive(Default)]
+pub(crate) struct Wakers {
+    pub sleep: SleepWord,
+    /// In the ring's epoll set, once there is one; its number for wakers.
+    descriptor: Mutex<Option<OwnedDescriptor>>,
+    number: AtomicI32,
+}
+
+impl Wakers {
+    /// Puts a wake descriptor into the ring's new epoll set.
+    pub fn join(&self, set: &Epoll) -> Result<(), Errno> {
+        let descriptor = eventfd::create()?.into_private()?;
+        set.add(descriptor.number(), epoll::IN | epoll::EDGE, fast_poll::WAKE_DATA)?;
+        self.number.store(descriptor.number(), Ordering::Release);
+        *self.descriptor.lock() = Some(descriptor);
+        Ok(())
+    }
+
+    /// Wakes one group of sleepers for work of this weight; the caller has
+    /// just pushed it. Answers whether there was somebody.
+    #[inline]
+    fn wake_one(&self, queued: u32) -> bool {
+        let target = self.sleep.wake_target_after_rmw(queued);
+        self.carry_out(target)
+    }
+
+    /// Wakes every sleeper for CQEs that were published before the lock was
+    /// released: each waits for a number of its own.
+    pub fn wake_all(&self) {
+        while self.wake_one(u32::MAX) {}
+    }
+
+    fn carry_out(&self, target: Wake) -> bool {
+        match target {
+            Wake::Nobody => return false,
+            Wake::Futex => self.sleep.wake_futex(),
+            Wake::Epoll => eventfd::signal(self.number.load(Ordering::Acquire)),
+        }
+        true
+    }
+}
+
+/// Gives a finished request to its ring. Any thread; never blocks on the ring.
+pub(crate) fn add(ring: &Arc<Ring>, request: RequestEntry) {
+    // A request in a chain may be what the others wait for: it cannot be lazy.
+    let weight = if request.link.is_some() { u32::MAX } else { 1 };
+    let queued = ring.task_work.push_weighted(request, weight);
+    if ring.defers_task_work() {
+        announce_deferred(ring);
+        ring.wakers.wake_one(queued);
+        return;
+    }
+    if ring.wakers.wake_one(queued) {
+        return;
+    }
+    run_if_unattended(ring);
+}
+
+/// The owner of a DEFER_TASKRUN ring alone runs its work; others only tell.
+pub(crate) fn announce_deferred(ring: &Arc<Ring>) {
+    ring.memory.set_flag(abi::IORING_SQ_TASKRUN);
+    ring.readiness.signal();
+}
+
+/// Runs what waits while nobody drives the ring. If somebody does, that
+/// driver looks at the list after it has released the lock.
+pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
+    while !ring.task_work.is_empty() {
+        let Some(mut locked) = ring.try_lock() else { return };
+        run(&mut locked);
+        locked.finish_batch();
+        attendant::take_over(&mut locked);
+        locked.unlock();
+    }
+}
+
+/// Completes what other threads have finished.
+#[inline]
+pub(crate) fn run(locked: &mut LockedRing) {
+    if locked.ring.task_work.is_empty() {
+        return;
+    }
+    run_batch(locked);
+}
+
+fn run_batch(locked: &mut LockedRing) {
+    if locked.ring.defers_task_work() || locked.ring.has(abi::IORING_SETUP_TASKRUN_FLAG) {
+        locked.sq.clear_flag(abi::IORING_SQ_TASKRUN);
+    }
+    let ring = locked.ring.clone();
+    for mut request in ring.task_work.take_all() {
+        debug_assert!(request.progress == Progress::Ran);
+        locked.completed_by_worker = true;
+        locked.statistics.count_worker(request.sqe.opcode);
+        let result = match LockedRing::row(&request).finish {
+            Some(finish) => {
+                let result = request.result;
+                finish(locked, &mut request, result)
+            }
+            None => request.result,
+        };
+        let failed = crate::op::is_failure(&request, result);
+        complete::complete(locked, request, issue::Answer { result, failed });
+    }
+    issue::run_issuable(locked);
+}
+
+/// Everything that may have become due: files, timers, finished work.
+pub(crate) fn run_all(locked: &mut LockedRing) {
+    run(locked);
+    fast_poll::look(locked);
+    timeout::expire(locked);
+}

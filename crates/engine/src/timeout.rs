@@ -1,0 +1,224 @@
+//! Who waits for time: TIMEOUT, LINK_TIMEOUT, and the deadline by which a
+//! waiter has to be awake.
+
+use crate::cancel;
+use crate::complete;
+use crate::issue::{self, Answer};
+use crate::request::{Request, RequestEntry, RequestId};
+use crate::ring::LockedRing;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use usring_sys::Errno;
+use usring_sys::clock::{Clock, Nanoseconds};
+use usring_uapi::opcode;
+
+/// When a timeout is over.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Deadline {
+    pub clock: Clock,
+    /// On `clock`.
+    pub at: Nanoseconds,
+    /// Or earlier, once this many more requests have completed (0: never).
+    pub completions: u32,
+    /// A multishot starts again after this span…
+    pub repeat_every: Nanoseconds,
+    /// …this many times in all (0: until it is removed).
+    pub repeats: u32,
+    /// Reaching it is no failure (ETIME_SUCCESS).
+    pub expiry_succeeds: bool,
+    /// The request that a LINK_TIMEOUT watches.
+    pub watches: Option<RequestId>,
+}
+
+struct Timer {
+    request: RequestEntry,
+    deadline: Deadline,
+    /// Completions of the ring at which it ends early, or `u64::MAX`.
+    completes_at: u64,
+}
+
+/// Key of a timer: its time, then the order of arming.
+type TimerKey = (Nanoseconds, RequestId);
+
+const CLOCKS: [Clock; 3] = [Clock::Monotonic, Clock::Realtime, Clock::Boottime];
+
+/// The ring's armed timers.
+#[derive(Default)]
+pub(crate) struct Timeouts {
+    by_clock: [BTreeMap<TimerKey, Timer>; 3],
+    /// Timers that also count completions.
+    counting: u32,
+    /// CQEs so far that were not timeouts' own.
+    completions: u64,
+    completions_seen: u64,
+}
+
+fn lane(clock: Clock) -> usize {
+    match clock {
+        Clock::Monotonic => 0,
+        Clock::Realtime => 1,
+        Clock::Boottime => 2,
+    }
+}
+
+impl Timeouts {
+    pub fn is_empty(&self) -> bool {
+        self.by_clock.iter().all(BTreeMap::is_empty)
+    }
+
+    /// How long until the next timer, if there is one.
+    pub fn until_next(&self) -> Option<Nanoseconds> {
+        let spans = CLOCKS.iter().filter_map(|&clock| {
+            let (&(at, _), _) = self.by_clock[lane(clock)].first_key_value()?;
+            Some(at.saturating_sub(clock.now()))
+        });
+        spans.min()
+    }
+
+    fn insert(&mut self, request: RequestEntry, deadline: Deadline) {
+        let counts = deadline.completions != 0;
+        let completes_at =
+            if counts { self.completions + u64::from(deadline.completions) } else { u64::MAX };
+        self.counting += u32::from(counts);
+        let key = (deadline.at, request.id);
+        self.by_clock[lane(deadline.clock)].insert(key, Timer { request, deadline, completes_at });
+    }
+
+    fn remove(&mut self, lane: usize, key: TimerKey) -> Option<Timer> {
+        let timer = self.by_clock[lane].remove(&key)?;
+        self.counting -= u32::from(timer.completes_at != u64::MAX);
+        Some(timer)
+    }
+
+    fn find(&self, mut matches: impl FnMut(&Timer) -> bool) -> Option<(usize, TimerKey)> {
+        self.by_clock
+            .iter()
+            .enumerate()
+            .find_map(|(lane, timers)| timers.iter().find(|(_, timer)| matches(timer)).map(|(key, _)| (lane, *key)))
+    }
+
+    /// Takes out the first plain timeout that `matches`. A LINK_TIMEOUT goes
+    /// with the request it watches and is never taken by itself.
+    pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
+        let (lane, key) = self.find(|timer| timer.deadline.watches.is_none() && matches(&timer.request))?;
+        self.remove(lane, key).map(|timer| timer.request)
+    }
+
+    /// Gives the timeout with this user data a new deadline (TIMEOUT_UPDATE;
+    /// `linked` looks among the LINK_TIMEOUTs).
+    pub fn update(&mut self, user_data: u64, linked: bool, clock: Clock, at: Nanoseconds) -> Result<(), Errno> {
+        let (lane, key) = self
+            .find(|timer| timer.request.sqe.user_data == user_data && timer.deadline.watches.is_some() == linked)
+            .ok_or(Errno::ENOENT)?;
+        let Some(timer) = self.remove(lane, key) else { return Err(Errno::ENOENT) };
+        let deadline = Deadline { clock, at, completions: 0, ..timer.deadline };
+        self.insert(timer.request, deadline);
+        Ok(())
+    }
+
+    fn pop_expired(&mut self) -> Option<Timer> {
+        for clock in CLOCKS {
+            let lane = lane(clock);
+            let Some((&key, _)) = self.by_clock[lane].first_key_value() else { continue };
+            if key.0 <= clock.now() {
+                return self.remove(lane, key);
+            }
+        }
+        None
+    }
+
+    fn pop_counted(&mut self) -> Option<Timer> {
+        let completions = self.completions;
+        let (lane, key) = self.find(|timer| timer.completes_at <= completions)?;
+        self.remove(lane, key)
+    }
+}
+
+/// Arms a TIMEOUT.
+pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry, deadline: Deadline) {
+    locked.timeouts.insert(request, deadline);
+}
+
+/// Arms the LINK_TIMEOUT behind a request that is about to wait.
+pub(crate) fn arm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
+    if !request.link.as_ref().is_some_and(|next| issue::is_link_timeout(next)) {
+        return;
+    }
+    let Some(mut watcher) = request.link.take() else { return };
+    request.link = watcher.link.take();
+    request.link_timeout = Some(watcher.id);
+    let Some(mut deadline) = crate::op::timeout::link_deadline(&watcher) else { return };
+    deadline.watches = Some(request.id);
+    locked.timeouts.insert(watcher, deadline);
+}
+
+/// The watched request completed in time.
+pub(crate) fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
+    let Some(id) = request.link_timeout.take() else { return };
+    let Some((lane, key)) = locked.timeouts.find(|timer| timer.request.id == id) else { return };
+    if let Some(timer) = locked.timeouts.remove(lane, key) {
+        complete::complete(locked, timer.request, Errno::ECANCELED.negative().into());
+    }
+}
+
+/// Every CQE but a timeout's own counts for the timeouts that count.
+#[inline]
+pub(crate) fn count_completion(locked: &mut LockedRing, request: &Request) {
+    if request.sqe.opcode != opcode::TIMEOUT {
+        locked.timeouts.completions += 1;
+    }
+}
+
+/// Completes the timeouts whose count has been reached.
+#[inline]
+pub(crate) fn flush_counted(locked: &mut LockedRing) {
+    if locked.timeouts.counting == 0 || locked.timeouts.completions_seen == locked.timeouts.completions {
+        return;
+    }
+    locked.timeouts.completions_seen = locked.timeouts.completions;
+    while let Some(timer) = locked.timeouts.pop_counted() {
+        complete::complete(locked, timer.request, 0.into());
+    }
+}
+
+/// Completes what has expired.
+pub(crate) fn expire(locked: &mut LockedRing) {
+    if locked.timeouts.is_empty() {
+        return;
+    }
+    while let Some(timer) = locked.timeouts.pop_expired() {
+        match timer.deadline.watches {
+            Some(target) => expire_link(locked, timer.request, target),
+            None => expire_timeout(locked, timer.request, timer.deadline),
+        }
+    }
+    issue::run_issuable(locked);
+}
+
+fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Deadline) {
+    let result = Errno::ETIME.negative();
+    let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
+    if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {
+        let at = deadline.at.saturating_add(deadline.repeat_every);
+        let repeats = deadline.repeats.saturating_sub(1);
+        locked.timeouts.insert(request, Deadline { at, repeats, ..deadline });
+        return;
+    }
+    complete::complete(locked, request, Answer { result, failed: !deadline.expiry_succeeds });
+}
+
+/// The watched request is too late: the timeout's CQE first, then the
+/// request's −ECANCELED.
+fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
+    let found = cancel::cancel_id(locked, target);
+    watcher.link = None;
+    let result = if found { Errno::ETIME.negative() } else { Errno::ENOENT.negative() };
+    complete::complete(locked, watcher, result.into());
+}
+
+/// All armed timers' requests, for a ring that goes away.
+pub(crate) fn take_all(locked: &mut LockedRing) -> Vec<RequestEntry> {
+    let lanes = core::mem::take(&mut locked.timeouts.by_clock);
+    locked.timeouts.counting = 0;
+    lanes.into_iter().flat_map(BTreeMap::into_values).map(|timer| timer.request).collect()
+}

@@ -1,0 +1,154 @@
+//! Sleeping in `enter` until enough completions are there. The waiter watches
+//! the ring's files and timers itself, so a completion costs no second thread;
+//! of several waiters one leads and the others sleep on the sleep word.
+
+use crate::ring::{LockedRing, Ring};
+use crate::{fast_poll, task_work, timeout};
+use alloc::sync::Arc;
+use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::epoll::Event;
+use usring_sys::sleep::{Sleeper, Wake};
+use usring_sys::{Errno, wait};
+
+/// What a waiter waits for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WaitCall {
+    /// CQEs that must be there.
+    pub completions: u32,
+    /// Or this point in time, which is an error.
+    pub deadline: Option<(Clock, Nanoseconds)>,
+    /// After this point in time a single CQE is enough.
+    pub minimum: Option<Nanoseconds>,
+    /// Signal mask while asleep.
+    pub mask: Option<u64>,
+}
+
+/// Waits. `EINTR` and `ETIME` only if no CQE is there at all.
+pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
+    let mut call = *call;
+    let mut looked = false;
+    loop {
+        let mut locked = ring.lock();
+        task_work::run(&mut locked);
+        timeout::expire(&mut locked);
+        if !looked && locked.cq.ready() < call.completions.max(1) {
+            looked = true;
+            fast_poll::look(&mut locked);
+        }
+        locked.finish_batch();
+        locked.flush_overflow();
+        let ready = locked.cq.ready();
+        if ready >= call.completions {
+            locked.leave();
+            return Ok(());
+        }
+        let span = match time_left(&mut call, ready, &mut locked) {
+            Ok(span) => span,
+            Err(error) => {
+                locked.leave();
+                return if ready > 0 { Ok(()) } else { Err(error) };
+            }
+        };
+        if let Err(error) = sleep(locked, &call, ready, span)
+            && error == Errno::EINTR
+        {
+            return interrupted(ring);
+        }
+    }
+}
+
+/// A signal ended the wait: that is an error only if nothing has arrived.
+fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
+    let mut locked = ring.lock();
+    locked.finish_batch();
+    let ready = locked.cq.ready();
+    locked.leave();
+    if ready > 0 { Ok(()) } else { Err(Errno::EINTR) }
+}
+
+/// How long to sleep at most; `ETIME` if the deadline has passed.
+fn time_left(
+    call: &mut WaitCall,
+    ready: u32,
+    locked: &mut LockedRing,
+) -> Result<Option<Nanoseconds>, Errno> {
+    let mut span = locked.timeouts.until_next();
+    let mut shorten = |other: Nanoseconds| span = Some(span.map_or(other, |span| span.min(other)));
+    if let Some(minimum) = call.minimum {
+        let now = Clock::Monotonic.now();
+        if now < minimum {
+            shorten(minimum - now);
+        } else {
+            call.minimum = None;
+            call.completions = call.completions.min(1);
+            if ready >= call.completions {
+                return Err(Errno::ETIME);
+            }
+        }
+    }
+    if let Some((clock, at)) = call.deadline {
+        let now = clock.now();
+        if now >= at {
+            return Err(Errno::ETIME);
+        }
+        shorten(at - now);
+    }
+    Ok(span)
+}
+
+/// Sleeps a little, at most a millisecond, until something of the ring changes.
+pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
+    let ticket = ring.wakers.sleep.announce(Sleeper::Futex, 1);
+    let slept = if ring.task_work.is_empty() {
+        wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), Some(1_000_000))
+    } else {
+        Ok(())
+    };
+    let _ = ring.wakers.sleep.retract(ticket);
+    let mut locked = ring.lock();
+    task_work::run(&mut locked);
+    locked.leave();
+    if slept == Err(Errno::EINTR) { slept } else { Ok(()) }
+}
+
+/// Sleeps once. Takes the lock's guard: the announcement is made before the
+/// lock is given up, the last look at the task-work list after it.
+fn sleep(mut locked: LockedRing, call: &WaitCall, ready: u32, span: Option<Nanoseconds>) -> Result<(), Errno> {
+    let ring = locked.ring.clone();
+    let watches_files = locked.polls.armed() > 0 || call.mask.is_some();
+    if watches_files {
+        fast_poll::ensure_set(&mut locked)?;
+    }
+    let leads = locked.polls.set().is_some() && ring.wakers.sleep.lead();
+    let set = locked.polls.set().map_or(-1, |set| set.number());
+    let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
+    let missing = call.completions - ready;
+    let needed = if ring.defers_task_work() && call.minimum.is_none() { missing } else { 1 };
+    let ticket = ring.wakers.sleep.announce(kind, needed);
+    locked.unlock();
+
+    let mut events = [Event::default(); 64];
+    let outcome = if ring.task_work.weight() >= needed {
+        Ok(0)
+    } else if leads {
+        wait::epoll(set, &mut events, span, call.mask)
+    } else {
+        wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0)
+    };
+    let _ = ring.wakers.sleep.retract(ticket);
+    let count = *outcome.as_ref().unwrap_or(&0);
+    if leads {
+        let mut locked = ring.lock();
+        fast_poll::dispatch(&mut locked, &events[..count]);
+        locked.finish_batch();
+        let successor = ring.wakers.sleep.resign();
+        locked.unlock();
+        if successor == Wake::Futex {
+            ring.wakers.sleep.wake_futex();
+        }
+    }
+    match outcome {
+        Err(Errno::EINTR) => Err(Errno::EINTR),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,40 @@
+//! The processors that threads run on.
+
+use crate::SystemCall;
+use linux_raw_sys::general as linux;
+
+/// Processors that an affinity mask here can name.
+const LIMIT: usize = 1024;
+
+type Mask = [u64; LIMIT / 64];
+
+fn allowed() -> Mask {
+    let mut mask: Mask = [0; LIMIT / 64];
+    let arguments = [0, size_of::<Mask>() as u64, mask.as_mut_ptr() as u64, 0, 0];
+    let _ = SystemCall::new(linux::__NR_sched_getaffinity, arguments).run();
+    mask
+}
+
+/// How many processors this thread may run on; at least one.
+pub fn count() -> u32 {
+    allowed().iter().map(|word| word.count_ones()).sum::<u32>().max(1)
+}
+
+/// Whether this thread may run on a processor.
+pub fn is_allowed(processor: u32) -> bool {
+    let processor = processor as usize;
+    processor < LIMIT && allowed()[processor / 64] & 1 << (processor % 64) != 0
+}
+
+/// Ties this thread to one processor, if it may run there.
+pub fn stay_on(processor: u32) {
+    let mut mask: Mask = [0; LIMIT / 64];
+    mask[processor as usize / 64] = 1 << (processor % 64);
+    let arguments = [0, size_of::<Mask>() as u64, mask.as_ptr() as u64, 0, 0];
+    let _ = SystemCall::new(linux::__NR_sched_setaffinity, arguments).run();
+}
+
+/// Lets others run first (sched_yield(2)).
+pub fn give_way() {
+    let _ = SystemCall::new(linux::__NR_sched_yield, [0; 5]).run();
+}

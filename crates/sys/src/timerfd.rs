@@ -1,0 +1,21 @@
+//! timerfd(2): a point in time that poll and epoll see.
+
+use crate::clock::{Nanoseconds, timespec};
+use crate::descriptor::OwnedDescriptor;
+use crate::{Errno, SystemCall};
+use linux_raw_sys::general as linux;
+use usring_uapi::Timespec;
+
+/// A non-blocking timer on the monotonic clock, disarmed, private.
+pub fn create() -> Result<OwnedDescriptor, Errno> {
+    let flags = u64::from(linux::TFD_CLOEXEC | linux::TFD_NONBLOCK);
+    let number = SystemCall::new(linux::__NR_timerfd_create, [u64::from(linux::CLOCK_MONOTONIC), flags, 0, 0, 0]).run()?;
+    OwnedDescriptor::from_raw(number as i32).into_private()
+}
+
+/// Lets the timer fire once, this long from now; it is unreadable until then.
+pub fn arm(number: i32, span: Nanoseconds) -> Result<(), Errno> {
+    // Zero would disarm it.
+    let value = [Timespec::default(), timespec(span.max(1))];
+    SystemCall::new(linux::__NR_timerfd_settime, [number as u64, 0, &raw const value as u64, 0, 0]).run().map(drop)
+}
