@@ -1,0 +1,110 @@
+//! Random 4 KiB reads of a file that lies in the page cache: what a ring adds
+//! to the copy.
+//!
+//! `workload-read [--batch N] [--by ring|pread] [--milliseconds N] [--folder DIR]`
+
+use io_uring::{IoUring, opcode, types};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use workloads::options::{self, Options};
+use workloads::site::Site;
+use workloads::stopwatch;
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 4096;
+
+fn main() -> ExitCode {
+    options::run(workload)
+}
+
+fn workload(options: &Options) -> Result<(), String> {
+    let batch: u32 = options.value("batch", 32)?;
+    let by: String = options.value("by", "ring".to_owned())?;
+    let span = Duration::from_millis(options.value("milliseconds", 200)?);
+    let folder: PathBuf = options.value("folder", std::env::temp_dir())?;
+    stopwatch::pin();
+    let file = make_file(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    match by.as_str() {
+        "ring" => by_ring(&file, batch, span),
+        "pread" => by_pread(&file, span),
+        other => Err(format!("--by cannot be {other}")),
+    }
+}
+
+/// A file without a name, written so that all of it lies in the page cache.
+/// The first bytes of each block are its number.
+fn make_file(folder: &Path) -> std::io::Result<File> {
+    let path = folder.join(format!("usring-workload-{}", std::process::id()));
+    let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    for block in 0..BLOCKS {
+        let mut bytes = [0; BLOCK];
+        bytes[..8].copy_from_slice(&block.to_le_bytes());
+        file.write_all(&bytes)?;
+    }
+    Ok(file)
+}
+
+/// Marsaglia's xorshift: which block is next.
+struct Blocks(u64);
+
+impl Blocks {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % BLOCKS
+    }
+}
+
+fn first_bytes(bytes: &[u8]) -> u64 {
+    bytes[..8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+fn by_ring(file: &File, batch: u32, span: Duration) -> Result<(), String> {
+    let mut ring = IoUring::new(batch).map_err(|error| format!("no ring: {error}"))?;
+    let number = ring.as_raw_fd();
+    let (_, mut submission, mut completion) = ring.split();
+    let mut buffers = vec![[0u8; BLOCK]; batch as usize];
+    let mut blocks = Blocks(0x9e37_79b9_7f4a_7c15);
+    let file = types::Fd(file.as_raw_fd());
+    stopwatch::print(span, || {
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            let block = blocks.next();
+            let read = opcode::Read::new(file, buffer.as_mut_ptr(), BLOCK as u32).offset(block * BLOCK as u64);
+            let read = read.build().user_data(block << 32 | index as u64);
+            // SAFETY: the buffer lives as long as the ring, and is looked at
+            // only after its completion.
+            unsafe { submission.push(&read) }.map_err(|_| "the SQ is full")?;
+        }
+        submission.sync();
+        let submitted = Site::Inline.enter(number, batch, batch);
+        completion.sync();
+        let mut right = 0;
+        for entry in completion.by_ref() {
+            let (block, index) = (entry.user_data() >> 32, entry.user_data() as u32 as usize);
+            right += u32::from(entry.result() == BLOCK as i32 && first_bytes(&buffers[index]) == block);
+        }
+        submission.sync();
+        if submitted == i64::from(batch) && right == batch {
+            Ok(u64::from(batch))
+        } else {
+            Err(format!("of {batch} reads {submitted} were submitted and {right} read the right block"))
+        }
+    })
+}
+
+fn by_pread(file: &File, span: Duration) -> Result<(), String> {
+    let mut buffer = [0; BLOCK];
+    let mut blocks = Blocks(0x9e37_79b9_7f4a_7c15);
+    stopwatch::print(span, || {
+        let block = blocks.next();
+        file.read_exact_at(&mut buffer, block * BLOCK as u64).map_err(|error| error.to_string())?;
+        if first_bytes(&buffer) == block { Ok(1) } else { Err("a block was not what it should be".into()) }
+    })
+}
