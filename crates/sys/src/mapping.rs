@@ -1,24 +1,37 @@
 //! Memory mappings of our own.
 
+use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
+use core::sync::atomic::{AtomicU8, Ordering};
 use linux_raw_sys::general as linux;
 
 pub const PAGE: usize = 4096;
 
-/// Anonymous shared memory that lives until it is dropped. Further mappings of
-/// the same pages, [`Mapping::duplicate`]d for the program, live on their own.
+/// Shared memory that lives until it is dropped. Further mappings of the same
+/// pages, [`Mapping::duplicate`]d for the program, live on their own.
 #[derive(Debug)]
 pub struct Mapping {
     address: usize,
     length: usize,
+    /// The memory's file, where only that can map it twice.
+    file: Option<OwnedDescriptor>,
 }
 
 impl Mapping {
     /// Zeroed pages, shared with children and with duplicates.
     pub fn shared(length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
-        let flags = linux::MAP_SHARED | linux::MAP_ANONYMOUS;
-        map(length, flags).map(|address| Mapping { address, length })
+        if can_map_twice() {
+            let address = map(length, linux::MAP_SHARED | linux::MAP_ANONYMOUS, None)?;
+            return Ok(Mapping { address, length, file: None });
+        }
+        let name = c"usring";
+        let flags = u64::from(linux::MFD_CLOEXEC);
+        let number = SystemCall::new(linux::__NR_memfd_create, [name.as_ptr() as u64, flags, 0, 0, 0]).run()?;
+        let file = OwnedDescriptor::from_raw(number as i32).into_private()?;
+        SystemCall::new(linux::__NR_ftruncate, [file.number() as u64, length as u64, 0, 0, 0]).run()?;
+        let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
+        Ok(Mapping { address, length, file: Some(file) })
     }
 
     pub fn address(&self) -> usize {
@@ -36,14 +49,13 @@ impl Mapping {
         if !offset.is_multiple_of(PAGE) || offset.checked_add(length).is_none_or(|end| end > self.length) {
             return Err(Errno::EINVAL);
         }
-        let mut flags = linux::MREMAP_MAYMOVE;
-        if fixed.is_some() {
-            flags |= linux::MREMAP_FIXED;
+        match &self.file {
+            None => map_again(self.address + offset, length, fixed),
+            Some(file) => match fixed {
+                None => map(length, linux::MAP_SHARED, Some((file.number(), offset))),
+                Some(address) => map_at(address, length, linux::MAP_SHARED | linux::MAP_FIXED, Some((file.number(), offset))),
+            },
         }
-        // An old size of zero on a shared mapping maps its pages a second time.
-        let source = (self.address + offset) as u64;
-        let arguments = [source, 0, length as u64, u64::from(flags), fixed.unwrap_or(0) as u64];
-        SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
     }
 }
 
@@ -53,9 +65,40 @@ impl Drop for Mapping {
     }
 }
 
+/// mremap(2) with an old size of zero maps the pages of a shared mapping a
+/// second time, which needs no descriptor.
+fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {
+    let mut flags = linux::MREMAP_MAYMOVE;
+    if fixed.is_some() {
+        flags |= linux::MREMAP_FIXED;
+    }
+    let arguments = [address as u64, 0, length as u64, u64::from(flags), fixed.unwrap_or(0) as u64];
+    SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
+}
+
+/// Whether mremap(2) does that here: Valgrind's does not. Tried once.
+fn can_map_twice() -> bool {
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    const UNKNOWN: u8 = 0;
+    const YES: u8 = 1;
+    const NO: u8 = 2;
+    let known = ANSWER.load(Ordering::Relaxed);
+    if known != UNKNOWN {
+        return known == YES;
+    }
+    let Ok(address) = map(PAGE, linux::MAP_SHARED | linux::MAP_ANONYMOUS, None) else { return false };
+    let again = map_again(address, PAGE, None);
+    let _ = unmap(address, PAGE);
+    if let Ok(second) = again {
+        let _ = unmap(second, PAGE);
+    }
+    ANSWER.store(if again.is_ok() { YES } else { NO }, Ordering::Relaxed);
+    again.is_ok()
+}
+
 /// Private zeroed pages, for allocators and stacks.
 pub fn private_pages(length: usize) -> Result<usize, Errno> {
-    map(length.next_multiple_of(PAGE), linux::MAP_PRIVATE | linux::MAP_ANONYMOUS)
+    map(length.next_multiple_of(PAGE), linux::MAP_PRIVATE | linux::MAP_ANONYMOUS, None)
 }
 
 /// munmap(2).
@@ -63,8 +106,18 @@ pub fn unmap(address: usize, length: usize) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_munmap, [address as u64, length as u64, 0, 0, 0]).run().map(drop)
 }
 
-fn map(length: usize, flags: u32) -> Result<usize, Errno> {
+/// A file of ours and a byte offset in it.
+type Source = (i32, usize);
+
+fn map(length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
+    map_at(0, length, flags, source)
+}
+
+fn map_at(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     let protection = u64::from(linux::PROT_READ | linux::PROT_WRITE);
-    let arguments = [0, length as u64, protection, u64::from(flags), -1i64 as u64, 0];
+    // MAP_DENYWRITE carries the call past our own filter; Linux ignores it.
+    let flags = u64::from(flags | linux::MAP_DENYWRITE);
+    let (number, offset) = source.unwrap_or((-1, 0));
+    let arguments = [address as u64, length as u64, protection, flags, number as u64, offset as u64];
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
 }
