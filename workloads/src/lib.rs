@@ -6,6 +6,7 @@
 //! in turn. Those that the tests in `tests/` drive come from Debian or lie in
 //! `programs/`; [`harness`] starts them and waits for them.
 
+pub mod harness;
 pub mod options;
 pub mod site;
 pub mod stopwatch;

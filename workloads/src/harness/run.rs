@@ -1,0 +1,232 @@
+//! One program: started, waited for, ended if it takes too long.
+
+use super::{Statistics, World, on_kernel};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// Nothing that is started here should take longer, unless it says so.
+const DEFAULT_LIMIT: Duration = Duration::from_secs(60);
+/// How much of what a program said is repeated when it failed.
+const TAIL: usize = 6000;
+
+/// A program and how to start it.
+pub struct Run {
+    command: Command,
+    limit: Duration,
+    world: World,
+}
+
+impl Run {
+    pub(super) fn new(stage: &Path, world: World, program: &Path) -> Run {
+        let mut words = Vec::new();
+        if world.is_confined() {
+            words.push(stage.join("tools/confine").into_os_string());
+            if on_kernel() && world == World::Confined {
+                words.push("--allow-io-uring".into());
+            }
+        }
+        if world.has_usring() {
+            words.push(stage.join("tools/usring").into());
+            words.push("run".into());
+            words.extend(world.options().iter().map(Into::into));
+            words.push("--".into());
+        }
+        words.push(program.into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).current_dir(stage).stdin(Stdio::null());
+        command.env("LC_ALL", "C").env("HOME", stage).env("TMPDIR", stage);
+        // A group of its own, so that all of it can be ended by its id.
+        command.process_group(0);
+        Run { command, limit: DEFAULT_LIMIT, world }
+    }
+
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Run {
+        self.command.arg(argument);
+        self
+    }
+
+    pub fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Run {
+        self.command.args(arguments);
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Run {
+        self.command.env(name, value);
+        self
+    }
+
+    pub fn current_dir(mut self, folder: &Path) -> Run {
+        self.command.current_dir(folder);
+        self
+    }
+
+    pub fn stdin(mut self, file: File) -> Run {
+        self.command.stdin(file);
+        self
+    }
+
+    /// After this time the program and its process group are killed, and the
+    /// test fails.
+    pub fn limit(mut self, limit: Duration) -> Run {
+        self.limit = limit;
+        self
+    }
+
+    pub fn start(mut self) -> Started {
+        // Files, not pipes: nothing has to be drained while the program runs.
+        let output = || tempfile::tempfile().expect("a temporary file");
+        let (stdout, stderr) = (output(), output());
+        self.command.stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
+        let begin = Instant::now();
+        let child = self.command.spawn().unwrap_or_else(|error| panic!("cannot start {:?}: {error}", self.command));
+        Started { child, stdout, stderr, begin, run: self, ended: false }
+    }
+
+    /// Starts it and waits for its end.
+    pub fn finish(self) -> Finished {
+        self.start().finish()
+    }
+}
+
+/// A program that runs. Dropped before its end, it is killed.
+pub struct Started {
+    child: Child,
+    stdout: File,
+    stderr: File,
+    begin: Instant,
+    run: Run,
+    ended: bool,
+}
+
+impl Started {
+    /// Of what was started first: the launcher, if it stays beside the program.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it is over already.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// What it has written to standard error until now.
+    pub fn stderr_so_far(&self) -> String {
+        contents(&self.stderr)
+    }
+
+    pub fn finish(mut self) -> Finished {
+        let process = Pid::from_raw(self.child.id().cast_signed());
+        let (ended, when_ended) = mpsc::channel();
+        // It is left unreaped, so that until we take it in below its id can
+        // belong to nobody else.
+        std::thread::spawn(move || {
+            let _ = waitid(Id::Pid(process), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+            let _ = ended.send(());
+        });
+        let in_time = when_ended.recv_timeout(self.run.limit).is_ok();
+        let elapsed = self.begin.elapsed();
+        if !in_time {
+            let _ = killpg(process, Signal::SIGKILL);
+        }
+        let status = self.child.wait().unwrap();
+        self.ended = true;
+        let (statistics, stderr) = Statistics::split(&contents(&self.stderr));
+        let finished = Finished {
+            status,
+            stdout: contents(&self.stdout),
+            stderr,
+            statistics,
+            elapsed,
+            world: self.run.world,
+            line: format!("{:?}", self.run.command),
+        };
+        assert!(in_time, "still running after {:?}: {}", self.run.limit, finished.report());
+        finished
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Read by position: the program writes through the same open file, whose
+/// position must stay its own.
+fn contents(file: &File) -> String {
+    let length = file.metadata().unwrap().len();
+    let mut bytes = vec![0; usize::try_from(length).unwrap()];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What a program did.
+#[derive(Debug)]
+pub struct Finished {
+    pub status: ExitStatus,
+    pub stdout: String,
+    /// Without usring's table.
+    pub stderr: String,
+    pub statistics: Option<Statistics>,
+    pub elapsed: Duration,
+    world: World,
+    line: String,
+}
+
+impl Finished {
+    /// Fails the test unless the program exited with status 0.
+    #[track_caller]
+    pub fn succeeded(self) -> Finished {
+        assert!(self.status.success(), "{}", self.report());
+        self
+    }
+
+    /// Fails the test unless our engine completed at least so many requests
+    /// of these opcodes (of all, if none is named).
+    #[track_caller]
+    pub fn served(self, opcodes: &[&str], at_least: u64) -> Finished {
+        if self.world.has_usring() {
+            let completed = self.statistics.as_ref().map(|statistics| statistics.sum("completed", opcodes));
+            assert!(
+                completed.is_some_and(|completed| completed >= at_least),
+                "served {completed:?} requests of {opcodes:?}, not {at_least}: {}",
+                self.report()
+            );
+        }
+        self
+    }
+
+    /// Everything that one wants to know when it failed.
+    pub fn report(&self) -> String {
+        let ended = match self.status.signal() {
+            Some(signal) => format!("killed by signal {signal}"),
+            None => self.status.to_string(),
+        };
+        format!(
+            "{}\n{ended} after {:?}\n--- stdout\n{}\n--- stderr\n{}\n--- statistics\n{:#?}",
+            self.line,
+            self.elapsed,
+            tail(&self.stdout),
+            tail(&self.stderr),
+            self.statistics,
+        )
+    }
+}
+
+fn tail(text: &str) -> &str {
+    let begin = text.len().saturating_sub(TAIL);
+    let begin = (begin..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    &text[begin..]
+}

@@ -1,0 +1,88 @@
+//! The table that `usring run --stats` prints on standard error when the
+//! program has ended.
+
+use std::collections::BTreeMap;
+
+/// What our engine counted, by opcode.
+#[derive(Debug, Default)]
+pub struct Statistics {
+    rows: BTreeMap<String, BTreeMap<&'static str, u64>>,
+}
+
+/// In the order of the table.
+const COLUMNS: [&str; 6] = ["submitted", "completed", "errors", "inline", "polled", "by worker"];
+
+impl Statistics {
+    /// The table, and the program's own part of `stderr`. None if there is no
+    /// table; a table without rows is one of a program that asked for nothing.
+    pub fn split(stderr: &str) -> (Option<Statistics>, String) {
+        let Some(begin) = stderr.rfind("usring: ").filter(|begin| is_summary(&stderr[*begin..])) else {
+            return (None, stderr.to_owned());
+        };
+        let mut rows = BTreeMap::new();
+        for line in stderr[begin..].lines().skip(2) {
+            let mut words = line.split_whitespace();
+            let Some(opcode) = words.next() else { continue };
+            let counts: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
+            if opcode != "total" && counts.len() == COLUMNS.len() {
+                rows.insert(opcode.to_owned(), COLUMNS.into_iter().zip(counts).collect());
+            }
+        }
+        (Some(Statistics { rows }), stderr[..begin].to_owned())
+    }
+
+    /// The sum of a column over these opcodes, or over all if none is named.
+    pub fn sum(&self, column: &'static str, opcodes: &[&str]) -> u64 {
+        assert!(COLUMNS.contains(&column), "the table has no column {column}");
+        let wanted = |opcode: &String| opcodes.is_empty() || opcodes.contains(&opcode.as_str());
+        self.rows.iter().filter(|(opcode, _)| wanted(opcode)).map(|(_, row)| row[column]).sum()
+    }
+}
+
+/// `usring: 2 rings` and what may follow in that line.
+fn is_summary(text: &str) -> bool {
+    let first = text.lines().next().unwrap_or_default();
+    let words: Vec<_> = first.split_whitespace().collect();
+    first == "usring: no ring was created" || words.get(2).is_some_and(|word| word.starts_with("ring"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "\
+the program's own words
+usring: 2 rings
+opcode       submitted    completed  errors  inline  polled  by worker
+read       12345678901  12345678900       0       1       2          3
+writev               5            5       1       0       0          0
+total      12345678906  12345678905       1       1       2          3
+";
+
+    #[test]
+    fn a_table_is_read_and_told_apart_from_the_programs_words() {
+        let (statistics, words) = Statistics::split(TABLE);
+        let statistics = statistics.unwrap();
+        assert_eq!(words, "the program's own words\n");
+        assert_eq!(statistics.sum("completed", &["read"]), 12_345_678_900);
+        assert_eq!(statistics.sum("submitted", &[]), 12_345_678_906);
+        assert_eq!(statistics.sum("by worker", &["read", "nop"]), 3);
+    }
+
+    #[test]
+    fn a_table_without_requests_counts_nothing() {
+        for text in ["usring: no ring was created\n", "usring: 1 ring, no request was submitted\n"] {
+            let (statistics, words) = Statistics::split(text);
+            assert_eq!((statistics.unwrap().sum("submitted", &[]), words.as_str()), (0, ""));
+        }
+    }
+
+    #[test]
+    fn words_that_are_no_table_stay_the_programs() {
+        for text in ["", "usring: cannot read the statistics\n", "a ring\n"] {
+            let (statistics, words) = Statistics::split(text);
+            assert!(statistics.is_none());
+            assert_eq!(words, text);
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Real programs, most of them from Debian, driven through usring as their
+//! users would start them, and looked at from outside: what they wrote, what
+//! they said, how they ended, what `--stats` counted.
+//!
+//! Each room drives one program through `World::Denied`; `docker_profile` does
+//! all of it again in a sandbox. `transparency` and `cpython` are about programs
+//! that know nothing of io_uring, `memory` about what rings cost.
+
+mod fio;
