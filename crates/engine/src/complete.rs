@@ -13,9 +13,16 @@ use usring_uapi::{Cqe, sqe_flags};
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.statistics.count_completed(request.sqe.opcode, answer.result);
     if answer.failed || !request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
-        let flags = request.cqe_flags | locked.groups.flags_of(&mut request.buffer);
+        let mut flags = request.cqe_flags;
+        if request.buffer.is_some() {
+            flags |= locked.groups.flags_of(&mut request.buffer);
+        }
         let cqe = Cqe { user_data: request.sqe.user_data, res: answer.result, flags };
-        post(locked, cqe, request.cqe_extra);
+        if locked.ring.has(IORING_SETUP_CQE32) {
+            locked.cq.post_wide(cqe, request.operation.cqe_extra());
+        } else {
+            locked.cq.post(cqe);
+        }
         timeout::count_completion(locked, &request);
     }
     settle(locked, request, answer);
@@ -51,20 +58,11 @@ pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, fl
     if locked.cq.is_full() || locked.cq.has_overflow() {
         return false;
     }
-    post(locked, Cqe { user_data, res: result, flags: flags | IORING_CQE_F_MORE }, [0; 2]);
+    locked.cq.post(Cqe { user_data, res: result, flags: flags | IORING_CQE_F_MORE });
     true
-}
-
-#[inline]
-fn post(locked: &mut LockedRing, cqe: Cqe, extra: [u64; 2]) {
-    if locked.ring.has(IORING_SETUP_CQE32) {
-        locked.cq.post_wide(cqe, extra);
-    } else {
-        locked.cq.post(cqe);
-    }
 }
 
 /// Posts a CQE that belongs to no request (tags of retired resources).
 pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
-    post(locked, Cqe { user_data, res: 0, flags: 0 }, [0; 2]);
+    locked.cq.post(Cqe { user_data, res: 0, flags: 0 });
 }

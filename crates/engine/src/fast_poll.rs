@@ -13,6 +13,7 @@ use crate::request::{Hold, Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
 use crate::workers;
 use alloc::vec::Vec;
+use usring_uapi::sqe_flags;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::{Errno, timerfd};
 use usring_sys::descriptor::{self, OwnedDescriptor};
@@ -190,6 +191,10 @@ fn add(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpo
 /// The file is not one that epoll takes.
 fn refused(locked: &mut LockedRing, armed: Armed, error: Errno) {
     match (error, armed.purpose) {
+        (Errno::EPERM, Purpose::Retry) if armed.request.has_flag(sqe_flags::BUFFER_SELECT) => {
+            // Neither polled nor, without its buffer, for a worker.
+            complete::complete(locked, armed.request, Errno::EAGAIN.negative().into());
+        }
         (Errno::EPERM, Purpose::Retry) => workers::hand_over(locked, armed.request),
         // A file that cannot be polled is always ready, as poll(2) has it.
         (Errno::EPERM, Purpose::Report) => {

@@ -55,13 +55,13 @@ pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
         let result = request.result;
         return complete::complete(locked, request, result.into());
     }
-    let row = LockedRing::row(&request);
+    let row = request.row;
     if row.needs_file
         && let Err(error) = resolve_file(locked, &mut request)
     {
         return complete::complete(locked, request, error.negative().into());
     }
-    let outcome = if request.has_flag(sqe_flags::ASYNC) && row.work.is_some() && request.progress == Progress::New {
+    let outcome = if request.has_flag(sqe_flags::ASYNC) && goes_to_worker(&request) {
         IssueOutcome::NeedsWorker
     } else {
         (row.issue)(locked, &mut request)
@@ -75,6 +75,13 @@ pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     }
 }
 
+/// IOSQE_ASYNC: do not even try. A request that takes its buffer when it is
+/// issued has to be issued.
+#[cold]
+fn goes_to_worker(request: &Request) -> bool {
+    request.row.work.is_some() && request.progress == Progress::New && !request.has_flag(sqe_flags::BUFFER_SELECT)
+}
+
 /// Hands a request that cannot be done now to whoever will wake it.
 #[cold]
 fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
@@ -82,7 +89,7 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
         return complete::complete(locked, request, error.negative().into());
     }
     timeout::arm_link_timeout(locked, &mut request);
-    let poll_events = LockedRing::row(&request).poll_events;
+    let poll_events = request.row.poll_events;
     match outcome {
         IssueOutcome::WouldBlock if poll_events != 0 => {
             fast_poll::arm_retry(locked, request, poll_events);
@@ -107,7 +114,7 @@ fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno>
 }
 
 fn keep_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
-    if !LockedRing::row(request).needs_file {
+    if !request.row.needs_file {
         return Ok(());
     }
     if request.has_flag(sqe_flags::FIXED_FILE) {

@@ -7,6 +7,7 @@
 
 use crate::buffer_group::SelectedBuffer;
 use crate::op::Operation;
+use crate::opcode_table::{self, Row};
 use crate::registered_files::RegisteredFile;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -22,9 +23,10 @@ pub(crate) type RequestEntry = Entry<Request>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RequestId(pub u64);
 
-#[derive(Default)]
 pub(crate) struct Request {
     pub id: RequestId,
+    /// What the engine knows of its opcode.
+    pub row: &'static Row,
     /// The private copy: read once from shared memory, never again.
     pub sqe: Sqe,
     /// What the family's prep made of the SQE.
@@ -41,8 +43,6 @@ pub(crate) struct Request {
     pub result: i32,
     /// Flags of its CQE to come.
     pub cqe_flags: u32,
-    /// The second half of a 32-byte CQE.
-    pub cqe_extra: [u64; 2],
 }
 
 /// How far it has come, where that decides what is done next.
@@ -65,26 +65,44 @@ impl Request {
         self.has_flag(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK)
     }
 
-    /// Makes a pooled request new again, keeping nothing of the last one.
-    pub fn renew(&mut self, id: RequestId, sqe: Sqe) {
-        self.id = id;
-        self.sqe = sqe;
-        self.progress = Progress::New;
-        self.result = 0;
-        self.cqe_flags = 0;
-        self.cqe_extra = [0; 2];
-        self.file = FileUse { number: sqe.fd, hold: Hold::Submitter };
+    fn new() -> Self {
+        Request {
+            id: RequestId(0),
+            row: opcode_table::row(u8::MAX),
+            sqe: Sqe::default(),
+            operation: Operation::Nothing,
+            file: FileUse::default(),
+            buffer: None,
+            link: None,
+            link_timeout: None,
+            progress: Progress::New,
+            result: 0,
+            cqe_flags: 0,
+        }
     }
 
-    /// Lets go of everything it held.
-    pub fn release(&mut self) {
+    /// Makes a released request new again.
+    #[inline(always)]
+    fn renew(&mut self, id: RequestId, sqe: Sqe) {
+        self.id = id;
+        self.row = opcode_table::row(sqe.opcode);
+        self.sqe = sqe;
+        self.progress = Progress::New;
+        self.cqe_flags = 0;
+        self.file.number = sqe.fd;
+    }
+
+    /// Lets go of everything it held, so that nothing of it is left when it
+    /// is used again.
+    #[inline(always)]
+    fn release(&mut self) {
         if !matches!(self.operation, Operation::Nothing) {
             self.operation = Operation::Nothing;
         }
         if !matches!(self.file.hold, Hold::Submitter) {
             self.file.hold = Hold::Submitter;
         }
-        self.link_timeout = None;
+        debug_assert!(self.link.is_none() && self.link_timeout.is_none() && self.buffer.is_none());
     }
 }
 
@@ -134,19 +152,34 @@ pub(crate) struct RequestPool {
 const SPARE_LIMIT: usize = 256;
 
 impl RequestPool {
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, sqe: Sqe) -> RequestEntry {
-        let mut request = self.spare.pop().unwrap_or_else(|| Entry::new(Request::default()));
+        let mut request = self.spare.pop().unwrap_or_else(new_entry);
         self.last_id += 1;
         request.renew(RequestId(self.last_id), sqe);
         request
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn give_back(&mut self, mut request: RequestEntry) {
         request.release();
-        if self.spare.len() < SPARE_LIMIT {
+        if self.spare.len() < self.spare.capacity() {
+            self.spare.push(request);
+        } else {
+            self.keep_or_free(request);
+        }
+    }
+
+    #[cold]
+    fn keep_or_free(&mut self, request: RequestEntry) {
+        if self.spare.capacity() == 0 {
+            self.spare.reserve_exact(SPARE_LIMIT);
             self.spare.push(request);
         }
     }
+}
+
+#[cold]
+fn new_entry() -> RequestEntry {
+    Entry::new(Request::new())
 }

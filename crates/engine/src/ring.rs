@@ -19,7 +19,7 @@ use crate::timeout::Timeouts;
 use crate::task_work::Wakers;
 use crate::attendant::{self, Attendance};
 use crate::readiness::Readiness;
-use crate::{opcode_table, task_work, timeout};
+use crate::{task_work, timeout};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
@@ -210,11 +210,6 @@ impl LockedRing<'_> {
         }
     }
 
-    /// The row of a request's opcode.
-    #[inline]
-    pub fn row(request: &Request) -> &'static opcode_table::Row {
-        opcode_table::row(request.sqe.opcode)
-    }
 }
 
 impl Deref for LockedRing<'_> {

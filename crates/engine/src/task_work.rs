@@ -117,7 +117,7 @@ fn run_batch(locked: &mut LockedRing) {
         debug_assert!(request.progress == Progress::Ran);
         locked.completed_by_worker = true;
         locked.statistics.count_worker(request.sqe.opcode);
-        let result = match LockedRing::row(&request).finish {
+        let result = match request.row.finish {
             Some(finish) => {
                 let result = request.result;
                 finish(locked, &mut request, result)

@@ -96,7 +96,7 @@ pub(crate) struct WorkerPool {
 
 /// Gives a request to a worker.
 pub(crate) fn hand_over(locked: &mut LockedRing, mut request: RequestEntry) {
-    let row = LockedRing::row(&request);
+    let row = request.row;
     debug_assert!(row.work.is_some(), "an opcode without blocking work was handed to a worker");
     let (class, order) = classify(&request);
     request.cqe_flags = 0;
@@ -107,7 +107,7 @@ pub(crate) fn hand_over(locked: &mut LockedRing, mut request: RequestEntry) {
 /// Regular files and block devices never keep a worker for ever, so their
 /// number is bounded; buffered writes to one file keep their order.
 fn classify(request: &Request) -> (Class, Option<OrderKey>) {
-    let row = LockedRing::row(request);
+    let row = request.row;
     if !row.needs_file {
         return (Class::Bounded, None);
     }
@@ -182,7 +182,7 @@ impl WorkerPool {
     fn run_job(&self, mut job: Job, slot: &WorkerSlot) -> Guard<'_, PoolState> {
         let id = job.request.id;
         let order = job.order;
-        let result = match LockedRing::row(&job.request).work {
+        let result = match job.request.row.work {
             Some(work) => work(&mut job.request, &Blocking { cancelled: &slot.cancelled }),
             None => Errno::EINVAL.negative(),
         };

@@ -32,6 +32,16 @@ pub(crate) enum Operation {
     Cancel(crate::cancel::CancelKey),
 }
 
+impl Operation {
+    /// The second half of a 32-byte CQE.
+    pub fn cqe_extra(&self) -> [u64; 2] {
+        match self {
+            Operation::Nop(nop) => nop.extra,
+            _ => [0; 2],
+        }
+    }
+}
+
 /// Whether a worker's result breaks an ordinary link: an error, or fewer bytes
 /// than asked for.
 pub(crate) fn is_failure(request: &Request, result: i32) -> bool {

@@ -23,6 +23,8 @@ pub(crate) struct Nop {
     flags: u32,
     fd: i32,
     buffer: u16,
+    /// The second half of its CQE.
+    pub extra: [u64; 2],
 }
 
 #[inline]
@@ -33,19 +35,21 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
+#[cold]
 fn prepare_with_flags(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.op_flags & !KNOWN != 0 {
         return Err(Errno::EINVAL);
     }
+    let mut extra = [0; 2];
     if sqe.op_flags & CQE32 != 0 {
         if !locked.ring.has(abi::IORING_SETUP_CQE32) {
             return Err(Errno::EINVAL);
         }
-        request.cqe_extra = [sqe.off, sqe.addr];
+        extra = [sqe.off, sqe.addr];
     }
     let result = if sqe.op_flags & abi::IORING_NOP_INJECT_RESULT != 0 { sqe.len as i32 } else { 0 };
-    request.operation = Operation::Nop(Nop { result, flags: sqe.op_flags, fd: sqe.fd, buffer: sqe.buf_index });
+    request.operation = Operation::Nop(Nop { result, flags: sqe.op_flags, fd: sqe.fd, buffer: sqe.buf_index, extra });
     Ok(())
 }
 

@@ -173,7 +173,7 @@ fn attempt(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
             Err(Errno::EAGAIN) if transfer.flags & linux::RWF_NOWAIT != 0 => {
                 return transfer.answer(transfer.result(Errno::EAGAIN));
             }
-            Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
+            Err(Errno::EAGAIN) => return not_ready(number),
             Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
                 return without_nowait(transfer, number);
             }
@@ -181,6 +181,16 @@ fn attempt(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
             Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => transfer.offset = FILE_POSITION,
             Err(error) => return transfer.answer(transfer.result(error)),
         }
+    }
+}
+
+/// Pages that are not cached are a worker's to wait for; anything else says
+/// when it is ready.
+#[cold]
+fn not_ready(number: i32) -> IssueOutcome {
+    match descriptor::identity(number) {
+        Ok(identity) if identity.is_regular() || identity.is_block_device() => IssueOutcome::NeedsWorker,
+        _ => IssueOutcome::WouldBlock,
     }
 }
 
