@@ -9,7 +9,7 @@ use usring_uapi::{Cqe, sqe_flags};
 
 /// Completes a request: exactly one CQE without F_MORE, or none where the
 /// program asked for silence on success.
-#[inline]
+#[inline(always)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.statistics.count_completed(request.sqe.opcode, answer.result);
     if answer.failed || !request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
@@ -33,7 +33,7 @@ pub(crate) fn drop_quietly(locked: &mut LockedRing, request: RequestEntry) {
     settle(locked, request, Answer { result: 0, failed: true });
 }
 
-#[inline]
+#[inline(always)]
 fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.drain.retire();
     if request.buffer.is_some() {

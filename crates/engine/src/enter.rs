@@ -53,10 +53,11 @@ impl Ring {
     ///
     /// Errors: `EINVAL` (flags, argument size, time), `EBADFD` (not enabled),
     /// `EEXIST` (another thread is the single issuer), `EINTR`, `ETIME`,
-    /// `EFAULT` (argument).
+    /// `EFAULT` (argument), `EOWNERDEAD` (the ring of a parent process).
     #[inline]
     pub fn enter(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         call.check_flags()?;
+        self.check_process()?;
         if self.has(abi::IORING_SETUP_SQPOLL) {
             self.enter_polled(call)
         } else {

@@ -48,9 +48,14 @@ impl IssueOutcome {
     }
 }
 
-/// Issues a request for the first time, or once more after its poll fired.
-#[inline]
-pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
+/// Issues a request once more, or later than its submission.
+pub(crate) fn issue(locked: &mut LockedRing, request: RequestEntry) {
+    issue_now(locked, request);
+}
+
+/// Issues a request, in the path of its submission.
+#[inline(always)]
+pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.progress == Progress::Refused {
         let result = request.result;
         return complete::complete(locked, request, result.into());

@@ -19,3 +19,9 @@ static PROCESS: PerProcess<Process> = PerProcess::new();
 pub(crate) fn process() -> &'static Process {
     PROCESS.get_or_make(Process::default)
 }
+
+/// Whether `made` is this process's, and not one inherited from a parent.
+#[inline]
+pub(crate) fn is_current(made: &'static Process) -> bool {
+    PROCESS.get().is_some_and(|current| core::ptr::eq(current, made))
+}

@@ -34,6 +34,7 @@ impl Ring {
         if opcode >= number(op::IORING_REGISTER_LAST) {
             return Err(Errno::EINVAL);
         }
+        self.check_process()?;
         if self.has(abi::IORING_SETUP_SINGLE_ISSUER) {
             let issuer = self.issuer.load(Ordering::Relaxed);
             if issuer != 0 && issuer != thread::current().0 {

@@ -19,13 +19,14 @@ use crate::timeout::Timeouts;
 use crate::task_work::Wakers;
 use crate::attendant::{self, Attendance};
 use crate::readiness::Readiness;
+use crate::process::{self, Process, process};
 use crate::{task_work, timeout};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::AtomicUsize;
 use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
-use usring_sys::{descriptor, eventfd};
+use usring_sys::{Errno, descriptor, eventfd};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::queue::Queue;
 use usring_uapi::io_uring as abi;
@@ -46,6 +47,8 @@ pub struct Ring {
     pub(crate) issuer: AtomicUsize,
     pub(crate) attendance: Attendance,
     pub(crate) sq_thread: SqThreadHandle,
+    /// The process that made it.
+    made_by: &'static Process,
     state: Mutex<RingState>,
 }
 
@@ -101,8 +104,28 @@ impl Ring {
             issuer: AtomicUsize::new(0),
             attendance: Attendance::default(),
             sq_thread: SqThreadHandle::default(),
+            made_by: process(),
             state: Mutex::new(state),
         }
+    }
+
+    /// The memory of both queues, for an application's halves in this process.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Whether this process is a forked child of the one that made the ring.
+    /// Such a child has a copy of our locks as they were at the fork and none
+    /// of our threads: it may not drive the ring, and enter and register
+    /// answer `EOWNERDEAD`. A child by vfork(2) is its parent.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
+        !process::is_current(self.made_by)
+    }
+
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<(), Errno> {
+        if self.is_inherited() { Err(Errno::EOWNERDEAD) } else { Ok(()) }
     }
 
     #[inline]

@@ -6,7 +6,7 @@ use crate::process::process;
 use crate::registered_files;
 use crate::ring::{Ring, RingState};
 use crate::timeout;
-use crate::{attendant, sq_thread, workers};
+use crate::{attendant, sq_thread, wait, workers};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -111,8 +111,11 @@ impl Ring {
     }
 
     /// The last descriptor is gone: what is in flight is cancelled, nothing
-    /// is waited for.
+    /// is waited for. In a forked child the ring stays the parent's.
     pub fn close(self: &Arc<Self>) {
+        if self.is_inherited() {
+            return;
+        }
         self.readiness.forget();
         sq_thread::part(self);
         attendant::forget(self);
@@ -132,6 +135,15 @@ impl Ring {
         locked.event_descriptor = None;
         fast_poll::dissolve(&mut locked);
         locked.unlock();
+    }
+
+    /// Closes the ring and waits until no worker touches memory for it any
+    /// more: what they wait for is broken off, what they write is finished.
+    pub fn close_and_wait(self: &Arc<Self>) {
+        self.close();
+        while !self.is_inherited() && workers::is_busy_for(self) {
+            let _ = wait::pause(self);
+        }
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
 }
 
 /// Whether the entry was accepted.
-#[inline]
+#[inline(always)]
 fn submit_one(locked: &mut LockedRing, sqe: Sqe) -> bool {
     locked.statistics.count_submitted(sqe.opcode);
     let mut request = locked.pool.take(sqe);
@@ -58,17 +58,17 @@ fn submit_one(locked: &mut LockedRing, sqe: Sqe) -> bool {
 }
 
 /// Issues a request, or the head of a chain, unless a drain holds it back.
-#[inline]
+#[inline(always)]
 pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry) {
     if locked.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
         crate::drain::defer(locked, request);
     } else {
-        issue::issue(locked, request);
+        issue::issue_now(locked, request);
     }
 }
 
 /// What all opcodes share, in the order in which the kernel looks.
-#[inline]
+#[inline(always)]
 fn prepare(locked: &mut LockedRing, request: &mut RequestEntry) -> Result<(), Errno> {
     let sqe = request.sqe;
     let row = opcode_table::row(sqe.opcode);

@@ -115,6 +115,12 @@ fn run_batch(locked: &mut LockedRing) {
     let ring = locked.ring.clone();
     for mut request in ring.task_work.take_all() {
         debug_assert!(request.progress == Progress::Ran);
+        if locked.closed {
+            // Nobody looks any more, and what it was linked to must not start.
+            request.link = None;
+            locked.pool.give_back(request);
+            continue;
+        }
         locked.completed_by_worker = true;
         locked.statistics.count_worker(request.sqe.opcode);
         let result = match request.row.finish {

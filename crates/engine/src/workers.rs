@@ -284,3 +284,9 @@ pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&Sqe, RequestId) -> bool
     wait::interrupt_worker(running.slot.thread.load(Ordering::Relaxed));
     Cancelled::Running
 }
+
+/// Breaks off what workers still do for a closed ring; answers whether there
+/// was anything.
+pub(crate) fn is_busy_for(ring: &Arc<Ring>) -> bool {
+    !matches!(cancel(ring, |_, _| true), Cancelled::Nothing)
+}

@@ -45,14 +45,14 @@ impl CompletionQueue {
     }
 
     /// Adds a CQE. The program sees it after [`CompletionQueue::publish`].
-    #[inline]
+    #[inline(always)]
     pub fn post(&mut self, cqe: Cqe) {
         self.post_wide(cqe, [0; 2]);
     }
 
     /// Adds a CQE with its second half, which only a ring with `CQE32` has
     /// room for.
-    #[inline]
+    #[inline(always)]
     pub fn post_wide(&mut self, cqe: Cqe, extension: Extension) {
         if self.free == 0 && self.room() == 0 {
             self.keep(cqe, extension);
