@@ -1,18 +1,24 @@
 //! The command line: one file or folder per subcommand, and what they share.
 //!
 //! - [`run`] starts a program under usring; [`executable`] decides whether it
-//!   can be served, [`library`] finds what is loaded into it, [`deny`] closes
-//!   the kernel's io_uring, [`supervise`] stays beside it and [`statistics`]
-//!   prints what was counted.
-//! - `doctor` says what works here, `demo` shows it, `bench` measures it.
+//!   can be served, [`library`] finds what is loaded into it, [`environment`]
+//!   tells it, [`deny`] closes the kernel's io_uring, [`supervise`] stays beside
+//!   it and [`statistics`] prints what was counted.
+//! - [`doctor`] says what works here, by way of [`probe`]; [`demo`] shows it,
+//!   [`bench`] measures it; all three start [`child`]ren, as any user would.
 //!
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the
 //! exit status that env(1) would give.
 
+mod bench;
+mod child;
+mod demo;
 mod deny;
+mod doctor;
 mod environment;
 mod executable;
 mod library;
+mod probe;
 mod run;
 mod statistics;
 mod supervise;
@@ -71,6 +77,18 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Options),
+    Doctor(doctor::Options),
+    Demo(demo::Options),
+    Bench(bench::Options),
+    /// Deny a program the kernel's io_uring and give it nothing instead.
+    #[command(hide = true)]
+    Denied(run::DeniedOptions),
+    /// What `demo` runs as an ordinary program.
+    #[command(hide = true)]
+    DemoProgram(demo::program::Options),
+    /// What `doctor` runs as an ordinary program.
+    #[command(hide = true)]
+    Probe,
 }
 
 /// Parses the command line and runs the subcommand.
@@ -90,6 +108,12 @@ pub fn main() -> u8 {
 fn dispatch(command: Command) -> u8 {
     let (name, outcome) = match command {
         Command::Run(options) => ("run", run::run(&options)),
+        Command::Doctor(options) => ("doctor", doctor::run(&options)),
+        Command::Demo(options) => ("demo", demo::run(&options)),
+        Command::DemoProgram(options) => ("demo-program", demo::program::run(&options)),
+        Command::Bench(options) => ("bench", bench::run(&options)),
+        Command::Denied(options) => ("denied", run::denied(&options)),
+        Command::Probe => ("probe", probe::run()),
     };
     outcome.unwrap_or_else(|failure| {
         eprintln!("usring {name}: {}", failure.sentence);

@@ -46,6 +46,13 @@ pub struct Options {
     pub command: Vec<OsString>,
 }
 
+/// What the hidden `denied` takes.
+#[derive(clap::Args)]
+pub struct DeniedOptions {
+    #[arg(required = true, trailing_var_arg = true)]
+    command: Vec<OsString>,
+}
+
 /// A program, ready to be executed.
 pub struct Launch {
     path: CString,
@@ -69,15 +76,22 @@ pub fn run(options: &Options) -> Outcome {
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
     if !options.stats {
-        let launch = Launch::new(options, executable, environment)?;
+        let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
         return launch.execute().map(|never| match never {});
     }
     let statistics = StatisticsFile::create()?;
     environment.statistics(&statistics.path());
-    let launch = Launch::new(options, executable, environment)?;
+    let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
     let ended = supervise::run(&launch)?;
     report(&statistics, &probe);
     Ok(ended.mirror())
+}
+
+/// The hidden subcommand: what a program meets that is denied io_uring.
+pub fn denied(options: &DeniedOptions) -> Outcome {
+    let executable = executable::find(&options.command[0], false)?;
+    let launch = Launch::new(&options.command, executable, Environment::inherited(), true)?;
+    launch.execute().map(|never| match never {})
 }
 
 fn report(statistics: &StatisticsFile, probe: &EventFd) {
@@ -90,17 +104,22 @@ fn report(statistics: &StatisticsFile, probe: &EventFd) {
 }
 
 impl Launch {
-    fn new(options: &Options, executable: Executable, environment: Environment) -> Result<Launch, Failure> {
+    fn new(
+        command: &[OsString],
+        executable: Executable,
+        environment: Environment,
+        deny_kernel: bool,
+    ) -> Result<Launch, Failure> {
         let text = |bytes: &[u8]| {
             CString::new(bytes)
                 .map_err(|_| Failure::new("an argument contains a NUL byte, which no program can be given"))
         };
         Ok(Launch {
             path: text(executable.path.as_os_str().as_bytes())?,
-            arguments: options.command.iter().map(|argument| text(argument.as_bytes())).collect::<Result<_, _>>()?,
+            arguments: command.iter().map(|argument| text(argument.as_bytes())).collect::<Result<_, _>>()?,
             environment: environment.strings(),
             needs_shell: executable.needs_shell,
-            deny_kernel: options.deny_kernel,
+            deny_kernel,
         })
     }
 

@@ -6,6 +6,7 @@ mod denial;
 mod ending;
 mod inheritance;
 mod refusal;
+mod tools;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

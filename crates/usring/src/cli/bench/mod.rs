@@ -1,0 +1,80 @@
+//! `usring bench`: ordinary programs on usring and on its rivals, in turn, in
+//! one run.
+//!
+//! [`frame`] runs a benchmark's cases and takes medians; a file per benchmark
+//! says which cases there are and which bars they are held to; [`report`]
+//! prints the table and writes the JSON.
+
+mod frame;
+mod nop;
+mod report;
+
+use super::child;
+use super::{Failure, Outcome};
+use clap::ValueEnum;
+use frame::{Bar, Case, Effort, Results};
+use std::path::PathBuf;
+
+/// Exit status if a bar does not hold.
+const STATUS_BAR: u8 = 3;
+
+const EXAMPLES: &str = "\
+Examples:
+  usring bench nop
+  usring bench nop --quick --json nop.json
+
+Exit status: 0 if every bar holds, 3 if one does not, 125 if the benchmark could not run.";
+
+/// Measure usring and what it is compared with, alternating in one run.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// What to measure.
+    #[arg(value_enum)]
+    name: Name,
+
+    /// Few and short rounds: a look, not a figure to quote.
+    #[arg(long)]
+    quick: bool,
+
+    /// Write the result to this file, too.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The benchmarks there are.
+#[derive(Clone, Copy, ValueEnum)]
+enum Name {
+    /// What a request costs that does nothing, and page-cache reads beside the kernel's ring
+    Nop,
+}
+
+/// A benchmark: what is run, and what must come out.
+struct Benchmark {
+    name: &'static str,
+    cases: Vec<Case>,
+    bars: fn(&Results) -> Vec<Bar>,
+}
+
+impl Name {
+    fn benchmark(self) -> Benchmark {
+        match self {
+            Name::Nop => nop::benchmark(),
+        }
+    }
+}
+
+/// The subcommand.
+pub fn run(options: &Options) -> Outcome {
+    let benchmark = options.name.benchmark();
+    let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
+    let results = frame::measure(&benchmark.cases, &effort).map_err(Failure::new)?;
+    let bars = (benchmark.bars)(&results);
+    print!("{}", report::Table { benchmark: &benchmark, results: &results, bars: &bars });
+    if let Some(path) = &options.json {
+        let json = report::json(&benchmark, &results, &bars);
+        let write = |error| Failure::new(format!("cannot write {} ({error})", path.display()));
+        std::fs::write(path, json).map_err(write)?;
+    }
+    Ok(if bars.iter().any(|bar| bar.holds == Some(false)) { STATUS_BAR } else { 0 })
+}

@@ -1,0 +1,67 @@
+//! `usring bench nop`: the price of a request by itself, through each door,
+//! and of page-cache reads, where the copy weighs more than the ring.
+
+use super::Benchmark;
+use super::child::System;
+use super::frame::{Bar, Case, Results};
+
+const FLOOR_CALL: &str = "bare system call";
+const FLOOR_COPY: &str = "memcpy";
+const ONE: &str = "NOP, one by one";
+const BATCH: &str = "NOP, in batches";
+const READ: &str = "page-cache read";
+const KERNEL: &str = "kernel";
+const USRING: &str = "usring";
+const TRAP: &str = "usring, site not patchable";
+
+/// The rows and the bars.
+pub fn benchmark() -> Benchmark {
+    Benchmark { name: "nop", cases: cases(), bars }
+}
+
+const USRING_RUN: System = System::Usring(&[]);
+
+const fn case(
+    workload: &'static str,
+    label: &'static str,
+    system: System,
+    program: &'static str,
+    arguments: &'static [&'static str],
+    parameters: &'static [(&'static str, u32)],
+) -> Case {
+    Case { workload, label, system, program, arguments, parameters }
+}
+
+fn cases() -> Vec<Case> {
+    const NOP: &str = "workload-nop";
+    const NOP_ONE: &[&str] = &["--batch", "1", "--site", "inline"];
+    const NOP_BARE: &[&str] = &["--batch", "1", "--site", "bare"];
+    const NOP_BATCH: &[&str] = &["--batch", "32", "--site", "inline"];
+    const RING: &[&str] = &["--by", "ring", "--batch", "32"];
+    const DEPTH_1: &[(&str, u32)] = &[("queue depth", 1)];
+    const DEPTH_32: &[(&str, u32)] = &[("queue depth", 32)];
+    const BLOCK: &[(&str, u32)] = &[("block size", 4096)];
+    const BLOCK_1: &[(&str, u32)] = &[("block size", 4096), ("queue depth", 1)];
+    const BLOCK_32: &[(&str, u32)] = &[("block size", 4096), ("queue depth", 32)];
+    vec![
+        case(FLOOR_CALL, "floor", System::Kernel, "workload-floor", &["--of", "system-call"], &[]),
+        case(FLOOR_COPY, "floor", System::Kernel, "workload-floor", &["--of", "copy"], BLOCK),
+        case(ONE, KERNEL, System::Kernel, NOP, NOP_ONE, DEPTH_1),
+        case(ONE, USRING, USRING_RUN, NOP, NOP_ONE, DEPTH_1),
+        case(ONE, TRAP, USRING_RUN, NOP, NOP_BARE, DEPTH_1),
+        case(BATCH, KERNEL, System::Kernel, NOP, NOP_BATCH, DEPTH_32),
+        case(BATCH, USRING, USRING_RUN, NOP, NOP_BATCH, DEPTH_32),
+        case(READ, KERNEL, System::Kernel, "workload-read", RING, BLOCK_32),
+        case(READ, USRING, USRING_RUN, "workload-read", RING, BLOCK_32),
+        case(READ, "pread(2)", System::Kernel, "workload-read", &["--by", "pread"], BLOCK_1),
+    ]
+}
+
+fn bars(results: &Results) -> Vec<Bar> {
+    vec![
+        Bar::at_most("NOP one by one, patched", results.median(ONE, USRING), 60.0, "ns"),
+        Bar::at_most("NOP in batches of 32, patched", results.median(BATCH, USRING), 25.0, "ns"),
+        Bar::at_most("page-cache reads against the kernel's ring", results.ratio(READ, USRING, KERNEL), 1.0, "times"),
+        Bar::at_most("NOP through a site that cannot be patched", results.median(ONE, TRAP), 3000.0, "ns"),
+    ]
+}

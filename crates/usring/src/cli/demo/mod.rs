@@ -1,0 +1,135 @@
+//! `usring demo`: an ordinary io_uring program ([`program`]) where the
+//! kernel's io_uring is denied, first by itself, then under usring, and last on
+//! the kernel's own, where that is to be had.
+
+pub mod program;
+
+use super::child::{self, System};
+use super::{Failure, Outcome};
+use indicatif::{ProgressBar, ProgressStyle};
+use program::{BLOCK, Event, Figures};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  usring demo
+  usring demo --directory /var/tmp --megabytes 256
+
+Exit status: 0 if every block was read back as it was written, 1 if not.";
+
+/// Show an io_uring program fail where io_uring is denied, and then run under usring.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// Where the file is written; it is removed again.
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
+
+    /// How large the file is.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65536))]
+    megabytes: u64,
+}
+
+/// Between two signs of life of the program.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The subcommand.
+pub fn run(options: &Options) -> Outcome {
+    let directory = options.directory.clone().unwrap_or_else(std::env::temp_dir);
+    let file = directory.join(format!("usring-demo-{}", std::process::id()));
+    let demo = Demo { file: &file, blocks: (options.megabytes << 20) / BLOCK as u64 };
+    let outcome = demo.show();
+    let _ = std::fs::remove_file(&file);
+    match outcome {
+        Ok(()) => Ok(0),
+        Err(sentence) => Err(Failure::with_status(1, sentence)),
+    }
+}
+
+struct Demo<'a> {
+    file: &'a Path,
+    blocks: u64,
+}
+
+impl Demo<'_> {
+    fn show(&self) -> Result<(), String> {
+        println!("1. An io_uring program, with the kernel's io_uring denied as in Docker:\n");
+        match self.run_on(System::Denied) {
+            Ok(_) => return Err("the program has run although io_uring was denied to it".into()),
+            Err(why) => println!("   {why}\n"),
+        }
+        println!("2. The same program under `usring run --deny-kernel --stats`:\n");
+        let usring = self.run_on(System::Usring(&["--deny-kernel", "--stats"]))?;
+        let blocks = self.blocks;
+        println!("   wrote {blocks} blocks of {BLOCK} bytes, read them back, and every byte was as written\n");
+        println!("3. The same program on the kernel's own io_uring:\n");
+        let kernel = self.run_on(System::Kernel);
+        match &kernel {
+            Ok(_) => println!("   the kernel's io_uring is open here, so there is something to compare with\n"),
+            Err(why) => println!("   {why}\n   (`usring doctor` says what blocks it)\n"),
+        }
+        print_table(&usring, kernel.as_deref().unwrap_or_default());
+        Ok(())
+    }
+
+    /// Runs the program and shows how far it is.
+    fn run_on(&self, system: System) -> Result<Vec<Figures>, String> {
+        let mut command: Command = child::command_on(system, &child::ourselves()?)?;
+        command.arg("demo-program").arg("--file").arg(self.file).args(["--blocks", &self.blocks.to_string()]);
+        let bar = ProgressBar::new(2 * self.blocks).with_style(style());
+        let mut figures = Vec::new();
+        let output = child::follow(&mut command, PATIENCE, |line| match serde_json::from_str(line) {
+            Ok(Event::Progress { phase, done }) => {
+                bar.set_message(phase.name());
+                bar.set_position(done);
+            }
+            Ok(Event::Finished(of_phase)) => figures.push(of_phase),
+            Err(_) => {}
+        });
+        bar.finish_and_clear();
+        let output = output?;
+        if !output.status.success() {
+            return Err(child::complaint(&output));
+        }
+        // What --stats says.
+        String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("   {line}"));
+        if !output.stderr.is_empty() {
+            println!();
+        }
+        Ok(figures)
+    }
+}
+
+fn style() -> ProgressStyle {
+    let template = "   {msg:6} {bar:40} {percent:>3} %  {per_sec}";
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// Operations per second and latencies, usring's and the kernel's.
+fn print_table(usring: &[Figures], kernel: &[Figures]) {
+    println!("{BLOCK}-byte blocks at random places of a file in the page cache, queue depth {}:\n", program::DEPTH);
+    println!("   {:6} {:7} {:>11} {:>10} {:>10} {:>10} {:>10}", "", "", "IOPS", "median", "99 %", "99.9 %", "most");
+    for of_usring in usring {
+        print_line("usring", of_usring);
+        kernel
+            .iter()
+            .filter(|figures| figures.phase == of_usring.phase)
+            .for_each(|figures| print_line("kernel", figures));
+    }
+    println!();
+}
+
+fn print_line(system: &str, figures: &Figures) {
+    let [median, most_of, nearly_all, most] = figures.latencies.map(microseconds);
+    println!(
+        "   {:6} {system:7} {:>11.0} {median:>10} {most_of:>10} {nearly_all:>10} {most:>10}",
+        figures.phase.name(),
+        figures.operations_per_second
+    );
+}
+
+fn microseconds(nanoseconds: u64) -> String {
+    format!("{:.1} µs", nanoseconds as f64 / 1000.0)
+}

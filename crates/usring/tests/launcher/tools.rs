@@ -1,0 +1,68 @@
+//! `doctor`, `demo` and `bench` with a library that serves nothing: they must
+//! notice, and never take the kernel's io_uring for usring's.
+
+use crate::{installation, text, usring};
+use std::os::unix::process::CommandExt;
+
+#[test]
+fn the_doctor_names_what_does_not_work() {
+    let mut command = usring(&["doctor"]);
+    if nix::unistd::geteuid().is_root() {
+        command.uid(65534).gid(65534);
+    }
+    let output = command.output().unwrap();
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("usring              does not work: io_uring answers errno 1"), "{said}");
+    assert!(said.contains("kernel's io_uring"), "{said}");
+}
+
+#[test]
+fn the_doctor_sees_a_filter() {
+    let launcher = installation().path("usring");
+    let output = usring(&["denied", "--"]).arg(launcher).arg("doctor").output().unwrap();
+    let said = text(&output.stdout);
+    assert!(said.contains("blocked by ") && said.contains("no_new_privs set"), "{said}");
+}
+
+#[test]
+fn the_demo_fails_where_usring_does_not_serve() {
+    let output = usring(&["demo", "--megabytes", "1"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output.stdout).contains("io_uring_setup answers: Operation not permitted"),
+        "{}",
+        text(&output.stdout)
+    );
+    assert!(
+        text(&output.stderr).contains("io_uring_setup answers: Operation not permitted"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn the_demos_program_verifies_what_it_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    let output = usring(&["demo-program", "--blocks", "2048", "--file"]).arg(&file).output().unwrap();
+    if text(&output.stderr).contains("io_uring_setup answers") {
+        eprintln!("skipped: the kernel's io_uring is not to be had here");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 2048 * 4096);
+    assert_eq!(text(&output.stdout).lines().filter(|line| line.contains("Finished")).count(), 2);
+}
+
+#[test]
+fn a_benchmark_never_measures_the_kernel_as_usring() {
+    // A workload that succeeds exactly where the kernel's io_uring is open.
+    installation().write("workload-floor", b"#!/bin/sh\necho '{\"operations\": 1, \"nanoseconds\": 1}'\n", 0o755);
+    for name in ["workload-nop", "workload-read"] {
+        installation().write(name, b"#!/bin/sh\ngrep -q '^Seccomp:.*2' /proc/self/status && exit 1\necho '{\"operations\": 1, \"nanoseconds\": 1}'\n", 0o755);
+    }
+    let output = usring(&["bench", "nop", "--quick"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("is not served by usring"), "{}", text(&output.stderr));
+}
