@@ -235,10 +235,62 @@ pub fn blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Errno> 
     }
 }
 
+/// Runs a system call that ends this program's image or thread if it succeeds
+/// (execve), unless a signal has been put off: `None`, and nothing was done.
+/// The mask that is in force while a signal is put off must not outlive us.
+pub fn unless_interrupted(call: &SystemCall) -> Option<Result<u64, Errno>> {
+    match run(&DEFERRED, call) {
+        Ended::Answered(answer) => Some(answer),
+        Ended::Aborted if signals::interrupted() => None,
+        // Another thread's, which cannot last long.
+        Ended::Aborted => match run(&NEVER, call) {
+            Ended::Answered(answer) => Some(answer),
+            Ended::Aborted => None,
+        },
+    }
+}
+
+/// What the SIGSYS of [`interrupt_worker`] carries: "usringwk".
+const INTERRUPT: u64 = u64::from_le_bytes(*b"usringwk");
+
+/// The part of a `siginfo_t` that is looked at.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct SignalInformation {
+    pub signal: i32,
+    /// Of a seccomp trap: what the filter answered with.
+    pub data: i32,
+    pub code: i32,
+    pad: i32,
+    pub process: i32,
+    pub user: u32,
+    pub value: u64,
+    rest: [u64; 12],
+}
+
+const _: () = assert!(size_of::<SignalInformation>() == 128);
+
+/// `si_code` of a signal that comes with a value (SI_QUEUE).
+const QUEUED: i32 = -1;
+
+impl SignalInformation {
+    /// Whether this is the SIGSYS of [`interrupt_worker`]. When the process
+    /// has used up its limit of queued signals, all but the number is lost.
+    pub fn is_worker_interrupt(&self) -> bool {
+        self.signal == linux::SIGSYS as i32
+            && (self.code == QUEUED && self.value == INTERRUPT || self.code == 0 && self.process == 0)
+    }
+}
+
 /// Wakes a worker out of [`blocking`]; its `cancelled` word must be set.
 pub fn interrupt_worker(thread: u32) {
+    let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return };
+    let mut information = SignalInformation { code: QUEUED, process: process as i32, ..Default::default() };
+    information.value = INTERRUPT;
+    information.signal = linux::SIGSYS as i32;
+    let arguments = [process, u64::from(thread), u64::from(linux::SIGSYS), &raw const information as u64, 0];
     // A thread that is gone has nothing left to interrupt.
-    let _ = signals::send_to_thread(thread, linux::SIGSYS);
+    let _ = SystemCall::new(linux::__NR_rt_tgsigqueueinfo, arguments).run_once();
 }
 
 /// Gives the process a SIGSYS handler that serves [`interrupt_worker`], where
