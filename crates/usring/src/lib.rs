@@ -1,1 +1,73 @@
+//! io_uring in user space, linked directly: a ring whose requests are carried
+//! out inside this process, by ordinary system calls.
+//!
+//! The names are those of the [`io-uring`](https://docs.rs/io-uring) crate, and
+//! [`opcode`], [`types`] and the two kinds of entries *are* that crate's, so a
+//! program written for it changes one line:
+//!
+//! ```diff
+//! -use io_uring::{IoUring, opcode, types};
+//! +use usring::{IoUring, opcode, types};
+//! ```
+//!
+//! and from then on needs no kernel with io_uring, no sysctl and no exception
+//! in a container's seccomp profile.
+//!
+//! # Example
+//! ```
+//! use std::fs::File;
+//! use std::os::fd::AsRawFd;
+//! use usring::{IoUring, opcode, types};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let mut ring = IoUring::new(8)?;
+//! let file = File::open("Cargo.toml")?;
+//! let mut buffer = vec![0; 64];
+//!
+//! let read = opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32)
+//!     .build()
+//!     .user_data(42);
+//! // SAFETY: the file and the buffer live until the completion is there.
+//! unsafe { ring.submission().push(&read).expect("a ring of 8 has room for one") };
+//! ring.submit_and_wait(1)?;
+//!
+//! let completion = ring.completion().next().expect("it was waited for");
+//! assert_eq!(completion.user_data(), 42);
+//! assert!(completion.result() > 0, "bytes read, or a negative errno");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What differs from the kernel's rings
+//! - A ring is memory of this process, not a descriptor. [`IoUring::as_raw_fd`]
+//!   makes a descriptor when it is asked for, readable while there are
+//!   completions; mmap(2), read(2) and the three io_uring system calls on it do
+//!   not reach the ring, and a ring cannot be made from a descriptor.
+//! - Dropping a ring waits until nothing touches the memory that its requests
+//!   name; the kernel's ring may go on for a moment.
+//! - In a child made by fork(2) the parent's ring answers `EOWNERDEAD` to
+//!   everything, and rings of its own work.
+//! - The first ring of a process installs handlers of SIGSEGV and SIGBUS (a bad
+//!   address in a request is answered with `-EFAULT`; every other fault goes to
+//!   the handler that was there) and of SIGSYS, if nobody else has it (it breaks
+//!   off what a thread of ours waits for), and starts one thread that watches
+//!   the rings nobody is inside of. Further threads come and go as with the
+//!   kernel: workers for what may block, one per ring with `setup_sqpoll`.
+//!
+//! Operations and register calls that usring does not have yet are answered as
+//! a kernel too old for them would; [`Submitter::register_probe`] tells.
+//!
+//! # Errors
+//! Functions answer [`std::io::Error`] with Linux's errno
+//! ([`raw_os_error`](std::io::Error::raw_os_error)), with the meaning that
+//! io_uring_setup(2), io_uring_enter(2) and io_uring_register(2) give it. A
+//! request's own error is its completion's negative result.
+#![warn(missing_docs)]
 
+mod api;
+
+pub use api::{
+    Builder, CompletionQueue, CompletionStatus, EnterFlags, IoUring, Parameters, Probe, SubmissionQueue, Submitter,
+    cqueue, register, squeue,
+};
+pub use io_uring::{opcode, types};

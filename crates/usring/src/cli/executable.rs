@@ -166,7 +166,7 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<(), St
         Some(loader) => Err(format!("needs the loader {}, which is not there", loader.display())),
         None if is_loader(path) => Ok(()),
         None => Err("is statically linked, so libusring.so cannot be loaded into it; link it dynamically \
-                     (C: without -static; Go: with CGO_ENABLED=1 -ldflags=-linkmode=external; Rust: a -gnu target)"
+                     (C: without -static; Rust: a -gnu target)"
             .into()),
     }
 }
