@@ -19,6 +19,7 @@ pub const QEMU_IMG: Package = debian("/usr/bin/qemu-img", "apt-get install qemu-
 pub const STRESS_NG: Package = debian("/usr/bin/stress-ng", "apt-get install stress-ng");
 pub const CC: Package = debian("/usr/bin/cc", "apt-get install gcc libc6-dev");
 pub const MAKE: Package = debian("/usr/bin/make", "apt-get install make");
+pub const LIBURING: Package = debian("/usr/include/liburing.h", "apt-get install liburing-dev");
 pub const MARIADB: Package = debian("/usr/sbin/mariadbd", "apt-get install mariadb-server");
 /// Debian's own interpreter: it is the one that its test suite belongs to.
 pub const PYTHON: Package =

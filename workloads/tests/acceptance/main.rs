@@ -7,3 +7,8 @@
 //! that know nothing of io_uring, `memory` about what rings cost.
 
 mod fio;
+mod io_uring_crate;
+mod liburing;
+mod node;
+mod qemu_img;
+mod stress_ng;

@@ -1,0 +1,81 @@
+/* What the C programs share: a list of named checks, each of which either
+ * returns or ends the program with a sentence. No check may take long: an alarm
+ * ends the program that hangs, naming the check.
+ */
+#pragma once
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SECONDS_PER_CHECK = 20 };
+
+struct check {
+	const char *name;
+	void (*run)(void);
+};
+
+static const char *running = "start";
+
+/* Fails with what stands in the source. */
+#define HOLDS(condition)                                                                         \
+	do {                                                                                     \
+		if (!(condition)) {                                                              \
+			printf("%s: line %d: not so: %s\n", running, __LINE__, #condition);      \
+			exit(1);                                                                 \
+		}                                                                                \
+	} while (0)
+
+/* Fails with both numbers. */
+#define EQUAL(found, wanted)                                                                     \
+	do {                                                                                     \
+		long long found_ = (found), wanted_ = (wanted);                                  \
+		if (found_ != wanted_) {                                                         \
+			printf("%s: line %d: %s is %lld, not %lld\n", running, __LINE__, #found, \
+			       found_, wanted_);                                                 \
+			exit(1);                                                                 \
+		}                                                                                \
+	} while (0)
+
+static void too_long(int signal)
+{
+	(void)signal;
+	static const char sentence[] = ": still running, gave up\n";
+	if (write(1, running, strlen(running)) < 0 || write(1, sentence, sizeof sentence - 1) < 0)
+		_exit(3);
+	_exit(2);
+}
+
+static inline long long milliseconds_now(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+/* Runs all checks, or the one that is named, and says so. */
+static int run_checks(const struct check *checks, size_t count, const char *only)
+{
+	size_t index, done = 0;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	signal(SIGALRM, too_long);
+	for (index = 0; index < count; index++) {
+		if (only != NULL && strcmp(only, checks[index].name) != 0)
+			continue;
+		running = checks[index].name;
+		alarm(SECONDS_PER_CHECK);
+		checks[index].run();
+		alarm(0);
+		done++;
+	}
+	printf("%zu checks hold\n", done);
+	return done == 0;
+}
+
+#define RUN(checks, count, arguments) \
+	run_checks(checks, sizeof(checks) / sizeof *(checks), (count) > 1 ? (arguments)[1] : NULL)

@@ -1,0 +1,43 @@
+//! C programs on Debian's liburing, which has the system calls' instructions
+//! inlined: as the shared library, and as the static one linked into a program
+//! that is otherwise dynamic.
+
+use workloads::harness::{LIBURING, Stage, World, require};
+
+/// A program, how many checks it has, and what all of them together submit at
+/// the least.
+const PROGRAMS: [(&str, u32, u64); 4] = [
+    ("liburing_files.c", 12, 150),
+    ("liburing_waiting.c", 13, 180),
+    ("liburing_buffers.c", 3, 25),
+    ("liburing_sharing.c", 13, 20_000),
+];
+
+pub fn shared_library(world: World) {
+    all(world, &["-luring"]);
+}
+
+pub fn static_library(world: World) {
+    all(world, &["-l:liburing.a"]);
+}
+
+fn all(world: World, library: &[&str]) {
+    require(&LIBURING);
+    let stage = Stage::new();
+    for (source, checks, requests) in PROGRAMS {
+        let program = stage.compile(source, library);
+        let finished = stage.program(world, program).finish().succeeded();
+        assert_eq!(finished.stdout, format!("{checks} checks hold\n"), "{}", finished.report());
+        finished.served(&[], requests);
+    }
+}
+
+#[test]
+fn c_programs_on_the_shared_liburing_are_answered_rightly() {
+    shared_library(World::Denied);
+}
+
+#[test]
+fn c_programs_with_liburing_linked_in_are_answered_rightly() {
+    static_library(World::Denied);
+}
