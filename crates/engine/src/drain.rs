@@ -55,10 +55,9 @@ impl Drain {
         self.disabled
     }
 
-    /// Takes out the deferred requests that `matches`, oldest first.
-    pub fn extract(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
-        let position = self.deferred.iter().position(|deferred| matches(&deferred.request))?;
-        self.deferred.remove(position).map(|deferred| deferred.request)
+    /// Gives up everything that is held back, for a ring that goes away.
+    pub fn clear(&mut self) {
+        self.deferred.clear();
     }
 
     fn next_free(&mut self) -> Option<RequestEntry> {

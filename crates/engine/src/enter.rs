@@ -58,11 +58,7 @@ impl Ring {
     pub fn enter(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         call.check_flags()?;
         self.check_process()?;
-        if self.has(abi::IORING_SETUP_SQPOLL) {
-            self.enter_polled(call)
-        } else {
-            self.enter_direct(call)
-        }
+        if self.has(abi::IORING_SETUP_SQPOLL) { self.enter_polled(call) } else { self.enter_direct(call) }
     }
 
     #[inline]

@@ -13,11 +13,11 @@ use crate::request::{Hold, Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
 use crate::workers;
 use alloc::vec::Vec;
-use usring_uapi::sqe_flags;
 use usring_sys::clock::Nanoseconds;
-use usring_sys::{Errno, timerfd};
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll, Event};
+use usring_sys::{Errno, timerfd};
+use usring_uapi::sqe_flags;
 
 /// What an armed request waits for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -112,7 +112,8 @@ impl PollTable {
 
     /// Takes out the first armed request that `matches`, and its registration.
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
-        let index = self.slots.iter().position(|slot| slot.armed.as_ref().is_some_and(|armed| matches(&armed.request)))?;
+        let index =
+            self.slots.iter().position(|slot| slot.armed.as_ref().is_some_and(|armed| matches(&armed.request)))?;
         let armed = self.take(index as u32)?;
         self.unregister(&armed);
         Some(armed.request)

@@ -11,7 +11,7 @@
 //! Nothing here knows how a program's call arrives (see [`host`]), and nothing
 //! here calls a symbol of libc.
 #![no_std]
-
+#![forbid(unsafe_code)]
 
 extern crate alloc;
 

@@ -73,8 +73,7 @@ fn refuse_chain(locked: &mut LockedRing) {
     let members = core::mem::take(&mut locked.chain.members);
     let mut skip = false;
     for mut member in members {
-        let result =
-            if member.progress == Progress::Refused { member.result } else { Errno::ECANCELED.negative() };
+        let result = if member.progress == Progress::Refused { member.result } else { Errno::ECANCELED.negative() };
         if skip {
             complete::drop_quietly(locked, member);
             continue;

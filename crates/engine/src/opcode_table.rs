@@ -3,7 +3,9 @@
 //! reports. A new opcode is a row here and a file (or a few lines) in `op`.
 
 use crate::issue::IssueOutcome;
-use crate::op::{self, cancel, descriptor, files_update, nop, open_close, poll, provide_buffers, read_write, sync, timeout};
+use crate::op::{
+    self, cancel, descriptor, files_update, nop, open_close, poll, provide_buffers, read_write, sync, timeout,
+};
 use crate::request::Request;
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
@@ -66,7 +68,6 @@ const READ: Row = Row {
 const WRITE: Row = Row { poll_events: usring_sys::epoll::OUT, hashes_regular_file: true, ..READ };
 
 static TABLE: [Row; COUNT] = table();
-
 
 const fn table() -> [Row; COUNT] {
     let mut rows = [const { UNSUPPORTED }; COUNT];

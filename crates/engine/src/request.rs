@@ -124,7 +124,7 @@ pub(crate) enum Hold {
     /// A registered file, which lives on even if its slot is updated.
     Registered(Arc<RegisteredFile>),
     /// A private duplicate, made when the request had to wait.
-    Duplicate(OwnedDescriptor),
+    Duplicate(#[expect(dead_code, reason = "owned to be closed with the request")] OwnedDescriptor),
 }
 
 impl FileUse {

@@ -5,31 +5,32 @@
 //! the ring sees it, through [`LockedRing`], the proof that it holds the
 //! ring's lock (the kernel's `uring_lock`).
 
+use crate::attendant::{self, Attendance};
 use crate::buffer_group::BufferGroups;
+use crate::counters::RingCounters;
 use crate::drain::Drain;
 use crate::fast_poll::PollTable;
 use crate::link::Chain;
+use crate::process::{self, Process, process};
+use crate::readiness::Readiness;
 use crate::registered_buffers::{self, RegisteredBuffers};
-use crate::registered_files::{self, RegisteredFiles};
-use crate::request::{Request, RequestEntry, RequestPool};
+use crate::registered_files::{self, RegisteredFile, RegisteredFiles};
+use crate::request::{Hold, Request, RequestEntry, RequestPool};
 use crate::restrictions::Restrictions;
 use crate::sq_thread::SqThreadHandle;
-use crate::counters::RingCounters;
-use crate::timeout::Timeouts;
 use crate::task_work::Wakers;
-use crate::attendant::{self, Attendance};
-use crate::readiness::Readiness;
-use crate::process::{self, Process, process};
+use crate::timeout::Timeouts;
 use crate::{task_work, timeout};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::AtomicUsize;
 use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
-use usring_sys::{Errno, descriptor, eventfd};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::queue::Queue;
+use usring_sys::{Errno, descriptor, eventfd};
 use usring_uapi::io_uring as abi;
+use usring_uapi::sqe_flags;
 
 /// One io_uring instance. Always in an `Arc`: workers and the attendant hold
 /// it while they have work of it.
@@ -158,8 +159,17 @@ pub(crate) struct LockedRing<'a> {
 }
 
 impl LockedRing<'_> {
-    /// Whether a file is open with O_DIRECT; asked once per batch and file.
-    pub fn is_direct(&mut self, number: i32) -> bool {
+    /// Whether a request's file is open with O_DIRECT: noted when it was
+    /// registered, else asked once per batch.
+    #[inline]
+    pub fn is_direct(&mut self, request: &Request) -> bool {
+        if request.has_flag(sqe_flags::FIXED_FILE) {
+            return match &request.file.hold {
+                Hold::Registered(file) => file.is_direct(),
+                _ => self.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::is_direct),
+            };
+        }
+        let number = request.file.number;
         match self.direct {
             Some((known, direct)) if known == number => direct,
             _ => {
@@ -232,7 +242,6 @@ impl LockedRing<'_> {
             ring.wakers.wake_all();
         }
     }
-
 }
 
 impl Deref for LockedRing<'_> {

@@ -131,6 +131,7 @@ impl Ring {
             locked.pool.give_back(request);
         }
         locked.issuable.clear();
+        locked.drain.clear();
         let _ = registered_files::unregister(&mut locked);
         locked.event_descriptor = None;
         fast_poll::dissolve(&mut locked);
@@ -154,14 +155,12 @@ fn check(params: &io_uring_params) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     let polled = has(abi::IORING_SETUP_SQPOLL);
-    let cooperative =
-        abi::IORING_SETUP_COOP_TASKRUN | abi::IORING_SETUP_TASKRUN_FLAG | abi::IORING_SETUP_DEFER_TASKRUN;
+    let cooperative = abi::IORING_SETUP_COOP_TASKRUN | abi::IORING_SETUP_TASKRUN_FLAG | abi::IORING_SETUP_DEFER_TASKRUN;
     let contradictions = [
         polled && has(cooperative),
         has(abi::IORING_SETUP_SQ_AFF) && !polled,
         has(abi::IORING_SETUP_DEFER_TASKRUN) && !has(abi::IORING_SETUP_SINGLE_ISSUER),
-        has(abi::IORING_SETUP_TASKRUN_FLAG)
-            && !has(abi::IORING_SETUP_COOP_TASKRUN | abi::IORING_SETUP_DEFER_TASKRUN),
+        has(abi::IORING_SETUP_TASKRUN_FLAG) && !has(abi::IORING_SETUP_COOP_TASKRUN | abi::IORING_SETUP_DEFER_TASKRUN),
         has(abi::IORING_SETUP_REGISTERED_FD_ONLY) && !has(abi::IORING_SETUP_NO_MMAP),
     ];
     if contradictions.contains(&true) { Err(Errno::EINVAL) } else { Ok(()) }

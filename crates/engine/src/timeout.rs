@@ -77,8 +77,7 @@ impl Timeouts {
 
     fn insert(&mut self, request: RequestEntry, deadline: Deadline) {
         let counts = deadline.completions != 0;
-        let completes_at =
-            if counts { self.completions + u64::from(deadline.completions) } else { u64::MAX };
+        let completes_at = if counts { self.completions + u64::from(deadline.completions) } else { u64::MAX };
         self.counting += u32::from(counts);
         let key = (deadline.at, request.id);
         self.by_clock[lane(deadline.clock)].insert(key, Timer { request, deadline, completes_at });

@@ -67,11 +67,7 @@ fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
 }
 
 /// How long to sleep at most; `ETIME` if the deadline has passed.
-fn time_left(
-    call: &mut WaitCall,
-    ready: u32,
-    locked: &mut LockedRing,
-) -> Result<Option<Nanoseconds>, Errno> {
+fn time_left(call: &mut WaitCall, ready: u32, locked: &mut LockedRing) -> Result<Option<Nanoseconds>, Errno> {
     let mut span = locked.timeouts.until_next();
     let mut shorten = |other: Nanoseconds| span = Some(span.map_or(other, |span| span.min(other)));
     if let Some(minimum) = call.minimum {

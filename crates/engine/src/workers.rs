@@ -137,7 +137,11 @@ impl WorkerPool {
             futex::wake(&self.signals[class as usize], 1);
         }
         if grow {
-            process().attendant.start_thread("iou-wrk", Box::new(move || self.work(class)), Box::new(move || self.not_born(class)));
+            process().attendant.start_thread(
+                "iou-wrk",
+                Box::new(move || self.work(class)),
+                Box::new(move || self.not_born(class)),
+            );
         }
     }
 
@@ -270,15 +274,14 @@ pub(crate) enum Cancelled {
 pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&Sqe, RequestId) -> bool) -> Cancelled {
     let mut state = process().workers.state.lock();
     for pool in &mut state.classes {
-        let position = pool
-            .queue
-            .iter()
-            .position(|job| Arc::ptr_eq(&job.ring, ring) && matches(&job.request.sqe, job.request.id));
+        let position =
+            pool.queue.iter().position(|job| Arc::ptr_eq(&job.ring, ring) && matches(&job.request.sqe, job.request.id));
         if let Some(job) = position.and_then(|position| pool.queue.remove(position)) {
             return Cancelled::Waiting(job.request);
         }
     }
-    let found = state.running.iter().find(|running| Arc::ptr_eq(&running.ring, ring) && matches(&running.sqe, running.id));
+    let found =
+        state.running.iter().find(|running| Arc::ptr_eq(&running.ring, ring) && matches(&running.sqe, running.id));
     let Some(running) = found else { return Cancelled::Nothing };
     running.slot.cancelled.store(1, Ordering::SeqCst);
     wait::interrupt_worker(running.slot.thread.load(Ordering::Relaxed));

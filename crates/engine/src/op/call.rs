@@ -13,7 +13,8 @@ pub(crate) struct Call {
     /// Its first argument is the request's file.
     pub on_file: bool,
     /// What its pointers point to, where that had to be copied.
-    pub memory: Vec<u8>,
+    #[expect(dead_code, reason = "owned because the call points into it")]
+    memory: Vec<u8>,
 }
 
 impl Call {
@@ -22,7 +23,7 @@ impl Call {
         Operation::Call(Call { call: SystemCall::new(number, [0, b, c, d, e]), on_file: true, memory: Vec::new() })
     }
 
-    pub fn new(number: u32, arguments: [u64; 5], memory: Vec<u8>) -> Operation {
+    pub fn with_memory(number: u32, arguments: [u64; 5], memory: Vec<u8>) -> Operation {
         Operation::Call(Call { call: SystemCall::new(number, arguments), on_file: false, memory })
     }
 }

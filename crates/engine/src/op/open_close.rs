@@ -199,7 +199,6 @@ pub(crate) fn prepare_statx(_: &mut LockedRing, request: &mut Request) -> Result
     };
     let (directory, flags, mask) = (sqe.fd as u64, u64::from(sqe.op_flags), u64::from(sqe.len));
     let arguments = [directory, path.as_ptr() as u64, flags, mask, sqe.off];
-    request.operation = Call::new(linux::__NR_statx, arguments, path);
+    request.operation = Call::with_memory(linux::__NR_statx, arguments, path);
     Ok(())
 }
-

@@ -33,8 +33,7 @@ pub(crate) fn prepare_provide(_: &mut LockedRing, request: &mut Request) -> Resu
 
 pub(crate) fn issue_provide(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let sqe = request.sqe;
-    let provided =
-        locked.groups.provide(sqe.buf_index, UserAddress(sqe.addr), sqe.len, sqe.off as u16, sqe.fd as u32);
+    let provided = locked.groups.provide(sqe.buf_index, UserAddress(sqe.addr), sqe.len, sqe.off as u16, sqe.fd as u32);
     IssueOutcome::of(provided.map(|()| 0))
 }
 

@@ -121,11 +121,6 @@ impl ReadWrite {
         SystemCall::with_six(system_call, arguments)
     }
 
-    fn may_be_direct(&self) -> bool {
-        let aligned = |value: u64| value.is_multiple_of(DIRECT_ALIGNMENT);
-        self.vector.is_some() || aligned(self.first.base) && aligned(self.first.length) && aligned(self.offset)
-    }
-
     /// The result of everything so far when the next step ended like this.
     fn result(&self, error: Errno) -> i32 {
         if self.done > 0 { self.done as i32 } else { error.negative() }
@@ -140,18 +135,29 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     {
         return IssueOutcome::done(error.negative());
     }
+    if may_be_direct(request) && locked.is_direct(request) {
+        return IssueOutcome::NeedsWorker;
+    }
     let number = request.file.number;
     let Operation::ReadWrite(transfer) = &mut request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    if transfer.may_be_direct() && locked.is_direct(number) && transfer.flags & linux::RWF_NOWAIT == 0 {
-        return IssueOutcome::NeedsWorker;
-    }
     let outcome = attempt(transfer, number);
     if !matches!(outcome, IssueOutcome::Done(_)) {
         return_buffer(locked, request, &outcome);
     }
     outcome
+}
+
+/// Direct I/O that would wait for the disk in the submitting thread; what is
+/// not aligned for it is not direct, whatever the file is.
+#[inline]
+fn may_be_direct(request: &Request) -> bool {
+    let Operation::ReadWrite(transfer) = &request.operation else { return false };
+    let aligned = |value: u64| value.is_multiple_of(DIRECT_ALIGNMENT);
+    let first = transfer.first;
+    transfer.flags & linux::RWF_NOWAIT == 0
+        && (transfer.vector.is_some() || aligned(first.base) && aligned(first.length) && aligned(transfer.offset))
 }
 
 #[inline]

@@ -88,6 +88,6 @@ pub(crate) fn prepare_madvise(_: &mut LockedRing, request: &mut Request) -> Resu
     }
     let length = if sqe.off != 0 { sqe.off } else { u64::from(sqe.len) };
     let arguments = [sqe.addr, length, u64::from(sqe.op_flags), 0, 0];
-    request.operation = Call::new(linux::__NR_madvise, arguments, alloc::vec::Vec::new());
+    request.operation = Call::with_memory(linux::__NR_madvise, arguments, alloc::vec::Vec::new());
     Ok(())
 }
