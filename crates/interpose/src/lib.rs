@@ -1,1 +1,39 @@
+//! `libusring.so`: every door by which an unmodified program's call arrives,
+//! and the table of descriptors that are ours.
+//!
+//! A room per door: `filter` (the seccomp program that makes calls trap) and
+//! `sigsys` (what happens then), `patch` (call sites rewritten after their
+//! first trap), `symbols` (functions of libc that the loader binds to us
+//! first). All of them meet in `door`, which saves what a system call leaves
+//! alone, and in `dispatch`, which knows what each number means. `signals`
+//! keeps the program's handlers out of the engine and SIGSYS open,
+//! `descriptors` knows which numbers are rings, `exec` takes the library along
+//! into the next program, `start` opens it all.
+//!
+//! Nothing here knows how any operation works, and nothing here calls libc:
+//! a call may arrive in a signal handler, under malloc's lock, in a vfork child.
 #![no_std]
+
+extern crate alloc;
+
+mod allocator;
+mod descriptor_calls;
+mod descriptors;
+mod dispatch;
+mod door;
+mod environment;
+mod exec;
+mod filter;
+mod memory;
+mod message;
+mod own_signal;
+mod patch;
+mod process;
+mod registered;
+mod rings;
+mod signals;
+mod start;
+mod text;
+
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();

@@ -1,7 +1,7 @@
 //! File descriptors of our own, kept out of the way of the program's.
 
 use crate::{Errno, SystemCall};
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
 /// Descriptors from here on are looked at by the trap filter, and only ring
@@ -74,15 +74,58 @@ impl Drop for OwnedDescriptor {
     }
 }
 
+/// Which numbers are private duplicates, one bit each: the program may close or
+/// replace any number, but not these.
+static PRIVATE: [AtomicU64; PRIVATE_WORDS] = [const { AtomicU64::new(0) }; PRIVATE_WORDS];
+const PRIVATE_WORDS: usize = 1024;
+
+fn private_bit(number: i32) -> Option<(&'static AtomicU64, u64)> {
+    PRIVATE.get(number as usize / 64).map(|word| (word, 1 << (number % 64)))
+}
+
+/// Whether a number is a private duplicate of ours.
+#[inline]
+pub fn is_private(number: i32) -> bool {
+    number >= 0 && private_bit(number).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+}
+
+/// The private numbers from `first` to `last`, in order.
+pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
+    let end = last.saturating_add(1).min(PRIVATE_WORDS as u32 * 64);
+    (first..end).filter(|number| is_private(*number as i32))
+}
+
+/// In a forked child: closes the private duplicates of its parent, which would
+/// keep the parent's files open.
+pub fn close_private_after_fork() {
+    for (index, word) in PRIVATE.iter().enumerate() {
+        let mut bits = word.swap(0, Ordering::Relaxed);
+        while bits != 0 {
+            let _ = close((index * 64) as i32 + bits.trailing_zeros() as i32);
+            bits &= bits - 1;
+        }
+    }
+}
+
 /// close(2), past our own filter.
 pub fn close(number: i32) -> Result<(), Errno> {
+    if number >= 0
+        && let Some((word, bit)) = private_bit(number)
+        && word.load(Ordering::Relaxed) & bit != 0
+    {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
     // Linux frees the number even when close answers EINTR: never twice.
     SystemCall::new(linux::__NR_close, [number as u64, 0, 0, 0, 0]).run_once().map(drop)
 }
 
 /// A private duplicate of the program's descriptor, closed on exec.
 pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
-    duplicate_from(number, private_base())
+    let duplicate = duplicate_from(number, private_base())?;
+    if let Some((word, bit)) = private_bit(duplicate.number()) {
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+    Ok(duplicate)
 }
 
 /// The lowest free duplicate at or above `lowest`, closed on exec.

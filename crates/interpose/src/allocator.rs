@@ -1,0 +1,252 @@
+//! The allocator of everything that usring keeps: its own pages from mmap, so
+//! that a call which arrives while the program is inside malloc finds no lock
+//! of the program's.
+//!
+//! Blocks come in size classes with a free list each, carved off a region that
+//! grows by mmap; more than [`LARGEST`] bytes are a mapping of their own. One
+//! lock guards it all: no call on a ring's busy path allocates in the steady
+//! state, and nothing interrupts a holder (signals are put off, see `signals`).
+//!
+//! # fork
+//! The lists and the lock live on a page that a forked child finds zeroed
+//! (MADV_WIPEONFORK), so a child never waits for a lock that another thread
+//! of its parent held. What the parent had allocated stays readable in the
+//! child and may even be freed there: it then goes to the child's lists.
+//!
+//! # Limits
+//! Freed small blocks are kept for their class and never go back to the
+//! kernel. Alignment beyond a page is not served.
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use usring_sys::mapping::{self, PAGE};
+use usring_sys::{SystemCall, futex};
+use usring_uapi::general as linux;
+
+/// Largest block that is carved off a region.
+const LARGEST: usize = 32 * 1024;
+/// How much the kernel is asked for at a time.
+const REGION: usize = 128 * 1024;
+/// Two classes per power of two: 16, 24 would not be aligned, so from 32 on:
+/// 32, 48, 64, 96, 128 … 32768.
+const CLASSES: usize = 22;
+/// Every block is aligned to this.
+const ALIGNED: usize = 16;
+
+/// What lies on the page.
+#[repr(C)]
+struct Lists {
+    /// 0 free, 1 held, 2 held and waited for.
+    lock: AtomicU32,
+    /// The unused rest of the current region.
+    next: usize,
+    end: usize,
+    free: [*mut Block; CLASSES],
+}
+
+#[repr(C)]
+struct Block {
+    next: *mut Block,
+}
+
+pub struct Allocator {
+    lists: AtomicPtr<Lists>,
+}
+
+const _: () = assert!(size_of::<Lists>() <= PAGE);
+
+/// The smallest class whose blocks hold `size` bytes.
+const fn class_of(size: usize) -> usize {
+    if size <= 16 {
+        return 0;
+    }
+    if size <= 32 {
+        return 1;
+    }
+    // The power of two at or above half of it, and whether the three quarters do.
+    let power = usize::BITS - (size - 1).leading_zeros();
+    let upper = 1usize << power;
+    let index = 1 + 2 * (power as usize - 5);
+    if size <= upper / 4 * 3 { index - 1 } else { index }
+}
+
+const fn size_of_class(class: usize) -> usize {
+    match class {
+        0 => 16,
+        1 => 32,
+        _ => {
+            let power = 5 + class / 2;
+            if class.is_multiple_of(2) { (1 << power) / 4 * 3 } else { 1 << power }
+        }
+    }
+}
+
+const _: () = {
+    assert!(size_of_class(CLASSES - 1) == LARGEST);
+    let mut size = 1;
+    while size <= LARGEST {
+        let class = class_of(size);
+        assert!(class < CLASSES && size_of_class(class) >= size);
+        assert!(class == 0 || size_of_class(class - 1) < size);
+        size += 1;
+    }
+};
+
+/// The size that a layout asks for: with more alignment than usual, a power of
+/// two, whose blocks are aligned to their size (up to a page).
+fn rounded(layout: Layout) -> usize {
+    if layout.align() <= ALIGNED { layout.size() } else { layout.size().max(layout.align()).next_power_of_two() }
+}
+
+impl Allocator {
+    pub const fn new() -> Self {
+        Allocator { lists: AtomicPtr::new(null_mut()) }
+    }
+
+    /// The page of lists, made on first use.
+    fn lists(&self) -> *mut Lists {
+        let lists = self.lists.load(Ordering::Acquire);
+        if !lists.is_null() {
+            return lists;
+        }
+        let Ok(page) = mapping::private_pages(PAGE) else { return null_mut() };
+        let advice = u64::from(linux::MADV_WIPEONFORK);
+        // Before Linux 4.14 a child inherits the lists, and at worst a lock.
+        let _ = SystemCall::new(linux::__NR_madvise, [page as u64, PAGE as u64, advice, 0, 0]).run();
+        match self.lists.compare_exchange(null_mut(), page as *mut Lists, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => page as *mut Lists,
+            Err(first) => {
+                let _ = mapping::unmap(page, PAGE);
+                first
+            }
+        }
+    }
+
+    /// Runs `work` on the lists with the lock held.
+    fn locked<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> Option<T> {
+        let lists = self.lists();
+        if lists.is_null() {
+            return None;
+        }
+        // SAFETY: 1. The page is mapped, aligned and stays; zero bytes, as it
+        // is born and as a forked child finds it, are unlocked empty lists.
+        // 2. While the lock is held nobody else touches the rest.
+        unsafe {
+            let lock = &(*lists).lock;
+            acquire(lock);
+            let result = work(&mut *lists);
+            if lock.swap(0, Ordering::Release) == 2 {
+                futex::wake(lock, 1);
+            }
+            Some(result)
+        }
+    }
+}
+
+fn acquire(lock: &AtomicU32) {
+    for _ in 0..100 {
+        if lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return;
+        }
+        core::hint::spin_loop();
+    }
+    while lock.swap(2, Ordering::Acquire) != 0 {
+        let _ = futex::wait(lock, 2, None);
+    }
+}
+
+impl Lists {
+    fn take(&mut self, class: usize) -> *mut u8 {
+        let block = self.free[class];
+        if block.is_null() {
+            return self.carve(size_of_class(class));
+        }
+        // SAFETY: blocks on the list are ours, unused, and hold the link.
+        self.free[class] = unsafe { (*block).next };
+        block.cast()
+    }
+
+    fn give(&mut self, class: usize, block: *mut Block) {
+        // SAFETY: the caller frees the block, which has room for a link.
+        unsafe { (*block).next = self.free[class] };
+        self.free[class] = block;
+    }
+
+    /// A new block off the region. Powers of two are aligned to themselves.
+    fn carve(&mut self, size: usize) -> *mut u8 {
+        let alignment = if size.is_power_of_two() { size.min(PAGE) } else { ALIGNED };
+        let start = self.next.next_multiple_of(alignment);
+        if self.next == 0 || start + size > self.end {
+            let Ok(region) = mapping::private_pages(REGION) else { return null_mut() };
+            self.next = region + size;
+            self.end = region + REGION;
+            return region as *mut u8;
+        }
+        self.next = start + size;
+        start as *mut u8
+    }
+}
+
+// SAFETY: 1. Blocks are given out once, between `take` or a fresh mapping and
+// `give` or its unmapping. 2. They are as large and as aligned as asked.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let size = rounded(layout);
+        if layout.align() > PAGE {
+            null_mut()
+        } else if size > LARGEST {
+            mapping::private_pages(size).map_or(null_mut(), |address| address as *mut u8)
+        } else {
+            self.locked(|lists| lists.take(class_of(size))).unwrap_or(null_mut())
+        }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        let size = rounded(layout);
+        if size > LARGEST {
+            let _ = mapping::unmap(block as usize, size.next_multiple_of(PAGE));
+        } else {
+            self.locked(|lists| lists.give(class_of(size), block.cast()));
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's layout, as in `alloc`.
+        let block = unsafe { self.alloc(layout) };
+        // A mapping of its own is born zeroed.
+        if !block.is_null() && rounded(layout) <= LARGEST {
+            // SAFETY: `size` bytes were just allocated.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller gives a size that, with this alignment, is a layout.
+        let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
+        let (old_size, size) = (rounded(layout), rounded(new));
+        if old_size > LARGEST && size > LARGEST {
+            let flags = u64::from(linux::MREMAP_MAYMOVE);
+            let length = |size: usize| size.next_multiple_of(PAGE) as u64;
+            let arguments = [block as u64, length(old_size), length(size), flags, 0];
+            return SystemCall::new(linux::__NR_mremap, arguments).run().map_or(null_mut(), |at| at as *mut u8);
+        }
+        if old_size <= LARGEST && size <= LARGEST && class_of(old_size) == class_of(size) {
+            return block;
+        }
+        // SAFETY: the new block is as large as asked; both hold the shorter
+        // of the two lengths; the old one is the caller's to free.
+        unsafe {
+            let fresh = self.alloc(new);
+            if !fresh.is_null() {
+                fresh.copy_from_nonoverlapping(block, layout.size().min(new_size));
+                self.dealloc(block, layout);
+            }
+            fresh
+        }
+    }
+}
+
+// SAFETY: the lists are only touched under their lock.
+unsafe impl Sync for Allocator {}

@@ -1,0 +1,177 @@
+//! What else a program does with descriptors: close, duplicate, map, poll
+//! them. Numbers that are no ring go on to the kernel as they came.
+//!
+//! A vfork child has descriptors of its own but shares our tables, so what it
+//! does to its numbers is done in the kernel and not noted.
+
+use crate::descriptors::{self, Found, duplicate_reserved};
+use crate::door::{Call, Outcome};
+use crate::process;
+use usring_sys::descriptor::{self, RESERVED_BASE};
+use usring_sys::syscall::PASS_MARK;
+use usring_sys::{Errno, SystemCall};
+use usring_uapi::general as linux;
+
+/// close(2).
+pub fn close(call: &mut Call) -> Outcome {
+    match close_number(call.arguments[0] as i32) {
+        Some(result) => result.map(|()| 0u64).into(),
+        None => call.pass(),
+    }
+}
+
+/// Closes a number that is ours; `None` if it is not.
+pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
+    if descriptor::is_private(number) {
+        return process::is_own().then_some(Err(Errno::EBADF));
+    }
+    if !descriptors::is_known(number) || !process::is_own() {
+        return None;
+    }
+    // First the table, then the number: nobody finds a ring behind a number
+    // that the kernel has already given to another file.
+    let file = descriptors::remove(number);
+    let closed = descriptor::close(number);
+    drop(file);
+    Some(closed)
+}
+
+// linux/close_range.h.
+const UNSHARE: u64 = 2;
+
+/// close_range(2). With CLOSE_RANGE_CLOEXEC nothing is closed now.
+pub fn close_range(call: &mut Call) -> Outcome {
+    let [first, last, flags, ..] = call.arguments;
+    let (first, last) = (first as u32, last as u32);
+    if flags & !UNSHARE != 0 || first > last || !process::is_own() {
+        return call.pass();
+    }
+    // Piece by piece around the numbers that are ours alone.
+    let mut start = first;
+    let mut result = Ok(0u64);
+    for number in descriptor::private_between(first, last) {
+        if number > start && result.is_ok() {
+            result = close_piece(start, number - 1, flags);
+        }
+        start = number + 1;
+    }
+    if start <= last && result.is_ok() {
+        result = close_piece(start, last, flags);
+    }
+    result.into()
+}
+
+fn close_piece(first: u32, last: u32, flags: u64) -> Result<u64, Errno> {
+    for number in descriptors::known_between(first, last) {
+        drop(descriptors::remove(number));
+    }
+    SystemCall::new(linux::__NR_close_range, [u64::from(first), u64::from(last), flags, 0, 0]).run_once()
+}
+
+/// dup(2).
+pub fn duplicate(call: &mut Call) -> Outcome {
+    duplicate_from(call, call.arguments[0] as i32, RESERVED_BASE, false)
+}
+
+/// fcntl(2) with F_DUPFD or F_DUPFD_CLOEXEC.
+pub fn control(call: &mut Call) -> Outcome {
+    let [number, command, lowest, ..] = call.arguments;
+    let close_on_exec = command as u32 == linux::F_DUPFD_CLOEXEC;
+    if lowest as i32 as i64 != lowest as i64 && lowest as u32 as i32 >= 0 || (lowest as i32) < 0 {
+        return call.pass();
+    }
+    duplicate_from(call, number as i32, lowest as i32, close_on_exec)
+}
+
+/// The duplicate of a ring's descriptor lies in the reserved range as well.
+fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool) -> Outcome {
+    if descriptor::is_private(number) && process::is_own() {
+        return Err::<u64, _>(Errno::EBADF).into();
+    }
+    let Some(file) = descriptors::get(number) else { return call.pass() };
+    if !process::is_own() {
+        return call.pass();
+    }
+    let duplicate = duplicate_reserved(number, lowest, close_on_exec).and_then(|duplicate| {
+        descriptors::insert(duplicate.number(), file)?;
+        Ok(duplicate.into_raw() as u64)
+    });
+    duplicate.into()
+}
+
+/// dup2(2) and dup3(2).
+pub fn duplicate_onto(call: &mut Call) -> Outcome {
+    let [old, new, ..] = call.arguments;
+    let (old, new) = (old as i32, new as i32);
+    if (descriptor::is_private(old) || descriptor::is_private(new)) && process::is_own() {
+        // EBUSY is what Linux answers when another thread is just about to
+        // take the number.
+        return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
+    }
+    let file = descriptors::get(old);
+    if old == new || (file.is_none() && !descriptors::is_known(new)) || !process::is_own() {
+        return call.pass();
+    }
+    let mut arguments = call.arguments;
+    arguments[5] = PASS_MARK;
+    let done = SystemCall::with_six(call.number as u32, arguments).run_once();
+    if done.is_ok() {
+        let replaced = descriptors::remove(new);
+        if let Some(file) = file {
+            // A number beyond the table cannot be a ring; the duplicate is
+            // then a plain eventfd, and calls on it say so.
+            let _ = descriptors::insert(new, file);
+        }
+        drop(replaced);
+    }
+    done.into()
+}
+
+/// mmap(2) of a ring's descriptor.
+pub fn map(call: &mut Call) -> Outcome {
+    let [address, length, protection, flags, number, offset] = call.arguments;
+    let flags = flags as u32;
+    let mapped = descriptors::with(number as i32, |file| {
+        if length == 0 || flags & (linux::MAP_SHARED | linux::MAP_PRIVATE) == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let fixed = if flags & linux::MAP_FIXED_NOREPLACE != 0 {
+            Some(claim_addresses(address, length)?)
+        } else {
+            (flags & linux::MAP_FIXED != 0).then_some(address as usize)
+        };
+        let mapped = file.ring.map(offset, length as usize, fixed)?;
+        protect(mapped, length, protection as u32)?;
+        Ok(mapped as u64)
+    });
+    match mapped {
+        Found::Ring(result) => result.into(),
+        Found::Inherited => Err::<u64, _>(Errno::EOWNERDEAD).into(),
+        Found::Other => call.pass(),
+    }
+}
+
+/// MAP_FIXED_NOREPLACE: `EEXIST` unless nothing lies there yet.
+fn claim_addresses(address: u64, length: u64) -> Result<usize, Errno> {
+    let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_FIXED_NOREPLACE;
+    let arguments = [address, length, 0, u64::from(flags), -1i64 as u64, 0];
+    SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
+}
+
+/// A ring is mapped readable and writable; less, if less was asked for.
+fn protect(address: usize, length: u64, protection: u32) -> Result<(), Errno> {
+    if protection == linux::PROT_READ | linux::PROT_WRITE {
+        return Ok(());
+    }
+    let arguments = [address as u64, length, u64::from(protection), 0, 0];
+    SystemCall::new(linux::__NR_mprotect, arguments).run().map(drop)
+}
+
+/// epoll_ctl(2): a ring that is waited for has to be kept up to date.
+pub fn control_epoll(call: &mut Call) -> Outcome {
+    let [_, operation, number, ..] = call.arguments;
+    if operation as u32 != linux::EPOLL_CTL_DEL {
+        descriptors::with(number as i32, |file| file.watch(number as i32));
+    }
+    call.pass()
+}

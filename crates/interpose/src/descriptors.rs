@@ -1,0 +1,336 @@
+//! Which descriptor numbers are rings.
+//!
+//! A ring's descriptor is an eventfd in the reserved range, so that the filter
+//! sees every call that closes, duplicates or maps it. The table says which
+//! ring stands behind a number; looking there is lock-free, two locked
+//! instructions for the whole of a call.
+//!
+//! # Entries
+//! A word of the table holds a pointer to a [`Holder`] in its lower 48 bits and
+//! the number of threads that are using it through this word in its upper 16.
+//! Who empties the word takes the count along into the holder; whoever then
+//! brings the balance to zero frees it. So a ring is closed when its last
+//! descriptor is gone and nobody is inside any more, as a file is.
+
+use crate::process;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use usring_engine::Ring;
+use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
+use usring_sys::mutex::Mutex;
+use usring_sys::{Errno, SystemCall, eventfd};
+use usring_uapi::general as linux;
+
+/// Numbers beyond this cannot be rings.
+pub const NUMBERS: usize = 65536;
+
+const POINTER: u64 = (1 << 48) - 1;
+const USER: u64 = 1 << 48;
+/// Instead of a pointer: a ring of the parent process, dead here.
+const INHERITED: u64 = 1;
+
+static TABLE: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
+
+/// One more than the highest number that was ever a ring.
+static END: AtomicI32 = AtomicI32::new(0);
+
+/// Rings that go by a number below the reserved range, by dup2: calls of
+/// libc's symbols are then looked at for every number.
+pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
+
+/// Rings that nobody has been seen to poll yet.
+pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
+
+/// What the kernel would call the open file: a ring, shared by its descriptors
+/// and by registrations. When the last one goes the ring is closed.
+pub struct File {
+    pub ring: Arc<Ring>,
+    watched: AtomicBool,
+    /// By which the ring's state becomes visible to poll, once it is watched.
+    signal: Mutex<Option<OwnedDescriptor>>,
+    /// The eventfd's id, once somebody needs to recognise it.
+    identity: AtomicU64,
+}
+
+struct Holder {
+    file: Arc<File>,
+    /// Users counted in when the table's word was emptied, less those that
+    /// have left since.
+    balance: AtomicI64,
+}
+
+/// What a number stands for.
+pub enum Found<T> {
+    Ring(T),
+    /// A ring of the parent process.
+    Inherited,
+    Other,
+}
+
+impl File {
+    pub fn new(ring: Arc<Ring>) -> Arc<File> {
+        UNWATCHED.fetch_add(1, Ordering::Relaxed);
+        let watched = AtomicBool::new(false);
+        Arc::new(File { ring, watched, signal: Mutex::new(None), identity: AtomicU64::new(0) })
+    }
+
+    /// The program polls the descriptor `number`: from now on it is readable
+    /// when the kernel's would be.
+    pub fn watch(&self, number: i32) {
+        let mut signal = self.signal.lock();
+        if self.watched.load(Ordering::Relaxed) {
+            return;
+        }
+        // By a number of our own: the program's may be closed, and reused, at
+        // any moment, while an alias keeps the ring alive.
+        if let Ok(private) = private_duplicate(number) {
+            self.ring.attach_descriptor(private.number());
+            *signal = Some(private);
+            self.watched.store(true, Ordering::Relaxed);
+            UNWATCHED.fetch_sub(1, Ordering::Relaxed);
+            drop(signal);
+            self.ring.watch_readiness();
+        }
+    }
+
+    pub fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed)
+    }
+
+    /// Remembers the eventfd's id, by which a low alias is recognised.
+    fn identify(&self, number: i32) {
+        self.identity.store(eventfd_id(number).unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if !self.is_watched() {
+            UNWATCHED.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.ring.close();
+    }
+}
+
+fn entry(number: i32) -> Option<&'static AtomicU64> {
+    TABLE.get(number as usize)
+}
+
+/// Runs `work` on the ring's file that `number` stands for.
+#[inline]
+pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
+    let Some(entry) = entry(number) else { return Found::Other };
+    let mut word = entry.load(Ordering::Relaxed);
+    loop {
+        match word & POINTER {
+            0 => return Found::Other,
+            INHERITED => return Found::Inherited,
+            _ => {}
+        }
+        // Acquire: pairs with the release in `insert`.
+        match entry.compare_exchange_weak(word, word + USER, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(now) => word = now,
+        }
+    }
+    let user = User { entry, holder: (word & POINTER) as *mut Holder };
+    // SAFETY: counted in, the holder lives until `user` is dropped.
+    let file = unsafe { &(*user.holder).file };
+    if number < RESERVED_BASE && !is_still(file, number) {
+        drop(user);
+        drop(remove(number));
+        return Found::Other;
+    }
+    Found::Ring(work(file))
+}
+
+/// One count in an entry, or in the holder's balance once it has left it.
+struct User {
+    entry: &'static AtomicU64,
+    holder: *mut Holder,
+}
+
+impl Drop for User {
+    #[inline]
+    fn drop(&mut self) {
+        let mut word = self.entry.load(Ordering::Relaxed);
+        while word & POINTER == self.holder as u64 {
+            match self.entry.compare_exchange_weak(word, word - USER, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+        settle(self.holder, -1);
+    }
+}
+
+/// Changes a holder's balance; who brings it to zero frees it.
+#[cold]
+fn settle(holder: *mut Holder, change: i64) {
+    // SAFETY: whoever calls owes or is owed this change, so the holder lives.
+    let balance = unsafe { &(*holder).balance };
+    if balance.fetch_add(change, Ordering::AcqRel) + change == 0 {
+        // SAFETY: 1. It came from `Box::into_raw`. 2. Zero is reached once:
+        // when the emptier has counted everybody in and all have left.
+        drop(unsafe { Box::from_raw(holder) });
+    }
+}
+
+/// Whether a low number is still the ring that it was made an alias of: calls
+/// that close it may have gone unseen.
+fn is_still(file: &File, number: i32) -> bool {
+    eventfd_id(number) == Some(file.identity.load(Ordering::Relaxed))
+}
+
+/// The ring's file behind a number.
+pub fn get(number: i32) -> Option<Arc<File>> {
+    match with(number, Arc::clone) {
+        Found::Ring(file) => Some(file),
+        _ => None,
+    }
+}
+
+/// Whether a number is a ring, or was one of the parent's.
+pub fn is_known(number: i32) -> bool {
+    entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) & POINTER != 0)
+}
+
+/// Enters a number. What it stood for before has been removed.
+pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
+    let entry = entry(number).ok_or(Errno::EMFILE)?;
+    if number < RESERVED_BASE {
+        file.identify(number);
+        LOW_ALIASES.fetch_add(1, Ordering::Relaxed);
+    }
+    END.fetch_max(number + 1, Ordering::Relaxed);
+    let holder = Box::into_raw(Box::new(Holder { file, balance: AtomicI64::new(0) }));
+    entry.store(holder as u64, Ordering::Release);
+    Ok(())
+}
+
+/// Takes a number out of the table; the ring goes when what is returned does.
+pub fn remove(number: i32) -> Option<Arc<File>> {
+    let word = entry(number)?.swap(0, Ordering::AcqRel);
+    let holder = (word & POINTER) as *mut Holder;
+    if word & POINTER <= INHERITED {
+        return None;
+    }
+    if number < RESERVED_BASE {
+        LOW_ALIASES.fetch_sub(1, Ordering::Relaxed);
+    }
+    // SAFETY: the word was emptied by us alone, and its users are not yet
+    // counted in: the balance cannot reach zero before `settle` below.
+    let file = unsafe { (*holder).file.clone() };
+    match (word >> 48) as i64 {
+        // SAFETY: nobody else has it, and it came from `Box::into_raw`.
+        0 => drop(unsafe { Box::from_raw(holder) }),
+        users => settle(holder, users),
+    }
+    Some(file)
+}
+
+/// Every number from `first` to `last` that is known.
+pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
+    let end = (END.load(Ordering::Relaxed) as u32).min(last.saturating_add(1));
+    (first..end).map(|number| number as i32).filter(|number| is_known(*number))
+}
+
+/// In a forked child: the rings are the parent's. They are left as they lie.
+pub fn disown() {
+    for number in known_between(0, u32::MAX) {
+        TABLE[number as usize].store(INHERITED, Ordering::Relaxed);
+    }
+    LOW_ALIASES.store(0, Ordering::Relaxed);
+    UNWATCHED.store(0, Ordering::Relaxed);
+}
+
+/// A new descriptor for a ring, in the reserved range, closed on exec.
+pub fn reserve() -> Result<OwnedDescriptor, Errno> {
+    let low = eventfd::create()?;
+    let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;
+    if reserved.number() as usize >= NUMBERS {
+        return Err(Errno::EMFILE);
+    }
+    Ok(reserved)
+}
+
+/// A duplicate in the reserved range, at `lowest` or above.
+pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
+    let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
+    let lowest = lowest.max(RESERVED_BASE);
+    let duplicate = || {
+        let arguments = [number as u64, u64::from(command), lowest as u64, 0, 0];
+        SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| OwnedDescriptor::from_raw(new as i32))
+    };
+    with_room(duplicate)
+}
+
+fn private_duplicate(number: i32) -> Result<OwnedDescriptor, Errno> {
+    with_room(|| descriptor::duplicate_private(number))
+}
+
+/// Runs `duplicate`; if the program's soft limit leaves no room where our
+/// numbers lie, once more with a higher limit. (Descriptors above the limit
+/// stay valid when it is set back.)
+fn with_room<T>(duplicate: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    match duplicate() {
+        Err(Errno::EINVAL | Errno::EMFILE) => {}
+        other => return other,
+    }
+    let _one_at_a_time = process::current().descriptors.lock();
+    let mut limit = [0u64; 2];
+    exchange_limit(None, Some(&mut limit))?;
+    let [soft, hard] = limit;
+    let raised = [hard.min(NUMBERS as u64), hard];
+    if raised[0] <= soft {
+        return duplicate();
+    }
+    exchange_limit(Some(&raised), None)?;
+    let result = duplicate();
+    let _ = exchange_limit(Some(&limit), None);
+    result
+}
+
+fn exchange_limit(new: Option<&[u64; 2]>, old: Option<&mut [u64; 2]>) -> Result<(), Errno> {
+    let new = new.map_or(0, |limit| limit.as_ptr() as u64);
+    let old = old.map_or(0, |limit| limit.as_mut_ptr() as u64);
+    SystemCall::new(linux::__NR_prlimit64, [0, u64::from(linux::RLIMIT_NOFILE), new, old, 0]).run().map(drop)
+}
+
+/// The id that /proc gives for an eventfd; `None` for any other file.
+fn eventfd_id(number: i32) -> Option<u64> {
+    let mut path = PathTo { bytes: [0; 40], length: 0 };
+    path.push(b"/proc/self/fdinfo/");
+    path.push_number(number as u32);
+    let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
+    let arguments = [linux::AT_FDCWD as u64, path.bytes.as_ptr() as u64, flags, 0, 0];
+    let file = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run().ok()? as i32);
+    let mut text = [0u8; 512];
+    let arguments = [file.number() as u64, text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
+    let length = SystemCall::new(linux::__NR_read, arguments).run().ok()? as usize;
+    let label = b"eventfd-id:";
+    let start = text[..length].windows(label.len()).position(|window| window == label)? + label.len();
+    let digits = text[start..length].iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());
+    // Never 0, which stands for "not known".
+    Some(1 + digits.fold(0u64, |value, digit| value * 10 + u64::from(digit - b'0')))
+}
+
+struct PathTo {
+    bytes: [u8; 40],
+    length: usize,
+}
+
+impl PathTo {
+    fn push(&mut self, text: &[u8]) {
+        self.bytes[self.length..self.length + text.len()].copy_from_slice(text);
+        self.length += text.len();
+    }
+
+    fn push_number(&mut self, number: u32) {
+        if number >= 10 {
+            self.push_number(number / 10);
+        }
+        self.push(&[b'0' + (number % 10) as u8]);
+    }
+}

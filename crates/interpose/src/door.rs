@@ -1,0 +1,395 @@
+//! The doors themselves, in assembler: how a call gets from the program's
+//! registers to [`crate::dispatch`] and back.
+//!
+//! A system call changes rax, rcx and r11 and nothing else, so neither may we:
+//! the red zone is skipped, the 16 xmm registers and the general ones are
+//! saved, the flags are kept. (Higher vector registers are never touched: the
+//! whole library is compiled for baseline x86-64.)
+//!
+//! # The two kinds of code in this library
+//! What lies in the section `usring_door` is the doors; everything else is the
+//! engine. Signals that find a thread in the engine are put off; in the doors
+//! the program's handlers may run, for here nothing is held and the frames can
+//! be left by `siglongjmp` or unwound (hence the CFI). So the doors never call
+//! engine code but to run it to its end.
+//!
+//! # The way out
+//! Every call leaves through `usring_run_call`, which looks at the counter of
+//! signals put off. If this thread has one, the mask is set back here, in the
+//! doors, and the kernel delivers what has waited; the program sees handlers
+//! run at its call, before the call returns.
+
+use crate::dispatch;
+use crate::signals::{ALL, take_put_off};
+use core::arch::global_asm;
+use core::mem::offset_of;
+use usring_sys::signals::DEFERRED;
+use usring_sys::syscall::PASS_MARK;
+use usring_uapi::general as linux;
+
+/// A call of the program on its way through a door; the doors keep it on the
+/// program's stack. `arguments` are given back to the program's registers.
+#[repr(C)]
+pub struct Call {
+    pub number: u64,
+    /// rdi, rsi, rdx, r10, r8, r9.
+    pub arguments: [u64; 6],
+    /// Where the program goes on; what follows its `syscall` instruction.
+    pub return_address: u64,
+    /// The call came by the trap, so its site is not patched yet.
+    pub trapped: u64,
+    pub forward: Forward,
+    /// The door's own note.
+    outcome: Outcome,
+}
+
+/// A system call that the door is to make instead of the program, by
+/// [`Outcome::FORWARD`].
+#[repr(C)]
+pub struct Forward {
+    pub number: u64,
+    pub arguments: [u64; 6],
+    /// Memory that `arguments` may point to: it outlives the dispatch.
+    pub scratch: u64,
+}
+
+/// What becomes of a call. Returned in rax and rdx.
+#[repr(C)]
+pub struct Outcome {
+    pub answer: u64,
+    pub kind: u64,
+}
+
+impl Outcome {
+    /// `answer` is what the program gets.
+    pub const DONE: u64 = 0;
+    /// The kernel is to answer what stands in `Call::forward`.
+    pub const FORWARD: u64 = 1;
+    /// A signal has to be delivered first; then the call is dispatched anew.
+    pub const AGAIN: u64 = 2;
+}
+
+/// What the way out has to do for signals that were put off; on its stack.
+#[repr(C)]
+pub struct Delivery {
+    pub delivery_mask: u64,
+    pub original_mask: u64,
+    pub has_delivery_mask: u32,
+    /// A signal to be sent again, or 0.
+    pub signal: u32,
+    pub process: u32,
+    pub thread: u32,
+}
+
+const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
+const XMM_SIZE: usize = 16 * 16;
+const FRAME: usize = CALL_SIZE + XMM_SIZE;
+const DELIVERY_SIZE: usize = size_of::<Delivery>();
+const _: () = assert!(DELIVERY_SIZE.is_multiple_of(16));
+
+// usring_run_call(rdi: *mut Call) -> rax: the answer. C calling convention.
+global_asm!(
+    ".pushsection usring_door,\"axR\",@progbits",
+    ".globl usring_run_call",
+    ".hidden usring_run_call",
+    ".type usring_run_call,@function",
+    ".p2align 4",
+    "usring_run_call:",
+    ".cfi_startproc",
+    "push rbx",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbx, -16",
+    "mov rbx, rdi",
+    "2:",
+    "mov rdi, rbx",
+    "call {dispatch}",
+    // From here on signals are delivered as they come.
+    "cmp dword ptr [rip + {deferred}], 0",
+    "jne 5f",
+    "3:",
+    "test edx, edx",
+    "jnz 4f",
+    "pop rbx",
+    ".cfi_remember_state",
+    ".cfi_def_cfa_offset 8",
+    "ret",
+    ".cfi_restore_state",
+    "4:",
+    "cmp edx, {again}",
+    "je 2b",
+    "mov rax, [rbx + {forward}]",
+    "mov rdi, [rbx + {forward} + 8]",
+    "mov rsi, [rbx + {forward} + 16]",
+    "mov rdx, [rbx + {forward} + 24]",
+    "mov r10, [rbx + {forward} + 32]",
+    "mov r8, [rbx + {forward} + 40]",
+    "mov r9, [rbx + {forward} + 48]",
+    "syscall",
+    "pop rbx",
+    ".cfi_remember_state",
+    ".cfi_def_cfa_offset 8",
+    "ret",
+    ".cfi_restore_state",
+    "5:",
+    "mov [rbx + {answer}], rax",
+    "mov [rbx + {answer} + 8], rdx",
+    "call usring_settle",
+    "mov rax, [rbx + {answer}]",
+    "mov rdx, [rbx + {answer} + 8]",
+    "jmp 3b",
+    ".cfi_endproc",
+    ".size usring_run_call, . - usring_run_call",
+    ".popsection",
+    dispatch = sym dispatch::dispatch,
+    deferred = sym DEFERRED,
+    again = const Outcome::AGAIN,
+    forward = const offset_of!(Call, forward),
+    answer = const offset_of!(Call, outcome),
+);
+
+// usring_settle(): some thread has a signal put off; if it is this one, lets
+// it come. C calling convention. All signals are blocked while the slots are
+// looked through: one that came then would be put off with no way out ahead.
+global_asm!(
+    ".pushsection usring_door,\"axR\",@progbits",
+    ".globl usring_settle",
+    ".hidden usring_settle",
+    ".type usring_settle,@function",
+    ".p2align 4",
+    "usring_settle:",
+    ".cfi_startproc",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "sub rsp, {delivery_size} + 16",
+    "2:",
+    "lea rsi, [rip + {all_blocked}]",
+    "lea rdx, [rsp + {delivery_size}]",
+    "call 8f",
+    "mov rdi, rsp",
+    "call {take_put_off}",
+    "xor edx, edx",
+    "lea rsi, [rsp + {delivery_size}]",
+    "test eax, eax",
+    "jz 7f",
+    "cmp dword ptr [rsp + {has_delivery_mask}], 0",
+    "je 3f",
+    "lea rsi, [rsp + {delivery_mask}]",
+    "call 8f",
+    "3:",
+    "lea rsi, [rsp + {original_mask}]",
+    "call 8f",
+    "mov edx, [rsp + {signal}]",
+    "test edx, edx",
+    "jz 4f",
+    "mov edi, [rsp + {process}]",
+    "mov esi, [rsp + {thread}]",
+    "mov eax, {tgkill}",
+    "syscall",
+    "4:",
+    "cmp dword ptr [rip + {deferred}], 0",
+    "jne 2b",
+    "6:",
+    "mov rsp, rbp",
+    "pop rbp",
+    ".cfi_remember_state",
+    ".cfi_def_cfa rsp, 8",
+    "ret",
+    ".cfi_restore_state",
+    "7:",
+    "call 8f",
+    "jmp 6b",
+    ".cfi_endproc",
+    // Sets the mask: rsi new, rdx where the old one goes.
+    "8:",
+    ".cfi_startproc",
+    "mov edi, {set_mask}",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "xor edx, edx",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_settle, . - usring_settle",
+    ".popsection",
+    take_put_off = sym take_put_off,
+    deferred = sym DEFERRED,
+    all_blocked = sym ALL,
+    delivery_size = const DELIVERY_SIZE,
+    has_delivery_mask = const offset_of!(Delivery, has_delivery_mask),
+    delivery_mask = const offset_of!(Delivery, delivery_mask),
+    original_mask = const offset_of!(Delivery, original_mask),
+    signal = const offset_of!(Delivery, signal),
+    process = const offset_of!(Delivery, process),
+    thread = const offset_of!(Delivery, thread),
+    mark = const PASS_MARK,
+    set_mask = const linux::SIG_SETMASK,
+    rt_sigprocmask = const linux::__NR_rt_sigprocmask,
+    tgkill = const linux::__NR_tgkill,
+);
+
+// Entered by a jump, with everything as at the program's `syscall` instruction
+// but rcx, which a system call destroys: it holds the return address.
+//
+// r11 (destroyed too) tells the two entries apart. rbp becomes a frame that
+// walkers of frame pointers understand: saved rbp, return address.
+global_asm!(
+    ".pushsection usring_door,\"axR\",@progbits",
+    ".globl usring_trap_door, usring_patch_door",
+    ".hidden usring_trap_door, usring_patch_door",
+    ".type usring_trap_door,@function",
+    ".type usring_patch_door,@function",
+    ".p2align 4",
+    "usring_trap_door:",
+    ".cfi_startproc",
+    ".cfi_def_cfa rsp, 0",
+    ".cfi_register rip, rcx",
+    "mov r11d, 1",
+    "jmp 2f",
+    ".cfi_endproc",
+    ".p2align 4",
+    "usring_patch_door:",
+    ".cfi_startproc",
+    ".cfi_def_cfa rsp, 0",
+    ".cfi_register rip, rcx",
+    "endbr64",
+    "mov r11d, 0",
+    "2:",
+    "lea rsp, [rsp - 128]",
+    ".cfi_def_cfa_offset 128",
+    "push rcx",
+    ".cfi_def_cfa_offset 136",
+    ".cfi_offset rip, -136",
+    "push rbp",
+    ".cfi_def_cfa_offset 144",
+    ".cfi_offset rbp, -144",
+    "mov rbp, rsp",
+    ".cfi_def_cfa rbp, 144",
+    "push rax",
+    // The arithmetic flags; the direction flag is clear by the ABI.
+    "lahf",
+    "seto al",
+    "push rax",
+    "cld",
+    "mov rax, [rbp - 8]",
+    "sub rsp, {frame}",
+    "and rsp, -16",
+    "movaps [rsp + {xmm}], xmm0",
+    "movaps [rsp + {xmm} + 16], xmm1",
+    "movaps [rsp + {xmm} + 32], xmm2",
+    "movaps [rsp + {xmm} + 48], xmm3",
+    "movaps [rsp + {xmm} + 64], xmm4",
+    "movaps [rsp + {xmm} + 80], xmm5",
+    "movaps [rsp + {xmm} + 96], xmm6",
+    "movaps [rsp + {xmm} + 112], xmm7",
+    "movaps [rsp + {xmm} + 128], xmm8",
+    "movaps [rsp + {xmm} + 144], xmm9",
+    "movaps [rsp + {xmm} + 160], xmm10",
+    "movaps [rsp + {xmm} + 176], xmm11",
+    "movaps [rsp + {xmm} + 192], xmm12",
+    "movaps [rsp + {xmm} + 208], xmm13",
+    "movaps [rsp + {xmm} + 224], xmm14",
+    "movaps [rsp + {xmm} + 240], xmm15",
+    "mov [rsp], rax",
+    "mov [rsp + 8], rdi",
+    "mov [rsp + 16], rsi",
+    "mov [rsp + 24], rdx",
+    "mov [rsp + 32], r10",
+    "mov [rsp + 40], r8",
+    "mov [rsp + 48], r9",
+    "mov [rsp + {return_address}], rcx",
+    "mov [rsp + {trapped}], r11",
+    "mov rdi, rsp",
+    "call usring_run_call",
+    "mov [rbp - 8], rax",
+    "movaps xmm0, [rsp + {xmm}]",
+    "movaps xmm1, [rsp + {xmm} + 16]",
+    "movaps xmm2, [rsp + {xmm} + 32]",
+    "movaps xmm3, [rsp + {xmm} + 48]",
+    "movaps xmm4, [rsp + {xmm} + 64]",
+    "movaps xmm5, [rsp + {xmm} + 80]",
+    "movaps xmm6, [rsp + {xmm} + 96]",
+    "movaps xmm7, [rsp + {xmm} + 112]",
+    "movaps xmm8, [rsp + {xmm} + 128]",
+    "movaps xmm9, [rsp + {xmm} + 144]",
+    "movaps xmm10, [rsp + {xmm} + 160]",
+    "movaps xmm11, [rsp + {xmm} + 176]",
+    "movaps xmm12, [rsp + {xmm} + 192]",
+    "movaps xmm13, [rsp + {xmm} + 208]",
+    "movaps xmm14, [rsp + {xmm} + 224]",
+    "movaps xmm15, [rsp + {xmm} + 240]",
+    "mov rdi, [rsp + 8]",
+    "mov rsi, [rsp + 16]",
+    "mov rdx, [rsp + 24]",
+    "mov r10, [rsp + 32]",
+    "mov r8, [rsp + 40]",
+    "mov r9, [rsp + 48]",
+    "mov rax, [rbp - 16]",
+    // al is 1 if there was an overflow: 1 + 127 makes one.
+    "add al, 127",
+    "sahf",
+    "mov rax, [rbp - 8]",
+    "mov rcx, [rbp + 8]",
+    "mov rsp, rbp",
+    "pop rbp",
+    ".cfi_def_cfa rsp, 136",
+    ".cfi_same_value rbp",
+    "lea rsp, [rsp + 136]",
+    ".cfi_def_cfa_offset 0",
+    ".cfi_register rip, rcx",
+    "jmp rcx",
+    ".cfi_endproc",
+    ".size usring_patch_door, . - usring_patch_door",
+    ".popsection",
+    frame = const FRAME,
+    xmm = const CALL_SIZE,
+    return_address = const offset_of!(Call, return_address),
+    trapped = const offset_of!(Call, trapped),
+);
+
+unsafe extern "C" {
+    fn usring_trap_door();
+    fn usring_patch_door();
+}
+
+/// Where the trap's handler sends the program.
+pub fn trap_door() -> u64 {
+    usring_trap_door as *const () as u64
+}
+
+/// Where a patched call site goes.
+pub fn patch_door() -> u64 {
+    usring_patch_door as *const () as u64
+}
+
+impl Call {
+    /// Has the kernel answer the call as it is, past our own filter.
+    pub fn pass(&mut self) -> Outcome {
+        let mut arguments = self.arguments;
+        match self.number as u32 {
+            linux::__NR_mmap => arguments[3] |= u64::from(linux::MAP_DENYWRITE),
+            _ => arguments[5] = PASS_MARK,
+        }
+        self.forward_to(self.number, arguments)
+    }
+
+    /// Has the kernel answer this call instead. The caller sees to the mark.
+    pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
+        self.forward.number = number;
+        self.forward.arguments = arguments;
+        Outcome { answer: 0, kind: Outcome::FORWARD }
+    }
+}
+
+impl<T: Into<u64>> From<Result<T, usring_sys::Errno>> for Outcome {
+    fn from(result: Result<T, usring_sys::Errno>) -> Outcome {
+        let answer = match result {
+            Ok(value) => value.into(),
+            Err(error) => i64::from(error.negative()) as u64,
+        };
+        Outcome { answer, kind: Outcome::DONE }
+    }
+}

@@ -1,0 +1,52 @@
+//! What the library says itself: one line on standard error, without libc and
+//! without allocating.
+
+use core::fmt::{self, Write};
+use usring_sys::SystemCall;
+use usring_uapi::general as linux;
+
+/// A line under construction; what does not fit is cut off.
+pub struct Line {
+    bytes: [u8; 512],
+    length: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = self.bytes.len() - self.length;
+        let taken = text.len().min(room);
+        self.bytes[self.length..self.length + taken].copy_from_slice(&text.as_bytes()[..taken]);
+        self.length += taken;
+        Ok(())
+    }
+}
+
+/// Writes `usring: …` and a newline to standard error.
+pub fn say(text: fmt::Arguments) {
+    let mut line = Line { bytes: [0; 512], length: 0 };
+    let _ = writeln!(line, "usring: {text}");
+    let arguments = [2, line.bytes.as_ptr() as u64, line.length as u64, 0, 0];
+    let _ = SystemCall::new(linux::__NR_write, arguments).run_once();
+}
+
+/// Ends the process: something of ours is broken beyond repair.
+pub fn abort() -> ! {
+    let kill = |signal: u32| {
+        let _ = usring_sys::signals::send_to_thread(usring_sys::signals::thread_id(), signal);
+    };
+    kill(linux::SIGABRT);
+    // It was blocked, ignored or survived.
+    kill(linux::SIGKILL);
+    loop {
+        let _ = SystemCall::new(linux::__NR_exit_group, [134, 0, 0, 0, 0]).run_once();
+    }
+}
+
+#[panic_handler]
+fn panic(information: &core::panic::PanicInfo) -> ! {
+    match information.location() {
+        Some(at) => say(format_args!("internal error at {}:{}: {}", at.file(), at.line(), information.message())),
+        None => say(format_args!("internal error: {}", information.message())),
+    }
+    abort()
+}

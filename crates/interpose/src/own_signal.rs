@@ -1,0 +1,223 @@
+//! The three signals whose kernel handler is ours: SIGSYS (a trapped call, or
+//! a worker to be woken), SIGSEGV and SIGBUS (a fault in one of our copies).
+//! Whatever else they mean goes to the program's handler, or does what it
+//! would do without one.
+//!
+//! The handler never runs the engine. For a trapped call it moves the
+//! instruction pointer to the door and returns: the call is then made by
+//! ordinary code on the program's own stack, as if by a function call. (Inside
+//! a handler masks would be undone, waits not be interrupted, and nested
+//! signals would land on top of us on a small alternate stack.)
+
+use crate::filter::TAG;
+use crate::signals::{self, Action, CONTEXT_MASK, DEFAULT, IGNORE};
+use crate::{door, patch, text};
+use core::arch::global_asm;
+use usring_sys::signals::{SignalSet, set_of};
+use usring_sys::syscall::PASS_MARK;
+use usring_sys::wait::{self, CONTEXT_INSTRUCTION_POINTER, SignalInformation};
+use usring_sys::{Errno, user_memory};
+use usring_uapi::general as linux;
+
+/// Where a `ucontext_t` keeps rcx.
+const CONTEXT_RCX: usize = 152;
+
+/// `si_code` of a call trapped by seccomp (SYS_SECCOMP).
+const SECCOMP: i32 = 1;
+/// `si_code` of a memory error that nobody has touched yet: it is not raised
+/// again by going on (BUS_MCEERR_AO).
+const ACTION_OPTIONAL: i32 = 5;
+
+// Entered by the kernel with all signals blocked: rdi signal, rsi siginfo_t,
+// rdx ucontext_t. If the program has a handler it runs on the kernel's frame,
+// under the mask that it would have had.
+global_asm!(
+    ".pushsection usring_door,\"axR\",@progbits",
+    ".globl usring_own_signal_entry, usring_restorer_of_own",
+    ".hidden usring_own_signal_entry, usring_restorer_of_own",
+    ".type usring_own_signal_entry,@function",
+    ".p2align 4",
+    "usring_own_signal_entry:",
+    ".cfi_startproc",
+    ".cfi_def_cfa rsp, 8",
+    "endbr64",
+    "push rdi",
+    ".cfi_def_cfa_offset 16",
+    "push rsi",
+    ".cfi_def_cfa_offset 24",
+    "push rdx",
+    ".cfi_def_cfa_offset 32",
+    "sub rsp, 16",
+    ".cfi_def_cfa_offset 48",
+    "mov rcx, rsp",
+    "call {own_signal}",
+    "mov [rsp + 8], rax",
+    "test rax, rax",
+    "jz 2f",
+    "mov edi, {set_mask}",
+    "mov rsi, rsp",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "2:",
+    "mov rcx, [rsp + 8]",
+    "add rsp, 16",
+    ".cfi_def_cfa_offset 32",
+    "pop rdx",
+    ".cfi_def_cfa_offset 24",
+    "pop rsi",
+    ".cfi_def_cfa_offset 16",
+    "pop rdi",
+    ".cfi_def_cfa_offset 8",
+    "test rcx, rcx",
+    "jz 3f",
+    "xor eax, eax",
+    "jmp rcx",
+    "3:",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_own_signal_entry, . - usring_own_signal_entry",
+    // Unwinders and debuggers know a signal frame by these bytes.
+    ".p2align 4",
+    "nop",
+    "usring_restorer_of_own:",
+    "mov rax, {rt_sigreturn}",
+    "syscall",
+    ".popsection",
+    own_signal = sym own_signal,
+    mark = const PASS_MARK,
+    set_mask = const linux::SIG_SETMASK,
+    rt_sigprocmask = const linux::__NR_rt_sigprocmask,
+    rt_sigreturn = const linux::__NR_rt_sigreturn,
+);
+
+unsafe extern "C" {
+    fn usring_own_signal_entry();
+    fn usring_restorer_of_own();
+}
+
+/// Puts our handler in the kernel; returns what was there.
+pub fn install(signal: u32) -> Result<Action, Errno> {
+    let restorer = linux::SA_RESTORER;
+    let ours = Action {
+        handler: usring_own_signal_entry as *const () as u64,
+        flags: u64::from(linux::SA_SIGINFO | linux::SA_ONSTACK | restorer),
+        restorer: usring_restorer_of_own as *const () as u64,
+        mask: SignalSet::MAX,
+    };
+    signals::kernel_exchange(signal, Some(&ours))
+}
+
+/// Gives a signal of ours back to the kernel's own handling.
+pub fn uninstall(signal: u32, disposition: u64) {
+    let _ = signals::kernel_exchange(signal, Some(&Action { handler: disposition, ..Action::default() }));
+}
+
+/// What the handler works on.
+struct Arrival<'a> {
+    information: &'a SignalInformation,
+    context: *mut u8,
+}
+
+impl Arrival<'_> {
+    /// A word of the interrupted context.
+    fn word(&mut self, offset: usize) -> &mut u64 {
+        // SAFETY: the kernel's ucontext_t, which is this handler's to change
+        // until it returns; `offset` is one of its 8-byte words.
+        unsafe { &mut *self.context.add(offset).cast::<u64>() }
+    }
+
+    fn instruction_pointer(&mut self) -> usize {
+        *self.word(CONTEXT_INSTRUCTION_POINTER) as usize
+    }
+
+    fn continue_at(&mut self, address: usize) {
+        *self.word(CONTEXT_INSTRUCTION_POINTER) = address as u64;
+    }
+
+    /// Whether somebody sent the signal: no instruction raised it.
+    fn was_sent(&self) -> bool {
+        self.information.code <= 0
+    }
+}
+
+/// Returns the program's handler, which is to run under `*mask`, or 0.
+extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut u8, mask: &mut SignalSet) -> u64 {
+    let mut arrival = Arrival { information, context };
+    let served = match information.signal as u32 {
+        linux::SIGSYS => serve_trap(&mut arrival),
+        _ => serve_fault(&mut arrival),
+    };
+    if served { 0 } else { to_the_program(&mut arrival, mask) }
+}
+
+fn serve_trap(arrival: &mut Arrival) -> bool {
+    let information = arrival.information;
+    if information.code == SECCOMP && information.data == TAG {
+        // A system call leaves the return address in rcx, so the door finds
+        // it there; rax holds the number again.
+        let return_address = arrival.instruction_pointer();
+        *arrival.word(CONTEXT_RCX) = return_address as u64;
+        arrival.continue_at(door::trap_door() as usize);
+        return true;
+    }
+    if !information.is_worker_interrupt() {
+        return false;
+    }
+    if let Some(way_out) = wait::way_out(arrival.instruction_pointer()) {
+        arrival.continue_at(way_out);
+    }
+    true
+}
+
+fn serve_fault(arrival: &mut Arrival) -> bool {
+    if arrival.was_sent() {
+        return false;
+    }
+    let at = arrival.instruction_pointer();
+    let mended = user_memory::fix_up(at).or_else(|| patch::redirected(at));
+    if let Some(target) = mended {
+        arrival.continue_at(target);
+    }
+    mended.is_some()
+}
+
+/// Not ours: the program's handler, or the action that the signal has without.
+fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
+    let signal = arrival.information.signal as u32;
+    let interrupted_mask = *arrival.word(CONTEXT_MASK);
+    if arrival.was_sent()
+        && text::is_engine(arrival.instruction_pointer())
+        && usring_sys::signals::put_off(interrupted_mask, set_of(signal))
+    {
+        *arrival.word(CONTEXT_MASK) = usring_sys::signals::ALL_BLOCKED;
+        return 0;
+    }
+    let action = signals::installed(signal);
+    match action.handler {
+        IGNORE if arrival.was_sent() => 0,
+        DEFAULT | IGNORE => {
+            die(arrival, signal);
+            0
+        }
+        handler => {
+            if action.flags & u64::from(linux::SA_RESETHAND) != 0 {
+                signals::reset(signal);
+            }
+            *mask = signals::mask_in_handler(signal, interrupted_mask);
+            handler
+        }
+    }
+}
+
+/// The default action, which for all three is to kill with a core dump. A
+/// fault is raised again by the instruction, anything else by us.
+fn die(arrival: &mut Arrival, signal: u32) {
+    uninstall(signal, DEFAULT);
+    *arrival.word(CONTEXT_MASK) &= !set_of(signal);
+    if arrival.was_sent() || signal == linux::SIGSYS || arrival.information.code == ACTION_OPTIONAL {
+        signals::queue_again(arrival.information);
+    }
+}

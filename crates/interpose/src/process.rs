@@ -1,0 +1,79 @@
+//! What one process has for itself, and how it notices that it is a child.
+//!
+//! A forked child finds everything of [`Process`] gone and makes its own; that
+//! is the moment at which what it inherited is disowned. A vfork child (or
+//! posix_spawn's) runs in its parent's memory and notices nothing: whatever
+//! would change tables for good asks [`is_own`] first.
+
+use crate::{descriptors, registered};
+use core::sync::atomic::{AtomicU32, Ordering};
+use usring_engine::readiness;
+use usring_sys::descriptor;
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+use usring_sys::{SystemCall, signals};
+use usring_uapi::general as linux;
+
+/// State that a forked child must not inherit.
+pub struct Process {
+    id: u32,
+    /// Held while the kernel's and our notion of a handler are brought in line.
+    pub actions: Mutex<()>,
+    /// Held while descriptors of rings are made, duplicated or closed.
+    pub descriptors: Mutex<()>,
+    /// Held while code is rewritten.
+    pub patching: Mutex<()>,
+    /// Held while threads' tables of registered rings come and go.
+    pub registered: Mutex<()>,
+}
+
+static PROCESS: PerProcess<Process> = PerProcess::new();
+
+/// The process whose tables these are, before a fork; 0 at the very start.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// This process's state. One look where it exists.
+#[inline]
+pub fn current() -> &'static Process {
+    match PROCESS.get() {
+        Some(process) => process,
+        None => begin(),
+    }
+}
+
+#[cold]
+fn begin() -> &'static Process {
+    let id = getpid();
+    let owner = OWNER.swap(id, Ordering::Relaxed);
+    if owner != 0 && owner != id {
+        // A child is born with one thread, and libc's fork() makes a call that
+        // comes by here before it returns in the child: nobody else is about.
+        signals::forget_after_fork();
+        readiness::SIGNALLED.store(0, Ordering::Relaxed);
+        descriptor::close_private_after_fork();
+        descriptors::disown();
+        registered::disown();
+    }
+    PROCESS.get_or_make(|| Process {
+        id,
+        actions: Mutex::new(()),
+        descriptors: Mutex::new(()),
+        patching: Mutex::new(()),
+        registered: Mutex::new(()),
+    })
+}
+
+/// The id of the calling process: in a vfork child not that of [`current`].
+pub fn id() -> u32 {
+    getpid()
+}
+
+/// Whether the caller is the process whose memory this is, and not a vfork
+/// child that borrows it. A system call.
+pub fn is_own() -> bool {
+    getpid() == current().id
+}
+
+fn getpid() -> u32 {
+    SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32
+}

@@ -1,0 +1,192 @@
+//! Rings registered with a thread (IORING_REGISTER_RING_FDS): numbers 0 to 15
+//! that stand for rings in the calls of this one thread, without a descriptor.
+//!
+//! A thread is known by its thread pointer, since nothing cheaper tells it.
+//! Only the thread itself changes its row, so its own look-ups need no lock;
+//! rows of threads that have ended are cleared when the next one registers.
+
+use crate::descriptors::{self, File, Found};
+use crate::process;
+use alloc::sync::Arc;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use usring_sys::{Errno, SystemCall, UserAddress, signals, thread, user_memory};
+use usring_uapi::general as linux;
+use usring_uapi::io_uring::io_uring_rsrc_update;
+
+/// IO_RINGFD_REG_MAX.
+const PLACES: usize = 16;
+/// Threads that have rings registered at the same time; more get `ENOMEM`.
+const ROWS: usize = 1024;
+
+/// In place of a thread pointer: a row given up, beyond which others may lie.
+const GIVEN_UP: usize = 1;
+
+struct Row {
+    thread: AtomicUsize,
+    id: AtomicU32,
+    /// Each an `Arc` given up by `into_raw`.
+    files: [AtomicPtr<File>; PLACES],
+}
+
+static TABLE: [Row; ROWS] = [const {
+    Row { thread: AtomicUsize::new(0), id: AtomicU32::new(0), files: [const { AtomicPtr::new(null_mut()) }; PLACES] }
+}; ROWS];
+
+/// The rows in the order in which a thread looks for its own.
+fn places_of(thread: usize) -> impl Iterator<Item = &'static Row> {
+    let start = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+    (0..ROWS).map(move |step| &TABLE[(start + step) % ROWS])
+}
+
+fn row_of_this_thread() -> Option<&'static Row> {
+    let thread = thread::current().0;
+    for row in places_of(thread) {
+        match row.thread.load(Ordering::Relaxed) {
+            found if found == thread => return Some(row),
+            0 => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Runs `work` on the ring that stands at `index`. `EINVAL`: this thread has
+/// none registered, or no such index; `EBADF`: nothing stands there.
+#[inline]
+pub fn with<T>(index: u32, work: impl FnOnce(&Arc<File>) -> T) -> Result<T, Errno> {
+    let row = row_of_this_thread().ok_or(Errno::EINVAL)?;
+    let place = row.files.get(index as usize).ok_or(Errno::EINVAL)?;
+    let file = place.load(Ordering::Relaxed);
+    if file.is_null() {
+        return Err(Errno::EBADF);
+    }
+    // SAFETY: 1. It came from `Arc::into_raw`. 2. Only this thread takes it
+    // out of its row, and no handler runs on it while it is in the engine.
+    let file = core::mem::ManuallyDrop::new(unsafe { Arc::from_raw(file) });
+    Ok(work(&file))
+}
+
+/// The row of the calling thread, claimed if it has none.
+fn claim() -> Result<&'static Row, Errno> {
+    let (thread, id) = (thread::current().0, signals::thread_id());
+    let _one_at_a_time = process::current().registered.lock();
+    clear_ended();
+    if let Some(row) = row_of_this_thread() {
+        return Ok(row);
+    }
+    let row = places_of(thread).find(|row| row.thread.load(Ordering::Relaxed) <= GIVEN_UP).ok_or(Errno::ENOMEM)?;
+    row.id.store(id, Ordering::Relaxed);
+    row.thread.store(thread, Ordering::Relaxed);
+    Ok(row)
+}
+
+/// Gives up the rows of threads that have ended. The lock is held.
+fn clear_ended() {
+    let process = u64::from(process::id());
+    let used = TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) > GIVEN_UP);
+    for row in used {
+        let id = u64::from(row.id.load(Ordering::Relaxed));
+        let asked = SystemCall::new(linux::__NR_tgkill, [process, id, 0, 0, 0]).run_once();
+        if asked == Err(Errno::ESRCH) {
+            row.files.iter().for_each(|place| drop(take(place)));
+            row.thread.store(GIVEN_UP, Ordering::Relaxed);
+        }
+    }
+}
+
+fn take(place: &AtomicPtr<File>) -> Option<Arc<File>> {
+    let file = place.swap(null_mut(), Ordering::Relaxed);
+    // SAFETY: it came from `Arc::into_raw`, and was just taken out.
+    (!file.is_null()).then(|| unsafe { Arc::from_raw(file) })
+}
+
+/// Puts a ring at the first free index of a range. `EBUSY`: there is none.
+fn put(file: Arc<File>, mut range: core::ops::Range<usize>) -> Result<u32, Errno> {
+    let row = claim()?;
+    let free = |index: &usize| row.files[*index].load(Ordering::Relaxed).is_null();
+    let index = range.find(free).ok_or(Errno::EBUSY)?;
+    row.files[index].store(Arc::into_raw(file).cast_mut(), Ordering::Relaxed);
+    Ok(index as u32)
+}
+
+/// Registers a ring that has no descriptor (IORING_SETUP_REGISTERED_FD_ONLY).
+pub fn put_anywhere(file: Arc<File>) -> Result<u32, Errno> {
+    put(file, 0..PLACES)
+}
+
+/// IORING_REGISTER_RING_FDS: answers how many were registered.
+pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
+    for_each(argument, count, |update, address| {
+        if update.resv != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let range = match update.offset {
+            u32::MAX => 0..PLACES,
+            offset if (offset as usize) < PLACES => offset as usize..offset as usize + 1,
+            _ => return Err(Errno::EINVAL),
+        };
+        let file = match descriptors::with(update.data as i32, Arc::clone) {
+            Found::Ring(file) => file,
+            Found::Inherited => return Err(Errno::EOWNERDEAD),
+            Found::Other => return Err(not_a_ring(update.data as i32)),
+        };
+        let index = put(file, range)?;
+        user_memory::write(address, index).inspect_err(|_| {
+            drop(row_of_this_thread().and_then(|row| take(&row.files[index as usize])));
+        })
+    })
+}
+
+/// IORING_UNREGISTER_RING_FDS.
+pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
+    let row = row_of_this_thread();
+    for_each(argument, count, |update, _| {
+        // Only a thread that has registered something is asked for more.
+        let Some(row) = row else { return Ok(()) };
+        if update.resv != 0 || update.data != 0 || update.offset as usize >= PLACES {
+            return Err(Errno::EINVAL);
+        }
+        drop(take(&row.files[update.offset as usize]));
+        Ok(())
+    })
+    .map(|done| if row.is_none() { 0 } else { done })
+}
+
+/// Goes through an array of updates; an error counts only if it is the first.
+fn for_each(
+    argument: UserAddress,
+    count: u32,
+    mut work: impl FnMut(io_uring_rsrc_update, UserAddress) -> Result<(), Errno>,
+) -> Result<u32, Errno> {
+    if count == 0 || count as usize > PLACES {
+        return Err(Errno::EINVAL);
+    }
+    for index in 0..count {
+        let address = argument.offset(u64::from(index) * size_of::<io_uring_rsrc_update>() as u64);
+        let done = user_memory::read(address).and_then(|update| work(update, address));
+        match done {
+            Ok(()) => {}
+            Err(error) if index == 0 => return Err(error),
+            Err(_) => return Ok(index),
+        }
+    }
+    Ok(count)
+}
+
+/// What the kernel answers for a descriptor that is no ring.
+pub fn not_a_ring(number: i32) -> Errno {
+    let arguments = [number as u64, u64::from(linux::F_GETFD), 0, 0, 0];
+    match SystemCall::new(linux::__NR_fcntl, arguments).run() {
+        Ok(_) => Errno::EOPNOTSUPP,
+        Err(_) => Errno::EBADF,
+    }
+}
+
+/// In a forked child: what was registered is the parent's, and left as it is.
+pub fn disown() {
+    for row in &TABLE {
+        row.thread.store(0, Ordering::Relaxed);
+        row.files.iter().for_each(|place| place.store(null_mut(), Ordering::Relaxed));
+    }
+}

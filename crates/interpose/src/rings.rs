@@ -1,0 +1,101 @@
+//! The three calls of io_uring: what is the doors' part of them (descriptors),
+//! and the way to the engine for the rest.
+
+use crate::descriptors::{self, File, Found};
+use crate::door::Call;
+use crate::registered::{self, not_a_ring};
+use usring_engine::{EnterCall, Ring};
+use usring_sys::syscall::AddressTrust;
+use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::io_uring as abi;
+
+/// In place of a count: asks whether the doors are open. Any descriptor.
+const PROBE: u64 = 0x7573_7270;
+/// The answer, which no other call gives.
+const PROBE_ANSWER: u64 = 0x0050_524f;
+
+/// io_uring_enter(2).
+#[inline]
+pub fn enter(call: &Call) -> Result<u64, Errno> {
+    let [descriptor, to_submit, min_complete, flags, argument, argument_size] = call.arguments;
+    if to_submit == PROBE && descriptor as i32 == -1 {
+        return Ok(PROBE_ANSWER);
+    }
+    let enter = EnterCall {
+        to_submit: to_submit as u32,
+        min_complete: min_complete as u32,
+        flags: flags as u32,
+        argument: UserAddress(argument),
+        argument_size,
+    };
+    let work = |file: &alloc::sync::Arc<File>| file.ring.enter(&enter).map(u64::from);
+    enter.check_flags()?;
+    if enter.flags & abi::IORING_ENTER_REGISTERED_RING != 0 {
+        return registered::with(descriptor as u32, work)?;
+    }
+    on_ring(descriptor as i32, work)
+}
+
+fn on_ring<T>(number: i32, work: impl FnOnce(&alloc::sync::Arc<File>) -> Result<T, Errno>) -> Result<T, Errno> {
+    match descriptors::with(number, work) {
+        Found::Ring(result) => result,
+        Found::Inherited => Err(Errno::EOWNERDEAD),
+        Found::Other => Err(not_a_ring(number)),
+    }
+}
+
+/// io_uring_register(2).
+pub fn register(call: &Call) -> Result<u64, Errno> {
+    use abi::io_uring_register_op as op;
+    let [descriptor, opcode, argument, count, ..] = call.arguments;
+    let (opcode, argument, count) = (opcode as u32, UserAddress(argument), count as u32);
+    let by_index = opcode & op::IORING_REGISTER_USE_REGISTERED_RING as u32 != 0;
+    let opcode = opcode & !(op::IORING_REGISTER_USE_REGISTERED_RING as u32);
+    if opcode >= op::IORING_REGISTER_LAST as u32 {
+        return Err(Errno::EINVAL);
+    }
+    // Without a ring there is nothing that we could do.
+    if descriptor as i32 == -1 {
+        return Err(Errno::EINVAL);
+    }
+    let work = |file: &alloc::sync::Arc<File>| {
+        if opcode == op::IORING_REGISTER_RING_FDS as u32 {
+            registered::register(argument, count)
+        } else if opcode == op::IORING_UNREGISTER_RING_FDS as u32 {
+            registered::unregister(argument, count)
+        } else {
+            file.ring.register(opcode, argument, count)
+        }
+    };
+    let answer = if by_index { registered::with(descriptor as u32, work)? } else { on_ring(descriptor as i32, work) };
+    answer.map(u64::from)
+}
+
+/// io_uring_setup(2): answers the ring's descriptor.
+pub fn setup(call: &Call) -> Result<u64, Errno> {
+    let [entries, address, ..] = call.arguments;
+    let address = UserAddress(address);
+    let mut params: abi::io_uring_params = user_memory::read(address)?;
+    // SAFETY: the program asked for a ring by a system call, by which it
+    // vouches for what it puts into its requests, as it does in the kernel.
+    let trust = unsafe { AddressTrust::new() };
+    let ring = Ring::setup(trust, entries as u32, &mut params)?;
+    let file = File::new(ring);
+    if params.flags & abi::IORING_SETUP_REGISTERED_FD_ONLY != 0 {
+        user_memory::write(address, params)?;
+        return registered::put_anywhere(file).map(u64::from);
+    }
+    let descriptor = descriptors::reserve()?;
+    user_memory::write(address, params)?;
+    descriptors::insert(descriptor.number(), file)?;
+    Ok(descriptor.into_raw() as u64)
+}
+
+/// Makes an io_uring_enter by a bare instruction and tells whether we answered.
+pub fn probe() -> bool {
+    // SAFETY: no descriptor is named, so whoever answers touches no memory.
+    let answer = unsafe {
+        usring_sys::syscall::syscall6(usring_uapi::general::__NR_io_uring_enter, [-1i64 as u64, PROBE, 0, 0, 0, 0])
+    };
+    answer == PROBE_ANSWER
+}

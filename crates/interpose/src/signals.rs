@@ -1,0 +1,400 @@
+//! The program's signal handlers, kept out of the engine.
+//!
+//! Every handler of the program is installed in the kernel as
+//! `usring_signal_entry`. It looks where the signal found its thread. In the
+//! program, or in the doors: the program's handler runs, on the kernel's own
+//! frame. In the engine: the signal is put off (`usring_sys::signals`).
+//!
+//! SIGSYS, SIGSEGV and SIGBUS are ours in the kernel ([`own_signal`]), and what
+//! the program installs for them lives in the table alone. They are taken out
+//! of every mask, for while they are blocked a trap or a fault would kill.
+//!
+//! SA_RESETHAND never reaches the kernel, or a signal that was put off would
+//! find the default action when it comes again; it is done here.
+
+use crate::door::{Call, Delivery, Outcome};
+use crate::{own_signal, process, text};
+use core::arch::global_asm;
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicU64, Ordering};
+use usring_sys::signals::{self, ALL_BLOCKED, SignalSet, set_of};
+use usring_sys::syscall::PASS_MARK;
+use usring_sys::wait::{self, SignalInformation};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+pub const LAST_SIGNAL: usize = 64;
+pub const DEFAULT: u64 = 0;
+pub const IGNORE: u64 = 1;
+
+/// Ours in the kernel, and never in a mask.
+pub const OWN: [u32; 3] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS];
+pub const KEPT_OPEN: SignalSet = set_of(linux::SIGSYS) | set_of(linux::SIGSEGV) | set_of(linux::SIGBUS);
+
+const RESET_HANDLER: u64 = linux::SA_RESETHAND as u64;
+
+/// `struct sigaction` as the kernel has it.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct Action {
+    pub handler: u64,
+    pub flags: u64,
+    pub restorer: u64,
+    pub mask: SignalSet,
+}
+
+/// What the program last installed for a signal. For a signal that is not ours
+/// the kernel knows whether it holds: if its handler is the wrapper.
+#[repr(C)]
+struct Entry {
+    handler: AtomicU64,
+    flags: AtomicU64,
+    restorer: AtomicU64,
+    mask: AtomicU64,
+}
+
+static TABLE: [Entry; LAST_SIGNAL + 1] = [const {
+    Entry { handler: AtomicU64::new(0), flags: AtomicU64::new(0), restorer: AtomicU64::new(0), mask: AtomicU64::new(0) }
+}; LAST_SIGNAL + 1];
+
+const _: () = assert!(size_of::<Entry>() == 32);
+
+impl Entry {
+    fn get(&self) -> Action {
+        Action {
+            handler: self.handler.load(Ordering::Acquire),
+            flags: self.flags.load(Ordering::Relaxed),
+            restorer: self.restorer.load(Ordering::Relaxed),
+            mask: self.mask.load(Ordering::Relaxed),
+        }
+    }
+
+    fn set(&self, action: &Action) {
+        self.flags.store(action.flags, Ordering::Relaxed);
+        self.restorer.store(action.restorer, Ordering::Relaxed);
+        self.mask.store(action.mask, Ordering::Relaxed);
+        self.handler.store(action.handler, Ordering::Release);
+    }
+}
+
+/// What the program has installed for a signal of ours.
+pub fn installed(signal: u32) -> Action {
+    TABLE[signal as usize].get()
+}
+
+/// Forgets what the program has installed for a signal of ours (SA_RESETHAND).
+pub fn reset(signal: u32) {
+    TABLE[signal as usize].handler.store(DEFAULT, Ordering::Release);
+}
+
+// The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t; rsp is the
+// kernel's frame, eight bytes above which the ucontext_t begins.
+//
+// A second signal may arrive before the first one's wrapper has decided. Until
+// then the wrapper pushes nothing, so the second finds by rsp the first one's
+// ucontext_t and with it what both of them interrupted.
+global_asm!(
+    ".pushsection usring_door,\"axR\",@progbits",
+    ".globl usring_signal_entry",
+    ".hidden usring_signal_entry",
+    ".type usring_signal_entry,@function",
+    ".p2align 4",
+    "usring_signal_entry:",
+    ".cfi_startproc",
+    ".cfi_def_cfa rsp, 8",
+    "endbr64",
+    "mov r8, rdx",
+    "2:",
+    "mov rax, [r8 + {rip}]",
+    "lea rcx, [rip + usring_signal_entry]",
+    "cmp rax, rcx",
+    "jb 3f",
+    "lea rcx, [rip + 4f]",
+    "cmp rax, rcx",
+    "jae 3f",
+    "mov r8, [r8 + {rsp}]",
+    "add r8, 8",
+    "jmp 2b",
+    "3:",
+    "mov rcx, rax",
+    "sub rax, [rip + {library}]",
+    "cmp rax, [rip + {library} + 8]",
+    "jae 5f",
+    "sub rcx, [rip + {doors}]",
+    "cmp rcx, [rip + {doors} + 8]",
+    "jb 5f",
+    // The engine was interrupted. Nothing else may come from here on.
+    "mov edi, {set_mask}",
+    "lea rsi, [rip + {all_blocked}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    // Decided: what interrupts us beyond here may push.
+    "4:",
+    "lea rsi, [rsp + {information}]",
+    "lea rdx, [rsp + 8]",
+    "mov rdi, r8",
+    "sub rsp, 8",
+    ".cfi_def_cfa_offset 16",
+    "call {put_off}",
+    "add rsp, 8",
+    ".cfi_def_cfa_offset 8",
+    "test rax, rax",
+    "jnz 6f",
+    "ret",
+    // It cannot be put off (no slot): under the mask that rdx names it runs.
+    "6:",
+    "push rdx",
+    ".cfi_def_cfa_offset 16",
+    "mov edi, {set_mask}",
+    "mov rsi, rsp",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "pop rax",
+    ".cfi_def_cfa_offset 8",
+    // The program's handler. It may run under the mask of a sigsuspend or a
+    // ppoll, which we have not seen: our signals must be open in it.
+    "5:",
+    "mov edi, {unblock}",
+    "lea rsi, [rip + {kept_open}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "mov r8d, [rsp + {information}]",
+    "mov ecx, r8d",
+    "shl ecx, 5",
+    "lea rax, [rip + {table}]",
+    "add rax, rcx",
+    "mov rcx, [rax + {handler}]",
+    "test dword ptr [rax + {flags}], {reset_handler}",
+    "jz 7f",
+    // SA_RESETHAND: the kernel's entry goes back to the default.
+    "push rcx",
+    ".cfi_def_cfa_offset 16",
+    "mov edi, r8d",
+    "lea rsi, [rip + {default_action}]",
+    "xor edx, edx",
+    "mov eax, {rt_sigaction}",
+    "syscall",
+    "pop rcx",
+    ".cfi_def_cfa_offset 8",
+    "7:",
+    "mov edi, r8d",
+    "lea rsi, [rsp + {information}]",
+    "lea rdx, [rsp + 8]",
+    "xor eax, eax",
+    "cmp rcx, {ignore}",
+    "jbe 8f",
+    "jmp rcx",
+    "8:",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_signal_entry, . - usring_signal_entry",
+    ".popsection",
+    rsp = const CONTEXT_STACK_POINTER,
+    rip = const wait::CONTEXT_INSTRUCTION_POINTER,
+    information = const 8 + CONTEXT_SIZE,
+    library = sym text::LIBRARY,
+    doors = sym text::DOORS,
+    put_off = sym put_off,
+    all_blocked = sym ALL,
+    kept_open = sym OPEN,
+    default_action = sym DEFAULT_ACTION,
+    table = sym TABLE,
+    flags = const offset_of!(Entry, flags),
+    handler = const offset_of!(Entry, handler),
+    reset_handler = const RESET_HANDLER,
+    ignore = const IGNORE,
+    mark = const PASS_MARK,
+    set_mask = const linux::SIG_SETMASK,
+    unblock = const linux::SIG_UNBLOCK,
+    rt_sigprocmask = const linux::__NR_rt_sigprocmask,
+    rt_sigaction = const linux::__NR_rt_sigaction,
+);
+
+/// Offsets in a `ucontext_t`, and its size.
+pub const CONTEXT_STACK_POINTER: usize = 160;
+pub const CONTEXT_MASK: usize = 296;
+const CONTEXT_SIZE: usize = 304;
+
+pub static ALL: SignalSet = ALL_BLOCKED;
+static OPEN: SignalSet = KEPT_OPEN;
+static DEFAULT_ACTION: Action = Action { handler: DEFAULT, flags: 0, restorer: 0, mask: 0 };
+
+unsafe extern "C" {
+    fn usring_signal_entry();
+}
+
+fn wrapper() -> u64 {
+    usring_signal_entry as *const () as u64
+}
+
+/// Whether the handler has to run after all, and under which mask.
+#[repr(C)]
+struct Verdict {
+    runs: u64,
+    mask: SignalSet,
+}
+
+/// A signal found its thread in the engine: `first` is the ucontext_t of the
+/// frame that interrupted the engine, `own` that of this signal. All signals
+/// are blocked.
+extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Verdict {
+    // SAFETY: the kernel's frames, which lie on this stack and are ours to
+    // change until the handlers return.
+    let (information, original_mask, own_mask, instruction_pointer) = unsafe {
+        (
+            &*information,
+            *first.add(CONTEXT_MASK).cast::<SignalSet>(),
+            &mut *own.add(CONTEXT_MASK).cast::<SignalSet>(),
+            &mut *first.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>(),
+        )
+    };
+    if !signals::put_off(original_mask, 0) {
+        return Verdict { runs: 1, mask: mask_in_handler(information.signal as u32, *own_mask) };
+    }
+    if let Some(way_out) = wait::way_out(*instruction_pointer as usize) {
+        *instruction_pointer = way_out as u64;
+    }
+    queue_again(information);
+    *own_mask = ALL_BLOCKED;
+    Verdict { runs: 0, mask: 0 }
+}
+
+/// The mask under which the kernel would run the program's handler of a signal
+/// that arrives while `mask` is in force.
+pub fn mask_in_handler(signal: u32, mask: SignalSet) -> SignalSet {
+    let action = installed(signal);
+    let itself = if action.flags & u64::from(linux::SA_NODEFER) != 0 { 0 } else { set_of(signal) };
+    ((mask | action.mask) & !KEPT_OPEN) | (itself & !set_of(linux::SIGSYS))
+}
+
+/// Puts a signal into this thread's queue, with all that it carries.
+pub fn queue_again(information: &SignalInformation) {
+    let process = process::id();
+    let (thread, signal) = (u64::from(signals::thread_id()), information.signal as u64);
+    let arguments = [u64::from(process), thread, signal, &raw const *information as u64, 0];
+    if SystemCall::new(linux::__NR_rt_tgsigqueueinfo, arguments).run_once().is_err() {
+        // The queue is full (RLIMIT_SIGPENDING): at least the signal itself.
+        let _ = signals::send_to_thread(thread as u32, signal as u32);
+    }
+}
+
+/// For the way out of a door, with all signals blocked: what it has to do, if
+/// a signal for this thread was put off.
+pub extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
+    let Some(put_off) = signals::take() else { return 0 };
+    *delivery = Delivery {
+        delivery_mask: put_off.delivery_mask.unwrap_or(0),
+        original_mask: put_off.original_mask,
+        has_delivery_mask: u32::from(put_off.delivery_mask.is_some()),
+        signal: if put_off.resend == 0 { 0 } else { put_off.resend.trailing_zeros() + 1 },
+        process: process::id(),
+        thread: signals::thread_id(),
+    };
+    1
+}
+
+/// rt_sigprocmask(2): as asked, but our signals stay open.
+pub fn change_mask(call: &mut Call) -> Outcome {
+    let [_, set, _, size, ..] = call.arguments;
+    if size != 8 {
+        return call.pass();
+    }
+    let Ok(mask) = user_memory::read::<SignalSet>(UserAddress(set)) else {
+        return call.pass();
+    };
+    let outcome = call.pass();
+    if mask & KEPT_OPEN != 0 {
+        call.forward.scratch = mask & !KEPT_OPEN;
+        call.forward.arguments[1] = &raw const call.forward.scratch as u64;
+    }
+    outcome
+}
+
+/// rt_sigaction(2).
+pub fn change_action(call: &mut Call) -> Result<u64, Errno> {
+    let [signal, new, old, size, ..] = call.arguments;
+    let signal = signal as u32;
+    if size != 8 || signal == 0 || signal as usize > LAST_SIGNAL {
+        return Err(Errno::EINVAL);
+    }
+    let new = if new == 0 { None } else { Some(read_action(UserAddress(new))?) };
+    if new.is_some() && (signal == linux::SIGKILL || signal == linux::SIGSTOP) {
+        return Err(Errno::EINVAL);
+    }
+    let before = if OWN.contains(&signal) { exchange_own(signal, new) } else { exchange(signal, new)? };
+    if old != 0 {
+        let Action { handler, flags, restorer, mask } = before;
+        user_memory::write(UserAddress(old), [handler, flags, restorer, mask])?;
+    }
+    Ok(0)
+}
+
+fn read_action(address: UserAddress) -> Result<Action, Errno> {
+    let [handler, flags, restorer, mask] = user_memory::read::<[u64; 4]>(address)?;
+    Ok(Action { handler, flags, restorer, mask })
+}
+
+fn exchange_own(signal: u32, new: Option<Action>) -> Action {
+    let before = installed(signal);
+    // A vfork child has handlers of its own but shares this table. What it
+    // sets for these three lasts until its exec, which resets them anyway.
+    if let Some(new) = new
+        && process::is_own()
+    {
+        TABLE[signal as usize].set(&new);
+    }
+    before
+}
+
+fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
+    let _one_at_a_time = process::current().actions.lock();
+    let entry = &TABLE[signal as usize];
+    let before = entry.get();
+    let wrapped = new.map(|new| {
+        if new.handler <= IGNORE {
+            return new;
+        }
+        if process::is_own() {
+            entry.set(&new);
+        }
+        // Without SA_SIGINFO the kernel leaves the siginfo_t unwritten.
+        let flags = new.flags & !RESET_HANDLER | u64::from(linux::SA_SIGINFO);
+        Action { handler: wrapper(), flags, mask: new.mask & !KEPT_OPEN, ..new }
+    });
+    let in_kernel = kernel_exchange(signal, wrapped.as_ref())?;
+    Ok(if in_kernel.handler == wrapper() { before } else { in_kernel })
+}
+
+/// rt_sigaction(2), past our own filter.
+pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errno> {
+    let mut old = Action::default();
+    let new = new.map_or(0, |new| &raw const *new as u64);
+    let arguments = [u64::from(signal), new, &raw mut old as u64, 8, 0];
+    SystemCall::new(linux::__NR_rt_sigaction, arguments).run_once().map(|_| old)
+}
+
+/// At the start: takes over the handlers that were installed before us, and
+/// the three signals that are ours.
+pub fn take_over() -> Result<(), Errno> {
+    for signal in (1..=LAST_SIGNAL as u32).filter(|signal| !OWN.contains(signal)) {
+        let before = kernel_exchange(signal, None)?;
+        if before.handler > IGNORE {
+            exchange(signal, Some(before))?;
+        }
+    }
+    for signal in OWN {
+        let before = own_signal::install(signal)?;
+        TABLE[signal as usize].set(&before);
+    }
+    let arguments = [u64::from(linux::SIG_UNBLOCK), &raw const OPEN as u64, 0, 8, 0];
+    SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run_once().map(drop)
+}

@@ -1,0 +1,46 @@
+//! The constructor: opens the doors, before any other code of the program runs.
+
+use crate::{environment, filter, message, process, rings, signals, text};
+use core::sync::atomic::{AtomicU32, Ordering};
+use usring_engine::Host;
+use usring_sys::SystemCall;
+use usring_uapi::general as linux;
+
+/// Whether the doors are open; the symbols then take calls.
+pub static OPEN: AtomicU32 = AtomicU32::new(0);
+
+/// Exit status of a program that could not be served.
+const STATUS_NOT_SERVED: u64 = 125;
+
+static HOST: Host = Host {
+    ring_of: |number| crate::descriptors::get(number).map(|file| file.ring.clone()),
+    close: crate::descriptor_calls::close_number,
+};
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn(i32, *const *const u8, *mut *mut u8) = start;
+
+extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
+    environment::read(variables);
+    if let Err(why) = open() {
+        message::say(format_args!("cannot serve this program: {why}"));
+        let _ = SystemCall::new(linux::__NR_exit_group, [STATUS_NOT_SERVED, 0, 0, 0, 0]).run_once();
+    }
+    environment::report_probe();
+}
+
+fn open() -> Result<(), &'static str> {
+    text::find();
+    process::current();
+    usring_engine::set_host(&HOST);
+    signals::take_over().map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
+    if !rings::probe() {
+        filter::install().map_err(|_| "the trap filter was refused; does this sandbox forbid seccomp(2)?")?;
+        if !rings::probe() {
+            return Err("io_uring_enter does not reach usring although the trap filter was accepted");
+        }
+    }
+    OPEN.store(1, Ordering::Relaxed);
+    Ok(())
+}

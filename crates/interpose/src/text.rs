@@ -1,0 +1,75 @@
+//! Which addresses are whose: the library's code, and the doors in it.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// A range of addresses that assembler reads: start, length.
+#[repr(C)]
+pub struct Range {
+    start: AtomicUsize,
+    length: AtomicUsize,
+}
+
+impl Range {
+    const fn empty() -> Self {
+        Range { start: AtomicUsize::new(0), length: AtomicUsize::new(0) }
+    }
+
+    fn set(&self, start: usize, end: usize) {
+        self.start.store(start, Ordering::Relaxed);
+        self.length.store(end - start, Ordering::Release);
+    }
+
+    fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(self.start.load(Ordering::Relaxed)) < self.length.load(Ordering::Relaxed)
+    }
+}
+
+/// All code of this library.
+pub static LIBRARY: Range = Range::empty();
+/// The part of it that is doors.
+pub static DOORS: Range = Range::empty();
+
+unsafe extern "C" {
+    // Made by the linker: the library's own ELF header, and the bounds of the
+    // section `usring_door`.
+    static __ehdr_start: u8;
+    static __start_usring_door: u8;
+    static __stop_usring_door: u8;
+}
+
+// ELF64: offsets in the header and in a program header.
+const PHOFF: usize = 32;
+const PHNUM: usize = 56;
+const PHENTSIZE: usize = 56;
+const PT_LOAD: u32 = 1;
+const PF_X: u32 = 1;
+
+/// Reads our own headers; before the first handler is installed.
+pub fn find() {
+    let base = &raw const __ehdr_start;
+    // SAFETY: the loader mapped the header and, right behind it, the program
+    // headers; they are read-only.
+    let segments = unsafe {
+        let first = base.add(*base.add(PHOFF).cast::<u64>() as usize);
+        let count = *base.add(PHNUM).cast::<u16>() as usize;
+        core::slice::from_raw_parts(first.cast::<[u64; PHENTSIZE / 8]>(), count)
+    };
+    for [kind_and_flags, _, address, _, _, size, _] in segments {
+        let (kind, flags) = (*kind_and_flags as u32, (*kind_and_flags >> 32) as u32);
+        if kind == PT_LOAD && flags & PF_X != 0 {
+            let start = base as usize + *address as usize;
+            LIBRARY.set(start, start + *size as usize);
+        }
+    }
+    DOORS.set(&raw const __start_usring_door as usize, &raw const __stop_usring_door as usize);
+}
+
+/// Whether an interrupted thread is inside the engine.
+pub fn is_engine(instruction_pointer: usize) -> bool {
+    LIBRARY.contains(instruction_pointer) && !DOORS.contains(instruction_pointer)
+}
+
+/// Whether this is code of the library at all.
+pub fn is_library(address: usize) -> bool {
+    LIBRARY.contains(address)
+}
