@@ -1,0 +1,34 @@
+//! The Rust API: a thin face of the engine, which decides nothing itself.
+//!
+//! [`builder`] makes a ring and [`ring`] holds it; [`squeue`] and [`cqueue`] are
+//! the application's ends of its queues, [`submitter`] and [`register`] the two
+//! system calls, [`descriptor`] what poll and epoll may see of it. [`entry`] is
+//! where entries change their type, [`process`] what happens once per process.
+
+mod builder;
+pub mod cqueue;
+mod descriptor;
+mod entry;
+mod parameters;
+mod process;
+pub mod register;
+mod ring;
+pub mod squeue;
+mod submitter;
+mod unavailable;
+
+pub use builder::Builder;
+pub use cqueue::{CompletionQueue, CompletionStatus};
+pub use io_uring::EnterFlags;
+pub use parameters::Parameters;
+pub use register::Probe;
+pub use ring::IoUring;
+pub use squeue::SubmissionQueue;
+pub use submitter::Submitter;
+
+use usring_sys::Errno;
+
+/// The engine's error as the standard library's.
+fn os_error(error: Errno) -> std::io::Error {
+    std::io::Error::from_raw_os_error(-error.negative())
+}

@@ -1,0 +1,153 @@
+//! The parameters that a ring was made with.
+
+use std::fmt;
+use usring_uapi::io_uring as abi;
+
+/// What a ring was made with and what it promises: io_uring_setup(2)'s
+/// `struct io_uring_params`, as the engine has filled it.
+#[derive(Clone)]
+pub struct Parameters(pub(super) abi::io_uring_params);
+
+impl Parameters {
+    fn has(&self, flag: u32) -> bool {
+        self.0.flags & flag != 0
+    }
+
+    fn promises(&self, feature: u32) -> bool {
+        self.0.features & feature != 0
+    }
+
+    /// Whether a thread of the engine submits
+    /// ([`Builder::setup_sqpoll`](crate::Builder::setup_sqpoll)).
+    pub fn is_setup_sqpoll(&self) -> bool {
+        self.has(abi::IORING_SETUP_SQPOLL)
+    }
+
+    /// Whether completions are polled for
+    /// ([`Builder::setup_iopoll`](crate::Builder::setup_iopoll)).
+    pub fn is_setup_iopoll(&self) -> bool {
+        self.has(abi::IORING_SETUP_IOPOLL)
+    }
+
+    /// Whether one thread alone submits
+    /// ([`Builder::setup_single_issuer`](crate::Builder::setup_single_issuer)).
+    pub fn is_setup_single_issuer(&self) -> bool {
+        self.has(abi::IORING_SETUP_SINGLE_ISSUER)
+    }
+
+    /// One mapping serves both queues. Always true.
+    pub fn is_feature_single_mmap(&self) -> bool {
+        self.promises(abi::IORING_FEAT_SINGLE_MMAP)
+    }
+
+    /// Completions that find no room wait in a backlog instead of being lost.
+    /// Always true.
+    pub fn is_feature_nodrop(&self) -> bool {
+        self.promises(abi::IORING_FEAT_NODROP)
+    }
+
+    /// What a request points to, but for the data itself, may be reused as soon
+    /// as it was submitted. Always true.
+    pub fn is_feature_submit_stable(&self) -> bool {
+        self.promises(abi::IORING_FEAT_SUBMIT_STABLE)
+    }
+
+    /// An offset of −1 means the file's own position. Always true.
+    pub fn is_feature_rw_cur_pos(&self) -> bool {
+        self.promises(abi::IORING_FEAT_RW_CUR_POS)
+    }
+
+    /// Requests run with the credentials of who submits them: usring has no
+    /// others. Always true.
+    pub fn is_feature_cur_personality(&self) -> bool {
+        self.promises(abi::IORING_FEAT_CUR_PERSONALITY)
+    }
+
+    /// A request whose file is not ready waits by polling and occupies no
+    /// thread. Always true.
+    pub fn is_feature_fast_poll(&self) -> bool {
+        self.promises(abi::IORING_FEAT_FAST_POLL)
+    }
+
+    /// `PollAdd` takes 32 bits of events. Always true.
+    pub fn is_feature_poll_32bits(&self) -> bool {
+        self.promises(abi::IORING_FEAT_POLL_32BITS)
+    }
+
+    /// With `setup_sqpoll` files need not be registered. Always true.
+    pub fn is_feature_sqpoll_nonfixed(&self) -> bool {
+        self.promises(abi::IORING_FEAT_SQPOLL_NONFIXED)
+    }
+
+    /// [`Submitter::submit_with_args`](crate::Submitter::submit_with_args)
+    /// works. Always true.
+    pub fn is_feature_ext_arg(&self) -> bool {
+        self.promises(abi::IORING_FEAT_EXT_ARG)
+    }
+
+    /// Workers are threads of this process. Always true.
+    pub fn is_feature_native_workers(&self) -> bool {
+        self.promises(abi::IORING_FEAT_NATIVE_WORKERS)
+    }
+
+    /// Registered files and buffers can be tagged and updated. Always true.
+    pub fn is_feature_resource_tagging(&self) -> bool {
+        self.promises(abi::IORING_FEAT_RSRC_TAGS)
+    }
+
+    /// `SKIP_SUCCESS` works. Always true.
+    pub fn is_feature_skip_cqe_on_success(&self) -> bool {
+        self.promises(abi::IORING_FEAT_CQE_SKIP)
+    }
+
+    /// A link's file is looked up when its turn comes, so it may be one that
+    /// the request before it opens. Always true.
+    pub fn is_feature_linked_file(&self) -> bool {
+        self.promises(abi::IORING_FEAT_LINKED_FILE)
+    }
+
+    /// Whether several buffers can be sent and received in one bundle.
+    pub fn is_feature_recvsend_bundle(&self) -> bool {
+        self.promises(abi::IORING_FEAT_RECVSEND_BUNDLE)
+    }
+
+    /// `SubmitArgs::min_wait_usec` works. Always true.
+    pub fn is_feature_min_timeout(&self) -> bool {
+        self.promises(abi::IORING_FEAT_MIN_TIMEOUT)
+    }
+
+    /// `EnterFlags::NO_IOWAIT` is taken. Always true: a sleep of ours never
+    /// counts as waiting for I/O.
+    pub fn is_feature_no_iowait(&self) -> bool {
+        self.promises(abi::IORING_FEAT_NO_IOWAIT)
+    }
+
+    /// Entries of the submission queue, a power of two.
+    pub fn sq_entries(&self) -> u32 {
+        self.0.sq_entries
+    }
+
+    /// Milliseconds without work after which the SQ thread sleeps, as given to
+    /// [`Builder::setup_sqpoll`](crate::Builder::setup_sqpoll); 0 stands for a
+    /// second.
+    pub fn sq_thread_idle(&self) -> u32 {
+        self.0.sq_thread_idle
+    }
+
+    /// Entries of the completion queue, a power of two.
+    pub fn cq_entries(&self) -> u32 {
+        self.0.cq_entries
+    }
+}
+
+impl fmt::Debug for Parameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parameters")
+            .field("flags", &format_args!("{:#x}", self.0.flags))
+            .field("features", &format_args!("{:#x}", self.0.features))
+            .field("sq_entries", &self.0.sq_entries)
+            .field("cq_entries", &self.0.cq_entries)
+            .field("sq_thread_idle", &self.0.sq_thread_idle)
+            .finish()
+    }
+}

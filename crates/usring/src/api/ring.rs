@@ -1,0 +1,246 @@
+//! The ring itself: the engine's half by its `Arc`, the application's halves,
+//! and what belongs to them.
+
+use super::cqueue::{self, CompletionQueue};
+use super::descriptor::Descriptor;
+use super::os_error;
+use super::squeue::{self, SubmissionQueue};
+use super::submitter::Submitter;
+use super::{Builder, Parameters};
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::mem;
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use usring_engine::Ring;
+use usring_ring::application::{CompletionHalf, SubmissionHalf};
+use usring_sys::{Errno, SystemCall};
+use usring_uapi::general as linux;
+use usring_uapi::io_uring as abi;
+
+/// An io_uring of this process: two queues, and the engine that empties the one
+/// and fills the other.
+///
+/// `S` and `C` are the kinds of entries: [`squeue::Entry`] or
+/// [`squeue::Entry128`], [`cqueue::Entry`] or [`cqueue::Entry32`].
+///
+/// Several threads may use one ring through [`submitter`](IoUring::submitter);
+/// each queue belongs to one thread at a time, which `&mut` ensures, or the
+/// caller of [`submission_shared`](IoUring::submission_shared) and
+/// [`completion_shared`](IoUring::completion_shared).
+///
+/// # Dropping
+/// What is in flight is cancelled, and drop returns when nothing touches the
+/// memory that its requests name any more: it waits for a system call that
+/// cannot be broken off (a disk's), and for nothing else. Pushed and not
+/// submitted entries are forgotten. In a forked child it does nothing.
+///
+/// ```
+/// use usring::{IoUring, opcode};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let mut ring = IoUring::new(4)?;
+/// for user_data in 0..3 {
+///     let nop = opcode::Nop::new().build().user_data(user_data);
+///     // SAFETY: a NOP names no memory.
+///     unsafe { ring.submission().push(&nop).expect("a ring of 4 has room for three") };
+/// }
+/// assert_eq!(ring.submit_and_wait(3)?, 3);
+/// assert_eq!(ring.completion().map(|entry| entry.user_data()).sum::<u64>(), 0 + 1 + 2);
+/// # Ok(())
+/// # }
+/// ```
+pub struct IoUring<S = squeue::Entry, C = cqueue::Entry>
+where
+    S: squeue::EntryMarker,
+    C: cqueue::EntryMarker,
+{
+    core: Core,
+    submission: UnsafeCell<SubmissionHalf>,
+    completion: UnsafeCell<CompletionHalf>,
+    entries: PhantomData<fn(S) -> C>,
+}
+
+// SAFETY: through `&IoUring` the two cells are reached by `submission_shared`
+// and `completion_shared` alone, whose callers vouch for one user at a time;
+// everything else in it is made for many threads.
+unsafe impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Sync for IoUring<S, C> {}
+
+/// What a ring's queues and submitters share.
+pub(super) struct Core {
+    pub ring: Arc<Ring>,
+    pub parameters: Parameters,
+    pub descriptor: Descriptor,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.ring.is_inherited() {
+            // The parent's: its locks may be held by a thread that is not here,
+            // and its end is not ours to run.
+            mem::forget(self.ring.clone());
+            return;
+        }
+        self.descriptor.retire();
+        self.ring.close_and_wait();
+    }
+}
+
+impl IoUring<squeue::Entry, cqueue::Entry> {
+    /// A ring of `entries` submission queue entries, rounded up to a power of
+    /// two, and twice as many completion queue entries.
+    ///
+    /// # Errors
+    /// Those of [`Builder::build`].
+    pub fn new(entries: u32) -> io::Result<Self> {
+        Self::builder().build(entries)
+    }
+}
+
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
+    /// A [`Builder`] for a ring with these kinds of entries.
+    #[must_use]
+    pub fn builder() -> Builder<S, C> {
+        Builder::default()
+    }
+
+    pub(super) fn new_from(ring: Arc<Ring>, parameters: abi::io_uring_params) -> Self {
+        IoUring {
+            submission: UnsafeCell::new(SubmissionHalf::new(ring.memory())),
+            completion: UnsafeCell::new(CompletionHalf::new(ring.memory())),
+            core: Core { ring, parameters: Parameters(parameters), descriptor: Descriptor::default() },
+            entries: PhantomData,
+        }
+    }
+
+    /// The way to submit, to wait and to register.
+    #[inline]
+    pub fn submitter(&self) -> Submitter<'_> {
+        Submitter::new(&self.core)
+    }
+
+    /// What the ring was made with.
+    #[inline]
+    pub fn params(&self) -> &Parameters {
+        &self.core.parameters
+    }
+
+    /// Submits what was pushed: [`Submitter::submit`].
+    #[inline]
+    pub fn submit(&self) -> io::Result<usize> {
+        self.submitter().submit()
+    }
+
+    /// Submits and waits until `want` completions are there:
+    /// [`Submitter::submit_and_wait`].
+    #[inline]
+    pub fn submit_and_wait(&self, want: usize) -> io::Result<usize> {
+        self.submitter().submit_and_wait(want)
+    }
+
+    /// All three parts at once. What was pushed to the queue counts for the
+    /// submitter after [`SubmissionQueue::sync`] or when the queue is dropped.
+    #[inline]
+    pub fn split(&mut self) -> (Submitter<'_>, SubmissionQueue<'_, S>, CompletionQueue<'_, C>) {
+        let submission = SubmissionQueue::new(self.submission.get_mut(), self.core.ring.memory());
+        let completion = CompletionQueue::new(self.completion.get_mut(), &self.core);
+        (Submitter::new(&self.core), submission, completion)
+    }
+
+    /// The queue to push requests to.
+    #[inline]
+    pub fn submission(&mut self) -> SubmissionQueue<'_, S> {
+        SubmissionQueue::new(self.submission.get_mut(), self.core.ring.memory())
+    }
+
+    /// The queue to push requests to, of a ring that is shared.
+    ///
+    /// # Safety
+    /// No other [`SubmissionQueue`] of this ring exists while this one does.
+    #[inline]
+    pub unsafe fn submission_shared(&self) -> SubmissionQueue<'_, S> {
+        // SAFETY: the caller vouches that nobody else uses the half.
+        SubmissionQueue::new(unsafe { &mut *self.submission.get() }, self.core.ring.memory())
+    }
+
+    /// The queue of what has completed.
+    #[inline]
+    pub fn completion(&mut self) -> CompletionQueue<'_, C> {
+        CompletionQueue::new(self.completion.get_mut(), &self.core)
+    }
+
+    /// The queue of what has completed, of a ring that is shared.
+    ///
+    /// # Safety
+    /// No other [`CompletionQueue`] of this ring exists while this one does.
+    #[inline]
+    pub unsafe fn completion_shared(&self) -> CompletionQueue<'_, C> {
+        // SAFETY: the caller vouches that nobody else uses the half.
+        CompletionQueue::new(unsafe { &mut *self.completion.get() }, &self.core)
+    }
+
+    /// Maps what mmap(2) of a kernel ring's descriptor would map: `length` bytes
+    /// of the memory that `offset` (`IORING_OFF_*`) names. This is how a program
+    /// reaches a buffer ring that was registered with `IOU_PBUF_RING_MMAP`, at
+    /// offset `0x8000_0000 | group << 16`. It stays mapped, also after the ring
+    /// is gone, until munmap(2).
+    ///
+    /// # Errors
+    /// `EINVAL`: no such memory, or not so long. `EOWNERDEAD`: a parent's ring.
+    pub fn map(&self, offset: u64, length: usize) -> io::Result<NonNull<u8>> {
+        if self.core.ring.is_inherited() {
+            return Err(os_error(Errno::EOWNERDEAD));
+        }
+        let address = self.core.ring.map(offset, length, None).map_err(os_error)?;
+        NonNull::new(address as *mut u8).ok_or_else(|| os_error(Errno::ENOMEM))
+    }
+
+    /// MADV_DONTFORK on all of the ring's memory.
+    pub(super) fn keep_from_children(&self) -> io::Result<()> {
+        let memory = self.core.ring.memory();
+        for mapping in [memory.rings().mapping(), memory.sqes().mapping()].into_iter().flatten() {
+            let advice = u64::from(linux::MADV_DONTFORK);
+            let arguments = [mapping.address() as u64, mapping.length() as u64, advice, 0, 0];
+            SystemCall::new(linux::__NR_madvise, arguments).run().map_err(os_error)?;
+        }
+        Ok(())
+    }
+}
+
+/// A descriptor that poll and epoll report readable while the completion queue
+/// is not empty, for an event loop; made by the first call and closed with the
+/// ring. It is an eventfd that the ring alone may read and write. −1 if the
+/// process has no descriptor left, or the ring is a parent's.
+///
+/// ```
+/// use std::os::fd::AsRawFd;
+/// use usring::{IoUring, opcode};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let mut ring = IoUring::new(4)?;
+/// let mut watched = libc::pollfd { fd: ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+/// // SAFETY: a NOP names no memory.
+/// unsafe { ring.submission().push(&opcode::Nop::new().build()).expect("an empty ring has room") };
+/// ring.submit()?;
+/// // SAFETY: one `pollfd`, as its count says.
+/// assert_eq!(unsafe { libc::poll(&mut watched, 1, 1000) }, 1, "readable at once");
+/// ring.completion().for_each(drop);
+/// // SAFETY: as above.
+/// assert_eq!(unsafe { libc::poll(&mut watched, 1, 0) }, 0, "nothing is left");
+/// # Ok(())
+/// # }
+/// ```
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> AsRawFd for IoUring<S, C> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.core.descriptor.number(&self.core.ring)
+    }
+}
+
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> fmt::Debug for IoUring<S, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IoUring").field("params", &self.core.parameters).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,185 @@
+//! io_uring_enter(2): submitting and waiting.
+
+use super::os_error;
+use super::ring::Core;
+use std::fmt;
+use std::io;
+use std::mem;
+use usring_engine::EnterCall;
+use usring_ring::flags as sq_flags;
+use usring_sys::ordering::{Edge, Side};
+use usring_sys::{Errno, UserAddress};
+use usring_uapi::io_uring as abi;
+
+use super::EnterFlags;
+use crate::types::SubmitArgs;
+
+/// Bytes of a signal set as Linux has it (libc's is larger).
+const SIGNAL_SET_SIZE: u32 = 8;
+
+/// The way to submit, to wait and to register; made by
+/// [`IoUring::submitter`](crate::IoUring::submitter). Any number of them may
+/// exist, in any threads.
+pub struct Submitter<'a> {
+    pub(super) core: &'a Core,
+    /// [`Submitter::register_ring_fd`] was called.
+    pub(super) is_registered: bool,
+}
+
+impl<'a> Submitter<'a> {
+    #[inline]
+    pub(super) fn new(core: &'a Core) -> Self {
+        Submitter { core, is_registered: false }
+    }
+
+    #[inline]
+    fn call(&self, call: &EnterCall) -> io::Result<usize> {
+        self.core.ring.enter(call).map(|taken| taken as usize).map_err(os_error)
+    }
+
+    /// io_uring_enter(2) as it is, `flags` being [`EnterFlags`]. You probably
+    /// want [`submit`](Submitter::submit) or one of its relatives.
+    ///
+    /// Answers how many entries were taken from the queue.
+    ///
+    /// # Errors
+    /// `EINVAL`: flags or argument. `EBADFD`: the ring is not enabled. `EEXIST`:
+    /// another thread is the single issuer. `EINTR`, `ETIME`: the wait ended so,
+    /// without completions. `EFAULT`: the argument points nowhere. `EOWNERDEAD`:
+    /// the ring of a parent process, or its SQ thread could not be started.
+    ///
+    /// # Safety
+    /// `arg` is what the flags say: a signal set of the kernel's, or with
+    /// `EXT_ARG` a `struct io_uring_getevents_arg`, whose pointers are good.
+    pub unsafe fn enter<T: Sized>(
+        &self,
+        to_submit: u32,
+        min_complete: u32,
+        flag: u32,
+        arg: Option<&T>,
+    ) -> io::Result<usize> {
+        let argument = arg.map_or(UserAddress::NULL, |arg| UserAddress((&raw const *arg) as u64));
+        let argument_size = mem::size_of::<T>() as u64;
+        self.call(&EnterCall { to_submit, min_complete, flags: flag, argument, argument_size })
+    }
+
+    /// Submits everything that was pushed, and answers how many entries that
+    /// were. On a ring with `setup_sqpoll` it only wakes the SQ thread, if that
+    /// sleeps.
+    ///
+    /// # Errors
+    /// Those of [`enter`](Submitter::enter).
+    #[inline]
+    pub fn submit(&self) -> io::Result<usize> {
+        self.submit_and_wait(0)
+    }
+
+    /// Submits everything that was pushed and waits until `want` completions are
+    /// in the queue, counted with those that are there already.
+    ///
+    /// # Errors
+    /// Those of [`enter`](Submitter::enter); `EINTR` if a signal's handler ran
+    /// while it waited and nothing had been submitted or completed.
+    pub fn submit_and_wait(&self, want: usize) -> io::Result<usize> {
+        let Some(call) = self.prepare(want) else { return Ok(self.pushed() as usize) };
+        self.call(&call)
+    }
+
+    /// The same with a timeout, a signal mask during the wait, or a time after
+    /// which one completion is enough. The mask is passed in the size that
+    /// Linux knows, so it works where the `io-uring` crate's is refused.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use usring::{IoUring, types};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let ring = IoUring::new(4)?;
+    /// let time = types::Timespec::from(Duration::from_millis(1));
+    /// let args = types::SubmitArgs::new().timespec(&time);
+    /// let error = ring.submitter().submit_with_args(1, &args).unwrap_err();
+    /// assert_eq!(error.raw_os_error(), Some(libc::ETIME));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`enter`](Submitter::enter); `ETIME` if the time is over and
+    /// nothing was submitted or completed.
+    pub fn submit_with_args(&self, want: usize, args: &SubmitArgs<'_, '_>) -> io::Result<usize> {
+        let Some(mut call) = self.prepare(want) else { return Ok(self.pushed() as usize) };
+        const { assert!(mem::size_of::<SubmitArgs<'_, '_>>() == mem::size_of::<abi::io_uring_getevents_arg>()) };
+        // SAFETY: `SubmitArgs` is a transparent wrapper around this very
+        // structure, which is plain numbers.
+        let mut argument: abi::io_uring_getevents_arg = unsafe { mem::transmute_copy(args) };
+        if argument.sigmask != 0 {
+            argument.sigmask_sz = SIGNAL_SET_SIZE;
+        }
+        call.flags |= EnterFlags::EXT_ARG.bits();
+        call.argument = UserAddress((&raw const argument) as u64);
+        call.argument_size = mem::size_of_val(&argument) as u64;
+        self.call(&call)
+    }
+
+    /// Waits until the submission queue has room, on a ring with `setup_sqpoll`;
+    /// on others [`submit`](Submitter::submit) makes it.
+    ///
+    /// # Errors
+    /// Those of [`enter`](Submitter::enter).
+    pub fn squeue_wait(&self) -> io::Result<usize> {
+        self.call(&EnterCall { flags: EnterFlags::SQ_WAIT.bits(), ..EnterCall::default() })
+    }
+
+    fn pushed(&self) -> u32 {
+        self.core.ring.memory().submitted()
+    }
+
+    /// The call that submits everything and waits for `want`, or `None` if the
+    /// SQ thread is awake and nothing is wanted.
+    #[inline]
+    fn prepare(&self, want: usize) -> Option<EnterCall> {
+        let memory = self.core.ring.memory();
+        let polled = self.core.parameters.is_setup_sqpoll();
+        if polled {
+            // Between the tail that was stored and the flag that is read.
+            Edge::NeedWakeup.barrier(Side::Waker);
+        }
+        let state = memory.flags();
+        // Both wait for an enter that asks for events.
+        let waiting = state & (sq_flags::CQ_OVERFLOW | sq_flags::TASKRUN) != 0;
+        let mut flags = EnterFlags::empty();
+        flags.set(EnterFlags::GETEVENTS, want > 0 || waiting);
+        if polled {
+            flags.set(EnterFlags::SQ_WAKEUP, state & sq_flags::NEED_WAKEUP != 0);
+            if flags.is_empty() && !self.core.ring.is_inherited() {
+                return None;
+            }
+        }
+        let min_complete = u32::try_from(want).unwrap_or(u32::MAX);
+        Some(EnterCall { to_submit: memory.submitted(), min_complete, flags: flags.bits(), ..EnterCall::default() })
+    }
+
+    /// The ring's place in the caller's table of registered rings. A kernel
+    /// saves the look-up of a descriptor by it; here there is none to save, and
+    /// nothing changes but what a second call answers.
+    ///
+    /// # Errors
+    /// `EEXIST`: this submitter was registered already.
+    pub fn register_ring_fd(&mut self) -> io::Result<()> {
+        if mem::replace(&mut self.is_registered, true) { Err(os_error(Errno::EEXIST)) } else { Ok(()) }
+    }
+
+    /// Undoes [`register_ring_fd`](Submitter::register_ring_fd).
+    ///
+    /// # Errors
+    /// `EINVAL`: this submitter was not registered.
+    pub fn unregister_ring_fd(&mut self) -> io::Result<()> {
+        if mem::replace(&mut self.is_registered, false) { Ok(()) } else { Err(os_error(Errno::EINVAL)) }
+    }
+}
+
+impl fmt::Debug for Submitter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Submitter").field("pushed", &self.pushed()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,64 @@
+//! Register calls of the `io-uring` crate that usring does not have: they are
+//! passed on and refused by the engine, as a kernel that is too old refuses
+//! them, so that a program finds its way without.
+
+use super::submitter::Submitter;
+use crate::types::{CloneBuffersFlags, Napi, io_uring_zcrx_ifq_reg};
+use std::io;
+use std::os::fd::RawFd;
+use usring_uapi::io_uring::io_uring_register_op as op;
+
+impl Submitter<'_> {
+    /// Not available: `EINVAL`. Workers run where the process may.
+    pub fn register_iowq_aff(&self, cpu_set: &libc::cpu_set_t) -> io::Result<()> {
+        self.register_with(op::IORING_REGISTER_IOWQ_AFF, cpu_set, size_of::<libc::cpu_set_t>() as u32).map(drop)
+    }
+
+    /// Not available: `EINVAL`.
+    pub fn unregister_iowq_aff(&self) -> io::Result<()> {
+        self.register_nothing(op::IORING_UNREGISTER_IOWQ_AFF).map(drop)
+    }
+
+    /// Not available: `EINVAL`. Register the buffers with each ring.
+    pub fn register_buffers_clone(&self, src_fd: RawFd) -> io::Result<()> {
+        self.register_buffers_clone_offset(src_fd, 0, 0, 0, CloneBuffersFlags::empty())
+    }
+
+    /// Not available: `EINVAL`. Register the buffers with each ring.
+    pub fn register_buffers_clone_offset(
+        &self,
+        src_fd: RawFd,
+        src_off: u32,
+        dst_off: u32,
+        nr: u32,
+        flags: CloneBuffersFlags,
+    ) -> io::Result<()> {
+        let argument: [u32; 8] = [src_fd as u32, flags.bits(), src_off, dst_off, nr, 0, 0, 0];
+        self.register_with(op::IORING_REGISTER_CLONE_BUFFERS, &argument, 1).map(drop)
+    }
+
+    /// Not available: `EINVAL`. There is no network device to poll.
+    pub fn register_napi(&self, napi: &mut Napi) -> io::Result<()> {
+        self.register_with(op::IORING_REGISTER_NAPI, napi, 1).map(drop)
+    }
+
+    /// Not available: `EINVAL`.
+    pub fn unregister_napi(&self, napi: &mut Napi) -> io::Result<()> {
+        self.register_with(op::IORING_UNREGISTER_NAPI, napi, 1).map(drop)
+    }
+
+    /// Not available: `EINVAL`.
+    pub fn register_napi_add_id(&self, napi_id: u32) -> io::Result<()> {
+        self.register_with(op::IORING_REGISTER_NAPI, &napi_id, 1).map(drop)
+    }
+
+    /// Not available: `EINVAL`.
+    pub fn register_napi_del_id(&self, napi_id: u32) -> io::Result<()> {
+        self.register_with(op::IORING_REGISTER_NAPI, &napi_id, 1).map(drop)
+    }
+
+    /// Not available: `EINVAL`. There is no network device to receive from.
+    pub fn register_ifq(&self, reg: &io_uring_zcrx_ifq_reg) -> io::Result<()> {
+        self.register_with(op::IORING_REGISTER_ZCRX_IFQ, reg, 1).map(drop)
+    }
+}
