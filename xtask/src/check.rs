@@ -30,8 +30,12 @@ fn lints(what: &[&str]) -> Outcome {
     step::run(step::cargo(&["clippy", "--quiet"]).args(what).args(["--", "-D", "warnings"]))
 }
 
+/// The tests that drive whole programs drive the optimised product, as it is
+/// shipped.
 fn tests(tally: &mut Tally) -> Outcome {
-    let (counted, outcome) = step::run_tests(&mut step::cargo(&["test", "--no-fail-fast"]));
+    let mut command = step::cargo(&["test", "--no-fail-fast"]);
+    command.env("USRING_BIN", product::folder(true).join("usring"));
+    let (counted, outcome) = step::run_tests(&mut command);
     tally.add(counted);
     outcome
 }

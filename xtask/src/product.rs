@@ -31,7 +31,7 @@ pub fn run(name: &str, arguments: &[OsString]) -> ExitCode {
 }
 
 /// Where the artefacts of a profile lie.
-fn folder(release: bool) -> PathBuf {
+pub fn folder(release: bool) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| step::root().join("target"), PathBuf::from);
     target.join(if release { "release" } else { "debug" })
 }

@@ -171,6 +171,20 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<(), St
     }
 }
 
+/// Whether this is a shared object for our machine, and whole: cut short it
+/// would lack what its dynamic segment points at.
+pub fn is_library(file: &File) -> bool {
+    let cache = ReadCache::new(file);
+    let inspect = || -> object::Result<bool> {
+        let header = FileHeader64::<Endianness>::parse(&cache)?;
+        let endian = header.endian()?;
+        let segments = header.program_headers(endian, &cache)?;
+        let dynamic = segments.iter().find_map(|segment| segment.dynamic(endian, &cache).transpose()).transpose()?;
+        Ok(dynamic.is_some() && header.e_machine(endian) == EM_X86_64)
+    };
+    inspect().unwrap_or(false)
+}
+
 /// What PT_INTERP names.
 fn loader_of<'data>(
     segments: &[ProgramHeader64<Endianness>],

@@ -1,6 +1,6 @@
 //! Finds `libusring.so` and makes sure that the dynamic loader will take it.
 
-use super::Failure;
+use super::{Failure, executable};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -32,8 +32,14 @@ pub fn find() -> Result<PathBuf, Failure> {
 /// The loader only warns about a library that it cannot load and runs the
 /// program without: whatever would make it do so has to be seen here.
 fn check(library: &Path) -> Result<(), Failure> {
-    std::fs::File::open(library)
-        .map_err(|error| Failure::new(format!("cannot read {} ({error})", library.display())))?;
+    let unreadable = |error| Failure::new(format!("cannot read {} ({error})", library.display()));
+    let file = std::fs::File::open(library).map_err(unreadable)?;
+    if !executable::is_library(&file) {
+        return Err(Failure::new(format!(
+            "{} is damaged or of another machine; build it again with `cargo xtask build`",
+            library.display()
+        )));
+    }
     if let Some(byte) = separator_in(library.as_os_str()) {
         return Err(Failure::new(format!(
             "the path {} contains `{}`, which the dynamic loader takes for a separator; install usring under a path without it",

@@ -97,7 +97,9 @@ pub fn denied(options: &DeniedOptions) -> Outcome {
 fn report(statistics: &StatisticsFile, probe: &EventFd) {
     // Beyond this point nothing may change the program's exit status.
     match statistics.read() {
-        Ok(_) if probe.read().is_err() => eprintln!("usring: the program ended before libusring.so had been loaded"),
+        Ok(snapshot) if probe.read().is_err() && !snapshot.was_used() => {
+            eprintln!("usring: the program ended before libusring.so had been loaded")
+        }
         Ok(snapshot) => eprint!("{snapshot}"),
         Err(error) => eprintln!("usring: cannot read the statistics ({error})"),
     }

@@ -42,6 +42,7 @@ impl StatisticsFile {
     pub fn read(&self) -> io::Result<Snapshot> {
         let header = offset_of!(Statistics, header);
         let mut snapshot = Snapshot {
+            processes: self.word(header + offset_of!(Header, processes))?,
             rings: self.word(header + offset_of!(Header, rings))?,
             uncounted_rings: self.word(header + offset_of!(Header, uncounted_rings))?,
             rows: [[0; COLUMNS]; OPCODES],
@@ -80,12 +81,18 @@ fn write_word(file: &File, offset_in_header: usize, word: u64) -> io::Result<()>
 
 /// All rings together.
 pub struct Snapshot {
+    processes: u64,
     rings: u64,
     uncounted_rings: u64,
     rows: [[u64; COLUMNS]; OPCODES],
 }
 
 impl Snapshot {
+    /// Whether the library was there at all.
+    pub fn was_used(&self) -> bool {
+        self.processes != 0 || self.rings != 0
+    }
+
     /// The rows in which something was counted, and their sum if there are
     /// several.
     fn lines(&self) -> Vec<(&'static str, [u64; COLUMNS])> {
@@ -145,7 +152,7 @@ mod tests {
     use usring_engine::statistics::row_of;
 
     fn empty() -> Snapshot {
-        Snapshot { rings: 1, uncounted_rings: 0, rows: [[0; COLUMNS]; OPCODES] }
+        Snapshot { processes: 1, rings: 1, uncounted_rings: 0, rows: [[0; COLUMNS]; OPCODES] }
     }
 
     #[test]

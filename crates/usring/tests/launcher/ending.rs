@@ -2,7 +2,7 @@
 //! tells what was counted, however it ended.
 
 use crate::{installation, run, text, usring, utf8};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -80,6 +80,28 @@ fn a_signal_to_the_supervisor_reaches_the_program() {
 }
 
 #[test]
+fn the_terminals_interrupt_reaches_the_program_once() {
+    // script(1) gives it a terminal; what is typed there are bytes to us.
+    let program = "trap 'echo caught' INT; echo ready; read -r line; echo after $line; exit 6";
+    let command =
+        format!("{} run --stats bash -c '{}'", installation().path("usring").display(), program.replace('\'', "'\\''"));
+    let mut child = Command::new("script")
+        .args(["-qec", &command, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    assert_eq!(line(&mut lines), "ready\r\n");
+    let mut terminal = child.stdin.take().unwrap();
+    terminal.write_all(b"\x03").unwrap();
+    assert_eq!(line(&mut lines), "^Ccaught\r\n");
+    terminal.write_all(b"typed\n").unwrap();
+    assert_eq!([line(&mut lines), line(&mut lines)], ["typed\r\n", "after typed\r\n"]);
+    assert_eq!(child.wait().unwrap().code(), Some(6));
+}
+
+#[test]
 fn a_realtime_signal_reaches_the_program() {
     let source = b"#include <signal.h>\n#include <stdio.h>\n#include <unistd.h>\n\
         static void caught(int n) { _exit(n - SIGRTMIN + 50); }\n\
@@ -125,15 +147,17 @@ fn statistics_are_printed_even_after_kill_9() {
 
 #[test]
 fn a_program_that_never_loaded_the_library_is_told_of() {
-    // The loader of this name does not exist for the library: a stub that
-    // cannot be loaded is only warned about by the real one.
+    // Whole, and yet the loader cannot take it: it needs what is not there.
+    // (The loader warns and runs the program without.)
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("usring");
     std::fs::copy(env!("CARGO_BIN_EXE_usring"), &alone).unwrap();
-    std::fs::write(folder.path().join("libusring.so"), b"not a library").unwrap();
-    let mut child = Command::new(&alone).args(["run", "--stats", "true"]).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    child.wait().unwrap();
-    assert!(said.contains("before libusring.so had been loaded"), "{said}");
+    let source = installation().write("needy.c", b"int missing(void); int call(void) { return missing(); }", 0o644);
+    let other = installation().compile(&["-shared", "-fPIC", utf8(&source)], "libneeded-by-nobody.so");
+    let library =
+        installation().compile(&["-shared", "-fPIC", "-Wl,--no-as-needed", utf8(&other), utf8(&source)], "needy.so");
+    std::fs::rename(library, folder.path().join("libusring.so")).unwrap();
+    std::fs::remove_file(other).unwrap();
+    let output = Command::new(&alone).args(["run", "--stats", "true"]).output().unwrap();
+    assert!(text(&output.stderr).contains("before libusring.so had been loaded"), "{}", text(&output.stderr));
 }

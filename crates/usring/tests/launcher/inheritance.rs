@@ -23,8 +23,10 @@ fn assert_same(line: &str) {
 }
 
 #[test]
-fn ignored_signals_stay_ignored() {
-    assert_same("trap '' PIPE CHLD USR1; RUN grep -E 'Sig(Ign|Blk|Cgt)' /proc/self/status");
+fn ignored_and_blocked_signals_stay_so() {
+    const STATUS: &str = "RUN grep -E 'Sig(Ign|Blk|Cgt)' /proc/self/status";
+    assert_same(&format!("env --ignore-signal=PIPE,CHLD,USR1 {STATUS}"));
+    assert_same(&format!("env --block-signal=USR2,CHLD,TERM {STATUS}"));
 }
 
 #[test]

@@ -112,6 +112,20 @@ fn without_its_library_usring_says_what_to_do() {
 }
 
 #[test]
+fn a_damaged_library_is_refused_before_the_loader_only_warns() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("usring");
+    std::fs::copy(env!("CARGO_BIN_EXE_usring"), &alone).unwrap();
+    let whole = std::fs::read(installation().path("libusring.so")).unwrap();
+    for damaged in [&b"not a library"[..], &whole[..whole.len() / 8], b""] {
+        std::fs::write(folder.path().join("libusring.so"), damaged).unwrap();
+        let output = std::process::Command::new(&alone).args(["run", "true"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(125));
+        assert!(text(&output.stderr).contains("libusring.so is damaged"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn an_installed_library_is_found_under_lib() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(folder.path().join("bin")).unwrap();
