@@ -380,13 +380,16 @@ impl Ring {
         entries
     }
 
-    /// One request, its completion.
+    /// One request, its completion; nothing else may complete meanwhile.
     pub fn one(&mut self, sqe: Sqe) -> Entry {
-        let user_data = sqe.user_data;
-        let entries = self.run(&[sqe]);
-        match entries.first() {
-            Some(entry) => *entry,
-            None => panic!("request {user_data} did not complete"),
+        match self.run(&[sqe]).as_slice() {
+            [entry] if entry.user_data == sqe.user_data => *entry,
+            entries => {
+                for entry in entries {
+                    println!("unexpected: cqe {entry}");
+                }
+                panic!("request {} did not complete by itself", sqe.user_data)
+            }
         }
     }
 

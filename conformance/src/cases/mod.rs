@@ -2,20 +2,75 @@
 
 use crate::case::Case;
 
+mod advice;
+mod cancel;
+mod direct;
+mod drain;
 mod enter;
 mod enter_wait;
+mod file_life;
+mod files_update;
+mod fixed_io;
+mod link;
+mod link_timeout;
 mod mmap;
 mod nop;
+mod open_close;
 mod overflow;
+mod poll;
+mod poll_multishot;
 mod read_write;
-mod rw_flags;
-mod vectored;
 mod reg;
+mod registered_buffers;
+mod registered_files;
+mod rw_flags;
 mod setup;
 mod setup_flags;
+mod skip_success;
+mod space;
+mod stat;
+mod streams;
+mod sync;
+mod sync_cancel;
+mod timeout;
+mod timeout_remove;
+mod vectored;
 
 /// Every room, in the order in which a reader would meet them.
-pub const ROOMS: &[&[Case]] = &[setup::CASES, setup_flags::CASES, mmap::CASES, enter::CASES, enter_wait::CASES, nop::CASES, overflow::CASES, read_write::CASES, vectored::CASES, rw_flags::CASES];
+pub const ROOMS: &[&[Case]] = &[
+    setup::CASES,
+    setup_flags::CASES,
+    mmap::CASES,
+    enter::CASES,
+    enter_wait::CASES,
+    nop::CASES,
+    overflow::CASES,
+    read_write::CASES,
+    vectored::CASES,
+    rw_flags::CASES,
+    advice::CASES,
+    space::CASES,
+    sync::CASES,
+    fixed_io::CASES,
+    streams::CASES,
+    open_close::CASES,
+    direct::CASES,
+    stat::CASES,
+    poll::CASES,
+    poll_multishot::CASES,
+    timeout::CASES,
+    timeout_remove::CASES,
+    link_timeout::CASES,
+    link::CASES,
+    drain::CASES,
+    skip_success::CASES,
+    sync_cancel::CASES,
+    cancel::CASES,
+    file_life::CASES,
+    registered_files::CASES,
+    files_update::CASES,
+    registered_buffers::CASES,
+];
 
 /// What `conformance child NAME` does; `None` for a name nobody knows.
 pub fn child(_name: &str, _arguments: &[&str]) -> Option<u8> {

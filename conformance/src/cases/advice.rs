@@ -1,0 +1,110 @@
+//! FADVISE and MADVISE.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, opcode};
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::{BAD, Pages};
+use crate::ring::Ring;
+use crate::sqe::{Change, sqe};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("advice.file_kinds", file_kinds),
+    case("advice.file_wrong", file_wrong),
+    case("advice.file_long_range", file_long_range),
+    case("advice.memory_kinds", memory_kinds),
+    case("advice.memory_wrong", memory_wrong),
+    case("advice.memory_dont_need", memory_dont_need),
+    case("advice.reserved_fields", reserved_fields),
+];
+
+fn fadvise(fd: i32, off: u64, len: u32, advice: i32, user_data: u64) -> Sqe {
+    sqe(opcode::FADVISE, fd, user_data).op_flags(advice as u32).with(|sqe| {
+        sqe.off = off;
+        sqe.len = len;
+    })
+}
+
+fn madvise(address: u64, len: u32, advice: i32, user_data: u64) -> Sqe {
+    sqe(opcode::MADVISE, -1, user_data).op_flags(advice as u32).with(|sqe| {
+        sqe.addr = address;
+        sqe.len = len;
+    })
+}
+
+fn file_kinds(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = files::Scratch::new();
+    let file = scratch.file("a", b"0123456789");
+    for advice in 0..6 {
+        t.entry(&ring.one(fadvise(file.as_raw_fd(), 0, 10, advice, advice as u64)));
+    }
+}
+
+fn file_wrong(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = files::Scratch::new();
+    let file = scratch.file("a", b"0123456789");
+    t.entry(&ring.one(fadvise(file.as_raw_fd(), 0, 10, 6, 1)));
+    t.entry(&ring.one(fadvise(file.as_raw_fd(), 0, 10, -1, 2)));
+    t.entry(&ring.one(fadvise(-1, 0, 10, 0, 3)));
+    let (reader, _writer) = files::pipe();
+    t.entry(&ring.one(fadvise(reader.as_raw_fd(), 0, 10, 0, 4)));
+    t.entry(&ring.one(fadvise(file.as_raw_fd(), u64::MAX, 10, 0, 5)));
+}
+
+/// The length is in `addr` if it is not zero (6.10), else in `len`.
+fn file_long_range(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = files::Scratch::new();
+    let file = scratch.file("a", b"0123456789");
+    let ranged = |length, user_data| {
+        fadvise(file.as_raw_fd(), 0, 0, 3, user_data).with(|sqe| sqe.addr = length)
+    };
+    t.entry(&ring.one(ranged(1 << 40, 1)));
+    t.entry(&ring.one(ranged(u64::MAX, 2)));
+}
+
+fn memory_kinds(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(4);
+    for advice in [libc::MADV_NORMAL, libc::MADV_RANDOM, libc::MADV_SEQUENTIAL, libc::MADV_WILLNEED]
+    {
+        t.entry(&ring.one(madvise(pages.at(0), 8192, advice, advice as u64)));
+    }
+    t.entry(&ring.one(madvise(pages.at(0), 4096, libc::MADV_FREE, 8)));
+}
+
+fn memory_wrong(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(4);
+    t.entry(&ring.one(madvise(pages.at(1), 4096, 0, 1)));
+    t.entry(&ring.one(madvise(BAD & !4095, 4096, 0, 2)));
+    t.entry(&ring.one(madvise(pages.at(0), 4096, 9999, 3)));
+    t.entry(&ring.one(madvise(pages.at(0), 0, 0, 4)));
+}
+
+fn memory_dont_need(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut pages = Pages::new(2);
+    pages.bytes().fill(7);
+    t.entry(&ring.one(madvise(pages.at(0), 4096, libc::MADV_DONTNEED, 1)));
+    let bytes = pages.bytes();
+    t.say(format_args!("{} {}", bytes[0], bytes[4096]));
+}
+
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"x");
+    let pages = Pages::new(1);
+    let base = [fadvise(file.as_raw_fd(), 0, 1, 0, 1), madvise(pages.at(0), 4096, 0, 2)];
+    for sqe in base {
+        t.entry(&ring.one(sqe.with(|sqe| sqe.buf_index = 1)));
+        t.entry(&ring.one(sqe.with(|sqe| sqe.file_index = 1)));
+        t.entry(&ring.one(sqe.with(|sqe| sqe.ioprio = 1)));
+    }
+    t.entry(&ring.one(madvise(pages.at(0), 0, 0, 3).with(|sqe| sqe.off = 4096)));
+}

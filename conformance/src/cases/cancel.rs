@@ -1,0 +1,408 @@
+//! ASYNC_CANCEL: every key, and what it answers.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, io_uring as u, opcode};
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::ring::Ring;
+use crate::sqe::{Change, cancel, nop, poll, read, timeout, write};
+use crate::time::LONG;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("cancel.own_cqe_first", own_cqe_first),
+    case("cancel.kinds_of_request", kinds_of_request),
+    case("cancel.unknown", unknown),
+    case("cancel.completed", completed),
+    case("cancel.first_of_equals", first_of_equals),
+    case("cancel.all_of_user_data", all_of_user_data),
+    case("cancel.by_descriptor", by_descriptor),
+    case("cancel.by_descriptor_all", by_descriptor_all),
+    case("cancel.descriptor_means_file", descriptor_means_file),
+    case("cancel.by_fixed_file", by_fixed_file),
+    case("cancel.any", any),
+    case("cancel.by_opcode", by_opcode),
+    case("cancel.two_keys", two_keys),
+    case("cancel.itself", itself),
+    case("cancel.cancels_no_cancel", cancels_no_cancel),
+    case("cancel.unknown_flags", unknown_flags),
+    case("cancel.reserved_fields", reserved_fields),
+    case("cancel.worker_waiting", worker_waiting),
+    case("cancel.queued_on_worker", queued_on_worker),
+    case("cancel.write_that_waits", write_that_waits),
+    case("cancel.linked_to_target", linked_to_target),
+    case("cancel.nothing_read", nothing_read),
+    case("cancel.other_ring", other_ring),
+    case("cancel.forced_async", forced_async),
+    case("cancel.many", many),
+];
+
+const ALL: u32 = u::IORING_ASYNC_CANCEL_ALL;
+const FD: u32 = u::IORING_ASYNC_CANCEL_FD;
+const ANY: u32 = u::IORING_ASYNC_CANCEL_ANY;
+const FIXED: u32 = u::IORING_ASYNC_CANCEL_FD_FIXED;
+const USERDATA: u32 = u::IORING_ASYNC_CANCEL_USERDATA;
+const OP: u32 = u::IORING_ASYNC_CANCEL_OP;
+
+fn own_cqe_first(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    ring.push(cancel(1, 0, 2));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(2));
+}
+
+fn kinds_of_request(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let (socket, _other) = files::sockets();
+    let mut byte = [0u8; 1];
+    let kinds: [(&str, Sqe); 4] = [
+        ("read of a pipe", read(reader.as_raw_fd(), &mut byte, 0, 1)),
+        ("read of a socket", read(socket.as_raw_fd(), &mut byte, 0, 1)),
+        ("poll", poll(reader.as_raw_fd(), libc::POLLIN, 1)),
+        ("timeout", timeout(&LONG, 0, 0, 1)),
+    ];
+    for (name, sqe) in kinds {
+        t.say(name);
+        ring.push(sqe);
+        ring.submit();
+        ring.push(cancel(1, 0, 2));
+        ring.submit();
+        t.sorted(&ring.wait(2));
+    }
+}
+
+fn unknown(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(cancel(77, 0, 1)));
+    t.entry(&ring.one(cancel(77, ALL, 2)));
+    t.entry(&ring.one(cancel(0, ANY, 3)));
+    t.entry(&ring.one(cancel(0, ANY | ALL, 4)));
+}
+
+fn completed(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(nop(1));
+    ring.push(cancel(1, 0, 2));
+    ring.submit();
+    t.in_order(&ring.wait(2));
+}
+
+fn first_of_equals(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    for _ in 0..3 {
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    }
+    ring.submit();
+    ring.push(cancel(1, 0, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+}
+
+fn all_of_user_data(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(timeout(&LONG, 0, 0, 1));
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 5));
+    ring.submit();
+    // Of every kind; the answer is how many.
+    ring.push(cancel(1, ALL, 2));
+    ring.submit();
+    t.sorted(&ring.wait(4));
+    ring.push(cancel(1, ALL, 3));
+    ring.submit();
+    t.sorted(&ring.wait(1));
+}
+
+fn on_fd(fd: i32, flags: u32, user_data: u64) -> Sqe {
+    cancel(0, FD | flags, user_data).with(|sqe| sqe.fd = fd)
+}
+
+fn by_descriptor(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let (other, _other) = files::pipe();
+    ring.push(poll(other.as_raw_fd(), libc::POLLIN, 1));
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
+    ring.submit();
+    ring.push(on_fd(reader.as_raw_fd(), 0, 3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    t.entry(&ring.one(on_fd(reader.as_raw_fd(), 0, 4)));
+    t.entry(&ring.one(on_fd(-1, 0, 5)));
+    t.entry(&ring.one(on_fd(9999, 0, 6)));
+}
+
+fn by_descriptor_all(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let (other, _other) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 3));
+    ring.push(poll(other.as_raw_fd(), libc::POLLIN, 4));
+    ring.submit();
+    ring.push(on_fd(reader.as_raw_fd(), ALL, 5));
+    ring.submit();
+    t.sorted(&ring.wait(4));
+    t.entry(&ring.one(on_fd(reader.as_raw_fd(), ALL, 6)));
+}
+
+/// The key is the open file: another number of the same file finds it, the
+/// same number with another file does not.
+fn descriptor_means_file(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let (other, _other) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    let second = reader.try_clone().expect("a duplicate");
+    // SAFETY: both numbers are ours; the first now means the other pipe.
+    unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
+    t.entry(&ring.one(on_fd(reader.as_raw_fd(), 0, 2)));
+    ring.push(on_fd(second.as_raw_fd(), 0, 3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn by_fixed_file(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let number = reader.as_raw_fd();
+    t.result("register", ring.register(reg::FILES, &raw const number, 1));
+    ring.push(poll(0, libc::POLLIN, 1).fixed());
+    ring.push(poll(number, libc::POLLIN, 2));
+    ring.submit();
+    t.entry(&ring.one(on_fd(1, FIXED, 3)));
+    // The slot and the descriptor are one file.
+    ring.push(on_fd(0, FIXED | ALL, 4));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+    // FIXED without FD is no key.
+    t.entry(&ring.one(cancel(0, FIXED, 5)));
+}
+
+fn any(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 2));
+    ring.push(timeout(&LONG, 0, 0, 3));
+    ring.submit();
+    ring.push(cancel(0, ANY | ALL, 4));
+    ring.submit();
+    t.sorted(&ring.wait(4));
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 5));
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 5));
+    ring.submit();
+    ring.push(cancel(0, ANY, 6));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+fn by_opcode(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 2));
+    ring.push(timeout(&LONG, 0, 0, 3));
+    ring.submit();
+    let by = |opcode: u8, user_data| {
+        cancel(0, OP, user_data).with(|sqe| sqe.len = u32::from(opcode))
+    };
+    for (number, opcode) in [opcode::WRITE, opcode::READ, opcode::TIMEOUT].into_iter().enumerate() {
+        ring.push(by(opcode, 10 + number as u64));
+        ring.submit();
+        t.sorted(&ring.wait(if opcode == opcode::WRITE { 1 } else { 2 }));
+    }
+    // POLL_ADD by its number, and one that there is not.
+    ring.push(by(opcode::POLL_ADD, 20));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    t.entry(&ring.one(by(200, 21)));
+}
+
+/// Several keys: all must fit.
+fn two_keys(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let (other, _other) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.push(poll(other.as_raw_fd(), libc::POLLIN, 1));
+    ring.push(poll(other.as_raw_fd(), libc::POLLIN, 2));
+    ring.submit();
+    let both = on_fd(other.as_raw_fd(), USERDATA | ALL, 5).with(|sqe| sqe.addr = 1);
+    ring.push(both);
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    // Without USERDATA the address is not looked at when FD is there.
+    ring.push(on_fd(other.as_raw_fd(), ALL, 6).with(|sqe| sqe.addr = 1));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    // ANY takes no other key beside it.
+    t.entry(&ring.one(on_fd(reader.as_raw_fd(), ANY, 7)));
+}
+
+fn itself(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(cancel(1, 0, 1)));
+    t.entry(&ring.one(cancel(1, ALL, 1)));
+}
+
+fn cancels_no_cancel(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.sorted(&ring.run(&[cancel(9, 0, 1), cancel(1, 0, 2)]));
+}
+
+fn unknown_flags(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for bit in [6, 7, 20, 31] {
+        t.entry(&ring.one(cancel(1, 1 << bit, 1)));
+    }
+}
+
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut with = |change: fn(&mut Sqe)| ring.one(cancel(1, 0, 2).with(change));
+    let entries = [
+        with(|sqe| sqe.off = 1),
+        with(|sqe| sqe.len = 1),
+        with(|sqe| sqe.buf_index = 1),
+        with(|sqe| sqe.file_index = 1),
+        with(|sqe| sqe.ioprio = 1),
+        with(|sqe| sqe.fd = 1),
+        with(|sqe| sqe.flags = usring_uapi::sqe_flags::BUFFER_SELECT),
+        with(|sqe| sqe.flags = usring_uapi::sqe_flags::FIXED_FILE),
+    ];
+    t.in_order(&entries);
+}
+
+/// A worker's blocking call can be broken off: 0 or -EALREADY to the cancel,
+/// -EINTR or -ECANCELED to the request.
+fn worker_waiting(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1).forced_async());
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    ring.push(cancel(1, 0, 2));
+    ring.submit();
+    for entry in ring.wait(2) {
+        let allowed = match entry.user_data {
+            1 => [-libc::EINTR, -libc::ECANCELED],
+            _ => [0, -libc::EALREADY],
+        };
+        t.say(format_args!("one of two answers {}", allowed.contains(&entry.res)));
+    }
+}
+
+/// One worker, one request in its hands: the next has not begun.
+fn queued_on_worker(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut limits = [1u32, 1u32];
+    t.result("max workers", ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2));
+    let (mut a, mut b) = ([0u8; 1], [0u8; 1]);
+    ring.push(read(reader.as_raw_fd(), &mut a, 0, 1).forced_async());
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    ring.push(read(reader.as_raw_fd(), &mut b, 0, 2).forced_async());
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    ring.push(cancel(2, 0, 3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+}
+
+fn write_that_waits(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (_reader, writer) = files::pipe();
+    files::fill(&writer);
+    ring.push(write(writer.as_raw_fd(), b"x", 0, 1));
+    ring.submit();
+    ring.push(cancel(1, 0, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn linked_to_target(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    // What is linked behind a cancel runs if the cancel found its target.
+    t.sorted(&ring.run(&[cancel(9, 0, 2).linked(), nop(3)]));
+    ring.push(cancel(1, 0, 4).linked());
+    ring.push(nop(5));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+/// What arrives after the cancel stays where it is.
+fn nothing_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    ring.push(cancel(1, 0, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    files::put(&writer, b"x");
+    t.say(format_args!("still there {:?}", files::take(&reader, 4)));
+}
+
+fn other_ring(t: &mut Transcript) {
+    let (mut ring, mut other) = (Ring::new(4), Ring::new(4));
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    t.entry(&other.one(cancel(1, 0, 2)));
+    t.entry(&other.one(cancel(0, ANY | ALL, 3)));
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    ring.push(cancel(1, 0, 2).forced_async());
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn many(t: &mut Transcript) {
+    let mut ring = Ring::new(256);
+    let (reader, _writer) = files::pipe();
+    for user_data in 0..200 {
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, user_data));
+    }
+    t.result("submit", ring.submit());
+    ring.push(cancel(0, ANY | ALL, 1000));
+    ring.submit();
+    let entries = ring.wait(201);
+    let cancelled = entries.iter().filter(|entry| entry.res == -libc::ECANCELED).count();
+    let answer = entries.iter().find(|entry| entry.user_data == 1000).map_or(0, |entry| entry.res);
+    t.say(format_args!("cancelled {cancelled} answer {answer}"));
+}

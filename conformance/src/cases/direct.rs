@@ -1,0 +1,177 @@
+//! Direct descriptors: OPENAT into, and CLOSE of, the registered table.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, io_uring as u, opcode};
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::ring::Ring;
+use crate::sqe::{Change, close, read, sqe};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("direct.open_into_slot", open_into_slot),
+    case("direct.open_replaces", open_replaces),
+    case("direct.open_allocates", open_allocates),
+    case("direct.open_without_table", open_without_table),
+    case("direct.open_beyond_table", open_beyond_table),
+    case("direct.open_close_on_exec", open_close_on_exec),
+    case("direct.close_slot", close_slot),
+    case("direct.close_wrong", close_wrong),
+    case("direct.allocation_range", allocation_range),
+    case("direct.allocation_range_wrong", allocation_range_wrong),
+    case("direct.allocation_wraps", allocation_wraps),
+];
+
+fn open(slot: u32, user_data: u64) -> Sqe {
+    sqe(opcode::OPENAT, libc::AT_FDCWD, user_data).with(|sqe| {
+        sqe.addr = c"/dev/zero".as_ptr() as u64;
+        sqe.file_index = slot;
+    })
+}
+
+/// `IORING_FILE_INDEX_ALLOC` as it stands in the field.
+const ALLOCATE: u32 = u32::MAX;
+
+fn sparse(slots: u32) -> Ring {
+    let ring = Ring::new(8);
+    let numbers = vec![-1i32; slots as usize];
+    assert_eq!(ring.register(reg::FILES, numbers.as_ptr(), slots), 0);
+    ring
+}
+
+fn close_direct(slot: u32, user_data: u64) -> Sqe {
+    close(0, user_data).with(|sqe| sqe.file_index = slot)
+}
+
+fn reads(ring: &mut Ring, slot: i32) -> i32 {
+    let mut buffer = [1u8; 4];
+    ring.one(read(slot, &mut buffer, 0, 99).fixed()).res
+}
+
+/// The field holds the slot plus one; a fixed slot answers 0, not its number.
+fn open_into_slot(t: &mut Transcript) {
+    let mut ring = sparse(4);
+    t.entry(&ring.one(open(1, 1)));
+    t.entry(&ring.one(open(4, 2)));
+    for slot in 0..4 {
+        let answer = reads(&mut ring, slot);
+        t.result(format_args!("read from slot {slot}"), answer);
+    }
+}
+
+fn open_replaces(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (reader, writer) = files::pipe();
+    let number = reader.as_raw_fd();
+    let update = u::io_uring_files_update {
+        offset: 0,
+        resv: 0,
+        fds: &raw const number as u64,
+    };
+    t.result("update", ring.register(reg::FILES_UPDATE, &raw const update, 1));
+    drop(reader);
+    t.entry(&ring.one(open(1, 1)));
+    let answer = reads(&mut ring, 0);
+    t.result("read", answer);
+    // The pipe's last reader has gone with its slot.
+    // SAFETY: our own process's disposition.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    t.say(format_args!("writer sees the end: {}", crate::time::until(|| files::put(&writer, b"x") < 0)));
+}
+
+fn open_allocates(t: &mut Transcript) {
+    let mut ring = sparse(3);
+    for user_data in 1..=4 {
+        t.entry(&ring.one(open(ALLOCATE, user_data)));
+    }
+    t.entry(&ring.one(close_direct(2, 5)));
+    t.entry(&ring.one(open(ALLOCATE, 6)));
+}
+
+fn open_without_table(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(open(1, 1)));
+    t.entry(&ring.one(open(ALLOCATE, 2)));
+}
+
+fn open_beyond_table(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    t.entry(&ring.one(open(3, 1)));
+    t.entry(&ring.one(open(1 << 20, 2)));
+    t.entry(&ring.one(open(u32::MAX - 1, 3)));
+}
+
+/// A direct descriptor cannot be closed on exec: it is no descriptor.
+fn open_close_on_exec(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    t.entry(&ring.one(open(1, 1).op_flags(libc::O_CLOEXEC as u32)));
+    t.entry(&ring.one(open(ALLOCATE, 2).op_flags(libc::O_CLOEXEC as u32)));
+}
+
+fn close_slot(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    t.entry(&ring.one(open(1, 1)));
+    t.entry(&ring.one(close_direct(1, 2)));
+    let answer = reads(&mut ring, 0);
+    t.result("read", answer);
+    t.entry(&ring.one(close_direct(1, 3)));
+}
+
+fn close_wrong(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    t.entry(&ring.one(close_direct(3, 1)));
+    t.entry(&ring.one(close_direct(u32::MAX, 2)));
+    // A descriptor and a slot at once.
+    t.entry(&ring.one(close_direct(1, 3).with(|sqe| sqe.fd = 1)));
+    t.entry(&ring.one(close_direct(1, 4).fixed()));
+    let mut plain = Ring::new(4);
+    t.entry(&plain.one(close_direct(1, 5)));
+}
+
+fn range(ring: &Ring, off: u32, len: u32, resv: u64) -> i32 {
+    let range = u::io_uring_file_index_range { off, len, resv };
+    ring.register(reg::FILE_ALLOC_RANGE, &raw const range, 0)
+}
+
+fn allocation_range(t: &mut Transcript) {
+    let mut ring = sparse(8);
+    t.result("range 2..5", range(&ring, 2, 3, 0));
+    for user_data in 1..=4 {
+        t.entry(&ring.one(open(ALLOCATE, user_data)));
+    }
+    // A slot that is named may lie anywhere.
+    t.entry(&ring.one(open(8, 5)));
+    t.result("range 0..8", range(&ring, 0, 8, 0));
+    t.entry(&ring.one(open(ALLOCATE, 6)));
+    t.result("range of none", range(&ring, 3, 0, 0));
+    t.entry(&ring.one(open(ALLOCATE, 7)));
+}
+
+fn allocation_range_wrong(t: &mut Transcript) {
+    let ring = sparse(4);
+    t.result("beyond the end", range(&ring, 2, 3, 0));
+    t.result("start beyond the end", range(&ring, 5, 0, 0));
+    t.result("overflowing", range(&ring, u32::MAX, 2, 0));
+    t.result("reserved", range(&ring, 0, 1, 1));
+    t.result("null", ring.register::<u8>(reg::FILE_ALLOC_RANGE, std::ptr::null(), 0));
+    let good = u::io_uring_file_index_range { off: 0, len: 1, resv: 0 };
+    t.result("count 1", ring.register(reg::FILE_ALLOC_RANGE, &raw const good, 1));
+    let plain = Ring::new(4);
+    t.result("no table", range(&plain, 0, 0, 0));
+    t.result("no table, one", range(&plain, 0, 1, 0));
+}
+
+/// The search goes on behind the last slot given, and comes round.
+fn allocation_wraps(t: &mut Transcript) {
+    let mut ring = sparse(4);
+    for user_data in 1..=3 {
+        t.entry(&ring.one(open(ALLOCATE, user_data)));
+    }
+    t.entry(&ring.one(close_direct(1, 4)));
+    t.entry(&ring.one(open(ALLOCATE, 5)));
+    t.entry(&ring.one(open(ALLOCATE, 6)));
+    t.entry(&ring.one(open(ALLOCATE, 7)));
+}

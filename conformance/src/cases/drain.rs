@@ -1,0 +1,218 @@
+//! IO_DRAIN: a request that waits for all before it, and holds all behind it.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, sqe_flags};
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::ring::Ring;
+use crate::sqe::{Change, cancel, nop, read, sqe, timeout, write};
+use crate::time::{LONG, milliseconds};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("drain.nothing_before", nothing_before),
+    case("drain.waits_for_all_before", waits_for_all_before),
+    case("drain.holds_what_follows", holds_what_follows),
+    case("drain.across_submissions", across_submissions),
+    case("drain.every_request", every_request),
+    case("drain.with_chain", with_chain),
+    case("drain.in_middle_of_chain", in_middle_of_chain),
+    case("drain.waits_for_timeout", waits_for_timeout),
+    case("drain.cancel_deferred", cancel_deferred),
+    case("drain.cancel_queues_behind", cancel_queues_behind),
+    case("drain.bad_sqe_behind", bad_sqe_behind),
+    case("drain.bad_sqe_itself", bad_sqe_itself),
+    case("drain.ring_closes", ring_closes),
+    case("drain.sq_entry_is_copied", sq_entry_is_copied),
+];
+
+fn draining(sqe: Sqe) -> Sqe {
+    sqe.flagged(sqe_flags::IO_DRAIN)
+}
+
+fn nothing_before(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(draining(nop(1)));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(1));
+}
+
+fn waits_for_all_before(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (one, first) = files::pipe();
+    let (two, second) = files::pipe();
+    let (mut a, mut b) = ([0u8; 1], [0u8; 1]);
+    ring.push(read(one.as_raw_fd(), &mut a, 0, 1));
+    ring.push(read(two.as_raw_fd(), &mut b, 0, 2));
+    ring.push(draining(nop(3)));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    files::put(&second, b"x");
+    t.in_order(&ring.wait(1));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&first, b"x");
+    t.in_order(&ring.wait(2));
+}
+
+fn holds_what_follows(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(draining(nop(2)));
+    ring.push(nop(3));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(3));
+    // Over: others run again.
+    t.entry(&ring.one(nop(4)));
+}
+
+fn across_submissions(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    ring.push(draining(nop(2)));
+    ring.submit();
+    ring.push(nop(3));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(3));
+}
+
+fn every_request(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let file = files::memory_file(b"");
+    let fd = file.as_raw_fd();
+    for user_data in 1..=5u64 {
+        let at = user_data - 1;
+        ring.push(draining(write(fd, &b"abcde"[at as usize..=at as usize], at, user_data)));
+    }
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(5));
+    t.say(files::text(&file));
+}
+
+/// The flag on a chain's head drains before the chain.
+fn with_chain(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(draining(nop(2)).linked());
+    ring.push(nop(3));
+    ring.push(nop(4));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(4));
+}
+
+/// On another member it drains before the head, and after the chain.
+fn in_middle_of_chain(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(nop(2).linked());
+    ring.push(draining(nop(3)));
+    ring.push(nop(4));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(4));
+}
+
+fn waits_for_timeout(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let time = milliseconds(10);
+    ring.push(timeout(&time, 0, 0, 1));
+    ring.push(draining(nop(2)));
+    ring.submit();
+    t.in_order(&ring.wait(2));
+}
+
+/// A request that waits for the drain cannot be seen by the synchronous cancel
+/// either; the one before it can.
+fn cancel_deferred(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(draining(nop(2)));
+    ring.submit();
+    t.result("cancel the deferred", super::sync_cancel::by_user_data(&ring, 2));
+    t.result("cancel the first", super::sync_cancel::by_user_data(&ring, 1));
+    t.in_order(&ring.wait(2));
+}
+
+fn cancel_queues_behind(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(draining(nop(2)));
+    ring.push(cancel(1, 0, 3));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(3));
+}
+
+fn bad_sqe_behind(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(draining(nop(2)));
+    ring.push(sqe(200, -1, 3));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    files::put(&writer, b"x");
+    t.sorted(&ring.wait(2));
+}
+
+fn bad_sqe_itself(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(nop(1));
+    ring.push(draining(sqe(200, -1, 2)));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+}
+
+fn ring_closes(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let file = files::memory_file(b"");
+    ring.push(timeout(&LONG, 0, 0, 1));
+    ring.push(draining(write(file.as_raw_fd(), b"never", 0, 2)));
+    ring.push(write(file.as_raw_fd(), b"never", 0, 3));
+    t.result("submit", ring.submit());
+    drop(ring);
+    crate::time::long_enough_to_notice();
+    t.say(format_args!("written: {:?}", files::text(&file)));
+}
+
+fn sq_entry_is_copied(t: &mut Transcript) {
+    let mut ring = Ring::new(2);
+    let (reader, writer) = files::pipe();
+    let file = files::memory_file(b"");
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(draining(write(file.as_raw_fd(), b"kept", 0, 2)));
+    t.result("submit", ring.submit());
+    // Both slots are written over while the write still waits.
+    ring.push(nop(3));
+    ring.push(nop(4));
+    t.result("submit", ring.submit());
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(4));
+    t.say(files::text(&file));
+}

@@ -1,0 +1,248 @@
+//! A request holds its file: closing or reusing the number changes nothing.
+
+use std::os::fd::{AsRawFd, IntoRawFd};
+
+use usring_uapi::io_uring as u;
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::ring::Ring;
+use crate::sqe::{Change, close, poll, read, write};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("file_life.close_does_not_cancel", close_does_not_cancel),
+    case("file_life.closed_in_the_same_batch", closed_in_the_same_batch),
+    case("file_life.number_reused_by_file", number_reused_by_file),
+    case("file_life.number_reused_by_pipe", number_reused_by_pipe),
+    case("file_life.poll_survives_close", poll_survives_close),
+    case("file_life.write_survives_close", write_survives_close),
+    case("file_life.worker_survives_close", worker_survives_close),
+    case("file_life.pipe_end_held_open", pipe_end_held_open),
+    case("file_life.let_go_when_done", let_go_when_done),
+    case("file_life.let_go_when_cancelled", let_go_when_cancelled),
+    case("file_life.let_go_when_ring_closes", let_go_when_ring_closes),
+    case("file_life.unregistered_while_in_use", unregistered_while_in_use),
+    case("file_life.looked_up_at_submit", looked_up_at_submit),
+    case("file_life.lowest_number_is_free", lowest_number_is_free),
+];
+
+fn close_does_not_cancel(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    let mut buffer = [0u8; 4];
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    ring.submit();
+    t.result("close", door::close(reader.into_raw_fd()));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    t.say(format_args!("written {}", files::put(&writer, b"late")));
+    t.in_order(&ring.wait(1));
+    t.say(String::from_utf8_lossy(&buffer).into_owned());
+}
+
+fn closed_in_the_same_batch(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 4];
+    let fd = reader.into_raw_fd();
+    ring.push(read(fd, &mut buffer, 0, 1));
+    ring.push(close(fd, 2));
+    ring.push(read(fd, &mut buffer, 0, 3));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    files::put(&writer, b"late");
+    t.in_order(&ring.wait(1));
+}
+
+fn number_reused_by_file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let file = files::memory_file(b"not this");
+    let mut buffer = [0u8; 8];
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    ring.submit();
+    // SAFETY: both numbers are ours; the first now means the file.
+    unsafe { libc::dup2(file.as_raw_fd(), reader.as_raw_fd()) };
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"but this");
+    t.in_order(&ring.wait(1));
+    t.say(String::from_utf8_lossy(&buffer).into_owned());
+    t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 2)));
+    t.say(String::from_utf8_lossy(&buffer).into_owned());
+}
+
+fn number_reused_by_pipe(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let (other, elsewhere) = files::pipe();
+    let (mut a, mut b) = ([0u8; 4], [0u8; 4]);
+    ring.push(read(reader.as_raw_fd(), &mut a, 0, 1));
+    ring.submit();
+    // SAFETY: both numbers are ours; the first now means the other pipe.
+    unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
+    ring.push(read(reader.as_raw_fd(), &mut b, 0, 2));
+    ring.submit();
+    files::put(&elsewhere, b"new");
+    t.in_order(&ring.wait(1));
+    files::put(&writer, b"old");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("{} {}", String::from_utf8_lossy(&a[..3]), String::from_utf8_lossy(&b[..3])));
+}
+
+fn poll_survives_close(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    drop(reader);
+    t.say(format_args!("written {}", files::put(&writer, b"x")));
+    t.in_order(&ring.wait(1));
+}
+
+fn write_survives_close(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    files::fill(&writer);
+    ring.push(write(writer.as_raw_fd(), b"tail", 0, 1));
+    ring.submit();
+    drop(writer);
+    let mut total = 0;
+    let mut last = Vec::new();
+    loop {
+        match files::take(&reader, 4096) {
+            Ok(bytes) if !bytes.is_empty() => {
+                total += bytes.len();
+                last = bytes;
+            }
+            _ => break,
+        }
+    }
+    t.in_order(&ring.wait(1));
+    let tail = last.ends_with(b"tail");
+    t.say(format_args!("all read {} tail {tail}", total % 4096 == 4));
+}
+
+/// Forced to a worker, the number is looked up by the worker (man page: by
+/// submit): it has to have begun.
+fn worker_survives_close(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 4];
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1).forced_async());
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    drop(reader);
+    t.say(format_args!("written {}", files::put(&writer, b"late")));
+    t.in_order(&ring.wait(1));
+}
+
+fn pipe_end_held_open(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    files::fill(&writer);
+    ring.push(write(writer.as_raw_fd(), b"x", 0, 1));
+    ring.submit();
+    drop(writer);
+    // The writing end still exists: an emptied pipe is empty, not at its end.
+    files::set_nonblocking(&reader, true);
+    let mut ended = false;
+    let seen = crate::time::until(|| match files::take(&reader, 65536) {
+        Ok(bytes) => {
+            ended |= bytes.is_empty();
+            ring.ready() > 0
+        }
+        Err(_) => ring.ready() > 0,
+    });
+    t.say(format_args!("completed {seen} ended before {}", ended && ring.ready() == 0));
+    t.in_order(&ring.reap());
+}
+
+/// Whether the last reader of a pipe has gone, seen from the writing end.
+fn reader_gone(writer: &std::os::fd::OwnedFd) -> bool {
+    let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&mut entry, 1, 5000) };
+    entry.revents & libc::POLLERR != 0
+}
+
+fn let_go_when_done(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    drop(reader);
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("reader gone {}", reader_gone(&writer)));
+}
+
+fn let_go_when_cancelled(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    drop(reader);
+    ring.push(crate::sqe::cancel(1, 0, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    t.say(format_args!("reader gone {}", reader_gone(&writer)));
+}
+
+fn let_go_when_ring_closes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    drop(reader);
+    drop(ring);
+    t.say(format_args!("reader gone {}", reader_gone(&writer)));
+}
+
+fn unregistered_while_in_use(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let number = reader.as_raw_fd();
+    let mut buffer = [0u8; 4];
+    t.result("register", ring.register(reg::FILES, &raw const number, 1));
+    ring.push(read(0, &mut buffer, 0, 1).fixed());
+    ring.submit();
+    drop(reader);
+    t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
+    files::put(&writer, b"late");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("reader gone {}", reader_gone(&writer)));
+}
+
+fn looked_up_at_submit(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"first");
+    let second = files::memory_file(b"other");
+    let mut buffer = [0u8; 5];
+    ring.push(read(file.as_raw_fd(), &mut buffer, 0, 1));
+    // Not submitted yet: the number counts, not what it meant when written.
+    // SAFETY: both numbers are ours.
+    unsafe { libc::dup2(second.as_raw_fd(), file.as_raw_fd()) };
+    t.result("submit", ring.enter(1, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+    t.say(String::from_utf8_lossy(&buffer).into_owned());
+}
+
+/// A waiting request takes no number of the program's.
+fn lowest_number_is_free(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let fd = reader.as_raw_fd();
+    let mut byte = [0u8; 1];
+    ring.push(read(fd, &mut byte, 0, 1));
+    ring.submit();
+    drop(reader);
+    let next = files::eventfd(0);
+    t.say(format_args!("the number just freed: {}", next.as_raw_fd() == fd));
+}

@@ -1,0 +1,155 @@
+//! FILES_UPDATE: the registered table changed by a request.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, io_uring as u, opcode};
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::BAD;
+use crate::ring::Ring;
+use crate::sqe::{Change, read, sqe};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("files_update.replaces", replaces),
+    case("files_update.no_table", no_table),
+    case("files_update.bad_ranges", bad_ranges),
+    case("files_update.stops_at_bad", stops_at_bad),
+    case("files_update.skips", skips),
+    case("files_update.allocates", allocates),
+    case("files_update.allocates_until_full", allocates_until_full),
+    case("files_update.linked_to_read", linked_to_read),
+    case("files_update.reserved_fields", reserved_fields),
+    case("files_update.forced_async", forced_async),
+];
+
+fn update(numbers: &[i32], offset: u64, user_data: u64) -> Sqe {
+    sqe(opcode::FILES_UPDATE, -1, user_data).with(|sqe| {
+        sqe.addr = numbers.as_ptr() as u64;
+        sqe.len = numbers.len() as u32;
+        sqe.off = offset;
+    })
+}
+
+fn table(slots: usize) -> Ring {
+    let ring = Ring::new(8);
+    let numbers = vec![-1i32; slots];
+    assert_eq!(ring.register(reg::FILES, numbers.as_ptr(), slots as u32), 0);
+    ring
+}
+
+fn first_byte(t: &mut Transcript, ring: &mut Ring, slot: i32) {
+    let mut byte = [b'?'; 1];
+    let entry = ring.one(read(slot, &mut byte, 0, 99).fixed());
+    let text = format!("slot {slot} {}", byte[0] as char);
+    t.result(text, entry.res);
+}
+
+fn replaces(t: &mut Transcript) {
+    let mut ring = table(3);
+    let (a, b) = (files::memory_file(b"a"), files::memory_file(b"b"));
+    let numbers = [a.as_raw_fd(), b.as_raw_fd()];
+    t.entry(&ring.one(update(&numbers, 1, 1)));
+    for slot in 0..3 {
+        first_byte(t, &mut ring, slot);
+    }
+    t.entry(&ring.one(update(&[-1], 1, 2)));
+    first_byte(t, &mut ring, 1);
+}
+
+fn no_table(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(update(&[-1], 0, 1)));
+}
+
+fn bad_ranges(t: &mut Transcript) {
+    let mut ring = table(2);
+    t.entry(&ring.one(update(&[-1], 2, 1)));
+    t.entry(&ring.one(update(&[-1, -1], 1, 2)));
+    t.entry(&ring.one(update(&[], 0, 3)));
+    t.entry(&ring.one(update(&[-1], u64::from(u32::MAX) + 1, 4)));
+    t.entry(&ring.one(update(&[-1], 0, 5).with(|sqe| sqe.addr = 0)));
+    t.entry(&ring.one(update(&[-1], 0, 6).with(|sqe| sqe.addr = BAD)));
+    t.entry(&ring.one(update(&[-1], 0, 7).with(|sqe| sqe.len = u32::MAX)));
+}
+
+fn stops_at_bad(t: &mut Transcript) {
+    let mut ring = table(3);
+    let a = files::memory_file(b"a");
+    t.entry(&ring.one(update(&[a.as_raw_fd(), 9999, a.as_raw_fd()], 0, 1)));
+    for slot in 0..3 {
+        first_byte(t, &mut ring, slot);
+    }
+    t.entry(&ring.one(update(&[9999], 0, 2)));
+}
+
+fn skips(t: &mut Transcript) {
+    let mut ring = table(2);
+    let a = files::memory_file(b"a");
+    t.entry(&ring.one(update(&[a.as_raw_fd(), u::IORING_REGISTER_FILES_SKIP], 0, 1)));
+    t.entry(&ring.one(update(&[u::IORING_REGISTER_FILES_SKIP], 0, 2)));
+    first_byte(t, &mut ring, 0);
+}
+
+/// An offset of ALLOC: the slots are found, and written over the numbers.
+fn allocates(t: &mut Transcript) {
+    let mut ring = table(3);
+    let (a, b) = (files::memory_file(b"a"), files::memory_file(b"b"));
+    let mut numbers = [a.as_raw_fd(), b.as_raw_fd()];
+    let wanted = update(&numbers, u64::from(u32::MAX), 1);
+    t.entry(&ring.one(wanted.with(|sqe| sqe.addr = numbers.as_mut_ptr() as u64)));
+    t.say(format_args!("{numbers:?}"));
+    first_byte(t, &mut ring, 0);
+    first_byte(t, &mut ring, 1);
+}
+
+fn allocates_until_full(t: &mut Transcript) {
+    let mut ring = table(2);
+    let a = files::memory_file(b"a");
+    let mut numbers = [a.as_raw_fd(); 3];
+    let address = numbers.as_mut_ptr() as u64;
+    let wanted = update(&[0; 3], u64::from(u32::MAX), 1).with(|sqe| sqe.addr = address);
+    t.entry(&ring.one(wanted));
+    t.say(format_args!("{:?}", &numbers[..2]));
+    t.entry(&ring.one(update(&[a.as_raw_fd()], u64::from(u32::MAX), 2)));
+    let mut bad = [9999i32];
+    let address = bad.as_mut_ptr() as u64;
+    t.entry(&ring.one(update(&[0], u64::from(u32::MAX), 3).with(|sqe| sqe.addr = address)));
+}
+
+fn linked_to_read(t: &mut Transcript) {
+    let mut ring = table(1);
+    let file = files::memory_file(b"linked");
+    let numbers = [file.as_raw_fd()];
+    let mut buffer = [0u8; 6];
+    ring.push(update(&numbers, 0, 1).linked());
+    ring.push(read(0, &mut buffer, 0, 2).fixed());
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(2));
+    t.say(String::from_utf8_lossy(&buffer).into_owned());
+}
+
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = table(1);
+    let mut with = |change: fn(&mut Sqe)| ring.one(update(&[-1], 0, 1).with(change));
+    let entries = [
+        with(|sqe| sqe.op_flags = 1),
+        with(|sqe| sqe.file_index = 1),
+        with(|sqe| sqe.buf_index = 1),
+        with(|sqe| sqe.ioprio = 1),
+        with(|sqe| sqe.fd = 7),
+        with(|sqe| sqe.flags = usring_uapi::sqe_flags::FIXED_FILE),
+        with(|sqe| sqe.flags = usring_uapi::sqe_flags::BUFFER_SELECT),
+    ];
+    t.in_order(&entries);
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut ring = table(1);
+    let file = files::memory_file(b"a");
+    let numbers = [file.as_raw_fd()];
+    t.entry(&ring.one(update(&numbers, 0, 1).forced_async()));
+    first_byte(t, &mut ring, 0);
+}

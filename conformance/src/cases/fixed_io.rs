@@ -1,0 +1,188 @@
+//! READ_FIXED and WRITE_FIXED, and FIXED_FILE on reads and writes.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, opcode};
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::{BAD, Pages};
+use crate::ring::Ring;
+use crate::sqe::{CURRENT, Change, read, read_at, vector, write};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("fixed_io.round_trip", round_trip),
+    case("fixed_io.inside_a_buffer", inside_a_buffer),
+    case("fixed_io.outside_a_buffer", outside_a_buffer),
+    case("fixed_io.bad_index", bad_index),
+    case("fixed_io.no_buffers", no_buffers),
+    case("fixed_io.at_position", at_position),
+    case("fixed_io.on_pipe", on_pipe),
+    case("fixed_io.waits", waits),
+    case("fixed_io.fixed_file_and_buffer", fixed_file_and_buffer),
+    case("fixed_io.forced_async", forced_async),
+    case("fixed_io.length_zero", length_zero),
+    case("fixed_io.several_buffers", several_buffers),
+];
+
+/// A ring with the given pages registered as buffers.
+fn ring_with(buffers: &[&Pages]) -> Ring {
+    let ring = Ring::new(8);
+    let vectors: Vec<_> = buffers.iter().map(|pages| vector(pages.at(0), pages.length)).collect();
+    assert_eq!(ring.register(reg::BUFFERS, vectors.as_ptr(), vectors.len() as u32), 0);
+    ring
+}
+
+fn read_fixed(fd: i32, address: u64, length: u32, index: u16, user_data: u64) -> Sqe {
+    read_at(fd, address, length, 0, user_data).with(|sqe| {
+        sqe.opcode = opcode::READ_FIXED;
+        sqe.buf_index = index;
+    })
+}
+
+fn write_fixed(fd: i32, address: u64, length: u32, index: u16, user_data: u64) -> Sqe {
+    read_fixed(fd, address, length, index, user_data)
+        .with(|sqe| sqe.opcode = opcode::WRITE_FIXED)
+}
+
+fn round_trip(t: &mut Transcript) {
+    let mut pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"");
+    pages.bytes()[..5].copy_from_slice(b"hello");
+    t.entry(&ring.one(write_fixed(file.as_raw_fd(), pages.at(0), 5, 0, 1)));
+    t.say(files::text(&file));
+    t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(100), 10, 0, 2)));
+    t.say(String::from_utf8_lossy(&pages.bytes()[100..105]).into_owned());
+}
+
+fn inside_a_buffer(t: &mut Transcript) {
+    let mut pages = Pages::new(3);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"0123456789");
+    // Across a page's edge, and up to the last byte.
+    t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(4090), 10, 0, 1)));
+    t.say(String::from_utf8_lossy(&pages.bytes()[4090..4100]).into_owned());
+    let end = pages.length as u64;
+    t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0) + end - 10, 10, 0, 2)));
+}
+
+fn outside_a_buffer(t: &mut Transcript) {
+    let pages = Pages::new(2);
+    let ring_buffer = vector(pages.at(100), 1000);
+    let mut ring = Ring::new(8);
+    t.result("register", ring.register(reg::BUFFERS, &raw const ring_buffer, 1));
+    let file = files::memory_file(&[b'x'; 3000]);
+    let fd = file.as_raw_fd();
+    for (number, (start, length)) in
+        [(100, 1000), (99, 10), (100, 1001), (1099, 2), (1100, 1), (1100, 0), (0, 10), (5000, 10)]
+            .into_iter()
+            .enumerate()
+    {
+        t.entry(&ring.one(read_fixed(fd, pages.at(start), length, 0, number as u64)));
+    }
+    t.entry(&ring.one(read_fixed(fd, u64::MAX - 4, 10, 0, 20)));
+    t.entry(&ring.one(read_fixed(fd, BAD, 10, 0, 21)));
+    t.entry(&ring.one(read_fixed(fd, 0, 10, 0, 22)));
+}
+
+fn bad_index(t: &mut Transcript) {
+    let pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"0123456789");
+    for index in [1, 2, 100, u16::MAX] {
+        t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0), 10, index, 1)));
+    }
+    t.entry(&ring.one(read_fixed(-1, pages.at(0), 10, 9, 2)));
+}
+
+fn no_buffers(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let file = files::memory_file(b"0123456789");
+    t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0), 10, 0, 1)));
+    t.entry(&ring.one(write_fixed(file.as_raw_fd(), pages.at(0), 10, 0, 2)));
+}
+
+fn at_position(t: &mut Transcript) {
+    let pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"0123456789");
+    let current = |sqe: Sqe| Sqe { off: CURRENT, ..sqe };
+    t.entry(&ring.one(current(read_fixed(file.as_raw_fd(), pages.at(0), 4, 0, 1))));
+    t.say(format_args!("position {}", files::position(&file)));
+    t.entry(&ring.one(current(write_fixed(file.as_raw_fd(), pages.at(0), 2, 0, 2))));
+    t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
+}
+
+fn on_pipe(t: &mut Transcript) {
+    let mut pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let (reader, writer) = files::pipe();
+    pages.bytes()[..4].copy_from_slice(b"pipe");
+    t.entry(&ring.one(write_fixed(writer.as_raw_fd(), pages.at(0), 4, 0, 1)));
+    t.entry(&ring.one(read_fixed(reader.as_raw_fd(), pages.at(10), 9, 0, 2)));
+    t.say(String::from_utf8_lossy(&pages.bytes()[10..14]).into_owned());
+}
+
+fn waits(t: &mut Transcript) {
+    let mut pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let (reader, writer) = files::pipe();
+    ring.push(read_fixed(reader.as_raw_fd(), pages.at(8), 9, 0, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"late");
+    t.in_order(&ring.wait(1));
+    t.say(String::from_utf8_lossy(&pages.bytes()[8..12]).into_owned());
+}
+
+fn fixed_file_and_buffer(t: &mut Transcript) {
+    let pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"0123456789");
+    let number = file.as_raw_fd();
+    t.result("register files", ring.register(reg::FILES, &raw const number, 1));
+    t.entry(&ring.one(read_fixed(0, pages.at(0), 10, 0, 1).fixed()));
+    t.entry(&ring.one(read_fixed(1, pages.at(0), 10, 0, 2).fixed()));
+    t.entry(&ring.one(read_fixed(-1, pages.at(0), 10, 0, 3).fixed()));
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(0, &mut buffer, 3, 4).fixed()));
+    t.entry(&ring.one(write(0, b"ab", 3, 5).fixed()));
+    // The position belongs to the file, however it is named.
+    t.entry(&ring.one(read(0, &mut buffer, CURRENT, 6).fixed()));
+    t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"0123456789");
+    t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0), 10, 0, 1).forced_async()));
+    t.say(String::from_utf8_lossy(&pages.bytes()[..10]).into_owned());
+    t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0), 10, 9, 2).forced_async()));
+}
+
+fn length_zero(t: &mut Transcript) {
+    let pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"0123456789");
+    t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0), 0, 0, 1)));
+    t.entry(&ring.one(read_fixed(file.as_raw_fd(), 0, 0, 0, 2)));
+}
+
+fn several_buffers(t: &mut Transcript) {
+    let (mut a, mut b) = (Pages::new(1), Pages::new(1));
+    let mut ring = ring_with(&[&a, &b]);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    t.sorted(&ring.run(&[
+        read_fixed(fd, a.at(0), 3, 0, 1),
+        read_fixed(fd, b.at(0), 4, 1, 2),
+        // The right index with another buffer's address.
+        read_fixed(fd, b.at(0), 4, 0, 3),
+    ]));
+    t.say(format_args!("{} {}", a.bytes()[0], b.bytes()[3]));
+}

@@ -1,0 +1,293 @@
+//! LINK_TIMEOUT: a limit on the request before it.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Timespec, io_uring as u, opcode};
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::BAD;
+use crate::ring::Ring;
+use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, sqe, timeout};
+use crate::time::{LONG, milliseconds, on_clock};
+use crate::transcript::{Transcript, timed};
+
+pub const CASES: &[Case] = &[
+    case("link_timeout.expires", expires),
+    case("link_timeout.in_time", in_time),
+    case("link_timeout.done_inline", done_inline),
+    case("link_timeout.alone", alone),
+    case("link_timeout.behind_unlinked", behind_unlinked),
+    case("link_timeout.two_in_a_row", two_in_a_row),
+    case("link_timeout.middle_of_chain", middle_of_chain),
+    case("link_timeout.second_of_chain", second_of_chain),
+    case("link_timeout.on_poll", on_poll),
+    case("link_timeout.on_multishot_poll", on_multishot_poll),
+    case("link_timeout.on_timeout", on_timeout),
+    case("link_timeout.absolute", absolute),
+    case("link_timeout.hard_link", hard_link),
+    case("link_timeout.cancelled", cancelled),
+    case("link_timeout.target_cancelled", target_cancelled),
+    case("link_timeout.bad_timespec", bad_timespec),
+    case("link_timeout.flags", flags),
+    case("link_timeout.reserved_fields", reserved_fields),
+    case("link_timeout.on_worker", on_worker),
+    case("link_timeout.on_bad_request", on_bad_request),
+    case("link_timeout.ring_closes", ring_closes),
+];
+
+/// A read of an empty pipe, linked to what follows.
+fn waiting(fd: i32, byte: &mut [u8; 1], user_data: u64) -> usring_uapi::Sqe {
+    read(fd, byte, 0, user_data).linked()
+}
+
+/// Man page: the members of a chain complete in order. On expiry the timeout's
+/// CQE comes first.
+fn expires(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    let time = milliseconds(20);
+    ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
+    ring.push(link_timeout(&time, 0, 2));
+    t.result("submit", ring.submit());
+    let (entries, waited) = timed(|| ring.wait(2));
+    t.in_order(&entries);
+    t.between("waited", waited, 15, 3000);
+}
+
+fn in_time(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
+    ring.push(link_timeout(&LONG, 0, 2));
+    ring.submit();
+    files::put(&writer, b"x");
+    t.sorted(&ring.wait(2));
+}
+
+fn done_inline(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(nop(1).linked());
+    ring.push(link_timeout(&LONG, 0, 2));
+    t.result("submit", ring.submit());
+    t.sorted(&ring.wait(2));
+}
+
+fn alone(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(link_timeout(&LONG, 0, 1)));
+}
+
+fn behind_unlinked(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.sorted(&ring.run(&[nop(1), link_timeout(&LONG, 0, 2), nop(3)]));
+}
+
+fn two_in_a_row(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.sorted(&ring.run(&[
+        nop(1).linked(),
+        link_timeout(&LONG, 0, 2).linked(),
+        link_timeout(&LONG, 0, 3),
+    ]));
+}
+
+/// What stands behind the timeout goes on when the request was in time, and is
+/// cancelled when it was not.
+fn middle_of_chain(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
+    ring.push(link_timeout(&LONG, 0, 2).linked());
+    ring.push(nop(3));
+    ring.submit();
+    files::put(&writer, b"x");
+    t.sorted(&ring.wait(3));
+    let time = milliseconds(10);
+    ring.push(waiting(reader.as_raw_fd(), &mut byte, 4));
+    ring.push(link_timeout(&time, 0, 5).linked());
+    ring.push(nop(6));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+/// The clock starts with the request that it limits, not with the chain.
+fn second_of_chain(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let (mut a, mut b) = ([0u8; 1], [0u8; 1]);
+    let time = milliseconds(30);
+    ring.push(waiting(reader.as_raw_fd(), &mut a, 1));
+    ring.push(waiting(reader.as_raw_fd(), &mut b, 2));
+    ring.push(link_timeout(&time, 0, 3));
+    ring.submit();
+    t.result("twice as long", ring.enter_for(0, 1, std::time::Duration::from_millis(60)));
+    files::put(&writer, b"x");
+    t.sorted(&ring.wait(3));
+}
+
+fn on_poll(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let time = milliseconds(10);
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1).linked());
+    ring.push(link_timeout(&time, 0, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+/// It limits the whole life, wakes or not.
+fn on_multishot_poll(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    let time = milliseconds(40);
+    let armed = poll(reader.as_raw_fd(), libc::POLLIN, 1)
+        .with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI)
+        .linked();
+    ring.push(armed);
+    ring.push(link_timeout(&time, 0, 2));
+    ring.submit();
+    files::put(&writer, b"x");
+    let mut entries = ring.wait(3);
+    entries.sort_by_key(|entry| (entry.user_data, entry.flags == 0));
+    t.in_order(&entries);
+}
+
+fn on_timeout(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(10);
+    ring.push(timeout(&LONG, 0, 0, 1).linked());
+    ring.push(link_timeout(&time, 0, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn absolute(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    for (clock, flags) in [
+        (libc::CLOCK_MONOTONIC, 0),
+        (libc::CLOCK_REALTIME, u::IORING_TIMEOUT_REALTIME),
+        (libc::CLOCK_BOOTTIME, u::IORING_TIMEOUT_BOOTTIME),
+    ] {
+        let time = on_clock(clock, 10);
+        ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
+        ring.push(link_timeout(&time, u::IORING_TIMEOUT_ABS | flags, 2));
+        ring.submit();
+        t.sorted(&ring.wait(2));
+    }
+}
+
+fn hard_link(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    let time = milliseconds(10);
+    let hard = usring_uapi::sqe_flags::IO_HARDLINK;
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1).flagged(hard));
+    ring.push(link_timeout(&time, 0, 2).flagged(hard));
+    ring.push(nop(3));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+fn cancelled(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
+    ring.push(link_timeout(&LONG, 0, 2));
+    ring.submit();
+    // Cancelling the limit is not to cancel the request.
+    t.entry(&ring.one(cancel(2, 0, 3)));
+    files::put(&writer, b"x");
+    t.sorted(&ring.wait(2));
+}
+
+fn target_cancelled(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
+    ring.push(link_timeout(&LONG, 0, 2));
+    ring.submit();
+    ring.push(cancel(1, 0, 3));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+fn bad_timespec(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for (tv_sec, tv_nsec) in [(0, -1), (-1, 0)] {
+        let time = Timespec { tv_sec, tv_nsec };
+        t.sorted(&ring.run(&[nop(1).linked(), link_timeout(&time, 0, 2)]));
+    }
+    let bad = link_timeout(&LONG, 0, 2).with(|sqe| sqe.addr = BAD);
+    t.sorted(&ring.run(&[nop(1).linked(), bad]));
+}
+
+fn flags(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for flags in [2, 16, 32, 64, 4 | 8, 1 << 20] {
+        t.sorted(&ring.run(&[nop(1).linked(), link_timeout(&LONG, flags, 2)]));
+    }
+}
+
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut with = |change: fn(&mut usring_uapi::Sqe)| {
+        t.sorted(&ring.run(&[nop(1).linked(), link_timeout(&LONG, 0, 2).with(change)]));
+    };
+    with(|sqe| sqe.len = 2);
+    with(|sqe| sqe.off = 1);
+    with(|sqe| sqe.buf_index = 1);
+    with(|sqe| sqe.ioprio = 1);
+}
+
+/// A request that a worker has in hand: the worker's call is interrupted.
+fn on_worker(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    let time = milliseconds(30);
+    ring.push(waiting(reader.as_raw_fd(), &mut byte, 1).forced_async());
+    ring.push(link_timeout(&time, 0, 2));
+    ring.submit();
+    let mut entries = ring.wait(2);
+    // -EINTR or -ECANCELED, as the case may be: the kernel promises either.
+    for entry in &mut entries {
+        if entry.res == -libc::EINTR {
+            entry.res = -libc::ECANCELED;
+        }
+    }
+    let answer = entries.iter().find(|entry| entry.user_data == 2).map_or(0, |entry| entry.res);
+    let either = [-libc::ETIME, -libc::EALREADY].contains(&answer);
+    t.say(format_args!("timeout -ETIME or -EALREADY {either}"));
+    entries.retain(|entry| entry.user_data == 1);
+    t.in_order(&entries);
+}
+
+fn on_bad_request(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut byte = [0u8; 1];
+    t.sorted(&ring.run(&[read(-1, &mut byte, 0, 1).linked(), link_timeout(&LONG, 0, 2)]));
+    t.sorted(&ring.run(&[sqe(200, -1, 1).linked(), link_timeout(&LONG, 0, 2)]));
+    assert_eq!(opcode::LINK_TIMEOUT, 15);
+}
+
+fn ring_closes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    let time = milliseconds(5);
+    ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
+    ring.push(link_timeout(&time, 0, 2));
+    t.result("submit", ring.submit());
+    drop(ring);
+    files::put(&writer, b"x");
+    t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
+}

@@ -1,0 +1,366 @@
+//! OPENAT, OPENAT2 and CLOSE on ordinary descriptors.
+
+use std::ffi::CStr;
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, opcode};
+
+use crate::case::{Case, case};
+use crate::door;
+use crate::files::{self, Scratch};
+use crate::memory::{BAD, zeroed};
+use crate::ring::Ring;
+use crate::sqe::{Change, close, read, sqe, write};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("open_close.open_and_read", open_and_read),
+    case("open_close.create_with_mode", create_with_mode),
+    case("open_close.lowest_free_number", lowest_free_number),
+    case("open_close.errors", errors),
+    case("open_close.relative_to_directory", relative_to_directory),
+    case("open_close.path_is_copied_by_submit", path_is_copied_by_submit),
+    case("open_close.reserved_fields", reserved_fields),
+    case("open_close.openat2", openat2),
+    case("open_close.openat2_sizes", openat2_sizes),
+    case("open_close.openat2_resolve", openat2_resolve),
+    case("open_close.fifo_does_not_wait", fifo_does_not_wait),
+    case("open_close.fifo_waits_in_worker", fifo_waits_in_worker),
+    case("open_close.close", close_descriptor),
+    case("open_close.close_wrong", close_wrong),
+    case("open_close.close_own_ring", close_own_ring),
+    case("open_close.descriptor_limit", descriptor_limit),
+    case("open_close.forced_async", forced_async),
+    case("open_close.close_on_exec", close_on_exec),
+    case("open_close.linked_open_write_close", linked_open_write_close),
+];
+
+fn openat(directory: i32, path: &CStr, flags: i32, mode: u32, user_data: u64) -> Sqe {
+    sqe(opcode::OPENAT, directory, user_data).op_flags(flags as u32).with(|sqe| {
+        sqe.addr = path.as_ptr() as u64;
+        sqe.len = mode;
+    })
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct OpenHow {
+    flags: u64,
+    mode: u64,
+    resolve: u64,
+}
+
+fn open_with(directory: i32, path: &CStr, how: &OpenHow, user_data: u64) -> Sqe {
+    sqe(opcode::OPENAT2, directory, user_data).with(|sqe| {
+        sqe.addr = path.as_ptr() as u64;
+        sqe.off = &raw const *how as u64;
+        sqe.len = size_of::<OpenHow>() as u32;
+    })
+}
+
+/// An entry whose result is a new descriptor: its number is not printed.
+fn opened(t: &mut Transcript, ring: &mut Ring, sqe: Sqe) -> i32 {
+    let entry = ring.one(sqe);
+    t.outcome(format_args!("cqe {}", entry.user_data), entry.res.into());
+    entry.res
+}
+
+fn open_and_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = Scratch::new();
+    drop(scratch.file("a", b"0123456789"));
+    let path = scratch.path_of("a");
+    let fd = opened(t, &mut ring, openat(libc::AT_FDCWD, &path, libc::O_RDONLY, 0, 1));
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(fd, &mut buffer, 2, 2)));
+    t.entry(&ring.one(close(fd, 3)));
+    t.say(format_args!("open {}", files::is_open(fd)));
+}
+
+fn mode_of(path: &CStr) -> u32 {
+    let mut stat: libc::stat = zeroed();
+    // SAFETY: the path is a C string, `stat` ours.
+    unsafe { libc::stat(path.as_ptr(), &mut stat) };
+    stat.st_mode & 0o7777
+}
+
+fn create_with_mode(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = Scratch::new();
+    // SAFETY: our own process's mask.
+    unsafe { libc::umask(0o022) };
+    for mode in [0o666, 0o600, 0o777] {
+        let path = scratch.path_of(&format!("m{mode:o}"));
+        let flags = libc::O_CREAT | libc::O_WRONLY;
+        opened(t, &mut ring, openat(libc::AT_FDCWD, &path, flags, mode, u64::from(mode)));
+        t.say(format_args!("mode {:o}", mode_of(&path)));
+    }
+    let path = scratch.path_of("m666");
+    let exclusive = libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY;
+    opened(t, &mut ring, openat(libc::AT_FDCWD, &path, exclusive, 0o666, 1));
+}
+
+fn lowest_free_number(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let first = files::eventfd(0);
+    let second = files::eventfd(0);
+    let number = first.as_raw_fd();
+    drop(first);
+    let fd = opened(t, &mut ring, openat(libc::AT_FDCWD, c"/dev/null", libc::O_RDWR, 0, 1));
+    t.say(format_args!("the number just freed: {}", fd == number));
+    drop(second);
+}
+
+fn errors(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = Scratch::new();
+    let here = libc::AT_FDCWD;
+    let missing = scratch.path_of("missing");
+    let long = std::ffi::CString::new(vec![b'x'; 5000]).expect("no zero byte");
+    let directory = scratch.path_of(".");
+    for (name, sqe) in [
+        ("missing", openat(here, &missing, libc::O_RDONLY, 0, 1)),
+        ("empty path", openat(here, c"", libc::O_RDONLY, 0, 1)),
+        ("long path", openat(here, &long, libc::O_RDONLY, 0, 1)),
+        ("through a file", openat(here, c"/dev/null/x", libc::O_RDONLY, 0, 1)),
+        ("write a directory", openat(here, &directory, libc::O_RDWR, 0, 1)),
+        ("O_DIRECTORY of a file", openat(here, c"/dev/null", libc::O_DIRECTORY, 0, 1)),
+        ("bad directory", openat(-5, c"x", libc::O_RDONLY, 0, 1)),
+        ("O_TMPFILE without a directory", openat(here, c"/dev/null", libc::O_TMPFILE | libc::O_RDWR, 0o600, 1)),
+    ] {
+        let entry = ring.one(sqe);
+        t.outcome(name, entry.res.into());
+    }
+    for address in [0, BAD] {
+        let bad = openat(here, c"", 0, 0, 2).with(|sqe| sqe.addr = address);
+        t.entry(&ring.one(bad));
+    }
+}
+
+fn relative_to_directory(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = Scratch::new();
+    drop(scratch.file("a", b"x"));
+    let directory = std::fs::File::open(&scratch.path).expect("the scratch directory");
+    opened(t, &mut ring, openat(directory.as_raw_fd(), c"a", libc::O_RDONLY, 0, 1));
+    opened(t, &mut ring, openat(directory.as_raw_fd(), c"b", libc::O_RDONLY, 0, 2));
+    let file = files::memory_file(b"");
+    opened(t, &mut ring, openat(file.as_raw_fd(), c"a", libc::O_RDONLY, 0, 3));
+}
+
+/// The path may be overwritten as soon as submit returns, even if the open has
+/// not begun.
+fn path_is_copied_by_submit(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    let mut path = *b"/dev/null\0";
+    let text = CStr::from_bytes_with_nul(&path).expect("a C string").as_ptr() as u64;
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1).linked());
+    ring.push(openat(libc::AT_FDCWD, c"", libc::O_RDONLY, 0, 2).with(|sqe| sqe.addr = text));
+    t.result("submit", ring.submit());
+    path.copy_from_slice(b"/dev/none\0");
+    std::hint::black_box(&mut path);
+    files::put(&writer, b"x");
+    for entry in ring.wait(2) {
+        t.outcome(format_args!("cqe {}", entry.user_data), entry.res.min(1).into());
+    }
+}
+
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut with = |change: fn(&mut Sqe)| {
+        let entry = ring.one(openat(libc::AT_FDCWD, c"/dev/null", 0, 0, 1).with(change));
+        t.outcome("cqe", entry.res.into());
+    };
+    with(|sqe| sqe.buf_index = 1);
+    with(|sqe| sqe.ioprio = 1);
+    with(|sqe| sqe.off = 1);
+    with(|sqe| sqe.flags = usring_uapi::sqe_flags::FIXED_FILE);
+    with(|sqe| sqe.op_flags = 1 << 30);
+    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.addr = 1)));
+    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.off = 1)));
+    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.len = 1)));
+    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.op_flags = 1)));
+    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.buf_index = 1)));
+    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.ioprio = 1)));
+    t.entry(&ring.one(close(0, 2).fixed()));
+}
+
+fn openat2(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = Scratch::new();
+    let path = scratch.path_of("new");
+    let how = OpenHow { flags: (libc::O_CREAT | libc::O_RDWR) as u64, mode: 0o640, resolve: 0 };
+    opened(t, &mut ring, open_with(libc::AT_FDCWD, &path, &how, 1));
+    t.say(format_args!("mode {:o}", mode_of(&path)));
+    // Stricter than openat: unknown flags and modes are refused.
+    for how in [
+        OpenHow { flags: 1 << 40, ..OpenHow::default() },
+        OpenHow { flags: 1 << 30, ..OpenHow::default() },
+        OpenHow { mode: 0o600, ..OpenHow::default() },
+        OpenHow { flags: libc::O_CREAT as u64, mode: 1 << 20, resolve: 0 },
+        OpenHow { resolve: 1 << 40, ..OpenHow::default() },
+    ] {
+        opened(t, &mut ring, open_with(libc::AT_FDCWD, &path, &how, 2));
+    }
+}
+
+fn openat2_sizes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut how = [0u64; 8];
+    let sized = |how: &[u64; 8], size| {
+        sqe(opcode::OPENAT2, libc::AT_FDCWD, u64::from(size)).with(|sqe| {
+            sqe.addr = c"/dev/null".as_ptr() as u64;
+            sqe.off = how.as_ptr() as u64;
+            sqe.len = size;
+        })
+    };
+    for size in [0, 8, 16, 23, 24, 25, 32, 64] {
+        opened(t, &mut ring, sized(&how, size));
+    }
+    // Newer fields that this kernel does not know must be zero.
+    how[3] = 1;
+    opened(t, &mut ring, sized(&how, 24));
+    opened(t, &mut ring, sized(&how, 32));
+    for address in [0, BAD] {
+        let bad = sized(&how, 24).with(|sqe| sqe.off = address);
+        opened(t, &mut ring, bad);
+    }
+}
+
+fn openat2_resolve(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = Scratch::new();
+    drop(scratch.file("a", b"x"));
+    std::os::unix::fs::symlink("a", scratch.path.join("link")).expect("a link");
+    let directory = std::fs::File::open(&scratch.path).expect("the scratch directory");
+    let fd = directory.as_raw_fd();
+    let how = |resolve| OpenHow { resolve, ..OpenHow::default() };
+    let (no_links, beneath, in_root) = (how(0x04), how(0x08), how(0x10));
+    opened(t, &mut ring, open_with(fd, c"link", &no_links, 1));
+    opened(t, &mut ring, open_with(fd, c"link", &beneath, 2));
+    opened(t, &mut ring, open_with(fd, c"../x", &beneath, 3));
+    opened(t, &mut ring, open_with(fd, c"/a", &beneath, 4));
+    opened(t, &mut ring, open_with(fd, c"/a", &in_root, 5));
+}
+
+fn fifo(t: &mut Transcript, scratch: &Scratch, name: &str) -> std::ffi::CString {
+    let path = scratch.path_of(name);
+    // SAFETY: the path is a C string.
+    t.result("mkfifo", unsafe { libc::mkfifo(path.as_ptr(), 0o600) });
+    path
+}
+
+/// Man page: as openat(2). The kernel tries first with O_NONBLOCK, which for a
+/// FIFO is an answer, not a wait: the reader is open without a writer, and the
+/// writer is refused without a reader.
+fn fifo_does_not_wait(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = Scratch::new();
+    let here = libc::AT_FDCWD;
+    let path = fifo(t, &scratch, "fifo");
+    opened(t, &mut ring, openat(here, &path, libc::O_WRONLY, 0, 1));
+    let fd = opened(t, &mut ring, openat(here, &path, libc::O_RDONLY, 0, 2));
+    // SAFETY: no memory is involved.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    t.say(format_args!("O_NONBLOCK {}", flags & libc::O_NONBLOCK != 0));
+    opened(t, &mut ring, openat(here, &path, libc::O_WRONLY, 0, 3));
+    let other = fifo(t, &scratch, "other");
+    opened(t, &mut ring, openat(here, &other, libc::O_WRONLY | libc::O_NONBLOCK, 0, 4));
+    opened(t, &mut ring, openat(here, &other, libc::O_RDONLY | libc::O_NONBLOCK, 0, 5));
+}
+
+/// Forced to a worker it waits, as openat(2) does.
+fn fifo_waits_in_worker(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = Scratch::new();
+    let path = fifo(t, &scratch, "fifo");
+    ring.push(openat(libc::AT_FDCWD, &path, libc::O_RDONLY, 0, 1).forced_async());
+    t.result("submit", ring.submit());
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    // SAFETY: the path is a C string; the descriptor ends with the process.
+    t.outcome("open to write", unsafe { libc::open(path.as_ptr(), libc::O_WRONLY) }.into());
+    let entries = ring.wait(1);
+    t.outcome("open to read", entries.first().map_or(-1, |entry| entry.res).into());
+}
+
+fn close_descriptor(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let event = std::mem::ManuallyDrop::new(files::eventfd(0));
+    let fd = event.as_raw_fd();
+    ring.push(close(fd, 1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    t.say(format_args!("open {}", files::is_open(fd)));
+    t.entry(&ring.one(close(fd, 2)));
+}
+
+fn close_wrong(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for fd in [-1, 9999, i32::MAX, i32::MIN, libc::AT_FDCWD] {
+        t.entry(&ring.one(close(fd, 1)));
+    }
+}
+
+/// A ring does not close rings, its own or another.
+fn close_own_ring(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut other = Ring::new(4);
+    t.entry(&ring.one(close(ring.fd, 1)));
+    t.entry(&ring.one(close(other.fd, 2)));
+    t.entry(&other.one(close(ring.fd, 3)));
+    t.result("enter", ring.enter(0, 0, 0));
+    t.result("enter other", other.enter(0, 0, 0));
+}
+
+fn descriptor_limit(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let last = files::eventfd(0);
+    let limit = libc::rlimit {
+        rlim_cur: last.as_raw_fd() as u64 + 1,
+        rlim_max: last.as_raw_fd() as u64 + 1,
+    };
+    // SAFETY: `limit` is readable.
+    t.result("RLIMIT_NOFILE", unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) });
+    opened(t, &mut ring, openat(libc::AT_FDCWD, c"/dev/null", 0, 0, 1));
+    drop(last);
+    opened(t, &mut ring, openat(libc::AT_FDCWD, c"/dev/null", 0, 0, 2));
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let fd = opened(t, &mut ring, openat(libc::AT_FDCWD, c"/dev/null", 0, 0, 1).forced_async());
+    t.entry(&ring.one(close(fd, 2).forced_async()));
+    t.say(format_args!("open {}", files::is_open(fd)));
+}
+
+fn close_on_exec(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for flags in [0, libc::O_CLOEXEC] {
+        let fd = opened(t, &mut ring, openat(libc::AT_FDCWD, c"/dev/null", flags, 0, 1));
+        // SAFETY: no memory is involved.
+        let held = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+        t.result("F_GETFD", held);
+        t.result("close", door::close(fd));
+    }
+}
+
+fn linked_open_write_close(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let scratch = Scratch::new();
+    let path = scratch.path_of("chain");
+    let numbers = [-1i32];
+    t.result("register files", ring.register(super::reg::FILES, numbers.as_ptr(), 1));
+    let flags = libc::O_CREAT | libc::O_RDWR;
+    ring.push(
+        openat(libc::AT_FDCWD, &path, flags, 0o600, 1).with(|sqe| sqe.file_index = 1).linked(),
+    );
+    ring.push(write(0, b"chained", 0, 2).fixed().linked());
+    ring.push(close(0, 3).with(|sqe| sqe.file_index = 1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(3));
+    let text = std::fs::read_to_string(scratch.path.join("chain")).unwrap_or_default();
+    t.say(text);
+}

@@ -1,0 +1,317 @@
+//! POLL_ADD and POLL_REMOVE, single shot: events, removal, update.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, io_uring as u};
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::names;
+use crate::ring::{Entry, Ring};
+use crate::sqe::{Change, nop, poll, poll_remove};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("poll.ready_at_once", ready_at_once),
+    case("poll.waits_for_event", waits_for_event),
+    case("poll.only_asked_events", only_asked_events),
+    case("poll.hang_up_and_error_always", hang_up_and_error_always),
+    case("poll.file_that_is_always_ready", always_ready),
+    case("poll.bad_descriptors", bad_descriptors),
+    case("poll.remove", remove),
+    case("poll.remove_unknown", remove_unknown),
+    case("poll.remove_first_of_equals", remove_first_of_equals),
+    case("poll.update_events", update_events),
+    case("poll.update_user_data", update_user_data),
+    case("poll.update_to_ready", update_to_ready),
+    case("poll.update_unknown", update_unknown),
+    case("poll.reserved_fields", reserved_fields),
+    case("poll.several_on_one_file", several_on_one_file),
+    case("poll.wide_events", wide_events),
+    case("poll.watched_in_memory", watched_in_memory),
+    case("poll.forced_async", forced_async),
+    case("poll.priority_data", priority_data),
+    case("poll.exclusive", exclusive),
+];
+
+const IN: i16 = libc::POLLIN;
+const OUT: i16 = libc::POLLOUT;
+
+/// An entry whose result is a set of events.
+pub fn events(t: &mut Transcript, entry: &Entry) {
+    let flags = names::cqe_flags(entry.flags);
+    t.say(format_args!("cqe {}: {} {flags}", entry.user_data, names::events(entry.res)));
+}
+
+fn all_events(t: &mut Transcript, mut entries: Vec<Entry>) {
+    entries.sort_by_key(|entry| entry.user_data);
+    for entry in &entries {
+        events(t, entry);
+    }
+    if entries.is_empty() {
+        t.say("no cqe");
+    }
+}
+
+fn ready_at_once(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    files::put(&writer, b"x");
+    ring.push(poll(reader.as_raw_fd(), IN, 1));
+    ring.push(poll(writer.as_raw_fd(), OUT, 2));
+    t.result("submit", ring.submit());
+    all_events(t, ring.reap());
+}
+
+fn waits_for_event(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), IN, 1));
+    t.result("submit", ring.submit());
+    all_events(t, ring.reap());
+    files::put(&writer, b"x");
+    all_events(t, ring.wait(1));
+    // Single shot: another byte says nothing.
+    files::put(&writer, b"x");
+    crate::time::long_enough_to_notice();
+    all_events(t, ring.reap());
+}
+
+fn only_asked_events(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (here, there) = files::sockets();
+    files::put(&there, b"x");
+    let fd = here.as_raw_fd();
+    for events in [IN, OUT, IN | OUT, IN | libc::POLLRDNORM, OUT | libc::POLLWRNORM] {
+        let entry = ring.one(poll(fd, events, 1));
+        self::events(t, &entry);
+    }
+}
+
+/// POLLERR and POLLHUP come whether asked for or not.
+fn hang_up_and_error_always(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), 0, 1));
+    ring.submit();
+    all_events(t, ring.reap());
+    drop(writer);
+    all_events(t, ring.wait(1));
+    let (reader, writer) = files::pipe();
+    drop(reader);
+    events(t, &ring.one(poll(writer.as_raw_fd(), 0, 2)));
+    events(t, &ring.one(poll(writer.as_raw_fd(), OUT, 3)));
+    let (here, there) = files::sockets();
+    drop(there);
+    events(t, &ring.one(poll(here.as_raw_fd(), IN, 4)));
+    let halves = libc::POLLRDHUP | IN;
+    events(t, &ring.one(poll(here.as_raw_fd(), halves, 5)));
+}
+
+fn always_ready(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let file = files::memory_file(b"x");
+    let null = std::fs::File::open("/dev/null").expect("/dev/null");
+    let root = std::fs::File::open("/").expect("/");
+    for fd in [file.as_raw_fd(), null.as_raw_fd(), root.as_raw_fd()] {
+        events(t, &ring.one(poll(fd, IN, 1)));
+        events(t, &ring.one(poll(fd, IN | OUT, 2)));
+    }
+}
+
+fn bad_descriptors(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for fd in [-1, 9999, i32::MAX] {
+        events(t, &ring.one(poll(fd, IN, 1)));
+    }
+    events(t, &ring.one(poll(0, IN, 2).fixed()));
+}
+
+fn remove(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    ring.push(poll_remove(1, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    files::put(&writer, b"x");
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    t.entry(&ring.one(poll_remove(1, 3)));
+}
+
+fn remove_unknown(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(poll_remove(77, 1)));
+    // A read that waits is no poll.
+    let (reader, _writer) = files::pipe();
+    let mut buffer = [0u8; 1];
+    ring.push(crate::sqe::read(reader.as_raw_fd(), &mut buffer, 0, 5));
+    ring.submit();
+    t.entry(&ring.one(poll_remove(5, 2)));
+}
+
+fn remove_first_of_equals(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), IN, 1));
+    ring.push(poll(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    ring.push(poll_remove(1, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    ring.push(poll_remove(1, 3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+/// POLL_REMOVE with an update flag changes an armed poll.
+fn update(target: u64, flags: u32, user_data: u64) -> Sqe {
+    poll_remove(target, user_data).with(|sqe| sqe.len = flags)
+}
+
+const EVENTS: u32 = u::IORING_POLL_UPDATE_EVENTS;
+const USER_DATA: u32 = u::IORING_POLL_UPDATE_USER_DATA;
+
+fn update_events(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (here, there) = files::sockets();
+    ring.push(poll(here.as_raw_fd(), libc::POLLPRI, 1));
+    ring.submit();
+    files::put(&there, b"x");
+    t.entry(&ring.one(update(1, EVENTS, 2).op_flags(libc::POLLPRI as u32)));
+    ring.push(update(1, EVENTS, 3).op_flags(IN as u32));
+    ring.submit();
+    all_events(t, ring.wait(2));
+}
+
+fn update_user_data(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    t.entry(&ring.one(update(1, USER_DATA, 2).with(|sqe| sqe.off = 10)));
+    t.entry(&ring.one(update(1, USER_DATA, 3).with(|sqe| sqe.off = 11)));
+    files::put(&writer, b"x");
+    all_events(t, ring.wait(1));
+    // Both at once.
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLPRI, 1));
+    ring.submit();
+    let both = update(1, EVENTS | USER_DATA, 4).op_flags(IN as u32);
+    t.entry(&ring.one(both.with(|sqe| sqe.off = 12)));
+    files::put(&writer, b"x");
+    all_events(t, ring.wait(1));
+}
+
+fn update_to_ready(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (_reader, writer) = files::pipe();
+    ring.push(poll(writer.as_raw_fd(), libc::POLLPRI, 1));
+    ring.submit();
+    ring.push(update(1, EVENTS, 2).op_flags(OUT as u32));
+    ring.submit();
+    all_events(t, ring.wait(2));
+}
+
+fn update_unknown(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(update(1, EVENTS, 2).op_flags(IN as u32)));
+    t.entry(&ring.one(update(1, USER_DATA, 3)));
+    t.entry(&ring.one(update(1, u::IORING_POLL_ADD_MULTI, 4)));
+    t.entry(&ring.one(update(1, 1 << 10, 5)));
+    // New user_data without the flag that asks for it.
+    t.entry(&ring.one(update(1, EVENTS, 6).with(|sqe| sqe.off = 9)));
+    t.entry(&ring.one(poll_remove(1, 7).with(|sqe| sqe.off = 9)));
+    t.entry(&ring.one(poll_remove(1, 8).op_flags(IN as u32)));
+}
+
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (_reader, writer) = files::pipe();
+    let good = poll(writer.as_raw_fd(), OUT, 1);
+    events(t, &ring.one(good.with(|sqe| sqe.addr = 1)));
+    events(t, &ring.one(good.with(|sqe| sqe.off = 1)));
+    events(t, &ring.one(good.with(|sqe| sqe.len = 2)));
+    events(t, &ring.one(good.with(|sqe| sqe.len = 1 << 10)));
+    events(t, &ring.one(good.with(|sqe| sqe.buf_index = 1)));
+    events(t, &ring.one(good.with(|sqe| sqe.file_index = 1)));
+    events(t, &ring.one(good.with(|sqe| sqe.ioprio = 1)));
+    let remove = poll_remove(1, 2);
+    t.entry(&ring.one(remove.with(|sqe| sqe.buf_index = 1)));
+    t.entry(&ring.one(remove.with(|sqe| sqe.file_index = 1)));
+    t.entry(&ring.one(remove.with(|sqe| sqe.ioprio = 1)));
+    t.entry(&ring.one(remove.with(|sqe| sqe.fd = 5)));
+}
+
+fn several_on_one_file(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    for user_data in 1..=4 {
+        ring.push(poll(reader.as_raw_fd(), IN, user_data));
+    }
+    ring.push(nop(5));
+    ring.submit();
+    files::put(&writer, b"x");
+    all_events(t, ring.wait(5));
+}
+
+/// POLL_32BITS: the upper half of the events is read (EPOLLEXCLUSIVE and the
+/// like); what it says is checked.
+fn wide_events(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (_reader, writer) = files::pipe();
+    for upper in [1u32 << 28, 1 << 29, 1 << 30, 1 << 31, 1 << 16] {
+        let wide = poll(writer.as_raw_fd(), OUT, 1).op_flags(OUT as u32 | upper);
+        events(t, &ring.one(wide));
+    }
+}
+
+fn watched_in_memory(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    files::put(&writer, b"x");
+    t.say(format_args!("seen {}", ring.watch(1)));
+    all_events(t, ring.reap());
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), IN, 1).forced_async());
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    all_events(t, ring.reap());
+    files::put(&writer, b"x");
+    all_events(t, ring.wait(1));
+}
+
+/// Asked for together with POLLIN: the kernel's wake filter passes over a poll
+/// for POLLPRI alone, and such a poll misses data that comes later.
+fn priority_data(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let client = std::net::TcpStream::connect(address).expect("a connection");
+    let (server, _) = listener.accept().expect("a connection");
+    ring.push(poll(server.as_raw_fd(), libc::POLLPRI | IN, 1));
+    ring.submit();
+    all_events(t, ring.reap());
+    // SAFETY: one readable byte.
+    unsafe { libc::send(client.as_raw_fd(), c"!".as_ptr().cast(), 1, libc::MSG_OOB) };
+    all_events(t, ring.wait(1));
+}
+
+/// EPOLLEXCLUSIVE: one of several is enough.
+fn exclusive(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let wide = IN as u32 | 1 << 28;
+    ring.push(poll(reader.as_raw_fd(), IN, 1).op_flags(wide));
+    ring.submit();
+    files::put(&writer, b"x");
+    all_events(t, ring.wait(1));
+}

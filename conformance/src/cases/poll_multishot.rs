@@ -1,0 +1,263 @@
+//! POLL_ADD that stays armed: edges, levels, ends.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, io_uring as u};
+
+use super::poll::events;
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::ring::{Entry, Ring};
+use crate::sqe::{Change, cancel, nop, poll, poll_remove};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("poll_multishot.first_by_level", first_by_level),
+    case("poll_multishot.later_by_edge", later_by_edge),
+    case("poll_multishot.none_when_idle", none_when_idle),
+    case("poll_multishot.removed", removed),
+    case("poll_multishot.cancelled", cancelled),
+    case("poll_multishot.hang_up", hang_up),
+    case("poll_multishot.level_triggered", level_triggered),
+    case("poll_multishot.update_keeps_armed", update_keeps_armed),
+    case("poll_multishot.update_to_multishot", update_to_multishot),
+    case("poll_multishot.own_eventfd_ends_it", own_eventfd_ends_it),
+    case("poll_multishot.eventfd_semaphore", eventfd_counts),
+    case("poll_multishot.holds_drain", holds_drain),
+    case("poll_multishot.with_skip_success", with_skip_success),
+    case("poll_multishot.ring_closes", ring_closes),
+    case("poll_multishot.descriptor_closes", descriptor_closes),
+];
+
+const IN: i16 = libc::POLLIN;
+
+fn multishot(fd: i32, wanted: i16, user_data: u64) -> Sqe {
+    poll(fd, wanted, user_data).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI)
+}
+
+fn show(t: &mut Transcript, entries: &[Entry]) {
+    for entry in entries {
+        events(t, entry);
+    }
+    if entries.is_empty() {
+        t.say("no cqe");
+    }
+}
+
+/// A byte into a socket, and what follows from it.
+fn wake(t: &mut Transcript, ring: &mut Ring, writer: &std::os::fd::OwnedFd) {
+    files::put(writer, b"x");
+    let entries = ring.wait(1);
+    show(t, &entries);
+}
+
+fn first_by_level(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    files::put(&writer, b"x");
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    t.result("submit", ring.submit());
+    show(t, &ring.wait(1));
+    crate::time::long_enough_to_notice();
+    show(t, &ring.reap());
+}
+
+/// One completion per wake, though the data was not read.
+fn later_by_edge(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    for _ in 0..4 {
+        wake(t, &mut ring, &writer);
+    }
+    let _ = files::take(&reader, 100);
+    wake(t, &mut ring, &writer);
+}
+
+fn none_when_idle(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    wake(t, &mut ring, &writer);
+    crate::time::long_enough_to_notice();
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    show(t, &ring.reap());
+}
+
+fn removed(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    wake(t, &mut ring, &writer);
+    ring.push(poll_remove(1, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    files::put(&writer, b"x");
+    crate::time::long_enough_to_notice();
+    show(t, &ring.reap());
+}
+
+fn cancelled(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    wake(t, &mut ring, &writer);
+    ring.push(cancel(1, 0, 2));
+    ring.submit();
+    t.in_order(&ring.wait(2));
+}
+
+fn hang_up(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    wake(t, &mut ring, &writer);
+    drop(writer);
+    show(t, &ring.wait(1));
+    // Hung up for good, but not ended.
+    t.sorted(&ring.run(&[poll_remove(1, 3), nop(4)]));
+}
+
+/// Man page: POLL_ADD_LEVEL asks for level-triggered instead of edge-triggered
+/// behaviour. The kernel refuses the flag, with and without POLL_ADD_MULTI.
+fn level_triggered(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::sockets();
+    for flags in [u::IORING_POLL_ADD_LEVEL, u::IORING_POLL_ADD_LEVEL | u::IORING_POLL_ADD_MULTI] {
+        let level = poll(reader.as_raw_fd(), IN, 1).with(|sqe| sqe.len = flags);
+        t.entry(&ring.one(level));
+    }
+}
+
+fn update(target: u64, flags: u32, user_data: u64) -> Sqe {
+    poll_remove(target, user_data).with(|sqe| sqe.len = flags)
+}
+
+fn update_keeps_armed(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    wake(t, &mut ring, &writer);
+    let both = u::IORING_POLL_UPDATE_USER_DATA | u::IORING_POLL_ADD_MULTI;
+    ring.push(update(1, both, 2).with(|sqe| sqe.off = 10));
+    ring.submit();
+    // The first look after an update is by level again.
+    crate::time::long_enough_to_notice();
+    let mut entries = ring.reap();
+    entries.sort_by_key(|entry| entry.user_data);
+    show(t, &entries);
+    wake(t, &mut ring, &writer);
+}
+
+/// The update's POLL_ADD_MULTI is accepted, but changes nothing: a poll that
+/// began as single shot stays one.
+fn update_to_multishot(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLPRI, 1));
+    ring.submit();
+    let flags = u::IORING_POLL_UPDATE_EVENTS | u::IORING_POLL_ADD_MULTI;
+    t.entry(&ring.one(update(1, flags, 2).op_flags(IN as u32)));
+    wake(t, &mut ring, &writer);
+    files::put(&writer, b"x");
+    crate::time::long_enough_to_notice();
+    show(t, &ring.reap());
+}
+
+/// A wake that the ring itself causes would feed itself for ever.
+fn own_eventfd_ends_it(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let event = files::eventfd(0);
+    let number = event.as_raw_fd();
+    t.result("register eventfd", ring.register(reg::EVENTFD, &raw const number, 1));
+    ring.push(multishot(number, IN, 1));
+    t.result("submit", ring.submit());
+    ring.push(nop(2));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    let entries = ring.reap();
+    let ended = entries.iter().filter(|entry| entry.user_data == 1 && entry.flags == 0).count();
+    let nops = entries.iter().filter(|entry| entry.user_data == 2).count();
+    t.say(format_args!("poll ended {ended} times, {nops} nop"));
+    t.say(format_args!("bounded {}", entries.len() < 8));
+}
+
+fn eventfd_counts(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let event = files::eventfd(0);
+    ring.push(multishot(event.as_raw_fd(), IN, 1));
+    ring.submit();
+    for _ in 0..3 {
+        files::put(&event, &1u64.to_ne_bytes());
+        let entries = ring.wait(1);
+        show(t, &entries);
+    }
+    t.say(format_args!("count {}", files::event_count(&event)));
+    crate::time::long_enough_to_notice();
+    show(t, &ring.reap());
+}
+
+fn holds_drain(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::sockets();
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    ring.push(nop(2).flagged(usring_uapi::sqe_flags::IO_DRAIN));
+    ring.push(nop(3));
+    t.result("submit", ring.submit());
+    wake(t, &mut ring, &writer);
+    crate::time::long_enough_to_notice();
+    show(t, &ring.reap());
+    // Only closing the ring or ending the poll lets them go; a cancel request
+    // would queue behind the drain, the synchronous one does not.
+    let mut registration: u::io_uring_sync_cancel_reg = crate::memory::zeroed();
+    registration.addr = 1;
+    registration.fd = -1;
+    registration.timeout.tv_sec = -1;
+    registration.timeout.tv_nsec = -1;
+    t.result("cancel", ring.register(reg::SYNC_CANCEL, &raw const registration, 1));
+    t.sorted(&ring.wait(3));
+}
+
+fn with_skip_success(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    let skip = usring_uapi::sqe_flags::CQE_SKIP_SUCCESS;
+    let entry = multishot(reader.as_raw_fd(), IN, 1).flagged(skip);
+    ring.push(entry);
+    t.result("submit", ring.submit());
+    files::put(&writer, b"x");
+    crate::time::long_enough_to_notice();
+    show(t, &ring.reap());
+}
+
+fn ring_closes(t: &mut Transcript) {
+    let (reader, writer) = files::sockets();
+    let mut ring = Ring::new(4);
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    wake(t, &mut ring, &writer);
+    drop(ring);
+    files::put(&writer, b"x");
+    t.say(format_args!("bytes left {}", files::take(&reader, 10).map_or(0, |bytes| bytes.len())));
+}
+
+/// The request holds the file, not the number.
+fn descriptor_closes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    ring.push(multishot(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    drop(reader);
+    wake(t, &mut ring, &writer);
+    wake(t, &mut ring, &writer);
+    drop(writer);
+    show(t, &ring.wait(1));
+}

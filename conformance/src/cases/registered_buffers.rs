@@ -1,0 +1,336 @@
+//! Registered buffers: both generations, sparse tables, updates, tags, clones.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{io_uring as u, opcode};
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::{BAD, KERNEL_HALF, Pages, zeroed};
+use crate::names;
+use crate::ring::Ring;
+use crate::sqe::{Change, read_at, vector};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("registered_buffers.register_and_use", register_and_use),
+    case("registered_buffers.register_twice", register_twice),
+    case("registered_buffers.unregister", unregister),
+    case("registered_buffers.counts", counts),
+    case("registered_buffers.bad_vectors", bad_vectors),
+    case("registered_buffers.sizes", sizes),
+    case("registered_buffers.empty_slots", empty_slots),
+    case("registered_buffers.overlapping", overlapping),
+    case("registered_buffers.read_only_memory", read_only_memory),
+    case("registered_buffers.second_generation", second_generation),
+    case("registered_buffers.second_sparse", second_sparse),
+    case("registered_buffers.second_wrong", second_wrong),
+    case("registered_buffers.update", update),
+    case("registered_buffers.update_ranges", update_ranges),
+    case("registered_buffers.tags", tags),
+    case("registered_buffers.tag_waits_for_request", tag_waits_for_request),
+    case("registered_buffers.unregistered_while_in_use", unregistered_while_in_use),
+    case("registered_buffers.clone", clone_whole),
+    case("registered_buffers.clone_wrong", clone_wrong),
+];
+
+fn register(ring: &Ring, vectors: &[libc::iovec]) -> i32 {
+    ring.register(reg::BUFFERS, vectors.as_ptr(), vectors.len() as u32)
+}
+
+fn whole(pages: &Pages) -> libc::iovec {
+    vector(pages.at(0), pages.length)
+}
+
+/// Reads a byte into a buffer's start by its index.
+fn probe(ring: &mut Ring, pages: &Pages, index: u16) -> String {
+    let file = files::memory_file(b"x");
+    let sqe = read_at(file.as_raw_fd(), pages.at(0), 1, 0, 1).with(|sqe| {
+        sqe.opcode = opcode::READ_FIXED;
+        sqe.buf_index = index;
+    });
+    names::result(ring.one(sqe).res)
+}
+
+fn unregister_all(ring: &Ring) -> i32 {
+    ring.register::<u8>(reg::UNREGISTER_BUFFERS, std::ptr::null(), 0)
+}
+
+fn register_and_use(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (a, b) = (Pages::new(1), Pages::new(2));
+    t.result("register", register(&ring, &[whole(&a), whole(&b)]));
+    t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
+    t.say(format_args!("1 {}", probe(&mut ring, &b, 1)));
+    t.say(format_args!("2 {}", probe(&mut ring, &b, 2)));
+}
+
+fn register_twice(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let a = Pages::new(1);
+    t.result("register", register(&ring, &[whole(&a)]));
+    t.result("again", register(&ring, &[whole(&a)]));
+}
+
+fn unregister(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let a = Pages::new(1);
+    t.result("unregister, none", unregister_all(&ring));
+    t.result("register", register(&ring, &[whole(&a)]));
+    let bad = BAD as *const u8;
+    t.result("unregister, argument", ring.register(reg::UNREGISTER_BUFFERS, bad, 0));
+    t.result("unregister", unregister_all(&ring));
+    t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
+    t.result("register", register(&ring, &[whole(&a)]));
+    t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
+}
+
+fn counts(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let a = Pages::new(1);
+    t.result("none", register(&ring, &[]));
+    let vectors = vec![vector(a.at(0), 8); 16_385];
+    t.result("16385", register(&ring, &vectors));
+    t.result("16384", register(&ring, &vectors[..16_384]));
+}
+
+fn bad_vectors(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let a = Pages::new(2);
+    t.result("array null", ring.register::<u8>(reg::BUFFERS, std::ptr::null(), 1));
+    t.result("array unmapped", ring.register(reg::BUFFERS, BAD as *const u8, 1));
+    for (name, address, length) in [
+        ("null with length", 0, 10),
+        ("unmapped", BAD, 10),
+        ("kernel's half", KERNEL_HALF, 10),
+        ("round the end", u64::MAX - 3, 10),
+        ("length zero", a.at(0), 0),
+        ("beyond the mapping", a.at(0), 1 << 20),
+    ] {
+        t.result(name, register(&ring, &[whole(&a), vector(address, length)]));
+    }
+    a.spoil_last();
+    t.result("a bad page in it", register(&ring, &[whole(&a)]));
+    t.result("a good page", register(&ring, &[vector(a.at(0), 4096)]));
+}
+
+fn sizes(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let a = Pages::new(1);
+    // The most one buffer may have is a gigabyte.
+    t.result("a gigabyte and one", register(&ring, &[vector(a.at(0), (1 << 30) + 1)]));
+    t.result("one byte", register(&ring, &[vector(a.at(77), 1)]));
+    t.result("unregister", unregister_all(&ring));
+    t.result("a few odd bytes", register(&ring, &[vector(a.at(4090), 3)]));
+}
+
+/// A vector of null and nothing is an empty slot.
+fn empty_slots(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let a = Pages::new(1);
+    t.result("register", register(&ring, &[vector(0, 0), whole(&a)]));
+    t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
+    t.say(format_args!("1 {}", probe(&mut ring, &a, 1)));
+}
+
+fn overlapping(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let a = Pages::new(2);
+    let vectors = [whole(&a), vector(a.at(0), 100), whole(&a)];
+    t.result("register", register(&ring, &vectors));
+    for index in 0..3 {
+        t.say(format_args!("{index} {}", probe(&mut ring, &a, index)));
+    }
+}
+
+fn read_only_memory(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let a = Pages::new(1);
+    a.protect_last(libc::PROT_READ);
+    t.result("register", register(&ring, &[whole(&a)]));
+}
+
+type Registration = u::io_uring_rsrc_register;
+const REGISTRATION: u32 = size_of::<Registration>() as u32;
+type Update = u::io_uring_rsrc_update2;
+
+fn buffers2(ring: &Ring, vectors: &[libc::iovec], tags: &[u64]) -> i32 {
+    let mut registration: Registration = zeroed();
+    registration.nr = vectors.len() as u32;
+    registration.data = vectors.as_ptr() as u64;
+    if !tags.is_empty() {
+        registration.tags = tags.as_ptr() as u64;
+    }
+    ring.register(reg::BUFFERS2, &raw const registration, REGISTRATION)
+}
+
+fn change(ring: &Ring, offset: u32, vectors: &[libc::iovec], tags: &[u64]) -> i32 {
+    let mut update: Update = zeroed();
+    update.offset = offset;
+    update.nr = vectors.len() as u32;
+    update.data = vectors.as_ptr() as u64;
+    if !tags.is_empty() {
+        update.tags = tags.as_ptr() as u64;
+    }
+    ring.register(reg::BUFFERS_UPDATE, &raw const update, size_of::<Update>() as u32)
+}
+
+fn second_generation(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (a, b) = (Pages::new(1), Pages::new(1));
+    t.result("register", buffers2(&ring, &[whole(&a), whole(&b)], &[]));
+    t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
+    t.say(format_args!("1 {}", probe(&mut ring, &b, 1)));
+    t.result("again", buffers2(&ring, &[whole(&a)], &[]));
+}
+
+fn sparse(ring: &Ring, slots: u32) -> i32 {
+    let mut registration: Registration = zeroed();
+    registration.nr = slots;
+    registration.flags = u::IORING_RSRC_REGISTER_SPARSE;
+    ring.register(reg::BUFFERS2, &raw const registration, REGISTRATION)
+}
+
+fn second_sparse(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let a = Pages::new(1);
+    t.result("register", sparse(&ring, 3));
+    t.say(format_args!("1 {}", probe(&mut ring, &a, 1)));
+    t.result("update", change(&ring, 1, &[whole(&a)], &[]));
+    t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
+    t.say(format_args!("1 {}", probe(&mut ring, &a, 1)));
+}
+
+fn second_wrong(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let a = Pages::new(1);
+    let vectors = [whole(&a)];
+    let mut good: Registration = zeroed();
+    good.nr = 1;
+    good.data = vectors.as_ptr() as u64;
+    t.result("size 31", ring.register(reg::BUFFERS2, &raw const good, REGISTRATION - 1));
+    t.result("null", ring.register::<u8>(reg::BUFFERS2, std::ptr::null(), REGISTRATION));
+    let mut wrong = |name: &str, change: fn(&mut Registration)| {
+        let mut bad = good;
+        change(&mut bad);
+        t.result(name, ring.register(reg::BUFFERS2, &raw const bad, REGISTRATION));
+    };
+    wrong("unknown flag", |bad| bad.flags = 2);
+    wrong("sparse with data", |bad| bad.flags = 1);
+    wrong("reserved", |bad| bad.resv2 = 1);
+    wrong("none", |bad| bad.nr = 0);
+    wrong("tags unmapped", |bad| bad.tags = BAD);
+    t.result("tag on an empty slot", buffers2(&ring, &[vector(0, 0)], &[5]));
+}
+
+fn update(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (a, b) = (Pages::new(1), Pages::new(1));
+    t.result("register", register(&ring, &[whole(&a), whole(&a)]));
+    t.result("update 1", change(&ring, 1, &[whole(&b)], &[]));
+    t.say(format_args!("old memory {}", probe(&mut ring, &a, 1)));
+    t.say(format_args!("new memory {}", probe(&mut ring, &b, 1)));
+    t.result("clear 0", change(&ring, 0, &[vector(0, 0)], &[]));
+    t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
+    t.result("good, then bad", change(&ring, 0, &[whole(&a), vector(BAD, 10)], &[]));
+    t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
+    t.say(format_args!("1 {}", probe(&mut ring, &b, 1)));
+}
+
+fn update_ranges(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let a = Pages::new(1);
+    t.result("no table", change(&ring, 0, &[whole(&a)], &[]));
+    t.result("register", sparse(&ring, 2));
+    t.result("beyond the end", change(&ring, 2, &[whole(&a)], &[]));
+    t.result("across the end", change(&ring, 1, &[whole(&a), whole(&a)], &[]));
+    t.result("far away", change(&ring, u32::MAX, &[whole(&a)], &[]));
+    t.result("none", change(&ring, 0, &[], &[]));
+}
+
+fn tags(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (a, b) = (Pages::new(1), Pages::new(1));
+    t.result("register", buffers2(&ring, &[whole(&a), whole(&b)], &[11, 12]));
+    t.result("update 0", change(&ring, 0, &[whole(&b)], &[21]));
+    t.sorted(&ring.wait(1));
+    t.result("clear 1", change(&ring, 1, &[vector(0, 0)], &[0]));
+    t.sorted(&ring.wait(1));
+    t.result("clear 1 with a tag", change(&ring, 1, &[vector(0, 0)], &[31]));
+    t.result("unregister", unregister_all(&ring));
+    t.sorted(&ring.wait(1));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+}
+
+fn tag_waits_for_request(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let a = Pages::new(1);
+    let (reader, writer) = files::pipe();
+    t.result("register", buffers2(&ring, &[whole(&a)], &[11]));
+    ring.push(read_at(reader.as_raw_fd(), a.at(0), 4, 0, 1).with(|sqe| {
+        sqe.opcode = opcode::READ_FIXED;
+    }));
+    ring.submit();
+    t.result("clear", change(&ring, 0, &[vector(0, 0)], &[0]));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"late");
+    t.sorted(&ring.wait(2));
+}
+
+fn unregistered_while_in_use(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let mut a = Pages::new(1);
+    let (reader, writer) = files::pipe();
+    t.result("register", register(&ring, &[whole(&a)]));
+    ring.push(read_at(reader.as_raw_fd(), a.at(0), 4, 0, 1).with(|sqe| {
+        sqe.opcode = opcode::READ_FIXED;
+    }));
+    ring.submit();
+    t.result("unregister", unregister_all(&ring));
+    files::put(&writer, b"late");
+    t.in_order(&ring.wait(1));
+    t.say(String::from_utf8_lossy(&a.bytes()[..4]).into_owned());
+}
+
+fn clone(to: &Ring, from: i32, change: impl FnOnce(&mut u::io_uring_clone_buffers)) -> i32 {
+    let mut clone: u::io_uring_clone_buffers = zeroed();
+    clone.src_fd = from as u32;
+    change(&mut clone);
+    to.register(reg::CLONE_BUFFERS, &raw const clone, 1)
+}
+
+fn clone_whole(t: &mut Transcript) {
+    let (first, mut second) = (Ring::new(4), Ring::new(4));
+    let (a, b) = (Pages::new(1), Pages::new(1));
+    t.result("register", register(&first, &[whole(&a), whole(&b)]));
+    t.result("clone", clone(&second, first.fd, |_| ()));
+    t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
+    t.say(format_args!("1 {}", probe(&mut second, &b, 1)));
+    t.result("clone again", clone(&second, first.fd, |_| ()));
+    // What was cloned stays when the first lets go.
+    t.result("unregister the first", unregister_all(&first));
+    t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
+    drop(first);
+    t.say(format_args!("1 {}", probe(&mut second, &b, 1)));
+}
+
+fn clone_wrong(t: &mut Transcript) {
+    let (first, second) = (Ring::new(4), Ring::new(4));
+    let a = Pages::new(1);
+    t.result("nothing to clone", clone(&second, first.fd, |_| ()));
+    t.result("register", register(&first, &[whole(&a), whole(&a)]));
+    t.result("bad descriptor", clone(&second, 9999, |_| ()));
+    t.result("not a ring", clone(&second, 1, |_| ()));
+    t.result("unknown flag", clone(&second, first.fd, |clone| clone.flags = 1 << 5));
+    t.result("pad", clone(&second, first.fd, |clone| clone.pad[0] = 1));
+    t.result("beyond the end", clone(&second, first.fd, |clone| clone.src_off = 2));
+    t.result("too many", clone(&second, first.fd, |clone| clone.nr = 3));
+    t.result("one, to slot 3", clone(&second, first.fd, |clone| {
+        clone.nr = 1;
+        clone.dst_off = 3;
+    }));
+    t.result("null", second.register::<u8>(reg::CLONE_BUFFERS, std::ptr::null(), 1));
+}

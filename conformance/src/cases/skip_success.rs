@@ -1,0 +1,204 @@
+//! CQE_SKIP_SUCCESS: no news is good news.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, io_uring as u, sqe_flags};
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::ring::Ring;
+use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, sqe, timeout};
+use crate::time::{LONG, milliseconds};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("skip_success.success_is_silent", success_is_silent),
+    case("skip_success.failure_speaks", failure_speaks),
+    case("skip_success.in_chain", in_chain),
+    case("skip_success.broken_chain", broken_chain),
+    case("skip_success.linked_timeout", linked_timeout),
+    case("skip_success.timeout", silent_timeout),
+    case("skip_success.poll", silent_poll),
+    case("skip_success.late_read", late_read),
+    case("skip_success.cancel", silent_cancel),
+    case("skip_success.counts_for_nobody", counts_for_nobody),
+    case("skip_success.with_drain", with_drain),
+    case("skip_success.bad_sqe", bad_sqe),
+    case("skip_success.short_read", short_read),
+];
+
+fn silent(sqe: Sqe) -> Sqe {
+    sqe.flagged(sqe_flags::CQE_SKIP_SUCCESS)
+}
+
+fn success_is_silent(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(silent(nop(1)));
+    ring.push(nop(2));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+}
+
+fn failure_speaks(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut byte = [0u8; 1];
+    t.entry(&ring.one(silent(read(-1, &mut byte, 0, 1))));
+    let failing = nop(2).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = u32::MAX);
+    t.entry(&ring.one(silent(failing)));
+}
+
+fn in_chain(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(silent(nop(1)).linked());
+    ring.push(silent(nop(2)).linked());
+    ring.push(nop(3));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+}
+
+/// The request that fails speaks; those it takes along stay silent if they
+/// asked for it.
+fn broken_chain(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let failing = nop(2).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = u32::MAX);
+    ring.push(silent(nop(1)).linked());
+    ring.push(silent(failing).linked());
+    ring.push(silent(nop(3)).linked());
+    ring.push(nop(4));
+    t.result("submit", ring.submit());
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+}
+
+fn linked_timeout(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1).linked());
+    ring.push(silent(link_timeout(&LONG, 0, 2)));
+    ring.submit();
+    files::put(&writer, b"x");
+    t.sorted(&ring.wait(1));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    let time = milliseconds(10);
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 3).linked());
+    ring.push(silent(link_timeout(&time, 0, 4)));
+    ring.submit();
+    let mut entries = ring.wait(1);
+    crate::time::long_enough_to_notice();
+    entries.extend(ring.reap());
+    t.sorted(&entries);
+    // The request silent, the limit not.
+    ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 5)).linked());
+    ring.push(link_timeout(&LONG, 0, 6));
+    ring.submit();
+    files::put(&writer, b"x");
+    crate::time::long_enough_to_notice();
+    t.sorted(&ring.reap());
+}
+
+fn silent_timeout(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(5);
+    // Expiry is an error, unless ETIME_SUCCESS says otherwise.
+    ring.push(silent(timeout(&time, 0, 0, 1)));
+    ring.push(silent(timeout(&time, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, 2)));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    t.sorted(&ring.reap());
+}
+
+fn silent_poll(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    ring.push(silent(poll(reader.as_raw_fd(), libc::POLLIN, 1)));
+    ring.submit();
+    files::put(&writer, b"x");
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    t.entry(&ring.one(nop(2)));
+}
+
+fn late_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 1)));
+    ring.submit();
+    files::put(&writer, b"x");
+    // No CQE to wait for: what shows is the byte itself.
+    let place = byte.as_ptr();
+    // SAFETY: the byte lives until the end; the request writes it.
+    t.say(format_args!("read {}", crate::time::until(|| unsafe { place.read_volatile() } == b'x')));
+    t.in_order(&ring.reap());
+}
+
+fn silent_cancel(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    ring.push(silent(cancel(1, 0, 2)));
+    ring.push(silent(cancel(1, 0, 3)));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    t.in_order(&ring.reap());
+}
+
+/// A completion that is not posted does not end a wait.
+fn counts_for_nobody(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(silent(nop(1)));
+    ring.forget_pending();
+    let limit = std::time::Duration::from_millis(20);
+    t.result("submit and wait for one", ring.enter_for(1, 1, limit));
+    t.result("wait for one", ring.enter_for(0, 1, limit));
+    ring.push(timeout(&LONG, 1, 0, 2));
+    ring.push(silent(nop(3)));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    ring.push(nop(4));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+/// Man page: using both is undefined. The kernel refuses it in one request, and
+/// in a drain that comes after a skip.
+fn with_drain(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(silent(nop(1)).flagged(sqe_flags::IO_DRAIN));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    // Behind one that drained, others may skip.
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(nop(1).flagged(sqe_flags::IO_DRAIN)));
+    ring.push(silent(nop(2)));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    // Behind one that skipped, none may drain.
+    let mut ring = Ring::new(4);
+    ring.push(silent(nop(3)));
+    ring.submit();
+    ring.push(nop(4).flagged(sqe_flags::IO_DRAIN));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+}
+
+fn bad_sqe(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(silent(sqe(200, -1, 1))));
+}
+
+fn short_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"short");
+    let mut buffer = [0u8; 10];
+    ring.push(silent(read(file.as_raw_fd(), &mut buffer, 0, 1)));
+    ring.push(silent(read(file.as_raw_fd(), &mut buffer, 0, 2)).linked());
+    ring.push(nop(3));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    t.sorted(&ring.reap());
+}

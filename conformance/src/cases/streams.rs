@@ -1,0 +1,323 @@
+//! READ and WRITE on what can make a request wait: pipes, sockets, eventfds.
+
+use std::os::fd::AsRawFd;
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::process;
+use crate::ring::Ring;
+use crate::sqe::{CURRENT, Change, nop, read, write};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("streams.read_waits_for_data", read_waits_for_data),
+    case("streams.data_is_there", data_is_there),
+    case("streams.offset_is_ignored", offset_is_ignored),
+    case("streams.nonblocking_descriptor_waits_too", nonblocking_waits_too),
+    case("streams.writer_closes", writer_closes),
+    case("streams.reader_closes", reader_closes),
+    case("streams.write_waits_for_room", write_waits_for_room),
+    case("streams.large_write_to_pipe", large_write_to_pipe),
+    case("streams.several_readers", several_readers),
+    case("streams.eventfd", eventfd),
+    case("streams.sockets", sockets),
+    case("streams.datagrams", datagrams),
+    case("streams.shutdown_ends_read", shutdown_ends_read),
+    case("streams.unconnected_socket", unconnected_socket),
+    case("streams.broken_pipe_signal", broken_pipe_signal),
+    case("streams.forced_async_read_waits", forced_async_read_waits),
+    case("streams.watched_in_memory", watched_in_memory),
+    case("streams.timerfd", timerfd),
+    case("streams.data_before_submit_of_many", data_before_submit_of_many),
+];
+
+fn shown(buffer: &[u8]) -> String {
+    String::from_utf8_lossy(buffer).replace('\0', ".")
+}
+
+fn read_waits_for_data(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 8];
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    // Others are not held up.
+    ring.push(nop(2));
+    ring.submit();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"hello");
+    t.in_order(&ring.wait(1));
+    t.say(shown(&buffer));
+}
+
+fn data_is_there(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 4];
+    files::put(&writer, b"hello");
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    t.say(shown(&buffer));
+    t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 2)));
+}
+
+fn offset_is_ignored(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 2];
+    for offset in [0, CURRENT, 5, 1 << 40] {
+        t.entry(&ring.one(write(writer.as_raw_fd(), b"ab", offset, 1)));
+        t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, offset, 2)));
+    }
+}
+
+/// O_NONBLOCK on the file does not make a request fail: it waits all the same.
+fn nonblocking_waits_too(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe_with(libc::O_NONBLOCK);
+    let mut buffer = [0u8; 4];
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    files::put(&writer, b"abcd");
+    t.in_order(&ring.wait(1));
+}
+
+fn writer_closes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 4];
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    ring.submit();
+    drop(writer);
+    t.in_order(&ring.wait(1));
+    t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 2)));
+}
+
+fn ignore_broken_pipes() {
+    // SAFETY: our own process's disposition.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+fn reader_closes(t: &mut Transcript) {
+    ignore_broken_pipes();
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    files::fill(&writer);
+    ring.push(write(writer.as_raw_fd(), b"x", 0, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    drop(reader);
+    t.in_order(&ring.wait(1));
+    t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 2)));
+}
+
+fn write_waits_for_room(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let full = files::fill(&writer);
+    ring.push(write(writer.as_raw_fd(), b"tail", 0, 1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    let mut taken = 0;
+    while taken < full {
+        taken += files::take(&reader, 65536).map_or(full, |bytes| bytes.len());
+    }
+    t.in_order(&ring.wait(1));
+    files::set_nonblocking(&reader, true);
+    t.say(shown(&files::take(&reader, 100).unwrap_or_default()));
+}
+
+/// More than a pipe holds: what fits is written, and the answer says so only
+/// when the request asked for no more waiting; this one writes on.
+fn large_write_to_pipe(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let large = vec![b'L'; 200_000];
+    ring.push(write(writer.as_raw_fd(), &large, 0, 1));
+    t.result("submit", ring.submit());
+    let mut total = 0;
+    files::set_nonblocking(&reader, true);
+    let all = crate::time::until(|| {
+        while let Ok(bytes) = files::take(&reader, 65536) {
+            total += bytes.len();
+        }
+        ring.ready() > 0
+    });
+    while let Ok(bytes) = files::take(&reader, 65536) {
+        total += bytes.len();
+    }
+    t.say(format_args!("completed {all}"));
+    let entries = ring.reap();
+    let written = entries.first().map_or(0, |entry| entry.res);
+    t.say(format_args!("answer is what was read: {}", written as usize == total));
+    t.say(format_args!("something written: {}", written > 0));
+}
+
+fn several_readers(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut buffers = [[0u8; 4]; 4];
+    for (index, buffer) in buffers.iter_mut().enumerate() {
+        ring.push(read(reader.as_raw_fd(), buffer, 0, index as u64 + 1));
+    }
+    t.result("submit", ring.submit());
+    files::put(&writer, b"aaaabbbbccccdddd");
+    t.sorted(&ring.wait(4));
+    let mut got: Vec<String> = buffers.iter().map(|buffer| shown(buffer)).collect();
+    got.sort();
+    t.say(got.join(" "));
+}
+
+fn eventfd(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let event = files::eventfd(3);
+    let fd = event.as_raw_fd();
+    let mut count = [0u8; 8];
+    t.entry(&ring.one(read(fd, &mut count, 0, 1)));
+    t.say(format_args!("count {}", u64::from_ne_bytes(count)));
+    ring.push(read(fd, &mut count, 0, 2));
+    ring.submit();
+    t.in_order(&ring.reap());
+    ring.push(write(fd, &7u64.to_ne_bytes(), 0, 3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    t.say(format_args!("count {}", u64::from_ne_bytes(count)));
+    t.entry(&ring.one(write(fd, &u64::MAX.to_ne_bytes(), 0, 4)));
+    t.entry(&ring.one(read(fd, &mut count[..4], 0, 5)));
+}
+
+fn sockets(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (here, there) = files::sockets();
+    let mut buffer = [0u8; 8];
+    ring.push(read(here.as_raw_fd(), &mut buffer, 0, 1));
+    ring.submit();
+    ring.push(write(there.as_raw_fd(), b"ping", 0, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    t.say(shown(&buffer));
+    drop(there);
+    t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 3)));
+    ignore_broken_pipes();
+    t.entry(&ring.one(write(here.as_raw_fd(), b"x", 0, 4)));
+}
+
+fn datagrams(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (here, there) = files::sockets_of(libc::SOCK_DGRAM);
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(write(there.as_raw_fd(), b"too long", 0, 1)));
+    t.entry(&ring.one(write(there.as_raw_fd(), b"", 0, 2)));
+    t.entry(&ring.one(write(there.as_raw_fd(), b"end", 0, 3)));
+    t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 4)));
+    t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 5)));
+    t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 6)));
+}
+
+fn shutdown_ends_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (here, there) = files::sockets();
+    let mut buffer = [0u8; 4];
+    ring.push(read(here.as_raw_fd(), &mut buffer, 0, 1));
+    ring.submit();
+    // SAFETY: no memory is involved.
+    unsafe { libc::shutdown(there.as_raw_fd(), libc::SHUT_WR) };
+    t.in_order(&ring.wait(1));
+}
+
+fn unconnected_socket(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ignore_broken_pipes();
+    // SAFETY: no memory is involved; the descriptor ends with the process.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
+    t.entry(&ring.one(write(fd, &buffer, 0, 2)));
+}
+
+/// SIGPIPE comes as with write(2).
+fn broken_pipe_signal(t: &mut Transcript) {
+    let ending = process::forked(|| {
+        // SAFETY: our own process's disposition (Rust's start-up ignores it).
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let mut ring = Ring::new(4);
+        let (reader, writer) = files::pipe();
+        drop(reader);
+        ring.push(write(writer.as_raw_fd(), b"x", 0, 1));
+        ring.submit();
+        ring.wait(1);
+        7
+    });
+    t.say(format_args!("default disposition: {ending}"));
+    // RWF_NOSIGNAL (6.18) leaves it out.
+    let ending = process::forked(|| {
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let mut ring = Ring::new(4);
+        let (reader, writer) = files::pipe();
+        drop(reader);
+        ring.push(write(writer.as_raw_fd(), b"x", 0, 1).op_flags(0x100));
+        ring.submit();
+        let entries = ring.wait(1);
+        i32::from(entries.first().is_some_and(|entry| entry.res == -libc::EPIPE))
+    });
+    t.say(format_args!("RWF_NOSIGNAL: {ending}"));
+}
+
+fn forced_async_read_waits(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 4];
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1).forced_async());
+    t.result("submit", ring.submit());
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"abcd");
+    t.in_order(&ring.wait(1));
+}
+
+/// A program that looks only at the CQ in memory sees the completion.
+fn watched_in_memory(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0u8; 4];
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    ring.submit();
+    files::put(&writer, b"abcd");
+    t.say(format_args!("seen {}", ring.watch(1)));
+    t.in_order(&ring.reap());
+}
+
+fn timerfd(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    // SAFETY: `time` is readable; the descriptor ends with the process.
+    let fd = unsafe {
+        let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC);
+        let mut time: libc::itimerspec = crate::memory::zeroed();
+        time.it_value.tv_nsec = 20_000_000;
+        libc::timerfd_settime(fd, 0, &time, std::ptr::null_mut());
+        fd
+    };
+    let mut count = [0u8; 8];
+    ring.push(read(fd, &mut count, 0, 1));
+    ring.submit();
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("expired {}", u64::from_ne_bytes(count)));
+}
+
+fn data_before_submit_of_many(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let mut buffers = [[0u8; 2]; 3];
+    files::put(&writer, b"aabbcc");
+    for (index, buffer) in buffers.iter_mut().enumerate() {
+        ring.push(read(reader.as_raw_fd(), buffer, 0, index as u64 + 1));
+    }
+    t.result("submit", ring.submit());
+    // All inline, so in order.
+    t.in_order(&ring.reap());
+    t.say(format_args!("{} {} {}", shown(&buffers[0]), shown(&buffers[1]), shown(&buffers[2])));
+}

@@ -1,0 +1,309 @@
+//! TIMEOUT: clocks, counts, repetition, and what is refused.
+
+use usring_uapi::{Sqe, Timespec, io_uring as u};
+
+use crate::case::{Case, case};
+use crate::memory::BAD;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, timeout, timeout_remove};
+use crate::time::{LONG, milliseconds, on_clock};
+use crate::transcript::{Transcript, timed};
+
+pub const CASES: &[Case] = &[
+    case("timeout.relative", relative),
+    case("timeout.zero", zero),
+    case("timeout.absolute", absolute),
+    case("timeout.absolute_in_the_past", absolute_in_the_past),
+    case("timeout.clocks", clocks),
+    case("timeout.two_clocks", two_clocks),
+    case("timeout.shortest_first", shortest_first),
+    case("timeout.completion_count", completion_count),
+    case("timeout.count_and_time", count_and_time),
+    case("timeout.count_of_earlier_requests", count_of_earlier_requests),
+    case("timeout.several_counts", several_counts),
+    case("timeout.expires_as_success", expires_as_success),
+    case("timeout.breaks_link", breaks_link),
+    case("timeout.multishot", multishot),
+    case("timeout.multishot_counted", multishot_counted),
+    case("timeout.multishot_absolute", multishot_absolute),
+    case("timeout.bad_timespec", bad_timespec),
+    case("timeout.bad_address", bad_address),
+    case("timeout.unknown_flags", unknown_flags),
+    case("timeout.reserved_fields", reserved_fields),
+    case("timeout.timespec_is_copied", timespec_is_copied),
+    case("timeout.watched_in_memory", watched_in_memory),
+    case("timeout.forced_async", forced_async),
+    case("timeout.many", many),
+    case("timeout.ring_closes", ring_closes),
+];
+
+const ABS: u32 = u::IORING_TIMEOUT_ABS;
+const BOOT: u32 = u::IORING_TIMEOUT_BOOTTIME;
+const REAL: u32 = u::IORING_TIMEOUT_REALTIME;
+
+/// One timeout, its completion and how long it took.
+fn expire(t: &mut Transcript, time: Timespec, flags: u32, least: u64) {
+    let mut ring = Ring::new(4);
+    let (entry, waited) = timed(|| ring.one(timeout(&time, 0, flags, 1)));
+    t.entry(&entry);
+    t.between("waited", waited, least, 3000);
+}
+
+fn relative(t: &mut Transcript) {
+    expire(t, milliseconds(30), 0, 30);
+}
+
+fn zero(t: &mut Transcript) {
+    expire(t, milliseconds(0), 0, 0);
+}
+
+fn absolute(t: &mut Transcript) {
+    expire(t, on_clock(libc::CLOCK_MONOTONIC, 30), ABS, 25);
+}
+
+fn absolute_in_the_past(t: &mut Transcript) {
+    expire(t, milliseconds(1), ABS, 0);
+    expire(t, milliseconds(1), ABS | REAL, 0);
+    expire(t, milliseconds(1), ABS | BOOT, 0);
+}
+
+fn clocks(t: &mut Transcript) {
+    expire(t, milliseconds(30), BOOT, 25);
+    expire(t, milliseconds(30), REAL, 25);
+    expire(t, on_clock(libc::CLOCK_BOOTTIME, 30), ABS | BOOT, 25);
+    expire(t, on_clock(libc::CLOCK_REALTIME, 30), ABS | REAL, 25);
+}
+
+fn two_clocks(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(timeout(&milliseconds(1), 0, BOOT | REAL, 1)));
+}
+
+fn shortest_first(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let times = [milliseconds(160), milliseconds(10), milliseconds(110), milliseconds(60)];
+    for (index, time) in times.iter().enumerate() {
+        ring.push(timeout(time, 0, 0, index as u64 + 1));
+    }
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(4));
+}
+
+/// A count: done with 0 as soon as that many others have completed.
+fn completion_count(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(timeout(&LONG, 2, 0, 1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    t.entry(&ring.one(nop(2)));
+    ring.push(nop(3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn count_and_time(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(timeout(&milliseconds(20), 5, 0, 1));
+    ring.push(nop(2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+/// What was in flight before counts too, once it completes.
+fn count_of_earlier_requests(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = crate::files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(crate::sqe::read(std::os::fd::AsRawFd::as_raw_fd(&reader), &mut byte, 0, 1));
+    ring.push(timeout(&LONG, 1, 0, 2));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    crate::files::put(&writer, b"x");
+    t.sorted(&ring.wait(2));
+}
+
+/// A timeout's own completion does not count for another.
+fn several_counts(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(timeout(&LONG, 3, 0, 1));
+    ring.push(timeout(&LONG, 1, 0, 2));
+    t.result("submit", ring.submit());
+    ring.push(nop(3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    t.sorted(&ring.run(&[nop(4)]));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    ring.push(nop(5));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn expires_as_success(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let success = u::IORING_TIMEOUT_ETIME_SUCCESS;
+    let time = milliseconds(5);
+    ring.push(timeout(&time, 0, success, 1).linked());
+    ring.push(nop(2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn breaks_link(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(5);
+    ring.push(timeout(&time, 0, 0, 1).linked());
+    ring.push(nop(2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    // Fulfilled by its count it is a success.
+    ring.push(timeout(&LONG, 1, 0, 3).linked());
+    ring.push(nop(4));
+    ring.push(nop(5));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+const MULTISHOT: u32 = u::IORING_TIMEOUT_MULTISHOT;
+
+/// Repeats until it is removed.
+fn multishot(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(10);
+    ring.push(timeout(&time, 0, MULTISHOT, 1));
+    t.result("submit", ring.submit());
+    let (entries, waited) = timed(|| ring.wait(3));
+    for entry in entries.iter().take(3) {
+        t.entry(entry);
+    }
+    t.between("three times", waited, 25, 3000);
+    ring.push(timeout_remove(1, 2));
+    ring.submit();
+    let mut rest = ring.wait(2);
+    rest.retain(|entry| entry.res != -libc::ETIME);
+    t.sorted(&rest);
+}
+
+/// The count is how often.
+fn multishot_counted(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let time = milliseconds(5);
+    ring.push(timeout(&time, 3, MULTISHOT, 1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(3));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+}
+
+/// A point in time does not repeat.
+fn multishot_absolute(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let time = on_clock(libc::CLOCK_MONOTONIC, 5);
+    t.entry(&ring.one(timeout(&time, 2, MULTISHOT | ABS, 1)));
+}
+
+/// Only what is negative is refused; nanoseconds beyond a second are added up.
+fn bad_timespec(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for (tv_sec, tv_nsec) in [(0, -1), (0, i64::MIN), (-1, 0), (i64::MIN, 0), (5, -1)] {
+        t.entry(&ring.one(timeout(&Timespec { tv_sec, tv_nsec }, 0, 0, 1)));
+    }
+    let time = Timespec { tv_sec: 0, tv_nsec: 1_200_000_000 };
+    let (entry, waited) = timed(|| ring.one(timeout(&time, 0, 0, 1)));
+    t.entry(&entry);
+    t.between("waited", waited, 1200, 4000);
+    // As long as can be: it waits.
+    let longest = Timespec { tv_sec: i64::MAX, tv_nsec: 999_999_999 };
+    ring.push(timeout(&longest, 0, 0, 2));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    ring.push(timeout_remove(2, 3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn bad_address(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for address in [0, BAD, u64::MAX - 7] {
+        t.entry(&ring.one(timeout(&LONG, 0, 0, 1).with(|sqe| sqe.addr = address)));
+    }
+}
+
+fn unknown_flags(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(1);
+    // UPDATE belongs to TIMEOUT_REMOVE, LINK_TIMEOUT_UPDATE too; beyond bit 6
+    // nothing is defined.
+    for bit in [1, 4, 8, 9, 15, 31] {
+        t.entry(&ring.one(timeout(&time, 0, 1 << bit, bit)));
+    }
+}
+
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(1);
+    let mut with = |change: fn(&mut Sqe)| ring.one(timeout(&time, 0, 0, 1).with(change));
+    let entries = [
+        with(|sqe| sqe.len = 0),
+        with(|sqe| sqe.len = 2),
+        with(|sqe| sqe.buf_index = 1),
+        with(|sqe| sqe.file_index = 1),
+        with(|sqe| sqe.ioprio = 1),
+        with(|sqe| sqe.fd = 5),
+        with(|sqe| sqe.addr3 = 5),
+    ];
+    t.in_order(&entries);
+    // A count beyond 32 bits is cut to them.
+    ring.push(timeout(&LONG, 1 << 32 | 1, 0, 2));
+    ring.push(nop(3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn timespec_is_copied(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut time = Box::new(milliseconds(20));
+    ring.push(timeout(&time, 0, 0, 1));
+    ring.submit();
+    *time = LONG;
+    std::hint::black_box(&mut time);
+    t.in_order(&ring.wait(1));
+}
+
+fn watched_in_memory(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(20);
+    ring.push(timeout(&time, 0, 0, 1));
+    ring.submit();
+    t.say(format_args!("seen {}", ring.watch(1)));
+    t.in_order(&ring.reap());
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(10);
+    t.entry(&ring.one(timeout(&time, 0, 0, 1).forced_async()));
+}
+
+fn many(t: &mut Transcript) {
+    let mut ring = Ring::new(256);
+    let times: Vec<Timespec> = (0..200).map(|index| milliseconds(index % 20)).collect();
+    for (index, time) in times.iter().enumerate() {
+        ring.push(timeout(time, 0, 0, index as u64));
+    }
+    t.result("submit", ring.submit());
+    let entries = ring.wait(200);
+    let expired = entries.iter().filter(|entry| entry.res == -libc::ETIME).count();
+    t.say(format_args!("expired {expired} of {}", entries.len()));
+}
+
+fn ring_closes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let time = milliseconds(5);
+    ring.push(timeout(&time, 0, 0, 1));
+    ring.push(timeout(&LONG, 0, 0, 2));
+    t.result("submit", ring.submit());
+    drop(ring);
+    crate::time::long_enough_to_notice();
+    t.entry(&Ring::new(4).one(nop(3)));
+}

@@ -1,0 +1,209 @@
+//! TIMEOUT_REMOVE: removal and update of a timeout.
+
+use usring_uapi::{Sqe, Timespec, io_uring as u};
+
+use crate::case::{Case, case};
+use crate::memory::BAD;
+use crate::ring::Ring;
+use crate::sqe::{Change, link_timeout, nop, read, timeout, timeout_remove};
+use crate::time::{LONG, milliseconds, on_clock};
+use crate::transcript::{Transcript, timed};
+
+pub const CASES: &[Case] = &[
+    case("timeout_remove.removes", removes),
+    case("timeout_remove.unknown", unknown),
+    case("timeout_remove.already_expired", already_expired),
+    case("timeout_remove.counted", counted),
+    case("timeout_remove.first_of_equals", first_of_equals),
+    case("timeout_remove.update_sooner", update_sooner),
+    case("timeout_remove.update_later", update_later),
+    case("timeout_remove.update_absolute", update_absolute),
+    case("timeout_remove.update_keeps_clock", update_keeps_clock),
+    case("timeout_remove.update_unknown", update_unknown),
+    case("timeout_remove.update_link_timeout", update_link_timeout),
+    case("timeout_remove.update_wrong_kind", update_wrong_kind),
+    case("timeout_remove.update_multishot", update_multishot),
+    case("timeout_remove.bad_timespec", bad_timespec),
+    case("timeout_remove.unknown_flags", unknown_flags),
+    case("timeout_remove.reserved_fields", reserved_fields),
+];
+
+const UPDATE: u32 = u::IORING_TIMEOUT_UPDATE;
+
+/// The new time stands in `addr2`, which is `off`.
+fn update(target: u64, time: &Timespec, flags: u32, user_data: u64) -> Sqe {
+    timeout_remove(target, user_data)
+        .op_flags(UPDATE | flags)
+        .with(|sqe| sqe.off = &raw const *time as u64)
+}
+
+fn removes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(timeout(&LONG, 0, 0, 1));
+    ring.submit();
+    ring.push(timeout_remove(1, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    // Within one submission, too.
+    ring.push(timeout(&LONG, 0, 0, 3));
+    ring.push(timeout_remove(3, 4));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn unknown(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(timeout_remove(1, 2)));
+    let (reader, _writer) = crate::files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(std::os::fd::AsRawFd::as_raw_fd(&reader), &mut byte, 0, 1));
+    ring.submit();
+    t.entry(&ring.one(timeout_remove(1, 3)));
+}
+
+fn already_expired(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(timeout(&milliseconds(1), 0, 0, 1)));
+    t.entry(&ring.one(timeout_remove(1, 2)));
+}
+
+fn counted(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(timeout(&LONG, 5, 0, 1));
+    ring.submit();
+    ring.push(timeout_remove(1, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+fn first_of_equals(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    for _ in 0..2 {
+        ring.push(timeout(&LONG, 0, 0, 1));
+    }
+    ring.submit();
+    for user_data in 2..=4 {
+        ring.push(timeout_remove(1, user_data));
+    }
+    ring.submit();
+    t.sorted(&ring.wait(5));
+}
+
+fn update_sooner(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(timeout(&LONG, 0, 0, 1));
+    ring.submit();
+    t.entry(&ring.one(update(1, &milliseconds(10), 0, 2)));
+    let (entries, waited) = timed(|| ring.wait(1));
+    t.in_order(&entries);
+    t.between("waited", waited, 5, 3000);
+}
+
+fn update_later(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(timeout(&milliseconds(300), 0, 0, 1));
+    ring.submit();
+    t.entry(&ring.one(update(1, &LONG, 0, 2)));
+    t.result("half a second", ring.enter_for(0, 1, std::time::Duration::from_millis(500)));
+    t.in_order(&ring.reap());
+}
+
+fn update_absolute(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(timeout(&LONG, 0, 0, 1));
+    ring.submit();
+    let time = on_clock(libc::CLOCK_MONOTONIC, 10);
+    t.entry(&ring.one(update(1, &time, u::IORING_TIMEOUT_ABS, 2)));
+    t.in_order(&ring.wait(1));
+}
+
+/// The clock is the timeout's own; an update cannot name one.
+fn update_keeps_clock(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(timeout(&LONG, 0, u::IORING_TIMEOUT_REALTIME, 1));
+    ring.submit();
+    let time = on_clock(libc::CLOCK_REALTIME, 10);
+    let named = u::IORING_TIMEOUT_ABS | u::IORING_TIMEOUT_REALTIME;
+    t.entry(&ring.one(update(1, &time, named, 2)));
+    t.entry(&ring.one(update(1, &time, u::IORING_TIMEOUT_ABS, 3)));
+    t.in_order(&ring.wait(1));
+}
+
+fn update_unknown(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(update(1, &milliseconds(1), 0, 2)));
+    t.entry(&ring.one(update(1, &milliseconds(1), u::IORING_LINK_TIMEOUT_UPDATE, 3)));
+}
+
+fn update_link_timeout(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = crate::files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(std::os::fd::AsRawFd::as_raw_fd(&reader), &mut byte, 0, 1).linked());
+    ring.push(link_timeout(&LONG, 0, 2));
+    ring.submit();
+    let link = u::IORING_LINK_TIMEOUT_UPDATE;
+    ring.push(update(2, &milliseconds(10), link, 3));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+/// Each kind has its own flag.
+fn update_wrong_kind(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, _writer) = crate::files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(timeout(&LONG, 0, 0, 1));
+    ring.push(read(std::os::fd::AsRawFd::as_raw_fd(&reader), &mut byte, 0, 2).linked());
+    ring.push(link_timeout(&LONG, 0, 3));
+    ring.submit();
+    t.entry(&ring.one(update(1, &milliseconds(1), u::IORING_LINK_TIMEOUT_UPDATE, 4)));
+    t.entry(&ring.one(update(3, &milliseconds(1), 0, 5)));
+    t.entry(&ring.one(timeout_remove(3, 6)));
+}
+
+fn update_multishot(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(timeout(&LONG, 2, u::IORING_TIMEOUT_MULTISHOT, 1));
+    ring.submit();
+    t.entry(&ring.one(update(1, &milliseconds(5), 0, 2)));
+    t.in_order(&ring.wait(1));
+}
+
+fn bad_timespec(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    ring.push(timeout(&LONG, 0, 0, 1));
+    ring.submit();
+    for (tv_sec, tv_nsec) in [(0, -1), (0, 1_000_000_000), (-1, 0)] {
+        t.entry(&ring.one(update(1, &Timespec { tv_sec, tv_nsec }, 0, 2)));
+    }
+    for address in [0, BAD] {
+        t.entry(&ring.one(update(1, &LONG, 0, 3).with(|sqe| sqe.off = address)));
+    }
+}
+
+fn unknown_flags(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for flags in [1, 4, 8, 16, 32, 64, 128, 1 << 31] {
+        t.entry(&ring.one(timeout_remove(1, 2).op_flags(flags)));
+    }
+    let time = milliseconds(1);
+    for flags in [4, 8, 4 | 8, 32, 64, 128] {
+        t.entry(&ring.one(update(1, &time, flags, 3)));
+    }
+}
+
+fn reserved_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut with = |change: fn(&mut Sqe)| ring.one(timeout_remove(1, 2).with(change));
+    let entries = [
+        with(|sqe| sqe.len = 1),
+        with(|sqe| sqe.off = 1),
+        with(|sqe| sqe.buf_index = 1),
+        with(|sqe| sqe.file_index = 1),
+        with(|sqe| sqe.ioprio = 1),
+        with(|sqe| sqe.fd = 1),
+        with(|sqe| sqe.flags = usring_uapi::sqe_flags::FIXED_FILE),
+    ];
+    t.in_order(&entries);
+}
