@@ -1,2 +1,169 @@
-pub fn read(_v: *mut *mut u8) {}
-pub fn report_probe() {}
+//! The environment: what the launcher says to us in it, and how the library
+//! stays in it without the program seeing it.
+//!
+//! The constructor takes our own variables, and our part of LD_PRELOAD, out of
+//! the environment, so that a program that prints, compares or empties its
+//! environment finds what it would find without us. Each exec puts them in
+//! again ([`crate::exec`]), whatever environment the program gives.
+
+use crate::message;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use usring_engine::statistics::{self, Statistics};
+use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::{SystemCall, eventfd};
+use usring_uapi::general as linux;
+
+pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
+const LIBRARY: &[u8] = b"libusring.so";
+const NO_PATCH: &[u8] = b"USRING_NO_PATCH=";
+const PROBE: &[u8] = b"USRING_PROBE_FD=";
+const STATISTICS: &[u8] = b"USRING_STATS=";
+
+/// What the environment said, kept for this process and its children. Copies:
+/// programs overwrite the place where the originals lie, to change their title.
+#[derive(Default)]
+pub struct Kept {
+    /// Our path as it stood in LD_PRELOAD.
+    pub library: Vec<u8>,
+    /// Whole variables with their NUL, for the next program.
+    pub variables: Vec<Box<[u8]>>,
+    pub no_patch: bool,
+    probe: Option<i32>,
+}
+
+static KEPT: AtomicPtr<Kept> = AtomicPtr::new(core::ptr::null_mut());
+
+/// What was read at the start; empty before.
+pub fn kept() -> Option<&'static Kept> {
+    // SAFETY: `read` stores a leaked box, once, and nobody changes it.
+    unsafe { KEPT.load(Ordering::Acquire).as_ref() }
+}
+
+/// Takes what is ours out of the environment, an array that ends with null.
+///
+/// # Safety
+/// `variables` is the process's environment as the loader hands it to
+/// constructors, and no other thread exists.
+pub unsafe fn read(variables: *mut *mut u8) {
+    let mut kept = Box::<Kept>::default();
+    let (mut from, mut to) = (variables, variables);
+    // SAFETY: the array is ours alone now; its strings end with NUL and are
+    // writable, as the kernel laid them out.
+    unsafe {
+        while !variables.is_null() && !(*from).is_null() {
+            if keeps(&mut kept, *from) {
+                *to = *from;
+                to = to.add(1);
+            }
+            from = from.add(1);
+        }
+        if !variables.is_null() {
+            *to = core::ptr::null_mut();
+        }
+    }
+    KEPT.store(Box::into_raw(kept), Ordering::Release);
+}
+
+/// Whether the program is to see this variable; notes it if it is ours.
+///
+/// # Safety
+/// `variable` is a writable string that ends with NUL.
+unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
+    // SAFETY: as the caller says.
+    let text = unsafe { CStr::from_ptr(variable.cast()) };
+    let whole = text.to_bytes_with_nul();
+    let value = |name: &[u8]| text.to_bytes().strip_prefix(name);
+    if let Some(number) = value(PROBE) {
+        kept.probe = number_of(number);
+        return false;
+    }
+    if let Some(value) = value(NO_PATCH) {
+        kept.no_patch = value != b"" && value != b"0";
+        kept.variables.push(whole.into());
+        return false;
+    }
+    if value(STATISTICS).is_some() {
+        kept.variables.push(whole.into());
+        return false;
+    }
+    let Some(list) = value(PRELOAD) else { return true };
+    let Some(library) = list.split(separates).find(|part| is_library(part)) else { return true };
+    kept.library = library.to_vec();
+    let rest: Vec<&[u8]> = list.split(separates).filter(|part| !part.is_empty() && !is_library(part)).collect();
+    let rest = rest.join(&b':');
+    if rest.is_empty() {
+        return false;
+    }
+    // SAFETY: what is left is shorter than what was there.
+    unsafe {
+        let start = variable.add(PRELOAD.len());
+        start.copy_from_nonoverlapping(rest.as_ptr(), rest.len());
+        start.add(rest.len()).write(0);
+    }
+    true
+}
+
+fn separates(byte: &u8) -> bool {
+    matches!(byte, b' ' | b':')
+}
+
+fn is_library(path: &[u8]) -> bool {
+    path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY)
+}
+
+fn number_of(digits: &[u8]) -> Option<i32> {
+    core::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Whether call sites are to be left as they are.
+pub fn forbids_patching() -> bool {
+    kept().is_some_and(|kept| kept.no_patch)
+}
+
+/// Tells the launcher that the doors are open.
+pub fn report_probe() {
+    if let Some(probe) = kept().and_then(|kept| kept.probe) {
+        eventfd::signal(probe);
+        let _ = descriptor::close(probe);
+    }
+}
+
+static STATISTICS_FILE: AtomicPtr<Statistics> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Has the rings of this process counted, if the launcher asked for that. A
+/// forked child calls it again, for the sake of its process id.
+pub fn count_for(process: u32) {
+    // SAFETY: what is stored there is the mapping, which stays.
+    let known = unsafe { STATISTICS_FILE.load(Ordering::Acquire).as_ref() };
+    if let Some(statistics) = known {
+        usring_engine::set_statistics(statistics, process);
+    } else if let Some(statistics) = open_statistics() {
+        statistics.header.processes.fetch_add(1, Ordering::Relaxed);
+        STATISTICS_FILE.store(&raw const *statistics as *mut Statistics, Ordering::Release);
+        usring_engine::set_statistics(statistics, process);
+    }
+}
+
+fn open_statistics() -> Option<&'static Statistics> {
+    let variable = kept()?.variables.iter().find(|variable| variable.starts_with(STATISTICS))?;
+    let path = &variable[STATISTICS.len()..];
+    let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC);
+    let opened = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0]).run();
+    // A process with other rights than the launcher's goes uncounted.
+    let file = OwnedDescriptor::from_raw(opened.ok()? as i32);
+    let protection = u64::from(linux::PROT_READ | linux::PROT_WRITE);
+    let flags = u64::from(linux::MAP_SHARED | linux::MAP_DENYWRITE);
+    let arguments = [0, statistics::SIZE as u64, protection, flags, file.number() as u64, 0];
+    let address = SystemCall::with_six(linux::__NR_mmap, arguments).run().ok()?;
+    // SAFETY: 1. The mapping is as long as the structure, page-aligned, and
+    // stays. 2. The structure is atomics, for which any bytes will do.
+    let statistics = unsafe { &*(address as *const Statistics) };
+    if !statistics.is_valid() {
+        message::say(format_args!("the statistics file is not of this build; nothing is counted"));
+        return None;
+    }
+    Some(statistics)
+}

@@ -1,4 +1,220 @@
+//! execve(2) and execveat(2): the library goes along into the next program.
+//!
+//! The filter survives exec and the handler does not, so a program that the
+//! loader does not bring us into would be killed by SIGSYS at its first trapped
+//! call. Therefore the new environment always names us, and a file that no
+//! loader will open (static, or of another machine) is refused with a sentence
+//! on standard error and `ELIBBAD`.
+//!
+//! The caller is often a vfork child, which borrows its parent's memory: what
+//! is allocated here and not freed before a successful exec is lost to the
+//! parent. So the new environment is built on the stack, by steps in size.
+
 use crate::door::{Call, Outcome};
+use crate::environment::{self, Kept, PRELOAD};
+use crate::executable::{self, Verdict};
+use crate::signals::{self, IGNORE, OWN};
+use crate::{message, own_signal};
+use alloc::vec;
+use usring_sys::syscall::PASS_MARK;
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, wait};
+use usring_uapi::general as linux;
+
+/// The arguments that the two calls share.
+struct Execution {
+    call: SystemCall,
+    directory: i32,
+    path: UserAddress,
+    flags: u32,
+    /// Which argument is the environment.
+    environment: usize,
+}
+
+impl Execution {
+    fn of(call: &Call) -> Execution {
+        let mut arguments = call.arguments;
+        arguments[5] = PASS_MARK;
+        let at = call.number as u32 == linux::__NR_execveat;
+        let call = SystemCall::with_six(call.number as u32, arguments);
+        let [first, second, ..] = arguments;
+        if at {
+            let flags = arguments[4] as u32;
+            Execution { call, directory: first as i32, path: UserAddress(second), flags, environment: 3 }
+        } else {
+            Execution { call, directory: linux::AT_FDCWD, path: UserAddress(first), flags: 0, environment: 2 }
+        }
+    }
+}
+
+/// Runs the call; returns only if it failed.
 pub fn execute(call: &mut Call) -> Outcome {
-    call.pass()
+    let execution = Execution::of(call);
+    match executable::judge(execution.directory, execution.path, execution.flags) {
+        Verdict::Fine => {}
+        Verdict::Refused(why) => {
+            refuse(&execution, why);
+            return Err::<u64, _>(Errno::ELIBBAD).into();
+        }
+    }
+    match with_library(&execution) {
+        Some(result) => result.into(),
+        // Not before the signal has been delivered: the mask that is in force
+        // meanwhile would be the next program's.
+        None => Outcome { answer: 0, kind: Outcome::AGAIN },
+    }
+}
+
+fn refuse(execution: &Execution, why: &str) {
+    let name = user_memory::read_c_string(execution.path, linux::PATH_MAX as usize).unwrap_or_default();
+    let name = name.strip_suffix(b"\0").unwrap_or(&name);
+    match core::str::from_utf8(name) {
+        Ok(name) => message::say(format_args!("cannot serve {name}: {why}")),
+        Err(_) => message::say(format_args!("cannot serve a program: {why}")),
+    }
+}
+
+/// Executes with an environment that names the library.
+fn with_library(execution: &Execution) -> Option<Result<u64, Errno>> {
+    let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else {
+        return run(execution, execution.call.arguments[execution.environment]);
+    };
+    let size = match measure(execution.call.arguments[execution.environment], kept) {
+        Ok(size) => size,
+        // The kernel says the same of a bad array.
+        Err(error) => return Some(Err(error)),
+    };
+    if size.variables <= 64 && size.bytes <= 512 {
+        on_stack::<64, 512>(execution, kept, &size)
+    } else if size.variables <= 512 && size.bytes <= 4096 {
+        on_stack::<512, 4096>(execution, kept, &size)
+    } else {
+        let (mut variables, mut bytes) = (vec![0u64; size.variables], vec![0u8; size.bytes]);
+        build(execution, kept, &size, &mut variables, &mut bytes)
+    }
+}
+
+#[inline(never)]
+fn on_stack<const VARIABLES: usize, const BYTES: usize>(
+    execution: &Execution,
+    kept: &Kept,
+    size: &Size,
+) -> Option<Result<u64, Errno>> {
+    let (mut variables, mut bytes) = ([0u64; VARIABLES], [0u8; BYTES]);
+    build(execution, kept, size, &mut variables, &mut bytes)
+}
+
+/// How large the new environment is.
+struct Size {
+    /// Pointers, the null at the end included.
+    variables: usize,
+    /// The new LD_PRELOAD, its NUL included.
+    bytes: usize,
+    /// The program's own LD_PRELOAD: its index and length.
+    preload: Option<(usize, usize)>,
+}
+
+/// More variables than any program passes; the kernel's limit is on bytes.
+const MOST_VARIABLES: usize = 1 << 20;
+
+fn variable(array: u64, index: usize) -> Result<u64, Errno> {
+    user_memory::read(UserAddress(array).offset(index as u64 * 8))
+}
+
+fn measure(array: u64, kept: &Kept) -> Result<Size, Errno> {
+    let mut count = 0;
+    let mut preload = None;
+    // No array at all is an empty one.
+    while array != 0 {
+        let address = variable(array, count)?;
+        if address == 0 {
+            break;
+        }
+        if preload.is_none() && starts_with(address, PRELOAD) {
+            preload = Some((count, length_of(address)?));
+        }
+        count += 1;
+        if count > MOST_VARIABLES {
+            return Err(Errno::E2BIG);
+        }
+    }
+    let own = preload.map_or(PRELOAD.len(), |(_, length)| length + 1);
+    let bytes = own + kept.library.len() + 1;
+    Ok(Size { variables: count + kept.variables.len() + 2, bytes, preload })
+}
+
+fn starts_with(address: u64, prefix: &[u8]) -> bool {
+    prefix.iter().enumerate().all(|(index, byte)| user_memory::read(UserAddress(address + index as u64)) == Ok(*byte))
+}
+
+fn length_of(address: u64) -> Result<usize, Errno> {
+    let mut length = 0;
+    while user_memory::read::<u8>(UserAddress(address).offset(length))? != 0 {
+        length += 1;
+    }
+    Ok(length as usize)
+}
+
+/// Fills the new array and runs the call.
+fn build(
+    execution: &Execution,
+    kept: &Kept,
+    size: &Size,
+    variables: &mut [u64],
+    bytes: &mut [u8],
+) -> Option<Result<u64, Errno>> {
+    let array = execution.call.arguments[execution.environment];
+    let given = size.variables - kept.variables.len() - 2;
+    for (index, place) in variables[..given].iter_mut().enumerate() {
+        match variable(array, index) {
+            Ok(address) => *place = address,
+            Err(error) => return Some(Err(error)),
+        }
+    }
+    let mut end = given;
+    let mut length = PRELOAD.len();
+    bytes[..length].copy_from_slice(PRELOAD);
+    let place = match size.preload {
+        Some((index, given)) => {
+            if let Err(error) = user_memory::copy_in(&mut bytes[..given], UserAddress(variables[index])) {
+                return Some(Err(error));
+            }
+            length = given;
+            if length > PRELOAD.len() {
+                bytes[length] = b':';
+                length += 1;
+            }
+            index
+        }
+        None => {
+            end += 1;
+            given
+        }
+    };
+    bytes[length..length + kept.library.len()].copy_from_slice(&kept.library);
+    bytes[length + kept.library.len()] = 0;
+    variables[place] = bytes.as_ptr() as u64;
+    for variable in &kept.variables {
+        variables[end] = variable.as_ptr() as u64;
+        end += 1;
+    }
+    variables[end] = 0;
+    run(execution, variables.as_ptr() as u64)
+}
+
+/// The call itself. `None`: a signal has to be delivered first.
+fn run(execution: &Execution, environment: u64) -> Option<Result<u64, Errno>> {
+    let mut call = execution.call;
+    call.arguments[execution.environment] = environment;
+    // What the program ignores stays ignored in the next one; the kernel does
+    // not know it yet of the signals whose handler is ours.
+    let ignored = OWN.map(|signal| (signal, signals::installed(signal).handler == IGNORE));
+    let ignored = || ignored.iter().filter(|(_, ignored)| *ignored);
+    for (signal, _) in ignored() {
+        own_signal::uninstall(*signal, IGNORE);
+    }
+    let result = wait::unless_interrupted(&call);
+    for (signal, _) in ignored() {
+        let _ = own_signal::install(*signal);
+    }
+    result
 }

@@ -23,6 +23,7 @@ mod dispatch;
 mod door;
 mod environment;
 mod exec;
+mod executable;
 mod filter;
 mod memory;
 mod message;

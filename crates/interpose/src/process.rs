@@ -5,7 +5,7 @@
 //! posix_spawn's) runs in its parent's memory and notices nothing: whatever
 //! would change tables for good asks [`is_own`] first.
 
-use crate::{descriptors, registered};
+use crate::{descriptors, environment, registered};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::readiness;
 use usring_sys::descriptor;
@@ -53,6 +53,7 @@ fn begin() -> &'static Process {
         descriptor::close_private_after_fork();
         descriptors::disown();
         registered::disown();
+        environment::count_for(id);
     }
     PROCESS.get_or_make(|| Process {
         id,

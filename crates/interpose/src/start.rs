@@ -22,7 +22,9 @@ static HOST: Host = Host {
 static CONSTRUCTOR: extern "C" fn(i32, *const *const u8, *mut *mut u8) = start;
 
 extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
-    environment::read(variables);
+    // SAFETY: the loader hands constructors the environment, and we are the
+    // first one it calls.
+    unsafe { environment::read(variables) };
     if let Err(why) = open() {
         message::say(format_args!("cannot serve this program: {why}"));
         let _ = SystemCall::new(linux::__NR_exit_group, [STATUS_NOT_SERVED, 0, 0, 0, 0]).run_once();
@@ -41,6 +43,7 @@ fn open() -> Result<(), &'static str> {
             return Err("io_uring_enter does not reach usring although the trap filter was accepted");
         }
     }
+    environment::count_for(process::id());
     OPEN.store(1, Ordering::Relaxed);
     Ok(())
 }

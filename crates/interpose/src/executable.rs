@@ -1,0 +1,154 @@
+//! Whether the loader will bring us into a program: what an exec is about to
+//! start, seen as the kernel will see it. In doubt the kernel is left to say.
+
+use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::{SystemCall, UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+/// What is to become of an exec.
+pub enum Verdict {
+    Fine,
+    /// It cannot be served; why.
+    Refused(&'static str),
+}
+
+use Verdict::{Fine, Refused};
+
+const STATIC: &str = "it is statically linked, so libusring.so cannot be loaded into it";
+const FOREIGN: &str = "it is not a 64-bit x86-64 program";
+
+/// Scripts whose interpreter is a script, as deep as Linux goes.
+const MOST_INTERPRETERS: usize = 5;
+/// What Linux reads of a file to tell what it is (BINPRM_BUF_SIZE).
+const HEAD: usize = 256;
+
+/// Judges the file that execveat(2) would execute with these arguments.
+pub fn judge(directory: i32, path: UserAddress, flags: u32) -> Verdict {
+    let names_descriptor = flags & linux::AT_EMPTY_PATH != 0 && user_memory::read::<u8>(path) == Ok(0);
+    if names_descriptor {
+        return judge_file(directory);
+    }
+    let follow = if flags & linux::AT_SYMLINK_NOFOLLOW != 0 { linux::O_NOFOLLOW } else { 0 };
+    match open(directory, path, follow) {
+        Some(file) => judge_file(file.number()),
+        None => Fine,
+    }
+}
+
+fn open(directory: i32, path: UserAddress, flags: u32) -> Option<OwnedDescriptor> {
+    let flags = flags | linux::O_RDONLY | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY;
+    let arguments = [directory as u64, path.0, u64::from(flags), 0, 0];
+    let opened = SystemCall::new(linux::__NR_openat, arguments).run().ok()?;
+    Some(OwnedDescriptor::from_raw(opened as i32))
+}
+
+fn read_at(file: i32, buffer: &mut [u8], offset: u64) -> usize {
+    let arguments = [file as u64, buffer.as_mut_ptr() as u64, buffer.len() as u64, offset, 0];
+    SystemCall::new(linux::__NR_pread64, arguments).run().unwrap_or(0) as usize
+}
+
+fn judge_file(file: i32) -> Verdict {
+    let mut head = [0u8; HEAD];
+    let Some(mut length) = read_head(file, &mut head) else { return Fine };
+    let mut script: Option<OwnedDescriptor> = None;
+    for _ in 0..MOST_INTERPRETERS {
+        let file = script.as_ref().map_or(file, OwnedDescriptor::number);
+        if head[..length].starts_with(b"\x7fELF") {
+            return judge_elf(file, &head[..length]);
+        }
+        let Some(end) = isolate_interpreter(&mut head, length) else { return Fine };
+        let path = UserAddress(head[end.start..].as_ptr() as u64);
+        let Some(next) = open(linux::AT_FDCWD, path, 0) else { return Fine };
+        let Some(next_length) = read_head(next.number(), &mut head) else { return Fine };
+        script = Some(next);
+        length = next_length;
+    }
+    Fine
+}
+
+/// The first bytes of a regular file.
+fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
+    if !descriptor::identity(file).ok()?.is_regular() {
+        return None;
+    }
+    Some(read_at(file, head, 0))
+}
+
+/// Ends the interpreter's name in a `#!` line with a NUL, and says where it is.
+fn isolate_interpreter(head: &mut [u8; HEAD], length: usize) -> Option<core::ops::Range<usize>> {
+    if !head[..length].starts_with(b"#!") {
+        return None;
+    }
+    let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let start = 2 + head[2..length].iter().position(|byte| !blank(byte))?;
+    let ends = |byte: &u8| blank(byte) || matches!(byte, b'\n' | 0);
+    let end = start + head[start..length].iter().position(ends)?;
+    head[end] = 0;
+    (end > start).then_some(start..end)
+}
+
+// ELF64, in the byte order of x86-64.
+const CLASS_64: u8 = 2;
+const LITTLE_ENDIAN: u8 = 1;
+const MACHINE_X86_64: u16 = 62;
+const PT_DYNAMIC: u32 = 2;
+const PT_INTERP: u32 = 3;
+const DT_NULL: u64 = 0;
+const DT_SONAME: u64 = 14;
+/// Size of a program header, and how many are looked at.
+const PROGRAM_HEADER: usize = 56;
+const MOST_HEADERS: u16 = 64;
+
+fn word16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn word64(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+fn judge_elf(file: i32, head: &[u8]) -> Verdict {
+    if head.len() < 64 {
+        return Fine;
+    }
+    if head[4] != CLASS_64 || head[5] != LITTLE_ENDIAN || word16(head, 18) != MACHINE_X86_64 {
+        return Refused(FOREIGN);
+    }
+    let (offset, size, count) = (word64(head, 32), word16(head, 54), word16(head, 56));
+    let mut names_itself = false;
+    for index in 0..count.min(MOST_HEADERS) {
+        let mut header = [0u8; PROGRAM_HEADER];
+        let at = offset.wrapping_add(u64::from(index) * u64::from(size));
+        if read_at(file, &mut header, at) < PROGRAM_HEADER {
+            return Fine;
+        }
+        match u32::from_le_bytes([header[0], header[1], header[2], header[3]]) {
+            PT_INTERP => return Fine,
+            PT_DYNAMIC => names_itself = has_name(file, word64(&header, 8), word64(&header, 32)),
+            _ => {}
+        }
+    }
+    // The loader itself, started by hand with a program as its argument: it
+    // has no interpreter, but it is a library with a name.
+    if names_itself { Fine } else { Refused(STATIC) }
+}
+
+/// Whether a dynamic section gives the file a library's name.
+fn has_name(file: i32, offset: u64, size: u64) -> bool {
+    const ENTRY: usize = 16;
+    let mut at = 0;
+    while at < size.min(4096) {
+        let mut entry = [0u8; ENTRY];
+        if read_at(file, &mut entry, offset.wrapping_add(at)) < ENTRY {
+            return false;
+        }
+        match word64(&entry, 0) {
+            DT_SONAME => return true,
+            DT_NULL => return false,
+            _ => at += ENTRY as u64,
+        }
+    }
+    false
+}
