@@ -16,7 +16,7 @@ mod stage;
 mod statistics;
 
 pub use debian::{CC, FIO, LIBURING, MAKE, MARIADB, NODE, PYTHON, Package, QEMU_IMG, STRESS_NG, require};
-pub use run::{Finished, Run, Started};
+pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;
 pub use statistics::Statistics;
 
@@ -57,4 +57,9 @@ impl World {
 /// Whether the tests themselves are under test: no usring anywhere.
 pub fn on_kernel() -> bool {
     std::env::var_os("USRING_TEST_ON_KERNEL").is_some_and(|value| value != "0" && !value.is_empty())
+}
+
+/// Whether programs start with every privilege.
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
 }

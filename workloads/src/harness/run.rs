@@ -1,7 +1,7 @@
 //! One program: started, waited for, ended if it takes too long.
 
 use super::{Statistics, World, on_kernel};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{self, Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use std::ffi::OsStr;
@@ -223,6 +223,11 @@ impl Finished {
             self.statistics,
         )
     }
+}
+
+/// Kills a process of ours, as if the machine had failed.
+pub fn kill(process: i32) {
+    signal::kill(Pid::from_raw(process), Signal::SIGKILL).expect("a process of ours");
 }
 
 fn tail(text: &str) -> &str {

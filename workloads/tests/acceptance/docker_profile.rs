@@ -1,0 +1,64 @@
+//! The same programs as in the other rooms, as a container has them: nobody,
+//! no_new_privs, Docker's rules. There the kernel's io_uring is refused by the
+//! sandbox, so `--deny-kernel` is not given.
+
+use crate::{fio, io_uring_crate, liburing, mariadb, node, qemu_img, stress_ng};
+use workloads::harness::World;
+
+#[test]
+fn fio_verifies_what_it_wrote_through_the_page_cache() {
+    fio::every_combination(World::Confined, false);
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_with_direct_io() {
+    fio::every_combination(World::Confined, true);
+}
+
+#[test]
+fn fio_syncs_between_writes() {
+    fio::sync_mixes(World::Confined);
+}
+
+#[test]
+fn fio_runs_several_jobs_at_once() {
+    fio::several_jobs(World::Confined);
+}
+
+#[test]
+fn fio_writes_blocks_of_many_sizes() {
+    fio::uneven_blocks(World::Confined);
+}
+
+#[test]
+fn qemu_reads_writes_and_flushes_an_image() {
+    qemu_img::reads(World::Confined);
+    qemu_img::writes(World::Confined);
+    qemu_img::flushes(World::Confined);
+}
+
+#[test]
+fn stress_ng_finds_no_fault() {
+    stress_ng::stress(World::Confined);
+}
+
+#[test]
+fn c_programs_on_liburing_are_answered_rightly() {
+    liburing::shared_library(World::Confined);
+    liburing::static_library(World::Confined);
+}
+
+#[test]
+fn a_program_on_the_io_uring_crate_is_answered_rightly() {
+    io_uring_crate::program(World::Confined);
+}
+
+#[test]
+fn node_writes_reads_and_stats_many_files_at_once() {
+    node::files(World::Confined);
+}
+
+#[test]
+fn mariadb_loses_no_committed_row_when_it_is_killed() {
+    mariadb::survives_a_kill(World::Confined);
+}

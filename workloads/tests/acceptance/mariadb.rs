@@ -1,0 +1,208 @@
+//! MariaDB's InnoDB on io_uring: a database is made, filled, killed in the
+//! middle of committing, recovered, checked and shut down.
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use workloads::harness::{Finished, MARIADB, Run, Stage, Started, World, is_root, kill, require};
+
+const ROWS: u32 = 20_000;
+const ROWS_PER_TRANSACTION: u32 = 100;
+/// Of the transactions during which the server is killed.
+const ROWS_PER_BATCH: u32 = 10;
+const BATCHES_BEFORE_KILL: u32 = 40;
+/// For one start, one shutdown, one statement.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Programs of the server and its options: nothing of this machine's own
+/// configuration, a buffer pool that the rows do not fit into.
+fn server_program(stage: &Stage, world: World, program: &str) -> Run {
+    let run = stage.program(world, program).arg("--no-defaults");
+    let run = run.arg(format!("--datadir={}", stage.path("data").display()));
+    let run = run.args(["--innodb-use-native-aio=1", "--innodb-buffer-pool-size=6M", "--innodb-log-file-size=8M"]);
+    // Unless it is told that it may, it refuses to run as root.
+    let run = if is_root() && world == World::Denied { run.arg("--user=root") } else { run };
+    run.limit(PATIENCE)
+}
+
+fn make_database(stage: &Stage, world: World) {
+    let run = server_program(stage, world, "/usr/bin/mariadb-install-db");
+    let options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"];
+    run.args(options).finish().succeeded().served(&["read", "readv", "write", "writev"], 100);
+}
+
+/// A server that accepts connections.
+struct Server<'stage> {
+    stage: &'stage Stage,
+    process: Started,
+    log: String,
+}
+
+impl<'stage> Server<'stage> {
+    fn start(stage: &'stage Stage, world: World, log: &str) -> Server<'stage> {
+        let notifications = stage.path("notify");
+        let _ = fs::remove_file(&notifications);
+        let socket = UnixDatagram::bind(&notifications).unwrap();
+        fs::set_permissions(&notifications, Permissions::from_mode(0o777)).unwrap();
+        let run = server_program(stage, world, require(&MARIADB)).env("NOTIFY_SOCKET", &notifications);
+        let run =
+            run.args(["--skip-networking", "--socket=socket", "--pid-file=pid"]).arg(format!("--log-error={log}"));
+        // Relative to the data folder, the server's working folder.
+        let process = run.arg("--socket").arg(stage.path("socket")).start();
+        let mut server = Server { stage, process, log: format!("data/{log}") };
+        server.wait_until_ready(&socket);
+        server
+    }
+
+    /// It tells, as it would tell systemd.
+    fn wait_until_ready(&mut self, socket: &UnixDatagram) {
+        let deadline = Instant::now() + PATIENCE;
+        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        let mut message = [0; 4096];
+        while Instant::now() < deadline && !self.process.has_ended() {
+            let length = socket.recv(&mut message).unwrap_or(0);
+            if String::from_utf8_lossy(&message[..length]).lines().any(|line| line == "READY=1") {
+                return;
+            }
+        }
+        panic!("the server is not ready:\n{}\n{}", self.log(), self.process.stderr_so_far());
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.stage.path(&self.log)).unwrap_or_default()
+    }
+
+    /// Of the server itself, not of a launcher beside it.
+    fn process_id(&self) -> i32 {
+        String::from_utf8(self.stage.read("data/pid")).unwrap().trim().parse().expect("a process id")
+    }
+
+    /// The client's program on this server.
+    fn client(&self) -> Command {
+        let mut client = Command::new("timeout");
+        client.arg(PATIENCE.as_secs().to_string()).args(["mariadb", "--no-defaults", "--user=root", "--batch"]);
+        client.args(["--skip-column-names", "--unbuffered", "--socket"]).arg(self.stage.path("socket"));
+        client
+    }
+
+    /// What the statements answer, line by line.
+    fn ask(&self, statements: &str) -> Vec<String> {
+        let script = self.stage.write("statements", statements);
+        let script = fs::File::open(script).unwrap();
+        let output = self.client().stdin(script).output().expect("a client");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {said}\n{}", output.status, self.log());
+        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+    }
+
+    /// Commits batch after batch, and is killed meanwhile. Answers the number of
+    /// the last batch whose commit was reported.
+    fn kill_while_committing(self) -> u32 {
+        let statements: String = (1..100_000).map(batch).collect();
+        let script = fs::File::open(self.stage.write("batches", statements)).unwrap();
+        let mut client = self.client();
+        let mut client = client.stdin(script).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut last = 0;
+        for line in BufReader::new(client.stdout.take().unwrap()).lines() {
+            last = line.unwrap().parse().expect("the number of a batch");
+            if last == BATCHES_BEFORE_KILL {
+                kill(self.process_id());
+            }
+        }
+        let _ = client.wait();
+        assert!(last >= BATCHES_BEFORE_KILL, "the client ended after batch {last}:\n{}", self.log());
+        let finished = self.process.finish();
+        assert!(!finished.status.success(), "killed, and yet: {}", finished.report());
+        last
+    }
+
+    fn shut_down(self) -> Finished {
+        self.ask("SHUTDOWN;");
+        let log = self.stage.path(&self.log);
+        let finished = self.process.finish().succeeded();
+        let log = fs::read_to_string(log).unwrap();
+        assert!(log.contains("Shutdown complete"), "{log}\n{}", finished.report());
+        finished
+    }
+
+    fn uses_io_uring(&self) {
+        let log = self.log();
+        assert!(log.contains("InnoDB: Using io_uring"), "{log}");
+    }
+}
+
+/// One transaction, which reports its number once it is committed.
+fn batch(number: u32) -> String {
+    let rows: Vec<_> = (0..ROWS_PER_BATCH).map(|row| format!("({number}, {row}, REPEAT('b', 300))")).collect();
+    format!("BEGIN; INSERT INTO t.batches VALUES {}; COMMIT; SELECT {number};\n", rows.join(", "))
+}
+
+/// Creates the tables and fills the first, 100 rows to a transaction.
+fn load(server: &Server) {
+    let mut statements = String::from(
+        "CREATE DATABASE t CHARACTER SET utf8mb4;
+         CREATE TABLE t.loaded (id INT PRIMARY KEY, digest CHAR(64), filler VARCHAR(600), KEY (digest)) ENGINE=InnoDB;
+         CREATE TABLE t.batches (batch INT, line INT, filler VARCHAR(600), PRIMARY KEY (batch, line)) ENGINE=InnoDB;\n",
+    );
+    for first in (0..ROWS).step_by(ROWS_PER_TRANSACTION as usize) {
+        let row = |id| format!("({id}, SHA2('{id}', 256), REPEAT(SHA2('{id}', 224), 1 + {id} % 9))");
+        let rows: Vec<_> = (first..first + ROWS_PER_TRANSACTION).map(row).collect();
+        statements += &format!("BEGIN; INSERT INTO t.loaded VALUES {}; COMMIT;\n", rows.join(", "));
+    }
+    server.ask(&statements);
+}
+
+/// How many rows there are and what stands in them; then those in which
+/// something else stands than was written.
+fn contents(server: &Server) -> Vec<String> {
+    server.ask(
+        "SELECT COUNT(*), MIN(id), MAX(id), SUM(CRC32(CONCAT(id, digest, filler))) FROM t.loaded;
+         SELECT id FROM t.loaded WHERE digest <> SHA2(id, 256) OR filler <> REPEAT(SHA2(id, 224), 1 + id % 9);",
+    )
+}
+
+fn nothing_committed_was_lost(server: &Server, before: &[String], last_batch: u32) {
+    assert_eq!(contents(server), before, "the loaded rows have changed");
+    let committed = format!("SELECT COUNT(*) FROM t.batches WHERE batch <= {last_batch};");
+    assert_eq!(server.ask(&committed), [(last_batch * ROWS_PER_BATCH).to_string()]);
+    // What was not reported may be there or not, but not in part.
+    let torn = format!("SELECT batch FROM t.batches GROUP BY batch HAVING COUNT(*) <> {ROWS_PER_BATCH};");
+    assert_eq!(server.ask(&torn), [""; 0]);
+    let checked = server.ask("CHECK TABLE t.loaded, t.batches EXTENDED;");
+    assert_eq!(checked, ["t.loaded\tcheck\tstatus\tOK", "t.batches\tcheck\tstatus\tOK"]);
+}
+
+pub fn survives_a_kill(world: World) {
+    let stage = Stage::new();
+    require(&MARIADB);
+    assert!(Path::new("/usr/bin/mariadb").exists(), "apt-get install mariadb-client");
+    make_database(&stage, world);
+
+    let server = Server::start(&stage, world, "first.log");
+    server.uses_io_uring();
+    load(&server);
+    let before = contents(&server);
+    assert!(before.len() == 1 && before[0].starts_with(&format!("{ROWS}\t0\t{}\t", ROWS - 1)), "{before:?}");
+    let last_batch = server.kill_while_committing();
+
+    let server = Server::start(&stage, world, "second.log");
+    server.uses_io_uring();
+    assert!(server.log().contains("Starting crash recovery"), "{}", server.log());
+    nothing_committed_was_lost(&server, &before, last_batch);
+    server.shut_down().served(&["read", "readv", "write", "writev"], 100);
+
+    // After a clean shutdown there is nothing to recover.
+    let server = Server::start(&stage, world, "third.log");
+    assert!(!server.log().contains("Starting crash recovery"), "{}", server.log());
+    nothing_committed_was_lost(&server, &before, last_batch);
+    server.shut_down();
+}
+
+#[test]
+fn mariadb_loses_no_committed_row_when_it_is_killed() {
+    survives_a_kill(World::Denied);
+}
