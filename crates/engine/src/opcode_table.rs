@@ -4,7 +4,8 @@
 
 use crate::issue::IssueOutcome;
 use crate::op::{
-    self, cancel, descriptor, files_update, nop, open_close, poll, provide_buffers, read_write, sync, timeout,
+    self, cancel, descriptor, epoll_ctl, files_update, nop, open_close, path, poll, provide_buffers, read_write, sync,
+    timeout,
 };
 use crate::request::Request;
 use crate::ring::LockedRing;
@@ -104,6 +105,12 @@ const fn table() -> [Row; COUNT] {
         Row { prepare: provide_buffers::prepare_provide, issue: provide_buffers::issue_provide, ..PLAIN };
     rows[opcode::REMOVE_BUFFERS as usize] =
         Row { prepare: provide_buffers::prepare_remove, issue: provide_buffers::issue_remove, ..PLAIN };
+    rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
+    rows[opcode::RENAMEAT as usize] = Row { prepare: path::prepare_rename, ..CALL };
+    rows[opcode::UNLINKAT as usize] = Row { prepare: path::prepare_unlink, ..CALL };
+    rows[opcode::MKDIRAT as usize] = Row { prepare: path::prepare_mkdir, ..CALL };
+    rows[opcode::SYMLINKAT as usize] = Row { prepare: path::prepare_symlink, ..CALL };
+    rows[opcode::LINKAT as usize] = Row { prepare: path::prepare_link, ..CALL };
     rows[opcode::FIXED_FD_INSTALL as usize] =
         Row { prepare: descriptor::prepare_install, issue: descriptor::issue_install, ..ON_FILE };
     rows

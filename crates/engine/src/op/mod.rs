@@ -6,9 +6,11 @@ use crate::request::Request;
 pub(crate) mod call;
 pub(crate) mod cancel;
 pub(crate) mod descriptor;
+pub(crate) mod epoll_ctl;
 pub(crate) mod files_update;
 pub(crate) mod nop;
 pub(crate) mod open_close;
+pub(crate) mod path;
 pub(crate) mod poll;
 pub(crate) mod provide_buffers;
 pub(crate) mod read_write;
@@ -30,6 +32,7 @@ pub(crate) enum Operation {
     LinkTimeout(crate::timeout::Deadline),
     TimeoutUpdate(timeout::TimeoutUpdate),
     Cancel(crate::cancel::CancelKey),
+    EpollControl(epoll_ctl::EpollControl),
 }
 
 impl Operation {

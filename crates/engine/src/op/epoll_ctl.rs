@@ -1,0 +1,50 @@
+//! EPOLL_CTL: changes the program's own epoll sets. libuv changes its set by
+//! nothing else on a ring.
+
+use super::Operation;
+use crate::host;
+use crate::issue::IssueOutcome;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use alloc::sync::Arc;
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_uapi::general as linux;
+use usring_uapi::sqe_flags;
+
+/// `struct epoll_event` as its bytes: it is packed.
+type Event = [u8; 12];
+
+/// The change, with its event copied.
+#[derive(Clone, Copy)]
+pub(crate) struct EpollControl {
+    set: i32,
+    operation: u32,
+    target: i32,
+    event: Event,
+}
+
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    if sqe.buf_index != 0 || sqe.file_index != 0 || request.has_flag(sqe_flags::FIXED_FILE) {
+        return Err(Errno::EINVAL);
+    }
+    let event = if sqe.len == linux::EPOLL_CTL_DEL { [0; 12] } else { user_memory::read(UserAddress(sqe.addr))? };
+    request.operation =
+        Operation::EpollControl(EpollControl { set: sqe.fd, operation: sqe.len, target: sqe.off as i32, event });
+    Ok(())
+}
+
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::EpollControl(control) = request.operation else {
+        return IssueOutcome::done(Errno::EINVAL.negative());
+    };
+    // A ring's descriptor is kept up to date once somebody polls it.
+    match host::ring_of(control.target) {
+        Some(ring) if Arc::ptr_eq(locked.ring, &ring) => crate::readiness::watch_locked(locked),
+        Some(ring) => ring.watch_readiness(),
+        None => {}
+    }
+    let event = (&raw const control.event) as u64;
+    let arguments = [control.set as u64, u64::from(control.operation), control.target as u64, event, 0];
+    IssueOutcome::of(SystemCall::new(linux::__NR_epoll_ctl, arguments).run().map(|_| 0))
+}

@@ -1,0 +1,89 @@
+//! RENAMEAT, UNLINKAT, MKDIRAT, SYMLINKAT, LINKAT: one call each, on paths
+//! that are copied when the request is prepared. libuv takes them for granted
+//! where the kernel's version has them.
+
+use super::call::Call;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use alloc::vec::Vec;
+use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::general as linux;
+use usring_uapi::{Sqe, sqe_flags};
+
+/// Longest path, with its NUL (PATH_MAX).
+const PATH_LIMIT: usize = 4096;
+
+fn check(request: &Request) -> Result<Sqe, Errno> {
+    let sqe = request.sqe;
+    if sqe.buf_index != 0 || sqe.file_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if request.has_flag(sqe_flags::FIXED_FILE) {
+        return Err(Errno::EBADF);
+    }
+    Ok(sqe)
+}
+
+/// Two strings in one piece of memory, and where the second begins.
+fn two_paths(first: u64, second: u64) -> Result<(Vec<u8>, usize), Errno> {
+    let mut memory = user_memory::read_c_string(UserAddress(first), PATH_LIMIT)?;
+    let middle = memory.len();
+    memory.extend(user_memory::read_c_string(UserAddress(second), PATH_LIMIT)?);
+    Ok((memory, middle))
+}
+
+/// The new directory's descriptor stands in `len`.
+pub(crate) fn prepare_rename(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = check(request)?;
+    let (paths, middle) = two_paths(sqe.addr, sqe.off)?;
+    let old = paths.as_ptr() as u64;
+    let arguments = [sqe.fd as u64, old, u64::from(sqe.len), old + middle as u64, u64::from(sqe.op_flags)];
+    request.operation = Call::with_memory(linux::__NR_renameat2, arguments, paths);
+    Ok(())
+}
+
+pub(crate) fn prepare_unlink(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = check(request)?;
+    if sqe.off != 0 || sqe.len != 0 || sqe.op_flags & !linux::AT_REMOVEDIR != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
+    let arguments = [sqe.fd as u64, path.as_ptr() as u64, u64::from(sqe.op_flags), 0, 0];
+    request.operation = Call::with_memory(linux::__NR_unlinkat, arguments, path);
+    Ok(())
+}
+
+/// The mode stands in `len`.
+pub(crate) fn prepare_mkdir(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = check(request)?;
+    if sqe.off != 0 || sqe.op_flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
+    let arguments = [sqe.fd as u64, path.as_ptr() as u64, u64::from(sqe.len), 0, 0];
+    request.operation = Call::with_memory(linux::__NR_mkdirat, arguments, path);
+    Ok(())
+}
+
+/// `addr` is what the link says, `off` where it is made.
+pub(crate) fn prepare_symlink(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = check(request)?;
+    if sqe.len != 0 || sqe.op_flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (paths, middle) = two_paths(sqe.addr, sqe.off)?;
+    let target = paths.as_ptr() as u64;
+    let arguments = [target, sqe.fd as u64, target + middle as u64, 0, 0];
+    request.operation = Call::with_memory(linux::__NR_symlinkat, arguments, paths);
+    Ok(())
+}
+
+/// The new directory's descriptor stands in `len`.
+pub(crate) fn prepare_link(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = check(request)?;
+    let (paths, middle) = two_paths(sqe.addr, sqe.off)?;
+    let old = paths.as_ptr() as u64;
+    let arguments = [sqe.fd as u64, old, u64::from(sqe.len), old + middle as u64, u64::from(sqe.op_flags)];
+    request.operation = Call::with_memory(linux::__NR_linkat, arguments, paths);
+    Ok(())
+}
