@@ -7,11 +7,13 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 /// Both halves, in this order: the library alone, because it is freestanding
-/// and no other crate's features may reach it; then the default members.
+/// and no other crate's features may reach it; then everything else but these
+/// chores.
 pub fn build(release: bool) -> Outcome {
     let profile: &[&str] = if release { &["--release"] } else { &[] };
     step::run(step::cargo(&["build", "--package", "usring-interpose"]).args(profile))?;
-    step::run(step::cargo(&["build"]).args(profile))
+    let rest = ["build", "--workspace", "--exclude", "usring-interpose", "--exclude", "xtask"];
+    step::run(step::cargo(&rest).args(profile))
 }
 
 /// Builds the release profile and runs `usring NAME` from it with these

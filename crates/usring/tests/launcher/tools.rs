@@ -52,7 +52,17 @@ fn the_demos_program_verifies_what_it_reads() {
     }
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(std::fs::metadata(&file).unwrap().len(), 2048 * 4096);
-    assert_eq!(text(&output.stdout).lines().filter(|line| line.contains("Finished")).count(), 2);
+    let figures: Vec<serde_json::Value> = text(&output.stdout)
+        .lines()
+        .filter_map(|line| {
+            serde_json::from_str::<serde_json::Value>(line).unwrap().get_mut("Finished").map(|it| it.take())
+        })
+        .collect();
+    assert_eq!(figures.len(), 2);
+    for of_phase in figures {
+        let latencies: Vec<_> = (0..4).map(|index| of_phase["latencies"][index].as_u64().unwrap()).collect();
+        assert!(latencies[0] > 100 && latencies.is_sorted(), "nanoseconds: {latencies:?}");
+    }
 }
 
 #[test]

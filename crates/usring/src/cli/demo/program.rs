@@ -17,6 +17,9 @@ const WORDS: usize = BLOCK / 8;
 /// How often progress is told: every so many blocks.
 const STEP: u64 = 1024;
 
+/// The longest latency that is told apart: a minute, in nanoseconds.
+const LONGEST: u64 = 60_000_000_000;
+
 #[derive(clap::Args)]
 pub struct Options {
     #[arg(long)]
@@ -94,7 +97,7 @@ impl Program {
     fn phase(&mut self, phase: Phase) -> Result<(), String> {
         shuffle(&mut self.order, phase as u64 + 1);
         let total = self.order.len() as u64;
-        let mut histogram = Histogram::<u64>::new(3).map_err(|error| error.to_string())?;
+        let mut histogram = Histogram::<u64>::new_with_bounds(1, LONGEST, 3).map_err(|error| error.to_string())?;
         let mut free: Vec<usize> = (0..DEPTH).collect();
         let mut flights = [Flight { block: 0, start: Instant::now() }; DEPTH];
         let start = Instant::now();
