@@ -81,7 +81,7 @@ pub struct Delivery {
     pub thread: u32,
 }
 
-const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
+pub const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
 const XMM_SIZE: usize = 16 * 16;
 const FRAME: usize = CALL_SIZE + XMM_SIZE;
 const DELIVERY_SIZE: usize = size_of::<Delivery>();
@@ -89,7 +89,7 @@ const _: () = assert!(DELIVERY_SIZE.is_multiple_of(16));
 
 // usring_run_call(rdi: *mut Call) -> rax: the answer. C calling convention.
 global_asm!(
-    ".pushsection usring_door,\"axR\",@progbits",
+    ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_run_call",
     ".hidden usring_run_call",
     ".type usring_run_call,@function",
@@ -151,7 +151,7 @@ global_asm!(
 // it come. C calling convention. All signals are blocked while the slots are
 // looked through: one that came then would be put off with no way out ahead.
 global_asm!(
-    ".pushsection usring_door,\"axR\",@progbits",
+    ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_settle",
     ".hidden usring_settle",
     ".type usring_settle,@function",
@@ -237,7 +237,7 @@ global_asm!(
 // r11 (destroyed too) tells the two entries apart. rbp becomes a frame that
 // walkers of frame pointers understand: saved rbp, return address.
 global_asm!(
-    ".pushsection usring_door,\"axR\",@progbits",
+    ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_trap_door, usring_patch_door",
     ".hidden usring_trap_door, usring_patch_door",
     ".type usring_trap_door,@function",

@@ -25,6 +25,7 @@ mod environment;
 mod exec;
 mod executable;
 mod filter;
+mod libc;
 mod memory;
 mod message;
 mod own_signal;
@@ -34,6 +35,7 @@ mod registered;
 mod rings;
 mod signals;
 mod start;
+mod symbols;
 mod text;
 
 #[global_allocator]

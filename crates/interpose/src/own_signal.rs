@@ -32,7 +32,7 @@ const ACTION_OPTIONAL: i32 = 5;
 // rdx ucontext_t. If the program has a handler it runs on the kernel's frame,
 // under the mask that it would have had.
 global_asm!(
-    ".pushsection usring_door,\"axR\",@progbits",
+    ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_own_signal_entry, usring_restorer_of_own",
     ".hidden usring_own_signal_entry, usring_restorer_of_own",
     ".type usring_own_signal_entry,@function",

@@ -31,6 +31,9 @@ pub const IGNORE: u64 = 1;
 pub const OWN: [u32; 3] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS];
 pub const KEPT_OPEN: SignalSet = set_of(linux::SIGSYS) | set_of(linux::SIGSEGV) | set_of(linux::SIGBUS);
 
+/// glibc's SIGSETXID; musl's is 34, and goes to threads of libc only.
+const CHANGE_USER: u32 = 33;
+
 const RESET_HANDLER: u64 = linux::SA_RESETHAND as u64;
 
 /// `struct sigaction` as the kernel has it.
@@ -94,7 +97,7 @@ pub fn reset(signal: u32) {
 // then the wrapper pushes nothing, so the second finds by rsp the first one's
 // ucontext_t and with it what both of them interrupted.
 global_asm!(
-    ".pushsection usring_door,\"axR\",@progbits",
+    ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_signal_entry",
     ".hidden usring_signal_entry",
     ".type usring_signal_entry,@function",
@@ -103,6 +106,10 @@ global_asm!(
     ".cfi_startproc",
     ".cfi_def_cfa rsp, 8",
     "endbr64",
+    // libc's request to change the user of every thread: it waits for each,
+    // also for ours, which never leave the engine. Its handler may run anywhere.
+    "cmp edi, {change_user}",
+    "je 5f",
     "mov r8, rdx",
     "2:",
     "mov rax, [r8 + {rip}]",
@@ -198,6 +205,7 @@ global_asm!(
     ".cfi_endproc",
     ".size usring_signal_entry, . - usring_signal_entry",
     ".popsection",
+    change_user = const CHANGE_USER,
     rsp = const CONTEXT_STACK_POINTER,
     rip = const wait::CONTEXT_INSTRUCTION_POINTER,
     information = const 8 + CONTEXT_SIZE,

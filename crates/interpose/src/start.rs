@@ -1,6 +1,6 @@
 //! The constructor: opens the doors, before any other code of the program runs.
 
-use crate::{environment, filter, message, process, rings, signals, text};
+use crate::{environment, filter, libc, message, process, rings, signals, symbols, text};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::Host;
 use usring_sys::SystemCall;
@@ -36,6 +36,8 @@ fn open() -> Result<(), &'static str> {
     text::find();
     process::current();
     usring_engine::set_host(&HOST);
+    libc::provide_threads();
+    symbols::resolve();
     signals::take_over().map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
     if !rings::probe() {
         filter::install().map_err(|_| "the trap filter was refused; does this sandbox forbid seccomp(2)?")?;

@@ -69,6 +69,11 @@ pub fn is_engine(instruction_pointer: usize) -> bool {
     LIBRARY.contains(instruction_pointer) && !DOORS.contains(instruction_pointer)
 }
 
+/// Where the loader has put the library.
+pub fn base() -> usize {
+    &raw const __ehdr_start as usize
+}
+
 /// Whether this is code of the library at all.
 pub fn is_library(address: usize) -> bool {
     LIBRARY.contains(address)

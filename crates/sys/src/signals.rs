@@ -156,6 +156,14 @@ pub fn take() -> Option<PutOff> {
     Some(put_off)
 }
 
+/// Notes again what [`take`] took, when the call has to go on after all.
+pub fn put_off_again(what: &PutOff) {
+    put_off(what.original_mask, what.resend);
+    if let Some(mask) = what.delivery_mask {
+        set_delivery_mask(mask);
+    }
+}
+
 /// In a fork child, before anything else runs there: the slots of the
 /// parent's other threads mean nothing.
 pub fn forget_after_fork() {

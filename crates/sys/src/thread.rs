@@ -5,8 +5,8 @@
 //! with a stack and a thread-local block of our own mapping.
 //!
 //! Every thread of ours blocks every signal but those that its own
-//! instructions cause (SIGSYS, SIGSEGV, SIGBUS): the program's handlers run on
-//! the program's threads.
+//! instructions cause (SIGSYS, SIGSEGV, SIGBUS) and libc's own SIGSETXID: the
+//! program's handlers run on the program's threads.
 
 use crate::mapping::{PAGE, private_pages, unmap};
 use crate::{Errno, SystemCall, syscall};
@@ -87,7 +87,11 @@ extern "C" fn run(argument: *mut c_void) {
     (start.work)();
 }
 
-const OPEN: [u32; 3] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS];
+/// glibc's SIGSETXID: setuid() and its kin send it to every thread that libc
+/// knows and wait for each of them.
+const CHANGE_USER: u32 = 33;
+
+const OPEN: [u32; 4] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, CHANGE_USER];
 
 /// Blocks all signals but those of [`OPEN`]; returns the mask before.
 fn block_signals() -> u64 {

@@ -1,0 +1,237 @@
+//! The few things that the doors take from the program's libc, if it has one:
+//! the functions behind our symbols, `errno`, and threads.
+//!
+//! Nothing is linked against. What the loader can bind it writes into a small
+//! table (weak references: zero without a libc); the functions behind our own
+//! symbols are found by walking the loader's list of libraries behind us, as
+//! dlsym(RTLD_NEXT) would, but without its locks and without malloc, because
+//! the first call of a symbol may come from inside malloc.
+
+use crate::text;
+use core::arch::global_asm;
+use core::ffi::{CStr, c_void};
+use usring_sys::signals;
+use usring_sys::{Errno, thread};
+
+global_asm!(
+    ".pushsection .data.rel.ro.usring_libc,\"aw\",@progbits",
+    ".weak pthread_create, pthread_detach, __errno_location, _r_debug",
+    ".globl usring_libc",
+    ".hidden usring_libc",
+    ".p2align 3",
+    "usring_libc:",
+    ".quad __errno_location",
+    ".quad pthread_create",
+    ".quad pthread_detach",
+    ".quad _r_debug",
+    ".popsection",
+);
+
+type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// What the loader binds.
+#[repr(C)]
+#[allow(dead_code, reason = "assembler reads it")]
+pub struct Bound {
+    errno_location: Option<extern "C" fn() -> *mut i32>,
+    pthread_create: Option<unsafe extern "C" fn(*mut usize, *const c_void, Start, *mut c_void) -> i32>,
+    pthread_detach: Option<unsafe extern "C" fn(usize) -> i32>,
+    loader: Option<&'static LoaderState>,
+}
+
+unsafe extern "C" {
+    #[link_name = "usring_libc"]
+    /// Read by assembler too: its first word is `__errno_location`.
+    pub static BOUND: Bound;
+}
+
+fn bound() -> &'static Bound {
+    // SAFETY: written by the loader before any code of ours runs.
+    unsafe { &BOUND }
+}
+
+/// `struct r_debug`.
+#[repr(C)]
+struct LoaderState {
+    version: i32,
+    first: *const Library,
+}
+
+/// `struct link_map`, its public part.
+#[repr(C)]
+struct Library {
+    base: usize,
+    name: *const i8,
+    dynamic: *const [usize; 2],
+    next: *const Library,
+}
+
+// Tags of the dynamic section.
+const DT_STRTAB: usize = 5;
+const DT_SYMTAB: usize = 6;
+const DT_GNU_HASH: usize = 0x6fff_fef5;
+const DT_VERSYM: usize = 0x6fff_fff0;
+
+/// A symbol of ELF64.
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    information: u8,
+    other: u8,
+    section: u16,
+    value: usize,
+    size: usize,
+}
+
+const FUNCTION: u8 = 2;
+/// A version that is not the default one.
+const HIDDEN_VERSION: u16 = 0x8000;
+
+/// What is needed of a library's dynamic section to look something up.
+struct Tables {
+    base: usize,
+    strings: usize,
+    symbols: usize,
+    hash: usize,
+    versions: usize,
+}
+
+impl Tables {
+    /// # Safety
+    /// `library` is an entry of the loader's list.
+    unsafe fn of(library: &Library) -> Option<Tables> {
+        let mut tables = Tables { base: library.base, strings: 0, symbols: 0, hash: 0, versions: 0 };
+        // Some loaders relocate these addresses in place, some do not.
+        let address = |value: usize| if value < library.base { value + library.base } else { value };
+        let mut entry = library.dynamic;
+        // SAFETY: the section is an array of pairs that ends with tag 0.
+        unsafe {
+            while !entry.is_null() && (*entry)[0] != 0 {
+                let [tag, value] = *entry;
+                match tag {
+                    DT_STRTAB => tables.strings = address(value),
+                    DT_SYMTAB => tables.symbols = address(value),
+                    DT_GNU_HASH => tables.hash = address(value),
+                    DT_VERSYM => tables.versions = address(value),
+                    _ => {}
+                }
+                entry = entry.add(1);
+            }
+        }
+        (tables.strings != 0 && tables.symbols != 0 && tables.hash != 0).then_some(tables)
+    }
+
+    /// The address of a function by its name.
+    ///
+    /// # Safety
+    /// The tables are a loaded library's.
+    unsafe fn find(&self, name: &CStr) -> Option<usize> {
+        let hash =
+            name.to_bytes().iter().fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
+        // SAFETY: the layout of DT_GNU_HASH: bucket count, first symbol, bloom
+        // words and shift, the bloom filter, the buckets, the chains.
+        unsafe {
+            let head = self.hash as *const u32;
+            let (buckets, first, bloom) = (*head, *head.add(1), *head.add(2));
+            let bucket_array = head.add(4 + 2 * bloom as usize);
+            let chains = bucket_array.add(buckets as usize);
+            let mut index = *bucket_array.add((hash % buckets.max(1)) as usize);
+            if buckets == 0 || index < first {
+                return None;
+            }
+            loop {
+                let chain = *chains.add((index - first) as usize);
+                if chain | 1 == hash | 1
+                    && let Some(address) = self.matching(index as usize, name)
+                {
+                    return Some(address);
+                }
+                if chain & 1 != 0 {
+                    return None;
+                }
+                index += 1;
+            }
+        }
+    }
+
+    /// # Safety
+    /// `index` is a symbol of the library.
+    unsafe fn matching(&self, index: usize, name: &CStr) -> Option<usize> {
+        // SAFETY: as the caller says.
+        unsafe {
+            let symbol = &*(self.symbols as *const Symbol).add(index);
+            let hidden = self.versions != 0 && *(self.versions as *const u16).add(index) & HIDDEN_VERSION != 0;
+            let named = CStr::from_ptr((self.strings + symbol.name as usize) as *const i8);
+            let usable = symbol.section != 0 && symbol.information & 15 == FUNCTION && !hidden;
+            (usable && named == name).then(|| self.base + symbol.value)
+        }
+    }
+}
+
+/// The function that the program would have called if we did not define it.
+pub fn next(name: &CStr) -> Option<usize> {
+    let loader = bound().loader?;
+    let own = text::base();
+    let mut behind_us = false;
+    let mut library = loader.first;
+    // SAFETY: the loader's list; while the program starts nobody changes it.
+    unsafe {
+        while let Some(this) = library.as_ref() {
+            if behind_us
+                && let Some(tables) = Tables::of(this)
+                && let Some(address) = tables.find(name)
+            {
+                return Some(address);
+            }
+            behind_us |= this.base == own;
+            library = this.next;
+        }
+    }
+    None
+}
+
+/// Gives the engine's threads to libc, so that it and tools know them: a
+/// program that changes its user has libc change it in every thread.
+pub fn provide_threads() {
+    if bound().pthread_create.is_some() && bound().pthread_detach.is_some() {
+        thread::set_spawner(spawn);
+    }
+}
+
+/// What the new thread is handed.
+struct Beginning {
+    entry: extern "C" fn(*mut c_void),
+    argument: *mut c_void,
+}
+
+extern "C" fn begin(beginning: *mut c_void) -> *mut c_void {
+    // SAFETY: `spawn` made it for this thread.
+    let Beginning { entry, argument } = *unsafe { alloc::boxed::Box::from_raw(beginning.cast::<Beginning>()) };
+    entry(argument);
+    core::ptr::null_mut()
+}
+
+/// Called with all signals blocked.
+fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
+    let (Some(create), Some(detach)) = (bound().pthread_create, bound().pthread_detach) else {
+        return Err(Errno::ENOSYS);
+    };
+    // libc changes the mask by calls that come through our doors, which must
+    // not take them for the end of the call that we are in.
+    let put_off = signals::take();
+    let beginning = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(Beginning { entry, argument }));
+    let mut thread = 0;
+    // SAFETY: as pthread_create(3) wants it; `begin` takes `beginning` over.
+    let error = unsafe { create(&raw mut thread, core::ptr::null(), begin, beginning.cast()) };
+    if error == 0 {
+        // SAFETY: the thread was just made, and nobody joins it.
+        unsafe { detach(thread) };
+    } else {
+        // SAFETY: no thread was made that would take it over.
+        drop(unsafe { alloc::boxed::Box::from_raw(beginning) });
+    }
+    if let Some(put_off) = put_off {
+        signals::put_off_again(&put_off);
+    }
+    if error == 0 { Ok(()) } else { Err(Errno::new(error as u32)) }
+}

@@ -1,0 +1,404 @@
+//! The functions of libc that the loader binds to us first: the fast path for
+//! what would otherwise trap, and the only place where a poll is seen.
+//!
+//! Each looks at its arguments, and unless the call concerns a ring it jumps on
+//! to the function that it stands in front of, with registers and stack as they
+//! were: nothing of ours is on the stack while a call of libc blocks, is
+//! cancelled, or returns twice (clone and vfork go through `syscall`).
+//!
+//! Calls that other code makes without these symbols arrive by the trap; so
+//! exec, sigaction and the rest need no symbol here.
+
+use crate::descriptors::{self, LOW_ALIASES, UNWATCHED};
+use crate::door::{CALL_SIZE, Call};
+use crate::libc::{self, BOUND};
+use crate::process;
+use crate::start::OPEN;
+use core::arch::{global_asm, naked_asm};
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use usring_engine::readiness::SIGNALLED;
+use usring_sys::descriptor::{self, RESERVED_BASE};
+use usring_sys::signals::DEFERRED;
+use usring_sys::{UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+/// So many numbers, from the reserved base on, may be rings: as a 32-bit
+/// unsigned difference, which for −1 is larger.
+const RESERVED: u32 = (1 << 31) - RESERVED_BASE as u32;
+
+const SLOW_FRAME: usize = CALL_SIZE + 16;
+
+// The way from a symbol to the engine. eax: number of the system call; r11:
+// where the address of libc's function stands; the arguments as C has them.
+global_asm!(
+    ".pushsection usring_door,\"ax\",@progbits",
+    ".globl usring_symbol_call, usring_symbol_sleep, usring_symbol_answer",
+    ".hidden usring_symbol_call, usring_symbol_sleep, usring_symbol_answer",
+    ".type usring_symbol_call,@function",
+    ".type usring_symbol_sleep,@function",
+    ".type usring_symbol_answer,@function",
+    // A call that may concern a ring.
+    ".p2align 4",
+    "usring_symbol_call:",
+    ".cfi_startproc",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "sub rsp, {frame}",
+    "call 8f",
+    "call {concerns}",
+    "mov [rbp - 16], rax",
+    "cmp dword ptr [rip + {deferred}], 0",
+    "je 2f",
+    "call usring_settle",
+    "2:",
+    "cmp dword ptr [rbp - 16], 0",
+    "je 7f",
+    "mov rdi, rsp",
+    "call usring_run_call",
+    "leave",
+    ".cfi_remember_state",
+    ".cfi_def_cfa rsp, 8",
+    "jmp usring_symbol_answer",
+    ".cfi_restore_state",
+    // On to libc.
+    "7:",
+    "mov rdi, [rsp + 8]",
+    "mov rsi, [rsp + 16]",
+    "mov rdx, [rsp + 24]",
+    "mov rcx, [rsp + 32]",
+    "mov r8, [rsp + 40]",
+    "mov r9, [rsp + 48]",
+    "mov r11, [rbp - 8]",
+    "leave",
+    ".cfi_def_cfa rsp, 8",
+    "jmp [r11]",
+    ".cfi_endproc",
+    // A call that sleeps until a descriptor is ready.
+    ".p2align 4",
+    "usring_symbol_sleep:",
+    ".cfi_startproc",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "sub rsp, {frame}",
+    "call 8f",
+    "call {before_sleep}",
+    "cmp dword ptr [rip + {deferred}], 0",
+    "je 7b",
+    "call usring_settle",
+    "jmp 7b",
+    ".cfi_endproc",
+    // Fills the call that lies above our return address.
+    "8:",
+    ".cfi_startproc",
+    "mov [rsp + 8], rax",
+    "mov [rsp + 16], rdi",
+    "mov [rsp + 24], rsi",
+    "mov [rsp + 32], rdx",
+    "mov [rsp + 40], rcx",
+    "mov [rsp + 48], r8",
+    "mov [rsp + 56], r9",
+    "mov qword ptr [rsp + 8 + {return_address}], 0",
+    "mov qword ptr [rsp + 8 + {trapped}], 0",
+    "mov [rbp - 8], r11",
+    "lea rdi, [rsp + 8]",
+    "ret",
+    ".cfi_endproc",
+    // The kernel's answer in rax, as C has it.
+    ".p2align 4",
+    "usring_symbol_answer:",
+    ".cfi_startproc",
+    "cmp rax, -4095",
+    "jae 2f",
+    "ret",
+    "2:",
+    "push rbx",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbx, -16",
+    "mov ebx, eax",
+    "neg ebx",
+    "mov rax, [rip + {bound}]",
+    "test rax, rax",
+    "jz 3f",
+    "call rax",
+    "mov [rax], ebx",
+    "3:",
+    "mov rax, -1",
+    "pop rbx",
+    ".cfi_def_cfa_offset 8",
+    ".cfi_same_value rbx",
+    "ret",
+    ".cfi_endproc",
+    ".popsection",
+    frame = const SLOW_FRAME,
+    concerns = sym concerns,
+    before_sleep = sym before_sleep,
+    deferred = sym DEFERRED,
+    return_address = const offset_of!(Call, return_address),
+    trapped = const offset_of!(Call, trapped),
+    bound = sym BOUND,
+);
+
+/// One symbol of libc that we stand in front of. `$register` holds its
+/// descriptor, and `$second` another one, as a 32-bit register.
+macro_rules! with_descriptor {
+    ($real:ident, $fallback:ident, $number:expr, $register:literal, $second:literal, $($name:ident)*) => {
+        static $real: AtomicUsize = AtomicUsize::new(0);
+        $(
+            /// # Safety
+            /// As for the function of this name in libc.
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = "usring_door")]
+            pub unsafe extern "C" fn $name() {
+                naked_asm!(
+                    concat!("lea eax, [", $register, " - {base}]"),
+                    "cmp eax, {reserved}",
+                    "jb 2f",
+                    concat!("lea eax, [", $second, " - {base}]"),
+                    "cmp eax, {reserved}",
+                    "jb 2f",
+                    "cmp dword ptr [rip + {low_aliases}], 0",
+                    "jne 2f",
+                    "cmp qword ptr [rip + {real}], 0",
+                    "je {fallback}",
+                    "jmp [rip + {real}]",
+                    "2:",
+                    "lea r11, [rip + {real}]",
+                    "cmp qword ptr [r11], 0",
+                    "je {fallback}",
+                    "mov eax, {number}",
+                    "jmp usring_symbol_call",
+                    base = const RESERVED_BASE,
+                    reserved = const RESERVED,
+                    low_aliases = sym LOW_ALIASES,
+                    real = sym $real,
+                    fallback = sym $fallback,
+                    number = const $number,
+                )
+            }
+        )*
+
+        raw!($fallback, $number, "nop");
+    };
+}
+
+/// A symbol of the poll family.
+macro_rules! sleeping {
+    ($real:ident, $fallback:ident, $number:expr, $adjust:literal, $($name:ident)*) => {
+        static $real: AtomicUsize = AtomicUsize::new(0);
+        $(
+            /// # Safety
+            /// As for the function of this name in libc.
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = "usring_door")]
+            pub unsafe extern "C" fn $name() {
+                naked_asm!(
+                    "cmp qword ptr [rip + {real}], 0",
+                    "je {fallback}",
+                    "cmp dword ptr [rip + {signalled}], 0",
+                    "jne 2f",
+                    "cmp dword ptr [rip + {unwatched}], 0",
+                    "jne 2f",
+                    "jmp [rip + {real}]",
+                    "2:",
+                    "lea r11, [rip + {real}]",
+                    "mov eax, {number}",
+                    "jmp usring_symbol_sleep",
+                    real = sym $real,
+                    fallback = sym $fallback,
+                    signalled = sym SIGNALLED,
+                    unwatched = sym UNWATCHED,
+                    number = const $number,
+                )
+            }
+        )*
+
+        raw!($fallback, $number, $adjust);
+    };
+}
+
+/// The bare system call: what a symbol does before the constructor has found
+/// libc's function, and where libc has none.
+macro_rules! raw {
+    ($name:ident, $number:expr, $adjust:literal) => {
+        #[unsafe(naked)]
+        #[unsafe(link_section = "usring_door")]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                "mov r10, rcx",
+                $adjust,
+                "mov eax, {number}",
+                "syscall",
+                "jmp usring_symbol_answer",
+                number = const $number,
+            )
+        }
+    };
+}
+
+with_descriptor!(REAL_CLOSE, raw_close, linux::__NR_close, "rdi", "rdi", close);
+with_descriptor!(REAL_DUP, raw_dup, linux::__NR_dup, "rdi", "rdi", dup);
+with_descriptor!(REAL_DUP2, raw_dup2, linux::__NR_dup2, "rdi", "rsi", dup2);
+with_descriptor!(REAL_DUP3, raw_dup3, linux::__NR_dup3, "rdi", "rsi", dup3);
+with_descriptor!(REAL_FCNTL, raw_fcntl, linux::__NR_fcntl, "rdi", "rdi", fcntl fcntl64);
+with_descriptor!(REAL_MMAP, raw_mmap, linux::__NR_mmap, "r8", "r8", mmap mmap64);
+
+// The size of a signal set is an argument that C does not have.
+sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
+sleeping!(REAL_PPOLL, raw_ppoll, linux::__NR_ppoll, "mov r8d, 8", ppoll __ppoll_chk);
+sleeping!(REAL_SELECT, raw_select, linux::__NR_select, "nop", select);
+// The mask would have to be wrapped; this early nobody passes one.
+sleeping!(REAL_PSELECT, raw_pselect, linux::__NR_pselect6, "xor r9d, r9d", pselect);
+sleeping!(REAL_EPOLL_WAIT, raw_epoll_wait, linux::__NR_epoll_wait, "nop", epoll_wait);
+sleeping!(REAL_EPOLL_PWAIT, raw_epoll_pwait, linux::__NR_epoll_pwait, "mov r9d, 8", epoll_pwait);
+sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9d, 8", epoll_pwait2);
+
+static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
+
+/// libc's `syscall`: io_uring's calls go straight to the engine.
+///
+/// # Safety
+/// As for the function of this name in libc.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "usring_door")]
+pub unsafe extern "C" fn syscall() {
+    naked_asm!(
+        ".cfi_startproc",
+        "lea eax, [rdi - {first}]",
+        "cmp eax, 2",
+        "ja 2f",
+        "cmp dword ptr [rip + {open}], 0",
+        "je 2f",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "sub rsp, {size}",
+        "mov [rsp], rdi",
+        "mov [rsp + 8], rsi",
+        "mov [rsp + 16], rdx",
+        "mov [rsp + 24], rcx",
+        "mov [rsp + 32], r8",
+        "mov [rsp + 40], r9",
+        "mov rax, [rbp + 16]",
+        "mov [rsp + 48], rax",
+        "mov qword ptr [rsp + {trapped}], 0",
+        "mov rdi, rsp",
+        "call usring_run_call",
+        "leave",
+        ".cfi_def_cfa rsp, 8",
+        ".cfi_same_value rbp",
+        "jmp usring_symbol_answer",
+        "2:",
+        "cmp qword ptr [rip + {real}], 0",
+        "je 3f",
+        "jmp [rip + {real}]",
+        "3:",
+        "mov rax, rdi",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "mov rdx, rcx",
+        "mov r10, r8",
+        "mov r8, r9",
+        "mov r9, [rsp + 8]",
+        "syscall",
+        "jmp usring_symbol_answer",
+        ".cfi_endproc",
+        first = const linux::__NR_io_uring_setup,
+        open = sym OPEN,
+        size = const CALL_SIZE,
+        trapped = const offset_of!(Call, trapped),
+        real = sym REAL_SYSCALL,
+    )
+}
+
+/// Finds the functions that we stand in front of.
+pub fn resolve() {
+    let functions = [
+        (c"syscall", &REAL_SYSCALL),
+        (c"close", &REAL_CLOSE),
+        (c"dup", &REAL_DUP),
+        (c"dup2", &REAL_DUP2),
+        (c"dup3", &REAL_DUP3),
+        (c"fcntl", &REAL_FCNTL),
+        (c"mmap", &REAL_MMAP),
+        (c"poll", &REAL_POLL),
+        (c"ppoll", &REAL_PPOLL),
+        (c"select", &REAL_SELECT),
+        (c"pselect", &REAL_PSELECT),
+        (c"epoll_wait", &REAL_EPOLL_WAIT),
+        (c"epoll_pwait", &REAL_EPOLL_PWAIT),
+        (c"epoll_pwait2", &REAL_EPOLL_PWAIT2),
+    ];
+    for (name, real) in functions {
+        real.store(libc::next(name).unwrap_or(0), Ordering::Release);
+    }
+}
+
+/// Whether a call by a symbol is ours to answer, or libc's.
+extern "C" fn concerns(call: &Call) -> u64 {
+    let is_ours = |number: u64| descriptors::is_known(number as i32) || descriptor::is_private(number as i32);
+    let [first, second, .., fifth, _] = call.arguments;
+    let ours = match call.number as u32 {
+        linux::__NR_mmap => is_ours(fifth),
+        linux::__NR_fcntl => matches!(second as u32, linux::F_DUPFD | linux::F_DUPFD_CLOEXEC) && is_ours(first),
+        linux::__NR_dup2 | linux::__NR_dup3 => is_ours(first) || is_ours(second),
+        _ => is_ours(first),
+    };
+    u64::from(ours)
+}
+
+/// Before a call sleeps until a descriptor is ready: rings among them are kept
+/// up to date from now on, and what the program has emptied is unreadable.
+extern "C" fn before_sleep(call: &Call) {
+    process::current();
+    if UNWATCHED.load(Ordering::Relaxed) != 0 {
+        let [first, second, third, fourth, ..] = call.arguments;
+        match call.number as u32 {
+            linux::__NR_poll | linux::__NR_ppoll => watch_polled(UserAddress(first), second),
+            linux::__NR_select | linux::__NR_pselect6 => watch_selected(first as i32, [second, third, fourth]),
+            // What stands in an epoll set was seen when it was put there.
+            _ => {}
+        }
+    }
+    usring_engine::drain_readiness();
+}
+
+fn watch(number: i32) {
+    descriptors::with(number, |file| file.watch(number));
+}
+
+fn watch_polled(array: UserAddress, count: u64) {
+    const ENTRY: u64 = 8;
+    for index in 0..count {
+        let Ok(number) = user_memory::read::<i32>(array.offset(index * ENTRY)) else { return };
+        if number >= 0 && descriptors::is_known(number) {
+            watch(number);
+        }
+    }
+}
+
+fn watch_selected(count: i32, sets: [u64; 3]) {
+    if count <= 0 {
+        return;
+    }
+    for number in descriptors::known_between(0, count as u32 - 1) {
+        let is_in = |set: &u64| {
+            let word = UserAddress(*set).offset(number as u64 / 64 * 8);
+            *set != 0 && user_memory::read::<u64>(word).is_ok_and(|bits| bits & 1 << (number % 64) != 0)
+        };
+        if sets.iter().any(is_in) {
+            watch(number);
+        }
+    }
+}
