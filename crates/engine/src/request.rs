@@ -81,15 +81,13 @@ impl Request {
         }
     }
 
-    /// Makes a released request new again.
+    /// Makes a spare request one of the SQE that was copied into it.
     #[inline(always)]
-    fn renew(&mut self, id: RequestId, sqe: Sqe) {
-        self.id = id;
-        self.row = opcode_table::row(sqe.opcode);
-        self.sqe = sqe;
+    pub fn begin(&mut self) {
+        self.row = opcode_table::row(self.sqe.opcode);
         self.progress = Progress::New;
         self.cqe_flags = 0;
-        self.file.number = sqe.fd;
+        self.file.number = self.sqe.fd;
     }
 
     /// Lets go of everything it held, so that nothing of it is left when it
@@ -152,11 +150,15 @@ pub(crate) struct RequestPool {
 const SPARE_LIMIT: usize = 256;
 
 impl RequestPool {
+    /// A spare request with an id of its own.
     #[inline(always)]
-    pub fn take(&mut self, sqe: Sqe) -> RequestEntry {
-        let mut request = self.spare.pop().unwrap_or_else(new_entry);
+    pub fn take(&mut self) -> RequestEntry {
+        let mut request = match self.spare.pop() {
+            Some(request) => request,
+            None => new_entry(),
+        };
         self.last_id += 1;
-        request.renew(RequestId(self.last_id), sqe);
+        request.id = RequestId(self.last_id);
         request
     }
 

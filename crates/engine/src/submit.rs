@@ -19,12 +19,16 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
     let mut taken = 0;
     for _ in 0..available {
-        let Some(entry) = locked.sq.next() else { break };
+        let mut request = locked.pool.take();
         // An index beyond the ring is dropped and counted by the queue; the
         // kernel ends the batch there.
-        let Ok(sqe) = entry else { break };
+        let Some(Ok(())) = locked.sq.next_into(&mut request.sqe) else {
+            locked.pool.give_back(request);
+            break;
+        };
+        request.begin();
         taken += 1;
-        if !submit_one(locked, sqe) && !submit_all {
+        if !submit_one(locked, request) && !submit_all {
             break;
         }
     }
@@ -36,9 +40,8 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
 
 /// Whether the entry was accepted.
 #[inline(always)]
-fn submit_one(locked: &mut LockedRing, sqe: Sqe) -> bool {
-    locked.statistics.count_submitted(sqe.opcode);
-    let mut request = locked.pool.take(sqe);
+fn submit_one(locked: &mut LockedRing, mut request: RequestEntry) -> bool {
+    locked.statistics.count_submitted(request.sqe.opcode);
     let accepted = match prepare(locked, &mut request) {
         Ok(()) => true,
         Err(error) => {
@@ -70,13 +73,12 @@ pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry) {
 /// What all opcodes share, in the order in which the kernel looks.
 #[inline(always)]
 fn prepare(locked: &mut LockedRing, request: &mut RequestEntry) -> Result<(), Errno> {
-    let sqe = request.sqe;
-    let row = opcode_table::row(sqe.opcode);
+    let (sqe, row) = (&request.sqe, request.row);
     if !row.supported {
         return Err(Errno::EINVAL);
     }
     if sqe.flags != 0 {
-        check_flags(locked, &sqe, row)?;
+        check_flags(locked, sqe, row)?;
     }
     locked.restrictions.check_submission(sqe.opcode, sqe.flags)?;
     if sqe.ioprio != 0 && !row.takes_ioprio {

@@ -49,9 +49,15 @@ impl SubmissionQueue {
 
     /// Takes the next entry of the batch that [`SubmissionQueue::pending`]
     /// found.
-    #[inline(always)]
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<Result<Sqe, Dropped>> {
+        let mut sqe = Sqe::default();
+        self.next_into(&mut sqe).map(|taken| taken.map(|()| sqe))
+    }
+
+    /// The same, copied straight to where it is going to stay.
+    #[inline(always)]
+    pub fn next_into(&mut self, sqe: &mut Sqe) -> Option<Result<(), Dropped>> {
         if self.head == self.tail {
             return None;
         }
@@ -65,7 +71,8 @@ impl SubmissionQueue {
             }
         }
         self.last = (index as usize) << layout.sqe_shift;
-        Some(Ok(self.memory.sqes.read(self.last)))
+        *sqe = self.memory.sqes.read(self.last);
+        Some(Ok(()))
     }
 
     #[cold]

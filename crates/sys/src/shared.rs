@@ -22,6 +22,7 @@ mod machine {
     use crate::mapping::{Mapping, PAGE};
     use crate::sync::AtomicU32;
     use crate::{Errno, UserAddress, user_memory};
+    use core::mem::MaybeUninit;
     use core::ptr::NonNull;
     use core::sync::atomic::AtomicU16;
 
@@ -114,9 +115,22 @@ mod machine {
         /// Copies a value out, each byte once.
         #[inline(always)]
         pub fn read<T: Plain>(&self, offset: usize) -> T {
-            // SAFETY: in range and aligned; any bytes are a `T`; volatile, so
-            // that the program's writes cannot make two reads differ.
-            unsafe { self.at(offset, size_of::<T>(), align_of::<T>()).cast::<T>().read_volatile() }
+            let from = self.at(offset, size_of::<T>(), align_of::<T>());
+            if align_of::<T>() != 8 {
+                // SAFETY: in range and aligned; any bytes are a `T`; volatile,
+                // so that the program's writes cannot make two reads differ.
+                return unsafe { from.cast::<T>().read_volatile() };
+            }
+            // Word by word: a volatile copy of a structure goes field by field.
+            let mut value = MaybeUninit::<T>::uninit();
+            for index in 0..size_of::<T>() / 8 {
+                // SAFETY: as above; a type aligned to 8 is whole words long.
+                unsafe {
+                    value.as_mut_ptr().cast::<u64>().add(index).write(from.cast::<u64>().add(index).read_volatile())
+                };
+            }
+            // SAFETY: every word of it was written, and any bytes are a `T`.
+            unsafe { value.assume_init() }
         }
 
         /// Copies a value in.

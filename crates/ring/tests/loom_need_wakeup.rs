@@ -1,0 +1,101 @@
+//! Model of `NEED_WAKEUP`: an application that pushes, looks at the flag and
+//! enters only if it is set; an SQ thread that sleeps when it finds nothing. A
+//! lost wake-up is an SQ thread that sleeps for ever: a deadlock to loom.
+#![cfg(loom)]
+
+use loom::thread;
+use usring_ring::application::SubmissionHalf;
+use usring_ring::{Layout, Memory, SubmissionQueue};
+use usring_sys::ordering::{Edge, Side, weaken};
+use usring_sys::shared::SharedMemory;
+use usring_sys::sleep::{SleepWord, Sleeper, Wake};
+use usring_sys::sync::Arc;
+use usring_uapi::Sqe;
+use usring_uapi::io_uring::IORING_SETUP_NO_SQARRAY;
+
+fn memory() -> Memory {
+    let layout = Layout::new(2, 4, IORING_SETUP_NO_SQARRAY);
+    let [rings, sqes] = [layout.rings_length(), layout.sqes_length()].map(SharedMemory::model);
+    Memory::new(rings, sqes, layout)
+}
+
+/// Takes `count` SQEs, and sleeps whenever there is none.
+fn sq_thread(mut queues: Vec<SubmissionQueue>, sleep: &SleepWord, count: u32) {
+    let mut taken = 0;
+    loop {
+        for queue in &mut queues {
+            queue.pending();
+            while let Some(entry) = queue.next() {
+                entry.unwrap();
+                taken += 1;
+            }
+            queue.commit();
+        }
+        if taken == count {
+            return;
+        }
+        let ticket = sleep.announce(Sleeper::Futex, 1);
+        let nothing = queues.iter_mut().fold(true, |nothing, queue| queue.prepare_sleep() && nothing);
+        if nothing {
+            sleep.sleep(&ticket, None).unwrap();
+        }
+        sleep.retract(ticket);
+        queues.iter().for_each(SubmissionQueue::end_sleep);
+    }
+}
+
+/// A push, and what enter(SQ_WAKEUP) does if the flag asks for it.
+fn push(half: &mut SubmissionHalf, sleep: &SleepWord) {
+    half.push(&Sqe::default()).unwrap();
+    if half.needs_wakeup() && sleep.wake_target(u32::MAX) == Wake::Futex {
+        sleep.wake_futex();
+    }
+}
+
+fn one_ring() {
+    loom::model(|| {
+        let memory = memory();
+        let sleep = Arc::new(SleepWord::new());
+        let thread = {
+            let (queue, sleep) = (SubmissionQueue::new(&memory), sleep.clone());
+            thread::spawn(move || sq_thread(vec![queue], &sleep, 2))
+        };
+        let mut half = SubmissionHalf::new(&memory);
+        push(&mut half, &sleep);
+        push(&mut half, &sleep);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn an_sq_thread_wakes_for_every_push() {
+    one_ring();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn an_sq_thread_that_looks_before_its_flag_is_seen_sleeps_for_ever() {
+    weaken(Edge::NeedWakeup, Side::Sleeper, one_ring);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn an_application_that_looks_before_its_tail_is_seen_does_not_wake_it() {
+    weaken(Edge::NeedWakeup, Side::Waker, one_ring);
+}
+
+#[test]
+fn an_sq_thread_of_two_rings_wakes_for_both() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(|| {
+        let memories = [memory(), memory()];
+        let sleep = Arc::new(SleepWord::new());
+        let applications = memories.clone().map(|memory| {
+            let sleep = sleep.clone();
+            thread::spawn(move || push(&mut SubmissionHalf::new(&memory), &sleep))
+        });
+        sq_thread(memories.iter().map(SubmissionQueue::new).collect(), &sleep, 2);
+        applications.into_iter().for_each(|application| application.join().unwrap());
+    });
+}
