@@ -1,5 +1,361 @@
-use crate::door::Call;
-pub fn consider(_call: &Call) {}
-pub fn redirected(_at: usize) -> Option<usize> {
+//! Call sites rewritten after their first trap: from some 2 µs to a few ns.
+//!
+//! The site is `mov $number,%eax; syscall`, seven bytes, as compilers and libc
+//! write it. Only the `mov`, five bytes, is overwritten, by a jump to a stub
+//! near by, which loads the number, loads the return address into rcx (which
+//! the instruction would destroy) and goes to the door. A thread that is
+//! already past the `mov` still meets `syscall` and traps.
+//!
+//! # Writing code that others execute
+//! First a single byte, `hlt`, is put over the first byte of the `mov`. It
+//! faults in user space, and the SIGSEGV handler sends who meets it to the stub
+//! ([`redirected`]). Then the other four bytes are written, and then the first
+//! byte of the jump; between the steps every processor is made to look anew
+//! (membarrier). So no thread ever executes half of one instruction and half
+//! of the other, whatever the alignment, and a child forked in between goes on
+//! by way of the handler.
+//!
+//! Sites that cannot be rewritten (another form, no room near by, a policy
+//! that forbids writable code) keep trapping, which is slower and no less right.
+
+use crate::door::{self, Call};
+use crate::{environment, process, text};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::mapping::PAGE;
+use usring_sys::{Errno, SystemCall};
+use usring_uapi::general as linux;
+
+/// `mov $imm32,%eax` and `syscall`.
+const MOV_EAX: u8 = 0xb8;
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const SITE: usize = 7;
+const JUMP: u8 = 0xe9;
+const HALT: u8 = 0xf4;
+
+/// Sites that have trapped. A power of two; when three quarters are used no
+/// more sites are rewritten.
+const SITES: usize = 1024;
+
+/// How often a site traps before it is rewritten, which costs as much as some
+/// twenty traps. Whoever enters a ring once does it again.
+const PATIENCE: u32 = 12;
+
+struct Site {
+    /// Address of the `mov`.
+    address: AtomicUsize,
+    traps: AtomicU32,
+    /// Where its jump goes; 0 if it was left as it is.
+    stub: AtomicUsize,
+}
+
+static TABLE: [Site; SITES] =
+    [const { Site { address: AtomicUsize::new(0), traps: AtomicU32::new(0), stub: AtomicUsize::new(0) } }; SITES];
+static USED: AtomicU32 = AtomicU32::new(0);
+
+fn places_of(address: usize) -> impl Iterator<Item = &'static Site> {
+    let start = address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+    (0..SITES).map(move |step| &TABLE[(start + step) % SITES])
+}
+
+/// The place of a site, taken for it if it has none.
+fn place_of(address: usize) -> Option<&'static Site> {
+    for site in places_of(address) {
+        match site.address.load(Ordering::Acquire) {
+            found if found == address => return Some(site),
+            0 if USED.load(Ordering::Relaxed) as usize >= SITES / 4 * 3 => return None,
+            0 => {}
+            _ => continue,
+        }
+        match site.address.compare_exchange(0, address, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                USED.fetch_add(1, Ordering::Relaxed);
+                return Some(site);
+            }
+            Err(found) if found == address => return Some(site),
+            Err(_) => {}
+        }
+    }
     None
+}
+
+/// For the SIGSEGV handler: where a thread goes on that met a `hlt` of ours.
+pub fn redirected(address: usize) -> Option<usize> {
+    for site in places_of(address) {
+        match site.address.load(Ordering::Acquire) {
+            0 => return None,
+            found if found == address => {
+                let stub = site.stub.load(Ordering::Acquire);
+                return (stub != 0).then_some(stub);
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Rewrites the site by which a trapped call came, if that pays and can be done.
+#[cold]
+pub fn consider(call: &Call) {
+    let syscall = call.return_address.wrapping_sub(SYSCALL.len() as u64) as usize;
+    let address = syscall.wrapping_sub(SITE - SYSCALL.len());
+    // The whole of it, and the byte before, on one page.
+    let on_one_page = (1..=PAGE - SITE).contains(&(address % PAGE));
+    if environment::forbids_patching() || text::is_library(syscall) || !on_one_page {
+        return;
+    }
+    let Some(site) = place_of(address) else { return };
+    let patience = if call.number as u32 == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
+    // Exactly once the count is the one that is waited for.
+    if site.traps.fetch_add(1, Ordering::Relaxed) + 1 != patience {
+        return;
+    }
+    let Some(area) = area_of(address) else { return };
+    if !area.may_be_rewritten() || !has_form(address, call.number as u32) {
+        return;
+    }
+    let mut patching = process::current().patching.lock();
+    let Some(stub) = stubs::make(address, call.number as u32, &area) else { return };
+    if *patching.get_or_insert_with(register_for_membarrier) {
+        site.stub.store(stub, Ordering::Release);
+        if write_jump(address, stub, &area).is_err() {
+            site.stub.store(0, Ordering::Release);
+        }
+    }
+}
+
+fn byte(address: usize) -> u8 {
+    // SAFETY: `area_of` has seen that the address is mapped and readable;
+    // code that a library unmaps while a call of its own is under way is its
+    // own undoing.
+    unsafe { (*(address as *const AtomicU8)).load(Ordering::Relaxed) }
+}
+
+/// Whether the bytes are those of the one form that is understood.
+fn has_form(address: usize, number: u32) -> bool {
+    let immediate = u32::from_le_bytes([byte(address + 1), byte(address + 2), byte(address + 3), byte(address + 4)]);
+    let syscall = [byte(address + 5), byte(address + 6)];
+    // A prefix would make it another instruction: the byte before may be one,
+    // or the end of the instruction before. In doubt, no.
+    let before = byte(address - 1);
+    let prefix = matches!(before, 0x40..=0x4f | 0x66 | 0x67 | 0xf2 | 0xf3);
+    byte(address) == MOV_EAX && immediate == number && syscall == SYSCALL && !prefix
+}
+
+/// Overwrites the `mov` by a jump, see the head of this file.
+fn write_jump(address: usize, stub: usize, area: &Area) -> Result<(), Errno> {
+    let distance = (stub as i64 - (address as i64 + 5)) as i32;
+    let page = address / PAGE * PAGE;
+    protect(page, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC)?;
+    let put = |offset: usize, value: u8| {
+        // SAFETY: 1. The page was just made writable, and the five bytes lie
+        // on it. 2. They are one instruction of the program's, which is
+        // replaced by one that does the same (see `has_form` and the stub).
+        unsafe { (*((address + offset) as *const AtomicU8)).store(value, Ordering::SeqCst) };
+    };
+    put(0, HALT);
+    synchronise();
+    for (offset, value) in distance.to_le_bytes().into_iter().enumerate() {
+        put(1 + offset, value);
+    }
+    synchronise();
+    put(0, JUMP);
+    synchronise();
+    protect(page, area.protection)
+}
+
+fn protect(page: usize, protection: u32) -> Result<(), Errno> {
+    SystemCall::new(linux::__NR_mprotect, [page as u64, PAGE as u64, u64::from(protection), 0, 0]).run().map(drop)
+}
+
+/// Whether every processor can be made to look at code anew.
+fn register_for_membarrier() -> bool {
+    membarrier(linux::membarrier_cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_SYNC_CORE as u32)
+}
+
+fn synchronise() {
+    fence(Ordering::SeqCst);
+    membarrier(linux::membarrier_cmd::MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE as u32);
+}
+
+fn membarrier(command: u32) -> bool {
+    SystemCall::new(linux::__NR_membarrier, [u64::from(command), 0, 0, 0, 0]).run().is_ok()
+}
+
+/// A mapping, as /proc/self/maps tells of it.
+struct Area {
+    protection: u32,
+    /// Private to this process, of a file.
+    is_private_file: bool,
+    /// Where the free room next below it ends.
+    room_below: usize,
+}
+
+impl Area {
+    /// Ordinary code: read-only, of a file, and copied when written. (What a
+    /// compiler at run time makes is its own to rewrite.)
+    fn may_be_rewritten(&self) -> bool {
+        self.is_private_file && self.protection == linux::PROT_READ | linux::PROT_EXEC
+    }
+}
+
+/// The mapping that holds an address.
+fn area_of(address: usize) -> Option<Area> {
+    let path = c"/proc/self/maps";
+    let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
+    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
+    let file = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run().ok()? as i32);
+    let mut lines = Lines { file, buffer: [0; 1024], start: 0, end: 0 };
+    let mut end_before = 0;
+    let mut room_below = 0;
+    loop {
+        let line = Line::parse(lines.next()?)?;
+        // The kernel lists mappings in order. Two pages of room at least: the
+        // lower one stays free, so that nothing grows right into the stubs.
+        if line.start >= end_before + 2 * PAGE && line.start <= address {
+            room_below = line.start;
+        }
+        end_before = line.end;
+        if (line.start..line.end).contains(&address) {
+            return Some(Area { protection: line.protection, is_private_file: line.is_private_file, room_below });
+        }
+    }
+}
+
+/// The lines of a file, each cut at the buffer's size.
+struct Lines {
+    file: OwnedDescriptor,
+    buffer: [u8; 1024],
+    start: usize,
+    end: usize,
+}
+
+impl Lines {
+    fn next(&mut self) -> Option<&[u8]> {
+        loop {
+            let rest = &self.buffer[self.start..self.end];
+            if let Some(length) = rest.iter().position(|byte| *byte == b'\n') {
+                let line = self.start..self.start + length;
+                self.start += length + 1;
+                return Some(&self.buffer[line]);
+            }
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            if self.end == self.buffer.len() {
+                // A path longer than all this: what matters stands in front.
+                self.end = 128;
+            }
+            let room = &mut self.buffer[self.end..];
+            let arguments = [self.file.number() as u64, room.as_mut_ptr() as u64, room.len() as u64, 0, 0];
+            match SystemCall::new(linux::__NR_read, arguments).run() {
+                Ok(0) | Err(_) => return None,
+                Ok(length) => self.end += length as usize,
+            }
+        }
+    }
+}
+
+struct Line {
+    start: usize,
+    end: usize,
+    protection: u32,
+    is_private_file: bool,
+}
+
+impl Line {
+    /// `7f00-7f10 r-xp 00001000 08:01 1234   /usr/lib/x.so`
+    fn parse(line: &[u8]) -> Option<Line> {
+        let mut words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
+        let range = words.next()?;
+        let dash = range.iter().position(|byte| *byte == b'-')?;
+        let flags = words.next()?;
+        let is_file = words.nth(3).is_some_and(|path| path.first() == Some(&b'/'));
+        let protection = [linux::PROT_READ, linux::PROT_WRITE, linux::PROT_EXEC];
+        let granted = protection.iter().zip(flags).filter(|(_, flag)| **flag != b'-');
+        Some(Line {
+            start: hexadecimal(&range[..dash])?,
+            end: hexadecimal(&range[dash + 1..])?,
+            protection: granted.map(|(bit, _)| bit).sum(),
+            is_private_file: is_file && flags.get(3) == Some(&b'p'),
+        })
+    }
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<usize> {
+    usize::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// The pages of stubs. The lock `patching` is held by whoever is in here.
+mod stubs {
+    use super::*;
+
+    /// mov $number,%eax; lea return(%rip),%rcx; jmp *door(%rip); door
+    const SIZE: usize = 32;
+    const PAGES: usize = 64;
+    /// How far a jump reaches, less room for rounding.
+    const REACH: usize = (1 << 31) - (1 << 20);
+
+    struct Page {
+        address: AtomicUsize,
+        used: AtomicUsize,
+    }
+
+    static TABLE: [Page; PAGES] = [const { Page { address: AtomicUsize::new(0), used: AtomicUsize::new(0) } }; PAGES];
+
+    /// Writes the stub of a site; returns its address.
+    pub fn make(site: usize, number: u32, area: &Area) -> Option<usize> {
+        let page = page_near(site, area)?;
+        let (address, used) = (page.address.load(Ordering::Relaxed), page.used.load(Ordering::Relaxed));
+        let stub = address + used;
+        protect(address, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC).ok()?;
+        let code = code(stub, site, number);
+        // SAFETY: the page is ours and writable; no thread runs these bytes
+        // before a jump leads here.
+        unsafe { (stub as *mut [u8; SIZE]).write(code) };
+        page.used.store(used + SIZE, Ordering::Relaxed);
+        protect(address, linux::PROT_READ | linux::PROT_EXEC).ok()?;
+        Some(stub)
+    }
+
+    fn code(stub: usize, site: usize, number: u32) -> [u8; SIZE] {
+        let mut code = [0xcc; SIZE];
+        code[0] = MOV_EAX;
+        code[1..5].copy_from_slice(&number.to_le_bytes());
+        code[5..8].copy_from_slice(&[0x48, 0x8d, 0x0d]);
+        let return_address = (site + SITE) as i64 - (stub + 12) as i64;
+        code[8..12].copy_from_slice(&(return_address as i32).to_le_bytes());
+        code[12..14].copy_from_slice(&[0xff, 0x25]);
+        // The address stands at the next multiple of eight.
+        code[14..18].copy_from_slice(&6u32.to_le_bytes());
+        code[24..32].copy_from_slice(&door::patch_door().to_le_bytes());
+        code
+    }
+
+    fn page_near(site: usize, area: &Area) -> Option<&'static Page> {
+        for page in &TABLE {
+            let address = page.address.load(Ordering::Relaxed);
+            if address == 0 {
+                let fresh = map_near(site, area)?;
+                page.address.store(fresh, Ordering::Relaxed);
+                return Some(page);
+            }
+            if address.abs_diff(site) < REACH && page.used.load(Ordering::Relaxed) + SIZE <= PAGE {
+                return Some(page);
+            }
+        }
+        None
+    }
+
+    fn map_near(site: usize, area: &Area) -> Option<usize> {
+        let wanted = area.room_below.checked_sub(PAGE)?;
+        if site - wanted >= REACH || wanted < 1 << 16 {
+            return None;
+        }
+        let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_FIXED_NOREPLACE;
+        let protection = u64::from(linux::PROT_READ | linux::PROT_EXEC);
+        let arguments = [wanted as u64, PAGE as u64, protection, u64::from(flags), -1i64 as u64, 0];
+        let got = SystemCall::with_six(linux::__NR_mmap, arguments).run().ok()? as usize;
+        // Before Linux 4.17 the address is only a wish.
+        (got.abs_diff(site) < REACH).then_some(got)
+    }
 }

@@ -21,8 +21,9 @@ pub struct Process {
     pub actions: Mutex<()>,
     /// Held while descriptors of rings are made, duplicated or closed.
     pub descriptors: Mutex<()>,
-    /// Held while code is rewritten.
-    pub patching: Mutex<()>,
+    /// Held while code is rewritten; whether the processors can be brought
+    /// along, once that is known.
+    pub patching: Mutex<Option<bool>>,
     /// Held while threads' tables of registered rings come and go.
     pub registered: Mutex<()>,
 }
@@ -59,7 +60,7 @@ fn begin() -> &'static Process {
         id,
         actions: Mutex::new(()),
         descriptors: Mutex::new(()),
-        patching: Mutex::new(()),
+        patching: Mutex::new(None),
         registered: Mutex::new(()),
     })
 }
