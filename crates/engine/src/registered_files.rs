@@ -103,7 +103,7 @@ impl RegisteredFiles {
                     return Err(Errno::ENFILE);
                 }
                 let index = self.free_slot().ok_or(Errno::ENFILE)?;
-                self.entries()?[index as usize] = Entry { file, tag: 0 };
+                self.fill(index, Entry { file, tag: 0 })?;
                 Ok(index as i32)
             }
             Slot::Index(index) => {
@@ -114,11 +114,24 @@ impl RegisteredFiles {
                 if index as usize >= count {
                     return Err(Errno::EINVAL);
                 }
+                let replaces = self.get(index).is_some();
+                let next = self.next;
                 self.retire(index);
-                self.entries()?[index as usize] = Entry { file, tag: 0 };
+                self.fill(index, Entry { file, tag: 0 })?;
+                if replaces {
+                    self.next = next;
+                }
                 Ok(0)
             }
         }
+    }
+
+    /// Fills an empty slot. "Any free one" is looked for behind it next time,
+    /// as the kernel does.
+    fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
+        self.entries()?[index as usize] = entry;
+        self.next = index + 1;
+        Ok(())
     }
 
     /// Puts a duplicate of the program's descriptor into a free slot.
@@ -127,14 +140,12 @@ impl RegisteredFiles {
         self.install(Slot::Any, duplicate)
     }
 
-    fn free_slot(&mut self) -> Option<u32> {
+    fn free_slot(&self) -> Option<u32> {
         let (first, last) = self.range;
         let next = self.next.clamp(first, last);
         let entries = self.entries.as_ref()?;
         let free = |index: &u32| entries[*index as usize].file.is_none();
-        let found = (next..last).find(free).or_else(|| (first..next).find(free))?;
-        self.next = found + 1;
-        Some(found)
+        (next..last).find(free).or_else(|| (first..next).find(free))
     }
 
     /// Empties a slot.
@@ -157,7 +168,7 @@ impl RegisteredFiles {
         let Some(entry) = self.entries.as_mut().and_then(|entries| entries.get_mut(index as usize)) else { return };
         let Entry { file, tag } = core::mem::take(entry);
         let Some(file) = file else { return };
-        self.next = self.next.min(index);
+        self.next = index;
         self.let_go(file, tag);
     }
 
@@ -312,8 +323,7 @@ fn update_one(
     let duplicate = duplicate_of_program(number);
     locked.files.retire(slot);
     let file = Some(Arc::new(RegisteredFile::new(duplicate?)));
-    locked.files.entries()?[slot as usize] = Entry { file, tag };
-    Ok(())
+    locked.files.fill(slot, Entry { file, tag })
 }
 
 /// Posts the tags of files that nobody holds any more.
