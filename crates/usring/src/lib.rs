@@ -39,7 +39,7 @@
 //! ```
 //!
 //! # What differs from the kernel's rings
-//! - A ring is memory of this process, not a descriptor. [`IoUring::as_raw_fd`]
+//! - A ring is memory of this process, not a descriptor. [`as_raw_fd`](std::os::fd::AsRawFd::as_raw_fd)
 //!   makes a descriptor when it is asked for, readable while there are
 //!   completions; mmap(2), read(2) and the three io_uring system calls on it do
 //!   not reach the ring, and a ring cannot be made from a descriptor.

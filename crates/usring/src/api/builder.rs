@@ -128,7 +128,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
     }
 
     /// Shares the SQ thread of another ring of this process, given by its
-    /// [`as_raw_fd`](IoUring::as_raw_fd). Workers are the process's and always
+    /// [`as_raw_fd`](std::os::fd::AsRawFd::as_raw_fd). Workers are the process's and always
     /// shared. `EINVAL` if the descriptor is no ring of usring.
     pub fn setup_attach_wq(&mut self, fd: RawFd) -> &mut Self {
         self.params.wq_fd = fd as u32;

@@ -1,0 +1,244 @@
+//! Opening, closing, asking about and arranging files.
+
+use crate::ring::{IoUring, opcode, squeue, types};
+use crate::support::*;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const HERE: types::Fd = types::Fd(libc::AT_FDCWD);
+
+fn ring() -> IoUring {
+    IoUring::new(16).unwrap()
+}
+
+fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+fn fd(file: &impl AsRawFd) -> types::Fd {
+    types::Fd(file.as_raw_fd())
+}
+
+/// The file behind a result.
+#[track_caller]
+fn opened(result: i32) -> OwnedFd {
+    assert!(result >= 0, "open: {}", std::io::Error::from_raw_os_error(-result));
+    // SAFETY: the ring has just handed it out.
+    unsafe { OwnedFd::from_raw_fd(result) }
+}
+
+fn is_open(number: i32) -> bool {
+    // SAFETY: no memory is named.
+    unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
+}
+
+#[test]
+fn openat_opens_and_creates() {
+    bounded(|| {
+        let (mut ring, directory) = (ring(), tempfile::tempdir().unwrap());
+        let path = c_path(&directory.path().join("new"));
+        let open = opcode::OpenAt::new(HERE, path.as_ptr()).flags(libc::O_RDWR | libc::O_CLOEXEC);
+        assert_eq!(result(&mut ring, open.build()), negative(libc::ENOENT));
+        let create = opcode::OpenAt::new(HERE, path.as_ptr())
+            .flags(libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)
+            .mode(0o640)
+            .build();
+        let file = File::from(opened(result(&mut ring, create.clone())));
+        assert_eq!(file.metadata().unwrap().mode() & 0o777 & !0o022, 0o640 & !0o022);
+        assert_eq!(result(&mut ring, create), negative(libc::EEXIST));
+        // SAFETY: no memory is named.
+        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+        assert_eq!(flags & libc::O_NONBLOCK, 0, "nobody asked for it");
+        let root = File::open(directory.path()).unwrap();
+        let relative = opcode::OpenAt::new(fd(&root), c"new".as_ptr()).build();
+        drop(opened(result(&mut ring, relative)));
+    });
+}
+
+#[test]
+fn the_path_may_be_reused_as_soon_as_it_was_submitted() {
+    bounded(|| {
+        let (mut ring, directory) = (ring(), tempfile::tempdir().unwrap());
+        let mut path = c_path(&directory.path().join("first")).into_bytes_with_nul();
+        let create = opcode::OpenAt::new(HERE, path.as_ptr().cast())
+            .flags(libc::O_WRONLY | libc::O_CREAT)
+            .mode(0o600)
+            .build()
+            .flags(squeue::Flags::ASYNC);
+        submit(&mut ring, &[create]);
+        path.fill(b'x');
+        drop(opened(collect(&mut ring, 1)[0].result));
+        assert!(directory.path().join("first").exists());
+    });
+}
+
+#[test]
+fn openat2_obeys_how() {
+    bounded(|| {
+        let (mut ring, directory) = (ring(), tempfile::tempdir().unwrap());
+        std::fs::write(directory.path().join("file"), "content").unwrap();
+        let root = File::open(directory.path()).unwrap();
+        let beneath = types::OpenHow::new().flags(libc::O_RDONLY as u64).resolve(libc::RESOLVE_BENEATH);
+        let open = |path: &CStr, how: &types::OpenHow| opcode::OpenAt2::new(fd(&root), path.as_ptr(), how).build();
+        drop(opened(result(&mut ring, open(c"file", &beneath))));
+        assert_eq!(result(&mut ring, open(c"../file", &beneath)), negative(libc::EXDEV));
+        let unknown = types::OpenHow::new().flags(1 << 40);
+        assert_eq!(result(&mut ring, open(c"file", &unknown)), negative(libc::EINVAL));
+    });
+}
+
+#[test]
+fn close_closes_before_it_completes() {
+    bounded(|| {
+        let mut ring = ring();
+        // Out of the way of other tests, which take the lowest free number.
+        // SAFETY: no memory is named.
+        let number = unsafe { libc::fcntl(file_with(b"").as_raw_fd(), libc::F_DUPFD_CLOEXEC, 500) };
+        assert_eq!(result(&mut ring, opcode::Close::new(types::Fd(number)).build()), 0);
+        assert!(!is_open(number));
+        assert_eq!(result(&mut ring, opcode::Close::new(types::Fd(1 << 20)).build()), negative(libc::EBADF));
+    });
+}
+
+#[test]
+fn files_are_opened_into_and_closed_from_slots() {
+    bounded(|| {
+        let (mut ring, directory) = (ring(), tempfile::tempdir().unwrap());
+        std::fs::write(directory.path().join("file"), "content").unwrap();
+        let path = c_path(&directory.path().join("file"));
+        let open_into = |slot| opcode::OpenAt::new(HERE, path.as_ptr()).file_index(Some(slot)).build();
+        let slot = |number| types::DestinationSlot::try_from_slot_target(number).unwrap();
+        assert_eq!(result(&mut ring, open_into(slot(1))), negative(libc::ENXIO), "no table");
+        ring.submitter().register_files_sparse(3).unwrap();
+        assert_eq!(result(&mut ring, open_into(slot(1))), 0);
+        assert_eq!(result(&mut ring, open_into(slot(3))), negative(libc::EINVAL));
+        let mut buffer = [0; 7];
+        let read = opcode::Read::new(types::Fixed(1), buffer.as_mut_ptr(), 7).build();
+        assert_eq!(result(&mut ring, read.clone()), 7);
+        assert_eq!(&buffer, b"content");
+        let any = types::DestinationSlot::auto_target();
+        assert_eq!(result(&mut ring, open_into(any)), 2, "the next that is free");
+        assert_eq!(result(&mut ring, open_into(any)), 0, "and round again");
+        assert_eq!(result(&mut ring, open_into(any)), negative(libc::ENFILE));
+        assert_eq!(result(&mut ring, opcode::Close::new(types::Fixed(1)).build()), 0);
+        assert_eq!(result(&mut ring, opcode::Close::new(types::Fixed(1)).build()), negative(libc::EBADF));
+        assert_eq!(result(&mut ring, read), negative(libc::EBADF));
+        assert_eq!(result(&mut ring, open_into(any)), 1);
+    });
+}
+
+#[test]
+fn a_slot_becomes_an_ordinary_descriptor() {
+    bounded(|| {
+        let mut ring = ring();
+        let file = file_with(b"shared");
+        ring.submitter().register_files(&[file.as_raw_fd()]).unwrap();
+        drop(file);
+        let install = opcode::FixedFdInstall::new(types::Fixed(0), 0).build();
+        let installed = File::from(opened(result(&mut ring, install)));
+        // SAFETY: no memory is named.
+        assert_eq!(unsafe { libc::fcntl(installed.as_raw_fd(), libc::F_GETFD) }, libc::FD_CLOEXEC);
+        assert_eq!(std::io::read_to_string(installed).unwrap(), "shared");
+    });
+}
+
+#[test]
+fn statx_tells_of_paths_and_descriptors() {
+    bounded(|| {
+        let mut ring = ring();
+        let file = file_with(&[1; 1234]);
+        let mut answer = MaybeUninit::<libc::statx>::zeroed();
+        let of_file = opcode::Statx::new(fd(&file), c"".as_ptr(), answer.as_mut_ptr().cast())
+            .flags(libc::AT_EMPTY_PATH)
+            .mask(libc::STATX_BASIC_STATS)
+            .build();
+        assert_eq!(result(&mut ring, of_file), 0);
+        // SAFETY: plain numbers, zeroed and then filled.
+        assert_eq!(unsafe { answer.assume_init() }.stx_size, 1234);
+        let of_path = opcode::Statx::new(HERE, c"/nowhere/at all".as_ptr(), answer.as_mut_ptr().cast()).build();
+        assert_eq!(result(&mut ring, of_path), negative(libc::ENOENT));
+    });
+}
+
+#[test]
+fn sync_and_space_requests_work() {
+    bounded(|| {
+        let (mut ring, file) = (ring(), file_with(b"0123456789"));
+        let length = || file.metadata().unwrap().len();
+        assert_eq!(result(&mut ring, opcode::Fsync::new(fd(&file)).build()), 0);
+        let data_only = opcode::Fsync::new(fd(&file)).flags(types::FsyncFlags::DATASYNC).build();
+        assert_eq!(result(&mut ring, data_only), 0);
+        let range = opcode::SyncFileRange::new(fd(&file), 10).flags(libc::SYNC_FILE_RANGE_WRITE).build();
+        assert_eq!(result(&mut ring, range), 0);
+        assert_eq!(result(&mut ring, opcode::Fallocate::new(fd(&file), 100_000).build()), 0);
+        assert_eq!(length(), 100_000);
+        let keep = opcode::Fallocate::new(fd(&file), 200_000).mode(libc::FALLOC_FL_KEEP_SIZE).build();
+        assert_eq!(result(&mut ring, keep), 0);
+        assert_eq!(length(), 100_000);
+        assert_eq!(result(&mut ring, opcode::Ftruncate::new(fd(&file), 5).build()), 0);
+        assert_eq!(length(), 5);
+        let (reader, writer) = pipe();
+        assert_eq!(result(&mut ring, opcode::Fsync::new(fd(&writer)).build()), negative(libc::EINVAL));
+        assert_eq!(result(&mut ring, opcode::Fallocate::new(fd(&writer), 1).build()), negative(libc::ESPIPE));
+        drop(reader);
+    });
+}
+
+#[test]
+fn advice_is_taken() {
+    bounded(|| {
+        let (mut ring, file) = (ring(), file_with(&[0; 8192]));
+        for advice in [libc::POSIX_FADV_RANDOM, libc::POSIX_FADV_WILLNEED, libc::POSIX_FADV_DONTNEED] {
+            assert_eq!(result(&mut ring, opcode::Fadvise::new(fd(&file), 8192, advice).build()), 0);
+        }
+        assert_eq!(result(&mut ring, opcode::Fadvise::new(fd(&file), 8192, 77).build()), negative(libc::EINVAL));
+        // SAFETY: a new mapping.
+        let pages = unsafe {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), 8192, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+        };
+        assert_ne!(pages, libc::MAP_FAILED);
+        // SAFETY: it is ours, 8,192 bytes of it.
+        unsafe { pages.cast::<u8>().write(9) };
+        assert_eq!(result(&mut ring, opcode::Madvise::new(pages, 8192, libc::MADV_DONTNEED).build()), 0);
+        // SAFETY: as above; the advice has emptied it.
+        assert_eq!(unsafe { pages.cast::<u8>().read_volatile() }, 0);
+        // SAFETY: the mapping of above.
+        unsafe { libc::munmap(pages, 8192) };
+        let misaligned = opcode::Madvise::new(std::ptr::without_provenance(1), 8192, libc::MADV_DONTNEED).build();
+        assert_eq!(result(&mut ring, misaligned), negative(libc::EINVAL));
+    });
+}
+
+#[test]
+fn a_whole_life_of_a_file_in_one_chain() {
+    bounded(|| {
+        let (mut ring, directory) = (ring(), tempfile::tempdir().unwrap());
+        ring.submitter().register_files_sparse(1).unwrap();
+        let path = c_path(&directory.path().join("file"));
+        let slot = types::DestinationSlot::try_from_slot_target(0).unwrap();
+        let mut back = [0; 4];
+        let link = squeue::Flags::IO_LINK;
+        let chain = [
+            opcode::OpenAt::new(HERE, path.as_ptr())
+                .flags(libc::O_RDWR | libc::O_CREAT)
+                .mode(0o600)
+                .file_index(Some(slot))
+                .build()
+                .flags(link),
+            opcode::Write::new(types::Fixed(0), b"life".as_ptr(), 4).build().flags(link),
+            opcode::Fsync::new(types::Fixed(0)).build().flags(link),
+            opcode::Read::new(types::Fixed(0), back.as_mut_ptr(), 4).build().flags(link),
+            opcode::Close::new(types::Fixed(0)).build(),
+        ];
+        let chain: Vec<_> = (0..).zip(chain).map(|(index, entry)| entry.user_data(index)).collect();
+        let results: Vec<i32> = run(&mut ring, &chain).iter().map(|done| done.result).collect();
+        assert_eq!(results, [0, 4, 0, 4, 0]);
+        assert_eq!(&back, b"life");
+    });
+}

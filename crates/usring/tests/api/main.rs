@@ -1,0 +1,23 @@
+//! The engine through its Rust API, in one process, on real files, pipes,
+//! eventfds and timers. Each file is a concern; each test is named by the
+//! behaviour it shows, and each wait has a bound ([`support`]).
+//!
+//! The API has the names of the `io-uring` crate, so all of this but the files
+//! that say otherwise also runs on the kernel's own io_uring, which is how the
+//! expectations were checked:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg on_kernel" cargo test -p usring --test api
+//! ```
+#![allow(unexpected_cfgs, reason = "`on_kernel` is given by hand")]
+
+#[cfg(on_kernel)]
+use io_uring as ring;
+#[cfg(not(on_kernel))]
+use usring as ring;
+
+mod basics;
+mod files;
+mod poll;
+mod read_write;
+mod support;
