@@ -58,7 +58,7 @@ static inline long long milliseconds_now(void)
 }
 
 /* Runs all checks, or the one that is named, and says so. */
-static int run_checks(const struct check *checks, size_t count, const char *only)
+static inline int run_checks(const struct check *checks, size_t count, const char *only)
 {
 	size_t index, done = 0;
 

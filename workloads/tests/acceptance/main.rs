@@ -6,11 +6,14 @@
 //! all of it again in a sandbox. `transparency` and `cpython` are about programs
 //! that know nothing of io_uring, `memory` about what rings cost.
 
+mod cpython;
 mod docker_profile;
 mod fio;
 mod io_uring_crate;
 mod liburing;
 mod mariadb;
+mod memory;
 mod node;
 mod qemu_img;
 mod stress_ng;
+mod transparency;

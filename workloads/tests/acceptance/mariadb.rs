@@ -32,7 +32,7 @@ fn server_program(stage: &Stage, world: World, program: &str) -> Run {
 fn make_database(stage: &Stage, world: World) {
     let run = server_program(stage, world, "/usr/bin/mariadb-install-db");
     let options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"];
-    run.args(options).finish().succeeded().served(&["read", "readv", "write", "writev"], 100);
+    run.args(options).finish().succeeded().served(&["read", "readv", "write", "writev"], 20);
 }
 
 /// A server that accepts connections.
@@ -193,7 +193,7 @@ pub fn survives_a_kill(world: World) {
     server.uses_io_uring();
     assert!(server.log().contains("Starting crash recovery"), "{}", server.log());
     nothing_committed_was_lost(&server, &before, last_batch);
-    server.shut_down().served(&["read", "readv", "write", "writev"], 100);
+    server.shut_down().served(&["read", "readv", "write", "writev"], 20);
 
     // After a clean shutdown there is nothing to recover.
     let server = Server::start(&stage, world, "third.log");

@@ -1,0 +1,73 @@
+/* What rings cost while they are idle, and that many may be there at once.
+ *
+ *     ring_memory COUNT ENTRIES
+ *
+ * Makes so many rings of so many entries, has each answer a NOP, then prints by
+ * how many bytes per ring the process has grown: its share of resident pages
+ * (Pss) and all of its resident pages (Rss).
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <sys/resource.h>
+
+struct memory {
+	long pss, rss;
+};
+
+static struct memory memory_now(void)
+{
+	struct memory memory = { -1, -1 };
+	FILE *file = fopen("/proc/self/smaps_rollup", "r");
+	char line[256];
+
+	HOLDS(file != NULL);
+	while (fgets(line, sizeof line, file) != NULL) {
+		sscanf(line, "Pss: %ld kB", &memory.pss);
+		sscanf(line, "Rss: %ld kB", &memory.rss);
+	}
+	fclose(file);
+	HOLDS(memory.pss > 0 && memory.rss > 0);
+	return memory;
+}
+
+static void one_answer(struct io_uring *ring)
+{
+	struct io_uring_sqe *sqe = request(ring);
+	io_uring_prep_nop(sqe);
+	EQUAL(result_of(ring, sqe), 0);
+}
+
+int main(int count, char **arguments)
+{
+	HOLDS(count == 3);
+	int rings_wanted = atoi(arguments[1]), entries = atoi(arguments[2]);
+	struct io_uring *rings = calloc(rings_wanted, sizeof *rings);
+	struct rlimit files;
+
+	running = "ring_memory";
+	signal(SIGALRM, too_long);
+	alarm(SECONDS_PER_CHECK);
+	EQUAL(getrlimit(RLIMIT_NOFILE, &files), 0);
+	files.rlim_cur = files.rlim_max;
+	EQUAL(setrlimit(RLIMIT_NOFILE, &files), 0);
+	/* What the first ring brings along for all is not counted to each. */
+	struct io_uring first = new_ring(entries, 0);
+	one_answer(&first);
+	memset(rings, 0, rings_wanted * sizeof *rings);
+	struct memory before = memory_now();
+	for (int index = 0; index < rings_wanted; index++) {
+		rings[index] = new_ring(entries, 0);
+		one_answer(&rings[index]);
+	}
+	struct memory after = memory_now();
+	/* All are still there, and separate. */
+	for (int index = rings_wanted - 1; index >= 0; index--)
+		one_answer(&rings[index]);
+	for (int index = 0; index < rings_wanted; index++)
+		io_uring_queue_exit(&rings[index]);
+	one_answer(&first);
+	struct memory end = memory_now();
+	printf("%ld %ld %ld\n", (after.pss - before.pss) * 1024 / rings_wanted,
+	       (after.rss - before.rss) * 1024 / rings_wanted, (end.rss - before.rss) * 1024 / rings_wanted);
+	return 0;
+}

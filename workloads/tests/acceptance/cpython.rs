@@ -1,0 +1,99 @@
+//! CPython's own regression tests of what a layer between program and kernel
+//! could disturb: processes, signals, threads, memory maps, select, sockets,
+//! posix. A test that passes without usring has to pass under it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+use workloads::harness::{Finished, PYTHON, Run, Stage, World, require};
+
+/// Some of the modules take most of a minute by themselves.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Needs a hypervisor that answers on its own address, and else waits for ever.
+const NEEDS_VSOCK: &str = "ThreadedVSOCKSocketStreamTest";
+
+fn python(stage: &Stage, world: World, module: &str, only: &BTreeSet<String>) -> Run {
+    require(&PYTHON);
+    let folder = stage.make_folder(&format!("{module}-{world:?}-{}", only.len()));
+    // -E: the environment of this machine's user is not Debian's.
+    let run = stage.program(world, "/usr/bin/python3.11").args(["-E", "-m", "test", "-v", "-i", NEEDS_VSOCK]);
+    let run = only.iter().fold(run, |run, test| run.args(["-m", test]));
+    run.arg(module).current_dir(&folder).limit(PATIENCE)
+}
+
+/// The tests that ended so, by the words of unittest's report: a line
+/// `name (module.Class.name) ... ok`, between which the test's own words may
+/// stand.
+fn ended(finished: &Finished, how: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut last = None;
+    let report = format!("{}\n{}", finished.stdout, finished.stderr);
+    for line in report.lines() {
+        if let Some((name, rest)) = line.split_once(" (test.").filter(|(name, _)| !name.contains(' ')) {
+            last = rest
+                .split_once(')')
+                .map(|(place, _)| if place.ends_with(name) { place.to_owned() } else { format!("{place}.{name}") });
+        }
+        if line == how || line.ends_with(&format!(" ... {how}")) {
+            found.extend(last.take());
+        }
+    }
+    found
+}
+
+fn no_test_newly_fails(module: &str, at_least: usize) {
+    let stage = Stage::new();
+    let everything = BTreeSet::new();
+    // Most of the time is spent asleep, so both sides go on at once.
+    let bare = python(&stage, World::Bare, module, &everything).start();
+    let served = python(&stage, World::Transparent, module, &everything).finish();
+    let bare = bare.finish();
+    let (passed_bare, passed_served) = (ended(&bare, "ok"), ended(&served, "ok"));
+    assert!(passed_bare.len() >= at_least, "only {} tests pass without usring: {}", passed_bare.len(), bare.report());
+    let suspects: BTreeSet<_> = passed_bare.difference(&passed_served).cloned().collect();
+    if suspects.is_empty() {
+        return;
+    }
+    // Some tests measure time; on a busy machine they fail by chance. A test
+    // that fails alone, too, does not.
+    eprintln!("{module}: once more: {suspects:?}");
+    let again = python(&stage, World::Transparent, module, &suspects).finish();
+    let passed_again = ended(&again, "ok");
+    let failed: Vec<_> = suspects.difference(&passed_again).collect();
+    assert!(failed.is_empty(), "newly failing: {failed:?}\n{}\n{}", served.report(), again.report());
+}
+
+#[test]
+fn cpythons_subprocess_tests_pass_as_before() {
+    no_test_newly_fails("test_subprocess", 200);
+}
+
+#[test]
+fn cpythons_signal_tests_pass_as_before() {
+    no_test_newly_fails("test_signal", 40);
+}
+
+#[test]
+fn cpythons_threading_tests_pass_as_before() {
+    no_test_newly_fails("test_threading", 120);
+}
+
+#[test]
+fn cpythons_mmap_tests_pass_as_before() {
+    no_test_newly_fails("test_mmap", 20);
+}
+
+#[test]
+fn cpythons_select_tests_pass_as_before() {
+    no_test_newly_fails("test_select", 5);
+}
+
+#[test]
+fn cpythons_socket_tests_pass_as_before() {
+    no_test_newly_fails("test_socket", 400);
+}
+
+#[test]
+fn cpythons_posix_tests_pass_as_before() {
+    no_test_newly_fails("test_posix", 80);
+}

@@ -1,0 +1,35 @@
+//! What rings cost while nobody uses them.
+
+use workloads::harness::{LIBURING, Stage, World, require};
+
+/// Of one idle ring of 256 entries.
+const LIMIT: i64 = 256 * 1024;
+
+/// Bytes per ring: as the process's share, as all that is resident, and what is
+/// left of the latter when the rings are gone.
+fn cost(rings: u64, entries: u32) -> [i64; 3] {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile("ring_memory.c", &["-luring"]);
+    let run = stage.program(World::Denied, program).args([rings.to_string(), entries.to_string()]);
+    let finished = run.finish().succeeded();
+    let words: Vec<i64> = finished.stdout.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let cost = words.try_into().unwrap_or_else(|words| panic!("{words:?}: {}", finished.report()));
+    finished.served(&["nop"], 2 * rings);
+    cost
+}
+
+#[test]
+fn an_idle_ring_of_256_entries_costs_under_256_kib() {
+    let [share, resident, left] = cost(100, 256);
+    println!("per ring: {share} bytes (Pss), {resident} (Rss), {left} left behind");
+    assert!(share < LIMIT, "{share} bytes (Pss) per ring");
+    assert!(resident < LIMIT, "{resident} bytes (Rss) per ring");
+}
+
+#[test]
+fn a_thousand_rings_can_exist_at_once() {
+    let [share, _, left] = cost(1000, 256);
+    assert!(share < LIMIT, "{share} bytes (Pss) per ring");
+    assert!(left < LIMIT / 8, "{left} bytes per ring stayed when the rings were gone");
+}

@@ -1,0 +1,33 @@
+//! A system call that is not ours costs at most 50 ns more under `usring run`.
+//!
+//! Alone in its test program, so that cargo runs nothing else of ours meanwhile.
+
+use std::collections::BTreeMap;
+use workloads::harness::{Stage, World};
+
+/// Rounds of one run bare, one under usring.
+const ROUNDS: usize = 8;
+const LIMIT: f64 = 50.0;
+
+#[test]
+fn a_call_that_is_not_ours_costs_at_most_50_ns_more() {
+    let stage = Stage::new();
+    let program = stage.compile("call_cost.c", &[]);
+    let mut least: BTreeMap<String, [f64; 2]> = BTreeMap::new();
+    for _ in 0..ROUNDS {
+        for (side, world) in [World::Bare, World::Transparent].into_iter().enumerate() {
+            let finished = stage.program(world, &program).finish().succeeded();
+            for line in finished.stdout.lines() {
+                let (call, nanoseconds) = line.split_once(' ').expect("a call and its cost");
+                let seen = &mut least.entry(call.to_owned()).or_insert([f64::INFINITY; 2])[side];
+                *seen = seen.min(nanoseconds.parse().expect("a number"));
+            }
+        }
+    }
+    assert_eq!(least.len(), 5, "{least:?}");
+    let report =
+        |(call, [bare, served]): (&String, &[f64; 2])| format!("{call}: {bare} ns, under usring {served} ns\n");
+    let report: String = least.iter().map(report).collect();
+    println!("{report}");
+    assert!(least.values().all(|[bare, served]| served - bare <= LIMIT), "more than {LIMIT} ns:\n{report}");
+}
