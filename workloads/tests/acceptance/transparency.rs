@@ -149,7 +149,7 @@ fn bash_controls_its_jobs() {
     assert_eq!(status.code(), Some(11), "{said}");
     assert!(said.contains("first: 143") && said.contains("second: 137"), "{said}");
     // On a terminal of its own, where the shell hands it to its jobs and back.
-    let terminal = "bash --norc --noprofile -ic 'sleep 0.01 & wait; stty -a > /dev/null && echo has terminal; \
+    let terminal = "bash --norc --noprofile -ic 'stty -a > /dev/null && echo has terminal; \
                     sh -c \"kill -STOP \\$\\$; echo goes on\"; echo stopped: $?; fg; echo ended: $?'";
     let (status, said, _) =
         alike(|world| stage.program(world, "/usr/bin/script").args(["-qec", terminal, "/dev/null"]));
