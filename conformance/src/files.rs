@@ -3,6 +3,11 @@
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use usring_uapi::{Sqe, opcode};
+
+use crate::sqe::{Change, sqe};
 
 fn owned(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
@@ -140,6 +145,48 @@ pub fn is_open(fd: i32) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
+/// A FIFO whose open for reading occupies a worker: the open waits for a
+/// writer, and no poll can tell of one.
+pub struct Fifo {
+    path: CString,
+    _scratch: Scratch,
+}
+
+impl Fifo {
+    pub fn new() -> Fifo {
+        let scratch = Scratch::new();
+        let path = scratch.path_of("fifo");
+        // SAFETY: the path is a C string.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        Fifo { path, _scratch: scratch }
+    }
+
+    /// The open, to be forced to a worker.
+    pub fn open(&self, user_data: u64) -> Sqe {
+        sqe(opcode::OPENAT, libc::AT_FDCWD, user_data).forced_async().with(|sqe| {
+            sqe.addr = self.path.as_ptr() as u64;
+        })
+    }
+
+    /// Lets the open go on; the other end stays open with what is returned.
+    pub fn release(&self) -> OwnedFd {
+        // SAFETY: the path is a C string. Opened for both, it does not wait.
+        owned(unsafe { libc::open(self.path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })
+    }
+
+    /// Whether nobody waits in an open for reading (somebody who does is let go
+    /// by being asked).
+    pub fn is_deserted(&self) -> bool {
+        let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        // SAFETY: the path is a C string; the descriptor is closed below.
+        let fd = unsafe { libc::open(self.path.as_ptr(), flags) };
+        if fd >= 0 {
+            crate::door::close(fd);
+        }
+        fd < 0
+    }
+}
+
 /// A directory of the case's own, removed with what is in it.
 pub struct Scratch {
     pub path: PathBuf,
@@ -147,7 +194,9 @@ pub struct Scratch {
 
 impl Scratch {
     pub fn new() -> Scratch {
-        let name = format!("conformance-{}", std::process::id());
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("conformance-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).expect("a directory under TMPDIR");

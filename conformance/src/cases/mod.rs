@@ -3,11 +3,15 @@
 use crate::case::Case;
 
 mod advice;
+mod buffer_group;
+mod buffer_ring;
 mod cancel;
+mod clock;
 mod direct;
 mod drain;
 mod enter;
 mod enter_wait;
+mod eventfd;
 mod file_life;
 mod files_update;
 mod fixed_io;
@@ -17,12 +21,16 @@ mod mmap;
 mod nop;
 mod open_close;
 mod overflow;
+mod personality;
 mod poll;
 mod poll_multishot;
+mod probe;
 mod read_write;
 mod reg;
 mod registered_buffers;
 mod registered_files;
+mod restrictions;
+mod ring_fds;
 mod rw_flags;
 mod setup;
 mod setup_flags;
@@ -35,6 +43,7 @@ mod sync_cancel;
 mod timeout;
 mod timeout_remove;
 mod vectored;
+mod workers;
 
 /// Every room, in the order in which a reader would meet them.
 pub const ROOMS: &[&[Case]] = &[
@@ -70,7 +79,20 @@ pub const ROOMS: &[&[Case]] = &[
     registered_files::CASES,
     files_update::CASES,
     registered_buffers::CASES,
+    buffer_group::CASES,
+    buffer_ring::CASES,
+    eventfd::CASES,
+    probe::CASES,
+    restrictions::CASES,
+    ring_fds::CASES,
+    workers::CASES,
+    clock::CASES,
+    personality::CASES,
 ];
+
+/// What a request answers whose worker was called back from a blocking call:
+/// interrupted, cancelled, or (6.18, some calls) the kernel's internal 512.
+const BROKEN_OFF: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
 
 /// What `conformance child NAME` does; `None` for a name nobody knows.
 pub fn child(_name: &str, _arguments: &[&str]) -> Option<u8> {

@@ -1,0 +1,355 @@
+//! Provided buffers of the first generation: PROVIDE_BUFFERS, REMOVE_BUFFERS,
+//! and BUFFER_SELECT on reads.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, opcode, sqe_flags};
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::{BAD, Pages};
+use crate::ring::Ring;
+use crate::sqe::{Change, cancel, nop, read_at, sqe};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("buffer_group.provide_and_select", provide_and_select),
+    case("buffer_group.used_up", used_up),
+    case("buffer_group.given_back", given_back),
+    case("buffer_group.unknown_group", unknown_group),
+    case("buffer_group.several_groups", several_groups),
+    case("buffer_group.remove", remove),
+    case("buffer_group.provide_wrong", provide_wrong),
+    case("buffer_group.remove_wrong", remove_wrong),
+    case("buffer_group.identifiers_wrap", identifiers_wrap),
+    case("buffer_group.length_is_a_cap", length_is_a_cap),
+    case("buffer_group.waiting_read", waiting_read),
+    case("buffer_group.cancelled_read_uses_buffer_up", cancelled_read_uses_buffer_up),
+    case("buffer_group.end_of_file", end_of_file),
+    case("buffer_group.error_uses_buffer_up", error_uses_buffer_up),
+    case("buffer_group.bad_buffer", bad_buffer),
+    case("buffer_group.linked_provide", linked_provide),
+    case("buffer_group.readv", readv),
+    case("buffer_group.operations_without", operations_without),
+    case("buffer_group.file", from_file),
+    case("buffer_group.forced_async", forced_async),
+    case("buffer_group.buffers_in_order", buffers_in_order),
+];
+
+const SIZE: u32 = 16;
+
+fn provide(pages: &Pages, count: i32, group: u16, first: u64, user_data: u64) -> Sqe {
+    sqe(opcode::PROVIDE_BUFFERS, count, user_data).with(|sqe| {
+        sqe.addr = pages.at(0);
+        sqe.len = SIZE;
+        sqe.off = first;
+        sqe.buf_index = group;
+    })
+}
+
+fn removing(count: i32, group: u16, user_data: u64) -> Sqe {
+    sqe(opcode::REMOVE_BUFFERS, count, user_data).with(|sqe| sqe.buf_index = group)
+}
+
+/// A read that chooses a buffer of `group` by itself.
+pub fn select(fd: i32, length: u32, group: u16, user_data: u64) -> Sqe {
+    read_at(fd, 0, length, 0, user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
+        sqe.buf_index = group;
+    })
+}
+
+/// A pipe with something in it.
+fn filled(bytes: &[u8]) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
+    let (reader, writer) = files::pipe();
+    files::put(&writer, bytes);
+    (reader, writer)
+}
+
+fn text(pages: &mut Pages, buffer: usize) -> String {
+    let start = buffer * SIZE as usize;
+    let bytes = &pages.bytes()[start..start + SIZE as usize];
+    String::from_utf8_lossy(bytes).replace('\0', ".")
+}
+
+fn provide_and_select(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut pages = Pages::new(1);
+    let (reader, _writer) = filled(b"hello, buffers");
+    t.entry(&ring.one(provide(&pages, 4, 7, 10, 1)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 5, 7, 2)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 7, 3)));
+    for buffer in 0..4 {
+        t.say(text(&mut pages, buffer));
+    }
+}
+
+fn used_up(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (reader, _writer) = filled(b"abcdef");
+    t.entry(&ring.one(provide(&pages, 2, 1, 0, 1)));
+    for user_data in 2..=4 {
+        t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, user_data)));
+    }
+    // The group that was used up is still a group.
+    t.entry(&ring.one(provide(&pages, 1, 1, 5, 5)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 6)));
+}
+
+fn given_back(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (reader, _writer) = filled(b"abcdef");
+    t.entry(&ring.one(provide(&pages, 1, 1, 3, 1)));
+    for user_data in 2..=4 {
+        t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, user_data)));
+        t.entry(&ring.one(provide(&pages, 1, 1, 3, 9)));
+    }
+}
+
+fn unknown_group(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = filled(b"abc");
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 99, 1)));
+    let (empty, _other) = files::pipe();
+    t.entry(&ring.one(select(empty.as_raw_fd(), 1, 99, 2)));
+    t.entry(&ring.one(select(-1, 1, 99, 3)));
+}
+
+fn several_groups(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (a, b) = (Pages::new(1), Pages::new(1));
+    let (reader, _writer) = filled(b"abcdef");
+    t.entry(&ring.one(provide(&a, 2, 1, 100, 1)));
+    t.entry(&ring.one(provide(&b, 2, u16::MAX, 200, 2)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, u16::MAX, 3)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 4)));
+}
+
+fn remove(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (reader, _writer) = filled(b"abcdef");
+    t.entry(&ring.one(provide(&pages, 5, 1, 0, 1)));
+    t.entry(&ring.one(removing(2, 1, 2)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 3)));
+    t.entry(&ring.one(removing(100, 1, 4)));
+    t.entry(&ring.one(removing(1, 1, 5)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 6)));
+    t.entry(&ring.one(removing(1, 50, 7)));
+}
+
+fn provide_wrong(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let good = provide(&pages, 1, 1, 0, 1);
+    for count in [0, -1, 65_537, i32::MAX, i32::MIN] {
+        t.entry(&ring.one(good.with(|sqe| sqe.fd = count)));
+    }
+    let mut with = |change: fn(&mut Sqe)| ring.one(good.with(change));
+    let entries = [
+        with(|sqe| sqe.len = 0),
+        with(|sqe| sqe.off = 65_536),
+        with(|sqe| sqe.off = u64::MAX),
+        with(|sqe| sqe.addr = u64::MAX - 3),
+        with(|sqe| sqe.addr = crate::memory::KERNEL_HALF),
+        with(|sqe| sqe.addr = BAD),
+        with(|sqe| sqe.addr = 0),
+        with(|sqe| sqe.op_flags = 1),
+        with(|sqe| sqe.file_index = 1),
+        with(|sqe| sqe.ioprio = 1),
+        with(|sqe| sqe.flags = sqe_flags::BUFFER_SELECT),
+    ];
+    t.in_order(&entries);
+}
+
+fn remove_wrong(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    t.entry(&ring.one(provide(&pages, 2, 1, 0, 1)));
+    for count in [0, -1, 65_537, i32::MIN] {
+        t.entry(&ring.one(removing(count, 1, 2)));
+    }
+    let mut with = |change: fn(&mut Sqe)| ring.one(removing(1, 1, 3).with(change));
+    let entries = [
+        with(|sqe| sqe.op_flags = 1),
+        with(|sqe| sqe.addr = 1),
+        with(|sqe| sqe.len = 1),
+        with(|sqe| sqe.off = 1),
+        with(|sqe| sqe.file_index = 1),
+    ];
+    t.in_order(&entries);
+}
+
+fn identifiers_wrap(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (reader, _writer) = filled(b"abcdef");
+    t.entry(&ring.one(provide(&pages, 3, 1, 65_534, 1)));
+    t.entry(&ring.one(provide(&pages, 2, 1, 65_534, 2)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 3)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 4)));
+}
+
+/// The request's length is the most; zero means the buffer's own.
+fn length_is_a_cap(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (reader, _writer) = filled(&[b'x'; 100]);
+    t.entry(&ring.one(provide(&pages, 4, 1, 0, 1)));
+    for length in [3, 0, SIZE, 1000] {
+        t.entry(&ring.one(select(reader.as_raw_fd(), length, 1, u64::from(length))));
+    }
+}
+
+/// Man page (io_uring_provide_buffers): the buffer is chosen when there is
+/// something to put into it. The kernel chooses with the first attempt, and a
+/// read that waits holds on to it.
+fn waiting_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut pages = Pages::new(1);
+    let (one, first) = files::pipe();
+    let (two, second) = files::pipe();
+    t.entry(&ring.one(provide(&pages, 2, 1, 0, 1)));
+    ring.push(select(one.as_raw_fd(), SIZE, 1, 2));
+    ring.push(select(two.as_raw_fd(), SIZE, 1, 3));
+    ring.submit();
+    t.in_order(&ring.reap());
+    files::put(&second, b"second");
+    t.in_order(&ring.wait(1));
+    files::put(&first, b"first");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("{} {}", text(&mut pages, 0), text(&mut pages, 1)));
+}
+
+/// Held from the first attempt on, the buffer goes with the request, and its
+/// CQE says which it was.
+fn cancelled_read_uses_buffer_up(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (reader, writer) = files::pipe();
+    t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
+    ring.push(select(reader.as_raw_fd(), SIZE, 1, 2));
+    ring.submit();
+    ring.push(cancel(2, 0, 3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    files::put(&writer, b"x");
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 4)));
+}
+
+fn end_of_file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (reader, writer) = files::pipe();
+    drop(writer);
+    t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 2)));
+    // Whether the buffer was used up shows in what the next one gets.
+    let (reader, _writer) = filled(b"x");
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 3)));
+}
+
+fn error_uses_buffer_up(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (_reader, writer) = files::pipe();
+    t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
+    // A bad descriptor is found out before a buffer is looked for, a wrong
+    // direction after.
+    t.entry(&ring.one(select(writer.as_raw_fd(), SIZE, 1, 2)));
+    t.entry(&ring.one(select(-1, SIZE, 1, 3)));
+    let root = std::fs::File::open("/").expect("/");
+    t.entry(&ring.one(select(root.as_raw_fd(), SIZE, 1, 4)));
+    let (reader, _writer) = filled(b"x");
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 5)));
+}
+
+/// A bad address is found out when it is used.
+fn bad_buffer(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(2);
+    pages.spoil_last();
+    let bad = provide(&pages, 1, 1, 7, 1).with(|sqe| sqe.addr = pages.at(4096));
+    t.entry(&ring.one(bad));
+    let (reader, _writer) = filled(b"x");
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 2)));
+}
+
+fn linked_provide(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (reader, _writer) = filled(b"x");
+    ring.push(provide(&pages, 1, 1, 7, 1).linked());
+    ring.push(select(reader.as_raw_fd(), SIZE, 1, 2));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(2));
+}
+
+/// READV with BUFFER_SELECT takes one vector, whose length counts.
+fn readv(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut pages = Pages::new(1);
+    let (reader, _writer) = filled(b"vectored");
+    t.entry(&ring.one(provide(&pages, 4, 1, 0, 1)));
+    let vectors = [crate::sqe::vector(0, 3), crate::sqe::vector(0, 3)];
+    let select = |count: usize, user_data| {
+        crate::sqe::readv(reader.as_raw_fd(), &vectors[..count], 0, user_data)
+            .flagged(sqe_flags::BUFFER_SELECT)
+            .with(|sqe| sqe.buf_index = 1)
+    };
+    t.entry(&ring.one(select(1, 2)));
+    t.entry(&ring.one(select(2, 3)));
+    t.entry(&ring.one(select(0, 4)));
+    t.say(text(&mut pages, 0));
+}
+
+/// Only operations that fill a buffer may select one.
+fn operations_without(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = filled(b"x");
+    for (name, operation) in [
+        ("nop", nop(1)),
+        ("write", crate::sqe::write(writer.as_raw_fd(), b"x", 0, 1)),
+        ("poll", crate::sqe::poll(reader.as_raw_fd(), libc::POLLIN, 1)),
+        ("fsync", sqe(opcode::FSYNC, reader.as_raw_fd(), 1)),
+        ("close", crate::sqe::close(9999, 1)),
+        ("read fixed", read_at(reader.as_raw_fd(), 0, 1, 0, 1).with(|sqe| {
+            sqe.opcode = opcode::READ_FIXED;
+        })),
+    ] {
+        t.say(name);
+        t.entry(&ring.one(operation.flagged(sqe_flags::BUFFER_SELECT)));
+    }
+}
+
+fn from_file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut pages = Pages::new(1);
+    let file = files::memory_file(b"0123456789");
+    t.entry(&ring.one(provide(&pages, 2, 1, 0, 1)));
+    t.entry(&ring.one(select(file.as_raw_fd(), 4, 1, 2).with(|sqe| sqe.off = 5)));
+    t.entry(&ring.one(select(file.as_raw_fd(), 4, 1, 3).with(|sqe| sqe.off = 8)));
+    t.say(format_args!("{} {}", text(&mut pages, 0), text(&mut pages, 1)));
+}
+
+fn forced_async(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let pages = Pages::new(1);
+    let (reader, _writer) = filled(b"x");
+    t.entry(&ring.one(provide(&pages, 2, 1, 0, 1).forced_async()));
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 2).forced_async()));
+    t.entry(&ring.one(removing(5, 1, 3).forced_async()));
+}
+
+/// First provided, first used.
+fn buffers_in_order(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let pages = Pages::new(1);
+    let (reader, _writer) = filled(b"abcdefgh");
+    t.entry(&ring.one(provide(&pages, 2, 1, 50, 1)));
+    t.entry(&ring.one(provide(&pages, 2, 1, 20, 2)));
+    for user_data in 3..=6 {
+        t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, user_data)));
+    }
+}

@@ -1,0 +1,402 @@
+//! Provided buffers of the second generation: a ring that the program fills,
+//! in memory of its own or of the kernel's.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use usring_uapi::{io_uring as u, opcode};
+
+use super::buffer_group::select;
+use super::reg;
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::memory::{BAD, Pages, zeroed};
+use crate::ring::Ring;
+use crate::sqe::{Change, cancel, sqe};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("buffer_ring.select", select_from_ring),
+    case("buffer_ring.empty", empty),
+    case("buffer_ring.wraps", wraps),
+    case("buffer_ring.mapped_by_kernel", mapped_by_kernel),
+    case("buffer_ring.mapped_several", mapped_several),
+    case("buffer_ring.register_wrong", register_wrong),
+    case("buffer_ring.sizes", sizes),
+    case("buffer_ring.register_twice", register_twice),
+    case("buffer_ring.unregister", unregister),
+    case("buffer_ring.status", status),
+    case("buffer_ring.with_first_generation", with_first_generation),
+    case("buffer_ring.waiting_read", waiting_read),
+    case("buffer_ring.cancelled_read", cancelled_read),
+    case("buffer_ring.length_is_a_cap", length_is_a_cap),
+    case("buffer_ring.bad_buffer", bad_buffer),
+    case("buffer_ring.error_uses_buffer_up", error_uses_buffer_up),
+    case("buffer_ring.incremental", incremental),
+    case("buffer_ring.unregister_while_waiting", unregister_while_waiting),
+];
+
+const SIZE: u32 = 16;
+
+/// A buffer ring in memory that somebody mapped, and its buffers.
+struct Group {
+    entries: *mut u8,
+    mask: u16,
+    tail: u16,
+    buffers: Pages,
+}
+
+impl Group {
+    /// Appends a buffer of `length` at the place of `slot` in our pages.
+    fn add(&mut self, slot: u16, length: u32, identifier: u16) {
+        let address = self.buffers.at(usize::from(slot) * SIZE as usize);
+        self.add_at(address, length, identifier);
+    }
+
+    fn add_at(&mut self, address: u64, length: u32, identifier: u16) {
+        let index = usize::from(self.tail & self.mask);
+        // SAFETY: masked, so it lies in the ring; only the first entry shares
+        // its last two bytes with the tail, which are left alone.
+        unsafe {
+            let entry = self.entries.add(index * 16);
+            entry.cast::<u64>().write_volatile(address);
+            entry.add(8).cast::<u32>().write_volatile(length);
+            entry.add(12).cast::<u16>().write_volatile(identifier);
+        }
+        self.tail = self.tail.wrapping_add(1);
+        // SAFETY: the tail's word in the first entry.
+        unsafe { &*self.entries.add(14).cast::<AtomicU16>() }.store(self.tail, Ordering::Release);
+    }
+
+    fn text(&mut self, slot: usize) -> String {
+        let start = slot * SIZE as usize;
+        String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize])
+            .replace('\0', ".")
+    }
+}
+
+fn registration(address: u64, entries: u32, group: u16, flags: u16) -> u::io_uring_buf_reg {
+    let mut registration: u::io_uring_buf_reg = zeroed();
+    registration.ring_addr = address;
+    registration.ring_entries = entries;
+    registration.bgid = group;
+    registration.flags = flags;
+    registration
+}
+
+fn register(ring: &Ring, registration: &u::io_uring_buf_reg) -> i32 {
+    ring.register(reg::PBUF_RING, &raw const *registration, 1)
+}
+
+/// A group whose ring lies in our own pages.
+fn group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
+    assert_eq!(register(ring, &registration(memory.at(0), entries, group, 0)), 0);
+    Group {
+        entries: memory.address,
+        mask: entries as u16 - 1,
+        tail: 0,
+        buffers: Pages::new(1),
+    }
+}
+
+fn filled(bytes: &[u8]) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
+    let (reader, writer) = files::pipe();
+    files::put(&writer, bytes);
+    (reader, writer)
+}
+
+fn select_from_ring(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 4, 3);
+    group.add(0, SIZE, 10);
+    group.add(1, SIZE, 11);
+    let (reader, _writer) = filled(b"hello, ring");
+    t.entry(&ring.one(select(reader.as_raw_fd(), 5, 3, 1)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 0, 3, 2)));
+    t.say(format_args!("{} {}", group.text(0), group.text(1)));
+}
+
+fn empty(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 4, 3);
+    let (reader, _writer) = filled(b"abc");
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, 1)));
+    group.add(0, SIZE, 10);
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, 2)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, 3)));
+    // -ENOBUFS at once although nothing is there to be read.
+    let (idle, _other) = files::pipe();
+    t.entry(&ring.one(select(idle.as_raw_fd(), 1, 3, 4)));
+}
+
+fn wraps(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 2, 3);
+    let (reader, writer) = files::pipe();
+    for round in 0..7u16 {
+        group.add(round % 2, SIZE, round);
+        files::put(&writer, b"x");
+        t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, u64::from(round))));
+    }
+}
+
+fn map_group(ring: &Ring, group: u16, length: usize) -> i64 {
+    let offset = u64::from(u::IORING_OFF_PBUF_RING) | u64::from(group) << u::IORING_OFF_PBUF_SHIFT;
+    door::map(ring.fd, length, offset)
+}
+
+fn mapped_by_kernel(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let wanted = registration(0, 8, 5, 1);
+    t.result("register", register(&ring, &wanted));
+    let address = map_group(&ring, 5, 8 * 16);
+    t.outcome("map", address);
+    let mut group =
+        Group { entries: address as *mut u8, mask: 7, tail: 0, buffers: Pages::new(1) };
+    group.add(0, SIZE, 1);
+    group.add(1, SIZE, 2);
+    let (reader, _writer) = filled(b"mapped");
+    t.entry(&ring.one(select(reader.as_raw_fd(), 3, 5, 1)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 3, 5, 2)));
+    t.say(format_args!("{} {}", group.text(0), group.text(1)));
+    t.outcome("map a group that is not", map_group(&ring, 6, 4096));
+}
+
+fn mapped_several(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = filled(b"abc");
+    for number in [0u16, 1, 1000] {
+        t.result("register", register(&ring, &registration(0, 4, number, 1)));
+        let address = map_group(&ring, number, 64);
+        t.outcome("map", address);
+        let mut group =
+            Group { entries: address as *mut u8, mask: 3, tail: 0, buffers: Pages::new(1) };
+        group.add(0, SIZE, number);
+        t.entry(&ring.one(select(reader.as_raw_fd(), 1, number, u64::from(number))));
+    }
+    // A group in the program's own memory is not to be mapped.
+    let memory = Pages::new(1);
+    t.result("own memory", register(&ring, &registration(memory.at(0), 4, 7, 0)));
+    t.outcome("map", map_group(&ring, 7, 64));
+}
+
+fn register_wrong(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let good = registration(memory.at(0), 4, 1, 0);
+    t.result("null", ring.register::<u8>(reg::PBUF_RING, std::ptr::null(), 1));
+    t.result("count 0", ring.register(reg::PBUF_RING, &raw const good, 0));
+    t.result("count 2", ring.register(reg::PBUF_RING, &raw const good, 2));
+    let mut wrong = |name: &str, change: fn(&mut u::io_uring_buf_reg)| {
+        let mut bad = good;
+        change(&mut bad);
+        t.result(name, register(&ring, &bad));
+    };
+    wrong("address null", |bad| bad.ring_addr = 0);
+    wrong("address not of a page", |bad| bad.ring_addr += 16);
+    wrong("address unmapped", |bad| bad.ring_addr = 0x1000);
+    wrong("unknown flag", |bad| bad.flags = 1 << 7);
+    wrong("reserved", |bad| bad.resv[0] = 1);
+    wrong("address and mapping", |bad| bad.flags = 1);
+}
+
+fn sizes(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    for entries in [0, 1, 2, 3, 6, 32_768, 65_536, u32::MAX] {
+        let wanted = registration(0, entries, 1, 1);
+        let answer = register(&ring, &wanted);
+        t.result(format_args!("{entries} entries"), answer);
+        if answer == 0 {
+            let mut gone: u::io_uring_buf_reg = zeroed();
+            gone.bgid = 1;
+            ring.register(reg::UNREGISTER_PBUF_RING, &raw const gone, 1);
+        }
+    }
+}
+
+fn register_twice(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (memory, other) = (Pages::new(1), Pages::new(1));
+    t.result("register", register(&ring, &registration(memory.at(0), 4, 1, 0)));
+    t.result("again", register(&ring, &registration(other.at(0), 4, 1, 0)));
+    t.result("another group", register(&ring, &registration(other.at(0), 4, 2, 0)));
+    t.entry(&ring.one(crate::sqe::nop(1)));
+}
+
+fn unregister_group(ring: &Ring, group: u16) -> i32 {
+    let mut gone: u::io_uring_buf_reg = zeroed();
+    gone.bgid = group;
+    ring.register(reg::UNREGISTER_PBUF_RING, &raw const gone, 1)
+}
+
+fn unregister(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    t.result("none", unregister_group(&ring, 1));
+    let mut group = group_of(&ring, &memory, 4, 1);
+    group.add(0, SIZE, 1);
+    t.result("unregister", unregister_group(&ring, 1));
+    let (reader, _writer) = filled(b"x");
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 1)));
+    t.result("again", unregister_group(&ring, 1));
+    let mut group = group_of(&ring, &memory, 4, 1);
+    group.add(0, SIZE, 2);
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 2)));
+    let mut bad: u::io_uring_buf_reg = zeroed();
+    bad.bgid = 1;
+    bad.resv[1] = 1;
+    t.result("reserved", ring.register(reg::UNREGISTER_PBUF_RING, &raw const bad, 1));
+    t.result("null", ring.register::<u8>(reg::UNREGISTER_PBUF_RING, std::ptr::null(), 1));
+}
+
+fn status(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let ask = |ring: &Ring, group: u32| {
+        let mut status: u::io_uring_buf_status = zeroed();
+        status.buf_group = group;
+        let answer = ring.register(reg::PBUF_STATUS, &raw mut status, 1);
+        format!("{} head {}", crate::names::result(answer), status.head)
+    };
+    t.say(ask(&ring, 1));
+    let mut group = group_of(&ring, &memory, 4, 1);
+    t.say(ask(&ring, 1));
+    group.add(0, SIZE, 1);
+    group.add(1, SIZE, 2);
+    t.say(ask(&ring, 1));
+    let (reader, _writer) = filled(b"xy");
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 1)));
+    t.say(ask(&ring, 1));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 1)));
+    t.say(ask(&ring, 1));
+    let mut bad: u::io_uring_buf_status = zeroed();
+    bad.buf_group = 1;
+    bad.resv[0] = 1;
+    t.result("reserved", ring.register(reg::PBUF_STATUS, &raw mut bad, 1));
+    t.result("null", ring.register::<u8>(reg::PBUF_STATUS, std::ptr::null(), 1));
+}
+
+/// The two generations keep out of each other's groups.
+fn with_first_generation(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (memory, buffers) = (Pages::new(1), Pages::new(1));
+    let provide = |user_data| {
+        sqe(opcode::PROVIDE_BUFFERS, 1, user_data).with(|sqe| {
+            sqe.addr = buffers.at(0);
+            sqe.len = SIZE;
+            sqe.buf_index = 1;
+        })
+    };
+    t.result("register", register(&ring, &registration(memory.at(0), 4, 1, 0)));
+    t.entry(&ring.one(provide(1)));
+    let remove = sqe(opcode::REMOVE_BUFFERS, 1, 2).with(|sqe| sqe.buf_index = 1);
+    t.entry(&ring.one(remove));
+    let mut other = Ring::new(4);
+    t.entry(&other.one(provide(3)));
+    t.result("register over one", register(&other, &registration(memory.at(0), 4, 1, 0)));
+    t.entry(&other.one(remove));
+    t.result("register over none", register(&other, &registration(memory.at(0), 4, 1, 0)));
+}
+
+fn waiting_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 4, 3);
+    group.add(0, SIZE, 10);
+    let (reader, writer) = files::pipe();
+    ring.push(select(reader.as_raw_fd(), SIZE, 3, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    // It has given its buffer back while it waits.
+    let (other, _writer) = filled(b"first");
+    t.entry(&ring.one(select(other.as_raw_fd(), SIZE, 3, 2)));
+    group.add(1, SIZE, 11);
+    files::put(&writer, b"second");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("{} {}", group.text(0), group.text(1)));
+}
+
+fn cancelled_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 4, 3);
+    group.add(0, SIZE, 10);
+    let (reader, writer) = files::pipe();
+    ring.push(select(reader.as_raw_fd(), SIZE, 3, 1));
+    ring.submit();
+    ring.push(cancel(1, 0, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    files::put(&writer, b"x");
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 3, 3)));
+}
+
+fn length_is_a_cap(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 8, 3);
+    let (reader, _writer) = filled(&[b'x'; 100]);
+    for (slot, length) in [(0, 3), (1, 0), (2, SIZE), (3, 1000)] {
+        group.add(slot, SIZE, slot);
+        t.entry(&ring.one(select(reader.as_raw_fd(), length, 3, u64::from(length))));
+    }
+}
+
+fn bad_buffer(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 4, 3);
+    group.add_at(BAD, SIZE, 1);
+    group.add_at(0, SIZE, 2);
+    group.add_at(u64::MAX - 3, SIZE, 3);
+    let (reader, _writer) = filled(b"xyz");
+    for user_data in 1..=3 {
+        t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, user_data)));
+    }
+}
+
+fn error_uses_buffer_up(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 4, 3);
+    group.add(0, SIZE, 10);
+    let root = std::fs::File::open("/").expect("/");
+    t.entry(&ring.one(select(root.as_raw_fd(), SIZE, 3, 1)));
+    let (reader, _writer) = filled(b"x");
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 3, 2)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 3, 3)));
+}
+
+/// PBUF_RING_INC: a buffer is used up piece by piece.
+fn incremental(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    t.result("register", register(&ring, &registration(memory.at(0), 4, 3, 2)));
+    let mut group =
+        Group { entries: memory.address, mask: 3, tail: 0, buffers: Pages::new(1) };
+    group.add(0, SIZE, 10);
+    group.add(1, SIZE, 11);
+    let (reader, _writer) = filled(b"abcdefghijklmnopqrstuvwxyz");
+    for (user_data, length) in [(1, 6), (2, 6), (3, 6), (4, 6)] {
+        t.entry(&ring.one(select(reader.as_raw_fd(), length, 3, user_data)));
+    }
+    t.say(format_args!("{} {}", group.text(0), group.text(1)));
+}
+
+fn unregister_while_waiting(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 4, 3);
+    group.add(0, SIZE, 10);
+    let (reader, writer) = files::pipe();
+    ring.push(select(reader.as_raw_fd(), SIZE, 3, 1));
+    ring.submit();
+    t.result("unregister", unregister_group(&ring, 3));
+    drop(memory);
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+}

@@ -1,0 +1,225 @@
+//! The registered eventfd: told of every CQE, or only of those not posted inline.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::BAD;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, poll, read, timeout};
+use crate::time::milliseconds;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("eventfd.told_of_completions", told_of_completions),
+    case("eventfd.told_of_late_ones", told_of_late_ones),
+    case("eventfd.only_async", only_async),
+    case("eventfd.register_wrong", register_wrong),
+    case("eventfd.register_twice", register_twice),
+    case("eventfd.unregister", unregister),
+    case("eventfd.disabled_by_flag", disabled_by_flag),
+    case("eventfd.held_after_close", held_after_close),
+    case("eventfd.told_of_backlog", told_of_backlog),
+    case("eventfd.not_told_of_skipped", not_told_of_skipped),
+    case("eventfd.semaphore", semaphore),
+    case("eventfd.sleeper_is_woken", sleeper_is_woken),
+    case("eventfd.shared_by_two_rings", shared_by_two_rings),
+];
+
+fn register(ring: &Ring, opcode: u32, number: i32) -> i32 {
+    ring.register(opcode, &raw const number, 1)
+}
+
+fn told_of_completions(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let event = files::eventfd(0);
+    t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
+    t.say(format_args!("count {}", files::event_count(&event)));
+    t.entry(&ring.one(nop(1)));
+    t.say(format_args!("told {}", files::event_count(&event) > 0));
+    t.say(format_args!("count {}", files::event_count(&event)));
+    // Several in one batch may be told of once.
+    for user_data in 1..=4 {
+        ring.push(nop(user_data));
+    }
+    ring.submit();
+    let count = files::event_count(&event);
+    t.say(format_args!("told {}", (1..=4).contains(&count)));
+}
+
+fn told_of_late_ones(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let event = files::eventfd(0);
+    let (reader, writer) = files::pipe();
+    t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    t.say(format_args!("count {}", files::event_count(&event)));
+    files::put(&writer, b"x");
+    let told = crate::time::until(|| files::event_count(&event) > 0);
+    t.say(format_args!("told {told}"));
+    t.in_order(&ring.reap());
+}
+
+fn only_async(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let event = files::eventfd(0);
+    let (reader, writer) = files::pipe();
+    t.result("register", register(&ring, reg::EVENTFD_ASYNC, event.as_raw_fd()));
+    t.entry(&ring.one(nop(1)));
+    t.say(format_args!("inline: count {}", files::event_count(&event)));
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
+    ring.submit();
+    files::put(&writer, b"x");
+    let entries = ring.wait(1);
+    t.in_order(&entries);
+    t.say(format_args!("task work: count {}", files::event_count(&event)));
+    // Man page: not told of what completes inline. The kernel tells only of
+    // what a worker completes.
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 3).forced_async());
+    ring.submit();
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("worker: told {}", crate::time::until(|| files::event_count(&event) > 0)));
+}
+
+fn register_wrong(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let file = files::memory_file(b"x");
+    for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
+        t.result("bad number", register(&ring, opcode, 9999));
+        t.result("-1", register(&ring, opcode, -1));
+        t.result("a pipe", register(&ring, opcode, reader.as_raw_fd()));
+        t.result("a file", register(&ring, opcode, file.as_raw_fd()));
+        t.result("null", ring.register::<i32>(opcode, std::ptr::null(), 1));
+        t.result("unmapped", ring.register(opcode, BAD as *const i32, 1));
+        let event = files::eventfd(0);
+        let number = event.as_raw_fd();
+        t.result("count 0", ring.register(opcode, &raw const number, 0));
+        t.result("count 2", ring.register(opcode, &raw const number, 2));
+    }
+}
+
+fn register_twice(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let (first, second) = (files::eventfd(0), files::eventfd(0));
+    t.result("register", register(&ring, reg::EVENTFD, first.as_raw_fd()));
+    t.result("again", register(&ring, reg::EVENTFD, second.as_raw_fd()));
+    t.result("async", register(&ring, reg::EVENTFD_ASYNC, second.as_raw_fd()));
+}
+
+fn unregister(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let event = files::eventfd(0);
+    let none: *const u8 = std::ptr::null();
+    t.result("none", ring.register(reg::UNREGISTER_EVENTFD, none, 0));
+    t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
+    t.result("argument", ring.register(reg::UNREGISTER_EVENTFD, BAD as *const u8, 0));
+    t.result("unregister", ring.register(reg::UNREGISTER_EVENTFD, none, 0));
+    t.entry(&ring.one(nop(1)));
+    t.say(format_args!("count {}", files::event_count(&event)));
+    t.result("register", register(&ring, reg::EVENTFD_ASYNC, event.as_raw_fd()));
+}
+
+/// The program's own flag in the CQ ring silences it.
+fn disabled_by_flag(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let event = files::eventfd(0);
+    t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
+    ring.set_cq_flags(u::IORING_CQ_EVENTFD_DISABLED);
+    t.entry(&ring.one(nop(1)));
+    t.say(format_args!("count {}", files::event_count(&event)));
+    ring.set_cq_flags(0);
+    t.entry(&ring.one(nop(2)));
+    t.say(format_args!("told {}", files::event_count(&event) > 0));
+}
+
+fn held_after_close(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let event = files::eventfd(0);
+    let other = event.try_clone().expect("a duplicate");
+    t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
+    drop(event);
+    t.entry(&ring.one(nop(1)));
+    t.say(format_args!("told {}", files::event_count(&other) > 0));
+}
+
+fn told_of_backlog(t: &mut Transcript) {
+    let mut ring = Ring::with(4, |params| {
+        params.flags = u::IORING_SETUP_CQSIZE;
+        params.cq_entries = 4;
+    })
+    .expect("a ring with a small CQ");
+    let event = files::eventfd(0);
+    t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
+    for user_data in 1..=4 {
+        ring.push(nop(user_data));
+    }
+    ring.submit();
+    t.say(format_args!("told {}", files::event_count(&event) > 0));
+    ring.push(nop(5));
+    ring.submit();
+    // A CQE that only the backlog has room for is not in the queue: no event.
+    t.say(format_args!("told of the fifth {}", files::event_count(&event) > 0));
+    t.say(format_args!("in the queue {}", ring.reap().len()));
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    t.say(format_args!("flushed {}", ring.reap().len()));
+}
+
+fn not_told_of_skipped(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let event = files::eventfd(0);
+    t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
+    let skip = usring_uapi::sqe_flags::CQE_SKIP_SUCCESS;
+    ring.push(nop(1).flagged(skip));
+    ring.submit();
+    t.in_order(&ring.reap());
+    t.say(format_args!("count {}", files::event_count(&event)));
+}
+
+fn semaphore(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    // SAFETY: no memory is involved; the descriptor ends with the process.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK) };
+    t.result("register", register(&ring, reg::EVENTFD, fd));
+    for user_data in 1..=3 {
+        t.entry(&ring.one(nop(user_data)));
+    }
+    let mut count = [0u8; 8];
+    let mut times = 0;
+    // SAFETY: eight writable bytes.
+    while unsafe { libc::read(fd, count.as_mut_ptr().cast(), 8) } == 8 {
+        times += 1;
+    }
+    t.say(format_args!("times {times}"));
+}
+
+fn sleeper_is_woken(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let event = files::eventfd(0);
+    t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
+    let time = milliseconds(20);
+    ring.push(timeout(&time, 0, 0, 1));
+    ring.submit();
+    let mut entry = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry of ours.
+    let answer = unsafe { libc::poll(&mut entry, 1, 5000) };
+    t.say(format_args!("poll {answer} {}", crate::names::events(entry.revents.into())));
+    t.in_order(&ring.reap());
+}
+
+fn shared_by_two_rings(t: &mut Transcript) {
+    let (mut first, mut second) = (Ring::new(4), Ring::new(4));
+    let event = files::eventfd(0);
+    t.result("register", register(&first, reg::EVENTFD, event.as_raw_fd()));
+    t.result("register", register(&second, reg::EVENTFD, event.as_raw_fd()));
+    t.entry(&first.one(nop(1)));
+    t.say(format_args!("told {}", files::event_count(&event) > 0));
+    t.entry(&second.one(nop(2)));
+    t.say(format_args!("told {}", files::event_count(&event) > 0));
+}

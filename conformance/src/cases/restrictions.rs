@@ -1,0 +1,204 @@
+//! Disabled rings: restrictions, and the call that enables them.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{io_uring as u, opcode, sqe_flags};
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::BAD;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, read};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("restrictions.disabled_ring", disabled_ring),
+    case("restrictions.enable_wrong", enable_wrong),
+    case("restrictions.opcodes", opcodes),
+    case("restrictions.flags_allowed", flags_allowed),
+    case("restrictions.flags_required", flags_required),
+    case("restrictions.register_opcodes", register_opcodes),
+    case("restrictions.register_only", register_only),
+    case("restrictions.register_wrong", register_wrong),
+    case("restrictions.only_once", only_once),
+    case("restrictions.on_enabled_ring", on_enabled_ring),
+    case("restrictions.none", none),
+    case("restrictions.register_on_disabled", register_on_disabled),
+    case("restrictions.prepared_before_enable", prepared_before_enable),
+];
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Restriction {
+    kind: u16,
+    /// A register opcode, an SQE opcode, or SQE flags, by `kind`.
+    value: u8,
+    resv: u8,
+    resv2: [u32; 3],
+}
+
+const REGISTER_OP: u16 = 0;
+const SQE_OP: u16 = 1;
+const FLAGS_ALLOWED: u16 = 2;
+const FLAGS_REQUIRED: u16 = 3;
+
+fn rule(kind: u16, value: u8) -> Restriction {
+    Restriction { kind, value, ..Restriction::default() }
+}
+
+fn restrict(ring: &Ring, rules: &[Restriction]) -> i32 {
+    ring.register(reg::RESTRICTIONS, rules.as_ptr(), rules.len() as u32)
+}
+
+fn enable(ring: &Ring) -> i32 {
+    ring.register::<u8>(reg::ENABLE_RINGS, std::ptr::null(), 0)
+}
+
+fn disabled() -> Ring {
+    Ring::flags(8, u::IORING_SETUP_R_DISABLED)
+}
+
+/// A ring with these rules in force.
+fn restricted(t: &mut Transcript, rules: &[Restriction]) -> Ring {
+    let ring = disabled();
+    t.result("restrict", restrict(&ring, rules));
+    t.result("enable", enable(&ring));
+    ring
+}
+
+fn disabled_ring(t: &mut Transcript) {
+    let mut ring = disabled();
+    t.result("enter(0)", ring.enter(0, 0, 0));
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    ring.push(nop(1));
+    t.result("enter(1)", ring.enter(1, 0, 0));
+    t.result("enable", enable(&ring));
+    // What was written before is submitted now.
+    t.result("enter(1)", ring.enter(1, 0, 0));
+    t.in_order(&ring.reap());
+    t.result("enable again", enable(&ring));
+}
+
+fn enable_wrong(t: &mut Transcript) {
+    let ring = disabled();
+    t.result("argument", ring.register(reg::ENABLE_RINGS, BAD as *const u8, 0));
+    t.result("count 1", ring.register::<u8>(reg::ENABLE_RINGS, std::ptr::null(), 1));
+    t.result("an enabled ring", enable(&Ring::new(4)));
+}
+
+fn opcodes(t: &mut Transcript) {
+    let mut ring = restricted(t, &[rule(SQE_OP, opcode::NOP), rule(SQE_OP, opcode::WRITE)]);
+    let file = files::memory_file(b"x");
+    let mut byte = [0u8; 1];
+    t.entry(&ring.one(nop(1)));
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut byte, 0, 2)));
+    t.entry(&ring.one(crate::sqe::write(file.as_raw_fd(), b"y", 0, 3)));
+    // A flag that no rule allows.
+    t.entry(&ring.one(nop(4).forced_async()));
+    t.entry(&ring.one(nop(5).fixed()));
+}
+
+fn flags_allowed(t: &mut Transcript) {
+    let allowed = sqe_flags::ASYNC | sqe_flags::IO_LINK;
+    let mut ring =
+        restricted(t, &[rule(SQE_OP, opcode::NOP), rule(FLAGS_ALLOWED, allowed)]);
+    t.entry(&ring.one(nop(1)));
+    t.entry(&ring.one(nop(2).forced_async()));
+    t.sorted(&ring.run(&[nop(3).linked(), nop(4)]));
+    t.entry(&ring.one(nop(5).flagged(sqe_flags::IO_DRAIN)));
+}
+
+fn flags_required(t: &mut Transcript) {
+    let mut ring = restricted(
+        t,
+        &[rule(SQE_OP, opcode::READ), rule(FLAGS_REQUIRED, sqe_flags::FIXED_FILE)],
+    );
+    let file = files::memory_file(b"x");
+    let mut byte = [0u8; 1];
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut byte, 0, 1)));
+    t.entry(&ring.one(read(0, &mut byte, 0, 2).fixed()));
+    t.entry(&ring.one(read(0, &mut byte, 0, 3).fixed().forced_async()));
+}
+
+fn register_opcodes(t: &mut Transcript) {
+    let ring = restricted(
+        t,
+        &[rule(REGISTER_OP, reg::FILES as u8), rule(REGISTER_OP, reg::ENABLE_RINGS as u8)],
+    );
+    let number = -1i32;
+    t.result("files", ring.register(reg::FILES, &raw const number, 1));
+    t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
+    t.result("probe", ring.register::<u8>(reg::PROBE, std::ptr::null(), 0));
+    t.result("unknown", ring.register::<u8>(999, std::ptr::null(), 0));
+}
+
+/// Rules for one kind only forbid all of the other.
+fn register_only(t: &mut Transcript) {
+    let mut ring = restricted(t, &[rule(REGISTER_OP, reg::FILES as u8)]);
+    t.entry(&ring.one(nop(1)));
+}
+
+fn register_wrong(t: &mut Transcript) {
+    let ring = disabled();
+    t.result("unknown kind", restrict(&ring, &[rule(4, 0)]));
+    t.result("unknown register opcode", restrict(&ring, &[rule(REGISTER_OP, 200)]));
+    t.result("unknown opcode", restrict(&ring, &[rule(SQE_OP, 200)]));
+    t.result("null", ring.register::<u8>(reg::RESTRICTIONS, std::ptr::null(), 1));
+    t.result("unmapped", ring.register(reg::RESTRICTIONS, BAD as *const u8, 1));
+    t.result("too many", restrict(&ring, &vec![rule(SQE_OP, opcode::NOP); 129]));
+    // Man page: the reserved fields must be zero. The kernel does not look.
+    let reserved = Restriction { resv: 1, resv2: [1; 3], ..rule(SQE_OP, opcode::NOP) };
+    t.result("reserved", restrict(&ring, &[reserved]));
+    t.result("enable", enable(&ring));
+    let mut ring = ring;
+    t.entry(&ring.one(nop(1)));
+}
+
+fn only_once(t: &mut Transcript) {
+    let ring = disabled();
+    t.result("restrict", restrict(&ring, &[rule(SQE_OP, opcode::NOP)]));
+    t.result("again", restrict(&ring, &[rule(SQE_OP, opcode::READ)]));
+}
+
+fn on_enabled_ring(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    t.result("never disabled", restrict(&ring, &[rule(SQE_OP, opcode::NOP)]));
+    let ring = disabled();
+    t.result("enable", enable(&ring));
+    t.result("after enable", restrict(&ring, &[rule(SQE_OP, opcode::NOP)]));
+}
+
+/// No rules at all: nothing is allowed.
+fn none(t: &mut Transcript) {
+    let mut ring = disabled();
+    t.result("restrict", restrict(&ring, &[]));
+    t.result("enable", enable(&ring));
+    t.entry(&ring.one(nop(1)));
+}
+
+/// A disabled ring takes registrations, and restrictions do not hold before
+/// the ring is enabled.
+fn register_on_disabled(t: &mut Transcript) {
+    let mut ring = disabled();
+    let file = files::memory_file(b"x");
+    let number = file.as_raw_fd();
+    t.result("restrict", restrict(&ring, &[rule(SQE_OP, opcode::READ), rule(FLAGS_ALLOWED, 1)]));
+    t.result("files", ring.register(reg::FILES, &raw const number, 1));
+    t.result("enable", enable(&ring));
+    t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
+    let mut byte = [0u8; 1];
+    t.entry(&ring.one(read(0, &mut byte, 0, 1).fixed()));
+}
+
+fn prepared_before_enable(t: &mut Transcript) {
+    let mut ring = Ring::flags(
+        8,
+        u::IORING_SETUP_R_DISABLED
+            | u::IORING_SETUP_SINGLE_ISSUER
+            | u::IORING_SETUP_DEFER_TASKRUN,
+    );
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    t.result("enable", enable(&ring));
+    t.sorted(&ring.run(&[nop(1), nop(2)]));
+}

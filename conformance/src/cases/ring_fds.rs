@@ -1,0 +1,210 @@
+//! Registered ring descriptors: a ring by its index instead of its number.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::memory::{BAD, zeroed};
+use crate::ring::Ring;
+use crate::sqe::nop;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("ring_fds.register_and_enter", register_and_enter),
+    case("ring_fds.chosen_index", chosen_index),
+    case("ring_fds.several", several),
+    case("ring_fds.sixteen", sixteen),
+    case("ring_fds.enter_wrong", enter_wrong),
+    case("ring_fds.register_wrong", register_wrong),
+    case("ring_fds.unregister", unregister),
+    case("ring_fds.closed_descriptor", closed_descriptor),
+    case("ring_fds.other_thread", other_thread),
+    case("ring_fds.register_by_index", register_by_index),
+    case("ring_fds.another_ring", another_ring),
+    case("ring_fds.in_child", in_child),
+];
+
+type Update = u::io_uring_rsrc_update;
+
+const ANY: u32 = u32::MAX;
+const REGISTERED: u32 = u::IORING_ENTER_REGISTERED_RING;
+
+fn entry(index: u32, fd: i32) -> Update {
+    Update { offset: index, resv: 0, data: fd as u64 }
+}
+
+fn register(ring: &Ring, entries: &mut [Update]) -> i32 {
+    ring.register(reg::RING_FDS, entries.as_mut_ptr(), entries.len() as u32)
+}
+
+fn unregister_at(ring: &Ring, index: u32) -> i32 {
+    let gone = entry(index, 0);
+    ring.register(reg::UNREGISTER_RING_FDS, &raw const gone, 1)
+}
+
+/// Submits one NOP by the index.
+fn nop_at(t: &mut Transcript, ring: &mut Ring, index: u32) {
+    ring.push(nop(7));
+    ring.forget_pending();
+    let answer = door::enter(index as i32, 1, 0, REGISTERED, std::ptr::null(), 0);
+    t.result(format_args!("enter by index {index}"), answer);
+    t.in_order(&ring.reap());
+}
+
+fn register_and_enter(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let mut entries = [entry(ANY, ring.fd)];
+    t.result("register", register(&ring, &mut entries));
+    t.say(format_args!("index {}", entries[0].offset));
+    nop_at(t, &mut ring, entries[0].offset);
+    // The number still works beside it.
+    t.entry(&ring.one(nop(1)));
+}
+
+fn chosen_index(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let mut entries = [entry(5, ring.fd)];
+    t.result("register", register(&ring, &mut entries));
+    t.say(format_args!("index {}", entries[0].offset));
+    nop_at(t, &mut ring, 5);
+    t.result("taken", register(&ring, &mut [entry(5, ring.fd)]));
+    t.result("beyond the last", register(&ring, &mut [entry(16, ring.fd)]));
+    t.result("the last", register(&ring, &mut [entry(15, ring.fd)]));
+}
+
+fn several(t: &mut Transcript) {
+    let (first, second) = (Ring::new(4), Ring::new(4));
+    let mut entries = [entry(ANY, first.fd), entry(ANY, second.fd), entry(ANY, 9999)];
+    t.result("register", register(&first, &mut entries));
+    t.say(format_args!("indices {} {}", entries[0].offset, entries[1].offset));
+    let mut entries = [entry(ANY, 9999), entry(ANY, second.fd)];
+    t.result("register a bad one", register(&first, &mut entries));
+}
+
+fn sixteen(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let mut entries = vec![entry(ANY, ring.fd); 16];
+    t.result("register", register(&ring, &mut entries));
+    t.result("one more", register(&ring, &mut [entry(ANY, ring.fd)]));
+    t.result("seventeen", register(&ring, &mut [entry(ANY, ring.fd); 17]));
+}
+
+fn enter_wrong(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let mut by = |index: i32| {
+        let answer = door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0);
+        t.result(format_args!("index {index}"), answer);
+    };
+    by(0);
+    by(15);
+    by(16);
+    by(-1);
+    let registered = register(&ring, &mut [entry(ANY, ring.fd)]);
+    let answer = door::enter(1, 0, 0, REGISTERED, std::ptr::null(), 0);
+    t.result("registered", registered);
+    t.result("the next index", answer);
+}
+
+fn register_wrong(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    t.result("bad number", register(&ring, &mut [entry(ANY, 9999)]));
+    t.result("not a ring", register(&ring, &mut [entry(ANY, reader.as_raw_fd())]));
+    let mut bad = entry(ANY, ring.fd);
+    bad.resv = 1;
+    t.result("reserved", register(&ring, &mut [bad]));
+    t.result("count 0", register(&ring, &mut []));
+    t.result("null", ring.register::<u8>(reg::RING_FDS, std::ptr::null(), 1));
+    t.result("unmapped", ring.register(reg::RING_FDS, BAD as *const u8, 1));
+}
+
+fn unregister(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    t.result("none there", unregister_at(&ring, 3));
+    let mut entries = [entry(3, ring.fd)];
+    t.result("register", register(&ring, &mut entries));
+    t.result("unregister", unregister_at(&ring, 3));
+    let answer = door::enter(3, 0, 0, REGISTERED, std::ptr::null(), 0);
+    t.result("enter", answer);
+    t.result("again", unregister_at(&ring, 3));
+    t.result("beyond the last", unregister_at(&ring, 16));
+    let mut bad = entry(3, 0);
+    bad.data = 5;
+    t.result("with data", ring.register(reg::UNREGISTER_RING_FDS, &raw const bad, 1));
+    t.result("register", register(&ring, &mut entries));
+    nop_at(t, &mut ring, 3);
+}
+
+/// The index keeps the ring alive when the number has been closed.
+fn closed_descriptor(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let mut entries = [entry(ANY, ring.fd)];
+    t.result("register", register(&ring, &mut entries));
+    t.result("close", ring.close());
+    nop_at(t, &mut ring, entries[0].offset);
+    t.result("enter by the number", ring.enter(0, 0, 0));
+}
+
+/// The table is the thread's own.
+fn other_thread(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    let mut entries = [entry(ANY, ring.fd)];
+    t.result("register", register(&ring, &mut entries));
+    let index = entries[0].offset as i32;
+    let there = std::thread::spawn(move || {
+        door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0)
+    });
+    t.result("enter in another thread", there.join().unwrap_or(0));
+    t.result("enter here", door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
+}
+
+/// REG_REG_RING: register calls take the index, too.
+fn register_by_index(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    let mut entries = [entry(ANY, ring.fd)];
+    t.result("register", register(&ring, &mut entries));
+    let index = entries[0].offset as i32;
+    let number = -1i32;
+    let by = reg::USE_REGISTERED_RING;
+    let argument = (&raw const number).cast();
+    t.result("files by index", door::register(index, reg::FILES | by, argument, 1));
+    t.result("files by number", door::register(ring.fd, reg::FILES, argument, 1));
+    let none = std::ptr::null();
+    t.result("bad index", door::register(9, reg::UNREGISTER_FILES | by, none, 0));
+    t.result("index -1", door::register(-1, reg::UNREGISTER_FILES | by, none, 0));
+    t.result("unregister by index", door::register(index, reg::UNREGISTER_FILES | by, none, 0));
+    // The last thing done by an index may be to give it up.
+    let gone = entry(index as u32, 0);
+    let argument = (&raw const gone).cast();
+    t.result("give up", door::register(index, reg::UNREGISTER_RING_FDS | by, argument, 1));
+    t.result("unknown opcode by index", door::register(index, 999 | by, none, 0));
+}
+
+/// Any ring's call registers any ring.
+fn another_ring(t: &mut Transcript) {
+    let (first, mut second) = (Ring::new(4), Ring::new(4));
+    let mut entries = [entry(2, second.fd)];
+    t.result("register", register(&first, &mut entries));
+    nop_at(t, &mut second, 2);
+    drop(first);
+    nop_at(t, &mut second, 2);
+    let _: Update = zeroed();
+}
+
+/// A forked child starts with an empty table.
+fn in_child(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let mut entries = [entry(ANY, ring.fd)];
+    t.result("register", register(&ring, &mut entries));
+    let index = entries[0].offset as i32;
+    let ending = crate::process::forked(|| {
+        let answer = door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0);
+        i32::from(answer == -libc::EINVAL) + 2 * i32::from(answer == -libc::EBADF)
+    });
+    t.say(format_args!("child: {ending}"));
+    t.result("parent", door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
+}

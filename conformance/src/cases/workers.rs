@@ -1,0 +1,176 @@
+//! Workers: their limits, their affinity, and the order of what they do.
+
+use std::os::fd::AsRawFd;
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::BAD;
+use crate::ring::Ring;
+use crate::sqe::{Change, read, write};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("workers.limits", limits),
+    case("workers.limits_wrong", limits_wrong),
+    case("workers.one_at_a_time", one_at_a_time),
+    case("workers.unbounded_beside_bounded", unbounded_beside_bounded),
+    case("workers.waiting_pipe_occupies_none", waiting_pipe_occupies_none),
+    case("workers.affinity", affinity),
+    case("workers.many_blocking", many_blocking),
+    case("workers.writes_to_one_file", writes_to_one_file),
+    case("workers.ring_closes", ring_closes),
+];
+
+fn set(ring: &Ring, limits: &mut [u32; 2]) -> i32 {
+    ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2)
+}
+
+/// The call answers with what was in force before; zero changes nothing.
+fn limits(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let mut values = [5, 7];
+    t.result("set 5 7", set(&ring, &mut values));
+    t.say(format_args!("before: more than none {}", values[0] > 0 && values[1] > 0));
+    let mut values = [0, 0];
+    t.result("ask", set(&ring, &mut values));
+    t.say(format_args!("{values:?}"));
+    let mut values = [2, 0];
+    t.result("set 2 -", set(&ring, &mut values));
+    t.say(format_args!("{values:?}"));
+    let mut values = [0, 0];
+    t.result("ask", set(&ring, &mut values));
+    t.say(format_args!("{values:?}"));
+}
+
+fn limits_wrong(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let mut values = [0u32; 4];
+    let place = values.as_mut_ptr();
+    t.result("null", ring.register::<u8>(reg::IOWQ_MAX_WORKERS, std::ptr::null(), 2));
+    t.result("unmapped", ring.register(reg::IOWQ_MAX_WORKERS, BAD as *const u8, 2));
+    t.result("count 1", ring.register(reg::IOWQ_MAX_WORKERS, place, 1));
+    t.result("count 3", ring.register(reg::IOWQ_MAX_WORKERS, place, 3));
+    values = [u32::MAX, 1, 0, 0];
+    t.result("too many", ring.register(reg::IOWQ_MAX_WORKERS, values.as_mut_ptr(), 2));
+}
+
+/// With one worker the second request waits for the first.
+fn one_at_a_time(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    t.result("set", set(&ring, &mut [1, 1]));
+    let (first, second) = (files::Fifo::new(), files::Fifo::new());
+    ring.push(first.open(1));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    ring.push(second.open(2));
+    ring.submit();
+    let _second = second.release();
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    let _first = first.release();
+    for entry in ring.wait(2) {
+        t.outcome(format_args!("open {}", entry.user_data), entry.res.into());
+    }
+}
+
+/// Pipes and sockets have workers of their own kind: what the others wait for
+/// is not in their way.
+fn unbounded_beside_bounded(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    t.result("set", set(&ring, &mut [1, 1]));
+    let fifo = files::Fifo::new();
+    let (reader, writer) = files::pipe();
+    files::put(&writer, b"x");
+    let mut byte = [0u8; 1];
+    ring.push(fifo.open(1));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 2).forced_async());
+    ring.submit();
+    t.in_order(&ring.wait(1));
+    let _other = fifo.release();
+    for entry in ring.wait(1) {
+        t.outcome(format_args!("open {}", entry.user_data), entry.res.into());
+    }
+}
+
+/// Forced to a worker, a request on a file that can poll is polled there, too:
+/// it occupies no worker while it waits.
+fn waiting_pipe_occupies_none(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    t.result("set", set(&ring, &mut [1, 1]));
+    let (one, first) = files::pipe();
+    let (two, second) = files::pipe();
+    let (mut a, mut b) = ([0u8; 1], [0u8; 1]);
+    ring.push(read(one.as_raw_fd(), &mut a, 0, 1).forced_async());
+    ring.push(read(two.as_raw_fd(), &mut b, 0, 2).forced_async());
+    ring.submit();
+    files::put(&second, b"x");
+    t.in_order(&ring.wait(1));
+    files::put(&first, b"x");
+    t.in_order(&ring.wait(1));
+}
+
+fn affinity(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mask = [1u64; 1];
+    t.result("cpu 0", ring.register(reg::IOWQ_AFF, mask.as_ptr(), 8));
+    let file = files::memory_file(b"x");
+    let mut byte = [0u8; 1];
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut byte, 0, 1).forced_async()));
+    let none: *const u8 = std::ptr::null();
+    t.result("null", ring.register(reg::IOWQ_AFF, none, 8));
+    t.result("unmapped", ring.register(reg::IOWQ_AFF, BAD as *const u8, 8));
+    t.result("length 0", ring.register(reg::IOWQ_AFF, mask.as_ptr(), 0));
+    t.result("unregister", ring.register(reg::UNREGISTER_IOWQ_AFF, none, 0));
+    t.result("unregister, count 1", ring.register(reg::UNREGISTER_IOWQ_AFF, none, 1));
+}
+
+fn many_blocking(t: &mut Transcript) {
+    let mut ring = Ring::new(64);
+    let (reader, writer) = files::pipe();
+    let mut buffers = [[0u8; 1]; 32];
+    for (index, buffer) in buffers.iter_mut().enumerate() {
+        ring.push(read(reader.as_raw_fd(), buffer, 0, index as u64).forced_async());
+    }
+    t.result("submit", ring.submit());
+    files::put(&writer, &[b'x'; 32]);
+    let entries = ring.wait(32);
+    t.say(format_args!("read {}", entries.iter().filter(|entry| entry.res == 1).count()));
+}
+
+/// Writes to one buffered file that are left to workers are not mixed up.
+fn writes_to_one_file(t: &mut Transcript) {
+    let mut ring = Ring::new(64);
+    let file = files::memory_file(b"");
+    // SAFETY: no memory is involved.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) };
+    let lines: Vec<[u8; 4]> = (0..50).map(|index| [b'a' + index % 26; 4]).collect();
+    for (index, line) in lines.iter().enumerate() {
+        ring.push(write(file.as_raw_fd(), line, 0, index as u64).forced_async());
+    }
+    t.result("submit", ring.submit());
+    let entries = ring.wait(50);
+    t.say(format_args!("written {}", entries.iter().filter(|entry| entry.res == 4).count()));
+    let content = files::content(&file);
+    t.say(format_args!("length {}", content.len()));
+    let whole = content.chunks(4).filter(|chunk| chunk.iter().all(|byte| *byte == chunk[0]));
+    t.say(format_args!("whole {}", whole.count()));
+    let ordered: Vec<u8> = lines.concat();
+    t.say(format_args!("in the order of submission {}", content == ordered));
+}
+
+/// The workers of a ring that goes away are called back.
+fn ring_closes(t: &mut Transcript) {
+    let fifo = files::Fifo::new();
+    let mut ring = Ring::new(8);
+    for user_data in 1..=3 {
+        ring.push(fifo.open(user_data));
+    }
+    t.result("submit", ring.submit());
+    crate::time::long_enough_to_notice();
+    drop(ring);
+    crate::time::long_enough_to_notice();
+    t.say(format_args!("deserted {}", fifo.is_deserted()));
+}
