@@ -52,8 +52,15 @@ fn push(half: &mut SubmissionHalf, sleep: &SleepWord) {
     }
 }
 
+/// All orders would take hours; a thread is taken off at most this often.
+fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
 fn one_ring() {
-    loom::model(|| {
+    bounded(3, || {
         let memory = memory();
         let sleep = Arc::new(SleepWord::new());
         let thread = {
@@ -86,9 +93,7 @@ fn an_application_that_looks_before_its_tail_is_seen_does_not_wake_it() {
 
 #[test]
 fn an_sq_thread_of_two_rings_wakes_for_both() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.check(|| {
+    bounded(2, || {
         let memories = [memory(), memory()];
         let sleep = Arc::new(SleepWord::new());
         let applications = memories.clone().map(|memory| {

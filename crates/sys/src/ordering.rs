@@ -105,12 +105,18 @@ std::thread_local! {
     static WEAK: core::cell::Cell<Option<(Edge, Side)>> = const { core::cell::Cell::new(None) };
 }
 
-/// For models: runs `model` with one side of one edge made relaxed. (loom runs
-/// all threads of a model in the thread that asked for it.)
+/// For models: runs `model` with one side of one edge made relaxed, so that it
+/// shows what the strength is for. (loom runs all threads of a model in the
+/// thread that asked for it.)
 #[cfg(loom)]
 pub fn weaken<R>(edge: Edge, side: Side, model: impl FnOnce() -> R) -> R {
+    struct Restore;
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            WEAK.with(|weak| weak.set(None));
+        }
+    }
     WEAK.with(|weak| weak.set(Some((edge, side))));
-    let result = model();
-    WEAK.with(|weak| weak.set(None));
-    result
+    let _restore = Restore;
+    model()
 }

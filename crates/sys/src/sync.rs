@@ -2,13 +2,11 @@
 //! Everything that two threads touch on this floor and in `ring` goes through
 //! here, so that what is modelled is what runs.
 
-#[cfg(not(loom))]
+/// Shared ownership; not itself an object of the models.
 pub use alloc::sync::Arc;
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-#[cfg(loom)]
-pub use loom::sync::Arc;
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 

@@ -1,0 +1,303 @@
+//! Models of the sleep word: whoever sleeps for work is woken for it. A lost
+//! wake-up is a thread that sleeps for ever, which loom reports as a deadlock.
+#![cfg(loom)]
+
+use loom::thread;
+use std::sync::Arc;
+use usring_sys::futex;
+use usring_sys::mutex::{Guard, Mutex};
+use usring_sys::ordering::{Edge, Side, weaken};
+use usring_sys::queue::{Entry, Queue};
+use usring_sys::sleep::{SleepWord, Sleeper, Wake};
+use usring_sys::sync::{AtomicU32, Ordering};
+
+/// A ring, reduced to what its waiters and wakers touch.
+struct Ring {
+    work: Queue<u32>,
+    sleep: SleepWord,
+    /// The eventfd in the leader's epoll set; the leader sleeps while it is 0.
+    eventfd: AtomicU32,
+}
+
+impl Ring {
+    fn new() -> Arc<Ring> {
+        Arc::new(Ring { work: Queue::new(), sleep: SleepWord::new(), eventfd: AtomicU32::new(0) })
+    }
+
+    fn push(&self, value: u32) -> u32 {
+        self.work.push_weighted(Entry::new(value), 1)
+    }
+
+    fn carry_out(&self, wake: Wake) {
+        match wake {
+            Wake::Nobody => {}
+            Wake::Futex => self.sleep.wake_futex(),
+            Wake::Epoll => {
+                self.eventfd.store(1, Ordering::Release);
+                futex::wake(&self.eventfd, 1);
+            }
+        }
+    }
+
+    fn work_comes(&self) {
+        let queued = self.push(0);
+        self.carry_out(self.sleep.wake_target(queued));
+    }
+
+    /// Sleeps until `is_enough`, as a waiter in enter does.
+    fn wait(&self, kind: Sleeper, needed: u32, is_enough: impl Fn() -> bool) {
+        while !is_enough() {
+            if kind == Sleeper::Epoll {
+                // Always before the announcement: a wake-up for it that came
+                // already must not be drained.
+                self.eventfd.store(0, Ordering::Relaxed);
+            }
+            let ticket = self.sleep.announce(kind, needed);
+            if !is_enough() {
+                match kind {
+                    Sleeper::Futex => self.sleep.sleep(&ticket, None).unwrap(),
+                    Sleeper::Epoll => futex::wait(&self.eventfd, 0, None).unwrap(),
+                }
+            }
+            self.sleep.retract(ticket);
+        }
+    }
+
+    fn wait_for_weight(&self, kind: Sleeper, needed: u32) {
+        self.wait(kind, needed, || self.work.weight() >= needed);
+    }
+}
+
+fn spawn(ring: &Arc<Ring>, f: impl FnOnce(&Ring) + 'static) -> thread::JoinHandle<()> {
+    let ring = ring.clone();
+    thread::spawn(move || f(&ring))
+}
+
+/// With three threads, or many steps, all orders would take hours. A thread can still be taken
+/// off anywhere, but only this often in one run; known faults of such protocols
+/// need two.
+fn bounded(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+fn one_sleeper_one_waker(kind: Sleeper) {
+    loom::model(move || {
+        let ring = Ring::new();
+        let waker = spawn(&ring, Ring::work_comes);
+        ring.wait_for_weight(kind, 1);
+        waker.join().unwrap();
+        assert_eq!(ring.work.take_all().len(), 1);
+    });
+}
+
+#[test]
+fn a_futex_sleeper_is_woken() {
+    one_sleeper_one_waker(Sleeper::Futex);
+}
+
+#[test]
+fn a_leader_is_woken() {
+    one_sleeper_one_waker(Sleeper::Epoll);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_sleeper_without_barrier_sleeps_for_ever() {
+    weaken(Edge::Sleep, Side::Sleeper, || one_sleeper_one_waker(Sleeper::Futex));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_leader_without_barrier_sleeps_for_ever() {
+    weaken(Edge::Sleep, Side::Sleeper, || one_sleeper_one_waker(Sleeper::Epoll));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_waker_without_barrier_lets_it_sleep_for_ever() {
+    weaken(Edge::Sleep, Side::Waker, || one_sleeper_one_waker(Sleeper::Futex));
+}
+
+#[test]
+fn a_sleeper_that_needs_two_is_woken_by_the_second_of_two_wakers() {
+    bounded(|| {
+        let ring = Ring::new();
+        let wakers = [spawn(&ring, Ring::work_comes), spawn(&ring, Ring::work_comes)];
+        ring.wait_for_weight(Sleeper::Futex, 2);
+        wakers.into_iter().for_each(|waker| waker.join().unwrap());
+    });
+}
+
+#[test]
+fn a_leader_and_a_futex_sleeper_are_both_woken_for_what_both_wait_for() {
+    bounded(|| {
+        let ring = Ring::new();
+        let ready = Arc::new(AtomicU32::new(0));
+        let sleepers = [Sleeper::Epoll, Sleeper::Futex].map(|kind| {
+            let ready = ready.clone();
+            spawn(&ring, move |ring| ring.wait(kind, 1, || ready.load(Ordering::Acquire) != 0))
+        });
+        ready.store(1, Ordering::Release);
+        loop {
+            match ring.sleep.wake_target(1) {
+                Wake::Nobody => break,
+                wake => ring.carry_out(wake),
+            }
+        }
+        sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
+    });
+}
+
+#[test]
+fn one_announcement_is_claimed_by_one_of_two_wakers() {
+    loom::model(|| {
+        let ring = Ring::new();
+        let ticket = ring.sleep.announce(Sleeper::Futex, 1);
+        let woken = Arc::new(AtomicU32::new(0));
+        let claim = |ring: &Ring, woken: &AtomicU32| {
+            if ring.sleep.wake_target(1) != Wake::Nobody {
+                woken.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let other = {
+            let woken = woken.clone();
+            spawn(&ring, move |ring| claim(ring, &woken))
+        };
+        claim(&ring, &woken);
+        other.join().unwrap();
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+        assert!(ring.sleep.retract(ticket));
+    });
+}
+
+/// A waker that claims a sleeper leaves its work to it, even if the sleeper
+/// was about to go away for a time-out at that moment.
+fn a_sleeper_times_out(kind: Sleeper) {
+    loom::model(move || {
+        let ring = Ring::new();
+        let waker = spawn(&ring, |ring| {
+            let queued = ring.push(0);
+            if ring.sleep.wake_target(queued) == Wake::Nobody {
+                assert_eq!(ring.work.take_all().len(), 1, "nobody else does it");
+            }
+        });
+        let ticket = ring.sleep.announce(kind, 1);
+        if ring.sleep.retract(ticket) {
+            assert_eq!(ring.work.take_all().len(), 1, "claimed for work that cannot be seen");
+        }
+        waker.join().unwrap();
+        assert!(ring.work.is_empty(), "nobody did the work");
+        assert_eq!(ring.sleep.wake_target(1), Wake::Nobody);
+    });
+}
+
+#[test]
+fn work_for_a_sleeper_that_times_out_is_done_by_one_of_both() {
+    a_sleeper_times_out(Sleeper::Futex);
+    a_sleeper_times_out(Sleeper::Epoll);
+}
+
+#[test]
+fn an_announcement_outlives_the_retraction_of_another() {
+    bounded(|| {
+        let ring = Ring::new();
+        let sleeper = spawn(&ring, |ring| ring.wait_for_weight(Sleeper::Futex, 1));
+        let impatient = spawn(&ring, |ring| {
+            let ticket = ring.sleep.announce(Sleeper::Futex, 1);
+            ring.sleep.retract(ticket);
+        });
+        ring.work_comes();
+        sleeper.join().unwrap();
+        impatient.join().unwrap();
+    });
+}
+
+#[test]
+fn a_leader_that_leaves_is_followed_by_a_sleeper() {
+    loom::model(|| {
+        let ring = Ring::new();
+        assert!(ring.sleep.lead());
+        let follower = spawn(&ring, |ring| {
+            while !ring.sleep.lead() {
+                let ticket = ring.sleep.announce(Sleeper::Futex, 1);
+                if ticket.is_led() {
+                    ring.sleep.sleep(&ticket, None).unwrap();
+                }
+                ring.sleep.retract(ticket);
+            }
+        });
+        ring.carry_out(ring.sleep.resign());
+        follower.join().unwrap();
+    });
+}
+
+/// The whole of it: task work, the ring's lock, and a waiter.
+struct Engine {
+    ring: Arc<Ring>,
+    lock: Mutex<()>,
+    completed: AtomicU32,
+}
+
+impl Engine {
+    /// Runs task work, tells the waiters of what it completed, and after
+    /// letting go of the lock looks again, as long as it can be had.
+    fn run(&self, guard: Option<Guard<()>>) {
+        let mut guard = guard;
+        while let Some(held) = guard {
+            let done = self.ring.work.take_all().len() as u32;
+            let completed = self.completed.fetch_add(done, Ordering::Release) + done;
+            drop(held);
+            if done > 0 {
+                self.ring.carry_out(self.ring.sleep.wake_target_after_rmw(completed));
+            }
+            guard = if self.ring.work.is_empty() { None } else { self.lock.try_lock() };
+        }
+    }
+
+    fn completes(&self) {
+        let queued = self.ring.push(0);
+        match self.ring.sleep.wake_target_after_rmw(queued) {
+            Wake::Nobody => self.run(self.lock.try_lock()),
+            wake => self.ring.carry_out(wake),
+        }
+    }
+
+    fn waits(&self) {
+        loop {
+            self.run(Some(self.lock.lock()));
+            if self.completed.load(Ordering::Acquire) > 0 {
+                return;
+            }
+            let ticket = self.ring.sleep.announce(Sleeper::Futex, 1);
+            if self.completed.load(Ordering::Acquire) == 0 && self.ring.work.is_empty() {
+                self.ring.sleep.sleep(&ticket, None).unwrap();
+            }
+            self.ring.sleep.retract(ticket);
+        }
+    }
+}
+
+fn a_worker_completes_for_a_waiter() {
+    bounded(|| {
+        let engine = Arc::new(Engine { ring: Ring::new(), lock: Mutex::new(()), completed: AtomicU32::new(0) });
+        let worker = {
+            let engine = engine.clone();
+            thread::spawn(move || engine.completes())
+        };
+        engine.waits();
+        worker.join().unwrap();
+    });
+}
+
+#[test]
+fn a_waiter_sees_its_completion_whoever_runs_the_work() {
+    a_worker_completes_for_a_waiter();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_waiter_without_barrier_sleeps_beside_its_work() {
+    weaken(Edge::Sleep, Side::Sleeper, a_worker_completes_for_a_waiter);
+}
