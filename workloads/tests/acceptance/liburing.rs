@@ -7,8 +7,8 @@ use workloads::harness::{LIBURING, Stage, World, require};
 /// A program, how many checks it has, and what all of them together submit at
 /// the least.
 const PROGRAMS: [(&str, u32, u64); 4] = [
-    ("liburing_files.c", 12, 150),
-    ("liburing_waiting.c", 13, 180),
+    ("liburing_files.c", 12, 130),
+    ("liburing_waiting.c", 13, 150),
     ("liburing_buffers.c", 3, 25),
     ("liburing_sharing.c", 13, 20_000),
 ];

@@ -53,7 +53,8 @@ pub fn flushes(world: World) {
         let all = [&["-w", "-d", "32"], options].concat();
         let finished = bench(&stage, world, "none", &all).finish().succeeded();
         assert!(finished.stdout.contains("Run completed in"), "{}", finished.report());
-        finished.served(&["write", "writev"], REQUESTS).served(&["fsync"], REQUESTS / interval);
+        // QEMU lets one flush stand for several that wait for it.
+        finished.served(&["write", "writev"], REQUESTS).served(&["fsync"], REQUESTS / interval / 2);
     }
 }
 
