@@ -62,8 +62,8 @@ fn main() -> ExitCode {
         Chore::Size => size::run(),
         Chore::Loom => loom::run(),
         Chore::Packages => packages::provide(),
-        Chore::Demo { arguments } => return product::run("demo", &arguments),
-        Chore::Bench { arguments } => return product::run("bench", &arguments),
+        Chore::Demo { arguments } => return product::run("demo", &["usring"], &arguments),
+        Chore::Bench { arguments } => return product::run("bench", &["usring", "workloads"], &arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

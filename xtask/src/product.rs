@@ -10,16 +10,20 @@ use std::process::{Command, ExitCode};
 /// and no other crate's features may reach it; then everything else but these
 /// chores.
 pub fn build(release: bool) -> Outcome {
-    let profile: &[&str] = if release { &["--release"] } else { &[] };
-    step::run(step::cargo(&["build", "--package", "usring-interpose"]).args(profile))?;
-    let rest = ["build", "--workspace", "--exclude", "usring-interpose", "--exclude", "xtask"];
-    step::run(step::cargo(&rest).args(profile))
+    build_beside_library(release, &["--workspace", "--exclude", "usring-interpose", "--exclude", "xtask"])
 }
 
-/// Builds the release profile and runs `usring NAME` from it with these
+fn build_beside_library(release: bool, packages: &[&str]) -> Outcome {
+    let profile: &[&str] = if release { &["--release"] } else { &[] };
+    step::run(step::cargo(&["build", "--package", "usring-interpose"]).args(profile))?;
+    step::run(step::cargo(&["build"]).args(packages).args(profile))
+}
+
+/// Builds what a subcommand of usring needs, optimised, and runs it with these
 /// arguments; answers its exit status.
-pub fn run(name: &str, arguments: &[OsString]) -> ExitCode {
-    let status = build(true).and_then(|()| {
+pub fn run(name: &str, packages: &[&str], arguments: &[OsString]) -> ExitCode {
+    let packages: Vec<&str> = packages.iter().flat_map(|package| ["--package", package]).collect();
+    let status = build_beside_library(true, &packages).and_then(|()| {
         let mut command = Command::new(folder(true).join("usring"));
         command.arg(name).args(arguments).status().map_err(|error| format!("cannot start usring ({error})"))
     });
