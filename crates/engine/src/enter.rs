@@ -166,7 +166,7 @@ impl Ring {
         }
         if argument.ts != 0 {
             let clock = self.lock().wait_clock;
-            let span = clock::nanoseconds(user_memory::read::<Timespec>(UserAddress(argument.ts))?)?;
+            let span = clock::limit(user_memory::read::<Timespec>(UserAddress(argument.ts))?);
             let at = if call.has(abi::IORING_ENTER_ABS_TIMER) { span } else { clock.now().saturating_add(span) };
             wait_call.deadline = Some((clock, at));
         }

@@ -14,6 +14,8 @@ use usring_uapi::sqe_flags;
 #[derive(Default)]
 pub(crate) struct Chain {
     members: Vec<RequestEntry>,
+    /// One of them drains, and not the first.
+    drains: bool,
 }
 
 impl Chain {
@@ -38,7 +40,7 @@ pub(crate) fn append(locked: &mut LockedRing, request: RequestEntry) {
         // A drain in the middle of a chain holds back its head, and what
         // comes after the chain waits for all of it.
         head.sqe.flags |= sqe_flags::IO_DRAIN;
-        locked.drain.hold_next();
+        locked.chain.drains = true;
     }
     locked.chain.members.push(request);
     if ends {
@@ -55,6 +57,13 @@ pub(crate) fn end_of_batch(locked: &mut LockedRing) {
 }
 
 fn start_chain(locked: &mut LockedRing) {
+    start_members(locked);
+    if core::mem::take(&mut locked.chain.drains) {
+        locked.drain.hold_next();
+    }
+}
+
+fn start_members(locked: &mut LockedRing) {
     if locked.chain.members.iter().any(|member| member.progress == Progress::Refused) {
         return refuse_chain(locked);
     }

@@ -365,8 +365,7 @@ impl Ring {
         Call { argument, count }.need_one()?;
         let SyncCancel { key, timeout } = read_sync_cancel(argument)?;
         let for_ever = timeout.tv_sec == -1 && timeout.tv_nsec == -1;
-        let deadline =
-            if for_ever { None } else { Some(Clock::Monotonic.now().saturating_add(clock::nanoseconds(timeout)?)) };
+        let deadline = if for_ever { None } else { Some(Clock::Monotonic.now().saturating_add(clock::limit(timeout))) };
         loop {
             let mut locked = self.lock();
             let outcome = cancel::cancel(&mut locked, &key);

@@ -51,6 +51,9 @@ pub(crate) struct Timeouts {
     /// CQEs so far that were not timeouts' own.
     completions: u64,
     completions_seen: u64,
+    /// How often a TIMEOUT has ended by time or count: each ends a wait,
+    /// however many completions it still wants (the kernel's `cq_timeouts`).
+    pub ended: u64,
 }
 
 fn lane(clock: Clock) -> usize {
@@ -176,6 +179,7 @@ pub(crate) fn flush_counted(locked: &mut LockedRing) {
     }
     locked.timeouts.completions_seen = locked.timeouts.completions;
     while let Some(timer) = locked.timeouts.pop_counted() {
+        locked.timeouts.ended += 1;
         complete::complete(locked, timer.request, 0.into());
     }
 }
@@ -195,6 +199,7 @@ pub(crate) fn expire(locked: &mut LockedRing) {
 }
 
 fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Deadline) {
+    locked.timeouts.ended += 1;
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
     if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {

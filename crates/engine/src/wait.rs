@@ -27,6 +27,8 @@ pub(crate) struct WaitCall {
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
     let mut looked = false;
+    // Timeouts that had ended when this call began to wait.
+    let mut ended = None;
     loop {
         let mut locked = ring.lock();
         task_work::run(&mut locked);
@@ -38,7 +40,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         locked.finish_batch();
         locked.flush_overflow();
         let ready = locked.cq.ready();
-        if ready >= call.completions {
+        let timed_out = *ended.get_or_insert(locked.timeouts.ended) != locked.timeouts.ended;
+        if ready >= call.completions || timed_out {
             locked.leave();
             return Ok(());
         }

@@ -29,13 +29,20 @@ impl Clock {
     }
 }
 
-/// A timespec as nanoseconds; saturates at the end of time. Negative parts or
-/// 10⁹ nanoseconds and more are `EINVAL`.
+/// A timespec as nanoseconds; saturates at the end of time. Negative parts are
+/// `EINVAL`. 10⁹ nanoseconds and more count as they are: io_uring has always
+/// taken them.
 pub fn nanoseconds(time: Timespec) -> Result<Nanoseconds, Errno> {
-    if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) {
+    if time.tv_sec < 0 || time.tv_nsec < 0 {
         return Err(Errno::EINVAL);
     }
     Ok((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
+}
+
+/// The same for the time limit of a call, where a negative one is over.
+pub fn limit(time: Timespec) -> Nanoseconds {
+    let span = time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec);
+    u64::try_from(span).unwrap_or(0)
 }
 
 /// The timespec of a span.
