@@ -17,7 +17,11 @@ use io_uring as ring;
 use usring as ring;
 
 mod basics;
+mod cancel;
 mod files;
+mod links;
 mod poll;
 mod read_write;
 mod support;
+mod timeouts;
+mod waiting;

@@ -1,0 +1,209 @@
+//! ASYNC_CANCEL and the synchronous cancel.
+
+use crate::ring::{IoUring, opcode, squeue, types};
+use crate::support::*;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+use types::CancelBuilder;
+
+const CANCELED: i32 = negative(libc::ECANCELED);
+const FAR: Duration = Duration::from_secs(1000);
+
+fn ring() -> IoUring {
+    IoUring::new(64).unwrap()
+}
+
+/// Reads of empty pipes, which wait for ever.
+struct Waiting {
+    pipes: Vec<(OwnedFd, OwnedFd)>,
+    buffers: Vec<[u8; 4]>,
+}
+
+impl Waiting {
+    /// `count` reads, numbered from 0.
+    fn submit(ring: &mut IoUring, count: usize) -> Waiting {
+        let mut waiting = Waiting { pipes: (0..count).map(|_| pipe()).collect(), buffers: vec![[0; 4]; count] };
+        let entries: Vec<_> = (0..)
+            .zip(&waiting.pipes)
+            .zip(&mut waiting.buffers)
+            .map(|((index, pipe), buffer)| read(&pipe.0, buffer).user_data(index))
+            .collect();
+        submit(ring, &entries);
+        stays_quiet(ring);
+        waiting
+    }
+}
+
+fn cancel(builder: CancelBuilder) -> squeue::Entry {
+    opcode::AsyncCancel2::new(builder).build().user_data(1000)
+}
+
+/// Cancels, and answers the canceller's result and the cancelled in their order.
+#[track_caller]
+fn cancelled(ring: &mut IoUring, builder: CancelBuilder, targets: usize) -> (i32, Vec<u64>) {
+    submit(ring, &[cancel(builder)]);
+    let done = collect(ring, 1 + targets);
+    let (own, others): (Vec<_>, Vec<_>) = done.into_iter().partition(|done| done.user_data == 1000);
+    assert!(others.iter().all(|done| [CANCELED, negative(libc::EINTR)].contains(&done.result)), "{others:?}");
+    let mut targets: Vec<u64> = others.iter().map(|done| done.user_data).collect();
+    targets.sort_unstable();
+    (own[0].result, targets)
+}
+
+#[test]
+fn a_request_is_cancelled_by_its_user_data() {
+    bounded(|| {
+        let mut ring = ring();
+        let _waiting = Waiting::submit(&mut ring, 3);
+        assert_eq!(cancelled(&mut ring, CancelBuilder::user_data(1), 1), (0, vec![1]));
+        assert_eq!(cancelled(&mut ring, CancelBuilder::user_data(1), 0), (negative(libc::ENOENT), vec![]));
+        let plain = opcode::AsyncCancel::new(2).build().user_data(1000);
+        submit(&mut ring, &[plain]);
+        assert_eq!(collect(&mut ring, 2).iter().map(|done| done.result).min(), Some(CANCELED));
+        assert_eq!(cancelled(&mut ring, CancelBuilder::user_data(0), 1), (0, vec![0]));
+    });
+}
+
+#[test]
+fn requests_are_cancelled_by_their_file() {
+    bounded(|| {
+        let mut ring = ring();
+        let waiting = Waiting::submit(&mut ring, 3);
+        let file = types::Fd(waiting.pipes[2].0.as_raw_fd());
+        let mut buffer = [0; 4];
+        submit(&mut ring, &[read(&waiting.pipes[2].0, &mut buffer).user_data(3)]);
+        assert_eq!(cancelled(&mut ring, CancelBuilder::fd(file).all(), 2), (2, vec![2, 3]));
+        let other = types::Fd(waiting.pipes[0].0.as_raw_fd());
+        assert_eq!(cancelled(&mut ring, CancelBuilder::fd(other), 1), (0, vec![0]));
+        assert_eq!(cancelled(&mut ring, CancelBuilder::fd(other), 0).0, negative(libc::ENOENT));
+    });
+}
+
+#[test]
+fn requests_are_cancelled_by_their_registered_file() {
+    bounded(|| {
+        let mut ring = ring();
+        let (reader, _writer) = pipe();
+        ring.submitter().register_files(&[-1, reader.as_raw_fd()]).unwrap();
+        let mut buffer = [0; 4];
+        let fixed = opcode::Read::new(types::Fixed(1), buffer.as_mut_ptr(), 4).build().user_data(7);
+        submit(&mut ring, &[fixed]);
+        stays_quiet(&mut ring);
+        assert_eq!(cancelled(&mut ring, CancelBuilder::fd(types::Fixed(1)), 1), (0, vec![7]));
+    });
+}
+
+#[test]
+fn everything_is_cancelled_at_once() {
+    bounded(|| {
+        let mut ring = ring();
+        let _waiting = Waiting::submit(&mut ring, 5);
+        let time = timespec(FAR);
+        submit(&mut ring, &[opcode::Timeout::new(&time).build().user_data(5)]);
+        let (answer, targets) = cancelled(&mut ring, CancelBuilder::any(), 6);
+        assert_eq!((answer, targets), (6, (0..6).collect()));
+    });
+}
+
+#[test]
+fn what_waits_in_a_worker_is_broken_off() {
+    bounded(|| {
+        let mut ring = ring();
+        let (reader, writer) = pipe();
+        let mut buffer = [0; 4];
+        for round in 0..50 {
+            submit(&mut ring, &[read(&reader, &mut buffer).flags(squeue::Flags::ASYNC).user_data(1)]);
+            if round % 2 == 0 {
+                // Sometimes it has not begun, sometimes it sleeps.
+                stays_quiet(&mut ring);
+            }
+            let (answer, targets) = cancelled(&mut ring, CancelBuilder::user_data(1), 1);
+            assert!([0, negative(libc::EALREADY)].contains(&answer), "{answer}");
+            assert_eq!(targets, [1]);
+        }
+        put(&writer, b"data");
+        assert_eq!(result(&mut ring, read(&reader, &mut buffer)), 4, "nothing was eaten");
+    });
+}
+
+#[test]
+fn polls_and_timeouts_are_cancelled() {
+    bounded(|| {
+        let mut ring = ring();
+        let ((reader, _writer), time) = (pipe(), timespec(FAR));
+        let entries = [
+            opcode::PollAdd::new(types::Fd(reader.as_raw_fd()), libc::POLLIN as u32).multi(true).build().user_data(1),
+            opcode::Timeout::new(&time).build().user_data(2),
+        ];
+        submit(&mut ring, &entries);
+        assert_eq!(cancelled(&mut ring, CancelBuilder::user_data(1), 1), (0, vec![1]));
+        assert_eq!(cancelled(&mut ring, CancelBuilder::user_data(2), 1), (0, vec![2]));
+    });
+}
+
+#[test]
+fn the_rest_of_a_cancelled_chain_is_cancelled() {
+    bounded(|| {
+        let mut ring = ring();
+        let (reader, _writer) = pipe();
+        let mut buffer = [0; 4];
+        submit(&mut ring, &[read(&reader, &mut buffer).flags(squeue::Flags::IO_LINK).user_data(1), nop(2)]);
+        assert_eq!(cancelled(&mut ring, CancelBuilder::user_data(1), 2), (0, vec![1, 2]));
+    });
+}
+
+#[test]
+fn a_synchronous_cancel_returns_when_its_targets_are_gone() {
+    bounded(|| {
+        let mut ring = ring();
+        let waiting = Waiting::submit(&mut ring, 4);
+        let submitter = ring.submitter();
+        submitter.register_sync_cancel(None, CancelBuilder::user_data(3)).unwrap();
+        let file = types::Fd(waiting.pipes[0].0.as_raw_fd());
+        submitter.register_sync_cancel(Some(timespec(PATIENCE)), CancelBuilder::fd(file)).unwrap();
+        let missing = submitter.register_sync_cancel(None, CancelBuilder::user_data(3)).unwrap_err();
+        assert_eq!(missing.raw_os_error(), Some(libc::ENOENT));
+        let mut done = collect(&mut ring, 2);
+        done.sort_by_key(|done| done.user_data);
+        assert_eq!(
+            done.iter().map(|done| (done.user_data, done.result)).collect::<Vec<_>>(),
+            [(0, CANCELED), (3, CANCELED)]
+        );
+        ring.submitter().register_sync_cancel(None, CancelBuilder::any()).unwrap();
+        assert_eq!(collect(&mut ring, 2).len(), 2);
+    });
+}
+
+#[test]
+fn a_synchronous_cancel_breaks_off_a_worker() {
+    bounded(|| {
+        let mut ring = ring();
+        let (reader, _writer) = pipe();
+        let mut buffer = [0; 4];
+        submit(&mut ring, &[read(&reader, &mut buffer).flags(squeue::Flags::ASYNC).user_data(1)]);
+        stays_quiet(&mut ring);
+        ring.submitter().register_sync_cancel(None, CancelBuilder::user_data(1)).or_else(gone).unwrap();
+        let result = collect(&mut ring, 1)[0].result;
+        assert!([CANCELED, negative(libc::EINTR)].contains(&result), "{result}");
+    });
+}
+
+/// It may have been gone by the second look.
+fn gone(error: std::io::Error) -> std::io::Result<()> {
+    if error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
+}
+
+#[test]
+fn what_a_drain_holds_back_cannot_be_cancelled() {
+    bounded(|| {
+        let mut ring = ring();
+        let (reader, writer) = pipe();
+        let mut buffer = [0; 4];
+        submit(&mut ring, &[read(&reader, &mut buffer).user_data(1), nop(2).flags(squeue::Flags::IO_DRAIN)]);
+        stays_quiet(&mut ring);
+        let missing = ring.submitter().register_sync_cancel(None, CancelBuilder::user_data(2)).unwrap_err();
+        assert_eq!(missing.raw_os_error(), Some(libc::ENOENT));
+        put(&writer, b"data");
+        assert_eq!(collect(&mut ring, 2).iter().map(|done| done.result).collect::<Vec<_>>(), [4, 0]);
+    });
+}
