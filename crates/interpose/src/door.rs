@@ -125,6 +125,7 @@ global_asm!(
     "mov r8, [rbx + {forward} + 40]",
     "mov r9, [rbx + {forward} + 48]",
     "syscall",
+    "xor r9d, r9d", // libc's next call may not set it: no mark for that one
     "pop rbx",
     ".cfi_remember_state",
     ".cfi_def_cfa_offset 8",
@@ -210,6 +211,7 @@ global_asm!(
     "mov r9, {mark}",
     "mov eax, {rt_sigprocmask}",
     "syscall",
+    "xor r9d, r9d",
     "xor edx, edx",
     "ret",
     ".cfi_endproc",

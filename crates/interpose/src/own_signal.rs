@@ -73,6 +73,7 @@ global_asm!(
     ".cfi_def_cfa_offset 8",
     "test rcx, rcx",
     "jz 3f",
+    "xor r9d, r9d", // the mark is not the handler's
     "xor eax, eax",
     "jmp rcx",
     "3:",

@@ -196,6 +196,7 @@ global_asm!(
     "mov edi, r8d",
     "lea rsi, [rsp + {information}]",
     "lea rdx, [rsp + 8]",
+    "xor r9d, r9d", // the mark is not the handler's
     "xor eax, eax",
     "cmp rcx, {ignore}",
     "jbe 8f",

@@ -106,13 +106,16 @@ pub unsafe fn syscall6(number: u32, arguments: [u64; 6]) -> u64 {
     unsafe {
         asm!(
             "syscall",
+            // The kernel keeps r9, and libc's own calls of fewer arguments do
+            // not set it: the mark must not go along into one of them.
+            "xor r9d, r9d",
             inlateout("rax") u64::from(number) => answer,
             in("rdi") arguments[0],
             in("rsi") arguments[1],
             in("rdx") arguments[2],
             in("r10") arguments[3],
             in("r8") arguments[4],
-            in("r9") arguments[5],
+            inlateout("r9") arguments[5] => _,
             lateout("rcx") _,
             lateout("r11") _,
             options(nostack),

@@ -50,10 +50,12 @@ global_asm!(
     ".globl usring_wait_end",
     ".hidden usring_wait_end",
     "usring_wait_end:",
+    "xor r9d, r9d", // as in `syscall6`: the mark goes nowhere else
     "ret",
     ".globl usring_wait_way_out",
     ".hidden usring_wait_way_out",
     "usring_wait_way_out:",
+    "xor r9d, r9d",
     "mov rax, -512",
     "ret",
     ".cfi_endproc",
