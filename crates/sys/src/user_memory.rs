@@ -143,7 +143,9 @@ pub fn fix_up(instruction: usize) -> Option<usize> {
 const UCONTEXT_RIP: usize = 168;
 
 /// For a SIGSEGV or SIGBUS handler, with its third argument: mends the fault
-/// if it happened in one of our copies, and says so.
+/// if it happened in one of our copies, and says so. Not for a signal that
+/// somebody sent (`si_code` of 0 or less), which says nothing about the
+/// instruction that it interrupted.
 ///
 /// # Safety
 /// `context` is the `ucontext_t` that the kernel gave to a handler that is

@@ -9,7 +9,7 @@ use super::handle_fault;
 use crate::SystemCall;
 use core::arch::global_asm;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
 global_asm!(
@@ -54,12 +54,19 @@ static PREDECESSORS: [Predecessor; 2] = [
     Predecessor { signal: linux::SIGBUS, handler: AtomicU64::new(0), flags: AtomicU64::new(0) },
 ];
 
-static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// How far [`install_fault_handler`] has come.
+static INSTALLED: AtomicU32 = AtomicU32::new(NOT_YET);
+const NOT_YET: u32 = 0;
+const BEGUN: u32 = 1;
+const DONE: u32 = 2;
 
-/// Puts our handler in front of what handles SIGSEGV and SIGBUS now; later
-/// calls do nothing.
+/// Puts our handler in front of what handles SIGSEGV and SIGBUS now. Later
+/// calls do nothing; whoever returns may rely on it.
 pub fn install_fault_handler() {
-    if INSTALLED.swap(true, Ordering::AcqRel) {
+    if INSTALLED.compare_exchange(NOT_YET, BEGUN, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        while INSTALLED.load(Ordering::Acquire) != DONE {
+            core::hint::spin_loop();
+        }
         return;
     }
     for predecessor in &PREDECESSORS {
@@ -77,6 +84,7 @@ pub fn install_fault_handler() {
         };
         exchange(predecessor.signal, Some(&new), None);
     }
+    INSTALLED.store(DONE, Ordering::Release);
 }
 
 /// rt_sigaction(2), past our own filter. It fails for no signal used here.
@@ -86,15 +94,15 @@ fn exchange(signal: u32, new: Option<&Action>, old: Option<&mut Action>) {
     let _ = SystemCall::new(linux::__NR_rt_sigaction, [u64::from(signal), new, old, 8, 0]).run();
 }
 
-/// Where `si_code` stands in a `siginfo_t`.
+/// Where `si_code` stands in a `siginfo_t`; 0 or less if the signal was sent.
 const SIGINFO_CODE: usize = 8;
 
 extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_void) {
     // SAFETY: the kernel's arguments to this handler.
-    let (code, mended) = unsafe { (*information.byte_add(SIGINFO_CODE).cast::<i32>(), handle_fault(context)) };
-    // A code of 0 or less says that somebody sent the signal.
-    let sent = code <= 0;
-    if mended && !sent {
+    let sent = unsafe { *information.byte_add(SIGINFO_CODE).cast::<i32>() } <= 0;
+    // SAFETY: as above. A signal that somebody sent says nothing about the
+    // instruction that it interrupted.
+    if !sent && unsafe { handle_fault(context) } {
         return;
     }
     let Some(predecessor) = PREDECESSORS.iter().find(|one| one.signal == signal) else { return };

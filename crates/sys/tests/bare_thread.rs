@@ -1,0 +1,127 @@
+//! Threads without a libc: what they are given, and that nothing is left of
+//! them. They must not touch libc's allocator or thread-locals, so this test
+//! has an allocator of its own, as usring has in a program.
+#![cfg(not(loom))]
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use usring_sys::{SystemCall, futex, mapping, thread};
+use usring_uapi::general as linux;
+
+/// Hands out pieces of one big mapping and takes nothing back.
+struct Bump(AtomicUsize);
+
+const ROOM: usize = 1 << 30;
+
+// SAFETY: every piece is fresh, aligned, and nobody else's.
+unsafe impl GlobalAlloc for Bump {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if self.0.load(Ordering::Acquire) == 0 {
+            let start = mapping::private_pages(ROOM).expect("address space");
+            let _ = self.0.compare_exchange(0, start, Ordering::AcqRel, Ordering::Acquire);
+        }
+        let piece = layout.size().next_multiple_of(64) + layout.align();
+        self.0.fetch_add(piece, Ordering::AcqRel).next_multiple_of(layout.align()) as *mut u8
+    }
+
+    unsafe fn dealloc(&self, _: *mut u8, _: Layout) {}
+}
+
+#[global_allocator]
+static ALLOCATOR: Bump = Bump(AtomicUsize::new(0));
+
+/// What a thread found out about itself.
+#[derive(Default)]
+struct Report {
+    id: AtomicUsize,
+    mask: AtomicU64,
+    name: [AtomicU64; 2],
+    done: AtomicU32,
+}
+
+fn signal_mask() -> u64 {
+    let mut mask = 0u64;
+    let arguments = [0, 0, &raw mut mask as u64, 8, 0];
+    SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run().unwrap();
+    mask
+}
+
+fn thread_name() -> [u64; 2] {
+    const PR_GET_NAME: u64 = 16;
+    let mut name = [0u64; 2];
+    SystemCall::new(linux::__NR_prctl, [PR_GET_NAME, &raw mut name as u64, 0, 0, 0]).run().unwrap();
+    name
+}
+
+fn start(name: &str) -> Arc<Report> {
+    let report = Arc::new(Report::default());
+    let theirs = report.clone();
+    let work = move || {
+        theirs.id.store(thread::current().0, Ordering::Relaxed);
+        theirs.mask.store(signal_mask(), Ordering::Relaxed);
+        theirs.name.iter().zip(thread_name()).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        theirs.done.store(1, Ordering::Release);
+        futex::wake(&theirs.done, 1);
+    };
+    thread::spawn(name, Box::new(work)).unwrap();
+    report
+}
+
+fn finished(report: &Report) {
+    let limit = Some(10_000_000_000);
+    while report.done.load(Ordering::Acquire) == 0 {
+        futex::wait(&report.done, 0, limit).expect("a thread runs within seconds");
+    }
+}
+
+/// Looks again and again, for at most ten seconds.
+fn eventually(condition: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        if condition() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+/// How many stacks there are: each has a guard page below it.
+fn guard_pages() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains(" ---p 00000000 00:00 0")).count()
+}
+
+fn threads_named(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|comm| comm.trim_end() == name).count()
+}
+
+#[test]
+fn a_bare_thread_has_a_name_an_identity_and_no_signals() {
+    let before = signal_mask();
+    let report = start("usring-a-long-name");
+    finished(&report);
+    let name: Vec<u8> = report.name.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    assert_eq!(name, b"usring-a-long-n\0");
+    let id = report.id.load(Ordering::Relaxed);
+    assert!(id != 0 && id != thread::current().0);
+    // Its own faults, those that nobody can block, and the one that libc needs.
+    let open = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, linux::SIGKILL, linux::SIGSTOP, 33];
+    let open = open.iter().fold(0u64, |mask, signal| mask | 1 << (signal - 1));
+    assert_eq!(report.mask.load(Ordering::Relaxed), !open);
+    assert_eq!(signal_mask(), before, "the creator's mask is what it was");
+}
+
+#[test]
+fn a_bare_thread_unmaps_its_stack_and_is_gone() {
+    let before = guard_pages();
+    let reports: Vec<_> = (0..50).map(|_| start("usring-gone")).collect();
+    reports.iter().for_each(|report| finished(report));
+    assert!(eventually(|| threads_named("usring-gone") == 0), "threads are left");
+    // The test next door has threads too, but not that many.
+    assert!(guard_pages() < before + 10, "stacks are left: {before} before, {} now", guard_pages());
+}
