@@ -1,0 +1,73 @@
+//! Memory shared with the program: what is read is what was written, and an
+//! offset that lies outside is refused.
+#![cfg(not(loom))]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use usring_sys::mapping::{Mapping, PAGE, private_pages, unmap};
+use usring_sys::shared::SharedMemory;
+use usring_sys::user_memory::install_fault_handler;
+use usring_sys::{Errno, UserAddress};
+use usring_uapi::{Cqe, Sqe};
+
+fn memory() -> SharedMemory {
+    SharedMemory::new(Mapping::shared(PAGE).unwrap())
+}
+
+#[test]
+fn words_and_entries_lie_where_their_offsets_say() {
+    let memory = memory();
+    memory.word(8).store(0x0403_0201, Ordering::Relaxed);
+    assert_eq!(memory.read::<[u8; 4]>(8), [1, 2, 3, 4]);
+    assert_eq!(memory.half_word(10).load(Ordering::Relaxed), 0x0403);
+    let cqe = Cqe { user_data: 7, res: -11, flags: 3 };
+    memory.write(PAGE - 16, cqe);
+    assert_eq!(memory.read::<Cqe>(PAGE - 16), cqe);
+    let sqe = Sqe { opcode: 1, user_data: 9, pad2: u64::MAX, ..Sqe::default() };
+    memory.write(64, sqe);
+    assert_eq!(memory.read::<Sqe>(64), sqe);
+    assert_eq!(memory.word(64 + 32).load(Ordering::Relaxed), 9);
+}
+
+#[test]
+fn a_duplicate_mapping_shows_the_same_memory() {
+    install_fault_handler();
+    let memory = memory();
+    let copy = memory.mapping().unwrap().duplicate(0, PAGE, None).unwrap();
+    let seen = SharedMemory::of_program(UserAddress(copy as u64), PAGE).unwrap();
+    memory.word(100).store(42, Ordering::Relaxed);
+    assert_eq!(seen.word(100).load(Ordering::Relaxed), 42);
+    seen.write(200, 43u64);
+    assert_eq!(memory.read::<u64>(200), 43);
+    assert!(seen.mapping().is_none());
+    drop(seen);
+    unmap(copy, PAGE).unwrap();
+}
+
+#[test]
+fn an_offset_outside_is_a_fault_of_ours() {
+    let memory = memory();
+    let refused = |f: &dyn Fn()| assert!(catch_unwind(AssertUnwindSafe(f)).is_err());
+    refused(&|| _ = memory.word(PAGE).load(Ordering::Relaxed));
+    refused(&|| _ = memory.word(PAGE - 2).load(Ordering::Relaxed));
+    refused(&|| _ = memory.word(2).load(Ordering::Relaxed));
+    refused(&|| _ = memory.word(usize::MAX - 3).load(Ordering::Relaxed));
+    refused(&|| _ = memory.half_word(PAGE).load(Ordering::Relaxed));
+    refused(&|| _ = memory.read::<Sqe>(PAGE - 56));
+    refused(&|| _ = memory.read::<u64>(4));
+    refused(&|| memory.write(PAGE - 8, Cqe::default()));
+}
+
+#[test]
+fn memory_that_the_program_lends_has_to_be_there() {
+    install_fault_handler();
+    let start = private_pages(2 * PAGE).unwrap();
+    unmap(start + PAGE, PAGE).unwrap();
+    let at = |offset: usize| UserAddress((start + offset) as u64);
+    assert!(SharedMemory::of_program(at(0), PAGE).is_ok());
+    assert_eq!(SharedMemory::of_program(at(0), PAGE + 1).err(), Some(Errno::EFAULT));
+    assert_eq!(SharedMemory::of_program(at(4), 8).err(), Some(Errno::EINVAL));
+    assert_eq!(SharedMemory::of_program(UserAddress::NULL, 8).err(), Some(Errno::EFAULT));
+    assert_eq!(SharedMemory::of_program(UserAddress(u64::MAX - 7), 64).err(), Some(Errno::EFAULT));
+    unmap(start, PAGE).unwrap();
+}

@@ -1,0 +1,311 @@
+//! The lock, the task-work list and the sleep word on real threads, and in
+//! real memory. (What can go wrong between threads is modelled in `loom_*.rs`.)
+#![cfg(not(loom))]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use usring_sys::mutex::{Guard, Mutex};
+use usring_sys::queue::{Entry, Queue};
+use usring_sys::sleep::{SleepWord, Sleeper, Wake};
+use usring_sys::{Errno, SystemCall, futex};
+use usring_uapi::general as linux;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Counts itself, so that a test sees what was freed.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Entry<Counted> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Entry::new(Counted(count.clone()))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn entries_come_out_in_the_order_they_went_in() {
+    let queue = Queue::new();
+    assert!(queue.is_empty());
+    assert!(queue.push(Entry::new(0)), "was empty");
+    assert!(!queue.push(Entry::new(1)));
+    queue.push(Entry::new(2));
+    assert!(!queue.is_empty());
+    let batch = queue.take_all();
+    assert_eq!(batch.len(), 3);
+    assert_eq!(batch.map(Entry::into_inner).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(queue.is_empty());
+    assert_eq!(queue.take_all().len(), 0);
+    assert!(queue.push(Entry::new(3)), "was empty again");
+}
+
+#[test]
+fn an_entry_keeps_its_place_in_memory_as_it_moves() {
+    let mut entry = Entry::new([7u8; 100]);
+    let address = entry.as_ptr();
+    entry[0] = 8;
+    let queue = Queue::new();
+    queue.push(entry);
+    let entry = queue.take_all().next().unwrap();
+    assert_eq!((entry.as_ptr(), entry[0], entry[1]), (address, 8, 7));
+}
+
+#[test]
+fn weights_add_up_and_stop_at_urgent() {
+    let queue = Queue::new();
+    assert_eq!(queue.push_weighted(Entry::new(()), 1), 1);
+    assert_eq!(queue.push_weighted(Entry::new(()), 3), 4);
+    assert_eq!(queue.push_weighted(Entry::new(()), 0), 5, "everything that waits weighs something");
+    assert_eq!(queue.push_weighted(Entry::new(()), u32::MAX), Queue::<()>::URGENT);
+    assert_eq!(queue.push_weighted(Entry::new(()), 1), Queue::<()>::URGENT);
+    assert_eq!(queue.weight(), Queue::<()>::URGENT);
+    assert_eq!(queue.take_all().len(), 5);
+    assert_eq!(queue.push_weighted(Entry::new(()), 1), 1);
+}
+
+#[test]
+fn a_dropped_queue_and_a_dropped_batch_free_their_entries() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let queue = Queue::new();
+    for _ in 0..5 {
+        queue.push(Counted::new(&count));
+    }
+    let mut batch = queue.take_all();
+    drop(batch.next());
+    for _ in 0..3 {
+        queue.push(Counted::new(&count));
+    }
+    assert_eq!(count.load(Ordering::Relaxed), 7);
+    drop(batch);
+    assert_eq!(count.load(Ordering::Relaxed), 3);
+    drop(queue);
+    assert_eq!(count.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn many_pushers_lose_nothing_between_them() {
+    const PUSHERS: usize = 4;
+    const EACH: usize = 20_000;
+    let queue = Queue::new();
+    let mut next = [0; PUSHERS];
+    std::thread::scope(|scope| {
+        for pusher in 0..PUSHERS {
+            let queue = &queue;
+            scope.spawn(move || {
+                for number in 0..EACH {
+                    queue.push(Entry::new((pusher, number)));
+                }
+            });
+        }
+        let mut taken = 0;
+        while taken < PUSHERS * EACH {
+            for entry in queue.take_all() {
+                let (pusher, number) = *entry;
+                assert_eq!(number, next[pusher], "each pusher's entries in order");
+                next[pusher] += 1;
+                taken += 1;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_lock_that_is_held_cannot_be_tried() {
+    let lock = Mutex::new(5);
+    assert!(!lock.is_locked());
+    let guard = lock.lock();
+    assert!(lock.is_locked() && lock.try_lock().is_none());
+    drop(guard);
+    let mut guard = lock.try_lock().expect("nobody holds it");
+    *guard += 1;
+    assert!(std::ptr::eq(Guard::mutex(&guard), &lock));
+    drop(guard);
+    assert_eq!(*lock.lock(), 6);
+}
+
+#[test]
+fn threads_exclude_each_other() {
+    let lock = Mutex::new((0u64, 0u64));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50_000 {
+                    let mut both = lock.lock();
+                    both.0 += 1;
+                    both.1 += 1;
+                    assert_eq!(both.0, both.1);
+                }
+            });
+        }
+    });
+    assert_eq!(*lock.lock(), (200_000, 200_000));
+}
+
+/// Waits until a thread of this process sleeps in the kernel, for at most ten
+/// seconds.
+fn until_it_sleeps(thread: u64) {
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        if status.rsplit(") ").next().unwrap().starts_with('S') {
+            return;
+        }
+        assert!(Instant::now() < end, "it does not sleep: {status}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_thread_that_sleeps_on_a_lock_gets_it() {
+    let lock = Mutex::new(0);
+    let (sender, receiver) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let guard = lock.lock();
+        let sleeper = scope.spawn(|| {
+            sender.send(SystemCall::new(linux::__NR_gettid, [0; 5]).run().unwrap()).unwrap();
+            *lock.lock() += 1
+        });
+        until_it_sleeps(receiver.recv().unwrap());
+        drop(guard);
+        sleeper.join().unwrap();
+    });
+    assert_eq!(*lock.lock(), 1);
+}
+
+#[test]
+fn a_futex_that_holds_something_else_is_not_slept_on() {
+    let word = usring_sys::sync::AtomicU32::new(1);
+    assert_eq!(futex::wait(&word, 0, None), Ok(()));
+    assert_eq!(futex::wake(&word, u32::MAX), 0);
+}
+
+#[test]
+fn nobody_is_woken_that_did_not_say_that_it_sleeps() {
+    let word = SleepWord::new();
+    assert_eq!(word.wake_target(u32::MAX), Wake::Nobody);
+    let ticket = word.announce(Sleeper::Futex, 1);
+    assert!(!word.retract(ticket));
+    assert_eq!(word.wake_target(u32::MAX), Wake::Nobody);
+}
+
+#[test]
+fn one_announcement_is_one_wake_up() {
+    let word = SleepWord::new();
+    for (kind, wake) in [(Sleeper::Futex, Wake::Futex), (Sleeper::Epoll, Wake::Epoll)] {
+        let ticket = word.announce(kind, 1);
+        assert_eq!(word.wake_target(1), wake);
+        assert_eq!(word.wake_target(1), Wake::Nobody);
+        assert!(word.retract(ticket), "it was claimed");
+        assert_eq!(word.wake_target(1), Wake::Nobody);
+    }
+}
+
+#[test]
+fn a_sleeper_is_left_alone_until_there_is_what_it_needs() {
+    let word = SleepWord::new();
+    let ticket = word.announce(Sleeper::Epoll, 8);
+    assert_eq!(word.wake_target(7), Wake::Nobody);
+    assert_eq!(word.wake_target(8), Wake::Epoll);
+    assert!(word.retract(ticket));
+    let ticket = word.announce(Sleeper::Epoll, u32::MAX);
+    assert_eq!(word.wake_target(Queue::<()>::URGENT - 1), Wake::Nobody);
+    assert_eq!(word.wake_target(Queue::<()>::URGENT), Wake::Epoll, "as much as a queue can weigh");
+    assert!(word.retract(ticket));
+}
+
+#[test]
+fn of_two_sleepers_the_one_that_needs_least_decides() {
+    let word = SleepWord::new();
+    let modest = word.announce(Sleeper::Futex, 2);
+    let greedy = word.announce(Sleeper::Epoll, 9);
+    assert_eq!(word.wake_target(1), Wake::Nobody);
+    assert_eq!(word.wake_target(2), Wake::Futex, "the leader goes on watching");
+    assert_eq!(word.wake_target(9), Wake::Epoll);
+    assert_eq!(word.wake_target(9), Wake::Nobody);
+    assert!(word.retract(modest) && word.retract(greedy));
+    let fresh = word.announce(Sleeper::Futex, 5);
+    assert_eq!(word.wake_target(4), Wake::Nobody, "what earlier sleepers needed is forgotten");
+    assert!(!word.retract(fresh));
+}
+
+#[test]
+fn an_announcement_that_is_taken_back_leaves_the_others_standing() {
+    let word = SleepWord::new();
+    let first = word.announce(Sleeper::Futex, 1);
+    let second = word.announce(Sleeper::Futex, 1);
+    assert!(!word.retract(first));
+    assert_eq!(word.wake_target(1), Wake::Futex);
+    let third = word.announce(Sleeper::Futex, 1);
+    assert!(word.retract(second), "claimed, whatever was announced since");
+    assert_eq!(word.wake_target(1), Wake::Futex);
+    assert!(word.retract(third));
+}
+
+#[test]
+fn a_claimed_sleeper_does_not_fall_asleep() {
+    let word = SleepWord::new();
+    let ticket = word.announce(Sleeper::Futex, 1);
+    assert_eq!(word.wake_target(1), Wake::Futex);
+    assert_eq!(word.sleep(&ticket, Some(10 * SECOND)), Ok(()), "at once, before anybody wakes it");
+    assert!(word.retract(ticket));
+}
+
+#[test]
+fn a_sleeper_that_nobody_claims_wakes_by_its_timeout() {
+    let word = SleepWord::new();
+    let ticket = word.announce(Sleeper::Futex, 1);
+    assert_eq!(word.sleep(&ticket, Some(SECOND / 100)), Err(Errno::ETIMEDOUT));
+    assert!(!word.retract(ticket));
+}
+
+#[test]
+fn a_ring_has_one_leader_and_its_resignation_wakes_who_could_follow() {
+    let word = SleepWord::new();
+    assert!(word.lead());
+    assert!(!word.lead());
+    let ticket = word.announce(Sleeper::Futex, 1);
+    assert!(ticket.is_led());
+    assert_eq!(word.resign(), Wake::Futex);
+    assert!(word.retract(ticket));
+    let ticket = word.announce(Sleeper::Futex, 1);
+    assert!(!ticket.is_led());
+    assert!(!word.retract(ticket));
+    assert!(word.lead());
+    assert_eq!(word.resign(), Wake::Nobody);
+}
+
+/// A ring's traffic in small: pushers wake one sleeper for every entry or let
+/// it be, and it never sleeps beside its work.
+#[test]
+fn a_sleeper_gets_everything_that_many_wakers_push() {
+    const WAKERS: usize = 3;
+    const EACH: usize = 20_000;
+    let (queue, word) = (Queue::new(), SleepWord::new());
+    std::thread::scope(|scope| {
+        for _ in 0..WAKERS {
+            scope.spawn(|| {
+                for number in 0..EACH {
+                    let queued = queue.push_weighted(Entry::new(number), 1);
+                    if word.wake_target_after_rmw(queued) == Wake::Futex {
+                        word.wake_futex();
+                    }
+                }
+            });
+        }
+        let mut taken = 0;
+        while taken < WAKERS * EACH {
+            let ticket = word.announce(Sleeper::Futex, 1);
+            if queue.is_empty() {
+                word.sleep(&ticket, Some(30 * SECOND)).expect("a wake-up was lost");
+            }
+            word.retract(ticket);
+            taken += queue.take_all().len();
+        }
+    });
+}
