@@ -123,9 +123,9 @@ fn variable(array: u64, index: usize) -> Result<u64, Errno> {
 fn measure(array: u64, kept: &Kept) -> Result<Size, Errno> {
     let mut count = 0;
     let mut preload = None;
-    // No array at all is an empty one.
-    while array != 0 {
-        let address = variable(array, count)?;
+    loop {
+        // No array at all is an empty one.
+        let address = if array == 0 { 0 } else { variable(array, count)? };
         if address == 0 {
             break;
         }

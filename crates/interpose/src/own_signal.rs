@@ -75,6 +75,8 @@ global_asm!(
     "jz 3f",
     "xor r9d, r9d", // the mark is not the handler's
     "xor eax, eax",
+    // The handler's calls must not go by our mark.
+    "xor r9d, r9d",
     "jmp rcx",
     "3:",
     "ret",

@@ -198,6 +198,8 @@ global_asm!(
     "lea rdx, [rsp + 8]",
     "xor r9d, r9d", // the mark is not the handler's
     "xor eax, eax",
+    // The handler's calls must not go by our mark.
+    "xor r9d, r9d",
     "cmp rcx, {ignore}",
     "jbe 8f",
     "jmp rcx",

@@ -110,10 +110,12 @@ global_asm!(
     "lea rdi, [rsp + 8]",
     "ret",
     ".cfi_endproc",
-    // The kernel's answer in rax, as C has it.
+    // The kernel's answer in rax, as C has it. r9 may hold our mark, by which
+    // the program's next call would pass the filter.
     ".p2align 4",
     "usring_symbol_answer:",
     ".cfi_startproc",
+    "xor r9d, r9d",
     "cmp rax, -4095",
     "jae 2f",
     "ret",
