@@ -3,6 +3,8 @@
 
 use crate::statistics::{Column, Statistics};
 use usring_sys::mutex::Mutex;
+use usring_sys::{Errno, SystemCall};
+use usring_uapi::general as linux;
 
 static STATISTICS: Mutex<Option<Source>> = Mutex::new(None);
 
@@ -30,6 +32,9 @@ impl RingCounters {
     /// Claims a block, if anything is counted at all.
     pub fn claim() -> Self {
         let Some(source) = *STATISTICS.lock() else { return RingCounters(None) };
+        if source.statistics.is_exhausted() {
+            source.statistics.reclaim(process_exists);
+        }
         let block = source.statistics.claim(source.process);
         RingCounters(block.map(|block| Counting { statistics: source.statistics, block }))
     }
@@ -66,6 +71,12 @@ impl RingCounters {
     pub fn count_worker(&self, opcode: u8) {
         self.count(opcode, Column::Worker);
     }
+}
+
+/// kill(2) with no signal: whether there is such a process.
+fn process_exists(process: u32) -> bool {
+    let call = SystemCall::new(linux::__NR_kill, [u64::from(process), 0, 0, 0, 0]);
+    call.run() != Err(Errno::ESRCH)
 }
 
 impl Drop for RingCounters {

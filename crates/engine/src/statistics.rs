@@ -130,6 +130,11 @@ impl Statistics {
         index
     }
 
+    /// Whether every block is somebody's: time to [`Statistics::reclaim`].
+    pub fn is_exhausted(&self) -> bool {
+        self.owners.iter().all(|owner| owner.load(Ordering::Relaxed) != 0)
+    }
+
     /// Adds a block to the totals and frees it.
     pub fn release(&self, index: usize) {
         for (row, total) in self.blocks[index].rows.iter().zip(&self.totals.rows) {
