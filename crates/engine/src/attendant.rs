@@ -20,6 +20,7 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, eventfd, thread};
+use usring_uapi::io_uring as abi;
 
 type Action = Box<dyn FnOnce() + Send>;
 
@@ -117,7 +118,7 @@ impl Post {
         ring.attendance.armed.store(false, Ordering::SeqCst);
         if ring.defers_task_work() {
             // Its owner alone may complete; it is told that there is work.
-            task_work::announce_deferred(&ring);
+            task_work::announce_deferred(&ring, false);
             return;
         }
         let mut locked = ring.lock();
@@ -145,10 +146,17 @@ pub(crate) fn take_over(locked: &mut LockedRing) {
         return;
     }
     let ring = locked.ring;
-    if ring.defers_task_work() && !ring.readiness.is_watched() && locked.event_descriptor.is_none() {
+    if ring.defers_task_work() && !hears_announcements(locked) {
         return;
     }
     watch(locked);
+}
+
+/// Whether the owner of a ring that defers wants to be told of its work while
+/// it is not inside.
+fn hears_announcements(locked: &LockedRing) -> bool {
+    let ring = locked.ring;
+    ring.has(abi::IORING_SETUP_TASKRUN_FLAG) || ring.readiness.is_watched() || locked.event_descriptor.is_some()
 }
 
 fn watch(locked: &mut LockedRing) {

@@ -25,7 +25,7 @@ pub(crate) struct SelectedBuffer {
     pub address: UserAddress,
     pub length: u32,
     /// Taken from a buffer ring, which counts how far it has come.
-    from_ring: bool,
+    pub from_ring: bool,
 }
 
 struct Classic {

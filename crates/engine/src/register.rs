@@ -81,6 +81,7 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
         n if n == number(op::IORING_REGISTER_EVENTFD_ASYNC) => register_eventfd(locked, call, true),
         n if n == number(op::IORING_UNREGISTER_EVENTFD) => {
             call.need_nothing()?;
+            *locked.ring.told_of_work.lock() = None;
             locked.event_descriptor.take().map(|_| 0).ok_or(Errno::ENXIO)
         }
         n if n == number(op::IORING_REGISTER_PROBE) => probe(call),
@@ -171,7 +172,11 @@ fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Re
         return Err(Errno::EBUSY);
     }
     let descriptor = descriptor::duplicate_eventfd(number)?;
-    locked.event_descriptor = Some(EventDescriptor { descriptor, only_async });
+    let event = Arc::new(EventDescriptor { descriptor, only_async });
+    if locked.ring.defers_task_work() {
+        *locked.ring.told_of_work.lock() = Some(event.clone());
+    }
+    locked.event_descriptor = Some(event);
     Ok(0)
 }
 

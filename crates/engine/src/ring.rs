@@ -48,6 +48,9 @@ pub struct Ring {
     pub(crate) issuer: AtomicUsize,
     pub(crate) attendance: Attendance,
     pub(crate) sq_thread: SqThreadHandle,
+    /// The registered eventfd of a ring that defers: it tells of work that has
+    /// come, which other threads bring without the ring's lock.
+    pub(crate) told_of_work: Mutex<Option<Arc<EventDescriptor>>>,
     /// The process that made it.
     made_by: &'static Process,
     state: Mutex<RingState>,
@@ -69,7 +72,7 @@ pub(crate) struct RingState {
     pub groups: BufferGroups,
     pub restrictions: Restrictions,
     pub statistics: RingCounters,
-    pub event_descriptor: Option<EventDescriptor>,
+    pub event_descriptor: Option<Arc<EventDescriptor>>,
     /// Not yet enabled (R_DISABLED).
     pub disabled: bool,
     /// CQEs were published since the lock was taken: sleepers want to know.
@@ -94,6 +97,14 @@ pub(crate) struct EventDescriptor {
     pub only_async: bool,
 }
 
+impl EventDescriptor {
+    pub fn tell(&self, ring: &Ring, by_worker: bool) {
+        if (by_worker || !self.only_async) && !ring.memory.is_eventfd_disabled() {
+            eventfd::signal(self.descriptor.number());
+        }
+    }
+}
+
 impl Ring {
     pub(crate) fn from_parts(flags: u32, memory: Memory, state: RingState) -> Ring {
         Ring {
@@ -105,6 +116,7 @@ impl Ring {
             issuer: AtomicUsize::new(0),
             attendance: Attendance::default(),
             sq_thread: SqThreadHandle::default(),
+            told_of_work: Mutex::new(None),
             made_by: process(),
             state: Mutex::new(state),
         }
@@ -210,11 +222,8 @@ impl LockedRing<'_> {
     fn tell(&mut self) {
         self.ring.readiness.signal();
         let by_worker = core::mem::take(&mut self.completed_by_worker);
-        if let Some(event) = &self.event_descriptor
-            && (by_worker || !event.only_async)
-            && !self.ring.memory.is_eventfd_disabled()
-        {
-            eventfd::signal(event.descriptor.number());
+        if let Some(event) = &self.event_descriptor {
+            event.tell(self.ring, by_worker);
         }
     }
 

@@ -134,6 +134,7 @@ impl Ring {
         locked.drain.clear();
         let _ = registered_files::unregister(&mut locked);
         locked.event_descriptor = None;
+        *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
         locked.unlock();
     }

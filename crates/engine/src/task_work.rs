@@ -71,7 +71,7 @@ pub(crate) fn add(ring: &Arc<Ring>, request: RequestEntry) {
     let weight = if request.link.is_some() { u32::MAX } else { 1 };
     let queued = ring.task_work.push_weighted(request, weight);
     if ring.defers_task_work() {
-        announce_deferred(ring);
+        announce_deferred(ring, true);
         ring.wakers.wake_one(queued);
         return;
     }
@@ -82,9 +82,22 @@ pub(crate) fn add(ring: &Arc<Ring>, request: RequestEntry) {
 }
 
 /// The owner of a DEFER_TASKRUN ring alone runs its work; others only tell.
-pub(crate) fn announce_deferred(ring: &Arc<Ring>) {
-    ring.memory.set_flag(abi::IORING_SQ_TASKRUN);
+pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
+    if ring.has(abi::IORING_SETUP_TASKRUN_FLAG) {
+        ring.memory.set_flag(abi::IORING_SQ_TASKRUN);
+    }
     ring.readiness.signal();
+    if let Some(event) = &*ring.told_of_work.lock() {
+        event.tell(ring, by_worker);
+    }
+}
+
+/// The owner is about to look at all there is: from here on whoever brings
+/// more says so again.
+pub(crate) fn hear_announcement(locked: &LockedRing) {
+    if locked.ring.memory.flags() & abi::IORING_SQ_TASKRUN != 0 {
+        locked.sq.clear_flag(abi::IORING_SQ_TASKRUN);
+    }
 }
 
 /// Runs what waits while nobody drives the ring. If somebody does, that
@@ -109,9 +122,7 @@ pub(crate) fn run(locked: &mut LockedRing) {
 }
 
 fn run_batch(locked: &mut LockedRing) {
-    if locked.ring.defers_task_work() || locked.ring.has(abi::IORING_SETUP_TASKRUN_FLAG) {
-        locked.sq.clear_flag(abi::IORING_SQ_TASKRUN);
-    }
+    hear_announcement(locked);
     let ring = locked.ring.clone();
     for mut request in ring.task_work.take_all() {
         debug_assert!(request.progress == Progress::Ran);

@@ -31,6 +31,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut ended = None;
     loop {
         let mut locked = ring.lock();
+        task_work::hear_announcement(&locked);
         task_work::run(&mut locked);
         timeout::expire(&mut locked);
         if !looked && locked.cq.ready() < call.completions.max(1) {

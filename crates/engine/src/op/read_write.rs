@@ -36,6 +36,8 @@ pub(crate) struct ReadWrite {
     done: u64,
     /// Bytes asked for.
     total: u64,
+    /// The same before a provided buffer set a bound.
+    wanted: u64,
 }
 
 #[inline]
@@ -60,8 +62,9 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
         Some(members) => members.iter().map(|member| member.length).sum(),
     };
     let writes = matches!(sqe.opcode, opcode::WRITE | opcode::WRITEV | opcode::WRITE_FIXED);
+    let (offset, flags, wanted) = (sqe.off, sqe.op_flags, total);
     request.operation =
-        Operation::ReadWrite(ReadWrite { writes, offset: sqe.off, flags: sqe.op_flags, first, vector, done: 0, total });
+        Operation::ReadWrite(ReadWrite { writes, offset, flags, first, vector, done: 0, total, wanted });
     Ok(())
 }
 
@@ -236,7 +239,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 /// Takes a buffer of the request's group; its length bounds the read.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
-    let wanted = transfer.first.length as u32;
+    let wanted = u32::try_from(transfer.wanted).unwrap_or(u32::MAX);
     let buffer = locked.groups.select(request.sqe.buf_index, wanted)?;
     transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     transfer.total = transfer.first.length;
@@ -244,16 +247,13 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// A request that is going to be polled for gives its buffer back and takes
-/// one again when its file is ready; a worker keeps it.
+/// A request that is going to be polled for gives the buffer of a ring back and
+/// takes one again when its file is ready. A worker keeps it, and so does
+/// whoever has a classic one, as on the kernel.
 fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
-    if request.buffer.is_none() || matches!(outcome, IssueOutcome::NeedsWorker) {
-        return;
-    }
-    let buffer = request.buffer.take();
-    locked.groups.give_back(buffer);
-    let length = u64::from(request.sqe.len);
-    if let Operation::ReadWrite(transfer) = &mut request.operation {
-        transfer.first = IoVector { base: 0, length };
+    let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
+    if from_ring && matches!(outcome, IssueOutcome::WouldBlock) {
+        let buffer = request.buffer.take();
+        locked.groups.give_back(buffer);
     }
 }
