@@ -1,0 +1,73 @@
+//! More completions than the queue has room for.
+
+use crate::ring::{IoUring, opcode, types};
+use crate::support::*;
+use std::os::fd::AsRawFd;
+
+#[test]
+fn completions_without_room_wait_and_keep_their_order() {
+    bounded(|| {
+        let mut ring = IoUring::new(4).unwrap();
+        assert_eq!(ring.completion().capacity(), 8);
+        for round in 0..10 {
+            submit(&mut ring, &[nop(round * 4), nop(round * 4 + 1), nop(round * 4 + 2), nop(round * 4 + 3)]);
+        }
+        assert!(ring.submission().cq_overflow());
+        assert!(ring.completion().is_full());
+        let order: Vec<u64> = collect(&mut ring, 40).iter().map(|done| done.user_data).collect();
+        assert!(order.into_iter().eq(0..40));
+        assert!(!ring.submission().cq_overflow());
+        assert_eq!(ring.completion().overflow(), 0, "nothing was lost");
+        assert_eq!(result(&mut ring, nop(99)), 0);
+    });
+}
+
+#[test]
+fn a_submit_brings_what_waited_as_soon_as_there_is_room() {
+    bounded(|| {
+        let mut ring = IoUring::new(2).unwrap();
+        for round in 0..3 {
+            submit(&mut ring, &[nop(2 * round), nop(2 * round + 1)]);
+        }
+        assert_eq!(ring.completion().take(3).count(), 3);
+        assert_eq!(ring.submit().unwrap(), 0);
+        assert_eq!(ring.completion().map(|entry| entry.user_data()).collect::<Vec<_>>(), [3, 4, 5]);
+    });
+}
+
+#[test]
+fn thousands_that_wait_are_not_lost() {
+    bounded(|| {
+        let mut ring = IoUring::new(64).unwrap();
+        let mut seen = vec![false; 10_000];
+        for start in (0..10_000).step_by(50) {
+            let entries: Vec<_> = (start..start + 50).map(nop).collect();
+            submit(&mut ring, &entries);
+        }
+        for done in collect(&mut ring, 10_000) {
+            assert!(!std::mem::replace(&mut seen[done.user_data as usize], true), "{} came twice", done.user_data);
+        }
+    });
+}
+
+#[test]
+fn a_multishot_ends_with_the_completion_that_does_not_fit() {
+    bounded(|| {
+        let mut ring: IoUring = IoUring::builder().setup_cqsize(2).build(1).unwrap();
+        let event = event();
+        let poll = opcode::PollAdd::new(types::Fd(event.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
+        submit(&mut ring, &[poll]);
+        for wake in 1..=3 {
+            put(&event, &1u64.to_ne_bytes());
+            eventually("the wake is reported", || match wake {
+                1 | 2 => ring.completion().len() == wake,
+                _ => ring.submission().cq_overflow(),
+            });
+        }
+        put(&event, &1u64.to_ne_bytes());
+        let more: Vec<bool> = collect(&mut ring, 3).iter().map(Done::has_more).collect();
+        assert_eq!(more, [true, true, false]);
+        put(&event, &1u64.to_ne_bytes());
+        stays_quiet(&mut ring);
+    });
+}
