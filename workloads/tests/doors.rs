@@ -1,0 +1,134 @@
+//! The doors of libusring.so: what they leave alone, what they keep out of the
+//! engine, whom they take along. Each program runs by every door: call sites
+//! rewritten after their first trap, and left as they are.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use workloads::harness::{LIBURING, Stage, World, on_kernel, require};
+
+/// Runs a program's checks by both doors.
+#[track_caller]
+fn holds(source: &str, checks: u32) {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile(source, &["-luring"]);
+    for no_patch in ["0", "1"] {
+        let run = stage.program(World::Denied, &program).env("USRING_NO_PATCH", no_patch);
+        let finished = run.finish().succeeded();
+        assert!(finished.stdout.ends_with(&format!("{checks} checks hold\n")), "{}", finished.report());
+    }
+}
+
+#[test]
+fn a_call_changes_no_register_that_a_system_call_leaves_alone() {
+    holds("door_registers.c", 4);
+}
+
+#[test]
+fn signals_reach_their_handlers_around_the_engine_and_never_inside() {
+    holds("door_signals.c", 12);
+}
+
+#[test]
+fn children_leave_the_parents_rings_alone_and_are_served_themselves() {
+    holds("door_children.c", 12);
+}
+
+#[test]
+fn call_sites_are_rewritten_while_threads_run_through_them() {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile("door_patching.c", &["-luring"]);
+    let rewritten = |no_patch: &str| {
+        let run = stage.program(World::Denied, &program).env("USRING_NO_PATCH", no_patch);
+        let finished = run.finish().succeeded();
+        let count = finished.stdout.split(' ').next().and_then(|word| word.parse::<u32>().ok());
+        count.unwrap_or_else(|| panic!("{}", finished.report()))
+    };
+    assert_eq!(rewritten("1"), 0, "asked to leave them as they are");
+    if !on_kernel() {
+        // Of 256 sites a few lie across a page's end, and stay.
+        assert!(rewritten("0") >= 250);
+    }
+}
+
+#[test]
+fn a_static_program_is_refused_with_a_sentence() {
+    let stage = Stage::new();
+    let program = stage.compile("call_cost.c", &["-static"]);
+    let finished = stage.program(World::Transparent, "/bin/sh").arg("-c").arg(&program).finish();
+    if !on_kernel() {
+        assert_eq!(finished.status.code(), Some(126), "{}", finished.report());
+        assert!(finished.stderr.contains("it is statically linked"), "{}", finished.report());
+    }
+}
+
+/// Lines that a tool says about the library.
+fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec<String> {
+    let library = stage.path("tools/libusring.so");
+    let output = Command::new(tool).args(arguments).arg(library).output().expect("binutils come with the compiler");
+    assert!(output.status.success(), "{tool} {arguments:?}");
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
+    if on_kernel() {
+        return;
+    }
+    require(&LIBURING);
+    let stage = Stage::new();
+    let symbols = lines_about_the_library(&stage, "nm", &["-D"]);
+    let of_kind = |kind: &str| -> BTreeSet<&str> {
+        let words = symbols.iter().map(|line| line.split_whitespace().rev());
+        words.filter_map(|mut words| words.next().filter(|_| words.next() == Some(kind))).collect()
+    };
+    let offered = [
+        "__poll_chk",
+        "__ppoll_chk",
+        "close",
+        "dup",
+        "dup2",
+        "dup3",
+        "epoll_pwait",
+        "epoll_pwait2",
+        "epoll_wait",
+        "fcntl",
+        "fcntl64",
+        "mmap",
+        "mmap64",
+        "poll",
+        "ppoll",
+        "pselect",
+        "select",
+        "syscall",
+    ];
+    assert_eq!(of_kind("T"), BTreeSet::from(offered));
+    assert_eq!(of_kind("w"), BTreeSet::from(["__errno_location", "_r_debug", "pthread_create", "pthread_detach"]));
+    assert_eq!(symbols.len(), offered.len() + 4, "{symbols:?}");
+    // No library is needed, and no thread-local block.
+    let headers = lines_about_the_library(&stage, "readelf", &["-ldW"]);
+    assert!(
+        !headers.iter().any(|line| line.contains("(NEEDED)") || line.trim_start().starts_with("TLS")),
+        "{headers:#?}"
+    );
+}
+
+#[test]
+fn the_library_touches_no_register_that_the_doors_do_not_save() {
+    if on_kernel() {
+        return;
+    }
+    require(&LIBURING);
+    let stage = Stage::new();
+    let code = lines_about_the_library(&stage, "objdump", &["-d", "--no-show-raw-insn"]);
+    // Wide vectors, vector masks, the old floating-point stack and its state.
+    let touches = |line: &&String| {
+        let instruction = line.split('\t').nth(1).unwrap_or("");
+        let name = instruction.split_whitespace().next().unwrap_or("");
+        ["%ymm", "%zmm", "%k0", "%k1", "%mm", "%st"].iter().any(|register| instruction.contains(register))
+            || name.starts_with('v')
+            || matches!(name, "emms" | "ldmxcsr" | "fldcw" | "fninit" | "xrstor" | "fxrstor")
+    };
+    assert_eq!(code.iter().filter(touches).collect::<Vec<_>>(), Vec::<&String>::new());
+}
