@@ -15,22 +15,10 @@ pub struct Case {
 
 /// A case whose transcripts must agree.
 pub const fn case(name: &'static str, run: fn(&mut Transcript)) -> Case {
-    Case {
-        name,
-        run,
-        intended: None,
-    }
+    Case { name, run, intended: None }
 }
 
 /// A case in which usring differs on purpose, and why.
-pub const fn differs(
-    name: &'static str,
-    run: fn(&mut Transcript),
-    reason: &'static str,
-) -> Case {
-    Case {
-        name,
-        run,
-        intended: Some(reason),
-    }
+pub const fn differs(name: &'static str, run: fn(&mut Transcript), reason: &'static str) -> Case {
+    Case { name, run, intended: Some(reason) }
 }

@@ -72,22 +72,8 @@ pub fn setup(entries: u32, params: *mut io_uring_params) -> i32 {
 }
 
 /// io_uring_enter(2).
-pub fn enter(
-    fd: i32,
-    submit: u32,
-    complete: u32,
-    flags: u32,
-    argument: *const c_void,
-    size: usize,
-) -> i32 {
-    let arguments = [
-        fd as isize as usize,
-        submit as usize,
-        complete as usize,
-        flags as usize,
-        argument as usize,
-        size,
-    ];
+pub fn enter(fd: i32, submit: u32, complete: u32, flags: u32, argument: *const c_void, size: usize) -> i32 {
+    let arguments = [fd as isize as usize, submit as usize, complete as usize, flags as usize, argument as usize, size];
     // SAFETY: the kernel checks the argument; requests name memory that their
     // case keeps alive until they complete.
     unsafe { call(ENTER, arguments) as i32 }
@@ -95,14 +81,7 @@ pub fn enter(
 
 /// io_uring_register(2).
 pub fn register(fd: i32, opcode: u32, argument: *const c_void, count: u32) -> i32 {
-    let arguments = [
-        fd as isize as usize,
-        opcode as usize,
-        argument as usize,
-        count as usize,
-        0,
-        0,
-    ];
+    let arguments = [fd as isize as usize, opcode as usize, argument as usize, count as usize, 0, 0];
     // SAFETY: the kernel checks the argument; registered memory is kept by its case.
     unsafe { call(REGISTER, arguments) as i32 }
 }
@@ -119,30 +98,15 @@ pub fn map(fd: i32, length: usize, offset: u64) -> i64 {
 pub fn map_with(fd: i32, length: usize, offset: u64, protection: usize, flags: usize) -> i64 {
     if !is_inline() {
         // SAFETY: without MAP_FIXED nothing of ours is replaced.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                protection as i32,
-                flags as i32,
-                fd,
-                offset as i64,
-            )
-        };
+        let address =
+            unsafe { libc::mmap(std::ptr::null_mut(), length, protection as i32, flags as i32, fd, offset as i64) };
         if address == libc::MAP_FAILED {
             // SAFETY: errno is this thread's own.
             return -i64::from(unsafe { *libc::__errno_location() });
         }
         return address as i64;
     }
-    let arguments = [
-        0,
-        length,
-        protection,
-        flags,
-        fd as isize as usize,
-        offset as usize,
-    ];
+    let arguments = [0, length, protection, flags, fd as isize as usize, offset as usize];
     // SAFETY: without MAP_FIXED nothing of ours is replaced.
     unsafe { instruction(libc::SYS_mmap, arguments) }
 }

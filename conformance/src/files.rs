@@ -20,14 +20,7 @@ pub fn memory_file(content: &[u8]) -> OwnedFd {
     // SAFETY: the name is a C string.
     let fd = owned(unsafe { libc::memfd_create(c"conformance".as_ptr(), libc::MFD_CLOEXEC) });
     // SAFETY: `content` is readable.
-    let written = unsafe {
-        libc::pwrite(
-            fd.as_raw_fd(),
-            content.as_ptr().cast(),
-            content.len(),
-            0,
-        )
-    };
+    let written = unsafe { libc::pwrite(fd.as_raw_fd(), content.as_ptr().cast(), content.len(), 0) };
     assert_eq!(written, content.len() as isize);
     fd
 }
@@ -36,14 +29,7 @@ pub fn memory_file(content: &[u8]) -> OwnedFd {
 pub fn content(fd: &OwnedFd) -> Vec<u8> {
     let mut content = vec![0; 1 << 16];
     // SAFETY: `content` is writable for its length.
-    let count = unsafe {
-        libc::pread(
-            fd.as_raw_fd(),
-            content.as_mut_ptr().cast(),
-            content.len(),
-            0,
-        )
-    };
+    let count = unsafe { libc::pread(fd.as_raw_fd(), content.as_mut_ptr().cast(), content.len(), 0) };
     content.truncate(count.max(0) as usize);
     content
 }
@@ -111,9 +97,7 @@ pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
 /// An eventfd's count since it was last read; 0 when there is none.
 pub fn event_count(fd: &OwnedFd) -> u64 {
     match take(fd, 8) {
-        Ok(bytes) if bytes.len() == 8 => {
-            u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))
-        }
+        Ok(bytes) if bytes.len() == 8 => u64::from_ne_bytes(bytes.try_into().expect("eight bytes")),
         _ => 0,
     }
 }
@@ -205,8 +189,7 @@ impl Scratch {
 
     /// A path in it, for a system call.
     pub fn path_of(&self, name: &str) -> CString {
-        CString::new(self.path.join(name).into_os_string().into_encoded_bytes())
-            .expect("no zero byte in a path")
+        CString::new(self.path.join(name).into_os_string().into_encoded_bytes()).expect("no zero byte in a path")
     }
 
     /// A new file in it, open for reading and writing.

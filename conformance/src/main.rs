@@ -107,11 +107,7 @@ fn repeat(times: &str, names: &[&str]) -> ExitCode {
     let (Ok(times), Some(cases)) = (times.parse(), chosen(names)) else {
         return ExitCode::from(2);
     };
-    if runner::repeat(&cases, times) == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if runner::repeat(&cases, times) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn record(directory: &str) -> ExitCode {

@@ -32,10 +32,7 @@ impl Pages {
             )
         };
         assert!(address != libc::MAP_FAILED, "no memory");
-        Pages {
-            address: address.cast(),
-            length,
-        }
+        Pages { address: address.cast(), length }
     }
 
     /// Takes every right away from the last page.
@@ -46,13 +43,7 @@ impl Pages {
     /// Changes the last page's protection.
     pub fn protect_last(&self, protection: i32) {
         // SAFETY: the page is ours; only bad-pointer cases name it afterwards.
-        let answer = unsafe {
-            libc::mprotect(
-                self.address.add(self.length - PAGE).cast(),
-                PAGE,
-                protection,
-            )
-        };
+        let answer = unsafe { libc::mprotect(self.address.add(self.length - PAGE).cast(), PAGE, protection) };
         assert_eq!(answer, 0);
     }
 

@@ -30,11 +30,7 @@ pub fn result(value: i32) -> String {
 /// The same, for an answer whose value is not the kernel's promise (a new
 /// descriptor, an address).
 pub fn outcome(value: i64) -> String {
-    if value >= 0 {
-        "ok".into()
-    } else {
-        result(value as i32)
-    }
+    if value >= 0 { "ok".into() } else { result(value as i32) }
 }
 
 /// The names of the bits of `word`, joined by `|`; `-` when none is set.
@@ -50,11 +46,7 @@ pub fn bits(word: u32, names: &[(u32, &str)]) -> String {
     if left != 0 {
         words.push(format!("{left:#x}"));
     }
-    if words.is_empty() {
-        "-".into()
-    } else {
-        words.join("|")
-    }
+    if words.is_empty() { "-".into() } else { words.join("|") }
 }
 
 /// A CQE's flags; the buffer's id stands in brackets.
@@ -69,11 +61,7 @@ pub fn cqe_flags(flags: u32) -> String {
     let mut text = bits(low, &names);
     if flags & u::IORING_CQE_F_BUFFER != 0 {
         let buffer = format!("BUFFER({})", flags >> u::IORING_CQE_BUFFER_SHIFT);
-        text = if text == "-" {
-            buffer
-        } else {
-            format!("{text}|{buffer}")
-        };
+        text = if text == "-" { buffer } else { format!("{text}|{buffer}") };
     } else if flags >> 16 != 0 {
         text = format!("{text}|upper({})", flags >> 16);
     }

@@ -98,11 +98,7 @@ impl Ring {
             sq: shared,
             cq: shared,
             sqes,
-            owned: [
-                (shared as usize, both),
-                (sqes as usize, sqes_length(&params)),
-                (0, 0),
-            ],
+            owned: [(shared as usize, both), (sqes as usize, sqes_length(&params)), (0, 0)],
         };
         Ok(Ring::over(fd, params, memory))
     }
@@ -110,26 +106,12 @@ impl Ring {
     /// A ring whose memory is the program's own (NO_MMAP): `rings` holds SQ and
     /// CQ, `sqes` the entries; both outlive the ring.
     pub fn over_memory(fd: i32, params: Params, rings: *mut u8, sqes: *mut u8) -> Ring {
-        let memory = Memory {
-            sq: rings,
-            cq: rings,
-            sqes,
-            owned: [(0, 0); 3],
-        };
+        let memory = Memory { sq: rings, cq: rings, sqes, owned: [(0, 0); 3] };
         Ring::over(fd, params, memory)
     }
 
     fn over(fd: i32, params: Params, memory: Memory) -> Ring {
-        Ring {
-            fd,
-            params,
-            memory,
-            pending: 0,
-            tail: 0,
-            enter_flags: 0,
-            register_flags: 0,
-            closed: false,
-        }
+        Ring { fd, params, memory, pending: 0, tail: 0, enter_flags: 0, register_flags: 0, closed: false }
     }
 
     fn sq_word(&self, offset: u32) -> &AtomicU32 {
@@ -149,43 +131,35 @@ impl Ring {
     }
 
     pub fn sq_head(&self) -> u32 {
-        self.sq_word(self.params.sq_off.head)
-            .load(Ordering::Acquire)
+        self.sq_word(self.params.sq_off.head).load(Ordering::Acquire)
     }
 
     pub fn sq_tail(&self) -> u32 {
-        self.sq_word(self.params.sq_off.tail)
-            .load(Ordering::Acquire)
+        self.sq_word(self.params.sq_off.tail).load(Ordering::Acquire)
     }
 
     pub fn sq_flags(&self) -> u32 {
-        self.sq_word(self.params.sq_off.flags)
-            .load(Ordering::SeqCst)
+        self.sq_word(self.params.sq_off.flags).load(Ordering::SeqCst)
     }
 
     pub fn sq_dropped(&self) -> u32 {
-        self.sq_word(self.params.sq_off.dropped)
-            .load(Ordering::Acquire)
+        self.sq_word(self.params.sq_off.dropped).load(Ordering::Acquire)
     }
 
     pub fn cq_head(&self) -> u32 {
-        self.cq_word(self.params.cq_off.head)
-            .load(Ordering::Acquire)
+        self.cq_word(self.params.cq_off.head).load(Ordering::Acquire)
     }
 
     pub fn cq_tail(&self) -> u32 {
-        self.cq_word(self.params.cq_off.tail)
-            .load(Ordering::Acquire)
+        self.cq_word(self.params.cq_off.tail).load(Ordering::Acquire)
     }
 
     pub fn cq_overflow(&self) -> u32 {
-        self.cq_word(self.params.cq_off.overflow)
-            .load(Ordering::Acquire)
+        self.cq_word(self.params.cq_off.overflow).load(Ordering::Acquire)
     }
 
     pub fn set_cq_flags(&self, flags: u32) {
-        self.cq_word(self.params.cq_off.flags)
-            .store(flags, Ordering::Release);
+        self.cq_word(self.params.cq_off.flags).store(flags, Ordering::Release);
     }
 
     /// How many CQEs stand in the queue.
@@ -202,41 +176,31 @@ impl Ring {
     pub fn push_wide(&mut self, sqe: Sqe, rest: &[u8]) {
         let mask = self.params.sq_entries - 1;
         let slot = self.tail & mask;
-        let stride = if self.params.flags & u::IORING_SETUP_SQE128 != 0 {
-            128
-        } else {
-            64
-        };
+        let stride = if self.params.flags & u::IORING_SETUP_SQE128 != 0 { 128 } else { 64 };
         // SAFETY: slot < sq_entries, so the entry lies in the mapping; the
         // kernel reads it only after the tail is published below.
         unsafe {
             let place = self.memory.sqes.add(slot as usize * stride);
             place.cast::<Sqe>().write_volatile(sqe);
-            place
-                .add(64)
-                .copy_from(rest.as_ptr(), rest.len().min(stride - 64));
+            place.add(64).copy_from(rest.as_ptr(), rest.len().min(stride - 64));
         }
         if self.params.flags & u::IORING_SETUP_NO_SQARRAY == 0 {
-            self.sq_word(self.params.sq_off.array + slot * 4)
-                .store(slot, Ordering::Relaxed);
+            self.sq_word(self.params.sq_off.array + slot * 4).store(slot, Ordering::Relaxed);
         }
         self.tail = self.tail.wrapping_add(1);
         self.pending += 1;
-        self.sq_word(self.params.sq_off.tail)
-            .store(self.tail, Ordering::Release);
+        self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
     }
 
     /// Puts `value` where the array names the SQE of the next push.
     pub fn poke_array(&mut self, slot: u32, value: u32) {
-        self.sq_word(self.params.sq_off.array + slot * 4)
-            .store(value, Ordering::Relaxed);
+        self.sq_word(self.params.sq_off.array + slot * 4).store(value, Ordering::Relaxed);
     }
 
     /// Moves the SQ's tail without writing an entry.
     pub fn advance_tail(&mut self, by: u32) {
         self.tail = self.tail.wrapping_add(by);
-        self.sq_word(self.params.sq_off.tail)
-            .store(self.tail, Ordering::Release);
+        self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
     }
 
     /// io_uring_enter with exactly these arguments.
@@ -245,22 +209,8 @@ impl Ring {
     }
 
     /// io_uring_enter with an argument of `size` bytes.
-    pub fn enter_with(
-        &self,
-        submit: u32,
-        complete: u32,
-        flags: u32,
-        argument: *const c_void,
-        size: usize,
-    ) -> i32 {
-        door::enter(
-            self.fd,
-            submit,
-            complete,
-            flags | self.enter_flags,
-            argument,
-            size,
-        )
+    pub fn enter_with(&self, submit: u32, complete: u32, flags: u32, argument: *const c_void, size: usize) -> i32 {
+        door::enter(self.fd, submit, complete, flags | self.enter_flags, argument, size)
     }
 
     /// Hands over what was pushed.
@@ -282,12 +232,7 @@ impl Ring {
 
     /// io_uring_register.
     pub fn register<T>(&self, opcode: u32, argument: *const T, count: u32) -> i32 {
-        door::register(
-            self.fd,
-            opcode | self.register_flags,
-            argument.cast(),
-            count,
-        )
+        door::register(self.fd, opcode | self.register_flags, argument.cast(), count)
     }
 
     /// The next completion in memory, if there is one; never enters.
@@ -302,25 +247,12 @@ impl Ring {
         // SAFETY: the index is masked, so the entry lies in the mapping; the
         // tail was loaded with acquire, so it has been written.
         let (cqe, extra) = unsafe {
-            let place = self
-                .memory
-                .cq
-                .add(self.params.cq_off.cqes as usize + index * stride);
-            let extra = if wide {
-                place.add(16).cast::<[u64; 2]>().read_volatile()
-            } else {
-                [0; 2]
-            };
+            let place = self.memory.cq.add(self.params.cq_off.cqes as usize + index * stride);
+            let extra = if wide { place.add(16).cast::<[u64; 2]>().read_volatile() } else { [0; 2] };
             (place.cast::<Cqe>().read_volatile(), extra)
         };
-        self.cq_word(self.params.cq_off.head)
-            .store(head.wrapping_add(1), Ordering::Release);
-        Some(Entry {
-            user_data: cqe.user_data,
-            res: cqe.res,
-            flags: cqe.flags,
-            extra,
-        })
+        self.cq_word(self.params.cq_off.head).store(head.wrapping_add(1), Ordering::Release);
+        Some(Entry { user_data: cqe.user_data, res: cqe.res, flags: cqe.flags, extra })
     }
 
     /// All completions in memory; never enters.
@@ -436,30 +368,18 @@ pub fn sq_length(params: &Params) -> usize {
 
 /// Bytes of the CQ's mapping.
 pub fn cq_length(params: &Params) -> usize {
-    let entry = if params.flags & u::IORING_SETUP_CQE32 != 0 {
-        32
-    } else {
-        16
-    };
+    let entry = if params.flags & u::IORING_SETUP_CQE32 != 0 { 32 } else { 16 };
     params.cq_off.cqes as usize + params.cq_entries as usize * entry
 }
 
 /// Bytes of the SQEs' mapping.
 pub fn sqes_length(params: &Params) -> usize {
-    let entry = if params.flags & u::IORING_SETUP_SQE128 != 0 {
-        128
-    } else {
-        64
-    };
+    let entry = if params.flags & u::IORING_SETUP_SQE128 != 0 { 128 } else { 64 };
     params.sq_entries as usize * entry
 }
 
 fn must_map(fd: i32, length: usize, offset: u64) -> *mut u8 {
     let address = door::map(fd, length, offset);
-    assert!(
-        address > 0,
-        "mmap at {offset:#x}: {}",
-        names::outcome(address)
-    );
+    assert!(address > 0, "mmap at {offset:#x}: {}", names::outcome(address));
     address as *mut u8
 }

@@ -4,12 +4,7 @@ use usring_uapi::{Sqe, Timespec, opcode, sqe_flags};
 
 /// An entry with an opcode, a descriptor and its user_data; all else zero.
 pub fn sqe(opcode: u8, fd: i32, user_data: u64) -> Sqe {
-    Sqe {
-        opcode,
-        fd,
-        user_data,
-        ..Sqe::default()
-    }
+    Sqe { opcode, fd, user_data, ..Sqe::default() }
 }
 
 /// Changes to an entry, in a chain.
@@ -59,12 +54,7 @@ pub fn read(fd: i32, buffer: &mut [u8], offset: u64, user_data: u64) -> Sqe {
 }
 
 pub fn read_at(fd: i32, address: u64, length: u32, offset: u64, user_data: u64) -> Sqe {
-    Sqe {
-        addr: address,
-        len: length,
-        off: offset,
-        ..sqe(opcode::READ, fd, user_data)
-    }
+    Sqe { addr: address, len: length, off: offset, ..sqe(opcode::READ, fd, user_data) }
 }
 
 pub fn write(fd: i32, buffer: &[u8], offset: u64, user_data: u64) -> Sqe {
@@ -73,38 +63,20 @@ pub fn write(fd: i32, buffer: &[u8], offset: u64, user_data: u64) -> Sqe {
 }
 
 pub fn write_at(fd: i32, address: u64, length: u32, offset: u64, user_data: u64) -> Sqe {
-    Sqe {
-        opcode: opcode::WRITE,
-        ..read_at(fd, address, length, offset, user_data)
-    }
+    Sqe { opcode: opcode::WRITE, ..read_at(fd, address, length, offset, user_data) }
 }
 
 pub fn readv(fd: i32, vectors: &[libc::iovec], offset: u64, user_data: u64) -> Sqe {
-    Sqe {
-        opcode: opcode::READV,
-        ..read_at(
-            fd,
-            vectors.as_ptr() as u64,
-            vectors.len() as u32,
-            offset,
-            user_data,
-        )
-    }
+    Sqe { opcode: opcode::READV, ..read_at(fd, vectors.as_ptr() as u64, vectors.len() as u32, offset, user_data) }
 }
 
 pub fn writev(fd: i32, vectors: &[libc::iovec], offset: u64, user_data: u64) -> Sqe {
-    Sqe {
-        opcode: opcode::WRITEV,
-        ..readv(fd, vectors, offset, user_data)
-    }
+    Sqe { opcode: opcode::WRITEV, ..readv(fd, vectors, offset, user_data) }
 }
 
 /// A scatter or gather element.
 pub fn vector(address: u64, length: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: address as *mut libc::c_void,
-        iov_len: length,
-    }
+    libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length }
 }
 
 pub fn poll(fd: i32, events: i16, user_data: u64) -> Sqe {
@@ -112,43 +84,24 @@ pub fn poll(fd: i32, events: i16, user_data: u64) -> Sqe {
 }
 
 pub fn poll_remove(target: u64, user_data: u64) -> Sqe {
-    Sqe {
-        addr: target,
-        ..sqe(opcode::POLL_REMOVE, -1, user_data)
-    }
+    Sqe { addr: target, ..sqe(opcode::POLL_REMOVE, -1, user_data) }
 }
 
 /// `time` must live until the entry has been submitted.
 pub fn timeout(time: &Timespec, count: u64, flags: u32, user_data: u64) -> Sqe {
-    Sqe {
-        addr: &raw const *time as u64,
-        len: 1,
-        off: count,
-        op_flags: flags,
-        ..sqe(opcode::TIMEOUT, -1, user_data)
-    }
+    Sqe { addr: &raw const *time as u64, len: 1, off: count, op_flags: flags, ..sqe(opcode::TIMEOUT, -1, user_data) }
 }
 
 pub fn timeout_remove(target: u64, user_data: u64) -> Sqe {
-    Sqe {
-        addr: target,
-        ..sqe(opcode::TIMEOUT_REMOVE, -1, user_data)
-    }
+    Sqe { addr: target, ..sqe(opcode::TIMEOUT_REMOVE, -1, user_data) }
 }
 
 pub fn link_timeout(time: &Timespec, flags: u32, user_data: u64) -> Sqe {
-    Sqe {
-        opcode: opcode::LINK_TIMEOUT,
-        ..timeout(time, 0, flags, user_data)
-    }
+    Sqe { opcode: opcode::LINK_TIMEOUT, ..timeout(time, 0, flags, user_data) }
 }
 
 pub fn cancel(target: u64, flags: u32, user_data: u64) -> Sqe {
-    Sqe {
-        addr: target,
-        op_flags: flags,
-        ..sqe(opcode::ASYNC_CANCEL, -1, user_data)
-    }
+    Sqe { addr: target, op_flags: flags, ..sqe(opcode::ASYNC_CANCEL, -1, user_data) }
 }
 
 pub fn close(fd: i32, user_data: u64) -> Sqe {

@@ -5,31 +5,19 @@ use std::time::{Duration, Instant};
 use usring_uapi::Timespec;
 
 /// Long enough that it never expires in a case.
-pub const LONG: Timespec = Timespec {
-    tv_sec: 60,
-    tv_nsec: 0,
-};
+pub const LONG: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 pub fn milliseconds(count: i64) -> Timespec {
-    Timespec {
-        tv_sec: count / 1000,
-        tv_nsec: count % 1000 * 1_000_000,
-    }
+    Timespec { tv_sec: count / 1000, tv_nsec: count % 1000 * 1_000_000 }
 }
 
 pub fn from_duration(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: duration.as_secs() as i64,
-        tv_nsec: i64::from(duration.subsec_nanos()),
-    }
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
 /// `clock` now, plus `milliseconds`.
 pub fn on_clock(clock: libc::clockid_t, milliseconds: i64) -> Timespec {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is ours to write.
     unsafe { libc::clock_gettime(clock, &mut now) };
     let nanoseconds = now.tv_nsec + milliseconds * 1_000_000;

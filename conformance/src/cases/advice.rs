@@ -61,9 +61,7 @@ fn file_long_range(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = files::Scratch::new();
     let file = scratch.file("a", b"0123456789");
-    let ranged = |length, user_data| {
-        fadvise(file.as_raw_fd(), 0, 0, 3, user_data).with(|sqe| sqe.addr = length)
-    };
+    let ranged = |length, user_data| fadvise(file.as_raw_fd(), 0, 0, 3, user_data).with(|sqe| sqe.addr = length);
     t.entry(&ring.one(ranged(1 << 40, 1)));
     t.entry(&ring.one(ranged(u64::MAX, 2)));
 }
@@ -71,8 +69,7 @@ fn file_long_range(t: &mut Transcript) {
 fn memory_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(4);
-    for advice in [libc::MADV_NORMAL, libc::MADV_RANDOM, libc::MADV_SEQUENTIAL, libc::MADV_WILLNEED]
-    {
+    for advice in [libc::MADV_NORMAL, libc::MADV_RANDOM, libc::MADV_SEQUENTIAL, libc::MADV_WILLNEED] {
         t.entry(&ring.one(madvise(pages.at(0), 8192, advice, advice as u64)));
     }
     t.entry(&ring.one(madvise(pages.at(0), 4096, libc::MADV_FREE, 8)));

@@ -314,9 +314,12 @@ fn operations_without(t: &mut Transcript) {
         ("poll", crate::sqe::poll(reader.as_raw_fd(), libc::POLLIN, 1)),
         ("fsync", sqe(opcode::FSYNC, reader.as_raw_fd(), 1)),
         ("close", crate::sqe::close(9999, 1)),
-        ("read fixed", read_at(reader.as_raw_fd(), 0, 1, 0, 1).with(|sqe| {
-            sqe.opcode = opcode::READ_FIXED;
-        })),
+        (
+            "read fixed",
+            read_at(reader.as_raw_fd(), 0, 1, 0, 1).with(|sqe| {
+                sqe.opcode = opcode::READ_FIXED;
+            }),
+        ),
     ] {
         t.say(name);
         t.entry(&ring.one(operation.flagged(sqe_flags::BUFFER_SELECT)));

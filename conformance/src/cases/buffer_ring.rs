@@ -71,8 +71,7 @@ impl Group {
 
     fn text(&mut self, slot: usize) -> String {
         let start = slot * SIZE as usize;
-        String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize])
-            .replace('\0', ".")
+        String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
     }
 }
 
@@ -92,12 +91,7 @@ fn register(ring: &Ring, registration: &u::io_uring_buf_reg) -> i32 {
 /// A group whose ring lies in our own pages.
 fn group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
     assert_eq!(register(ring, &registration(memory.at(0), entries, group, 0)), 0);
-    Group {
-        entries: memory.address,
-        mask: entries as u16 - 1,
-        tail: 0,
-        buffers: Pages::new(1),
-    }
+    Group { entries: memory.address, mask: entries as u16 - 1, tail: 0, buffers: Pages::new(1) }
 }
 
 fn filled(bytes: &[u8]) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
@@ -155,8 +149,7 @@ fn mapped_by_kernel(t: &mut Transcript) {
     t.result("register", register(&ring, &wanted));
     let address = map_group(&ring, 5, 8 * 16);
     t.outcome("map", address);
-    let mut group =
-        Group { entries: address as *mut u8, mask: 7, tail: 0, buffers: Pages::new(1) };
+    let mut group = Group { entries: address as *mut u8, mask: 7, tail: 0, buffers: Pages::new(1) };
     group.add(0, SIZE, 1);
     group.add(1, SIZE, 2);
     let (reader, _writer) = filled(b"mapped");
@@ -173,8 +166,7 @@ fn mapped_several(t: &mut Transcript) {
         t.result("register", register(&ring, &registration(0, 4, number, 1)));
         let address = map_group(&ring, number, 64);
         t.outcome("map", address);
-        let mut group =
-            Group { entries: address as *mut u8, mask: 3, tail: 0, buffers: Pages::new(1) };
+        let mut group = Group { entries: address as *mut u8, mask: 3, tail: 0, buffers: Pages::new(1) };
         group.add(0, SIZE, number);
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, number, u64::from(number))));
     }
@@ -376,8 +368,7 @@ fn incremental(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
     t.result("register", register(&ring, &registration(memory.at(0), 4, 3, 2)));
-    let mut group =
-        Group { entries: memory.address, mask: 3, tail: 0, buffers: Pages::new(1) };
+    let mut group = Group { entries: memory.address, mask: 3, tail: 0, buffers: Pages::new(1) };
     group.add(0, SIZE, 10);
     group.add(1, SIZE, 11);
     let (reader, _writer) = filled(b"abcdefghijklmnopqrstuvwxyz");

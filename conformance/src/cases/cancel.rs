@@ -223,9 +223,7 @@ fn by_opcode(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 2));
     ring.push(timeout(&LONG, 0, 0, 3));
     ring.submit();
-    let by = |opcode: u8, user_data| {
-        cancel(0, OP, user_data).with(|sqe| sqe.len = u32::from(opcode))
-    };
+    let by = |opcode: u8, user_data| cancel(0, OP, user_data).with(|sqe| sqe.len = u32::from(opcode));
     for (number, opcode) in [opcode::WRITE, opcode::READ, opcode::TIMEOUT].into_iter().enumerate() {
         ring.push(by(opcode, 10 + number as u64));
         ring.submit();

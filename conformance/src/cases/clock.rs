@@ -42,11 +42,8 @@ fn absolute_on_boottime(t: &mut Transcript) {
     let time = on_clock(libc::CLOCK_BOOTTIME, 30);
     let mut argument: u::io_uring_getevents_arg = zeroed();
     argument.ts = &raw const time as u64;
-    let flags =
-        u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG | u::IORING_ENTER_ABS_TIMER;
-    let (answer, waited) = timed(|| {
-        ring.enter_with(0, 1, flags, (&raw const argument).cast(), size_of_val(&argument))
-    });
+    let flags = u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG | u::IORING_ENTER_ABS_TIMER;
+    let (answer, waited) = timed(|| ring.enter_with(0, 1, flags, (&raw const argument).cast(), size_of_val(&argument)));
     t.result("wait", answer);
     t.between("waited", waited, 25, 3000);
 }

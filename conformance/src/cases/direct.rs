@@ -66,11 +66,7 @@ fn open_replaces(t: &mut Transcript) {
     let mut ring = sparse(2);
     let (reader, writer) = files::pipe();
     let number = reader.as_raw_fd();
-    let update = u::io_uring_files_update {
-        offset: 0,
-        resv: 0,
-        fds: &raw const number as u64,
-    };
+    let update = u::io_uring_files_update { offset: 0, resv: 0, fds: &raw const number as u64 };
     t.result("update", ring.register(reg::FILES_UPDATE, &raw const update, 1));
     drop(reader);
     t.entry(&ring.one(open(1, 1)));

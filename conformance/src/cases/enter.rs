@@ -218,10 +218,7 @@ fn sq_wraps(t: &mut Transcript) {
 
 fn getevents_without_requests(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    t.result(
-        "enter(0, 1, GETEVENTS) for 20 ms",
-        ring.enter_for(0, 1, std::time::Duration::from_millis(20)),
-    );
+    t.result("enter(0, 1, GETEVENTS) for 20 ms", ring.enter_for(0, 1, std::time::Duration::from_millis(20)));
     // Completions that stand there already count.
     ring.push(nop(1));
     ring.submit();

@@ -43,8 +43,7 @@ fn read_fixed(fd: i32, address: u64, length: u32, index: u16, user_data: u64) ->
 }
 
 fn write_fixed(fd: i32, address: u64, length: u32, index: u16, user_data: u64) -> Sqe {
-    read_fixed(fd, address, length, index, user_data)
-        .with(|sqe| sqe.opcode = opcode::WRITE_FIXED)
+    read_fixed(fd, address, length, index, user_data).with(|sqe| sqe.opcode = opcode::WRITE_FIXED)
 }
 
 fn round_trip(t: &mut Transcript) {

@@ -7,7 +7,7 @@ use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
-use crate::sqe::{Change, CURRENT, cancel, nop, read, readv, sqe, vector, write};
+use crate::sqe::{CURRENT, Change, cancel, nop, read, readv, sqe, vector, write};
 use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
@@ -112,12 +112,7 @@ fn hard_and_soft_mixed(t: &mut Transcript) {
 fn bad_member(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"");
-    for sqe in [
-        write(file.as_raw_fd(), b"begun", 0, 1).linked(),
-        sqe(200, -1, 2).linked(),
-        nop(3).linked(),
-        nop(4),
-    ] {
+    for sqe in [write(file.as_raw_fd(), b"begun", 0, 1).linked(), sqe(200, -1, 2).linked(), nop(3).linked(), nop(4)] {
         ring.push(sqe);
     }
     t.result("submit", ring.submit());
@@ -237,9 +232,7 @@ fn long_chain(t: &mut Transcript) {
     ring.push(nop(127));
     t.result("submit", ring.submit());
     let entries = ring.wait(128);
-    let right = entries.iter().enumerate().filter(|(index, entry)| {
-        entry.user_data == *index as u64 && entry.res == 0
-    });
+    let right = entries.iter().enumerate().filter(|(index, entry)| entry.user_data == *index as u64 && entry.res == 0);
     t.say(format_args!("in order {}", right.count()));
 }
 

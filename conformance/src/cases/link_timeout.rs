@@ -87,11 +87,7 @@ fn behind_unlinked(t: &mut Transcript) {
 
 fn two_in_a_row(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    t.sorted(&ring.run(&[
-        nop(1).linked(),
-        link_timeout(&LONG, 0, 2).linked(),
-        link_timeout(&LONG, 0, 3),
-    ]));
+    t.sorted(&ring.run(&[nop(1).linked(), link_timeout(&LONG, 0, 2).linked(), link_timeout(&LONG, 0, 3)]));
 }
 
 /// What stands behind the timeout goes on when the request was in time, and is
@@ -144,9 +140,7 @@ fn on_multishot_poll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
     let time = milliseconds(40);
-    let armed = poll(reader.as_raw_fd(), libc::POLLIN, 1)
-        .with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI)
-        .linked();
+    let armed = poll(reader.as_raw_fd(), libc::POLLIN, 1).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI).linked();
     ring.push(armed);
     ring.push(link_timeout(&time, 0, 2));
     ring.submit();

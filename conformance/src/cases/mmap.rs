@@ -181,8 +181,7 @@ fn fixed_address(t: &mut Transcript) {
     ] {
         for (region, offset) in [("SQ", SQ), ("CQ", CQ), ("SQEs", SQES)] {
             // SAFETY: the page that might be replaced is our own and unused.
-            let address =
-                unsafe { libc::mmap(place, 4096, WRITE as i32, flags, ring.fd, offset as i64) };
+            let address = unsafe { libc::mmap(place, 4096, WRITE as i32, flags, ring.fd, offset as i64) };
             let answer = if address == libc::MAP_FAILED { -door::errno() } else { 0 };
             t.outcome(format_args!("{region}, {name}"), answer.into());
         }

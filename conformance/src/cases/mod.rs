@@ -7,14 +7,18 @@ mod buffer_group;
 mod buffer_ring;
 mod cancel;
 mod clock;
+mod descriptor;
 mod direct;
 mod drain;
 mod enter;
 mod enter_wait;
 mod eventfd;
+mod exec;
+mod exit;
 mod file_life;
 mod files_update;
 mod fixed_io;
+mod fork;
 mod link;
 mod link_timeout;
 mod mmap;
@@ -26,6 +30,7 @@ mod poll;
 mod poll_multishot;
 mod probe;
 mod read_write;
+mod readiness;
 mod reg;
 mod registered_buffers;
 mod registered_files;
@@ -34,12 +39,17 @@ mod ring_fds;
 mod rw_flags;
 mod setup;
 mod setup_flags;
+mod shapes;
+mod signals;
+mod single_issuer;
 mod skip_success;
 mod space;
+mod sq_thread;
 mod stat;
 mod streams;
 mod sync;
 mod sync_cancel;
+mod task_work;
 mod timeout;
 mod timeout_remove;
 mod vectored;
@@ -88,6 +98,16 @@ pub const ROOMS: &[&[Case]] = &[
     workers::CASES,
     clock::CASES,
     personality::CASES,
+    sq_thread::CASES,
+    task_work::CASES,
+    single_issuer::CASES,
+    shapes::CASES,
+    readiness::CASES,
+    descriptor::CASES,
+    fork::CASES,
+    exec::CASES,
+    exit::CASES,
+    signals::CASES,
 ];
 
 /// What a request answers whose worker was called back from a blocking call:
@@ -95,6 +115,6 @@ pub const ROOMS: &[&[Case]] = &[
 const BROKEN_OFF: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
 
 /// What `conformance child NAME` does; `None` for a name nobody knows.
-pub fn child(_name: &str, _arguments: &[&str]) -> Option<u8> {
-    None
+pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
+    exec::child(name, arguments)
 }

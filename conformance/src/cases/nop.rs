@@ -59,9 +59,7 @@ fn many_rounds(t: &mut Transcript) {
 }
 
 fn injecting(value: i32, user_data: u64) -> Sqe {
-    nop(user_data)
-        .op_flags(u::IORING_NOP_INJECT_RESULT)
-        .with(|sqe| sqe.len = value as u32)
+    nop(user_data).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = value as u32)
 }
 
 fn injected_result(t: &mut Transcript) {
@@ -88,20 +86,13 @@ fn file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = crate::files::pipe();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&reader);
-    let on = |fd, user_data| {
-        nop(user_data)
-            .op_flags(u::IORING_NOP_FILE)
-            .with(|sqe| sqe.fd = fd)
-    };
+    let on = |fd, user_data| nop(user_data).op_flags(u::IORING_NOP_FILE).with(|sqe| sqe.fd = fd);
     t.entry(&ring.one(on(fd, 1)));
     t.entry(&ring.one(on(-1, 2)));
     let fixed = u::IORING_NOP_FILE | u::IORING_NOP_FIXED_FILE;
     t.entry(&ring.one(on(0, 3).op_flags(fixed)));
     let number = fd;
-    t.result(
-        "register files",
-        ring.register(super::reg::FILES, &raw const number, 1),
-    );
+    t.result("register files", ring.register(super::reg::FILES, &raw const number, 1));
     t.entry(&ring.one(on(0, 4).op_flags(fixed)));
     t.entry(&ring.one(on(1, 5).op_flags(fixed)));
     // The flag without NOP_FILE asks for nothing.
@@ -110,18 +101,11 @@ fn file(t: &mut Transcript) {
 
 fn fixed_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    let on = |index, user_data| {
-        nop(user_data)
-            .op_flags(u::IORING_NOP_FIXED_BUFFER)
-            .with(|sqe| sqe.buf_index = index)
-    };
+    let on = |index, user_data| nop(user_data).op_flags(u::IORING_NOP_FIXED_BUFFER).with(|sqe| sqe.buf_index = index);
     t.entry(&ring.one(on(0, 1)));
     let buffer = [0u8; 64];
     let vector = [crate::sqe::vector(buffer.as_ptr() as u64, 64)];
-    t.result(
-        "register buffers",
-        ring.register(super::reg::BUFFERS, vector.as_ptr(), 1),
-    );
+    t.result("register buffers", ring.register(super::reg::BUFFERS, vector.as_ptr(), 1));
     t.entry(&ring.one(on(0, 2)));
     t.entry(&ring.one(on(1, 3)));
 }

@@ -318,10 +318,7 @@ fn close_own_ring(t: &mut Transcript) {
 fn descriptor_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let last = files::eventfd(0);
-    let limit = libc::rlimit {
-        rlim_cur: last.as_raw_fd() as u64 + 1,
-        rlim_max: last.as_raw_fd() as u64 + 1,
-    };
+    let limit = libc::rlimit { rlim_cur: last.as_raw_fd() as u64 + 1, rlim_max: last.as_raw_fd() as u64 + 1 };
     // SAFETY: `limit` is readable.
     t.result("RLIMIT_NOFILE", unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) });
     opened(t, &mut ring, openat(libc::AT_FDCWD, c"/dev/null", 0, 0, 1));
@@ -354,9 +351,7 @@ fn linked_open_write_close(t: &mut Transcript) {
     let numbers = [-1i32];
     t.result("register files", ring.register(super::reg::FILES, numbers.as_ptr(), 1));
     let flags = libc::O_CREAT | libc::O_RDWR;
-    ring.push(
-        openat(libc::AT_FDCWD, &path, flags, 0o600, 1).with(|sqe| sqe.file_index = 1).linked(),
-    );
+    ring.push(openat(libc::AT_FDCWD, &path, flags, 0o600, 1).with(|sqe| sqe.file_index = 1).linked());
     ring.push(write(0, b"chained", 0, 2).fixed().linked());
     ring.push(close(0, 3).with(|sqe| sqe.file_index = 1));
     t.result("submit", ring.submit());

@@ -149,9 +149,8 @@ fn multishot_ends(t: &mut Transcript) {
         // Without the pause two wakes of the socket may become one completion.
         let tail = ring.cq_tail();
         files::put(&writer, b"x");
-        seen += u32::from(crate::time::until(|| {
-            ring.cq_tail() != tail || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0
-        }));
+        seen +=
+            u32::from(crate::time::until(|| ring.cq_tail() != tail || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0));
     }
     t.say(format_args!("{seen} wakes seen"));
     let mut all = ring.reap();

@@ -255,9 +255,7 @@ fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
     let mut buffer = [0u8; 4];
-    let mut with = |change: fn(&mut usring_uapi::Sqe)| {
-        ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1).with(change))
-    };
+    let mut with = |change: fn(&mut usring_uapi::Sqe)| ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1).with(change));
     let entries = [
         with(|sqe| sqe.ioprio = 0x4000),
         with(|sqe| sqe.ioprio = 0x6001),

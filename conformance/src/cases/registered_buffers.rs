@@ -328,9 +328,12 @@ fn clone_wrong(t: &mut Transcript) {
     t.result("pad", clone(&second, first.fd, |clone| clone.pad[0] = 1));
     t.result("beyond the end", clone(&second, first.fd, |clone| clone.src_off = 2));
     t.result("too many", clone(&second, first.fd, |clone| clone.nr = 3));
-    t.result("one, to slot 3", clone(&second, first.fd, |clone| {
-        clone.nr = 1;
-        clone.dst_off = 3;
-    }));
+    t.result(
+        "one, to slot 3",
+        clone(&second, first.fd, |clone| {
+            clone.nr = 1;
+            clone.dst_off = 3;
+        }),
+    );
     t.result("null", second.register::<u8>(reg::CLONE_BUFFERS, std::ptr::null(), 1));
 }

@@ -41,11 +41,7 @@ pub const CASES: &[Case] = &[
 fn probe(ring: &mut Ring, slot: i32) -> String {
     let mut byte = [0u8; 1];
     let entry = ring.one(read(slot, &mut byte, 0, 99).fixed());
-    if entry.res == 1 {
-        (byte[0] as char).to_string()
-    } else {
-        names::result(entry.res)
-    }
+    if entry.res == 1 { (byte[0] as char).to_string() } else { names::result(entry.res) }
 }
 
 fn show(t: &mut Transcript, ring: &mut Ring, slots: i32) {
@@ -191,10 +187,7 @@ fn update_ranges(t: &mut Transcript) {
     let numbers = numbers(&files);
     t.result("register", register(&ring, &numbers));
     for (offset, count) in [(3, 1), (0, 4), (2, 2), (u32::MAX, 1), (1, u32::MAX), (0, 0), (3, 0)] {
-        t.result(
-            format_args!("offset {offset} count {count}"),
-            update_at(&ring, offset, numbers.as_ptr(), count),
-        );
+        t.result(format_args!("offset {offset} count {count}"), update_at(&ring, offset, numbers.as_ptr(), count));
     }
     let update = u::io_uring_files_update { offset: 0, resv: 1, fds: numbers.as_ptr() as u64 };
     t.result("reserved", ring.register(reg::FILES_UPDATE, &raw const update, 1));
@@ -266,11 +259,8 @@ fn second_sparse(t: &mut Transcript) {
 fn second_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
     let size = size_of::<u::io_uring_rsrc_register>() as u32;
-    let good: u::io_uring_rsrc_register = u::io_uring_rsrc_register {
-        nr: 1,
-        flags: u::IORING_RSRC_REGISTER_SPARSE,
-        ..zeroed()
-    };
+    let good: u::io_uring_rsrc_register =
+        u::io_uring_rsrc_register { nr: 1, flags: u::IORING_RSRC_REGISTER_SPARSE, ..zeroed() };
     t.result("size 31", ring.register(reg::FILES2, &raw const good, size - 1));
     t.result("size 33", ring.register(reg::FILES2, &raw const good, size + 1));
     t.result("null", ring.register::<u8>(reg::FILES2, std::ptr::null(), size));

@@ -101,8 +101,7 @@ fn opcodes(t: &mut Transcript) {
 
 fn flags_allowed(t: &mut Transcript) {
     let allowed = sqe_flags::ASYNC | sqe_flags::IO_LINK;
-    let mut ring =
-        restricted(t, &[rule(SQE_OP, opcode::NOP), rule(FLAGS_ALLOWED, allowed)]);
+    let mut ring = restricted(t, &[rule(SQE_OP, opcode::NOP), rule(FLAGS_ALLOWED, allowed)]);
     t.entry(&ring.one(nop(1)));
     t.entry(&ring.one(nop(2).forced_async()));
     t.sorted(&ring.run(&[nop(3).linked(), nop(4)]));
@@ -110,10 +109,7 @@ fn flags_allowed(t: &mut Transcript) {
 }
 
 fn flags_required(t: &mut Transcript) {
-    let mut ring = restricted(
-        t,
-        &[rule(SQE_OP, opcode::READ), rule(FLAGS_REQUIRED, sqe_flags::FIXED_FILE)],
-    );
+    let mut ring = restricted(t, &[rule(SQE_OP, opcode::READ), rule(FLAGS_REQUIRED, sqe_flags::FIXED_FILE)]);
     let file = files::memory_file(b"x");
     let mut byte = [0u8; 1];
     t.entry(&ring.one(read(file.as_raw_fd(), &mut byte, 0, 1)));
@@ -122,10 +118,7 @@ fn flags_required(t: &mut Transcript) {
 }
 
 fn register_opcodes(t: &mut Transcript) {
-    let ring = restricted(
-        t,
-        &[rule(REGISTER_OP, reg::FILES as u8), rule(REGISTER_OP, reg::ENABLE_RINGS as u8)],
-    );
+    let ring = restricted(t, &[rule(REGISTER_OP, reg::FILES as u8), rule(REGISTER_OP, reg::ENABLE_RINGS as u8)]);
     let number = -1i32;
     t.result("files", ring.register(reg::FILES, &raw const number, 1));
     t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
@@ -192,12 +185,8 @@ fn register_on_disabled(t: &mut Transcript) {
 }
 
 fn prepared_before_enable(t: &mut Transcript) {
-    let mut ring = Ring::flags(
-        8,
-        u::IORING_SETUP_R_DISABLED
-            | u::IORING_SETUP_SINGLE_ISSUER
-            | u::IORING_SETUP_DEFER_TASKRUN,
-    );
+    let mut ring =
+        Ring::flags(8, u::IORING_SETUP_R_DISABLED | u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
     t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
     t.result("enable", enable(&ring));
     t.sorted(&ring.run(&[nop(1), nop(2)]));

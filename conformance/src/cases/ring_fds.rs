@@ -155,9 +155,7 @@ fn other_thread(t: &mut Transcript) {
     let mut entries = [entry(ANY, ring.fd)];
     t.result("register", register(&ring, &mut entries));
     let index = entries[0].offset as i32;
-    let there = std::thread::spawn(move || {
-        door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0)
-    });
+    let there = std::thread::spawn(move || door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
     t.result("enter in another thread", there.join().unwrap_or(0));
     t.result("enter here", door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
 }

@@ -78,13 +78,11 @@ fn say_offsets(t: &mut Transcript, params: &Params) {
     let cq = &params.cq_off;
     t.say(format_args!(
         "sq head {} tail {} mask {} entries {} flags {} dropped {} array {} resv {} user {}",
-        sq.head, sq.tail, sq.ring_mask, sq.ring_entries, sq.flags, sq.dropped, sq.array, sq.resv1,
-        sq.user_addr
+        sq.head, sq.tail, sq.ring_mask, sq.ring_entries, sq.flags, sq.dropped, sq.array, sq.resv1, sq.user_addr
     ));
     t.say(format_args!(
         "cq head {} tail {} mask {} entries {} overflow {} cqes {} flags {} resv {} user {}",
-        cq.head, cq.tail, cq.ring_mask, cq.ring_entries, cq.overflow, cq.cqes, cq.flags, cq.resv1,
-        cq.user_addr
+        cq.head, cq.tail, cq.ring_mask, cq.ring_entries, cq.overflow, cq.cqes, cq.flags, cq.resv1, cq.user_addr
     ));
 }
 

@@ -96,10 +96,7 @@ fn needed_together(t: &mut Transcript) {
     let single = u::IORING_SETUP_SINGLE_ISSUER;
     attempt(t, u::IORING_SETUP_DEFER_TASKRUN | single);
     attempt(t, u::IORING_SETUP_TASKRUN_FLAG | u::IORING_SETUP_COOP_TASKRUN);
-    attempt(
-        t,
-        u::IORING_SETUP_TASKRUN_FLAG | u::IORING_SETUP_DEFER_TASKRUN | single,
-    );
+    attempt(t, u::IORING_SETUP_TASKRUN_FLAG | u::IORING_SETUP_DEFER_TASKRUN | single);
     attempt(t, u::IORING_SETUP_SQ_AFF | u::IORING_SETUP_SQPOLL);
     attempt(t, u::IORING_SETUP_REGISTERED_FD_ONLY | u::IORING_SETUP_NO_SQARRAY);
 }

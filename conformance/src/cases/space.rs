@@ -86,9 +86,7 @@ fn allocate_not_on_this_file(t: &mut Transcript) {
 fn allocate_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"ab");
-    let mut with = |change: fn(&mut Sqe)| {
-        ring.one(fallocate(file.as_raw_fd(), 0, 0, 1, 1).with(change))
-    };
+    let mut with = |change: fn(&mut Sqe)| ring.one(fallocate(file.as_raw_fd(), 0, 0, 1, 1).with(change));
     let entries = [
         with(|sqe| sqe.op_flags = 1),
         with(|sqe| sqe.buf_index = 1),
@@ -124,8 +122,7 @@ fn truncate_bad(t: &mut Transcript) {
 fn truncate_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
-    let mut with =
-        |change: fn(&mut Sqe)| ring.one(ftruncate(file.as_raw_fd(), 1, 1).with(change));
+    let mut with = |change: fn(&mut Sqe)| ring.one(ftruncate(file.as_raw_fd(), 1, 1).with(change));
     let entries = [
         with(|sqe| sqe.op_flags = 1),
         with(|sqe| sqe.addr = 1),

@@ -122,7 +122,7 @@ fn bad_addresses(t: &mut Transcript) {
 
 fn masks(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    for mask in [0, libc::STATX_SIZE, libc::STATX_BASIC_STATS, libc::STATX_ALL as u32] {
+    for mask in [0, libc::STATX_SIZE, libc::STATX_BASIC_STATS, libc::STATX_ALL] {
         let mut stat: libc::statx = zeroed();
         t.entry(&ring.one(statx(libc::AT_FDCWD, c"/", 0, mask, &mut stat, 1)));
         // A file system may fill in more than was asked for.

@@ -73,9 +73,7 @@ fn fsync_not_on_this_file(t: &mut Transcript) {
 fn fsync_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"x");
-    let mut with = |change: fn(&mut Sqe)| {
-        ring.one(on(opcode::FSYNC, file.as_raw_fd(), 1).with(change))
-    };
+    let mut with = |change: fn(&mut Sqe)| ring.one(on(opcode::FSYNC, file.as_raw_fd(), 1).with(change));
     let entries = [
         with(|sqe| sqe.addr = 1),
         with(|sqe| sqe.buf_index = 1),
@@ -138,14 +136,8 @@ fn file_range_not_on_this_file(t: &mut Transcript) {
         t.entry(&ring.one(range(fd, 0, 1, 2, 1)));
     }
     let file = files::memory_file(b"x");
-    let mut with = |change: fn(&mut Sqe)| {
-        ring.one(range(file.as_raw_fd(), 0, 1, 2, 2).with(change))
-    };
-    let entries = [
-        with(|_| ()),
-        with(|sqe| sqe.addr = 1),
-        with(|sqe| sqe.buf_index = 1),
-        with(|sqe| sqe.file_index = 1),
-    ];
+    let mut with = |change: fn(&mut Sqe)| ring.one(range(file.as_raw_fd(), 0, 1, 2, 2).with(change));
+    let entries =
+        [with(|_| ()), with(|sqe| sqe.addr = 1), with(|sqe| sqe.buf_index = 1), with(|sqe| sqe.file_index = 1)];
     t.in_order(&entries);
 }

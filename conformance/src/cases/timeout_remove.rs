@@ -5,7 +5,7 @@ use usring_uapi::{Sqe, Timespec, io_uring as u};
 use crate::case::{Case, case};
 use crate::memory::BAD;
 use crate::ring::Ring;
-use crate::sqe::{Change, link_timeout, nop, read, timeout, timeout_remove};
+use crate::sqe::{Change, link_timeout, read, timeout, timeout_remove};
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
@@ -32,9 +32,7 @@ const UPDATE: u32 = u::IORING_TIMEOUT_UPDATE;
 
 /// The new time stands in `addr2`, which is `off`.
 fn update(target: u64, time: &Timespec, flags: u32, user_data: u64) -> Sqe {
-    timeout_remove(target, user_data)
-        .op_flags(UPDATE | flags)
-        .with(|sqe| sqe.off = &raw const *time as u64)
+    timeout_remove(target, user_data).op_flags(UPDATE | flags).with(|sqe| sqe.off = &raw const *time as u64)
 }
 
 fn removes(t: &mut Transcript) {

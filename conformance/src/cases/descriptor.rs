@@ -1,0 +1,305 @@
+//! The ring's descriptor as a descriptor: duplicated, closed, reused, asked.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use super::reg;
+use crate::case::{Case, case, differs};
+use crate::door;
+use crate::files;
+use crate::names;
+use crate::ring::Ring;
+use crate::sqe::{nop, poll, read};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("descriptor.read_and_write", read_and_write),
+    case("descriptor.other_calls", other_calls),
+    case("descriptor.dup", dup),
+    case("descriptor.dup2_over_ring", dup2_over_ring),
+    case("descriptor.dup2_ring_to_number", dup2_ring_to_number),
+    case("descriptor.dup3_and_fcntl", dup3_and_fcntl),
+    case("descriptor.closed_number_reused", closed_number_reused),
+    case("descriptor.close_range", close_range),
+    case("descriptor.flags", flags),
+    case("descriptor.requests_end_with_last", requests_end_with_last),
+    case("descriptor.duplicate_keeps_requests", duplicate_keeps_requests),
+    case("descriptor.as_request_target", as_request_target),
+    case("descriptor.registered_as_file", registered_as_file),
+    case("descriptor.passed_over_socket", passed_over_socket),
+    case("descriptor.link_name", link_name),
+    differs(
+        "descriptor.lowest_number",
+        lowest_number,
+        "a ring's number lies in a range of its own, so that close, dup and mmap on it can be \
+         told from those on files",
+    ),
+    differs(
+        "descriptor.mapping_keeps_requests",
+        mapping_keeps_requests,
+        "munmap is not seen, so the ring ends with its last descriptor, not with its last mapping",
+    ),
+];
+
+fn works(t: &mut Transcript, name: &str, fd: i32, ring: &mut Ring) {
+    ring.push(nop(1));
+    ring.forget_pending();
+    let answer = door::enter(fd, 1, 0, 0, std::ptr::null(), 0);
+    t.result(format_args!("enter by {name}"), answer);
+    t.in_order(&ring.reap());
+}
+
+fn read_and_write(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut bytes = [0u8; 8];
+    for round in 0..2 {
+        // SAFETY: eight bytes of ours, readable and writable.
+        let (read, write) = unsafe {
+            let read = libc::read(ring.fd, bytes.as_mut_ptr().cast(), 8);
+            let read = door::answer(read as i32);
+            let write = libc::write(ring.fd, bytes.as_ptr().cast(), 8);
+            (read, door::answer(write as i32))
+        };
+        t.result("read", read);
+        t.result("write", write);
+        // The same with a completion in the queue.
+        ring.push(nop(round));
+        ring.submit();
+    }
+    t.in_order(&ring.reap());
+}
+
+fn other_calls(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let mut stat: libc::stat = crate::memory::zeroed();
+    // SAFETY: plain calls; `stat` is ours.
+    unsafe {
+        t.outcome("lseek", i64::from(door::answer(libc::lseek(ring.fd, 0, libc::SEEK_CUR) as i32)));
+        t.result("fsync", door::answer(libc::fsync(ring.fd)));
+        t.result("ftruncate", door::answer(libc::ftruncate(ring.fd, 0)));
+        t.result("fstat", door::answer(libc::fstat(ring.fd, &mut stat)));
+        let mut byte = 0u8;
+        let got = libc::pread(ring.fd, (&raw mut byte).cast(), 1, 0);
+        t.result("pread", door::answer(got as i32));
+        t.result("listen", door::answer(libc::listen(ring.fd, 1)));
+    }
+    t.say(format_args!("kind {:o}", stat.st_mode & libc::S_IFMT));
+}
+
+fn dup(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    // SAFETY: no memory is involved.
+    let other = unsafe { libc::dup(ring.fd) };
+    t.outcome("dup", other.into());
+    works(t, "the duplicate", other, &mut ring);
+    let fd = ring.fd;
+    t.result("close the first", ring.close());
+    t.result("enter by the first", door::enter(fd, 0, 0, 0, std::ptr::null(), 0));
+    works(t, "the duplicate", other, &mut ring);
+    t.outcome("map by the duplicate", door::map(other, 4096, 0));
+    t.result("close the duplicate", door::close(other));
+    t.result("enter by the duplicate", door::enter(other, 0, 0, 0, std::ptr::null(), 0));
+}
+
+fn dup2_over_ring(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let file = files::memory_file(b"x");
+    let fd = ring.fd;
+    // SAFETY: the ring's number now means the file.
+    let answer = unsafe { libc::dup2(file.as_raw_fd(), fd) };
+    t.say(format_args!("dup2 answers the number {}", answer == fd));
+    t.result("enter", ring.enter(0, 0, 0));
+    t.result("register", ring.register::<u8>(reg::PROBE, std::ptr::null(), 0));
+    let mut byte = [0u8; 1];
+    // SAFETY: one byte of ours.
+    t.result("read", unsafe { libc::read(fd, byte.as_mut_ptr().cast(), 1) } as i32);
+    t.result("close", ring.close());
+}
+
+fn dup2_ring_to_number(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let event = files::eventfd(0);
+    // SAFETY: the eventfd's number now means the ring.
+    let answer = unsafe { libc::dup2(ring.fd, event.as_raw_fd()) };
+    t.say(format_args!("dup2 answers the number {}", answer == event.as_raw_fd()));
+    works(t, "the number", event.as_raw_fd(), &mut ring);
+    // SAFETY: onto itself.
+    let answer = unsafe { libc::dup2(ring.fd, ring.fd) };
+    t.say(format_args!("dup2 onto itself answers the number {}", answer == ring.fd));
+    works(t, "the first", ring.fd, &mut ring);
+}
+
+fn dup3_and_fcntl(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fd = ring.fd;
+    // SAFETY: no memory is involved; the numbers end with the process.
+    unsafe {
+        let other = libc::dup3(fd, 700, libc::O_CLOEXEC);
+        t.say(format_args!("dup3 answers the number {}", other == 700));
+        t.result("F_GETFD", libc::fcntl(other, libc::F_GETFD));
+        works(t, "dup3's", other, &mut ring);
+        t.result("dup3 onto itself", door::answer(libc::dup3(fd, fd, 0)));
+        let other = libc::fcntl(fd, libc::F_DUPFD, 650);
+        t.say(format_args!("F_DUPFD at least 650: {}", other >= 650));
+        t.result("F_GETFD", libc::fcntl(other, libc::F_GETFD));
+        works(t, "F_DUPFD's", other, &mut ring);
+        let other = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
+        t.result("F_GETFD", libc::fcntl(other, libc::F_GETFD));
+        works(t, "F_DUPFD_CLOEXEC's", other, &mut ring);
+    }
+}
+
+fn closed_number_reused(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fd = ring.fd;
+    let file = files::memory_file(b"x");
+    t.result("close", ring.close());
+    // SAFETY: the number is free; from now on it means the file.
+    unsafe { libc::dup2(file.as_raw_fd(), fd) };
+    t.result("enter", ring.enter(0, 0, 0));
+    let mapped = door::map(fd, 1, 0);
+    t.outcome("map", mapped);
+    if mapped > 0 {
+        // SAFETY: a byte of the file's page, just mapped.
+        let first = unsafe { *(mapped as *const u8) };
+        t.say(format_args!("the file's byte {}", first as char));
+    }
+    t.result("close", door::close(fd));
+}
+
+fn close_range(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let other = Ring::new(8);
+    let (first, last) = (ring.fd.min(other.fd) as u32, ring.fd.max(other.fd) as u32);
+    // SAFETY: the numbers of the two rings; nothing of the test's between.
+    let answer = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    t.result("close_range", answer as i32);
+    t.result("enter", ring.enter(0, 0, 0));
+    t.result("enter the other", other.enter(0, 0, 0));
+    ring.abandon();
+}
+
+fn flags(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    // SAFETY: no memory is involved.
+    unsafe {
+        t.result("F_GETFD", libc::fcntl(ring.fd, libc::F_GETFD));
+        t.result("F_SETFD 0", libc::fcntl(ring.fd, libc::F_SETFD, 0));
+        t.result("F_GETFD", libc::fcntl(ring.fd, libc::F_GETFD));
+        let status = libc::fcntl(ring.fd, libc::F_GETFL);
+        t.say(format_args!("O_RDWR {}", status & libc::O_ACCMODE == libc::O_RDWR));
+        t.result("O_NONBLOCK", libc::fcntl(ring.fd, libc::F_SETFL, libc::O_NONBLOCK));
+    }
+    // A wait in enter does not care.
+    let limit = std::time::Duration::from_millis(5);
+    t.result("wait", ring.enter_for(0, 1, limit));
+}
+
+/// The reading end that a request holds: whether it is still there.
+fn held(writer: &std::os::fd::OwnedFd) -> bool {
+    let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&mut entry, 1, 50) };
+    entry.revents & libc::POLLERR == 0
+}
+
+fn requests_end_with_last(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    drop(reader);
+    t.say(format_args!("held {}", held(&writer)));
+    drop(ring);
+    t.say(format_args!("let go {}", crate::time::until(|| !held(&writer))));
+}
+
+fn duplicate_keeps_requests(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    drop(reader);
+    // SAFETY: no memory is involved.
+    let other = unsafe { libc::dup(ring.fd) };
+    t.result("close", ring.close());
+    t.say(format_args!("held {}", held(&writer)));
+    files::put(&writer, b"x");
+    t.say(format_args!("seen {}", ring.watch(1)));
+    t.in_order(&ring.reap());
+    t.result("close the duplicate", door::close(other));
+}
+
+/// A mapping holds the ring like a descriptor does.
+fn mapping_keeps_requests(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    drop(reader);
+    t.result("close", ring.close());
+    t.say(format_args!("held {}", held(&writer)));
+    drop(ring);
+    t.say(format_args!("let go {}", crate::time::until(|| !held(&writer))));
+}
+
+fn as_request_target(t: &mut Transcript) {
+    let (ring, mut other) = (Ring::new(8), Ring::new(8));
+    let bytes = [0u8; 8];
+    t.entry(&other.one(crate::sqe::write(ring.fd, &bytes, 0, 2)));
+    let fsync = crate::sqe::sqe(usring_uapi::opcode::FSYNC, ring.fd, 3);
+    t.entry(&other.one(fsync));
+    let writable = other.one(poll(ring.fd, libc::POLLOUT, 4));
+    t.say(format_args!("poll {}", names::events(writable.res)));
+}
+
+fn registered_as_file(t: &mut Transcript) {
+    let (ring, other) = (Ring::new(8), Ring::new(8));
+    t.result("another ring", other.register(reg::FILES, &raw const ring.fd, 1));
+    t.result("as eventfd", other.register(reg::EVENTFD, &raw const ring.fd, 1));
+}
+
+/// SCM_RIGHTS: a ring may not be sent.
+fn passed_over_socket(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    let (here, _there) = files::sockets();
+    let mut byte = 0u8;
+    let mut vector = crate::sqe::vector(&raw mut byte as u64, 1);
+    let mut control = [0u64; 4];
+    // SAFETY: the message and its control data are built in memory of ours,
+    // large enough for one descriptor.
+    let answer = unsafe {
+        let mut message: libc::msghdr = crate::memory::zeroed();
+        message.msg_iov = &mut vector;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        let header = libc::CMSG_FIRSTHDR(&message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
+        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(ring.fd);
+        libc::sendmsg(here.as_raw_fd(), &message, 0)
+    };
+    t.result("sendmsg", door::answer(answer as i32));
+    assert_eq!(u::IORING_SETUP_SQPOLL, 2);
+}
+
+fn link_name(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", ring.fd));
+    let text = name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    t.say(format_args!("anonymous inode {}", text.starts_with("anon_inode:")));
+}
+
+fn lowest_number(t: &mut Transcript) {
+    let event = files::eventfd(0);
+    let number = event.as_raw_fd();
+    drop(event);
+    let ring = Ring::new(4);
+    t.say(format_args!("the lowest free number {}", ring.fd == number));
+}

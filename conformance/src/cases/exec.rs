@@ -1,0 +1,196 @@
+//! Rings and exec: closed on exec, or not; requests in flight; new rings
+//! behind it. What is exec'ed is this program with `child NAME`.
+
+use std::ffi::CString;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::process;
+use crate::ring::Ring;
+use crate::sqe::{nop, poll, read, timeout};
+use crate::time::LONG;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("exec.child_has_rings", child_has_rings),
+    case("exec.ring_is_closed", ring_is_closed),
+    case("exec.with_requests_in_flight", with_requests_in_flight),
+    case("exec.with_worker_in_flight", with_worker_in_flight),
+    case("exec.from_vfork_like_spawn", from_spawn),
+    case("exec.through_shell", through_shell),
+    case("exec.script", script),
+    case("exec.empty_environment", empty_environment),
+    case("exec.failing", failing),
+    case("exec.with_sq_thread", with_sq_thread),
+    case("exec.by_descriptor", by_descriptor),
+];
+
+fn program() -> CString {
+    let path = std::env::current_exe().expect("this program has a path");
+    CString::new(path.into_os_string().into_encoded_bytes()).expect("no zero byte in a path")
+}
+
+/// Replaces this process by `conformance child NAME ARGUMENT`.
+fn become_child(name: &str, argument: &str) -> i32 {
+    let program = program();
+    let words: Vec<CString> = ["conformance", "child", name, argument]
+        .iter()
+        .map(|word| CString::new(*word).expect("no zero byte"))
+        .collect();
+    let mut pointers: Vec<*const libc::c_char> = words.iter().map(|word| word.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    // SAFETY: the path is a C string, the arguments an array that ends with null.
+    unsafe { libc::execv(program.as_ptr(), pointers.as_ptr()) };
+    90
+}
+
+/// What the started program does; its answer is the exit status.
+pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
+    let number = || arguments.first().and_then(|word| word.parse::<i32>().ok()).unwrap_or(-1);
+    match name {
+        "nop" => {
+            let mut ring = Ring::with(4, |_| ()).ok()?;
+            Some(if ring.one(nop(1)).res == 0 { 0 } else { 1 })
+        }
+        "enter" => {
+            let answer = door::enter(number(), 0, 0, 0, std::ptr::null(), 0);
+            Some(if answer < 0 { (-answer) as u8 } else { 200 })
+        }
+        "open" => Some(u8::from(files::is_open(number()))),
+        _ => None,
+    }
+}
+
+fn child_has_rings(t: &mut Transcript) {
+    t.say(format_args!("child: {}", process::forked(|| become_child("nop", ""))));
+}
+
+fn ring_is_closed(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let number = ring.fd.to_string();
+    let ending = process::forked(|| become_child("enter", &number));
+    t.say(format_args!("enter of the parent's number is -EBADF: {}", ending == "exit 9"));
+    let ending = process::forked(|| become_child("open", &number));
+    t.say(format_args!("number open: {ending}"));
+    t.result("parent", ring.enter(0, 0, 0));
+}
+
+fn with_requests_in_flight(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(8);
+        let mut byte = [0u8; 1];
+        ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
+        ring.push(timeout(&LONG, 0, 0, 3));
+        ring.submit();
+        become_child("nop", "")
+    });
+    t.say(format_args!("child: {ending}"));
+    files::put(&writer, b"x");
+    t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
+}
+
+fn with_worker_in_flight(t: &mut Transcript) {
+    let fifo = files::Fifo::new();
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(8);
+        ring.push(fifo.open(1));
+        ring.submit();
+        crate::time::long_enough_to_notice();
+        become_child("nop", "")
+    });
+    t.say(format_args!("child: {ending}"));
+    t.say(format_args!("deserted {}", fifo.is_deserted()));
+}
+
+/// The standard library's spawn, which uses posix_spawn where it can.
+fn from_spawn(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let path = std::env::current_exe().expect("this program has a path");
+    let status = Command::new(path).args(["child", "nop"]).status();
+    t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
+    t.say(format_args!("parent's ring works {}", ring.one(nop(1)).res == 0));
+}
+
+fn through_shell(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let path = program().into_string().unwrap_or_default();
+    let line = format!("'{path}' child nop && '{path}' child nop");
+    let status = Command::new("/bin/sh").args(["-c", &line]).status();
+    t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
+    t.say(format_args!("parent's ring works {}", ring.one(nop(1)).res == 0));
+}
+
+fn script(t: &mut Transcript) {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = files::Scratch::new();
+    let path = scratch.path.join("script");
+    let program = program().into_string().unwrap_or_default();
+    std::fs::write(&path, format!("#!/bin/sh\nexec '{program}' child nop\n")).expect("a script");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).expect("a mode");
+    let status = Command::new(&path).status();
+    t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
+}
+
+/// Without an environment the child is served all the same.
+fn empty_environment(t: &mut Transcript) {
+    let path = std::env::current_exe().expect("this program has a path");
+    let status = Command::new(path).args(["child", "nop"]).env_clear().status();
+    t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
+}
+
+/// An exec that fails leaves everything as it was.
+fn failing(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    let arguments = [c"x".as_ptr(), std::ptr::null()];
+    // SAFETY: the paths are C strings, the arguments end with null.
+    unsafe {
+        t.result("missing", door::answer(libc::execv(c"/no/such/file".as_ptr(), arguments.as_ptr())));
+        t.result("directory", door::answer(libc::execv(c"/".as_ptr(), arguments.as_ptr())));
+        t.result("not a program", door::answer(libc::execv(c"/dev/null".as_ptr(), arguments.as_ptr())));
+    }
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+    t.entry(&ring.one(nop(2)));
+}
+
+fn with_sq_thread(t: &mut Transcript) {
+    let ending = process::forked(|| {
+        let mut ring = Ring::with(8, |params| {
+            params.flags = usring_uapi::io_uring::IORING_SETUP_SQPOLL;
+            params.sq_thread_idle = 2000;
+        })
+        .expect("a ring with a thread");
+        ring.push(nop(1));
+        ring.forget_pending();
+        ring.enter(1, 0, usring_uapi::io_uring::IORING_ENTER_SQ_WAKEUP);
+        ring.watch(1);
+        become_child("nop", "")
+    });
+    t.say(format_args!("child: {ending}"));
+}
+
+/// fexecve: an exec that names no path.
+fn by_descriptor(t: &mut Transcript) {
+    let ending = process::forked(|| {
+        let program = program();
+        let arguments = [c"conformance".as_ptr(), c"child".as_ptr(), c"nop".as_ptr(), std::ptr::null()];
+        let environment = [std::ptr::null::<libc::c_char>()];
+        // SAFETY: a C string, and arrays that end with null.
+        unsafe {
+            let fd = libc::open(program.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            libc::fexecve(fd, arguments.as_ptr(), environment.as_ptr());
+        }
+        91
+    });
+    t.say(format_args!("child: {ending}"));
+}

@@ -1,0 +1,292 @@
+//! Processes and threads that end with requests in flight.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use usring_uapi::io_uring as u;
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::process;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, poll, read, timeout};
+use crate::time::{LONG, milliseconds};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("exit.with_reads", with_reads),
+    case("exit.with_timeouts", with_timeouts),
+    case("exit.with_worker", with_worker),
+    case("exit.with_sq_thread", with_sq_thread),
+    case("exit.with_deferred_work", with_deferred_work),
+    case("exit.with_backlog", with_backlog),
+    case("exit.by_return", by_return),
+    case("exit.by_signal", by_signal),
+    case("exit.by_abort", by_abort),
+    case("exit.while_another_thread_waits", while_another_thread_waits),
+    case("exit.of_submitting_thread", of_submitting_thread),
+    case("exit.of_creating_thread", of_creating_thread),
+    case("exit.by_thread_cancel", by_thread_cancel),
+    case("exit.status_is_kept", status_is_kept),
+];
+
+/// Whether every reading end has gone.
+fn deserted(writer: &OwnedFd) -> bool {
+    let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&mut entry, 1, 5000) };
+    entry.revents & libc::POLLERR != 0
+}
+
+fn with_reads(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(8);
+        let mut buffers = [[0u8; 4]; 4];
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            ring.push(read(reader.as_raw_fd(), buffer, 0, index as u64));
+        }
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 9));
+        ring.submit();
+        std::mem::forget(ring);
+        5
+    });
+    t.say(format_args!("child: {ending}"));
+    drop(reader);
+    t.say(format_args!("deserted {}", deserted(&writer)));
+}
+
+fn with_timeouts(t: &mut Transcript) {
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(8);
+        ring.push(timeout(&LONG, 0, 0, 1));
+        ring.push(timeout(&milliseconds(1), 0, u::IORING_TIMEOUT_MULTISHOT, 2));
+        ring.submit();
+        std::mem::forget(ring);
+        5
+    });
+    t.say(format_args!("child: {ending}"));
+}
+
+/// A worker that waits in a call does not keep the process.
+fn with_worker(t: &mut Transcript) {
+    let fifo = files::Fifo::new();
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(8);
+        ring.push(fifo.open(1));
+        ring.push(fifo.open(2));
+        ring.submit();
+        crate::time::long_enough_to_notice();
+        std::mem::forget(ring);
+        5
+    });
+    t.say(format_args!("child: {ending}"));
+    t.say(format_args!("deserted {}", fifo.is_deserted()));
+}
+
+fn with_sq_thread(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let ending = process::forked(|| {
+        let mut ring = Ring::with(8, |params| {
+            params.flags = u::IORING_SETUP_SQPOLL;
+            params.sq_thread_idle = 1000;
+        })
+        .expect("a ring with a thread");
+        let mut byte = [0u8; 1];
+        ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+        ring.forget_pending();
+        ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
+        crate::time::until(|| ring.sq_head() == 1);
+        std::mem::forget(ring);
+        5
+    });
+    t.say(format_args!("child: {ending}"));
+    drop(reader);
+    t.say(format_args!("deserted {}", deserted(&writer)));
+}
+
+fn with_deferred_work(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let ending = process::forked(|| {
+        let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+        let mut ring = Ring::flags(8, flags);
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+        ring.submit();
+        files::put(&writer, b"x");
+        std::mem::forget(ring);
+        5
+    });
+    t.say(format_args!("child: {ending}"));
+    drop(reader);
+    t.say(format_args!("deserted {}", deserted(&writer)));
+}
+
+fn with_backlog(t: &mut Transcript) {
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(4);
+        for user_data in 0..50 {
+            ring.push(nop(user_data));
+            ring.submit();
+        }
+        std::mem::forget(ring);
+        5
+    });
+    t.say(format_args!("child: {ending}"));
+}
+
+/// exit(3), with what runs at exit.
+fn by_return(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(8);
+        let mut byte = [0u8; 1];
+        ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+        ring.submit();
+        std::mem::forget(ring);
+        // SAFETY: ends this child; nothing of the parent's runs at exit.
+        unsafe { libc::exit(6) }
+    });
+    t.say(format_args!("child: {ending}"));
+    drop(reader);
+    t.say(format_args!("deserted {}", deserted(&writer)));
+}
+
+fn by_signal(t: &mut Transcript) {
+    for signal in [libc::SIGTERM, libc::SIGKILL, libc::SIGUSR1] {
+        let (reader, writer) = files::pipe();
+        let child = process::start(|| {
+            let mut ring = Ring::new(8);
+            let mut byte = [0u8; 1];
+            ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+            ring.submit_and_wait(1);
+            5
+        });
+        crate::time::long_enough_to_notice();
+        // SAFETY: our own child.
+        unsafe { libc::kill(child, signal) };
+        t.say(format_args!("child: {}", process::ending(child)));
+        drop(reader);
+        t.say(format_args!("deserted {}", deserted(&writer)));
+    }
+}
+
+fn by_abort(t: &mut Transcript) {
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(8);
+        ring.push(timeout(&LONG, 0, 0, 1));
+        ring.submit();
+        // SAFETY: ends this child.
+        unsafe { libc::abort() }
+    });
+    t.say(format_args!("child: {ending}"));
+}
+
+fn while_another_thread_waits(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(8);
+        let mut byte = Box::new([0u8; 1]);
+        ring.push(read(reader.as_raw_fd(), &mut byte[..], 0, 1));
+        ring.submit();
+        let fd = ring.fd;
+        std::thread::spawn(move || {
+            let flags = u::IORING_ENTER_GETEVENTS;
+            crate::door::enter(fd, 0, 1, flags, std::ptr::null(), 0)
+        });
+        crate::time::long_enough_to_notice();
+        std::mem::forget(ring);
+        std::mem::forget(byte);
+        5
+    });
+    t.say(format_args!("child: {ending}"));
+    drop(reader);
+    t.say(format_args!("deserted {}", deserted(&writer)));
+}
+
+/// A request belongs to the thread that submitted it: when that has ended, it
+/// is cancelled instead of going on, though the ring lives.
+fn of_submitting_thread(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = Box::new([0u8; 1]);
+    ring.push(read(reader.as_raw_fd(), &mut byte[..], 0, 1));
+    ring.forget_pending();
+    let fd = ring.fd;
+    let answer = std::thread::spawn(move || crate::door::enter(fd, 1, 0, 0, std::ptr::null(), 0)).join();
+    t.result("submitted there", answer.unwrap_or(-1));
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+    t.entry(&ring.one(nop(2)));
+    files::set_nonblocking(&reader, true);
+    t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
+}
+
+fn of_creating_thread(t: &mut Transcript) {
+    let made = std::thread::spawn(|| Ring::new(8)).join();
+    let Ok(mut ring) = made else {
+        return;
+    };
+    t.sorted(&ring.run(&[nop(1), nop(2)]));
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 3).forced_async());
+    ring.submit();
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+}
+
+extern "C" fn wait_in_enter(argument: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: our own thread's kind of cancellation; nothing here has to be
+    // undone when the thread is cut off.
+    unsafe { pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, std::ptr::null_mut()) };
+    let fd = argument as isize as i32;
+    crate::door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
+    std::ptr::null_mut()
+}
+
+extern "C" fn wait_in_pause(_argument: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: a cancellation point, at which this thread is cut off.
+    unsafe { libc::pause() };
+    std::ptr::null_mut()
+}
+
+const PTHREAD_CANCEL_ASYNCHRONOUS: i32 = 1;
+const PTHREAD_CANCELED: *mut libc::c_void = usize::MAX as *mut libc::c_void;
+
+unsafe extern "C" {
+    fn pthread_setcanceltype(kind: i32, before: *mut i32) -> i32;
+}
+
+/// Starts a thread, cancels it, and says whether it ended by that.
+fn cancelled(body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void, fd: i32) -> bool {
+    // SAFETY: the thread gets a number; it is joined here.
+    unsafe {
+        let mut thread: libc::pthread_t = 0;
+        let argument = fd as isize as *mut libc::c_void;
+        assert_eq!(libc::pthread_create(&mut thread, std::ptr::null(), body, argument), 0);
+        crate::time::long_enough_to_notice();
+        libc::pthread_cancel(thread);
+        let mut answer = std::ptr::null_mut();
+        libc::pthread_join(thread, &mut answer);
+        answer == PTHREAD_CANCELED
+    }
+}
+
+/// pthread_cancel of a thread in a wait.
+fn by_thread_cancel(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    t.say(format_args!("in enter: cancelled {}", cancelled(wait_in_enter, ring.fd)));
+    t.entry(&ring.one(nop(1)));
+    t.say(format_args!("in pause: cancelled {}", cancelled(wait_in_pause, ring.fd)));
+    t.entry(&ring.one(nop(2)));
+}
+
+fn status_is_kept(t: &mut Transcript) {
+    for status in [0, 1, 42, 255] {
+        let ending = process::forked(|| {
+            let mut ring = Ring::new(8);
+            ring.one(nop(1));
+            status
+        });
+        t.say(format_args!("child: {ending}"));
+    }
+}

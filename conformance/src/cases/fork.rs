@@ -1,0 +1,317 @@
+//! Rings and child processes that are forked.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use crate::case::{Case, case, differs};
+use crate::door;
+use crate::files;
+use crate::process;
+use crate::ring::Ring;
+use crate::sqe::{nop, poll, read, timeout};
+use crate::time::{LONG, milliseconds};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("fork.child_closes", child_closes),
+    case("fork.child_exits", child_exits),
+    case("fork.child_makes_its_own", child_makes_its_own),
+    case("fork.parent_goes_on", parent_goes_on),
+    case("fork.pending_request_stays_with_parent", pending_request_stays),
+    case("fork.child_with_own_requests_exits", child_with_own_requests_exits),
+    case("fork.many_children", many_children),
+    case("fork.grandchild", grandchild),
+    case("fork.vfork_child_closes", vfork_child_closes),
+    case("fork.child_is_killed", child_is_killed),
+    case("fork.two_processes_two_rings", two_processes_two_rings),
+    case("fork.with_sq_thread", with_sq_thread),
+    case("fork.with_workers", with_workers),
+    case("fork.parent_exits_first", parent_exits_first),
+    differs(
+        "fork.child_enters_parents_ring",
+        child_enters_parents_ring,
+        "the engine lives in the process that made the ring; a forked child that enters it gets \
+         an error instead of service",
+    ),
+    differs(
+        "fork.child_maps_parents_ring",
+        child_maps_parents_ring,
+        "as above: the child's mmap of the parent's ring is refused",
+    ),
+];
+
+fn works(ring: &mut Ring) -> bool {
+    let entries = ring.run(&[nop(5), nop(6)]);
+    entries.len() == 2 && entries.iter().all(|entry| entry.res == 0)
+}
+
+fn child_closes(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fd = ring.fd;
+    let ending = process::forked(|| i32::from(door::close(fd) != 0));
+    t.say(format_args!("child: {ending}"));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+fn child_exits(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    t.say(format_args!("child: {}", process::forked(|| 0)));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+fn child_makes_its_own(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let ending = process::forked(|| {
+        let mut own = Ring::new(8);
+        let time = milliseconds(5);
+        let timed = own.run(&[timeout(&time, 0, 0, 1)]);
+        i32::from(!works(&mut own) || timed.len() != 1)
+    });
+    t.say(format_args!("child: {ending}"));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+fn parent_goes_on(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    let child = process::start(|| {
+        crate::time::long_enough_to_notice();
+        0
+    });
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("child: {}", process::ending(child)));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+/// What the parent waits for is not the child's.
+fn pending_request_stays(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(timeout(&LONG, 0, 0, 2));
+    ring.submit();
+    let fd = ring.fd;
+    let ending = process::forked(|| i32::from(door::close(fd) != 0));
+    t.say(format_args!("child: {ending}"));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+}
+
+fn child_with_own_requests_exits(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let ending = process::forked(|| {
+        let mut own = Ring::new(8);
+        let mut byte = [0u8; 1];
+        own.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+        own.push(timeout(&LONG, 0, 0, 2));
+        own.submit();
+        std::mem::forget(own);
+        3
+    });
+    t.say(format_args!("child: {ending}"));
+    files::put(&writer, b"x");
+    t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
+}
+
+fn many_children(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let children: Vec<i32> = (0..8)
+        .map(|number| {
+            process::start(move || {
+                let mut own = Ring::new(8);
+                let mut right = 0;
+                for _ in 0..50 {
+                    right += i32::from(works(&mut own));
+                }
+                if right == 50 { number } else { 99 }
+            })
+        })
+        .collect();
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+    for child in children {
+        t.say(format_args!("child: {}", process::ending(child)));
+    }
+}
+
+fn grandchild(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let ending = process::forked(|| {
+        let mut own = Ring::new(8);
+        let ending = process::forked(|| {
+            let mut third = Ring::new(8);
+            i32::from(!works(&mut third))
+        });
+        i32::from(ending != "exit 0" || !works(&mut own))
+    });
+    t.say(format_args!("child: {ending}"));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+/// A vfork child shares the parent's memory: its close is the child's alone.
+fn vfork_child_closes(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fd = ring.fd;
+    // SAFETY: the child makes one call and ends; it changes nothing of ours
+    // and does not return from here.
+    let child = unsafe {
+        let child = spawn_sharing(fd);
+        assert!(child > 0);
+        child
+    };
+    t.say(format_args!("child: {}", process::ending(child)));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+/// clone(CLONE_VM | CLONE_VFORK) with a stack of its own, as posix_spawn does
+/// it; the child closes the descriptor and exits.
+unsafe fn spawn_sharing(fd: i32) -> i32 {
+    extern "C" fn child(argument: *mut libc::c_void) -> i32 {
+        let answer = door::close(argument as isize as i32);
+        i32::from(answer != 0)
+    }
+    let stack = crate::memory::Pages::new(16);
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the stack is ours until the child has ended, which CLONE_VFORK
+    // waits for.
+    unsafe {
+        let top = stack.address.add(stack.length).cast();
+        libc::clone(child, top, flags, fd as isize as *mut libc::c_void)
+    }
+}
+
+fn child_is_killed(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let child = process::start(|| {
+        let mut own = Ring::new(8);
+        let mut byte = [0u8; 1];
+        own.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+        own.submit_and_wait(1);
+        0
+    });
+    crate::time::long_enough_to_notice();
+    // SAFETY: our own child.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    t.say(format_args!("child: {}", process::ending(child)));
+    files::put(&writer, b"x");
+    t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+fn two_processes_two_rings(t: &mut Transcript) {
+    let (here, there) = files::sockets();
+    let child = process::start(|| {
+        let mut own = Ring::new(8);
+        let mut buffer = [0u8; 4];
+        for round in 0..20 {
+            let got = own.one(read(there.as_raw_fd(), &mut buffer, 0, round));
+            if got.res != 4 || own.one(crate::sqe::write(there.as_raw_fd(), &buffer, 0, 1)).res != 4 {
+                return 1;
+            }
+        }
+        0
+    });
+    let mut ring = Ring::new(8);
+    let mut right = 0;
+    for round in 0..20u8 {
+        let sent = [round; 4];
+        let mut back = [0u8; 4];
+        ring.one(crate::sqe::write(here.as_raw_fd(), &sent, 0, 1));
+        ring.one(read(here.as_raw_fd(), &mut back, 0, 2));
+        right += u32::from(sent == back);
+    }
+    t.say(format_args!("echoed {right}"));
+    t.say(format_args!("child: {}", process::ending(child)));
+}
+
+fn with_sq_thread(t: &mut Transcript) {
+    let mut ring = Ring::with(8, |params| {
+        params.flags = u::IORING_SETUP_SQPOLL;
+        params.sq_thread_idle = 20;
+    })
+    .expect("a ring with a thread");
+    let ending = process::forked(|| {
+        let mut own = Ring::with(8, |params| {
+            params.flags = u::IORING_SETUP_SQPOLL;
+            params.sq_thread_idle = 20;
+        })
+        .expect("a ring with a thread");
+        own.push(nop(1));
+        own.forget_pending();
+        own.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
+        i32::from(!own.watch(1))
+    });
+    t.say(format_args!("child: {ending}"));
+    ring.push(nop(1));
+    ring.forget_pending();
+    ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
+    t.say(format_args!("seen {}", ring.watch(1)));
+}
+
+fn with_workers(t: &mut Transcript) {
+    use crate::sqe::Change;
+    let mut ring = Ring::new(8);
+    let file = files::memory_file(b"0123");
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1).forced_async()));
+    let ending = process::forked(|| {
+        let mut own = Ring::new(8);
+        let mut buffer = [0u8; 4];
+        let entry = own.one(read(file.as_raw_fd(), &mut buffer, 0, 1).forced_async());
+        entry.res
+    });
+    t.say(format_args!("child: {ending}"));
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 2).forced_async()));
+}
+
+/// A parent that ends at once, its child with a ring of its own.
+fn parent_exits_first(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let ending = process::forked(|| {
+        let mut ring = Ring::new(8);
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+        ring.submit();
+        process::start(|| {
+            let mut own = Ring::new(8);
+            crate::time::long_enough_to_notice();
+            let done = works(&mut own);
+            files::put(&writer, if done { b"y" } else { b"n" });
+            0
+        });
+        std::mem::forget(ring);
+        0
+    });
+    t.say(format_args!("parent: {ending}"));
+    let said = files::take(&reader, 1).unwrap_or_default();
+    t.say(format_args!("child said {}", String::from_utf8_lossy(&said)));
+}
+
+fn child_enters_parents_ring(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(nop(1));
+    ring.forget_pending();
+    let fd = ring.fd;
+    let ending = process::forked(|| {
+        let answer = door::enter(fd, 1, 0, 0, std::ptr::null(), 0);
+        if answer < 0 { -answer } else { 100 + answer }
+    });
+    t.say(format_args!("child's answer (100 + submitted, or errno): {ending}"));
+    ring.enter(1, 0, u::IORING_ENTER_GETEVENTS);
+    t.in_order(&ring.reap());
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+fn child_maps_parents_ring(t: &mut Transcript) {
+    let ring = Ring::new(8);
+    let fd = ring.fd;
+    let ending = process::forked(|| i32::from(door::map(fd, 4096, 0) < 0));
+    t.say(format_args!("child refused: {ending}"));
+}

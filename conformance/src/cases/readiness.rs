@@ -1,0 +1,412 @@
+//! The ring's descriptor in poll, epoll and select: readable while the CQ
+//! holds something, writable while the SQ has room.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use crate::case::{Case, case};
+use crate::files;
+use crate::names;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, poll, timeout};
+use crate::time::milliseconds;
+use crate::transcript::{Transcript, timed};
+
+pub const CASES: &[Case] = &[
+    case("readiness.poll", by_poll),
+    case("readiness.ppoll", by_ppoll),
+    case("readiness.select", by_select),
+    case("readiness.epoll", by_epoll),
+    case("readiness.epoll_edge", epoll_edge),
+    case("readiness.epoll_oneshot", epoll_oneshot),
+    case("readiness.reaped_in_memory", reaped_in_memory),
+    case("readiness.epoll_after_reap", epoll_after_reap),
+    case("readiness.select_after_reap", select_after_reap),
+    case("readiness.sleeper_is_woken", sleeper_is_woken),
+    case("readiness.epoll_sleeper_is_woken", epoll_sleeper_is_woken),
+    case("readiness.select_sleeper_is_woken", select_sleeper_is_woken),
+    case("readiness.many_loops", many_loops),
+    case("readiness.writable", writable),
+    case("readiness.backlog", backlog),
+    case("readiness.deferred", deferred),
+    case("readiness.epoll_modify_and_delete", epoll_modify_and_delete),
+    case("readiness.watched_by_another_ring", watched_by_another_ring),
+    case("readiness.watched_by_itself", watched_by_itself),
+    case("readiness.by_another_thread", by_another_thread),
+    case("readiness.epoll_pwait_mask", epoll_pwait_mask),
+    case("readiness.sq_thread", sq_thread),
+];
+
+const IN: i16 = libc::POLLIN;
+
+/// poll(2) on one descriptor: what came back.
+fn look(fd: i32, events: i16, timeout: i32) -> String {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: one entry of ours.
+    let answer = unsafe { libc::poll(&mut entry, 1, timeout) };
+    format!("{answer} {}", names::events(entry.revents.into()))
+}
+
+fn complete(ring: &mut Ring, user_data: u64) {
+    ring.push(nop(user_data));
+    ring.submit();
+}
+
+fn by_poll(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.say(look(ring.fd, IN, 0));
+    complete(&mut ring, 1);
+    t.say(look(ring.fd, IN, 0));
+    t.say(look(ring.fd, IN, 1000));
+    // Level: as long as it is not reaped.
+    t.say(look(ring.fd, IN, 0));
+    t.in_order(&ring.reap());
+    t.say(look(ring.fd, IN, 0));
+}
+
+fn by_ppoll(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let ppoll = |ring: &Ring| {
+        let mut entry = libc::pollfd { fd: ring.fd, events: IN, revents: 0 };
+        let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        // SAFETY: one entry and one time of ours.
+        let answer = unsafe { libc::ppoll(&mut entry, 1, &time, std::ptr::null()) };
+        format!("{answer} {}", names::events(entry.revents.into()))
+    };
+    t.say(ppoll(&ring));
+    complete(&mut ring, 1);
+    t.say(ppoll(&ring));
+    ring.reap();
+    t.say(ppoll(&ring));
+}
+
+fn select(fd: i32, milliseconds: i64) -> i32 {
+    let mut set: libc::fd_set = crate::memory::zeroed();
+    let mut time = libc::timeval { tv_sec: 0, tv_usec: milliseconds * 1000 };
+    let none = std::ptr::null_mut();
+    // SAFETY: the descriptor lies below FD_SETSIZE; the set and the time are ours.
+    unsafe {
+        libc::FD_SET(fd, &mut set);
+        let answer = libc::select(fd + 1, &mut set, none, none, &mut time);
+        if answer == 1 && !libc::FD_ISSET(fd, &set) { -1 } else { answer }
+    }
+}
+
+fn by_select(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.result("empty", select(ring.fd, 0));
+    complete(&mut ring, 1);
+    t.result("one there", select(ring.fd, 0));
+    t.result("one there, with time", select(ring.fd, 500));
+    ring.reap();
+    t.result("reaped", select(ring.fd, 0));
+}
+
+struct Epoll {
+    fd: i32,
+}
+
+impl Epoll {
+    fn new() -> Epoll {
+        // SAFETY: no memory is involved; the descriptor ends with the process.
+        Epoll { fd: unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } }
+    }
+
+    fn control(&self, operation: i32, fd: i32, events: i32) -> i32 {
+        let mut event = libc::epoll_event { events: events as u32, u64: 7 };
+        // SAFETY: one event of ours.
+        crate::door::answer(unsafe { libc::epoll_ctl(self.fd, operation, fd, &mut event) })
+    }
+
+    fn add(&self, fd: i32, events: i32) -> i32 {
+        self.control(libc::EPOLL_CTL_ADD, fd, events)
+    }
+
+    /// Looks again after -EINTR: on the kernel the ring's own task work
+    /// interrupts the sleep of the thread that waits for it.
+    fn wait(&self, timeout: i32) -> String {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let count = loop {
+            // SAFETY: four events of ours.
+            let count = unsafe { libc::epoll_wait(self.fd, events.as_mut_ptr(), 4, timeout) };
+            if count >= 0 || crate::door::errno() != libc::EINTR {
+                break count;
+            }
+        };
+        let first = events[0];
+        let (bits, data) = (first.events, first.u64);
+        if count > 0 {
+            format!("{count} {} data {data}", names::events(bits as i32))
+        } else {
+            names::result(crate::door::answer(count))
+        }
+    }
+}
+
+fn by_epoll(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let epoll = Epoll::new();
+    t.result("add", epoll.add(ring.fd, libc::EPOLLIN));
+    t.say(epoll.wait(0));
+    complete(&mut ring, 1);
+    t.say(epoll.wait(1000));
+    t.say(epoll.wait(0));
+    t.in_order(&ring.reap());
+    t.say(epoll.wait(0));
+    complete(&mut ring, 2);
+    t.say(epoll.wait(1000));
+}
+
+/// Edge-triggered: one event per completion that comes, none for what lies there.
+fn epoll_edge(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let epoll = Epoll::new();
+    t.result("add", epoll.add(ring.fd, libc::EPOLLIN | libc::EPOLLET));
+    t.say(epoll.wait(0));
+    complete(&mut ring, 1);
+    t.say(epoll.wait(1000));
+    t.say(epoll.wait(0));
+    complete(&mut ring, 2);
+    t.say(epoll.wait(1000));
+    t.say(epoll.wait(0));
+    ring.reap();
+    t.say(epoll.wait(0));
+    complete(&mut ring, 3);
+    t.say(epoll.wait(1000));
+}
+
+fn epoll_oneshot(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let epoll = Epoll::new();
+    let once = libc::EPOLLIN | libc::EPOLLONESHOT;
+    t.result("add", epoll.add(ring.fd, once));
+    complete(&mut ring, 1);
+    t.say(epoll.wait(1000));
+    complete(&mut ring, 2);
+    t.say(epoll.wait(0));
+    t.result("modify", epoll.control(libc::EPOLL_CTL_MOD, ring.fd, once));
+    t.say(epoll.wait(1000));
+}
+
+/// Reaping is a store to memory; no call tells of it.
+fn reaped_in_memory(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    for user_data in 1..=3 {
+        complete(&mut ring, user_data);
+    }
+    for _ in 0..4 {
+        t.say(look(ring.fd, IN, 0));
+        ring.peek();
+    }
+}
+
+fn epoll_after_reap(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let epoll = Epoll::new();
+    t.result("add", epoll.add(ring.fd, libc::EPOLLIN));
+    for round in 0..5 {
+        complete(&mut ring, round);
+        t.say(epoll.wait(1000));
+        ring.reap();
+        let (answer, waited) = timed(|| epoll.wait(10));
+        t.say(format_args!("empty: {answer}"));
+        t.between("slept", waited, 9, 3000);
+    }
+}
+
+fn select_after_reap(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    for round in 0..3 {
+        complete(&mut ring, round);
+        t.result("one there", select(ring.fd, 500));
+        ring.reap();
+        t.result("reaped", select(ring.fd, 10));
+    }
+}
+
+/// A timeout that completes while the thread sleeps in poll.
+fn with_timeout(after: i64) -> (Ring, Box<usring_uapi::Timespec>) {
+    let mut ring = Ring::new(8);
+    let time = Box::new(milliseconds(after));
+    ring.push(timeout(&time, 0, 0, 1));
+    ring.submit();
+    (ring, time)
+}
+
+fn sleeper_is_woken(t: &mut Transcript) {
+    let (mut ring, _time) = with_timeout(20);
+    t.say(look(ring.fd, IN, 5000));
+    t.in_order(&ring.reap());
+    t.say(look(ring.fd, IN, 0));
+}
+
+fn epoll_sleeper_is_woken(t: &mut Transcript) {
+    let (mut ring, _time) = with_timeout(20);
+    let epoll = Epoll::new();
+    t.result("add", epoll.add(ring.fd, libc::EPOLLIN));
+    t.say(epoll.wait(5000));
+    t.in_order(&ring.reap());
+    t.say(epoll.wait(0));
+}
+
+fn select_sleeper_is_woken(t: &mut Transcript) {
+    let (mut ring, _time) = with_timeout(20);
+    t.result("select", select(ring.fd, 900));
+    t.in_order(&ring.reap());
+}
+
+/// The loop of an event-driven program: every completion is found by epoll,
+/// and epoll never says so when there is none.
+fn many_loops(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let epoll = Epoll::new();
+    t.result("add", epoll.add(ring.fd, libc::EPOLLIN));
+    let time = milliseconds(1);
+    let (mut found, mut empty) = (0, 0);
+    for round in 0..100 {
+        ring.push(timeout(&time, 0, 0, round));
+        ring.submit();
+        let answer = epoll.wait(5000);
+        let entries = ring.reap();
+        empty += u32::from(!answer.starts_with('1') || entries.is_empty());
+        found += entries.len();
+    }
+    t.say(format_args!("found {found} empty {empty}"));
+}
+
+/// POLLOUT says that the SQ has room.
+fn writable(t: &mut Transcript) {
+    let mut ring = Ring::new(2);
+    t.say(look(ring.fd, IN | libc::POLLOUT, 0));
+    ring.push(nop(1));
+    ring.push(nop(2));
+    t.say(look(ring.fd, IN | libc::POLLOUT, 0));
+    t.result("submit", ring.submit());
+    t.say(look(ring.fd, IN | libc::POLLOUT, 0));
+}
+
+/// What waits in the backlog makes it readable, too.
+fn backlog(t: &mut Transcript) {
+    let mut ring = Ring::with(4, |params| {
+        params.flags = u::IORING_SETUP_CQSIZE;
+        params.cq_entries = 4;
+    })
+    .expect("a ring with a small CQ");
+    for user_data in 0..6 {
+        complete(&mut ring, user_data);
+    }
+    t.say(look(ring.fd, IN, 0));
+    t.say(format_args!("reaped {}", ring.reap().len()));
+    t.say(look(ring.fd, IN, 0));
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    t.say(format_args!("reaped {}", ring.reap().len()));
+    t.say(look(ring.fd, IN, 0));
+}
+
+/// Queued work on a deferred ring counts as something to be had.
+fn deferred(t: &mut Transcript) {
+    let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let mut ring = Ring::flags(8, flags);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    t.say(look(ring.fd, IN, 0));
+    files::put(&writer, b"x");
+    t.say(look(ring.fd, IN, 5000));
+    t.say(format_args!("cqes {}", ring.ready()));
+    t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+    t.say(look(ring.fd, IN, 0));
+}
+
+fn epoll_modify_and_delete(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let epoll = Epoll::new();
+    t.result("modify, not there", epoll.control(libc::EPOLL_CTL_MOD, ring.fd, libc::EPOLLIN));
+    t.result("delete, not there", epoll.control(libc::EPOLL_CTL_DEL, ring.fd, 0));
+    t.result("add", epoll.add(ring.fd, 0));
+    t.result("add again", epoll.add(ring.fd, libc::EPOLLIN));
+    complete(&mut ring, 1);
+    t.say(epoll.wait(0));
+    t.result("modify", epoll.control(libc::EPOLL_CTL_MOD, ring.fd, libc::EPOLLIN));
+    t.say(epoll.wait(1000));
+    t.result("delete", epoll.control(libc::EPOLL_CTL_DEL, ring.fd, 0));
+    t.say(epoll.wait(0));
+}
+
+fn watched_by_another_ring(t: &mut Transcript) {
+    let (mut ring, mut other) = (Ring::new(4), Ring::new(4));
+    other.push(poll(ring.fd, IN, 1));
+    other.submit();
+    t.in_order(&other.reap());
+    complete(&mut ring, 5);
+    t.in_order(&other.wait(1));
+    ring.reap();
+    // Emptied: the next poll waits again.
+    other.push(poll(ring.fd, IN, 2));
+    other.submit();
+    crate::time::long_enough_to_notice();
+    t.in_order(&other.reap());
+    complete(&mut ring, 6);
+    t.in_order(&other.wait(1));
+}
+
+/// A ring that polls itself: its own completion is what it waits for.
+fn watched_by_itself(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(poll(ring.fd, IN, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    complete(&mut ring, 2);
+    t.sorted(&ring.wait(2));
+    ring.push(poll(ring.fd, IN, 3).with(|sqe| sqe.len = 0));
+    ring.submit();
+    t.result("close", ring.close());
+}
+
+fn by_another_thread(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let fd = ring.fd;
+    let thread = std::thread::spawn(move || look(fd, IN, 5000));
+    crate::time::long_enough_to_notice();
+    complete(&mut ring, 1);
+    t.say(thread.join().unwrap_or_default());
+    t.in_order(&ring.reap());
+}
+
+fn epoll_pwait_mask(t: &mut Transcript) {
+    let (mut ring, _time) = with_timeout(10);
+    let epoll = Epoll::new();
+    t.result("add", epoll.add(ring.fd, libc::EPOLLIN));
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+    let mut mask: libc::sigset_t = crate::memory::zeroed();
+    // SAFETY: the mask and the events are ours.
+    let count = unsafe {
+        libc::sigfillset(&mut mask);
+        loop {
+            let count = libc::epoll_pwait(epoll.fd, events.as_mut_ptr(), 4, 5000, &mask);
+            if count >= 0 || crate::door::errno() != libc::EINTR {
+                break count;
+            }
+        }
+    };
+    t.result("epoll_pwait", count);
+    t.in_order(&ring.reap());
+}
+
+fn sq_thread(t: &mut Transcript) {
+    let mut ring = Ring::with(8, |params| {
+        params.flags = u::IORING_SETUP_SQPOLL;
+        params.sq_thread_idle = 50;
+    })
+    .expect("a ring with a thread");
+    for round in 0..3 {
+        ring.push(nop(round));
+        ring.forget_pending();
+        ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
+        t.say(look(ring.fd, IN, 5000));
+        t.in_order(&ring.reap());
+        t.say(look(ring.fd, IN, 0));
+    }
+}

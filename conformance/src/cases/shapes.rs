@@ -1,0 +1,229 @@
+//! The shapes of a ring: wide entries, no index array, memory of the program's
+//! own, no descriptor at all.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::memory::{BAD, Pages, zeroed};
+use crate::ring::{Params, Ring};
+use crate::sqe::{Change, nop, read};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("shapes.wide_cqes", wide_cqes),
+    case("shapes.wide_cqe_wraps", wide_cqe_wraps),
+    case("shapes.wide_sqes", wide_sqes),
+    case("shapes.wide_both", wide_both),
+    case("shapes.no_array", no_array),
+    case("shapes.no_array_order", no_array_order),
+    case("shapes.array_permutes", array_permutes),
+    case("shapes.array_repeats", array_repeats),
+    case("shapes.own_memory", own_memory),
+    case("shapes.own_memory_offsets", own_memory_offsets),
+    case("shapes.own_memory_wrong", own_memory_wrong),
+    case("shapes.own_memory_not_mapped", own_memory_not_mapped),
+    case("shapes.no_descriptor", no_descriptor),
+    case("shapes.no_descriptor_wrong", no_descriptor_wrong),
+    case("shapes.no_descriptor_several", no_descriptor_several),
+];
+
+fn wide_cqes(t: &mut Transcript) {
+    let mut ring = Ring::flags(4, u::IORING_SETUP_CQE32);
+    let file = files::memory_file(b"0123");
+    let mut buffer = [0u8; 4];
+    let entries = ring.run(&[nop(1), read(file.as_raw_fd(), &mut buffer, 0, 2), nop(3)]);
+    t.in_order(&entries);
+    t.say(format_args!("second halves zero {}", entries.iter().all(|entry| entry.extra == [0, 0])));
+}
+
+fn wide_cqe_wraps(t: &mut Transcript) {
+    let mut ring = Ring::flags(2, u::IORING_SETUP_CQE32);
+    for round in 0..9 {
+        t.entry(&ring.one(nop(round)));
+    }
+}
+
+fn wide_sqes(t: &mut Transcript) {
+    let mut ring = Ring::flags(2, u::IORING_SETUP_SQE128);
+    let file = files::memory_file(b"0123");
+    let mut buffer = [0u8; 4];
+    for round in 0..3 {
+        // The second half is not looked at by these operations.
+        ring.push_wide(nop(round), &[0xff; 64]);
+        ring.push_wide(read(file.as_raw_fd(), &mut buffer, 0, round + 10), &[0xaa; 64]);
+        t.result("submit", ring.submit());
+        t.in_order(&ring.wait(2));
+    }
+}
+
+fn wide_both(t: &mut Transcript) {
+    let wide = u::IORING_SETUP_SQE128 | u::IORING_SETUP_CQE32;
+    let mut ring = Ring::flags(4, wide | u::IORING_SETUP_NO_SQARRAY);
+    for round in 0..3 {
+        let entries = ring.run(&[nop(round * 2), nop(round * 2 + 1)]);
+        t.in_order(&entries);
+    }
+}
+
+fn no_array(t: &mut Transcript) {
+    let mut ring = Ring::flags(4, u::IORING_SETUP_NO_SQARRAY);
+    t.say(format_args!("array offset {}", ring.params.sq_off.array));
+    for round in 0..3 {
+        for slot in 0..3 {
+            ring.push(nop(round * 3 + slot));
+        }
+        t.result("submit", ring.submit());
+        t.in_order(&ring.reap());
+    }
+    t.say(format_args!("sq head {}", ring.sq_head()));
+}
+
+/// Entries are taken where the head stands, with wrap.
+fn no_array_order(t: &mut Transcript) {
+    let mut ring = Ring::flags(2, u::IORING_SETUP_NO_SQARRAY);
+    for user_data in 1..=5 {
+        ring.push(nop(user_data));
+        ring.submit();
+    }
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    let mut entries = ring.reap();
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    entries.extend(ring.reap());
+    t.in_order(&entries);
+}
+
+/// The array says which entry comes when.
+fn array_permutes(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for user_data in 0..4 {
+        ring.push(nop(user_data));
+    }
+    for (slot, index) in [2, 0, 3, 1].into_iter().enumerate() {
+        ring.poke_array(slot as u32, index);
+    }
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+}
+
+fn array_repeats(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for user_data in 0..3 {
+        ring.push(nop(user_data));
+    }
+    ring.poke_array(1, 0);
+    ring.poke_array(2, 0);
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+}
+
+/// Setup in memory of ours: the rings at `rings`, the entries at `sqes`.
+fn setup_in(rings: u64, sqes: u64, flags: u32) -> Result<Ring, i32> {
+    let mut params: Params = zeroed();
+    params.flags = u::IORING_SETUP_NO_MMAP | flags;
+    params.cq_off.user_addr = rings;
+    params.sq_off.user_addr = sqes;
+    let fd = door::setup(8, &mut params);
+    if fd < 0 {
+        return Err(fd);
+    }
+    Ok(Ring::over_memory(fd, params, rings as *mut u8, sqes as *mut u8))
+}
+
+fn own_memory(t: &mut Transcript) {
+    let (rings, sqes) = (Pages::new(1), Pages::new(1));
+    let mut ring = setup_in(rings.at(0), sqes.at(0), 0).expect("a ring in our own memory");
+    for round in 0..3 {
+        t.sorted(&ring.run(&[nop(round * 2), nop(round * 2 + 1)]));
+    }
+    drop(ring);
+    // The memory is still the program's.
+    let mut rings = rings;
+    rings.bytes()[0] = 1;
+    t.say("memory kept");
+}
+
+fn own_memory_offsets(t: &mut Transcript) {
+    let (rings, sqes) = (Pages::new(1), Pages::new(1));
+    let ring = setup_in(rings.at(0), sqes.at(0), 0).expect("a ring in our own memory");
+    let (sq, cq) = (ring.params.sq_off, ring.params.cq_off);
+    t.say(format_args!("sq head {} tail {} array {}", sq.head, sq.tail, sq.array));
+    t.say(format_args!("cq head {} tail {} cqes {}", cq.head, cq.tail, cq.cqes));
+    let kept = sq.user_addr == sqes.at(0) && cq.user_addr == rings.at(0);
+    t.say(format_args!("addresses come back {kept}"));
+    t.say(format_args!("mask {}", ring.word(sq.ring_mask)));
+}
+
+fn own_memory_wrong(t: &mut Transcript) {
+    let (rings, sqes) = (Pages::new(1), Pages::new(1));
+    let mut attempt = |name: &str, rings: u64, sqes: u64| {
+        let answer = setup_in(rings, sqes, 0).err().unwrap_or(0);
+        t.outcome(name, answer.into());
+    };
+    attempt("no rings", 0, sqes.at(0));
+    attempt("no entries", rings.at(0), 0);
+    attempt("rings not of a page", rings.at(64), sqes.at(0));
+    attempt("entries not of a page", rings.at(0), sqes.at(64));
+    attempt("rings unmapped", 0x1000, sqes.at(0));
+    attempt("entries unmapped", rings.at(0), 0x1000);
+    attempt("nearly null", BAD, BAD);
+    rings.protect_last(libc::PROT_READ);
+    attempt("rings read-only", rings.at(0), sqes.at(0));
+}
+
+/// There is nothing to map on such a ring's descriptor.
+fn own_memory_not_mapped(t: &mut Transcript) {
+    let (rings, sqes) = (Pages::new(1), Pages::new(1));
+    let ring = setup_in(rings.at(0), sqes.at(0), 0).expect("a ring in our own memory");
+    for (name, offset) in [("SQ", 0u64), ("CQ", 0x0800_0000), ("SQEs", 0x1000_0000)] {
+        t.outcome(name, door::map(ring.fd, 4096, offset));
+    }
+}
+
+/// REGISTERED_FD_ONLY: setup answers the index of a registered ring.
+fn no_descriptor(t: &mut Transcript) {
+    let (rings, sqes) = (Pages::new(1), Pages::new(1));
+    let flags = u::IORING_SETUP_REGISTERED_FD_ONLY;
+    let mut ring = setup_in(rings.at(0), sqes.at(0), flags).expect("a ring without a descriptor");
+    t.say(format_args!("index {}", ring.fd));
+    ring.enter_flags = u::IORING_ENTER_REGISTERED_RING;
+    ring.register_flags = reg::USE_REGISTERED_RING;
+    t.sorted(&ring.run(&[nop(1), nop(2)]));
+    let mut answer = [0u8; 16 + 8 * 4];
+    t.result("probe", ring.register(reg::PROBE, answer.as_mut_ptr(), 4));
+    let gone = u::io_uring_rsrc_update { offset: ring.fd as u32, resv: 0, data: 0 };
+    t.result("unregister", ring.register(reg::UNREGISTER_RING_FDS, &raw const gone, 1));
+    t.result("enter", ring.enter(0, 0, 0));
+    ring.abandon();
+}
+
+fn no_descriptor_wrong(t: &mut Transcript) {
+    let mut params: Params = zeroed();
+    params.flags = u::IORING_SETUP_REGISTERED_FD_ONLY;
+    t.result("without NO_MMAP", door::setup(8, &mut params));
+}
+
+fn no_descriptor_several(t: &mut Transcript) {
+    let flags = u::IORING_SETUP_REGISTERED_FD_ONLY;
+    let memory: Vec<(Pages, Pages)> = (0..17).map(|_| (Pages::new(1), Pages::new(1))).collect();
+    for (number, (rings, sqes)) in memory.iter().enumerate() {
+        match setup_in(rings.at(0), sqes.at(0), flags) {
+            Ok(mut ring) => {
+                if ring.fd != number as i32 {
+                    t.say(format_args!("index {} instead of {number}", ring.fd));
+                }
+                ring.enter_flags = u::IORING_ENTER_REGISTERED_RING;
+                if number % 8 == 0 {
+                    t.entry(&ring.one(nop(number as u64)));
+                }
+                ring.abandon();
+            }
+            Err(error) => t.result(format_args!("ring {number}"), error),
+        }
+    }
+    let _ = nop(0).linked();
+}

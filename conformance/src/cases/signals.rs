@@ -1,0 +1,536 @@
+//! Signals: waits that they end, masks, and handlers that use the ring.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
+
+use usring_uapi::io_uring as u;
+
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::memory::zeroed;
+use crate::ring::Ring;
+use crate::sqe::{nop, poll, timeout};
+use crate::time::{LONG, milliseconds};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("signals.interrupt_wait", interrupt_wait),
+    case("signals.interrupt_wait_with_restart", interrupt_wait_with_restart),
+    case("signals.ignored_does_not_interrupt", ignored_does_not_interrupt),
+    case("signals.blocked_does_not_interrupt", blocked_does_not_interrupt),
+    case("signals.mask_argument_unblocks", mask_argument_unblocks),
+    case("signals.mask_argument_blocks", mask_argument_blocks),
+    case("signals.pending_and_mask_argument", pending_and_mask_argument),
+    case("signals.mask_is_restored", mask_is_restored),
+    case("signals.bad_masks", bad_masks),
+    case("signals.extended_mask_argument", extended_mask_argument),
+    case("signals.submitted_before_interrupt", submitted_before_interrupt),
+    case("signals.completion_and_signal", completion_and_signal),
+    case("signals.handler_enters_same_ring", handler_enters_same_ring),
+    case("signals.handler_enters_while_busy", handler_enters_while_busy),
+    case("signals.handler_makes_a_ring", handler_makes_a_ring),
+    case("signals.handler_jumps_out", handler_jumps_out),
+    case("signals.storm", storm),
+    case("signals.all_blocked_thread", all_blocked_thread),
+    case("signals.interval_timer", interval_timer),
+    case("signals.handler_on_other_stack", handler_on_other_stack),
+    case("signals.sigaction_comes_back", sigaction_comes_back),
+    case("signals.reset_hand", reset_hand),
+    case("signals.not_taken_by_workers", not_taken_by_workers),
+];
+
+static HANDLED: AtomicU32 = AtomicU32::new(0);
+static THE_RING: AtomicPtr<Ring> = AtomicPtr::new(std::ptr::null_mut());
+static ANSWER: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn count(_signal: i32) {
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+}
+
+fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
+    // SAFETY: the handler only touches atomics and the ring meant for it.
+    unsafe {
+        let mut action: libc::sigaction = zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = flags;
+        assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+    }
+}
+
+/// Sends this thread a signal a little later.
+fn signal_later(signal: i32, milliseconds: u64) -> std::thread::JoinHandle<()> {
+    // SAFETY: asks for our own thread's number.
+    let target = unsafe { libc::pthread_self() };
+    std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+        // SAFETY: the thread waits for this one, so it exists.
+        unsafe { libc::pthread_kill(target, signal) };
+    })
+}
+
+fn set_of(signals: &[i32]) -> libc::sigset_t {
+    let mut set = zeroed();
+    for signal in signals {
+        // SAFETY: the set is ours.
+        unsafe { libc::sigaddset(&mut set, *signal) };
+    }
+    set
+}
+
+fn mask(how: i32, signals: &[i32]) {
+    // SAFETY: our own thread's mask.
+    unsafe { libc::pthread_sigmask(how, &set_of(signals), std::ptr::null_mut()) };
+}
+
+fn is_blocked(signal: i32) -> bool {
+    let mut now: libc::sigset_t = zeroed();
+    // SAFETY: our own thread's mask, into a set of ours.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now);
+        libc::sigismember(&now, signal) == 1
+    }
+}
+
+fn handled(t: &mut Transcript) {
+    t.say(format_args!("handled {}", HANDLED.swap(0, Ordering::SeqCst)));
+}
+
+/// enter(GETEVENTS) that only a signal can end.
+fn wait_for_ever(ring: &Ring) -> i32 {
+    ring.enter(0, 1, u::IORING_ENTER_GETEVENTS)
+}
+
+fn interrupt_wait(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    handle(libc::SIGUSR1, count, 0);
+    let thread = signal_later(libc::SIGUSR1, 20);
+    t.result("wait", wait_for_ever(&ring));
+    handled(t);
+    let _ = thread.join();
+}
+
+/// SA_RESTART does not restart it.
+fn interrupt_wait_with_restart(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    handle(libc::SIGUSR1, count, libc::SA_RESTART);
+    let thread = signal_later(libc::SIGUSR1, 20);
+    t.result("wait", wait_for_ever(&ring));
+    handled(t);
+    let _ = thread.join();
+}
+
+/// A wait of 60 ms through which a signal passes at 20 ms.
+fn wait_through(ring: &Ring, signal: i32) -> i32 {
+    let thread = signal_later(signal, 20);
+    let answer = ring.enter_for(0, 1, std::time::Duration::from_millis(60));
+    let _ = thread.join();
+    answer
+}
+
+fn ignored_does_not_interrupt(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    // SAFETY: our own process's disposition.
+    unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
+    t.result("wait", wait_through(&ring, libc::SIGUSR1));
+    // SIGCHLD is ignored by default.
+    t.result("wait", wait_through(&ring, libc::SIGCHLD));
+}
+
+fn blocked_does_not_interrupt(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    handle(libc::SIGUSR1, count, 0);
+    mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
+    t.result("wait", wait_through(&ring, libc::SIGUSR1));
+    handled(t);
+    mask(libc::SIG_UNBLOCK, &[libc::SIGUSR1]);
+    handled(t);
+}
+
+/// enter with a mask of 8 bytes as its argument.
+fn wait_with_mask(ring: &Ring, signals: &[i32]) -> i32 {
+    let set = set_of(signals);
+    ring.enter_with(0, 1, u::IORING_ENTER_GETEVENTS, (&raw const set).cast(), 8)
+}
+
+fn mask_argument_unblocks(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    handle(libc::SIGUSR1, count, 0);
+    mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
+    let thread = signal_later(libc::SIGUSR1, 20);
+    t.result("wait", wait_with_mask(&ring, &[]));
+    handled(t);
+    t.say(format_args!("blocked again {}", is_blocked(libc::SIGUSR1)));
+    let _ = thread.join();
+}
+
+fn mask_argument_blocks(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    handle(libc::SIGUSR1, count, 0);
+    let time = milliseconds(60);
+    ring.push(timeout(&time, 0, 0, 1));
+    ring.submit();
+    let thread = signal_later(libc::SIGUSR1, 20);
+    t.result("wait", wait_with_mask(&ring, &[libc::SIGUSR1]));
+    // Delivered as the call returned.
+    handled(t);
+    t.say(format_args!("blocked {}", is_blocked(libc::SIGUSR1)));
+    t.in_order(&ring.reap());
+    let _ = thread.join();
+}
+
+/// A signal that pends when the mask lets it through ends the wait before it
+/// begins.
+fn pending_and_mask_argument(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    handle(libc::SIGUSR1, count, 0);
+    mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
+    // SAFETY: our own thread.
+    unsafe { libc::raise(libc::SIGUSR1) };
+    handled(t);
+    t.result("wait", wait_with_mask(&ring, &[]));
+    handled(t);
+    // With a completion there the call succeeds, and the signal is taken or
+    // stays, as the kernel likes; afterwards it is not lost.
+    let mut ring = Ring::new(4);
+    ring.push(nop(1));
+    ring.submit();
+    t.result("wait, one is there", wait_with_mask(&ring, &[]));
+    t.say(format_args!("blocked {}", is_blocked(libc::SIGUSR1)));
+}
+
+fn mask_is_restored(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    mask(libc::SIG_BLOCK, &[libc::SIGUSR2]);
+    ring.push(nop(1));
+    ring.submit();
+    t.result("wait", wait_with_mask(&ring, &[libc::SIGUSR1, libc::SIGTERM]));
+    t.say(format_args!(
+        "blocked USR1 {} USR2 {} TERM {}",
+        is_blocked(libc::SIGUSR1),
+        is_blocked(libc::SIGUSR2),
+        is_blocked(libc::SIGTERM)
+    ));
+}
+
+fn bad_masks(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let flags = u::IORING_ENTER_GETEVENTS;
+    let time = milliseconds(5);
+    let set = set_of(&[]);
+    for size in [0, 4, 8, 16, 128] {
+        // So that a call which is not refused ends.
+        ring.push(timeout(&time, 0, 0, 1));
+        ring.submit();
+        let answer = ring.enter_with(0, 1, flags, (&raw const set).cast(), size);
+        t.result(format_args!("{size} bytes"), answer);
+        ring.wait(1);
+    }
+    t.result("unmapped", ring.enter_with(0, 1, flags, 16 as *const _, 8));
+    // With enough in the queue nothing is looked at.
+    ring.push(nop(1));
+    ring.submit();
+    t.result("unmapped, one is there", ring.enter_with(0, 1, flags, 16 as *const _, 8));
+}
+
+fn extended_mask_argument(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    handle(libc::SIGUSR1, count, 0);
+    mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
+    let set = set_of(&[]);
+    let time = LONG;
+    let mut argument: u::io_uring_getevents_arg = zeroed();
+    argument.sigmask = &raw const set as u64;
+    argument.sigmask_sz = 8;
+    argument.ts = &raw const time as u64;
+    let thread = signal_later(libc::SIGUSR1, 20);
+    let flags = u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG;
+    let size = size_of_val(&argument);
+    let answer = ring.enter_with(0, 1, flags, (&raw const argument).cast(), size);
+    t.result("wait", answer);
+    handled(t);
+    t.say(format_args!("blocked again {}", is_blocked(libc::SIGUSR1)));
+    let _ = thread.join();
+}
+
+/// What was submitted is the answer; the interruption is not told of.
+fn submitted_before_interrupt(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    handle(libc::SIGUSR1, count, 0);
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    let thread = signal_later(libc::SIGUSR1, 20);
+    t.result("submit and wait", ring.submit_and_wait(1));
+    handled(t);
+    let _ = thread.join();
+}
+
+fn completion_and_signal(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    handle(libc::SIGUSR1, count, 0);
+    ring.push(nop(1));
+    ring.submit();
+    // SAFETY: our own thread; handled before raise returns.
+    unsafe { libc::raise(libc::SIGUSR1) };
+    t.result("wait, one is there", wait_for_ever(&ring));
+    handled(t);
+    t.in_order(&ring.reap());
+}
+
+/// Submits a NOP on the ring that the interrupted thread uses.
+extern "C" fn submit_in_handler(_signal: i32) {
+    let ring = THE_RING.load(Ordering::SeqCst);
+    if ring.is_null() {
+        return;
+    }
+    // SAFETY: the case gave the ring away for as long as signals may come, and
+    // touches its SQ only while they cannot.
+    let ring = unsafe { &mut *ring };
+    ring.push(nop(1000));
+    ANSWER.store(ring.submit(), Ordering::SeqCst);
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+}
+
+fn handler_enters_same_ring(t: &mut Transcript) {
+    let mut ring = Ring::new(16);
+    THE_RING.store(&mut ring, Ordering::SeqCst);
+    handle(libc::SIGUSR1, submit_in_handler, 0);
+    let thread = signal_later(libc::SIGUSR1, 20);
+    let fd = ring.fd;
+    let answer = door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
+    // The wait is interrupted, or ended by the handler's own completion.
+    t.say(format_args!("-EINTR or 0: {}", [0, -libc::EINTR].contains(&answer)));
+    let _ = thread.join();
+    t.result("the handler's submit", ANSWER.load(Ordering::SeqCst));
+    handled(t);
+    THE_RING.store(std::ptr::null_mut(), Ordering::SeqCst);
+    t.in_order(&ring.reap());
+}
+
+extern "C" fn enter_in_handler(_signal: i32) {
+    let fd = ANSWER.load(Ordering::SeqCst);
+    door::enter(fd, 0, 0, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+}
+
+fn every_millisecond(signal: i32) -> libc::timer_t {
+    // SAFETY: the timer and its event are ours; the timer ends with the process.
+    unsafe {
+        let mut event: libc::sigevent = zeroed();
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = signal;
+        event.sigev_notify_thread_id = libc::gettid();
+        let mut timer: libc::timer_t = std::ptr::null_mut();
+        assert_eq!(libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer), 0);
+        let mut time: libc::itimerspec = zeroed();
+        time.it_interval.tv_nsec = 300_000;
+        time.it_value.tv_nsec = 300_000;
+        libc::timer_settime(timer, 0, &time, std::ptr::null_mut());
+        timer
+    }
+}
+
+/// The handler enters the ring whatever its thread is doing with it.
+fn handler_enters_while_busy(t: &mut Transcript) {
+    let mut ring = Ring::new(16);
+    ANSWER.store(ring.fd, Ordering::SeqCst);
+    handle(libc::SIGUSR1, enter_in_handler, libc::SA_RESTART);
+    let timer = every_millisecond(libc::SIGUSR1);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_millis(400);
+    let (mut sent, mut lost) = (0u64, 0);
+    while std::time::Instant::now() < deadline {
+        for slot in 0..8 {
+            ring.push(nop(sent + slot));
+        }
+        let mut left = ring.forget_pending();
+        while left > 0 {
+            let answer = ring.enter(left, 0, 0);
+            left -= answer.max(0) as u32;
+        }
+        let entries = ring.reap();
+        lost += u32::from(entries.len() != 8);
+        sent += 8;
+    }
+    // SAFETY: made above.
+    unsafe { libc::timer_delete(timer) };
+    t.say(format_args!("batches with a loss {lost}"));
+    t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
+}
+
+extern "C" fn make_in_handler(_signal: i32) {
+    let mut ring = Ring::new(4);
+    let entry = ring.one(nop(1));
+    ANSWER.store(entry.res, Ordering::SeqCst);
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+}
+
+fn handler_makes_a_ring(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    handle(libc::SIGUSR1, make_in_handler, 0);
+    let thread = signal_later(libc::SIGUSR1, 20);
+    t.result("wait", wait_for_ever(&ring));
+    handled(t);
+    t.result("the handler's nop", ANSWER.load(Ordering::SeqCst));
+    let _ = thread.join();
+}
+
+/// Storage for sigsetjmp, larger than any libc's.
+#[repr(C, align(16))]
+struct Jump([u64; 64]);
+
+static mut JUMP: Jump = Jump([0; 64]);
+
+unsafe extern "C" {
+    #[link_name = "__sigsetjmp"]
+    fn sigsetjmp(place: *mut Jump, save: i32) -> i32;
+    fn siglongjmp(place: *mut Jump, value: i32) -> !;
+}
+
+extern "C" fn jump(_signal: i32) {
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: the frame that called sigsetjmp is still there: it waits.
+    unsafe { siglongjmp(&raw mut JUMP, 1) }
+}
+
+/// A handler that does not return: the ring is not left half-way.
+fn handler_jumps_out(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    handle(libc::SIGUSR1, jump, 0);
+    for _ in 0..3 {
+        let thread = signal_later(libc::SIGUSR1, 10);
+        // SAFETY: nothing that needs to be dropped is made between the two.
+        let back = unsafe { sigsetjmp(&raw mut JUMP, 1) };
+        if back == 0 {
+            wait_for_ever(&ring);
+        }
+        t.say(format_args!("jumped {back}"));
+        let _ = thread.join();
+        t.entry(&ring.one(nop(1)));
+    }
+    handled(t);
+}
+
+fn storm(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    handle(libc::SIGUSR1, count, libc::SA_RESTART);
+    let timer = every_millisecond(libc::SIGUSR1);
+    let time = milliseconds(1);
+    let mut found = 0;
+    for round in 0..200 {
+        ring.push(timeout(&time, 0, 0, round));
+        // Interrupted or not, each timeout is submitted once and found once.
+        let mut left = ring.forget_pending();
+        while left > 0 {
+            left -= ring.enter(left, 1, u::IORING_ENTER_GETEVENTS).max(0) as u32;
+        }
+        found += ring.wait(1).len();
+    }
+    // SAFETY: made above.
+    unsafe { libc::timer_delete(timer) };
+    t.say(format_args!("found {found}"));
+    t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
+}
+
+/// A thread that has blocked everything, as servers' threads do.
+fn all_blocked_thread(t: &mut Transcript) {
+    let answers = std::thread::spawn(|| {
+        // SAFETY: our own thread's mask.
+        unsafe {
+            let mut set: libc::sigset_t = zeroed();
+            libc::sigfillset(&mut set);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+        }
+        let mut ring = Ring::new(4);
+        let time = milliseconds(5);
+        ring.run(&[nop(1), timeout(&time, 0, 0, 2)])
+    });
+    t.sorted(&answers.join().unwrap_or_default());
+}
+
+fn interval_timer(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    handle(libc::SIGALRM, count, 0);
+    // SAFETY: our own process's timer.
+    unsafe {
+        let mut time: libc::itimerval = zeroed();
+        time.it_value.tv_usec = 20_000;
+        libc::setitimer(libc::ITIMER_REAL, &time, std::ptr::null_mut());
+    }
+    t.result("wait", wait_for_ever(&ring));
+    handled(t);
+}
+
+fn handler_on_other_stack(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let stack = crate::memory::Pages::new(4);
+    // SAFETY: the stack is ours and outlives its use.
+    unsafe {
+        let place = libc::stack_t { ss_sp: stack.address.cast(), ss_flags: 0, ss_size: stack.length };
+        assert_eq!(libc::sigaltstack(&place, std::ptr::null_mut()), 0);
+    }
+    handle(libc::SIGUSR1, make_in_handler, libc::SA_ONSTACK);
+    let thread = signal_later(libc::SIGUSR1, 20);
+    t.result("wait", wait_for_ever(&ring));
+    handled(t);
+    t.result("the handler's nop", ANSWER.load(Ordering::SeqCst));
+    let _ = thread.join();
+    // SAFETY: our own thread's stack is given up before the memory is.
+    unsafe {
+        let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        libc::sigaltstack(&none, std::ptr::null_mut());
+    }
+}
+
+/// sigaction tells of what was set, whoever stands between.
+fn sigaction_comes_back(t: &mut Transcript) {
+    let _ring = Ring::new(4);
+    handle(libc::SIGUSR1, count, libc::SA_RESTART | libc::SA_NODEFER);
+    let mut now: libc::sigaction = zeroed();
+    // SAFETY: into a structure of ours.
+    unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut now) };
+    t.say(format_args!("handler {}", now.sa_sigaction == count as *const () as usize));
+    let flags = libc::SA_RESTART | libc::SA_NODEFER | libc::SA_RESETHAND | libc::SA_ONSTACK;
+    t.say(format_args!("flags {}", now.sa_flags & flags == libc::SA_RESTART | libc::SA_NODEFER));
+    // SAFETY: as above.
+    let before = unsafe { libc::signal(libc::SIGUSR1, libc::SIG_DFL) };
+    t.say(format_args!("before {}", before == count as *const () as usize));
+    // SAFETY: as above.
+    let before = unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
+    t.say(format_args!("then default {}", before == libc::SIG_DFL));
+}
+
+/// SA_RESETHAND: once, then the default.
+fn reset_hand(t: &mut Transcript) {
+    let ending = crate::process::forked(|| {
+        let ring = Ring::new(4);
+        handle(libc::SIGUSR1, count, libc::SA_RESETHAND);
+        // SAFETY: our own process.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        // SAFETY: our own process; this one ends it.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        HANDLED.load(Ordering::SeqCst) as i32
+    });
+    t.say(format_args!("child: {ending}"));
+}
+
+/// A signal to the process is taken by a thread of the program's, not by one
+/// that is none of its business.
+fn not_taken_by_workers(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, _writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    // Work that may have started threads.
+    let busy = crate::sqe::read(reader.as_raw_fd(), &mut byte, 0, 1);
+    ring.push(crate::sqe::Change::forced_async(busy));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    handle(libc::SIGUSR1, count, 0);
+    mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
+    // SAFETY: our own process.
+    unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
+    crate::time::long_enough_to_notice();
+    handled(t);
+    mask(libc::SIG_UNBLOCK, &[libc::SIGUSR1]);
+    handled(t);
+}

@@ -1,0 +1,115 @@
+//! SINGLE_ISSUER: who may submit and register.
+
+use usring_uapi::io_uring as u;
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::door;
+use crate::ring::Ring;
+use crate::sqe::nop;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("single_issuer.creator_owns", creator_owns),
+    case("single_issuer.others_are_refused", others_are_refused),
+    case("single_issuer.enabler_owns", enabler_owns),
+    case("single_issuer.deferred_others_wait", deferred_others_wait),
+    case("single_issuer.plain_ring_has_no_owner", plain_ring_has_no_owner),
+    case("single_issuer.child_process", child_process),
+    case("single_issuer.others_may_close", others_may_close),
+];
+
+const SINGLE: u32 = u::IORING_SETUP_SINGLE_ISSUER;
+
+/// Runs `call` in a new thread.
+fn elsewhere(call: impl FnOnce() -> i32 + Send + 'static) -> i32 {
+    std::thread::spawn(call).join().unwrap_or(i32::MIN)
+}
+
+fn enter(fd: i32, submit: u32, flags: u32) -> i32 {
+    door::enter(fd, submit, 0, flags, std::ptr::null(), 0)
+}
+
+fn probe(fd: i32) -> i32 {
+    let mut answer = [0u8; 16 + 8 * 4];
+    door::register(fd, reg::PROBE, answer.as_mut_ptr().cast(), 4)
+}
+
+/// Man page (io_uring_setup_flags): the first that submits. It is the creator.
+fn creator_owns(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, SINGLE);
+    let fd = ring.fd;
+    ring.push(nop(1));
+    ring.forget_pending();
+    t.result("first enter in another thread", elsewhere(move || enter(fd, 1, 0)));
+    t.result("enter here", enter(fd, 1, 0));
+    t.in_order(&ring.reap());
+}
+
+fn others_are_refused(t: &mut Transcript) {
+    let ring = Ring::flags(8, SINGLE);
+    let fd = ring.fd;
+    t.result("enter(0, 0, 0)", elsewhere(move || enter(fd, 0, 0)));
+    t.result("get events", elsewhere(move || enter(fd, 0, u::IORING_ENTER_GETEVENTS)));
+    t.result("enter(1)", elsewhere(move || enter(fd, 1, 0)));
+    t.result("register", elsewhere(move || probe(fd)));
+    t.result("register here", probe(fd));
+}
+
+fn enable(fd: i32) -> i32 {
+    door::register(fd, reg::ENABLE_RINGS, std::ptr::null(), 0)
+}
+
+/// A disabled ring belongs to who enables it.
+fn enabler_owns(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, SINGLE | u::IORING_SETUP_R_DISABLED);
+    let fd = ring.fd;
+    ring.push(nop(1));
+    ring.forget_pending();
+    t.result("register in another thread", elsewhere(move || probe(fd)));
+    let there = move || {
+        let enabled = enable(fd);
+        if enabled < 0 { enabled } else { enter(fd, 1, 0) }
+    };
+    t.result("enable and enter in another thread", elsewhere(there));
+    t.in_order(&ring.reap());
+    t.result("enter here", enter(fd, 1, 0));
+    t.result("register here", probe(fd));
+}
+
+fn deferred_others_wait(t: &mut Transcript) {
+    let ring = Ring::flags(8, SINGLE | u::IORING_SETUP_DEFER_TASKRUN);
+    let fd = ring.fd;
+    t.result("get events", elsewhere(move || enter(fd, 0, u::IORING_ENTER_GETEVENTS)));
+    t.result("enter(1)", elsewhere(move || enter(fd, 1, 0)));
+    t.result("here", enter(fd, 0, u::IORING_ENTER_GETEVENTS));
+}
+
+fn plain_ring_has_no_owner(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fd = ring.fd;
+    for user_data in 1..=3 {
+        ring.push(nop(user_data));
+        ring.forget_pending();
+        t.result("enter in another thread", elsewhere(move || enter(fd, 1, 0)));
+    }
+    t.result("register in another thread", elsewhere(move || probe(fd)));
+    t.in_order(&ring.wait(3));
+}
+
+fn child_process(t: &mut Transcript) {
+    let ring = Ring::flags(8, SINGLE);
+    let fd = ring.fd;
+    // An error of some kind, never success and never a hang.
+    let ending = crate::process::forked(move || i32::from(enter(fd, 1, 0) < 0));
+    t.say(format_args!("child refused: {ending}"));
+    t.result("parent", enter(fd, 0, 0));
+}
+
+fn others_may_close(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, SINGLE | u::IORING_SETUP_DEFER_TASKRUN);
+    let fd = ring.fd;
+    t.result("close in another thread", elsewhere(move || door::close(fd)));
+    t.result("enter", enter(fd, 0, 0));
+    ring.abandon();
+}

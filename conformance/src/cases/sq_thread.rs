@@ -1,0 +1,409 @@
+//! SQPOLL: a thread takes the entries; enter only wakes it and waits.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, io_uring as u};
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::names;
+use crate::ring::{Entry, Ring};
+use crate::sqe::{Change, close, nop, poll, read, sqe, timeout, write};
+use crate::time::{LONG, milliseconds, until};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("sq_thread.takes_entries_by_itself", takes_entries_by_itself),
+    case("sq_thread.enter_submits_nothing", enter_submits_nothing),
+    case("sq_thread.needs_wakeup_when_idle", needs_wakeup_when_idle),
+    case("sq_thread.default_idle", default_idle),
+    case("sq_thread.stays_awake_while_busy", stays_awake_while_busy),
+    case("sq_thread.wake_without_work", wake_without_work),
+    case("sq_thread.waiter_is_woken", waiter_is_woken),
+    case("sq_thread.sq_wait", sq_wait),
+    case("sq_thread.bad_sqe", bad_sqe),
+    case("sq_thread.chains", chains),
+    case("sq_thread.file_closed_before_cqe", file_closed_before_cqe),
+    case("sq_thread.plain_descriptors", plain_descriptors),
+    case("sq_thread.late_completions", late_completions),
+    case("sq_thread.timeouts", timeouts),
+    case("sq_thread.overflow", overflow),
+    case("sq_thread.disabled_until_enabled", disabled_until_enabled),
+    case("sq_thread.attached", attached),
+    case("sq_thread.attached_to_closed", attached_to_closed),
+    case("sq_thread.ring_closes", ring_closes),
+    case("sq_thread.other_threads_submit", other_threads_submit),
+    case("sq_thread.many_rounds", many_rounds),
+    case("sq_thread.register_while_running", register_while_running),
+    case("sq_thread.signals_go_elsewhere", signals_go_elsewhere),
+];
+
+const SQPOLL: u32 = u::IORING_SETUP_SQPOLL;
+
+/// A ring whose thread sleeps after `idle` milliseconds without work.
+fn ring(idle: u32) -> Ring {
+    ring_with(8, idle, 0)
+}
+
+fn ring_with(entries: u32, idle: u32, flags: u32) -> Ring {
+    Ring::with(entries, |params| {
+        params.flags = SQPOLL | flags;
+        params.sq_thread_idle = idle;
+    })
+    .expect("a ring with a thread")
+}
+
+fn asleep(ring: &Ring) -> bool {
+    ring.sq_flags() & u::IORING_SQ_NEED_WAKEUP != 0
+}
+
+/// What liburing does: publish, then wake the thread if it sleeps.
+fn hand_over(ring: &mut Ring) {
+    let count = ring.forget_pending();
+    if asleep(ring) {
+        ring.enter(count, 0, u::IORING_ENTER_SQ_WAKEUP);
+    }
+}
+
+fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
+    for sqe in sqes {
+        ring.push(*sqe);
+    }
+    hand_over(ring);
+    let mut entries = ring.wait(sqes.len());
+    entries.sort_by_key(|entry| entry.user_data);
+    entries
+}
+
+/// A new thread sleeps at once, for all its idle time; one that has had work
+/// looks for more.
+fn takes_entries_by_itself(t: &mut Transcript) {
+    let mut ring = ring(2000);
+    t.sorted(&run(&mut ring, &[nop(1)]));
+    ring.push(nop(2));
+    ring.push(nop(3));
+    ring.forget_pending();
+    t.say(format_args!("seen {}", ring.watch(2)));
+    t.in_order(&ring.reap());
+    t.say(format_args!("sq head {}", ring.sq_head()));
+}
+
+/// It returns what it was asked to submit, whatever there is.
+fn enter_submits_nothing(t: &mut Transcript) {
+    let ring = ring(2000);
+    t.result("enter(0)", ring.enter(0, 0, 0));
+    t.result("enter(5), none written", ring.enter(5, 0, 0));
+    t.result("enter(1000), none written", ring.enter(1000, 0, 0));
+    t.result("enter(3), wakeup", ring.enter(3, 0, u::IORING_ENTER_SQ_WAKEUP));
+}
+
+fn needs_wakeup_when_idle(t: &mut Transcript) {
+    let mut ring = ring(20);
+    t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
+    ring.push(nop(1));
+    ring.forget_pending();
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    t.result("wakeup", ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP));
+    t.say(format_args!("seen {}", ring.watch(1)));
+    t.in_order(&ring.reap());
+    t.say(format_args!("falls asleep again {}", until(|| asleep(&ring))));
+}
+
+/// An idle time of 0 means a second.
+fn default_idle(t: &mut Transcript) {
+    let mut ring = ring(0);
+    t.sorted(&run(&mut ring, &[nop(1)]));
+    let start = std::time::Instant::now();
+    t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
+    t.between("after", start.elapsed(), 900, 4000);
+}
+
+fn stays_awake_while_busy(t: &mut Transcript) {
+    let mut ring = ring(200);
+    t.sorted(&run(&mut ring, &[nop(99)]));
+    let mut slept = false;
+    for round in 0..30 {
+        ring.push(nop(round));
+        ring.forget_pending();
+        slept |= !ring.watch(1);
+        ring.reap();
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    t.say(format_args!("slept {slept}"));
+}
+
+fn wake_without_work(t: &mut Transcript) {
+    let mut ring = ring(10);
+    t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
+    t.result("wakeup", ring.enter(0, 0, u::IORING_ENTER_SQ_WAKEUP));
+    t.say(format_args!("falls asleep again {}", until(|| asleep(&ring))));
+    t.sorted(&run(&mut ring, &[nop(1)]));
+}
+
+fn waiter_is_woken(t: &mut Transcript) {
+    let mut ring = ring(2000);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    hand_over(&mut ring);
+    let thread = std::thread::spawn(move || {
+        crate::time::long_enough_to_notice();
+        files::put(&writer, b"x");
+        writer
+    });
+    t.result("wait", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+    drop(thread.join());
+}
+
+/// SQ_WAIT: until there is room in the SQ.
+fn sq_wait(t: &mut Transcript) {
+    let mut ring = ring_with(2, 2000, 0);
+    t.result("room at once", ring.enter(0, 0, u::IORING_ENTER_SQ_WAIT));
+    for round in 0..50 {
+        while ring.sq_tail().wrapping_sub(ring.sq_head()) == 2 {
+            let answer = ring.enter(0, 0, u::IORING_ENTER_SQ_WAIT);
+            if answer != 0 {
+                t.result("SQ_WAIT", answer);
+            }
+        }
+        ring.push(nop(round));
+        hand_over(&mut ring);
+        ring.reap();
+    }
+    let drained = until(|| ring.sq_head() == ring.sq_tail());
+    t.say(format_args!("all taken {drained}"));
+}
+
+/// Nobody hears of the end of a batch; the thread goes on.
+fn bad_sqe(t: &mut Transcript) {
+    let mut ring = ring(2000);
+    t.sorted(&run(&mut ring, &[nop(1), sqe(200, -1, 2), nop(3)]));
+}
+
+fn chains(t: &mut Transcript) {
+    let mut ring = ring(2000);
+    let file = files::memory_file(b"");
+    let fd = file.as_raw_fd();
+    ring.push(write(fd, b"ab", 0, 1).linked());
+    ring.push(write(fd, b"cd", 2, 2));
+    hand_over(&mut ring);
+    t.in_order(&ring.wait(2));
+    t.say(files::text(&file));
+}
+
+/// When the CQE of a CLOSE is there, the file is closed.
+fn file_closed_before_cqe(t: &mut Transcript) {
+    let mut ring = ring(2000);
+    let mut early = 0;
+    for round in 0..100 {
+        let (reader, writer) = files::pipe();
+        ring.push(close(std::os::fd::IntoRawFd::into_raw_fd(writer), round));
+        hand_over(&mut ring);
+        if !ring.watch(1) {
+            break;
+        }
+        let answer = ring.reap().first().map_or(-1, |entry| entry.res);
+        files::set_nonblocking(&reader, true);
+        // The only writing end has gone: the end, not -EAGAIN.
+        early += u32::from(answer != 0 || files::take(&reader, 1) != Ok(Vec::new()));
+    }
+    t.say(format_args!("CQEs before the close: {early}"));
+}
+
+/// SQPOLL_NONFIXED: descriptors need not be registered.
+fn plain_descriptors(t: &mut Transcript) {
+    let mut ring = ring(2000);
+    let file = files::memory_file(b"0123456789");
+    let mut buffer = [0u8; 4];
+    t.sorted(&run(&mut ring, &[read(file.as_raw_fd(), &mut buffer, 2, 1)]));
+    t.say(String::from_utf8_lossy(&buffer).into_owned());
+    t.sorted(&run(&mut ring, &[read(9999, &mut buffer, 0, 2), read(-1, &mut buffer, 0, 3)]));
+    let number = file.as_raw_fd();
+    t.result("register", ring.register(reg::FILES, &raw const number, 1));
+    t.sorted(&run(&mut ring, &[read(0, &mut buffer, 4, 4).fixed()]));
+}
+
+fn late_completions(t: &mut Transcript) {
+    let mut ring = ring(20);
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
+    hand_over(&mut ring);
+    t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
+    // Asleep or not, what was submitted completes.
+    files::put(&writer, b"xy");
+    t.say(format_args!("seen {}", ring.watch(2)));
+    t.sorted(&ring.reap());
+}
+
+fn timeouts(t: &mut Transcript) {
+    let mut ring = ring(10);
+    let time = milliseconds(40);
+    ring.push(timeout(&time, 0, 0, 1));
+    hand_over(&mut ring);
+    t.say(format_args!("seen {}", ring.watch(1)));
+    t.in_order(&ring.reap());
+    t.sorted(&run(&mut ring, &[timeout(&LONG, 0, 0, 2), crate::sqe::timeout_remove(2, 3)]));
+}
+
+fn overflow(t: &mut Transcript) {
+    let mut ring = Ring::with(8, |params| {
+        params.flags = SQPOLL | u::IORING_SETUP_CQSIZE;
+        params.sq_thread_idle = 2000;
+        params.cq_entries = 8;
+    })
+    .expect("a ring with a thread");
+    for round in 0..20 {
+        until(|| ring.sq_tail().wrapping_sub(ring.sq_head()) < 8);
+        ring.push(nop(round));
+        hand_over(&mut ring);
+    }
+    until(|| ring.sq_head() == ring.sq_tail());
+    let flagged = until(|| ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0);
+    t.say(format_args!("ready {} overflown {flagged}", ring.ready()));
+    let mut all = ring.reap();
+    while all.len() < 20 {
+        t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+        all.extend(ring.reap());
+    }
+    let ordered = all.iter().enumerate().all(|(index, entry)| entry.user_data == index as u64);
+    t.say(format_args!("all {} in order {ordered}", all.len()));
+}
+
+fn disabled_until_enabled(t: &mut Transcript) {
+    let mut ring = ring_with(8, 2000, u::IORING_SETUP_R_DISABLED);
+    ring.push(nop(1));
+    ring.forget_pending();
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    t.result("enter", ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP));
+    t.result("enable", ring.register::<u8>(reg::ENABLE_RINGS, std::ptr::null(), 0));
+    ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
+    t.say(format_args!("seen {}", ring.watch(1)));
+    t.in_order(&ring.reap());
+}
+
+fn attach(fd: i32, idle: u32) -> Result<Ring, i32> {
+    Ring::with(8, |params| {
+        params.flags = SQPOLL | u::IORING_SETUP_ATTACH_WQ;
+        params.sq_thread_idle = idle;
+        params.wq_fd = fd as u32;
+    })
+}
+
+/// One thread for two rings: it sleeps when neither has work.
+fn attached(t: &mut Transcript) {
+    let mut first = ring(20);
+    let mut second = attach(first.fd, 20).expect("an attached ring");
+    t.sorted(&run(&mut first, &[nop(1), nop(2)]));
+    t.sorted(&run(&mut second, &[nop(3), nop(4)]));
+    t.say(format_args!("both asleep {}", until(|| asleep(&first) && asleep(&second))));
+    t.sorted(&run(&mut second, &[nop(5)]));
+    t.say(format_args!("both asleep {}", until(|| asleep(&first) && asleep(&second))));
+    t.sorted(&run(&mut first, &[nop(6)]));
+}
+
+/// The thread outlives the ring that it was made for.
+fn attached_to_closed(t: &mut Transcript) {
+    let mut first = ring(20);
+    // SAFETY: no memory is involved.
+    let duplicate = unsafe { libc::dup(first.fd) };
+    t.result("close the first number", first.close());
+    let mut second = attach(duplicate, 20).expect("an attached ring");
+    t.result("close the duplicate", door::close(duplicate));
+    t.sorted(&run(&mut second, &[nop(1), nop(2)]));
+    let mut third = attach(second.fd, 20).expect("an attached ring");
+    drop(second);
+    drop(first);
+    t.sorted(&run(&mut third, &[nop(3), nop(4)]));
+    t.say(format_args!("asleep {}", until(|| asleep(&third))));
+    t.sorted(&run(&mut third, &[nop(5)]));
+}
+
+fn ring_closes(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    for round in 0..20 {
+        let mut ring = ring(2000);
+        let mut byte = [0u8; 1];
+        ring.push(read(reader.as_raw_fd(), &mut byte, 0, round));
+        hand_over(&mut ring);
+        until(|| ring.sq_head() == ring.sq_tail());
+    }
+    files::put(&writer, b"kept");
+    let left = files::take(&reader, 8).map_or(0, |bytes| bytes.len());
+    t.say(format_args!("bytes left {left}"));
+}
+
+fn other_threads_submit(t: &mut Transcript) {
+    let mut ring = ring_with(64, 50, u::IORING_SETUP_SINGLE_ISSUER);
+    let fd = ring.fd;
+    for user_data in 0..32 {
+        ring.push(nop(user_data));
+    }
+    ring.forget_pending();
+    // SINGLE_ISSUER does not hold for the thread's ring.
+    let answer = std::thread::spawn(move || door::enter(fd, 32, 0, u::IORING_ENTER_SQ_WAKEUP, std::ptr::null(), 0));
+    t.result("enter in another thread", answer.join().unwrap_or(-1));
+    t.say(format_args!("seen {}", ring.watch(32)));
+}
+
+fn many_rounds(t: &mut Transcript) {
+    let mut ring = ring_with(32, 1, 0);
+    let mut wrong = 0;
+    // An idle time of 1 ms and pauses around it: sleeping and waking meet.
+    for round in 0..300u64 {
+        for slot in 0..8 {
+            ring.push(nop(round * 8 + slot));
+        }
+        hand_over(&mut ring);
+        let entries = ring.wait(8);
+        wrong += u32::from(entries.len() != 8);
+        if round % 10 == 0 {
+            std::thread::sleep(std::time::Duration::from_micros(round * 10));
+        }
+    }
+    t.say(format_args!("rounds with a loss: {wrong}"));
+}
+
+fn register_while_running(t: &mut Transcript) {
+    let mut ring = ring(2000);
+    let file = files::memory_file(b"0123456789");
+    let number = file.as_raw_fd();
+    let mut lost = 0;
+    for round in 0..50 {
+        let mut byte = [0u8; 1];
+        lost += u32::from(ring.register(reg::FILES, &raw const number, 1) != 0);
+        let entries = run(&mut ring, &[read(0, &mut byte, 3, round).fixed()]);
+        lost += u32::from(entries.len() != 1 || entries[0].res != 1);
+        let none: *const u8 = std::ptr::null();
+        lost += u32::from(ring.register(reg::UNREGISTER_FILES, none, 0) != 0);
+    }
+    t.say(format_args!("wrong {lost}"));
+}
+
+/// The thread takes none of the program's signals.
+fn signals_go_elsewhere(t: &mut Transcript) {
+    let mut ring = ring(50);
+    // SAFETY: our own thread's mask and our own process.
+    unsafe {
+        let mut set: libc::sigset_t = crate::memory::zeroed();
+        libc::sigaddset(&mut set, libc::SIGUSR1);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        libc::kill(libc::getpid(), libc::SIGUSR1);
+    }
+    t.sorted(&run(&mut ring, &[nop(1)]));
+    crate::time::long_enough_to_notice();
+    // SAFETY: `set` is ours to write.
+    let pending = unsafe {
+        let mut set: libc::sigset_t = crate::memory::zeroed();
+        libc::sigpending(&mut set);
+        libc::sigismember(&set, libc::SIGUSR1)
+    };
+    t.say(format_args!("still pending {pending}"));
+    t.say(format_args!("flags {}", names::sq_flags(ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW)));
+}

@@ -1,0 +1,263 @@
+//! When late completions become visible: the modes in which task work runs.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use usring_uapi::io_uring as u;
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::names;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, poll, timeout};
+use crate::time::{milliseconds, until};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("task_work.default_without_entering", default_without_entering),
+    case("task_work.default_woken_by_another_thread", default_woken_by_another_thread),
+    case("task_work.deferred_only_in_getevents", deferred_only_in_getevents),
+    case("task_work.deferred_shows_flag", deferred_shows_flag),
+    case("task_work.deferred_eventfd_fires", deferred_eventfd_fires),
+    case("task_work.deferred_wait_for_several", deferred_wait_for_several),
+    case("task_work.deferred_inline_is_at_once", deferred_inline_is_at_once),
+    case("task_work.deferred_submit_and_wait", deferred_submit_and_wait),
+    case("task_work.deferred_timeouts", deferred_timeouts),
+    case("task_work.deferred_other_thread_wakes", deferred_other_thread_wakes),
+    case("task_work.deferred_zero_wait", deferred_zero_wait),
+    case("task_work.deferred_teardown", deferred_teardown),
+    case("task_work.cooperative", cooperative),
+    case("task_work.cooperative_flag", cooperative_flag),
+    case("task_work.flag_goes_away", flag_goes_away),
+    case("task_work.deferred_workers", deferred_workers),
+    case("task_work.deferred_wait_is_enough", deferred_wait_is_enough),
+];
+
+const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+const FLAG: u32 = u::IORING_SETUP_TASKRUN_FLAG;
+
+/// A ring with a poll on the reading end of a pipe.
+fn polling(flags: u32) -> (Ring, OwnedFd, OwnedFd) {
+    let mut ring = Ring::flags(8, flags);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    (ring, reader, writer)
+}
+
+fn default_without_entering(t: &mut Transcript) {
+    let (mut ring, _reader, writer) = polling(0);
+    files::put(&writer, b"x");
+    t.say(format_args!("seen {}", ring.watch(1)));
+    t.in_order(&ring.reap());
+}
+
+/// Even a thread that spins and makes no system call sees it.
+fn default_woken_by_another_thread(t: &mut Transcript) {
+    let (mut ring, _reader, writer) = polling(0);
+    let thread = std::thread::spawn(move || {
+        files::put(&writer, b"x");
+        writer
+    });
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while ring.ready() == 0 && std::time::Instant::now() < deadline {
+        std::hint::spin_loop();
+    }
+    t.in_order(&ring.reap());
+    drop(thread.join());
+}
+
+/// No other call of the thread's shows the completion.
+fn deferred_only_in_getevents(t: &mut Transcript) {
+    let (mut ring, _reader, writer) = polling(DEFER);
+    files::put(&writer, b"x");
+    crate::time::long_enough_to_notice();
+    t.say(format_args!("after other calls: ready {}", ring.ready()));
+    t.result("enter(0, 0, 0)", ring.enter(0, 0, 0));
+    t.say(format_args!("ready {}", ring.ready()));
+    ring.push(nop(2));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}
+
+/// Waiting work shows in the SQ's flags if that was asked for.
+fn deferred_shows_flag(t: &mut Transcript) {
+    for flags in [DEFER, DEFER | FLAG] {
+        let (ring, _reader, writer) = polling(flags);
+        t.say(format_args!("before {}", names::sq_flags(ring.sq_flags())));
+        files::put(&writer, b"x");
+        crate::time::long_enough_to_notice();
+        t.say(format_args!("work waits {}", names::sq_flags(ring.sq_flags())));
+        t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+        t.say(format_args!("after {}", names::sq_flags(ring.sq_flags())));
+    }
+}
+
+/// The eventfd is told when the work is queued, before the CQE is there.
+fn deferred_eventfd_fires(t: &mut Transcript) {
+    let (mut ring, _reader, writer) = polling(DEFER);
+    let event = files::eventfd(0);
+    let number = event.as_raw_fd();
+    t.result("register", ring.register(reg::EVENTFD, &raw const number, 1));
+    files::put(&writer, b"x");
+    t.say(format_args!("told {}", until(|| files::event_count(&event) > 0)));
+    t.in_order(&ring.reap());
+    t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}
+
+/// The waiter sleeps until as many as it wants are queued.
+fn deferred_wait_for_several(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, DEFER);
+    let events: Vec<OwnedFd> = (0..3).map(|_| files::eventfd(0)).collect();
+    for (index, event) in events.iter().enumerate() {
+        ring.push(poll(event.as_raw_fd(), libc::POLLIN, index as u64 + 1));
+    }
+    ring.submit();
+    let numbers: Vec<i32> = events.iter().map(AsRawFd::as_raw_fd).collect();
+    let thread = std::thread::spawn(move || {
+        for number in numbers {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            let one = 1u64;
+            // SAFETY: eight readable bytes; the case holds the descriptor.
+            unsafe { libc::write(number, (&raw const one).cast(), 8) };
+        }
+    });
+    t.result("wait for 3", ring.enter(0, 3, u::IORING_ENTER_GETEVENTS));
+    t.sorted(&ring.reap());
+    let _ = thread.join();
+}
+
+fn deferred_inline_is_at_once(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, DEFER);
+    ring.push(nop(1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.reap());
+}
+
+fn deferred_submit_and_wait(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, DEFER);
+    let (reader, writer) = files::pipe();
+    files::put(&writer, b"x");
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    let time = milliseconds(10);
+    ring.push(timeout(&time, 0, 0, 2));
+    t.result("submit and wait for 2", ring.submit_and_wait(2));
+    t.in_order(&ring.reap());
+}
+
+fn deferred_timeouts(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, DEFER);
+    let time = milliseconds(5);
+    ring.push(timeout(&time, 0, 0, 1));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    t.say(format_args!("ready {}", ring.ready()));
+    t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}
+
+fn deferred_other_thread_wakes(t: &mut Transcript) {
+    let (mut ring, _reader, writer) = polling(DEFER);
+    let thread = std::thread::spawn(move || {
+        crate::time::long_enough_to_notice();
+        files::put(&writer, b"x");
+        writer
+    });
+    t.result("wait", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+    drop(thread.join());
+}
+
+/// A wait for none runs what is queued.
+fn deferred_zero_wait(t: &mut Transcript) {
+    let (mut ring, _reader, writer) = polling(DEFER | FLAG);
+    files::put(&writer, b"x");
+    until(|| ring.sq_flags() != 0);
+    t.result("wait for 0", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+    let limit = std::time::Duration::from_millis(10);
+    t.result("wait for 1, none left", ring.enter_for(0, 1, limit));
+}
+
+/// What is queued when the ring goes away is run then.
+fn deferred_teardown(t: &mut Transcript) {
+    let (ring, reader, writer) = polling(DEFER | FLAG);
+    files::put(&writer, b"x");
+    until(|| ring.sq_flags() != 0);
+    drop(reader);
+    drop(ring);
+    let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&mut entry, 1, 5000) };
+    t.say(format_args!("file let go {}", entry.revents & libc::POLLERR != 0));
+}
+
+/// COOP_TASKRUN: at the thread's next system call, whichever it is.
+fn cooperative(t: &mut Transcript) {
+    let (mut ring, _reader, writer) = polling(u::IORING_SETUP_COOP_TASKRUN);
+    files::put(&writer, b"x");
+    t.say(format_args!("seen {}", until(|| ring.ready() > 0)));
+    t.in_order(&ring.reap());
+}
+
+fn cooperative_flag(t: &mut Transcript) {
+    let flags = u::IORING_SETUP_COOP_TASKRUN | FLAG;
+    let (mut ring, _reader, writer) = polling(flags);
+    t.say(format_args!("before {}", names::sq_flags(ring.sq_flags())));
+    let thread = std::thread::spawn(move || {
+        files::put(&writer, b"x");
+        writer
+    });
+    // Spinning, without a call that would run the work: either the flag or the
+    // completion itself has to show.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while ring.sq_flags() & u::IORING_SQ_TASKRUN == 0 && ring.ready() == 0 && std::time::Instant::now() < deadline {
+        std::hint::spin_loop();
+    }
+    let told = ring.sq_flags() & u::IORING_SQ_TASKRUN != 0 || ring.ready() > 0;
+    t.say(format_args!("told {told}"));
+    t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+    t.say(format_args!("after {}", names::sq_flags(ring.sq_flags())));
+    drop(thread.join());
+}
+
+fn flag_goes_away(t: &mut Transcript) {
+    let (mut ring, _reader, writer) = polling(DEFER | FLAG);
+    for round in 0..3 {
+        files::put(&writer, b"x");
+        t.say(format_args!("told {}", until(|| ring.sq_flags() != 0)));
+        let entries = ring.wait(1);
+        t.in_order(&entries);
+        t.say(format_args!("flags {}", names::sq_flags(ring.sq_flags())));
+        let _ = files::take(&_reader, 10);
+        ring.push(poll(_reader.as_raw_fd(), libc::POLLIN, round + 2));
+        ring.submit();
+    }
+}
+
+/// What a worker completes waits for the owner as well.
+fn deferred_workers(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, DEFER | FLAG);
+    let file = files::memory_file(b"0123");
+    let mut buffer = [0u8; 4];
+    ring.push(crate::sqe::read(file.as_raw_fd(), &mut buffer, 0, 1).forced_async());
+    ring.submit();
+    until(|| ring.sq_flags() != 0);
+    t.say(format_args!("ready {}", ring.ready()));
+    t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}
+
+/// A CQE that is there already ends a wait for one; queued work need not run.
+fn deferred_wait_is_enough(t: &mut Transcript) {
+    let (mut ring, _reader, _writer) = polling(DEFER);
+    ring.push(nop(2));
+    ring.push(nop(3));
+    t.result("submit", ring.submit());
+    t.result("wait for 2", ring.enter(0, 2, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+}

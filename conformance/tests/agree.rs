@@ -1,0 +1,228 @@
+//! Every case of the suite on the kernel and on usring: the transcripts must
+//! agree, case by case.
+//!
+//! One test per room. Each case runs in a process of its own with ten seconds;
+//! one that takes longer is reported as `hang`. What the kernel says is taken
+//! live where that is Linux 6.18 (and must then be what is recorded in
+//! `expected/`); on any other kernel, or where io_uring is off, the recorded
+//! transcripts stand in for it, and the test says so. A case that differs on
+//! purpose has a second recording, `CASE.usring.txt`.
+//!
+//! usring is `$USRING_BIN`, or `target/PROFILE/usring` as `cargo xtask build`
+//! leaves it. Each case goes through both doors: libc's `syscall()` and a
+//! system call instruction of the program's own.
+
+use std::fmt::Write;
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_conformance");
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The release whose answers are recorded.
+const RECORDED: &str = "6.18";
+
+macro_rules! rooms {
+    ($($room:ident)*) => {
+        const ROOMS: &[&str] = &[$(stringify!($room)),*];
+        $(#[test] fn $room() { agree(stringify!($room)); })*
+    };
+}
+
+rooms! {
+    setup setup_flags mmap enter nop enter_wait overflow read_write vectored rw_flags advice space
+    sync fixed_io streams open_close direct stat poll poll_multishot timeout timeout_remove
+    link_timeout link drain skip_success sync_cancel cancel file_life registered_files
+    files_update registered_buffers buffer_group buffer_ring eventfd probe restrictions ring_fds
+    workers clock personality sq_thread task_work single_issuer shapes readiness descriptor fork
+    exec exit signals
+}
+
+/// What the kernel under this test is good for.
+enum Kernel {
+    Live,
+    Recorded(String),
+}
+
+fn kernel() -> &'static Kernel {
+    static KERNEL: OnceLock<Kernel> = OnceLock::new();
+    KERNEL.get_or_init(|| {
+        let output = Command::new(PROGRAM).arg("kernel").output().expect("the suite's program");
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_string();
+        let (release, answer) = text.split_once(' ').unwrap_or((&text, ""));
+        if answer.starts_with('-') {
+            Kernel::Recorded(format!("the kernel's io_uring is off here ({answer})"))
+        } else if !release.starts_with(&format!("{RECORDED}.")) {
+            Kernel::Recorded(format!("the kernel here is {release}, not {RECORDED}"))
+        } else {
+            Kernel::Live
+        }
+    })
+}
+
+fn usring() -> PathBuf {
+    let path = std::env::var_os("USRING_BIN").map(PathBuf::from).unwrap_or_else(|| {
+        let program = Path::new(PROGRAM);
+        program.parent().expect("a program lies in a directory").join("usring")
+    });
+    assert!(
+        path.is_file(),
+        "there is no {}: build it with `cargo xtask build`, or name it in USRING_BIN",
+        path.display()
+    );
+    path
+}
+
+fn expected(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("expected").join(format!("{name}.txt"))
+}
+
+fn recorded(name: &str) -> String {
+    let path = expected(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error} (`conformance record`)", path.display()))
+}
+
+fn listed(arguments: &[&str]) -> Vec<String> {
+    let output = Command::new(PROGRAM).args(arguments).output().expect("the suite's program");
+    String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect()
+}
+
+/// What a case prints, with a last line on how it ended if that was not well.
+fn transcript(mut command: Command, name: &str) -> String {
+    let child = command
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    collect(child, name)
+}
+
+fn collect(mut child: Child, name: &str) -> String {
+    let mut output = child.stdout.take().expect("the output is a pipe");
+    let mut errors = child.stderr.take().expect("the errors are a pipe");
+    let output = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = output.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
+    let errors = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = errors.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
+    let deadline = Instant::now() + LIMIT;
+    let status = loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            break Some(status);
+        }
+        if Instant::now() >= deadline {
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    // What the case forked is in its group, and may not outlive it.
+    // SAFETY: the group was made for this child.
+    unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
+    let _ = child.wait();
+    let mut text = output.join().unwrap_or_default();
+    let _ = match status {
+        None => writeln!(text, "{name}: hang"),
+        Some(status) if status.success() => Ok(()),
+        Some(status) => match status.signal() {
+            Some(signal) => writeln!(text, "{name}: died of signal {signal}"),
+            None => writeln!(text, "{name}: exit status {}", status.code().unwrap_or(-1)),
+        },
+    };
+    if status.is_none_or(|status| !status.success()) {
+        for line in errors.join().unwrap_or_default().lines().take(12) {
+            let _ = writeln!(text, "  | {line}");
+        }
+    }
+    text
+}
+
+fn on_kernel(name: &str) -> String {
+    let mut command = Command::new(PROGRAM);
+    command.args(["run", name]);
+    transcript(command, name)
+}
+
+fn on_usring(name: &str, inline: bool) -> String {
+    let mut command = Command::new(usring());
+    command.args(["run", "--deny-kernel", "--", PROGRAM, "run"]);
+    if inline {
+        command.arg("--inline");
+    }
+    command.arg(name);
+    transcript(command, name)
+}
+
+fn difference(report: &mut String, what: &str, wanted: &str, got: &str) {
+    if wanted == got {
+        return;
+    }
+    let _ = writeln!(report, "--- {what}");
+    let (wanted, got): (Vec<&str>, Vec<&str>) = (wanted.lines().collect(), got.lines().collect());
+    for index in 0..wanted.len().max(got.len()) {
+        let (left, right) = (wanted.get(index), got.get(index));
+        if left != right {
+            let _ = writeln!(report, "  line {}", index + 1);
+            let _ = writeln!(report, "    wanted {}", left.unwrap_or(&"(nothing)"));
+            let _ = writeln!(report, "    got    {}", right.unwrap_or(&"(nothing)"));
+        }
+    }
+}
+
+fn agree(room: &str) {
+    let usring = usring();
+    if let Kernel::Recorded(why) = kernel() {
+        println!("{room}: {why}; the transcripts recorded from Linux {RECORDED} stand in for it");
+    }
+    let intended = listed(&["list", "--intended"]);
+    let prefix = format!("{room}.");
+    let mut report = String::new();
+    for name in listed(&["list"]).iter().filter(|name| name.starts_with(&prefix)) {
+        let kept = recorded(name);
+        if let Kernel::Live = kernel() {
+            difference(&mut report, &format!("{name}: kernel, against its record"), &kept, &on_kernel(name));
+        }
+        let differs = intended.iter().any(|line| line.starts_with(&format!("{name}: ")));
+        let wanted = if differs { recorded(&format!("{name}.usring")) } else { kept };
+        for inline in [false, true] {
+            let door = if inline { "instruction" } else { "libc" };
+            let got = on_usring(name, inline);
+            difference(&mut report, &format!("{name}: usring, by {door}"), &wanted, &got);
+        }
+    }
+    assert!(report.is_empty(), "{} disagrees on {room}:\n{report}", usring.display());
+}
+
+#[test]
+fn every_room_has_a_test_and_every_case_a_record() {
+    let cases = listed(&["list"]);
+    let intended = listed(&["list", "--intended"]);
+    let mut wanted: Vec<String> = cases.iter().map(|name| format!("{name}.txt")).collect();
+    for line in &intended {
+        let name = line.split(':').next().unwrap_or_default();
+        wanted.push(format!("{name}.usring.txt"));
+    }
+    let directory = expected("x");
+    let directory = directory.parent().expect("a directory");
+    let mut kept: Vec<String> = std::fs::read_dir(directory)
+        .expect("the records")
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect();
+    wanted.sort();
+    kept.sort();
+    assert_eq!(wanted, kept, "records and cases");
+    for name in cases {
+        let room = name.split('.').next().unwrap_or_default();
+        assert!(ROOMS.contains(&room), "no test runs the room of {name}");
+    }
+}
