@@ -28,6 +28,13 @@ impl SubmissionHalf {
         SubmissionHalf { memory: memory.clone(), tail: 0 }
     }
 
+    /// For tests: as if this many entries had passed already.
+    #[cfg(test)]
+    pub(crate) fn start_at(&mut self, index: u32) {
+        self.tail = index;
+        self.publish();
+    }
+
     /// Entries that are pushed and that the engine has not taken.
     #[inline]
     pub fn len(&self) -> u32 {
@@ -122,6 +129,13 @@ impl CompletionHalf {
     /// The half of a ring that nothing was popped from yet.
     pub fn new(memory: &Memory) -> CompletionHalf {
         CompletionHalf { memory: memory.clone(), head: 0 }
+    }
+
+    /// For tests: as if this many entries had passed already.
+    #[cfg(test)]
+    pub(crate) fn start_at(&mut self, index: u32) {
+        self.head = index;
+        self.memory.rings.word(layout::CQ_HEAD).store(index, Ordering::Relaxed);
     }
 
     /// CQEs to pop.

@@ -21,6 +21,8 @@ mod completion;
 pub mod layout;
 mod memory;
 mod submission;
+#[cfg(all(test, not(loom)))]
+mod wrap;
 
 pub use completion::CompletionQueue;
 pub use layout::Layout;

@@ -35,8 +35,7 @@ fn sq_thread(mut queues: Vec<SubmissionQueue>, sleep: &SleepWord, count: u32) {
             return;
         }
         let ticket = sleep.announce(Sleeper::Futex, 1);
-        let nothing = queues.iter_mut().fold(true, |nothing, queue| queue.prepare_sleep() && nothing);
-        if nothing {
+        if queues.iter_mut().all(SubmissionQueue::prepare_sleep) {
             sleep.sleep(&ticket, None).unwrap();
         }
         sleep.retract(ticket);

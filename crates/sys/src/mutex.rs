@@ -87,7 +87,9 @@ impl<T> Mutex<T> {
 
     #[cold]
     fn lock_contended(&self) {
-        for _ in 0..SPINS {
+        let mut spins = SPINS;
+        while spins > 0 {
+            spins -= 1;
             if self.state.load(Ordering::Relaxed) == UNLOCKED
                 && self.state.compare_exchange(UNLOCKED, LOCKED, Edge::Lock.acquire(), Ordering::Relaxed).is_ok()
             {
