@@ -30,6 +30,8 @@ pub enum World {
     /// `usring run --deny-kernel --stats`: nothing falls through to the
     /// kernel's io_uring, and what our engine did is counted.
     Denied,
+    /// The same with `--no-patch`: every call goes through the trap.
+    Unpatched,
     /// Nobody, under no_new_privs and Docker's rules, with `usring run --stats`.
     Confined,
     /// The same sandbox without usring: what `Confined` is measured against.
@@ -38,7 +40,7 @@ pub enum World {
 
 impl World {
     fn has_usring(self) -> bool {
-        matches!(self, World::Transparent | World::Denied | World::Confined) && !on_kernel()
+        matches!(self, World::Transparent | World::Denied | World::Unpatched | World::Confined) && !on_kernel()
     }
 
     fn is_confined(self) -> bool {
@@ -49,6 +51,7 @@ impl World {
         match self {
             World::Bare | World::ConfinedBare | World::Transparent => &[],
             World::Denied => &["--deny-kernel", "--stats"],
+            World::Unpatched => &["--deny-kernel", "--stats", "--no-patch"],
             World::Confined => &["--stats"],
         }
     }

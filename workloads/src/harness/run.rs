@@ -208,6 +208,15 @@ impl Finished {
         self
     }
 
+    /// Fails the test if our engine answered any request of these opcodes with
+    /// an error.
+    #[track_caller]
+    pub fn without_errors(self, opcodes: &[&str]) -> Finished {
+        let errors = self.statistics.as_ref().map_or(0, |statistics| statistics.sum("errors", opcodes));
+        assert_eq!(errors, 0, "errors among {opcodes:?}: {}", self.report());
+        self
+    }
+
     /// Everything that one wants to know when it failed.
     pub fn report(&self) -> String {
         let ended = match self.status.signal() {

@@ -19,12 +19,26 @@ pub struct Stage {
 
 impl Stage {
     pub fn new() -> Stage {
+        Stage::with(built_usring)
+    }
+
+    /// With usring as it is shipped, for what is measured: the release profile.
+    pub fn with_release() -> Stage {
+        Stage::with(|| {
+            let built = built_usring();
+            let beside = built.parent().and_then(Path::parent).map(|target| target.join("release/usring"));
+            let release = beside.filter(|path| path.is_file() && std::env::var_os("USRING_BIN").is_none());
+            release.unwrap_or(built)
+        })
+    }
+
+    fn with(built: fn() -> PathBuf) -> Stage {
         let stage = Stage { folder: new_folder() };
         fs::create_dir(stage.path("tools")).unwrap();
         let confine = stage.path("tools/confine");
         compile(&["-O2"], &Path::new(PROGRAMS).join("confine.c"), &[], &confine);
         if !super::on_kernel() {
-            let built = built_usring();
+            let built = built();
             stage.copy(&built, "tools/usring");
             stage.copy(&built.with_file_name("libusring.so"), "tools/libusring.so");
         }

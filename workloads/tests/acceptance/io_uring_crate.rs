@@ -17,3 +17,8 @@ pub fn program(world: World) {
 fn a_program_on_the_io_uring_crate_is_answered_rightly() {
     program(World::Denied);
 }
+
+#[test]
+fn a_program_on_the_io_uring_crate_is_answered_rightly_when_no_call_site_may_be_patched() {
+    program(World::Unpatched);
+}
