@@ -12,6 +12,9 @@ use usring_sys::mutex::Mutex;
 pub struct Host {
     /// The ring that this number stands for, if it is one.
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,
+    /// The number is about to be polled: if it is a ring, its readability has
+    /// to follow the CQ from now on ([`Ring::watch_readiness`]).
+    pub watch: fn(i32),
     /// Closes the number as the program's close(2) would, if it is one that
     /// the host keeps; `None` if it is an ordinary descriptor.
     pub close: fn(i32) -> Option<Result<(), Errno>>,
@@ -34,6 +37,15 @@ pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
         return None;
     }
     (host()?.ring_of)(number)
+}
+
+/// Tells that a number is about to be polled.
+pub(crate) fn watch(number: i32) {
+    if number >= RESERVED_BASE
+        && let Some(host) = host()
+    {
+        (host.watch)(number);
+    }
 }
 
 pub(crate) fn close(number: i32) -> Option<Result<(), Errno>> {

@@ -5,13 +5,14 @@
 //! The program empties the CQ without a call, so the descriptor may be
 //! readable too long; the doors drain it before every sleep in a poll call.
 
-use crate::ring::{LockedRing, Ring};
+use crate::ring::Ring;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use usring_sys::eventfd;
+use usring_ring::flags;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
+use usring_sys::{eventfd, membarrier};
 
 /// How many rings' descriptors are readable now: while it is 0 a poll call
 /// has nothing to drain.
@@ -83,26 +84,20 @@ impl Ring {
     }
 
     /// From now on keeps the descriptor readable exactly while the CQ is not
-    /// empty.
+    /// empty. Takes no lock, so a ring may watch another one, or itself.
     pub fn watch_readiness(self: &Arc<Self>) {
-        if self.readiness.is_watched() {
+        if self.readiness.watched.swap(true, Ordering::SeqCst) {
             return;
         }
-        let mut locked = self.lock();
-        watch_locked(&mut locked);
-        locked.leave();
-    }
-}
-
-/// The same for a ring whose lock is held already.
-pub(crate) fn watch_locked(locked: &mut LockedRing) {
-    let ring = locked.ring;
-    if ring.readiness.watched.swap(true, Ordering::SeqCst) {
-        return;
-    }
-    WATCHED.get_or_make(|| Mutex::new(Vec::new())).lock().push(Arc::downgrade(ring));
-    if locked.cq.ready() > 0 || locked.cq.has_overflow() || !ring.task_work.is_empty() {
-        ring.readiness.signal();
+        WATCHED.get_or_make(|| Mutex::new(Vec::new())).lock().push(Arc::downgrade(self));
+        // Whoever publishes stores the tail and then looks whether it is
+        // watched, without a barrier between. This one stands in every
+        // thread: either it sees us, or we see its CQEs.
+        membarrier::everywhere();
+        let backlog = self.memory.flags() & flags::CQ_OVERFLOW != 0;
+        if self.memory.ready() > 0 || backlog || !self.task_work.is_empty() {
+            self.readiness.signal();
+        }
     }
 }
 

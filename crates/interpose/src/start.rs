@@ -14,6 +14,9 @@ const STATUS_NOT_SERVED: u64 = 125;
 
 static HOST: Host = Host {
     ring_of: |number| crate::descriptors::get(number).map(|file| file.ring.clone()),
+    watch: |number| {
+        crate::descriptors::with(number, |file| file.watch(number));
+    },
     close: crate::descriptor_calls::close_number,
 };
 

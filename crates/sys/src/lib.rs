@@ -22,6 +22,7 @@ mod errno;
 pub mod eventfd;
 pub mod futex;
 pub mod mapping;
+pub mod membarrier;
 pub mod mutex;
 pub mod ordering;
 pub mod per_process;
@@ -33,8 +34,8 @@ pub mod signals;
 pub mod sleep;
 pub mod sync;
 pub mod syscall;
-pub mod timerfd;
 pub mod thread;
+pub mod timerfd;
 pub mod user_memory;
 pub mod wait;
 

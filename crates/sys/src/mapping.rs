@@ -53,7 +53,9 @@ impl Mapping {
             None => map_again(self.address + offset, length, fixed),
             Some(file) => match fixed {
                 None => map(length, linux::MAP_SHARED, Some((file.number(), offset))),
-                Some(address) => map_at(address, length, linux::MAP_SHARED | linux::MAP_FIXED, Some((file.number(), offset))),
+                Some(address) => {
+                    map_at(address, length, linux::MAP_SHARED | linux::MAP_FIXED, Some((file.number(), offset)))
+                }
             },
         }
     }

@@ -1,8 +1,8 @@
 //! State of one process that a forked child must not inherit: locks that
 //! another thread held, threads that are not there any more.
 
-use crate::mapping;
 use crate::SystemCall;
+use crate::mapping;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use linux_raw_sys::general as linux;

@@ -9,7 +9,8 @@ use usring_uapi::Timespec;
 /// A non-blocking timer on the monotonic clock, disarmed, private.
 pub fn create() -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::TFD_CLOEXEC | linux::TFD_NONBLOCK);
-    let number = SystemCall::new(linux::__NR_timerfd_create, [u64::from(linux::CLOCK_MONOTONIC), flags, 0, 0, 0]).run()?;
+    let number =
+        SystemCall::new(linux::__NR_timerfd_create, [u64::from(linux::CLOCK_MONOTONIC), flags, 0, 0, 0]).run()?;
     OwnedDescriptor::from_raw(number as i32).into_private()
 }
 

@@ -6,7 +6,6 @@ use crate::host;
 use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use alloc::sync::Arc;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::sqe_flags;
@@ -34,16 +33,11 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::EpollControl(control) = request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    // A ring's descriptor is kept up to date once somebody polls it.
-    match host::ring_of(control.target) {
-        Some(ring) if Arc::ptr_eq(locked.ring, &ring) => crate::readiness::watch_locked(locked),
-        Some(ring) => ring.watch_readiness(),
-        None => {}
-    }
+    host::watch(control.target);
     let event = (&raw const control.event) as u64;
     let arguments = [control.set as u64, u64::from(control.operation), control.target as u64, event, 0];
     IssueOutcome::of(SystemCall::new(linux::__NR_epoll_ctl, arguments).run().map(|_| 0))

@@ -33,11 +33,9 @@ pub(crate) fn prepare_add(_: &mut LockedRing, request: &mut Request) -> Result<(
     Ok(())
 }
 
-pub(crate) fn issue_add(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+pub(crate) fn issue_add(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Poll(interest) = request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
-    if let Some(ring) = host::ring_of(request.file.number) {
-        watch(locked, &ring);
-    }
+    host::watch(request.file.number);
     if interest.multishot {
         return IssueOutcome::AwaitsPoll(interest);
     }
@@ -45,16 +43,6 @@ pub(crate) fn issue_add(locked: &mut LockedRing, request: &mut Request) -> Issue
         Err(error) => IssueOutcome::done(error.negative()),
         Ok(0) => IssueOutcome::AwaitsPoll(interest),
         Ok(ready) => IssueOutcome::done(ready as i32),
-    }
-}
-
-/// Another ring's descriptor is kept up to date once it is polled; this
-/// ring's own lock is already held.
-fn watch(locked: &mut LockedRing, other: &alloc::sync::Arc<crate::Ring>) {
-    if alloc::sync::Arc::ptr_eq(locked.ring, other) {
-        crate::readiness::watch_locked(locked);
-    } else {
-        other.watch_readiness();
     }
 }
 

@@ -1,0 +1,25 @@
+//! A full barrier in every thread of the process at once (membarrier(2)): lets
+//! one side of a store-look pair, the rare one, pay for both.
+
+use crate::{Errno, SystemCall};
+use core::sync::atomic::{Ordering, fence};
+use linux_raw_sys::general as linux;
+
+const GLOBAL: u64 = 1 << 0;
+const PRIVATE_EXPEDITED: u64 = 1 << 3;
+const REGISTER_PRIVATE_EXPEDITED: u64 = 1 << 4;
+
+fn membarrier(command: u64) -> Result<u64, Errno> {
+    SystemCall::new(linux::__NR_membarrier, [command, 0, 0, 0, 0]).run()
+}
+
+/// The barrier. Where the kernel has no membarrier(2) only this thread gets
+/// one.
+pub fn everywhere() {
+    fence(Ordering::SeqCst);
+    // EPERM: this process (a forked child, say) has not registered yet.
+    let done = membarrier(PRIVATE_EXPEDITED)
+        .or_else(|_| membarrier(REGISTER_PRIVATE_EXPEDITED).and_then(|_| membarrier(PRIVATE_EXPEDITED)))
+        .or_else(|_| membarrier(GLOBAL));
+    let _ = done;
+}
