@@ -285,6 +285,47 @@ static void no_signal_is_lost_before_a_sleep(void)
 	io_uring_queue_exit(&ring);
 }
 
+/* Queued values arrive all, and in their order, wherever they find the thread. */
+enum { VALUES = 30000 };
+static volatile int expected, out_of_order;
+
+static void see_value(int signal, siginfo_t *information, void *context)
+{
+	(void)signal;
+	(void)context;
+	if (information->si_value.sival_int != expected)
+		out_of_order++;
+	expected = information->si_value.sival_int + 1;
+	count++;
+}
+
+static void *queue_values(void *unused)
+{
+	for (int value = 0; value < VALUES; value++) {
+		union sigval carried = { .sival_int = value };
+		while (pthread_sigqueue(waiter, SIGRTMIN + 3, carried) == EAGAIN)
+			;
+	}
+	return unused;
+}
+
+static void queued_values_arrive_in_order(void)
+{
+	struct sigaction action = { .sa_sigaction = see_value, .sa_flags = SA_SIGINFO };
+	pthread_t sender;
+	ring = new_ring(8, 0);
+	EQUAL(sigaction(SIGRTMIN + 3, &action, NULL), 0);
+	waiter = pthread_self();
+	count = expected = out_of_order = 0;
+	EQUAL(pthread_create(&sender, NULL, queue_values, NULL), 0);
+	while (count < VALUES)
+		enter(0, 0, IORING_ENTER_GETEVENTS, NULL, 0);
+	EQUAL(pthread_join(sender, NULL), 0);
+	EQUAL(count, VALUES);
+	EQUAL(out_of_order, 0);
+	io_uring_queue_exit(&ring);
+}
+
 /* A thread that blocks everything, as qemu's do. */
 static void *use_a_ring_with_all_blocked(void *unused)
 {
@@ -373,6 +414,7 @@ static const struct check checks[] = {
 	{ "handlers may enter the ring in a storm", handlers_may_enter_the_ring_in_a_storm },
 	{ "handlers may enter from the alternate stack", handlers_may_enter_from_the_alternate_stack },
 	{ "no signal is lost before a sleep", no_signal_is_lost_before_a_sleep },
+	{ "queued values arrive in order", queued_values_arrive_in_order },
 	{ "a thread that blocks everything is served", a_thread_that_blocks_everything_is_served },
 	{ "a handler that blocks everything is served", a_handler_that_blocks_everything_is_served },
 	{ "changing the user reaches every thread", changing_the_user_reaches_every_thread },

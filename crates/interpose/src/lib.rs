@@ -25,6 +25,7 @@ mod environment;
 mod exec;
 mod executable;
 mod filter;
+mod frames;
 mod libc;
 mod memory;
 mod message;

@@ -13,7 +13,7 @@ use crate::filter::TAG;
 use crate::signals::{self, Action, CONTEXT_MASK, DEFAULT, IGNORE};
 use crate::{door, patch, text};
 use core::arch::global_asm;
-use usring_sys::signals::{SignalSet, set_of};
+use usring_sys::signals::{Noted, SignalSet, set_of};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::wait::{self, CONTEXT_INSTRUCTION_POINTER, SignalInformation};
 use usring_sys::{Errno, user_memory};
@@ -193,7 +193,7 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     let interrupted_mask = *arrival.word(CONTEXT_MASK);
     if arrival.was_sent()
         && text::is_engine(arrival.instruction_pointer())
-        && usring_sys::signals::put_off(interrupted_mask, set_of(signal))
+        && usring_sys::signals::put_off(interrupted_mask, set_of(signal), 0) != Noted::Full
     {
         *arrival.word(CONTEXT_MASK) = usring_sys::signals::ALL_BLOCKED;
         return 0;

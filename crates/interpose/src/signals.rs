@@ -3,7 +3,9 @@
 //! Every handler of the program is installed in the kernel as
 //! `usring_signal_entry`. It looks where the signal found its thread. In the
 //! program, or in the doors: the program's handler runs, on the kernel's own
-//! frame. In the engine: the signal is put off (`usring_sys::signals`).
+//! frame. In the engine: the signal is put off, and its frame kept (`frames`)
+//! until the call leaves by its door. Signals that come after it are blocked
+//! meanwhile and wait with the kernel, so all come in their order.
 //!
 //! SIGSYS, SIGSEGV and SIGBUS are ours in the kernel ([`own_signal`]), and what
 //! the program installs for them lives in the table alone. They are taken out
@@ -13,11 +15,11 @@
 //! find the default action when it comes again; it is done here.
 
 use crate::door::{Call, Delivery, Outcome};
-use crate::{own_signal, process, text};
+use crate::{frames, own_signal, process, text};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};
-use usring_sys::signals::{self, ALL_BLOCKED, SignalSet, set_of};
+use usring_sys::signals::{self, ALL_BLOCKED, Noted, SignalSet, set_of};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::wait::{self, SignalInformation};
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
@@ -232,8 +234,9 @@ global_asm!(
 
 /// Offsets in a `ucontext_t`, and its size.
 pub const CONTEXT_STACK_POINTER: usize = 160;
+pub const CONTEXT_FRAME_POINTER: usize = 120;
 pub const CONTEXT_MASK: usize = 296;
-const CONTEXT_SIZE: usize = 304;
+pub const CONTEXT_SIZE: usize = 304;
 
 pub static ALL: SignalSet = ALL_BLOCKED;
 static OPEN: SignalSet = KEPT_OPEN;
@@ -268,13 +271,25 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             &mut *first.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>(),
         )
     };
-    if !signals::put_off(original_mask, 0) {
-        return Verdict { runs: 1, mask: mask_in_handler(information.signal as u32, *own_mask) };
+    // SAFETY: the frame begins eight bytes below its ucontext_t.
+    let kept = unsafe { frames::keep(own.sub(8)) };
+    let note = kept.unwrap_or(0);
+    match signals::put_off(original_mask, 0, note) {
+        Noted::First if note != 0 => {}
+        // It goes to the end of the kernel's queue: its turn among others of
+        // its number may be lost, nothing else.
+        Noted::First | Noted::Again => {
+            frames::give_back(note);
+            queue_again(information);
+        }
+        Noted::Full => {
+            frames::give_back(note);
+            return Verdict { runs: 1, mask: mask_in_handler(information.signal as u32, *own_mask) };
+        }
     }
     if let Some(way_out) = wait::way_out(*instruction_pointer as usize) {
         *instruction_pointer = way_out as u64;
     }
-    queue_again(information);
     *own_mask = ALL_BLOCKED;
     Verdict { runs: 0, mask: 0 }
 }
@@ -309,8 +324,42 @@ pub extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
         signal: if put_off.resend == 0 { 0 } else { put_off.resend.trailing_zeros() + 1 },
         process: process::id(),
         thread: signals::thread_id(),
+        frame: u64::from(put_off.note),
+        frame_room: frames::room_for(put_off.note),
+        handler: DEFAULT,
+        handler_mask: 0,
     };
     1
+}
+
+/// Puts the kept frame of a signal back on a stack: into the room at `room`, or
+/// where the kernel had put it on the alternate stack. When its handler returns
+/// the thread goes on at `resume` with `frame_pointer`, under the mask that is
+/// to follow. Answers where the frame lies now.
+pub extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
+    // SAFETY: the room was made as large as `frames::room_for` asked.
+    let frame = unsafe { frames::place(delivery.frame as u32, room) };
+    // SAFETY: the frame was the kernel's and is laid out as such.
+    let signal = unsafe {
+        let context = frame.add(8);
+        let word = |offset: usize, value: u64| context.add(offset).cast::<u64>().write(value);
+        word(wait::CONTEXT_INSTRUCTION_POINTER, resume);
+        word(CONTEXT_STACK_POINTER, frame_pointer);
+        word(CONTEXT_FRAME_POINTER, frame_pointer);
+        let next_mask = if delivery.has_delivery_mask != 0 { delivery.delivery_mask } else { delivery.original_mask };
+        word(CONTEXT_MASK, next_mask);
+        delivery.handler_mask = next_mask;
+        (*frame.add(8 + CONTEXT_SIZE).cast::<SignalInformation>()).signal as u32
+    };
+    let action = installed(signal);
+    delivery.handler_mask = mask_in_handler(signal, delivery.handler_mask);
+    // Set back to the default or ignored while it was put off: it is lost, as
+    // a pending one would be that is ignored.
+    delivery.handler = if action.handler > IGNORE { action.handler } else { DEFAULT };
+    if action.flags & RESET_HANDLER != 0 {
+        let _ = kernel_exchange(signal, Some(&DEFAULT_ACTION));
+    }
+    frame
 }
 
 /// rt_sigprocmask(2): as asked, but our signals stay open.

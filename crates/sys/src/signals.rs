@@ -3,11 +3,11 @@
 //! No handler of the program ever runs in the middle of the engine: it could
 //! enter the ring whose lock its own thread holds, or leave by `siglongjmp`
 //! with the lock taken. `interpose` wraps the program's handlers; when a
-//! signal finds its thread inside the engine, the wrapper puts the signal back
-//! (queued to the same thread), blocks all signals and notes here the mask
-//! that was in force. The door by which the call came undoes that as the last
-//! thing it does, and there the kernel delivers the signal: at the program's
-//! own call, as it delivers signals at return to user mode.
+//! signal finds its thread inside the engine, the wrapper puts it off: it keeps
+//! the kernel's frame, blocks all signals and notes here the mask that was in
+//! force. The door by which the call came undoes that as the last thing it
+//! does, and there the handlers run: at the program's own call, as the kernel
+//! delivers signals at return to user mode.
 //!
 //! What the engine has to know of this: an interruptible sleep ([`crate::wait`])
 //! ends with `EINTR` when a signal has been put off, and a loop that waits
@@ -62,6 +62,8 @@ struct Slot {
     state: AtomicU32,
     original_mask: AtomicU64,
     delivery_mask: AtomicU64,
+    /// `interpose`'s: where it keeps the first signal.
+    note: AtomicU32,
     /// Signals of `ALWAYS_OPEN` that somebody sent (nothing was raised by an
     /// instruction), to be sent again: they cannot wait in the blocked queue.
     resend: AtomicU64,
@@ -75,6 +77,7 @@ static TABLE: [Slot; SLOTS] = [const {
         state: AtomicU32::new(0),
         original_mask: AtomicU64::new(0),
         delivery_mask: AtomicU64::new(0),
+        note: AtomicU32::new(0),
         resend: AtomicU64::new(0),
     }
 }; SLOTS];
@@ -88,6 +91,18 @@ pub struct PutOff {
     /// `sigmask` argument of a wait that was interrupted.
     pub delivery_mask: Option<SignalSet>,
     pub resend: SignalSet,
+    pub note: u32,
+}
+
+/// Whether a signal could be put off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noted {
+    /// The first of this thread: mask and note were taken down.
+    First,
+    /// Others are put off already: the kernel has to keep this one.
+    Again,
+    /// No slot is free: the handler has to run here and now.
+    Full,
 }
 
 /// The calling thread's id.
@@ -121,24 +136,24 @@ pub fn set_delivery_mask(mask: SignalSet) {
 
 /// For `interpose`'s wrapper, in signal context: notes that a signal has been
 /// put off while `original_mask` was in force. `resend` names a signal that
-/// has to be sent again instead of waiting in the kernel's queue. False: no
-/// slot is free, and the handler has to run here and now.
-pub fn put_off(original_mask: SignalSet, resend: SignalSet) -> bool {
+/// has to be sent again, for it cannot wait in the kernel's queue.
+pub fn put_off(original_mask: SignalSet, resend: SignalSet, note: u32) -> Noted {
     let thread = thread_id();
     if let Some(slot) = slot_of(thread) {
         slot.resend.fetch_or(resend, Ordering::Relaxed);
-        return true;
+        return Noted::Again;
     }
     // Acquire: the fields of a slot just freed by another thread are dead.
     let free = |slot: &&Slot| slot.owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let Some(slot) = TABLE.iter().find(free) else {
-        return false;
+        return Noted::Full;
     };
     slot.original_mask.store(original_mask, Ordering::Relaxed);
     slot.state.store(0, Ordering::Relaxed);
+    slot.note.store(note, Ordering::Relaxed);
     slot.resend.store(resend, Ordering::Relaxed);
     DEFERRED.fetch_add(1, Ordering::Relaxed);
-    true
+    Noted::First
 }
 
 /// For the door, on its way out: takes what was put off for this thread. The
@@ -150,6 +165,7 @@ pub fn take() -> Option<PutOff> {
         original_mask: slot.original_mask.load(Ordering::Relaxed),
         delivery_mask: delivery.then(|| slot.delivery_mask.load(Ordering::Relaxed)),
         resend: slot.resend.load(Ordering::Relaxed),
+        note: slot.note.load(Ordering::Relaxed),
     };
     slot.owner.store(0, Ordering::Release);
     DEFERRED.fetch_sub(1, Ordering::Relaxed);
@@ -158,7 +174,7 @@ pub fn take() -> Option<PutOff> {
 
 /// Notes again what [`take`] took, when the call has to go on after all.
 pub fn put_off_again(what: &PutOff) {
-    put_off(what.original_mask, what.resend);
+    put_off(what.original_mask, what.resend, what.note);
     if let Some(mask) = what.delivery_mask {
         set_delivery_mask(mask);
     }
