@@ -122,6 +122,12 @@ impl Post {
             return;
         }
         let mut locked = ring.lock();
+        if ring.wakers.sleep.is_led() {
+            // The event has woken the leader as well, who deals with it and
+            // arms this again when it leaves.
+            locked.unlock();
+            return task_work::run_if_unattended(&ring);
+        }
         task_work::run_all(&mut locked);
         locked.leave();
     }

@@ -234,8 +234,13 @@ pub(crate) fn arm_timer(locked: &mut LockedRing, until: Option<Nanoseconds>) -> 
     }
 }
 
-/// Looks which armed files are ready now, without waiting.
+/// Looks which armed files are ready now, without waiting. While somebody
+/// leads, that thread alone takes events from the set: among them may be the
+/// one that is to wake it, and it is in the kernel or on its way here.
 pub(crate) fn look(locked: &mut LockedRing) {
+    if locked.ring.wakers.sleep.is_led() {
+        return;
+    }
     let mut events = [Event::default(); 64];
     while locked.polls.armed > 0 {
         let Some(set) = locked.polls.set() else { return };

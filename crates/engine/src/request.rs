@@ -104,6 +104,16 @@ impl Request {
     }
 }
 
+/// A chain may be as long as the SQ: it is not to be dropped by recursion.
+impl Drop for Request {
+    fn drop(&mut self) {
+        let mut next = self.link.take();
+        while let Some(mut request) = next {
+            next = request.link.take();
+        }
+    }
+}
+
 /// The file that a request works on.
 #[derive(Default)]
 pub(crate) struct FileUse {

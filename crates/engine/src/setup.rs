@@ -121,15 +121,9 @@ impl Ring {
         attendant::forget(self);
         let mut locked = self.lock();
         locked.closed = true;
-        while let Some(request) = locked.polls.extract(|_| true) {
-            locked.pool.give_back(request);
-        }
-        for request in timeout::take_all(&mut locked) {
-            locked.pool.give_back(request);
-        }
-        while let workers::Cancelled::Waiting(request) = workers::cancel(self, |_, _| true) {
-            locked.pool.give_back(request);
-        }
+        while locked.polls.extract(|_| true).is_some() {}
+        drop(timeout::take_all(&mut locked));
+        while let workers::Cancelled::Waiting(_) = workers::cancel(self, |_, _| true) {}
         locked.issuable.clear();
         locked.drain.clear();
         let _ = registered_files::unregister(&mut locked);

@@ -128,8 +128,6 @@ fn run_batch(locked: &mut LockedRing) {
         debug_assert!(request.progress == Progress::Ran);
         if locked.closed {
             // Nobody looks any more, and what it was linked to must not start.
-            request.link = None;
-            locked.pool.give_back(request);
             continue;
         }
         locked.completed_by_worker = true;

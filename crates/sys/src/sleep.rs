@@ -262,6 +262,12 @@ impl SleepWord {
         !self.change(|state| state.led = true).led
     }
 
+    /// Whether some thread is the leader; stays so for as long as the caller
+    /// holds the lock under which leaders change.
+    pub fn is_led(&self) -> bool {
+        State::unpack(self.state.load(Ordering::Relaxed)).led
+    }
+
     /// Stops being the leader (after `retract`). [`Wake::Futex`] says that
     /// others sleep and one of them has to take over: wake them.
     pub fn resign(&self) -> Wake {
