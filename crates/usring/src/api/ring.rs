@@ -212,8 +212,10 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
 
 /// A descriptor that poll and epoll report readable while the completion queue
 /// is not empty, for an event loop; made by the first call and closed with the
-/// ring. It is an eventfd that the ring alone may read and write. −1 if the
-/// process has no descriptor left, or the ring is a parent's.
+/// ring. It is an eventfd that the ring alone may read and write. An event loop
+/// may find it readable and the queue empty, once, if it takes a completion
+/// while another thread is posting it. −1 if the process has no descriptor
+/// left, or the ring is a parent's.
 ///
 /// ```
 /// use std::os::fd::AsRawFd;

@@ -16,8 +16,10 @@ use io_uring as ring;
 #[cfg(not(on_kernel))]
 use usring as ring;
 
+mod bad_input;
 mod basics;
 mod cancel;
+mod descriptor;
 mod files;
 mod links;
 mod overflow;
@@ -25,7 +27,9 @@ mod poll;
 mod provided_buffers;
 mod read_write;
 mod registered;
+mod sq_thread;
 mod support;
 mod task_run;
+mod threads;
 mod timeouts;
 mod waiting;

@@ -1,0 +1,255 @@
+//! Addresses that mean nothing, numbers that make no sense: an errno, never a
+//! crash, never a hang.
+
+use crate::ring::{IoUring, opcode, squeue, types};
+use crate::support::*;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::without_provenance_mut as at;
+
+const FAULT: i32 = negative(libc::EFAULT);
+
+/// Null, the first page, a page that is not mapped, the kernel's half, an
+/// address that no processor has, the very end.
+const NOWHERE: [usize; 6] = [0, 8, 0x10_0000_0000, 0xffff_ffff_8000_0000, 0x8000_0000_0000_0000, usize::MAX - 7];
+
+fn ring() -> IoUring {
+    IoUring::builder().setup_submit_all().build(64).unwrap()
+}
+
+/// Two pages of which only the first can be used.
+struct Edge(*mut u8);
+
+impl Edge {
+    fn new() -> Edge {
+        // SAFETY: a new mapping, half of which is closed.
+        unsafe {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let pages =
+                libc::mmap(std::ptr::null_mut(), 8192, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+            assert_ne!(pages, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(pages.byte_add(4096), 4096, libc::PROT_NONE), 0);
+            Edge(pages.cast())
+        }
+    }
+
+    /// So many bytes before the end of what can be used.
+    fn before_end(&self, bytes: usize) -> *mut u8 {
+        self.0.wrapping_add(4096 - bytes)
+    }
+}
+
+impl Drop for Edge {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`.
+        unsafe { libc::munmap(self.0.cast(), 8192) };
+    }
+}
+
+#[test]
+fn data_that_is_nowhere_is_a_fault() {
+    bounded(|| {
+        let (mut ring, file, (reader, writer)) = (ring(), file_with(&[1; 100]), pipe());
+        put(&writer, b"data");
+        let target = types::Fd(file.as_raw_fd());
+        for address in NOWHERE {
+            for flags in [squeue::Flags::empty(), squeue::Flags::ASYNC] {
+                let entries = [
+                    opcode::Read::new(target, at(address), 8).build(),
+                    opcode::Write::new(target, at(address), 8).build(),
+                    opcode::Read::new(types::Fd(reader.as_raw_fd()), at(address), 4).build(),
+                    opcode::Write::new(types::Fd(writer.as_raw_fd()), at(address), 4).build(),
+                ];
+                for entry in entries {
+                    let what = format!("{entry:?} of {address:#x}");
+                    assert_eq!(result(&mut ring, entry.flags(flags)), FAULT, "{what}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn structures_that_are_nowhere_are_a_fault() {
+    bounded(|| {
+        let (mut ring, file, edge) = (ring(), file_with(b""), Edge::new());
+        ring.submitter().register_files_sparse(4).unwrap();
+        let (target, here) = (types::Fd(file.as_raw_fd()), types::Fd(libc::AT_FDCWD));
+        let cut = edge.before_end(4) as usize;
+        for address in NOWHERE.into_iter().chain([cut]) {
+            let how = types::OpenHow::new();
+            let entries = [
+                opcode::Readv::new(target, at(address), 1).build(),
+                opcode::Writev::new(target, at(address), 3).build(),
+                opcode::OpenAt2::new(here, c"/".as_ptr(), at(address)).build(),
+                opcode::Timeout::new(at(address)).build(),
+                opcode::Statx::new(here, c"/".as_ptr(), at(address)).build(),
+                opcode::TimeoutUpdate::new(1, at(address)).build(),
+            ];
+            for entry in entries {
+                let what = format!("{entry:?} of {address:#x}");
+                assert_eq!(result(&mut ring, entry), FAULT, "{what}");
+            }
+            if address != cut {
+                assert_eq!(result(&mut ring, opcode::FilesUpdate::new(at(address), 2).build()), FAULT);
+                assert_eq!(result(&mut ring, opcode::OpenAt::new(here, at(address)).build()), FAULT);
+                assert_eq!(result(&mut ring, opcode::OpenAt2::new(here, at(address), &how).build()), FAULT);
+            }
+        }
+    });
+}
+
+#[test]
+fn members_of_a_vector_that_are_nowhere_are_a_fault() {
+    bounded(|| {
+        let (mut ring, file) = (ring(), file_with(&[1; 100]));
+        let target = types::Fd(file.as_raw_fd());
+        let member = |address, length| libc::iovec { iov_base: at(address), iov_len: length };
+        for address in NOWHERE {
+            let vector = [member(address, 8), member(address, 8)];
+            assert_eq!(result(&mut ring, opcode::Readv::new(target, vector.as_ptr(), 2).build()), FAULT);
+            assert_eq!(result(&mut ring, opcode::Writev::new(target, vector.as_ptr(), 1).build()), FAULT);
+        }
+        let too_long = [member(0x1000, usize::MAX), member(0x1000, 1)];
+        assert_eq!(result(&mut ring, opcode::Readv::new(target, too_long.as_ptr(), 2).build()), negative(libc::EINVAL));
+    });
+}
+
+#[test]
+fn data_that_ends_too_early_is_cut_or_a_fault() {
+    bounded(|| {
+        let (mut ring, file, edge) = (ring(), file_with(&[7; 8192]), Edge::new());
+        let target = types::Fd(file.as_raw_fd());
+        let read = result(&mut ring, opcode::Read::new(target, edge.before_end(100), 200).build());
+        assert!([100, FAULT].contains(&read), "{read}");
+        let path_end = edge.before_end(4);
+        // SAFETY: the last four bytes of the first page.
+        unsafe { path_end.copy_from_nonoverlapping(b"/dev".as_ptr(), 4) };
+        let here = types::Fd(libc::AT_FDCWD);
+        assert_eq!(result(&mut ring, opcode::OpenAt::new(here, path_end.cast()).build()), FAULT, "no end");
+        // SAFETY: as above.
+        unsafe { path_end.add(3).write(0) };
+        assert_eq!(result(&mut ring, opcode::OpenAt::new(here, path_end.cast()).build()), negative(libc::ENOENT));
+    });
+}
+
+#[test]
+fn paths_that_are_too_long_are_refused() {
+    bounded(|| {
+        let mut ring = ring();
+        let path = vec![b'a'; 10_000];
+        let open = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path.as_ptr().cast()).build();
+        assert_eq!(result(&mut ring, open), negative(libc::ENAMETOOLONG));
+    });
+}
+
+#[test]
+fn registration_of_what_is_nowhere_is_a_fault() {
+    bounded(|| {
+        let ring = ring();
+        for address in NOWHERE.into_iter().filter(|&address| address != 0) {
+            let buffer = [libc::iovec { iov_base: at(address), iov_len: 4096 }];
+            // SAFETY: refused.
+            let error = unsafe { ring.submitter().register_buffers(&buffer) }.unwrap_err();
+            assert!(
+                [Some(libc::EFAULT), Some(libc::EOVERFLOW)].contains(&error.raw_os_error()),
+                "{address:#x}: {error}"
+            );
+            let page = address & !4095;
+            // SAFETY: refused.
+            let error = unsafe { ring.submitter().register_buf_ring_with_flags(page as u64, 8, 1, 0) }.unwrap_err();
+            let number = error.raw_os_error();
+            assert!(
+                [Some(libc::EFAULT), Some(libc::EINVAL), Some(libc::ENOMEM), Some(libc::EOVERFLOW)].contains(&number),
+                "{error}"
+            );
+        }
+    });
+}
+
+/// A generator that always gives the same.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.next() as usize % choices.len()]
+    }
+}
+
+/// Files that nonsense may be done to.
+fn harmless() -> Vec<OwnedFd> {
+    let ((reader, writer), (other_reader, other_writer)) = (pipe(), pipe());
+    put(&writer, b"something");
+    vec![reader, writer, other_reader, other_writer, event(), file_with(&[3; 5000]).into()]
+}
+
+/// An entry of numbers that are sometimes almost right.
+fn nonsense(random: &mut Random, files: &[OwnedFd], memory: usize) -> squeue::Entry {
+    let opcodes = [
+        opcode::Nop::CODE,
+        opcode::Readv::CODE,
+        opcode::Writev::CODE,
+        opcode::Fsync::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::WriteFixed::CODE,
+        opcode::PollAdd::CODE,
+        opcode::PollRemove::CODE,
+        opcode::Timeout::CODE,
+        opcode::TimeoutRemove::CODE,
+        opcode::AsyncCancel::CODE,
+        opcode::LinkTimeout::CODE,
+        opcode::FilesUpdate::CODE,
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::Fadvise::CODE,
+        opcode::ProvideBuffers::CODE,
+        opcode::RemoveBuffers::CODE,
+    ];
+    let numbers = [0, 1, 2, 8, 64, u64::MAX, 1 << 31, 1 << 32, 4096];
+    let addresses = [0, 8, memory as u64, memory as u64 + 8, 0x10_0000_0000, 0xffff_ffff_8000_0000, u64::MAX];
+    let descriptors: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).chain([-1, 1 << 20]).collect();
+    let mut sqe = [0u64; 8];
+    let flags = random.one_of(&[0, 0, 0, 0x01, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80]);
+    let opcode = random.one_of(&opcodes);
+    sqe[0] = u64::from(opcode) | flags << 8 | (random.one_of(&descriptors) as u32 as u64) << 32;
+    sqe[1] = random.one_of(&[0, 0, 1, u64::MAX, memory as u64, 100]);
+    sqe[2] = random.one_of(&addresses);
+    // Never more than the memory holds where the address is good.
+    let length = random.one_of(&numbers) as u32 % 4096;
+    let op_flags = if random.next() % 4 == 0 { random.next() as u32 } else { 0 };
+    sqe[3] = u64::from(length) | u64::from(op_flags) << 32;
+    sqe[4] = random.next();
+    if random.next() % 8 == 0 {
+        sqe[5] = random.next();
+    }
+    // SAFETY: an entry is a `struct io_uring_sqe` of 64 bytes.
+    unsafe { std::mem::transmute::<[u64; 8], squeue::Entry>(sqe) }
+}
+
+#[test]
+fn nonsense_is_answered_and_never_more() {
+    bounded(|| {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        // Everything good that nonsense can point to, with room behind it.
+        let memory = vec![0u64; 1 << 16].into_boxed_slice();
+        for round in 0..40 {
+            let files = harmless();
+            let mut ring: IoUring = IoUring::builder().setup_submit_all().setup_cqsize(4096).build(128).unwrap();
+            for _ in 0..4 {
+                let entries: Vec<_> =
+                    (0..100).map(|_| nonsense(&mut random, &files, memory.as_ptr() as usize)).collect();
+                push(&mut ring, &entries);
+                assert_eq!(ring.submit().unwrap(), 100, "round {round}");
+            }
+            wait_at_most(&ring, 1, std::time::Duration::from_millis(1));
+            assert!(ring.completion().len() > 50);
+            drop(ring);
+        }
+    });
+}
