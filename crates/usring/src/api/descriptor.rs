@@ -67,12 +67,16 @@ fn make(ring: &Arc<Ring>) -> Result<OwnedDescriptor, Errno> {
     Ok(descriptor)
 }
 
+fn ring_of(number: RawFd) -> Option<Arc<Ring>> {
+    let table = table();
+    let (_, ring) = table.iter().find(|(other, _)| *other == number)?;
+    ring.upgrade()
+}
+
 static HOST: Host = Host {
-    ring_of: |number| {
-        let table = table();
-        let (_, ring) = table.iter().find(|(other, _)| *other == number)?;
-        ring.upgrade()
-    },
+    ring_of,
+    // Every ring that has a descriptor is watched.
+    watch: |_| (),
     close: |_| None,
 };
 
