@@ -1,6 +1,7 @@
 //! Memory of the suite: zeroed structures, pages that can be made bad.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A structure of Linux's with every field zero.
 pub fn zeroed<T: Copy>() -> T {
@@ -17,13 +18,17 @@ pub struct Pages {
 
 pub const PAGE: usize = 4096;
 
+/// Where pages are asked for: far from the end of the address space, so that a
+/// length of gigabytes behind them is a length within it.
+static PLACE: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
+
 impl Pages {
     pub fn new(pages: usize) -> Pages {
         let length = pages * PAGE;
         // SAFETY: a new anonymous mapping.
         let address = unsafe {
             libc::mmap(
-                std::ptr::null_mut(),
+                PLACE.fetch_add(length + PAGE, Ordering::Relaxed) as *mut c_void,
                 length,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,

@@ -47,6 +47,7 @@ mod space;
 mod sq_thread;
 mod stat;
 mod streams;
+mod stress;
 mod sync;
 mod sync_cancel;
 mod task_work;
@@ -108,6 +109,7 @@ pub const ROOMS: &[&[Case]] = &[
     exec::CASES,
     exit::CASES,
     signals::CASES,
+    stress::CASES,
 ];
 
 /// What a request answers whose worker was called back from a blocking call:

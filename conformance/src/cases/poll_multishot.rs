@@ -130,8 +130,9 @@ fn level_triggered(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::sockets();
     for flags in [u::IORING_POLL_ADD_LEVEL, u::IORING_POLL_ADD_LEVEL | u::IORING_POLL_ADD_MULTI] {
-        let level = poll(reader.as_raw_fd(), IN, 1).with(|sqe| sqe.len = flags);
-        t.entry(&ring.one(level));
+        ring.push(poll(reader.as_raw_fd(), IN, 1).with(|sqe| sqe.len = flags));
+        ring.submit();
+        t.in_order(&ring.reap());
     }
 }
 

@@ -113,8 +113,8 @@ fn lengths(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
     let fd = file.as_raw_fd();
-    let mut buffer = [0u8; 16];
-    let address = buffer.as_mut_ptr() as u64;
+    let pages = Pages::new(1);
+    let address = pages.at(0);
     for (number, length) in [usize::MAX, 1 << 63, (1 << 63) - 1, 1 << 32].into_iter().enumerate() {
         t.entry(&ring.one(readv(fd, &[vector(address, length)], 0, number as u64)));
     }
