@@ -30,6 +30,11 @@ fn signals_reach_their_handlers_around_the_engine_and_never_inside() {
 }
 
 #[test]
+fn a_rings_descriptor_is_one() {
+    holds("door_descriptors.c", 8);
+}
+
+#[test]
 fn children_leave_the_parents_rings_alone_and_are_served_themselves() {
     holds("door_children.c", 12);
 }

@@ -1,0 +1,265 @@
+/* A ring's descriptor is a descriptor: it can be duplicated, replaced, closed by
+ * the dozen and polled by every call that polls, and it means the ring until the
+ * last of its numbers is gone.
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <poll.h>
+#include <linux/close_range.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/syscall.h>
+
+static struct io_uring ring;
+
+static long enter(int descriptor)
+{
+	long answer = syscall(SYS_io_uring_enter, descriptor, 0, 0, 0, NULL, 0);
+	return answer < 0 ? -errno : answer;
+}
+
+static void submit_nop(void)
+{
+	io_uring_prep_nop(request(&ring));
+	EQUAL(io_uring_submit(&ring), 1);
+}
+
+static void reap(void)
+{
+	struct io_uring_cqe *cqe;
+	EQUAL(io_uring_peek_cqe(&ring, &cqe), 0);
+	io_uring_cqe_seen(&ring, cqe);
+}
+
+static void use_number(int descriptor)
+{
+	ring.ring_fd = ring.enter_ring_fd = descriptor;
+}
+
+static void a_ring_lives_until_its_last_number_is_closed(void)
+{
+	ring = new_ring(8, 0);
+	int first = ring.ring_fd, numbers[6];
+	numbers[0] = dup(first);
+	numbers[1] = fcntl(first, F_DUPFD, 3);
+	numbers[2] = fcntl(first, F_DUPFD_CLOEXEC, 700);
+	numbers[3] = dup2(first, 50);
+	numbers[4] = dup3(first, 900, O_CLOEXEC);
+	numbers[5] = dup(numbers[3]);
+	EQUAL(numbers[3], 50);
+	EQUAL(numbers[4], 900);
+	HOLDS(numbers[2] >= 700);
+	EQUAL(fcntl(numbers[0], F_GETFD), 0);
+	EQUAL(fcntl(first, F_GETFD), FD_CLOEXEC);
+	EQUAL(fcntl(numbers[2], F_GETFD), FD_CLOEXEC);
+	EQUAL(close(first), 0);
+	EQUAL(enter(first), -EBADF);
+	for (int index = 0; index < 6; index++) {
+		use_number(numbers[index]);
+		submit_nop();
+		reap();
+		EQUAL(close(numbers[index]), 0);
+		EQUAL(enter(numbers[index]), -EBADF);
+	}
+	EQUAL(close(numbers[0]), -1);
+	EQUAL(errno, EBADF);
+}
+
+static void a_number_that_is_replaced_is_what_replaced_it(void)
+{
+	int ends[2];
+	ring = new_ring(8, 0);
+	int number = ring.ring_fd;
+	EQUAL(pipe(ends), 0);
+	EQUAL(dup2(ends[1], number), number);
+	EQUAL(enter(number), -EOPNOTSUPP);
+	EQUAL(write(number, "x", 1), 1);
+	EQUAL(close(number), 0);
+	struct io_uring other = new_ring(8, 0);
+	ring = new_ring(8, 0);
+	/* A ring over a ring, and over itself. */
+	EQUAL(dup2(ring.ring_fd, other.ring_fd), other.ring_fd);
+	EQUAL(dup2(ring.ring_fd, ring.ring_fd), ring.ring_fd);
+	EQUAL(dup3(ring.ring_fd, ring.ring_fd, 0), -1);
+	EQUAL(errno, EINVAL);
+	EQUAL(dup2(-1, ring.ring_fd), -1);
+	EQUAL(errno, EBADF);
+	submit_nop();
+	reap();
+	use_number(other.ring_fd);
+	submit_nop();
+	reap();
+	close(ends[0]);
+	close(ends[1]);
+}
+
+/* Closed by an instruction that no symbol of libc sees. */
+static void a_low_number_that_was_reused_is_no_ring(void)
+{
+	long answer;
+	ring = new_ring(8, 0);
+	EQUAL(dup2(ring.ring_fd, 50), 50);
+	EQUAL(enter(50), 0);
+	__asm__ volatile("syscall" : "=a"(answer) : "a"(SYS_close), "D"(50) : "rcx", "r11", "memory");
+	EQUAL(answer, 0);
+	EQUAL(enter(50), -EBADF);
+	int file = new_file();
+	EQUAL(ftruncate(file, 4096), 0);
+	EQUAL(dup2(file, 50), 50);
+	EQUAL(enter(50), -EOPNOTSUPP);
+	void *mapped = mmap(NULL, 4096, PROT_READ, MAP_SHARED, 50, 0);
+	HOLDS(mapped != MAP_FAILED);
+	close(50);
+	close(file);
+	io_uring_queue_exit(&ring);
+}
+
+static void rings_go_with_all_others(void)
+{
+	for (int way = 0; way < 3; way++) {
+		struct io_uring one = new_ring(8, 0), two = new_ring(8, 0);
+		if (way == 0)
+			EQUAL(close_range(3, ~0u, 0), 0);
+		else if (way == 1)
+			closefrom(3);
+		else
+			for (int number = 3; number < 3000; number++)
+				close(number);
+		EQUAL(enter(one.ring_fd), -EBADF);
+		EQUAL(enter(two.ring_fd), -EBADF);
+		/* What else works behind the scenes still works: a read that waits. */
+		int ends[2];
+		char byte;
+		ring = new_ring(8, 0);
+		EQUAL(pipe(ends), 0);
+		io_uring_prep_read(request(&ring), ends[0], &byte, 1, 0);
+		EQUAL(io_uring_submit(&ring), 1);
+		EQUAL(write(ends[1], "x", 1), 1);
+		struct io_uring_cqe *cqe;
+		EQUAL(io_uring_wait_cqe(&ring, &cqe), 0);
+		EQUAL(cqe->res, 1);
+		io_uring_cqe_seen(&ring, cqe);
+		io_uring_queue_exit(&ring);
+	}
+	ring = new_ring(8, 0);
+	EQUAL(close_range(3, ~0u, CLOSE_RANGE_CLOEXEC), 0);
+	submit_nop();
+	reap();
+	io_uring_queue_exit(&ring);
+}
+
+static void every_poll_follows_the_completions(void)
+{
+	ring = new_ring(8, 0);
+	int number = ring.ring_fd, set = epoll_create1(0);
+	for (int round = 0; round < 3; round++)
+		for (int full = 0; full < 2; full++) {
+			struct pollfd polled = { .fd = number, .events = POLLIN };
+			struct timeval now = { 0, 0 };
+			struct timespec at_once = { 0, 0 };
+			struct epoll_event event = { .events = EPOLLIN };
+			fd_set chosen;
+			if (full)
+				submit_nop();
+			EQUAL(poll(&polled, 1, 0), full);
+			EQUAL(ppoll(&polled, 1, &at_once, NULL), full);
+			FD_ZERO(&chosen);
+			FD_SET(number, &chosen);
+			EQUAL(select(number + 1, &chosen, NULL, NULL, &now), full);
+			FD_SET(number, &chosen);
+			EQUAL(pselect(number + 1, &chosen, NULL, NULL, &at_once, NULL), full);
+			if (round == 1)
+				EQUAL(epoll_ctl(set, full ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, number, &event), 0);
+			if (round > 0) {
+				EQUAL(epoll_wait(set, &event, 1, 0), full);
+				EQUAL(epoll_pwait(set, &event, 1, 0, NULL), full);
+				EQUAL(epoll_pwait2(set, &event, 1, &at_once, NULL), full);
+			}
+			if (full)
+				reap();
+		}
+	EQUAL(epoll_ctl(set, EPOLL_CTL_DEL, number, NULL), 0);
+	close(set);
+	io_uring_queue_exit(&ring);
+}
+
+static void a_ring_may_be_polled_by_its_only_other_number(void)
+{
+	ring = new_ring(8, 0);
+	struct pollfd polled = { .fd = dup(ring.ring_fd), .events = POLLIN };
+	EQUAL(poll(&polled, 1, 0), 0);
+	submit_nop();
+	EQUAL(poll(&polled, 1, 1000), 1);
+	close(ring.ring_fd);
+	EQUAL(poll(&polled, 1, 1000), 1);
+	use_number(polled.fd);
+	reap();
+	EQUAL(poll(&polled, 1, 0), 0);
+	submit_nop();
+	EQUAL(poll(&polled, 1, 1000), 1);
+	io_uring_queue_exit(&ring);
+}
+
+static void a_low_limit_leaves_room_for_rings(void)
+{
+	struct rlimit limit, before;
+	EQUAL(getrlimit(RLIMIT_NOFILE, &before), 0);
+	limit = before;
+	limit.rlim_cur = 64;
+	EQUAL(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	ring = new_ring(8, 0);
+	submit_nop();
+	struct pollfd polled = { .fd = ring.ring_fd, .events = POLLIN };
+	EQUAL(poll(&polled, 1, 0), 1);
+	reap();
+	int other = dup(ring.ring_fd);
+	HOLDS(other >= 0);
+	io_uring_queue_exit(&ring);
+	use_number(other);
+	EQUAL(enter(other), 0);
+	close(other);
+	EQUAL(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	EQUAL(limit.rlim_cur, 64);
+	EQUAL(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+static void numbers_can_be_registered_with_a_thread(void)
+{
+	ring = new_ring(8, 0);
+	struct io_uring second = new_ring(8, 0);
+	EQUAL(io_uring_register_ring_fd(&ring), 1);
+	EQUAL(io_uring_register_ring_fd(&second), 1);
+	EQUAL(ring.enter_ring_fd, 0);
+	EQUAL(second.enter_ring_fd, 1);
+	submit_nop();
+	reap();
+	/* A registered ring outlives its number. */
+	int number = ring.ring_fd;
+	EQUAL(close(number), 0);
+	submit_nop();
+	reap();
+	EQUAL(syscall(SYS_io_uring_enter, 2, 0, 0, IORING_ENTER_REGISTERED_RING, NULL, 0), -1);
+	EQUAL(errno, EBADF);
+	EQUAL(syscall(SYS_io_uring_enter, 16, 0, 0, IORING_ENTER_REGISTERED_RING, NULL, 0), -1);
+	EQUAL(errno, EINVAL);
+	EQUAL(io_uring_unregister_ring_fd(&second), 1);
+	io_uring_queue_exit(&second);
+}
+
+static const struct check checks[] = {
+	{ "a ring lives until its last number is closed", a_ring_lives_until_its_last_number_is_closed },
+	{ "a number that is replaced is what replaced it", a_number_that_is_replaced_is_what_replaced_it },
+	{ "a low number that was reused is no ring", a_low_number_that_was_reused_is_no_ring },
+	{ "rings go with all others", rings_go_with_all_others },
+	{ "every poll follows the completions", every_poll_follows_the_completions },
+	{ "a ring may be polled by its only other number", a_ring_may_be_polled_by_its_only_other_number },
+	{ "a low limit leaves room for rings", a_low_limit_leaves_room_for_rings },
+	{ "numbers can be registered with a thread", numbers_can_be_registered_with_a_thread },
+};
+
+int main(int count, char **arguments)
+{
+	return RUN(checks, count, arguments);
+}
