@@ -8,7 +8,7 @@ use usring_uapi::{io_uring as u, opcode};
 
 use super::buffer_group::select;
 use super::reg;
-use crate::case::{Case, case};
+use crate::case::{Case, case, differs};
 use crate::door;
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
@@ -33,7 +33,7 @@ pub const CASES: &[Case] = &[
     case("buffer_ring.length_is_a_cap", length_is_a_cap),
     case("buffer_ring.bad_buffer", bad_buffer),
     case("buffer_ring.error_uses_buffer_up", error_uses_buffer_up),
-    case("buffer_ring.incremental", incremental),
+    differs("buffer_ring.incremental", incremental, "IOU_PBUF_RING_INC is refused as by a kernel before 6.12"),
     case("buffer_ring.unregister_while_waiting", unregister_while_waiting),
 ];
 

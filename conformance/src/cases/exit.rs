@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case};
+use crate::case::{Case, case, differs};
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
@@ -23,7 +23,11 @@ pub const CASES: &[Case] = &[
     case("exit.by_signal", by_signal),
     case("exit.by_abort", by_abort),
     case("exit.while_another_thread_waits", while_another_thread_waits),
-    case("exit.of_submitting_thread", of_submitting_thread),
+    differs(
+        "exit.of_submitting_thread",
+        of_submitting_thread,
+        "a request belongs to its ring, not to the thread that submitted it, and goes on when that ends",
+    ),
     case("exit.of_creating_thread", of_creating_thread),
     case("exit.by_thread_cancel", by_thread_cancel),
     case("exit.status_is_kept", status_is_kept),

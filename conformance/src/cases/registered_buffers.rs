@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case};
+use crate::case::{Case, case, differs};
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF, Pages, zeroed};
 use crate::names;
@@ -31,8 +31,8 @@ pub const CASES: &[Case] = &[
     case("registered_buffers.tags", tags),
     case("registered_buffers.tag_waits_for_request", tag_waits_for_request),
     case("registered_buffers.unregistered_while_in_use", unregistered_while_in_use),
-    case("registered_buffers.clone", clone_whole),
-    case("registered_buffers.clone_wrong", clone_wrong),
+    differs("registered_buffers.clone", clone_whole, "CLONE_BUFFERS is refused as by a kernel before 6.12"),
+    differs("registered_buffers.clone_wrong", clone_wrong, "CLONE_BUFFERS is refused as by a kernel before 6.12"),
 ];
 
 fn register(ring: &Ring, vectors: &[libc::iovec]) -> i32 {
