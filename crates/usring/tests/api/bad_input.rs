@@ -222,10 +222,10 @@ fn nonsense(random: &mut Random, files: &[OwnedFd], memory: usize) -> squeue::En
     sqe[2] = random.one_of(&addresses);
     // Never more than the memory holds where the address is good.
     let length = random.one_of(&numbers) as u32 % 4096;
-    let op_flags = if random.next() % 4 == 0 { random.next() as u32 } else { 0 };
+    let op_flags = if random.next().is_multiple_of(4) { random.next() as u32 } else { 0 };
     sqe[3] = u64::from(length) | u64::from(op_flags) << 32;
     sqe[4] = random.next();
-    if random.next() % 8 == 0 {
+    if random.next().is_multiple_of(8) {
         sqe[5] = random.next();
     }
     // SAFETY: an entry is a `struct io_uring_sqe` of 64 bytes.

@@ -88,7 +88,7 @@ fn a_ring_polls_another_ring() {
     bounded(|| {
         let (mut watcher, mut watched) = (ring(), ring());
         let poll = opcode::PollAdd::new(types::Fd(watched.as_raw_fd()), libc::POLLIN as u32).build();
-        submit(&mut watcher, &[poll.clone()]);
+        submit(&mut watcher, std::slice::from_ref(&poll));
         stays_quiet(&mut watcher);
         submit(&mut watched, &[nop(1)]);
         assert_eq!(collect(&mut watcher, 1)[0].result, libc::POLLIN as i32);

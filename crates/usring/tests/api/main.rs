@@ -28,6 +28,7 @@ mod provided_buffers;
 mod read_write;
 mod registered;
 mod sq_thread;
+#[allow(dead_code, reason = "each suite uses its part")]
 mod support;
 mod task_run;
 mod threads;

@@ -1,6 +1,6 @@
 //! Waiting in enter: counts, timeouts, masks, signals, eventfds.
 
-use crate::ring::{EnterFlags, IoUring, opcode, types};
+use crate::ring::{EnterFlags, IoUring, types};
 use crate::support::*;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,0 +1,212 @@
+//! Children: what they may do with their parent's rings, and that they never
+//! hang.
+
+use crate::alone_and_bounded;
+use crate::support::*;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use usring::{IoUring, opcode, squeue};
+
+/// Runs `body` in a forked child; answers its exit status.
+#[track_caller]
+fn in_child(body: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child has one thread and ends with _exit. Between lie calls
+    // to malloc at most, which glibc keeps usable in a child.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(99);
+        // SAFETY: ends this process.
+        unsafe { libc::_exit(status) };
+    }
+    assert!(child > 0);
+    let end = Instant::now() + PATIENCE / 2;
+    loop {
+        let mut status = 0;
+        // SAFETY: the number is written.
+        if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child {
+            assert!(libc::WIFEXITED(status), "the child died: {status:#x}");
+            return libc::WEXITSTATUS(status);
+        }
+        if Instant::now() > end {
+            // SAFETY: our own child, not yet waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            // SAFETY: as above.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            panic!("the child hangs");
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// An errno that fits an exit status; 0 for success.
+fn errno<T>(outcome: std::io::Result<T>) -> i32 {
+    outcome.err().map_or(0, |error| error.raw_os_error().unwrap_or(98))
+}
+
+#[test]
+fn a_child_gets_an_error_from_its_parents_ring() {
+    alone_and_bounded(|| {
+        let (mut ring, (reader, writer)) = (IoUring::new(8).unwrap(), pipe());
+        let mut buffer = [0; 4];
+        submit(&mut ring, &[read(&reader, &mut buffer)]);
+        push(&mut ring, &[nop(1)]);
+        assert_eq!(in_child(|| errno(ring.submit())), libc::EOWNERDEAD);
+        assert_eq!(in_child(|| errno(ring.submit_and_wait(1))), libc::EOWNERDEAD);
+        assert_eq!(in_child(|| errno(ring.submitter().register_personality())), libc::EOWNERDEAD);
+        assert_eq!(in_child(|| errno(ring.submitter().squeue_wait())), libc::EOWNERDEAD);
+        assert_eq!(in_child(|| errno(ring.map(0, 64))), libc::EOWNERDEAD);
+        assert_eq!(in_child(|| ring.as_raw_fd() & 0x7f), 0x7f, "-1");
+        assert_eq!(ring.submit().unwrap(), 1, "the parent's goes on");
+        assert_eq!(collect(&mut ring, 1)[0].user_data, 1);
+        put(&writer, b"data");
+        assert_eq!(collect(&mut ring, 1)[0].result, 4);
+    });
+}
+
+#[test]
+fn a_child_may_drop_its_parents_rings() {
+    alone_and_bounded(|| {
+        let (reader, writer) = pipe();
+        let mut buffers = [[0; 4]; 2];
+        let [first, second] = &mut buffers;
+        let mut ring = IoUring::new(8).unwrap();
+        ring.as_raw_fd();
+        submit(&mut ring, &[read(&reader, first), read(&reader, second).flags(squeue::Flags::ASYNC)]);
+        let polled: IoUring = IoUring::builder().setup_sqpoll(5).build(4).unwrap();
+        let mut rings = Some((ring, polled));
+        let status = in_child(|| {
+            drop(rings.take());
+            5
+        });
+        assert_eq!(status, 5);
+        let (mut ring, mut polled) = rings.expect("only the child has dropped them");
+        put(&writer, b"12345678");
+        assert!(collect(&mut ring, 2).iter().all(|done| done.result == 4));
+        push(&mut polled, &[nop(1)]);
+        polled.submit().unwrap();
+        assert_eq!(collect(&mut polled, 1)[0].user_data, 1);
+    });
+}
+
+#[test]
+fn a_child_makes_rings_of_its_own() {
+    alone_and_bounded(|| {
+        let mut parents = IoUring::new(8).unwrap();
+        run(&mut parents, &[nop(1)]);
+        let status = in_child(|| {
+            let (mut ring, (reader, writer)) = (IoUring::new(8).unwrap(), pipe());
+            let (mut buffers, time) = ([[0; 4]; 2], timespec(Duration::from_millis(5)));
+            let [first, second] = &mut buffers;
+            let entries = [
+                read(&reader, first),
+                read(&reader, second).flags(squeue::Flags::ASYNC),
+                opcode::Timeout::new(&time).build(),
+                nop(1),
+            ];
+            submit(&mut ring, &entries);
+            put(&writer, b"12345678");
+            collect(&mut ring, 4).iter().map(|done| done.result).sum::<i32>() + libc::ETIME
+        });
+        assert_eq!(status, 8);
+        assert_eq!(result(&mut parents, nop(2)), 0);
+    });
+}
+
+#[test]
+fn a_grandchild_works_too() {
+    alone_and_bounded(|| {
+        let _parents = IoUring::new(8).unwrap();
+        let status = in_child(|| {
+            let ring = IoUring::new(8).unwrap();
+            in_child(|| {
+                let mut own = IoUring::new(8).unwrap();
+                errno(ring.submit()) - libc::EOWNERDEAD + 3 + result(&mut own, nop(1))
+            })
+        });
+        assert_eq!(status, 3);
+    });
+}
+
+#[test]
+fn forks_at_any_moment_hang_nobody() {
+    alone_and_bounded(|| {
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let (mut ring, (reader, writer)) = (IoUring::new(8).unwrap(), pipe());
+                    let mut buffer = [0; 4];
+                    while !ended.load(Ordering::SeqCst) {
+                        let flags = squeue::Flags::ASYNC;
+                        submit(&mut ring, &[nop(1), read(&reader, &mut buffer).flags(flags), write(&writer, b"data")]);
+                        assert_eq!(collect(&mut ring, 3).len(), 3);
+                    }
+                });
+            }
+            // The library's own ring is shared with its maker's children, and a
+            // new one needs all that the engine makes once per process.
+            let shared = IoUring::new(8).unwrap();
+            for _ in 0..60 {
+                let status = in_child(|| {
+                    let refused = errno(shared.submit_and_wait(1));
+                    let mut own = IoUring::new(4).unwrap();
+                    let file = [7; 1];
+                    let (reader, writer) = pipe();
+                    let mut byte = [0];
+                    submit(&mut own, &[read(&reader, &mut byte).flags(squeue::Flags::ASYNC)]);
+                    put(&writer, &file);
+                    let done = collect(&mut own, 1)[0].result;
+                    if refused == libc::EOWNERDEAD && done == 1 { 0 } else { 1 }
+                });
+                assert_eq!(status, 0);
+            }
+            ended.store(true, Ordering::SeqCst);
+        });
+    });
+}
+
+#[test]
+fn processes_are_started_while_requests_are_in_flight() {
+    alone_and_bounded(|| {
+        let (mut ring, (reader, writer)) = (IoUring::new(8).unwrap(), pipe());
+        let mut buffers = [[0; 4]; 2];
+        let [first, second] = &mut buffers;
+        submit(&mut ring, &[read(&reader, first), read(&reader, second).flags(squeue::Flags::ASYNC)]);
+        for _ in 0..20 {
+            assert!(Command::new("/bin/true").status().unwrap().success());
+        }
+        put(&writer, b"12345678");
+        assert!(collect(&mut ring, 2).iter().all(|done| done.result == 4));
+    });
+}
+
+#[test]
+fn a_child_may_close_everything() {
+    alone_and_bounded(|| {
+        let (mut ring, (reader, writer)) = (IoUring::new(8).unwrap(), pipe());
+        let mut buffer = [0; 4];
+        let number = ring.as_raw_fd();
+        assert!(number >= 0);
+        submit(&mut ring, &[read(&reader, &mut buffer)]);
+        let status = in_child(|| {
+            // SAFETY: this process has no use for them any more.
+            unsafe { libc::close_range(3, u32::MAX, 0) };
+            4
+        });
+        assert_eq!(status, 4);
+        put(&writer, b"data");
+        assert_eq!(collect(&mut ring, 1)[0].result, 4);
+    });
+}
+
+#[test]
+fn memory_that_is_kept_from_children_is_not_there() {
+    alone_and_bounded(|| {
+        let mut ring: IoUring = IoUring::builder().dontfork().build(8).unwrap();
+        assert_eq!(result(&mut ring, nop(1)), 0);
+        assert_eq!(in_child(|| errno(ring.submitter().register_personality())), libc::EOWNERDEAD);
+        assert_eq!(result(&mut ring, nop(2)), 0);
+    });
+}
