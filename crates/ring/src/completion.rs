@@ -154,7 +154,6 @@ impl CompletionQueue {
             self.memory.clear_flag(flags::CQ_OVERFLOW);
             return true;
         }
-        self.free = 0;
         false
     }
 

@@ -199,18 +199,21 @@ fn work_for_a_sleeper_that_times_out_is_done_by_one_of_both() {
     a_sleeper_times_out(Sleeper::Epoll);
 }
 
+/// Of two sleepers one gives up around the first of two wake-ups; the other
+/// announces itself anew in between, and that announcement is its own.
 #[test]
 fn an_announcement_outlives_the_retraction_of_another() {
     bounded(|| {
         let ring = Ring::new();
-        let sleeper = spawn(&ring, |ring| ring.wait_for_weight(Sleeper::Futex, 1));
-        let impatient = spawn(&ring, |ring| {
-            let ticket = ring.sleep.announce(Sleeper::Futex, 1);
-            ring.sleep.retract(ticket);
+        let impatient = ring.sleep.announce(Sleeper::Futex, 1);
+        let sleeper = spawn(&ring, |ring| ring.wait(Sleeper::Futex, 1, || ring.work.weight() >= 2));
+        let waker = spawn(&ring, |ring| {
+            ring.work_comes();
+            ring.work_comes();
         });
-        ring.work_comes();
+        ring.sleep.retract(impatient);
         sleeper.join().unwrap();
-        impatient.join().unwrap();
+        waker.join().unwrap();
     });
 }
 

@@ -213,10 +213,12 @@ fn a_sleeper_is_left_alone_until_there_is_what_it_needs() {
     assert_eq!(word.wake_target(7), Wake::Nobody);
     assert_eq!(word.wake_target(8), Wake::Epoll);
     assert!(word.retract(ticket));
-    let ticket = word.announce(Sleeper::Epoll, u32::MAX);
-    assert_eq!(word.wake_target(Queue::<()>::URGENT - 1), Wake::Nobody);
-    assert_eq!(word.wake_target(Queue::<()>::URGENT), Wake::Epoll, "as much as a queue can weigh");
-    assert!(word.retract(ticket));
+    for too_much in [0x1_0000, u32::MAX] {
+        let ticket = word.announce(Sleeper::Futex, too_much);
+        assert_eq!(word.wake_target(Queue::<()>::URGENT - 1), Wake::Nobody);
+        assert_eq!(word.wake_target(Queue::<()>::URGENT), Wake::Futex, "as much as a queue can weigh");
+        assert!(word.retract(ticket));
+    }
 }
 
 #[test]
@@ -244,7 +246,22 @@ fn an_announcement_that_is_taken_back_leaves_the_others_standing() {
     let third = word.announce(Sleeper::Futex, 1);
     assert!(word.retract(second), "claimed, whatever was announced since");
     assert_eq!(word.wake_target(1), Wake::Futex);
-    assert!(word.retract(third));
+    let fourth = word.announce(Sleeper::Futex, 1);
+    assert!(word.retract(third) && !word.retract(fourth));
+    assert_eq!(word.wake_target(1), Wake::Nobody, "nobody is left");
+}
+
+#[test]
+fn one_wake_up_is_for_all_futex_sleepers() {
+    let word = SleepWord::new();
+    let tickets = [1, 2, 3].map(|needed| word.announce(Sleeper::Futex, needed));
+    assert_eq!(word.wake_target(3), Wake::Futex);
+    assert_eq!(word.wake_target(3), Wake::Nobody);
+    for ticket in tickets {
+        assert_eq!(word.sleep(&ticket, Some(10 * SECOND)), Ok(()));
+        assert!(word.retract(ticket));
+    }
+    assert_eq!(word.wake_target(3), Wake::Nobody);
 }
 
 #[test]
