@@ -42,8 +42,14 @@ pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Time in which something that must not happen would have happened. The one
-/// place where the suite sleeps: an absence has no event to wait for.
+/// Time in which a worker has taken up what was forced on it: nothing that a
+/// program may rely on tells of it.
+pub fn long_enough_to_begin() {
+    std::thread::sleep(Duration::from_millis(250));
+}
+
+/// Time in which something that must not happen would have happened: an
+/// absence has no event to wait for.
 pub fn long_enough_to_notice() {
     std::thread::sleep(Duration::from_millis(30));
 }

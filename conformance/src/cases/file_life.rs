@@ -134,7 +134,7 @@ fn worker_survives_close(t: &mut Transcript) {
     let mut buffer = [0u8; 4];
     ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1).forced_async());
     ring.submit();
-    crate::time::long_enough_to_notice();
+    crate::time::long_enough_to_begin();
     drop(reader);
     t.say(format_args!("written {}", files::put(&writer, b"late")));
     t.in_order(&ring.wait(1));

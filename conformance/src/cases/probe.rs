@@ -6,6 +6,7 @@ use super::reg;
 use crate::case::{Case, case};
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
+use crate::sqe::sqe;
 use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
@@ -14,6 +15,7 @@ pub const CASES: &[Case] = &[
     case("probe.beyond_last", beyond_last),
     case("probe.wrong", wrong),
     case("probe.indexed_by_opcode", indexed_by_opcode),
+    case("probe.unreported_is_refused", unreported_is_refused),
 ];
 
 /// The probe's header and its array, as one piece of memory.
@@ -118,4 +120,20 @@ fn indexed_by_opcode(t: &mut Transcript) {
     let count = usize::from(answer.ops_len);
     let right = answer.ops[..count].iter().enumerate().all(|(index, op)| usize::from(op.op) == index);
     t.say(format_args!("indexed {right}"));
+}
+
+/// An opcode that PROBE does not report is answered like one that there is not.
+fn unreported_is_refused(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut answer: Probe = zeroed();
+    t.result("probe", probe(&ring, &mut answer, 256));
+    let mut otherwise = 0;
+    for opcode in 0..=255u8 {
+        let reported = answer.ops[usize::from(opcode)].flags & SUPPORTED != 0;
+        if !reported && ring.one(sqe(opcode, -1, 1)).res != -libc::EINVAL {
+            t.say(format_args!("opcode {opcode} is answered"));
+            otherwise += 1;
+        }
+    }
+    t.say(format_args!("answered without being reported: {otherwise}"));
 }
