@@ -3,6 +3,7 @@
 //! rewritten after their first trap, and left as they are.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 use workloads::harness::{LIBURING, Stage, World, on_kernel, require};
 
@@ -68,6 +69,56 @@ fn a_static_program_is_refused_with_a_sentence() {
     }
 }
 
+/// Compiles by a tool that not every machine has, and says so where it is missing.
+fn compile_with(tool: &[&str], command: &mut Command) -> bool {
+    let found = tool.iter().find(|path| Path::new(path).exists());
+    let Some(found) = found else {
+        println!("skipped: none of {tool:?} is there");
+        return false;
+    };
+    let mut words = Command::new(found);
+    words.args(command.get_args());
+    if let Some(folder) = command.get_current_dir() {
+        words.current_dir(folder);
+    }
+    words.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = words.output().unwrap();
+    assert!(output.status.success(), "{words:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+    true
+}
+
+#[test]
+fn a_program_on_musl_is_served() {
+    let stage = Stage::new();
+    let program = stage.path("door_musl");
+    let mut compile = Command::new("musl-gcc");
+    compile.args(["-O2", "-o"]).arg(&program).arg(Stage::script("door_musl.c"));
+    if compile_with(&["/usr/bin/musl-gcc"], &mut compile) {
+        for no_patch in ["0", "1"] {
+            let run = stage.program(World::Transparent, &program).env("USRING_NO_PATCH", no_patch);
+            let finished = run.finish().succeeded();
+            assert_eq!(finished.stdout, "3 checks hold\n", "{}", finished.report());
+        }
+    }
+}
+
+#[test]
+fn a_go_programs_small_stacks_are_left_alone() {
+    let stage = Stage::new();
+    let program = stage.path("goroutines");
+    let mut compile = Command::new("go");
+    compile.args(["build", "-o"]).arg(&program).arg(".").current_dir(Stage::script("goroutines"));
+    // Go's own packages are compiled once for all runs.
+    compile.env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go")).env("GOTOOLCHAIN", "local").env("GOFLAGS", "-buildvcs=false");
+    if compile_with(&["/usr/local/go/bin/go", "/usr/bin/go"], &mut compile) {
+        for no_patch in ["0", "1"] {
+            let run = stage.program(World::Transparent, &program).env("USRING_NO_PATCH", no_patch);
+            let finished = run.finish().succeeded();
+            assert_eq!(finished.stdout, "16 goroutines held\n", "{}", finished.report());
+        }
+    }
+}
+
 /// Lines that a tool says about the library.
 fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec<String> {
     let library = stage.path("tools/libusring.so");
@@ -109,8 +160,17 @@ fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
         "syscall",
     ];
     assert_eq!(of_kind("T"), BTreeSet::from(offered));
-    assert_eq!(of_kind("w"), BTreeSet::from(["__errno_location", "_r_debug", "pthread_create", "pthread_detach"]));
-    assert_eq!(symbols.len(), offered.len() + 4, "{symbols:?}");
+    let taken = [
+        "__environ",
+        "__errno_location",
+        "_dl_debug_addr",
+        "_r_debug",
+        "gnu_get_libc_version",
+        "pthread_create",
+        "pthread_detach",
+    ];
+    assert_eq!(of_kind("w"), BTreeSet::from(taken));
+    assert_eq!(symbols.len(), offered.len() + taken.len(), "{symbols:?}");
     // No library is needed, and no thread-local block.
     let headers = lines_about_the_library(&stage, "readelf", &["-ldW"]);
     assert!(

@@ -21,6 +21,7 @@
 
 use crate::dispatch;
 use crate::signals::{ALL, CONTEXT_SIZE, place_put_off, take_put_off};
+use crate::stacks;
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::DEFERRED;
@@ -298,11 +299,120 @@ global_asm!(
     tgkill = const linux::__NR_tgkill,
 );
 
-// Entered by a jump, with everything as at the program's `syscall` instruction
-// but rcx, which a system call destroys: it holds the return address.
-//
-// r11 (destroyed too) tells the two entries apart. rbp becomes a frame that
-// walkers of frame pointers understand: saved rbp, return address.
+/// From the program's registers to a [`Call`] and to `usring_run_call`. rbp is
+/// the frame, rsp the stack to run on; rax is free.
+macro_rules! run {
+    () => {
+        concat!(
+            "sub rsp, {frame}\n",
+            "and rsp, -16\n",
+            "movaps [rsp + {xmm}], xmm0\n",
+            "movaps [rsp + {xmm} + 16], xmm1\n",
+            "movaps [rsp + {xmm} + 32], xmm2\n",
+            "movaps [rsp + {xmm} + 48], xmm3\n",
+            "movaps [rsp + {xmm} + 64], xmm4\n",
+            "movaps [rsp + {xmm} + 80], xmm5\n",
+            "movaps [rsp + {xmm} + 96], xmm6\n",
+            "movaps [rsp + {xmm} + 112], xmm7\n",
+            "movaps [rsp + {xmm} + 128], xmm8\n",
+            "movaps [rsp + {xmm} + 144], xmm9\n",
+            "movaps [rsp + {xmm} + 160], xmm10\n",
+            "movaps [rsp + {xmm} + 176], xmm11\n",
+            "movaps [rsp + {xmm} + 192], xmm12\n",
+            "movaps [rsp + {xmm} + 208], xmm13\n",
+            "movaps [rsp + {xmm} + 224], xmm14\n",
+            "movaps [rsp + {xmm} + 240], xmm15\n",
+            "mov rax, [rbp - 8]\n",
+            "mov [rsp], rax\n",
+            "mov [rsp + 8], rdi\n",
+            "mov [rsp + 16], rsi\n",
+            "mov [rsp + 24], rdx\n",
+            "mov [rsp + 32], r10\n",
+            "mov [rsp + 40], r8\n",
+            "mov [rsp + 48], r9\n",
+            "mov [rsp + {return_address}], rcx\n",
+            "mov [rsp + {trapped}], r11\n",
+            "mov rdi, rsp\n",
+            "call usring_run_call\n",
+            "mov [rbp - 8], rax\n",
+            "movaps xmm0, [rsp + {xmm}]\n",
+            "movaps xmm1, [rsp + {xmm} + 16]\n",
+            "movaps xmm2, [rsp + {xmm} + 32]\n",
+            "movaps xmm3, [rsp + {xmm} + 48]\n",
+            "movaps xmm4, [rsp + {xmm} + 64]\n",
+            "movaps xmm5, [rsp + {xmm} + 80]\n",
+            "movaps xmm6, [rsp + {xmm} + 96]\n",
+            "movaps xmm7, [rsp + {xmm} + 112]\n",
+            "movaps xmm8, [rsp + {xmm} + 128]\n",
+            "movaps xmm9, [rsp + {xmm} + 144]\n",
+            "movaps xmm10, [rsp + {xmm} + 160]\n",
+            "movaps xmm11, [rsp + {xmm} + 176]\n",
+            "movaps xmm12, [rsp + {xmm} + 192]\n",
+            "movaps xmm13, [rsp + {xmm} + 208]\n",
+            "movaps xmm14, [rsp + {xmm} + 224]\n",
+            "movaps xmm15, [rsp + {xmm} + 240]\n",
+            "mov rdi, [rsp + 8]\n",
+            "mov rsi, [rsp + 16]\n",
+            "mov rdx, [rsp + 24]\n",
+            "mov r10, [rsp + 32]\n",
+            "mov r8, [rsp + 40]\n",
+            "mov r9, [rsp + 48]\n",
+        )
+    };
+}
+
+/// Skips the red zone and makes the frame: saved rbp above the return address,
+/// as walkers of frame pointers expect it; below it rax and the flags.
+macro_rules! enter {
+    () => {
+        concat!(
+            "lea rsp, [rsp - 128]\n",
+            ".cfi_def_cfa_offset 128\n",
+            "push rcx\n",
+            ".cfi_def_cfa_offset 136\n",
+            ".cfi_offset rip, -136\n",
+            "push rbp\n",
+            ".cfi_def_cfa_offset 144\n",
+            ".cfi_offset rbp, -144\n",
+            "mov rbp, rsp\n",
+            ".cfi_def_cfa rbp, 144\n",
+            "push rax\n",
+            // The arithmetic flags; the direction flag is clear by the ABI.
+            "lahf\n",
+            "seto al\n",
+            "push rax\n",
+            "cld\n",
+        )
+    };
+}
+
+/// Takes the frame down and goes on in the program; `$last` is done when
+/// nothing of ours is left but r11.
+macro_rules! leave {
+    ($last:literal) => {
+        concat!(
+            "mov rax, [rbp - 16]\n",
+            // al is 1 if there was an overflow: 1 + 127 makes one.
+            "add al, 127\n",
+            "sahf\n",
+            "mov rax, [rbp - 8]\n",
+            "mov rcx, [rbp + 8]\n",
+            "mov rsp, rbp\n",
+            "pop rbp\n",
+            ".cfi_def_cfa rsp, 136\n",
+            ".cfi_same_value rbp\n",
+            "lea rsp, [rsp + 136]\n",
+            ".cfi_def_cfa_offset 0\n",
+            ".cfi_register rip, rcx\n",
+            $last,
+            "jmp rcx\n",
+        )
+    };
+}
+
+// The doors are entered by a jump, with everything as at the program's
+// `syscall` instruction but rcx, which a system call destroys: it holds the
+// return address. r11 (destroyed too) tells the trap from a patched site.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_trap_door, usring_patch_door",
@@ -325,89 +435,9 @@ global_asm!(
     "endbr64",
     "mov r11d, 0",
     "2:",
-    "lea rsp, [rsp - 128]",
-    ".cfi_def_cfa_offset 128",
-    "push rcx",
-    ".cfi_def_cfa_offset 136",
-    ".cfi_offset rip, -136",
-    "push rbp",
-    ".cfi_def_cfa_offset 144",
-    ".cfi_offset rbp, -144",
-    "mov rbp, rsp",
-    ".cfi_def_cfa rbp, 144",
-    "push rax",
-    // The arithmetic flags; the direction flag is clear by the ABI.
-    "lahf",
-    "seto al",
-    "push rax",
-    "cld",
-    "mov rax, [rbp - 8]",
-    "sub rsp, {frame}",
-    "and rsp, -16",
-    "movaps [rsp + {xmm}], xmm0",
-    "movaps [rsp + {xmm} + 16], xmm1",
-    "movaps [rsp + {xmm} + 32], xmm2",
-    "movaps [rsp + {xmm} + 48], xmm3",
-    "movaps [rsp + {xmm} + 64], xmm4",
-    "movaps [rsp + {xmm} + 80], xmm5",
-    "movaps [rsp + {xmm} + 96], xmm6",
-    "movaps [rsp + {xmm} + 112], xmm7",
-    "movaps [rsp + {xmm} + 128], xmm8",
-    "movaps [rsp + {xmm} + 144], xmm9",
-    "movaps [rsp + {xmm} + 160], xmm10",
-    "movaps [rsp + {xmm} + 176], xmm11",
-    "movaps [rsp + {xmm} + 192], xmm12",
-    "movaps [rsp + {xmm} + 208], xmm13",
-    "movaps [rsp + {xmm} + 224], xmm14",
-    "movaps [rsp + {xmm} + 240], xmm15",
-    "mov [rsp], rax",
-    "mov [rsp + 8], rdi",
-    "mov [rsp + 16], rsi",
-    "mov [rsp + 24], rdx",
-    "mov [rsp + 32], r10",
-    "mov [rsp + 40], r8",
-    "mov [rsp + 48], r9",
-    "mov [rsp + {return_address}], rcx",
-    "mov [rsp + {trapped}], r11",
-    "mov rdi, rsp",
-    "call usring_run_call",
-    "mov [rbp - 8], rax",
-    "movaps xmm0, [rsp + {xmm}]",
-    "movaps xmm1, [rsp + {xmm} + 16]",
-    "movaps xmm2, [rsp + {xmm} + 32]",
-    "movaps xmm3, [rsp + {xmm} + 48]",
-    "movaps xmm4, [rsp + {xmm} + 64]",
-    "movaps xmm5, [rsp + {xmm} + 80]",
-    "movaps xmm6, [rsp + {xmm} + 96]",
-    "movaps xmm7, [rsp + {xmm} + 112]",
-    "movaps xmm8, [rsp + {xmm} + 128]",
-    "movaps xmm9, [rsp + {xmm} + 144]",
-    "movaps xmm10, [rsp + {xmm} + 160]",
-    "movaps xmm11, [rsp + {xmm} + 176]",
-    "movaps xmm12, [rsp + {xmm} + 192]",
-    "movaps xmm13, [rsp + {xmm} + 208]",
-    "movaps xmm14, [rsp + {xmm} + 224]",
-    "movaps xmm15, [rsp + {xmm} + 240]",
-    "mov rdi, [rsp + 8]",
-    "mov rsi, [rsp + 16]",
-    "mov rdx, [rsp + 24]",
-    "mov r10, [rsp + 32]",
-    "mov r8, [rsp + 40]",
-    "mov r9, [rsp + 48]",
-    "mov rax, [rbp - 16]",
-    // al is 1 if there was an overflow: 1 + 127 makes one.
-    "add al, 127",
-    "sahf",
-    "mov rax, [rbp - 8]",
-    "mov rcx, [rbp + 8]",
-    "mov rsp, rbp",
-    "pop rbp",
-    ".cfi_def_cfa rsp, 136",
-    ".cfi_same_value rbp",
-    "lea rsp, [rsp + 136]",
-    ".cfi_def_cfa_offset 0",
-    ".cfi_register rip, rcx",
-    "jmp rcx",
+    enter!(),
+    run!(),
+    leave!(""),
     ".cfi_endproc",
     ".size usring_patch_door, . - usring_patch_door",
     ".popsection",
@@ -417,19 +447,153 @@ global_asm!(
     trapped = const offset_of!(Call, trapped),
 );
 
+// The same for programs with small stacks (see `stacks`): the call runs on a
+// stack of ours, unless this thread is already using it, which means that a
+// handler interrupted us on the way out.
+global_asm!(
+    ".pushsection usring_door,\"ax\",@progbits",
+    ".globl usring_trap_door_aside, usring_patch_door_aside",
+    ".hidden usring_trap_door_aside, usring_patch_door_aside",
+    ".type usring_trap_door_aside,@function",
+    ".type usring_patch_door_aside,@function",
+    ".p2align 4",
+    "usring_trap_door_aside:",
+    ".cfi_startproc",
+    ".cfi_def_cfa rsp, 0",
+    ".cfi_register rip, rcx",
+    "mov r11d, 1",
+    "jmp 2f",
+    ".cfi_endproc",
+    ".p2align 4",
+    "usring_patch_door_aside:",
+    ".cfi_startproc",
+    ".cfi_def_cfa rsp, 0",
+    ".cfi_register rip, rcx",
+    "endbr64",
+    "mov r11d, 0",
+    "2:",
+    enter!(),
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r11",
+    // This thread's row: rsi.
+    "mov rax, fs:[0]",
+    "mov rdx, {golden}",
+    "imul rdx, rax",
+    "shr rdx, {shift}",
+    "mov ecx, {rows}",
+    "lea rdi, [rip + {table}]",
+    "3:",
+    "mov rsi, rdx",
+    "shl rsi, 4",
+    "add rsi, rdi",
+    "cmp [rsi], rax",
+    "je 5f",
+    "cmp qword ptr [rsi], 0",
+    "je 4f",
+    "inc edx",
+    "and edx, {rows} - 1",
+    "dec ecx",
+    "jnz 3b",
+    // No row is free: it has to do as it is.
+    "jmp 7f",
+    "4:",
+    "mov rdx, rax",
+    "xor eax, eax",
+    "lock cmpxchg [rsi], rdx",
+    "mov rax, rdx",
+    "jne 3b",
+    // A row without a stack: it gets one.
+    "5:",
+    "mov rax, [rsi + 8]",
+    "test rax, rax",
+    "jnz 6f",
+    "push rsi",
+    "push r10",
+    "push r8",
+    "push r9",
+    "xor edi, edi",
+    "mov esi, {stack}",
+    "mov edx, {protection}",
+    "mov r10d, {flags}",
+    "mov r8, -1",
+    "xor r9d, r9d",
+    "mov eax, {mmap}",
+    "syscall",
+    "pop r9",
+    "pop r8",
+    "pop r10",
+    "pop rsi",
+    "cmp rax, -4095",
+    "jae 7f",
+    "add rax, {stack} - 64",
+    "mov [rsi + 8], rax",
+    // Its top word says whether it is in use.
+    "6:",
+    "cmp dword ptr [rax], 0",
+    "jne 7f",
+    "mov dword ptr [rax], 1",
+    "pop r11",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "mov rcx, [rbp + 8]",
+    "mov rsp, rax",
+    "push rax",
+    "push rax",
+    run!(),
+    // Of the two words above the frame one is still where it was: the frame
+    // was rounded down by less than sixteen bytes.
+    "mov r11, [rsp + {frame}]",
+    leave!("mov dword ptr [r11], 0\n"),
+    ".cfi_endproc",
+    "7:",
+    ".cfi_startproc",
+    ".cfi_def_cfa rbp, 144",
+    ".cfi_offset rip, -136",
+    ".cfi_offset rbp, -144",
+    "pop r11",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "mov rcx, [rbp + 8]",
+    run!(),
+    leave!(""),
+    ".cfi_endproc",
+    ".size usring_patch_door_aside, . - usring_patch_door_aside",
+    ".popsection",
+    frame = const FRAME,
+    xmm = const CALL_SIZE,
+    return_address = const offset_of!(Call, return_address),
+    trapped = const offset_of!(Call, trapped),
+    table = sym stacks::TABLE,
+    rows = const stacks::ROWS,
+    shift = const 64 - stacks::ROWS.trailing_zeros(),
+    golden = const stacks::GOLDEN,
+    stack = const stacks::SIZE,
+    protection = const linux::PROT_READ | linux::PROT_WRITE,
+    flags = const linux::MAP_PRIVATE | linux::MAP_ANONYMOUS,
+    mmap = const linux::__NR_mmap,
+);
+
 unsafe extern "C" {
     fn usring_trap_door();
     fn usring_patch_door();
+    fn usring_trap_door_aside();
+    fn usring_patch_door_aside();
 }
 
 /// Where the trap's handler sends the program.
 pub fn trap_door() -> u64 {
-    usring_trap_door as *const () as u64
+    let door = if stacks::are_small() { usring_trap_door_aside } else { usring_trap_door };
+    door as *const () as u64
 }
 
 /// Where a patched call site goes.
 pub fn patch_door() -> u64 {
-    usring_patch_door as *const () as u64
+    let door = if stacks::are_small() { usring_patch_door_aside } else { usring_patch_door };
+    door as *const () as u64
 }
 
 impl Call {

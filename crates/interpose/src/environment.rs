@@ -20,6 +20,9 @@ pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const LIBRARY: &[u8] = b"libusring.so";
 const NO_PATCH: &[u8] = b"USRING_NO_PATCH=";
 const PROBE: &[u8] = b"USRING_PROBE_FD=";
+/// Only there to make the number of our variables even.
+const PAD: &[u8] = b"USRING_PAD=";
+pub const PADDING: &[u8] = b"USRING_PAD=1\0";
 const STATISTICS: &[u8] = b"USRING_STATS=";
 
 /// What the environment said, kept for this process and its children. Copies:
@@ -42,7 +45,15 @@ pub fn kept() -> Option<&'static Kept> {
     unsafe { KEPT.load(Ordering::Acquire).as_ref() }
 }
 
+/// Tag of an entry of the auxiliary vector that means nothing (AT_IGNORE).
+const IGNORED: usize = 1;
+
 /// Takes what is ours out of the environment, an array that ends with null.
+///
+/// Behind it lies the auxiliary vector, and Go's runtime finds that by going
+/// through the environment to its end. So the gap that our variables leave is
+/// filled with entries of that vector that mean nothing; these are pairs, which
+/// is why our variables come in an even number ([`PAD`]).
 ///
 /// # Safety
 /// `variables` is the process's environment as the loader hands it to
@@ -50,6 +61,7 @@ pub fn kept() -> Option<&'static Kept> {
 pub unsafe fn read(variables: *mut *mut u8) {
     let mut kept = Box::<Kept>::default();
     let (mut from, mut to) = (variables, variables);
+    let mut last = core::ptr::null_mut();
     // SAFETY: the array is ours alone now; its strings end with NUL and are
     // writable, as the kernel laid them out.
     unsafe {
@@ -57,11 +69,22 @@ pub unsafe fn read(variables: *mut *mut u8) {
             if keeps(&mut kept, *from) {
                 *to = *from;
                 to = to.add(1);
+            } else {
+                last = *from;
             }
             from = from.add(1);
         }
-        if !variables.is_null() {
+        // An odd one stays visible.
+        if !from.offset_from(to).unsigned_abs().is_multiple_of(2) {
+            *to = last;
+            to = to.add(1);
+        }
+        let gap = from.offset_from(to).unsigned_abs();
+        if gap > 0 {
             *to = core::ptr::null_mut();
+            for place in 1..=gap {
+                *to.add(place) = core::ptr::without_provenance_mut(IGNORED);
+            }
         }
     }
     KEPT.store(Box::into_raw(kept), Ordering::Release);
@@ -85,6 +108,9 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
         kept.variables.push(whole.into());
         return false;
     }
+    if value(PAD).is_some() {
+        return false;
+    }
     if value(STATISTICS).is_some() {
         kept.variables.push(whole.into());
         return false;
@@ -104,6 +130,12 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
         start.add(rest.len()).write(0);
     }
     true
+}
+
+/// A variable's name with its `=`.
+pub fn name_of(variable: &[u8]) -> &[u8] {
+    let end = variable.iter().position(|byte| *byte == b'=').map_or(variable.len(), |at| at + 1);
+    &variable[..end]
 }
 
 fn separates(byte: &u8) -> bool {

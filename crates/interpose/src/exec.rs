@@ -11,10 +11,10 @@
 //! parent. So the new environment is built on the stack, by steps in size.
 
 use crate::door::{Call, Outcome};
-use crate::environment::{self, Kept, PRELOAD};
+use crate::environment::{self, Kept, PADDING, PRELOAD};
 use crate::executable::{self, Verdict};
 use crate::signals::{self, IGNORE, OWN};
-use crate::{message, own_signal};
+use crate::{message, own_signal, stacks};
 use alloc::vec;
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, wait};
@@ -103,14 +103,20 @@ fn on_stack<const VARIABLES: usize, const BYTES: usize>(
     build(execution, kept, size, &mut variables, &mut bytes)
 }
 
-/// How large the new environment is.
+/// How large the new environment is, and what it has already.
 struct Size {
-    /// Pointers, the null at the end included.
+    /// Variables that the program gives.
+    given: usize,
+    /// Pointers of the new array, the null at the end included.
     variables: usize,
     /// The new LD_PRELOAD, its NUL included.
     bytes: usize,
     /// The program's own LD_PRELOAD: its index and length.
     preload: Option<(usize, usize)>,
+    /// It names the library (the launcher's does).
+    names_library: bool,
+    /// Which of our variables the program gives itself, one bit each.
+    present: u32,
 }
 
 /// More variables than any program passes; the kernel's limit is on bytes.
@@ -121,29 +127,44 @@ fn variable(array: u64, index: usize) -> Result<u64, Errno> {
 }
 
 fn measure(array: u64, kept: &Kept) -> Result<Size, Errno> {
-    let mut count = 0;
-    let mut preload = None;
+    let (mut given, mut preload, mut names_library, mut present) = (0, None, false, 0);
     loop {
         // No array at all is an empty one.
-        let address = if array == 0 { 0 } else { variable(array, count)? };
+        let address = if array == 0 { 0 } else { variable(array, given)? };
         if address == 0 {
             break;
         }
         if preload.is_none() && starts_with(address, PRELOAD) {
-            preload = Some((count, length_of(address)?));
+            let length = length_of(address)?;
+            names_library = names(address, length, &kept.library);
+            preload = Some((given, length));
         }
-        count += 1;
-        if count > MOST_VARIABLES {
+        for (index, ours) in kept.variables.iter().enumerate() {
+            present |= u32::from(starts_with(address, environment::name_of(ours))) << index;
+        }
+        given += 1;
+        if given > MOST_VARIABLES {
             return Err(Errno::E2BIG);
         }
     }
     let own = preload.map_or(PRELOAD.len(), |(_, length)| length + 1);
     let bytes = own + kept.library.len() + 1;
-    Ok(Size { variables: count + kept.variables.len() + 2, bytes, preload })
+    // LD_PRELOAD, the padding, the null.
+    let variables = given + kept.variables.len() + 3;
+    Ok(Size { given, variables, bytes, preload, names_library, present })
 }
 
 fn starts_with(address: u64, prefix: &[u8]) -> bool {
     prefix.iter().enumerate().all(|(index, byte)| user_memory::read(UserAddress(address + index as u64)) == Ok(*byte))
+}
+
+/// Whether a list of paths has the library's among them.
+fn names(address: u64, length: usize, library: &[u8]) -> bool {
+    let byte = |at: usize| user_memory::read::<u8>(UserAddress(address + at as u64)).unwrap_or(0);
+    let ends = |at: usize| matches!(byte(at), 0 | b':' | b' ');
+    (PRELOAD.len()..length).any(|at| {
+        (at == PRELOAD.len() || ends(at - 1)) && starts_with(address + at as u64, library) && ends(at + library.len())
+    })
 }
 
 fn length_of(address: u64) -> Result<usize, Errno> {
@@ -163,42 +184,51 @@ fn build(
     bytes: &mut [u8],
 ) -> Option<Result<u64, Errno>> {
     let array = execution.call.arguments[execution.environment];
-    let given = size.variables - kept.variables.len() - 2;
-    for (index, place) in variables[..given].iter_mut().enumerate() {
+    for (index, place) in variables[..size.given].iter_mut().enumerate() {
         match variable(array, index) {
             Ok(address) => *place = address,
             Err(error) => return Some(Err(error)),
         }
     }
-    let mut end = given;
-    let mut length = PRELOAD.len();
-    bytes[..length].copy_from_slice(PRELOAD);
-    let place = match size.preload {
-        Some((index, given)) => {
-            if let Err(error) = user_memory::copy_in(&mut bytes[..given], UserAddress(variables[index])) {
-                return Some(Err(error));
-            }
-            length = given;
-            if length > PRELOAD.len() {
-                bytes[length] = b':';
-                length += 1;
-            }
-            index
+    let mut end = size.given;
+    let place = size.preload.map_or(end, |(index, _)| index);
+    if !size.names_library {
+        if let Err(error) = write_preload(kept, size, variables[place], bytes) {
+            return Some(Err(error));
         }
-        None => {
+        variables[place] = bytes.as_ptr() as u64;
+        end = end.max(place + 1);
+    }
+    for (index, variable) in kept.variables.iter().enumerate() {
+        if size.present & 1 << index == 0 {
+            variables[end] = variable.as_ptr() as u64;
             end += 1;
-            given
         }
-    };
-    bytes[length..length + kept.library.len()].copy_from_slice(&kept.library);
-    bytes[length + kept.library.len()] = 0;
-    variables[place] = bytes.as_ptr() as u64;
-    for variable in &kept.variables {
-        variables[end] = variable.as_ptr() as u64;
+    }
+    // Ours come in an even number, see `environment`.
+    if !(end - size.given).is_multiple_of(2) {
+        variables[end] = PADDING.as_ptr() as u64;
         end += 1;
     }
     variables[end] = 0;
     run(execution, variables.as_ptr() as u64)
+}
+
+/// What the program preloads, and behind it the library.
+fn write_preload(kept: &Kept, size: &Size, own: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+    bytes[..PRELOAD.len()].copy_from_slice(PRELOAD);
+    let mut length = PRELOAD.len();
+    if let Some((_, given)) = size.preload {
+        user_memory::copy_in(&mut bytes[..given], UserAddress(own))?;
+        length = given;
+        if length > PRELOAD.len() {
+            bytes[length] = b':';
+            length += 1;
+        }
+    }
+    bytes[length..length + kept.library.len()].copy_from_slice(&kept.library);
+    bytes[length + kept.library.len()] = 0;
+    Ok(())
 }
 
 /// The call itself. `None`: a signal has to be delivered first.
@@ -212,7 +242,7 @@ fn run(execution: &Execution, environment: u64) -> Option<Result<u64, Errno>> {
     for (signal, _) in ignored() {
         own_signal::uninstall(*signal, IGNORE);
     }
-    let result = wait::unless_interrupted(&call);
+    let result = stacks::free_during(|| wait::unless_interrupted(&call));
     for (signal, _) in ignored() {
         let _ = own_signal::install(*signal);
     }

@@ -35,6 +35,7 @@ mod process;
 mod registered;
 mod rings;
 mod signals;
+mod stacks;
 mod start;
 mod symbols;
 mod text;

@@ -15,7 +15,8 @@ use usring_sys::{Errno, thread};
 
 global_asm!(
     ".pushsection .data.rel.ro.usring_libc,\"aw\",@progbits",
-    ".weak pthread_create, pthread_detach, __errno_location, _r_debug",
+    ".weak pthread_create, pthread_detach, __errno_location",
+    ".weak _r_debug, _dl_debug_addr, gnu_get_libc_version, __environ",
     ".globl usring_libc",
     ".hidden usring_libc",
     ".p2align 3",
@@ -24,6 +25,9 @@ global_asm!(
     ".quad pthread_create",
     ".quad pthread_detach",
     ".quad _r_debug",
+    ".quad _dl_debug_addr",
+    ".quad gnu_get_libc_version",
+    ".quad __environ",
     ".popsection",
 );
 
@@ -36,7 +40,12 @@ pub struct Bound {
     errno_location: Option<extern "C" fn() -> *mut i32>,
     pthread_create: Option<unsafe extern "C" fn(*mut usize, *const c_void, Start, *mut c_void) -> i32>,
     pthread_detach: Option<unsafe extern "C" fn(usize) -> i32>,
+    /// glibc's name for it, and musl's, by one step more.
     loader: Option<&'static LoaderState>,
+    loader_address: Option<&'static &'static LoaderState>,
+    /// Only whether it is there.
+    glibc: usize,
+    environment: Option<&'static *mut *mut u8>,
 }
 
 unsafe extern "C" {
@@ -48,6 +57,28 @@ unsafe extern "C" {
 fn bound() -> &'static Bound {
     // SAFETY: written by the loader before any code of ours runs.
     unsafe { &BOUND }
+}
+
+impl Bound {
+    fn loader(&self) -> Option<&'static LoaderState> {
+        self.loader.or(self.loader_address.copied())
+    }
+}
+
+/// Whether the program's libc is glibc.
+pub fn is_glibc() -> bool {
+    bound().glibc != 0
+}
+
+/// The environment of the process, in a constructor that was handed `given`.
+/// glibc hands it to constructors, and sets its variable later; musl has set
+/// the variable already and hands them nothing.
+pub fn environment(given: *mut *mut u8) -> *mut *mut u8 {
+    match (bound().glibc, bound().environment) {
+        (0, Some(environment)) => *environment,
+        (0, None) => core::ptr::null_mut(),
+        _ => given,
+    }
 }
 
 /// `struct r_debug`.
@@ -168,9 +199,20 @@ impl Tables {
     }
 }
 
+/// Where the loader has put the program and each of its libraries.
+pub fn libraries() -> impl Iterator<Item = usize> {
+    let mut library = bound().loader().map_or(core::ptr::null(), |loader| loader.first);
+    core::iter::from_fn(move || {
+        // SAFETY: the loader's list; while the program starts nobody changes it.
+        let this = unsafe { library.as_ref()? };
+        library = this.next;
+        Some(this.base)
+    })
+}
+
 /// The function that the program would have called if we did not define it.
 pub fn next(name: &CStr) -> Option<usize> {
-    let loader = bound().loader?;
+    let loader = bound().loader()?;
     let own = text::base();
     let mut behind_us = false;
     let mut library = loader.first;

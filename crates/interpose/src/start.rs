@@ -1,6 +1,6 @@
 //! The constructor: opens the doors, before any other code of the program runs.
 
-use crate::{environment, filter, libc, message, process, rings, signals, symbols, text};
+use crate::{environment, filter, libc, message, process, rings, signals, stacks, symbols, text};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::Host;
 use usring_sys::SystemCall;
@@ -25,23 +25,39 @@ static HOST: Host = Host {
 static CONSTRUCTOR: extern "C" fn(i32, *const *const u8, *mut *mut u8) = start;
 
 extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
+    let variables = libc::environment(variables);
+    let auxiliary = behind(variables);
     // SAFETY: the loader hands constructors the environment, and we are the
     // first one it calls.
     unsafe { environment::read(variables) };
-    if let Err(why) = open() {
+    if let Err(why) = open(auxiliary) {
         message::say(format_args!("cannot serve this program: {why}"));
         let _ = SystemCall::new(linux::__NR_exit_group, [STATUS_NOT_SERVED, 0, 0, 0, 0]).run_once();
     }
     environment::report_probe();
 }
 
-fn open() -> Result<(), &'static str> {
+/// Where the kernel has put the auxiliary vector: behind the environment.
+fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
+    let mut end = variables;
+    // SAFETY: the environment ends with null; the loader passes it as the
+    // kernel laid it out.
+    unsafe {
+        while !end.is_null() && !(*end).is_null() {
+            end = end.add(1);
+        }
+        if end.is_null() { core::ptr::null() } else { end.add(1).cast() }
+    }
+}
+
+fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     text::find();
     process::current();
     usring_engine::set_host(&HOST);
     libc::provide_threads();
     symbols::resolve();
     signals::take_over().map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
+    stacks::look(auxiliary);
     if !rings::probe() {
         filter::install().map_err(|_| "the trap filter was refused; does this sandbox forbid seccomp(2)?")?;
         if !rings::probe() {

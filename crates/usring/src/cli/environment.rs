@@ -11,6 +11,10 @@ const NO_PATCH: &str = "USRING_NO_PATCH";
 /// An eventfd: the first process probes its doors, writes 1 here and closes
 /// it; if the probe fails it says why and exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
+/// Makes the number of variables that the constructor takes out an even one:
+/// where they were it can then hide the gap from who looks for the auxiliary
+/// vector behind the environment (Go does).
+const PAD: &str = "USRING_PAD";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
@@ -21,7 +25,7 @@ pub struct Environment(Vec<(OsString, OsString)>);
 impl Environment {
     /// Our own, without what an outer usring may have left for itself.
     pub fn inherited() -> Environment {
-        let for_us = |name: &OsStr| name == PROBE || name == STATISTICS;
+        let for_us = |name: &OsStr| name == PROBE || name == STATISTICS || name == PAD;
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
 
@@ -61,8 +65,17 @@ impl Environment {
         *self.entry(STATISTICS) = path.into();
     }
 
+    /// Whether the constructor takes this variable out of the environment.
+    fn is_for_library((name, value): &(OsString, OsString)) -> bool {
+        let alone = || !value.as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
+        [PROBE, NO_PATCH, STATISTICS].iter().any(|known| name == known) || (name == PRELOAD && alone())
+    }
+
     /// As execve(2) wants it.
-    pub fn strings(self) -> Vec<CString> {
+    pub fn strings(mut self) -> Vec<CString> {
+        if !self.0.iter().filter(|variable| Self::is_for_library(variable)).count().is_multiple_of(2) {
+            *self.entry(PAD) = "1".into();
+        }
         let join = |(mut name, value): (OsString, OsString)| {
             name.push("=");
             name.push(value);

@@ -1,0 +1,140 @@
+//! Stacks of our own, for programs whose stacks are small: Go's goroutines make
+//! system calls with a few hundred bytes left, and below their stacks lie other
+//! objects; musl's posix_spawn gives its child 5 KiB. In such a program the
+//! doors run each call on a stack of ours, one per thread.
+//!
+//! A thread is known by its thread pointer. A vfork child has its parent's, and
+//! uses its parent's stack, which the parent cannot need meanwhile; since it
+//! never comes back from a successful exec, exec sets the stack free first.
+
+use crate::libc;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use usring_sys::{UserAddress, thread, user_memory};
+
+/// Threads that can have a stack of ours; a power of two.
+pub const ROWS: usize = 1024;
+/// Pages are used only where touched.
+pub const SIZE: usize = 128 * 1024;
+/// Spreads thread pointers over the rows.
+pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Read by the doors: a thread pointer and the top of its stack, where a word
+/// says whether it is in use.
+#[repr(C)]
+pub struct Row {
+    thread: AtomicU64,
+    top: AtomicU64,
+}
+
+pub static TABLE: [Row; ROWS] = [const { Row { thread: AtomicU64::new(0), top: AtomicU64::new(0) } }; ROWS];
+
+const _: () = assert!(size_of::<Row>() == 16 && ROWS.is_power_of_two());
+
+static SMALL: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this program has small stacks.
+pub fn are_small() -> bool {
+    SMALL.load(Ordering::Relaxed) != 0
+}
+
+/// The word that says whether the calling thread stands on its stack of ours,
+/// if it has one.
+fn in_use() -> Option<&'static AtomicU32> {
+    let thread = thread::current().0 as u64;
+    let start = thread.wrapping_mul(GOLDEN) >> (64 - ROWS.trailing_zeros());
+    for step in 0..ROWS {
+        let row = &TABLE[(start as usize + step) % ROWS];
+        match row.thread.load(Ordering::Relaxed) {
+            0 => return None,
+            found if found == thread => {
+                let top = row.top.load(Ordering::Relaxed) as *const AtomicU32;
+                // SAFETY: null, or the top word of a stack that is never unmapped.
+                return unsafe { top.as_ref() };
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Runs `exec`, which comes back only if it fails, with the thread's stack
+/// marked free: the parent of a vfork child is to find it so.
+pub fn free_during<T>(exec: impl FnOnce() -> T) -> T {
+    let Some(word) = in_use() else { return exec() };
+    let before = word.swap(0, Ordering::Relaxed);
+    let result = exec();
+    word.store(before, Ordering::Relaxed);
+    result
+}
+
+// ELF64: offsets in the header, in a program header, in a note.
+const PHOFF: u64 = 32;
+const PHENTSIZE: u64 = 56;
+const PHNUM: u64 = 56;
+const PT_PHDR: u32 = 6;
+const PT_NOTE: u32 = 4;
+const NOTE_HEAD: u64 = 12;
+/// A note's name and type by which a Go program is known (NT_GOBUILDID).
+const GO: u32 = u32::from_le_bytes(*b"Go\0\0");
+const GO_BUILD_ID: u32 = 4;
+
+/// Auxiliary vector: the program's headers and their number.
+const AT_PHDR: u64 = 3;
+const AT_PHNUM: u64 = 5;
+
+/// Looks at the program and its libraries. `auxiliary` is the vector that the
+/// kernel gave the process.
+pub fn look(auxiliary: *const [u64; 2]) {
+    let (mut headers, mut count) = (0, 0);
+    let mut entry = UserAddress(auxiliary as u64);
+    while let Ok([kind, value]) = user_memory::read::<[u64; 2]>(entry)
+        && kind != 0
+    {
+        match kind {
+            AT_PHDR => headers = value,
+            AT_PHNUM => count = value,
+            _ => {}
+        }
+        entry = entry.offset(16);
+    }
+    let program = has_go_note(UserAddress(headers), count, None);
+    if program || !libc::is_glibc() || libc::libraries().any(is_go_library) {
+        SMALL.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether the library at an address is made by Go (`-buildmode=c-shared`).
+fn is_go_library(base: usize) -> bool {
+    let base = UserAddress(base as u64);
+    const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
+    if base.is_null() || user_memory::read::<u32>(base) != Ok(ELF) {
+        return false;
+    }
+    let offset = user_memory::read::<u64>(base.offset(PHOFF)).unwrap_or(0);
+    let count = user_memory::read::<u16>(base.offset(PHNUM)).unwrap_or(0);
+    has_go_note(base.offset(offset), u64::from(count), Some(base.0))
+}
+
+/// Goes through program headers. Without `base` the table tells by itself where
+/// it was loaded.
+fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
+    let header = |index: u64| user_memory::read::<[u64; 7]>(headers.offset(index * PHENTSIZE)).ok();
+    let all = || (0..count).filter_map(header);
+    let own = all().find(|header| header[0] as u32 == PT_PHDR).map(|header| headers.0.wrapping_sub(header[2]));
+    let base = base.or(own).unwrap_or(0);
+    all().filter(|header| header[0] as u32 == PT_NOTE).any(|header| is_go(base.wrapping_add(header[2]), header[5]))
+}
+
+/// Whether a note of Go's is among these.
+fn is_go(start: u64, size: u64) -> bool {
+    let mut at = 0;
+    while at + NOTE_HEAD <= size {
+        let note = UserAddress(start).offset(at);
+        let Ok([name, description, kind, text]) = user_memory::read::<[u32; 4]>(note) else { return false };
+        if name == 4 && kind == GO_BUILD_ID && text == GO {
+            return true;
+        }
+        at += NOTE_HEAD + u64::from(name).next_multiple_of(4) + u64::from(description).next_multiple_of(4);
+    }
+    false
+}
