@@ -5,9 +5,9 @@ use crate::opcode_table;
 use crate::request::{Progress, RequestEntry, RequestId};
 use crate::ring::LockedRing;
 use crate::workers;
-use usring_sys::Errno;
+use usring_sys::{Errno, descriptor};
+use usring_uapi::Sqe;
 use usring_uapi::io_uring as abi;
-use usring_uapi::{Sqe, sqe_flags};
 
 /// Which requests a cancellation means (IORING_ASYNC_CANCEL_*).
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,6 +17,8 @@ pub(crate) struct CancelKey {
     pub fd: i32,
     pub opcode: u8,
     pub flags: u32,
+    /// Once resolved: a number that stands for the file meant.
+    pub file: i32,
 }
 
 impl CancelKey {
@@ -29,17 +31,29 @@ impl CancelKey {
         self.has(abi::IORING_ASYNC_CANCEL_ALL | abi::IORING_ASYNC_CANCEL_ANY)
     }
 
-    pub fn matches(&self, sqe: &Sqe) -> bool {
+    /// Finds the file that the key names, if it names one.
+    fn resolve(&mut self, locked: &LockedRing) -> Result<(), Errno> {
+        if !self.has(abi::IORING_ASYNC_CANCEL_FD) {
+            return Ok(());
+        }
+        self.file = if self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED) {
+            locked.files.get(self.fd as u32).ok_or(Errno::EBADF)?.number()
+        } else {
+            descriptor::status_flags(self.fd)?;
+            self.fd
+        };
+        Ok(())
+    }
+
+    /// Whether a request with this SQE, which works on the file behind
+    /// `number`, is meant.
+    pub fn matches(&self, sqe: &Sqe, number: i32) -> bool {
         if self.has(abi::IORING_ASYNC_CANCEL_ANY) {
             return true;
         }
-        let fixed = sqe.flags & sqe_flags::FIXED_FILE != 0;
         let by_file = self.has(abi::IORING_ASYNC_CANCEL_FD);
-        if by_file {
-            let wants_fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
-            if sqe.fd != self.fd || fixed != wants_fixed || !opcode_table::row(sqe.opcode).needs_file {
-                return false;
-            }
+        if by_file && !(opcode_table::row(sqe.opcode).needs_file && descriptor::is_same_file(number, self.file)) {
+            return false;
         }
         let by_opcode = self.has(abi::IORING_ASYNC_CANCEL_OP);
         if by_opcode && sqe.opcode != self.opcode {
@@ -53,16 +67,18 @@ impl CancelKey {
 /// Cancels one or all that match. Targets get their −ECANCELED after the
 /// caller's own CQE, as on the kernel.
 pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Errno> {
+    let mut key = *key;
+    key.resolve(locked)?;
     let mut count = 0;
     let mut running = false;
     loop {
         let found = locked
             .polls
-            .extract(|request| key.matches(&request.sqe))
-            .or_else(|| locked.timeouts.extract(|request| key.matches(&request.sqe)));
+            .extract(|request| key.matches(&request.sqe, request.file.number))
+            .or_else(|| locked.timeouts.extract(|request| key.matches(&request.sqe, request.file.number)));
         match found {
             Some(request) => cancelled(locked, request),
-            None => match workers::cancel(locked.ring, |sqe, _| key.matches(sqe)) {
+            None => match workers::cancel(locked.ring, |view| key.matches(&view.sqe, view.number)) {
                 workers::Cancelled::Waiting(request) => cancelled(locked, request),
                 workers::Cancelled::Running => {
                     running = true;
@@ -95,7 +111,7 @@ pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> bool {
         cancelled(locked, request);
         return true;
     }
-    match workers::cancel(locked.ring, |_, other| other == id) {
+    match workers::cancel(locked.ring, |view| view.id == id) {
         workers::Cancelled::Waiting(request) => cancelled(locked, request),
         workers::Cancelled::Running => {}
         workers::Cancelled::Nothing => return false,

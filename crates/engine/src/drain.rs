@@ -5,14 +5,14 @@ use crate::ring::LockedRing;
 use alloc::collections::VecDeque;
 use usring_uapi::sqe_flags;
 
-/// What is held back, and the count by which it is let go.
+/// What is held back, and the counts by which it is let go.
 #[derive(Default)]
 pub(crate) struct Drain {
     deferred: VecDeque<Deferred>,
-    /// Requests submitted so far, chains counted by their members.
-    submitted: u64,
-    /// Requests completed so far.
-    completed: u64,
+    /// Requests submitted and not completed, chains counted by their members.
+    outstanding: u64,
+    /// Those among them that are held back here.
+    held: u64,
     /// The next start waits like a drain (one stood inside a chain).
     hold_next: bool,
     /// A request with CQE_SKIP_SUCCESS was seen: the kernel refuses drains
@@ -22,20 +22,19 @@ pub(crate) struct Drain {
 
 struct Deferred {
     request: RequestEntry,
-    /// Completions needed before it may start; 0 for one that only queues
-    /// behind a drain.
-    after: u64,
+    drains: bool,
+    members: u64,
 }
 
 impl Drain {
     #[inline]
     pub fn admit(&mut self) {
-        self.submitted += 1;
+        self.outstanding += 1;
     }
 
     #[inline]
     pub fn retire(&mut self) {
-        self.completed += 1;
+        self.outstanding -= 1;
     }
 
     #[inline]
@@ -59,35 +58,38 @@ impl Drain {
     pub fn clear(&mut self) {
         self.deferred.clear();
     }
-
-    fn next_free(&mut self) -> Option<RequestEntry> {
-        let first = self.deferred.front()?;
-        if first.after > self.completed {
-            return None;
-        }
-        self.deferred.pop_front().map(|deferred| deferred.request)
-    }
 }
 
 /// Queues a request behind what it waits for; starts it at once if that is
 /// nothing.
 pub(crate) fn defer(locked: &mut LockedRing, request: RequestEntry) {
-    let waits = core::mem::take(&mut locked.drain.hold_next) || request.has_flag(sqe_flags::IO_DRAIN);
+    let drains = core::mem::take(&mut locked.drain.hold_next) || request.has_flag(sqe_flags::IO_DRAIN);
     let mut members = 1;
     let mut link = &request.link;
     while let Some(next) = link {
         members += 1;
         link = &next.link;
     }
-    let after = if waits { locked.drain.submitted - members } else { 0 };
-    locked.drain.deferred.push_back(Deferred { request, after });
+    locked.drain.held += members;
+    locked.drain.deferred.push_back(Deferred { request, drains, members });
     release(locked);
 }
 
 /// Lets go what no longer has to wait; the driver issues it next
-/// ([`crate::issue::run_issuable`]).
+/// ([`crate::issue::run_issuable`]). The oldest goes when nothing is under
+/// way, and those behind it with it up to a drain; so nothing overtakes a
+/// drain that has been let go either.
 pub(crate) fn release(locked: &mut LockedRing) {
-    while let Some(request) = locked.drain.next_free() {
+    let mut first = true;
+    let mut drain_seen = false;
+    while let Some(oldest) = locked.drain.deferred.front() {
+        drain_seen |= oldest.drains;
+        if (first || drain_seen) && locked.drain.outstanding != locked.drain.held {
+            return;
+        }
+        first = false;
+        let Some(Deferred { request, members, .. }) = locked.drain.deferred.pop_front() else { return };
+        locked.drain.held -= members;
         locked.issuable.push_back(request);
     }
 }

@@ -19,6 +19,10 @@ const KNOWN: u32 = abi::IORING_ENTER_GETEVENTS
     | abi::IORING_ENTER_EXT_ARG_REG
     | abi::IORING_ENTER_NO_IOWAIT;
 
+/// With these the argument is looked at before the CQ is.
+const HAS_ARGUMENT: u32 = abi::IORING_ENTER_EXT_ARG | abi::IORING_ENTER_EXT_ARG_REG;
+/// Bytes of `struct io_uring_reg_wait`.
+const REGISTERED_WAIT_SIZE: u64 = 64;
 /// Bytes of a signal set.
 const SIGNAL_SET_SIZE: u64 = 8;
 const MICROSECOND: u64 = 1000;
@@ -79,7 +83,7 @@ impl Ring {
         if waits {
             locked.finish_batch();
             // Enough is there already: no second look at anything.
-            if call.min_complete != 0 && self.has_enough(&locked, call) {
+            if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
                 locked.leave();
                 return Ok(taken);
             }
@@ -150,7 +154,8 @@ impl Ring {
         let mut wait_call = WaitCall::default();
         if call.has(abi::IORING_ENTER_EXT_ARG_REG) {
             // Registered waits need a memory region, which no ring has here.
-            return Err(Errno::EFAULT);
+            let fits = call.has(abi::IORING_ENTER_EXT_ARG) && call.argument_size == REGISTERED_WAIT_SIZE;
+            return Err(if fits { Errno::EFAULT } else { Errno::EINVAL });
         }
         if !call.has(abi::IORING_ENTER_EXT_ARG) {
             wait_call.mask = read_mask(call.argument, call.argument_size)?;

@@ -8,10 +8,12 @@
 //! on one file never share a registration.
 
 use crate::complete;
+use crate::host;
 use crate::issue;
 use crate::request::{Hold, Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
 use crate::workers;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{self, OwnedDescriptor};
@@ -285,13 +287,25 @@ fn fire(locked: &mut LockedRing, data: u64, mask: u32) {
 fn report_more(locked: &mut LockedRing, data: u64, mask: u32) {
     let Some(armed) = locked.polls.lookup(data) else { return };
     let (user_data, opcode) = (armed.request.sqe.user_data, armed.request.sqe.opcode);
+    let (asked, number) = (armed.request.sqe.fd, armed.request.file.number);
     locked.statistics.count_polled(opcode);
-    if complete::post_more(locked, user_data, mask as i32, 0) {
+    if !is_told_by(locked, asked, number) && complete::post_more(locked, user_data, mask as i32, 0) {
         return;
     }
     let Some(armed) = locked.polls.take(data as u32) else { return };
     locked.polls.unregister(&armed);
     complete::complete(locked, armed.request, (mask as i32).into());
+}
+
+/// Whether the ring's own completions make the file readable, its registered
+/// eventfd or its own descriptor: a multishot on that would feed itself for
+/// ever, so its first event is its last.
+fn is_told_by(locked: &LockedRing, asked: i32, number: i32) -> bool {
+    let by_event = locked
+        .event_descriptor
+        .as_ref()
+        .is_some_and(|event| event.number == asked || descriptor::is_same_file(event.descriptor.number(), number));
+    by_event || host::ring_of(asked).is_some_and(|ring| Arc::ptr_eq(&ring, locked.ring))
 }
 
 /// The ring is gone: no set, no timer.

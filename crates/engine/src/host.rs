@@ -5,7 +5,7 @@
 use crate::Ring;
 use alloc::sync::Arc;
 use usring_sys::Errno;
-use usring_sys::descriptor::RESERVED_BASE;
+use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
 
 /// The questions. Each gets a descriptor number of the program.
@@ -39,12 +39,21 @@ pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
     (host()?.ring_of)(number)
 }
 
-/// Tells that a number is about to be polled.
-pub(crate) fn watch(number: i32) {
-    if number >= RESERVED_BASE
-        && let Some(host) = host()
-    {
-        (host.watch)(number);
+/// Tells that a number is about to be polled; answers whether it can be a
+/// ring's.
+pub(crate) fn watch(number: i32) -> bool {
+    let Some(host) = host().filter(|_| number >= RESERVED_BASE) else { return false };
+    (host.watch)(number);
+    true
+}
+
+/// The ring that ATTACH_WQ names: `ENXIO` if the number is no open file,
+/// `EINVAL` if it is no ring.
+pub(crate) fn ring_to_attach_to(number: i32) -> Result<Arc<Ring>, Errno> {
+    match ring_of(number) {
+        Some(ring) => Ok(ring),
+        None if descriptor::status_flags(number).is_err() => Err(Errno::ENXIO),
+        None => Err(Errno::EINVAL),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::op::Operation;
 use crate::request::{Hold, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::{fast_poll, timeout, workers};
-use usring_sys::Errno;
+use usring_sys::{Errno, descriptor};
 use usring_uapi::{opcode, sqe_flags};
 
 /// A result with what it means for the rest of the chain.
@@ -73,6 +73,10 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     };
     match outcome {
         IssueOutcome::Done(answer) => {
+            if request.has_flag(sqe_flags::ASYNC) {
+                // The kernel's worker would have done it.
+                locked.completed_by_worker = true;
+            }
             locked.statistics.count_inline(request.sqe.opcode);
             complete::complete(locked, request, answer);
         }
@@ -80,11 +84,19 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     }
 }
 
-/// IOSQE_ASYNC: do not even try. A request that takes its buffer when it is
-/// issued has to be issued.
+/// IOSQE_ASYNC: do not even try. But what can be polled occupies no worker
+/// while it waits (the kernel's workers poll such files too), and a request
+/// that takes its buffer when it is issued, provided or registered, has to be
+/// issued.
 #[cold]
 fn goes_to_worker(request: &Request) -> bool {
-    request.row.work.is_some() && request.progress == Progress::New && !request.has_flag(sqe_flags::BUFFER_SELECT)
+    let polls = || {
+        let identity = descriptor::identity(request.file.number);
+        request.row.poll_events != 0 && identity.is_ok_and(|identity| identity.can_wait())
+    };
+    let takes_buffer = request.has_flag(sqe_flags::BUFFER_SELECT)
+        || matches!(request.sqe.opcode, opcode::READ_FIXED | opcode::WRITE_FIXED);
+    request.row.work.is_some() && request.progress == Progress::New && !takes_buffer && !polls()
 }
 
 /// Hands a request that cannot be done now to whoever will wake it.

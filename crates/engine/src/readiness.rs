@@ -5,7 +5,7 @@
 //! The program empties the CQ without a call, so the descriptor may be
 //! readable too long; the doors drain it before every sleep in a poll call.
 
-use crate::ring::Ring;
+use crate::ring::{LockedRing, Ring};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -98,26 +98,54 @@ impl Ring {
         if self.memory.ready() > 0 || backlog || !self.task_work.is_empty() {
             self.readiness.signal();
         }
+        // A ring that defers its work had nobody watch its files so far. Who
+        // holds the lock now sees to it when it leaves.
+        if let Some(locked) = self.try_lock() {
+            locked.leave();
+        }
     }
 }
 
 /// Before a poll call sleeps: makes unreadable what the program has emptied.
 pub fn drain_readiness() {
-    if SIGNALLED.load(Ordering::SeqCst) == 0 {
-        return;
+    for ring in signalled() {
+        // Under the lock: no completion is posted between look and drain.
+        let locked = ring.lock();
+        drain(&locked);
+        locked.leave();
     }
-    let Some(watched) = WATCHED.get() else { return };
-    let rings: Vec<Arc<Ring>> = {
+}
+
+/// The same from inside a ring, before a request of it polls a descriptor.
+/// Others' locks are only tried: their drivers may want ours.
+pub(crate) fn drain_from(inside: &LockedRing) {
+    for ring in signalled() {
+        if Arc::ptr_eq(&ring, inside.ring) {
+            drain(inside);
+        } else if let Some(locked) = ring.try_lock() {
+            drain(&locked);
+            locked.leave();
+        }
+    }
+}
+
+fn signalled() -> Vec<Arc<Ring>> {
+    let mut rings = Vec::new();
+    if SIGNALLED.load(Ordering::SeqCst) == 0 {
+        return rings;
+    }
+    if let Some(watched) = WATCHED.get() {
         let mut watched = watched.lock();
         watched.retain(|ring| ring.strong_count() > 0);
-        watched.iter().filter_map(Weak::upgrade).collect()
-    };
-    for ring in rings.iter().filter(|ring| ring.readiness.signalled.load(Ordering::SeqCst)) {
-        // Under the lock: no completion is posted between look and drain.
-        let Some(locked) = ring.try_lock() else { continue };
-        if locked.cq.ready() == 0 && !locked.cq.has_overflow() && ring.task_work.is_empty() {
-            ring.readiness.unsignal();
-        }
-        locked.leave();
+        let alive = watched.iter().filter_map(Weak::upgrade);
+        rings.extend(alive.filter(|ring| ring.readiness.signalled.load(Ordering::SeqCst)));
+    }
+    rings
+}
+
+fn drain(locked: &LockedRing) {
+    let ring = locked.ring;
+    if locked.cq.ready() == 0 && !locked.cq.has_overflow() && ring.task_work.is_empty() {
+        ring.readiness.unsignal();
     }
 }

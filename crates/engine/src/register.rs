@@ -172,7 +172,7 @@ fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Re
         return Err(Errno::EBUSY);
     }
     let descriptor = descriptor::duplicate_eventfd(number)?;
-    let event = Arc::new(EventDescriptor { descriptor, only_async });
+    let event = Arc::new(EventDescriptor { descriptor, number, only_async });
     if locked.ring.defers_task_work() {
         *locked.ring.told_of_work.lock() = Some(event.clone());
     }
@@ -284,9 +284,6 @@ fn register_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errn
         return Err(Errno::EINVAL);
     }
     let address = if header.flags & BUFFER_RING_MMAP != 0 {
-        if header.address != 0 {
-            return Err(Errno::EINVAL);
-        }
         None
     } else {
         if header.address == 0 {
@@ -359,8 +356,8 @@ fn read_sync_cancel(argument: UserAddress) -> Result<SyncCancel, Errno> {
     if padding != 0 || pads != [0; 3] {
         return Err(Errno::EINVAL);
     }
-    let key = CancelKey { user_data, fd: fd_and_flags as i32, opcode, flags: (fd_and_flags >> 32) as u32 };
-    crate::op::cancel::check(&key, u32::from(opcode))?;
+    let key = CancelKey { user_data, fd: fd_and_flags as i32, opcode, flags: (fd_and_flags >> 32) as u32, file: -1 };
+    crate::op::cancel::check(&key)?;
     Ok(SyncCancel { key, timeout: Timespec { tv_sec: seconds as i64, tv_nsec: nanoseconds as i64 } })
 }
 
@@ -371,6 +368,7 @@ impl Ring {
         let SyncCancel { key, timeout } = read_sync_cancel(argument)?;
         let for_ever = timeout.tv_sec == -1 && timeout.tv_nsec == -1;
         let deadline = if for_ever { None } else { Some(Clock::Monotonic.now().saturating_add(clock::limit(timeout))) };
+        let mut broken_off = false;
         loop {
             let mut locked = self.lock();
             let outcome = cancel::cancel(&mut locked, &key);
@@ -379,7 +377,8 @@ impl Ring {
             match outcome {
                 // It runs in a worker, whose system call was broken off: look
                 // again when it is back.
-                Err(Errno::EALREADY) => {}
+                Err(Errno::EALREADY) => broken_off = true,
+                Err(Errno::ENOENT) if broken_off => return Ok(0),
                 other => return other.map(|number| number as u32),
             }
             if deadline.is_some_and(|deadline| Clock::Monotonic.now() >= deadline) {

@@ -3,6 +3,7 @@
 
 use crate::complete;
 use crate::ring::LockedRing;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};
@@ -12,60 +13,84 @@ const LIMIT: u32 = 1 << 14;
 /// Longest buffer, in bytes.
 const LENGTH_LIMIT: u64 = 1 << 30;
 
-#[derive(Clone, Copy, Default)]
+/// A buffer of the table; requests under way hold it too.
 pub(crate) struct RegisteredBuffer {
-    pub address: u64,
-    /// 0 for an empty slot.
-    pub length: u64,
+    address: u64,
+    length: u64,
     tag: u64,
 }
 
+/// A slot: a buffer, or nothing.
+type Slot = Option<Arc<RegisteredBuffer>>;
+
 #[derive(Default)]
 pub(crate) struct RegisteredBuffers {
-    entries: Option<Vec<RegisteredBuffer>>,
-    released: Vec<u64>,
+    entries: Option<Vec<Slot>>,
+    /// Taken out, tagged, and perhaps still held by a request.
+    retired: Vec<Arc<RegisteredBuffer>>,
 }
 
 impl RegisteredBuffers {
     /// The buffer in a slot that is not empty.
-    pub fn get(&self, index: u16) -> Option<&RegisteredBuffer> {
-        self.entries.as_ref()?.get(usize::from(index)).filter(|buffer| buffer.length != 0)
+    pub fn get(&self, index: u16) -> Option<&Arc<RegisteredBuffer>> {
+        self.entries.as_ref()?.get(usize::from(index))?.as_ref()
     }
 
-    /// Whether a transfer lies inside its buffer.
+    /// The buffer that a transfer lies in, held by one more owner.
     #[inline]
-    pub fn check(&self, index: u16, address: u64, length: u64) -> Result<(), Errno> {
+    pub fn share(&self, index: u16, address: u64, length: u64) -> Result<Arc<RegisteredBuffer>, Errno> {
         let buffer = self.get(index).ok_or(Errno::EFAULT)?;
         let end = address.checked_add(length).ok_or(Errno::EFAULT)?;
         if address < buffer.address || end > buffer.address + buffer.length {
             return Err(Errno::EFAULT);
         }
-        Ok(())
+        Ok(buffer.clone())
+    }
+
+    fn retire(&mut self, slot: Slot) {
+        self.retired.extend(slot.filter(|buffer| buffer.tag != 0));
     }
 
     #[inline]
-    pub fn has_released(&self) -> bool {
-        !self.released.is_empty()
+    pub fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+
+    /// The tags of buffers that nobody holds any more.
+    fn take_released(&mut self) -> Vec<u64> {
+        let mut tags = Vec::new();
+        self.retired.retain(|buffer| {
+            let held = Arc::strong_count(buffer) > 1;
+            if !held {
+                tags.push(buffer.tag);
+            }
+            held
+        });
+        tags
     }
 }
 
 /// One member of the program's vector as a slot.
-fn read_slot(vector: UserAddress, tags: UserAddress, index: u64) -> Result<RegisteredBuffer, Errno> {
+fn read_slot(vector: UserAddress, tags: UserAddress, index: u64) -> Result<Slot, Errno> {
     let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
     if vector.is_null() {
-        return if tag == 0 { Ok(RegisteredBuffer::default()) } else { Err(Errno::EINVAL) };
+        return if tag == 0 { Ok(None) } else { Err(Errno::EINVAL) };
     }
     let member = user_memory::read::<IoVector>(vector.offset(16 * index))?;
     if member.base == 0 {
         // An empty slot has neither length nor tag.
-        return if member.length == 0 && tag == 0 { Ok(RegisteredBuffer::default()) } else { Err(Errno::EFAULT) };
+        return match (member.length, tag) {
+            (0, 0) => Ok(None),
+            (0, _) => Err(Errno::EINVAL),
+            _ => Err(Errno::EFAULT),
+        };
     }
     if member.length == 0 || member.length > LENGTH_LIMIT {
         return Err(Errno::EFAULT);
     }
     member.base.checked_add(member.length).ok_or(Errno::EOVERFLOW)?;
     user_memory::probe_writable(UserAddress(member.base), member.length as usize)?;
-    Ok(RegisteredBuffer { address: member.base, length: member.length, tag })
+    Ok(Some(Arc::new(RegisteredBuffer { address: member.base, length: member.length, tag })))
 }
 
 /// REGISTER_BUFFERS and REGISTER_BUFFERS2.
@@ -89,8 +114,7 @@ pub(crate) fn register(
 /// UNREGISTER_BUFFERS.
 pub(crate) fn unregister(locked: &mut LockedRing) -> Result<u32, Errno> {
     let entries = locked.buffers.entries.take().ok_or(Errno::ENXIO)?;
-    let tags = entries.iter().map(|buffer| buffer.tag).filter(|&tag| tag != 0);
-    locked.buffers.released.extend(tags);
+    entries.into_iter().for_each(|slot| locked.buffers.retire(slot));
     Ok(0)
 }
 
@@ -104,7 +128,8 @@ pub(crate) fn update(
     count: u32,
 ) -> Result<i32, Errno> {
     let size = locked.buffers.entries.as_ref().ok_or(Errno::ENXIO)?.len() as u64;
-    if u64::from(offset) + u64::from(count) > size {
+    let end = offset.checked_add(count).ok_or(Errno::EOVERFLOW)?;
+    if u64::from(end) > size {
         return Err(Errno::EINVAL);
     }
     let mut done = 0;
@@ -113,9 +138,7 @@ pub(crate) fn update(
             Ok(slot) => {
                 let Some(entries) = &mut locked.buffers.entries else { break };
                 let old = core::mem::replace(&mut entries[offset as usize + index as usize], slot);
-                if old.tag != 0 {
-                    locked.buffers.released.push(old.tag);
-                }
+                locked.buffers.retire(old);
                 done += 1;
             }
             Err(error) if done == 0 => return Err(error),
@@ -127,7 +150,7 @@ pub(crate) fn update(
 
 /// Posts the tags of buffers that were taken out.
 pub(crate) fn post_released(locked: &mut LockedRing) {
-    for tag in core::mem::take(&mut locked.buffers.released) {
+    for tag in locked.buffers.take_released() {
         complete::post_tag(locked, tag);
     }
 }

@@ -287,7 +287,8 @@ pub(crate) fn update(
     if locked.files.entries.is_none() {
         return Err(Errno::ENXIO);
     }
-    if u64::from(offset) + u64::from(count) > size {
+    let end = offset.checked_add(count).ok_or(Errno::EOVERFLOW)?;
+    if u64::from(end) > size {
         return Err(Errno::EINVAL);
     }
     let mut done = 0;

@@ -8,6 +8,7 @@
 use crate::buffer_group::SelectedBuffer;
 use crate::op::Operation;
 use crate::opcode_table::{self, Row};
+use crate::registered_buffers::RegisteredBuffer;
 use crate::registered_files::RegisteredFile;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -34,6 +35,8 @@ pub(crate) struct Request {
     pub file: FileUse,
     /// The provided buffer it has taken, until its CQE names it.
     pub buffer: Option<SelectedBuffer>,
+    /// The registered buffer it transfers from or to.
+    pub fixed_buffer: Option<Arc<RegisteredBuffer>>,
     /// The next of its chain.
     pub link: Option<RequestEntry>,
     /// The LINK_TIMEOUT that watches it, once armed.
@@ -73,6 +76,7 @@ impl Request {
             operation: Operation::Nothing,
             file: FileUse::default(),
             buffer: None,
+            fixed_buffer: None,
             link: None,
             link_timeout: None,
             progress: Progress::New,
@@ -99,6 +103,9 @@ impl Request {
         }
         if !matches!(self.file.hold, Hold::Submitter) {
             self.file.hold = Hold::Submitter;
+        }
+        if self.fixed_buffer.is_some() {
+            self.fixed_buffer = None;
         }
         debug_assert!(self.link.is_none() && self.link_timeout.is_none() && self.buffer.is_none());
     }

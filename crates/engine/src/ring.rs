@@ -93,6 +93,8 @@ pub(crate) struct RingState {
 /// REGISTER_EVENTFD: the program's eventfd, kept alive by us.
 pub(crate) struct EventDescriptor {
     pub descriptor: usring_sys::descriptor::OwnedDescriptor,
+    /// The program's own number for it when it was registered.
+    pub number: i32,
     /// Only completions that did not happen inline count (EVENTFD_ASYNC).
     pub only_async: bool,
 }
@@ -201,7 +203,7 @@ impl LockedRing<'_> {
         if self.files.has_released() {
             registered_files::post_released(self);
         }
-        if self.buffers.has_released() {
+        if self.buffers.has_retired() {
             registered_buffers::post_released(self);
         }
         if self.cq.publish() {

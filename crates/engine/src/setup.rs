@@ -2,6 +2,7 @@
 
 use crate::counters::RingCounters;
 use crate::fast_poll;
+use crate::host;
 use crate::process::process;
 use crate::registered_files;
 use crate::ring::{Ring, RingState};
@@ -12,6 +13,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
 use usring_sys::clock::Clock;
+use usring_sys::mapping::PAGE;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, thread};
 use usring_uapi::io_uring as abi;
@@ -69,6 +71,9 @@ impl Ring {
         let layout = Layout::new(sq_entries, cq_entries, params.flags);
         let memory = if params.flags & abi::IORING_SETUP_NO_MMAP != 0 {
             let (rings, sqes) = (UserAddress(params.cq_off.user_addr), UserAddress(params.sq_off.user_addr));
+            if !rings.0.is_multiple_of(PAGE as u64) || !sqes.0.is_multiple_of(PAGE as u64) {
+                return Err(Errno::EINVAL);
+            }
             Memory::of_program(rings, sqes, layout)?
         } else {
             Memory::allocate(layout)?
@@ -80,21 +85,29 @@ impl Ring {
         }
         if params.flags & abi::IORING_SETUP_SQPOLL != 0 {
             sq_thread::join(&ring, params)?;
+        } else if params.flags & abi::IORING_SETUP_ATTACH_WQ != 0 {
+            // All rings of a process share its workers anyway.
+            host::ring_to_attach_to(params.wq_fd as i32)?;
         }
         params.sq_entries = sq_entries;
         params.cq_entries = cq_entries;
         params.features = FEATURES;
-        params.sq_off = layout.sq_offsets(params.sq_off.user_addr);
-        params.cq_off = layout.cq_offsets(params.cq_off.user_addr);
+        let lent = params.flags & abi::IORING_SETUP_NO_MMAP != 0;
+        params.sq_off = layout.sq_offsets(if lent { params.sq_off.user_addr } else { 0 });
+        params.cq_off = layout.cq_offsets(if lent { params.cq_off.user_addr } else { 0 });
         Ok(ring)
     }
 
-    /// mmap(2) of the ring's descriptor: the memory that `offset` names, at
-    /// `fixed` or wherever there is room.
+    /// mmap(2) of the ring's descriptor: the memory that `offset` names,
+    /// wherever there is room.
     ///
-    /// Errors: `EINVAL` (offset or length unknown, NO_MMAP, no such buffer
-    /// ring), those of mremap(2).
-    pub fn map(self: &Arc<Self>, offset: u64, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {
+    /// Errors: `EINVAL` (offset not of a page, length 0), `ENOMEM` (nothing
+    /// is mapped at that offset: unknown, NO_MMAP, no such buffer ring),
+    /// those of mremap(2).
+    pub fn map(self: &Arc<Self>, offset: u64, length: usize) -> Result<usize, Errno> {
+        if !offset.is_multiple_of(PAGE as u64) {
+            return Err(Errno::EINVAL);
+        }
         let region = offset & u64::from(abi::IORING_OFF_MMAP_MASK);
         let buffer_ring;
         let memory = match region as u32 {
@@ -102,12 +115,12 @@ impl Ring {
             abi::IORING_OFF_SQES => self.memory.sqes(),
             abi::IORING_OFF_PBUF_RING => {
                 let group = (offset & !region) >> abi::IORING_OFF_PBUF_SHIFT;
-                buffer_ring = self.lock().groups.ring_memory(group as u16).ok_or(Errno::EINVAL)?;
+                buffer_ring = self.lock().groups.ring_memory(group as u16).ok_or(Errno::ENOMEM)?;
                 &*buffer_ring
             }
-            _ => return Err(Errno::EINVAL),
+            _ => return Err(Errno::ENOMEM),
         };
-        memory.mapping().ok_or(Errno::EINVAL)?.duplicate(0, length, fixed)
+        memory.mapping().ok_or(Errno::ENOMEM)?.duplicate(length)
     }
 
     /// The last descriptor is gone: what is in flight is cancelled, nothing
@@ -123,7 +136,8 @@ impl Ring {
         locked.closed = true;
         while locked.polls.extract(|_| true).is_some() {}
         drop(timeout::take_all(&mut locked));
-        while let workers::Cancelled::Waiting(_) = workers::cancel(self, |_, _| true) {}
+        while let workers::Cancelled::Waiting(_) = workers::cancel(self, |_| true) {}
+        workers::interrupt_all(self);
         locked.issuable.clear();
         locked.drain.clear();
         let _ = registered_files::unregister(&mut locked);

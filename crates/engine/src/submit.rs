@@ -38,26 +38,32 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     taken
 }
 
-/// Whether the entry was accepted.
+/// Whether the batch goes on behind the entry.
 #[inline(always)]
 fn submit_one(locked: &mut LockedRing, mut request: RequestEntry) -> bool {
     locked.statistics.count_submitted(request.sqe.opcode);
+    let mut ends_batch = false;
     let accepted = match prepare(locked, &mut request) {
         Ok(()) => true,
         Err(error) => {
             request.progress = Progress::Refused;
             request.result = error.negative();
+            // A chain is collected to its end, to be refused as a whole.
+            ends_batch = !request.is_linked();
             false
         }
     };
     locked.drain.admit();
     if link::takes(locked, &request) {
         link::append(locked, request);
-    } else {
+    } else if accepted {
         start(locked, request);
+    } else {
+        // Refused at once, even behind a drain.
+        issue::issue(locked, request);
     }
     issue::run_issuable(locked);
-    accepted
+    !ends_batch
 }
 
 /// Issues a request, or the head of a chain, unless a drain holds it back.

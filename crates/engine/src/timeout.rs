@@ -108,12 +108,13 @@ impl Timeouts {
 
     /// Gives the timeout with this user data a new deadline (TIMEOUT_UPDATE;
     /// `linked` looks among the LINK_TIMEOUTs).
-    pub fn update(&mut self, user_data: u64, linked: bool, clock: Clock, at: Nanoseconds) -> Result<(), Errno> {
+    pub fn update(&mut self, user_data: u64, linked: bool, absolute: bool, time: Nanoseconds) -> Result<(), Errno> {
         let (lane, key) = self
             .find(|timer| timer.request.sqe.user_data == user_data && timer.deadline.watches.is_some() == linked)
             .ok_or(Errno::ENOENT)?;
         let Some(timer) = self.remove(lane, key) else { return Err(Errno::ENOENT) };
-        let deadline = Deadline { clock, at, completions: 0, ..timer.deadline };
+        let at = if absolute { time } else { timer.deadline.clock.now().saturating_add(time) };
+        let deadline = Deadline { at, completions: 0, ..timer.deadline };
         self.insert(timer.request, deadline);
         Ok(())
     }
@@ -154,12 +155,18 @@ pub(crate) fn arm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     locked.timeouts.insert(watcher, deadline);
 }
 
+/// A LINK_TIMEOUT's result is an errno, but never a failure: it is silent if
+/// it was asked to be.
+fn watcher_answer(error: Errno) -> Answer {
+    Answer { result: error.negative(), failed: false }
+}
+
 /// The watched request completed in time.
 pub(crate) fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     let Some(id) = request.link_timeout.take() else { return };
     let Some((lane, key)) = locked.timeouts.find(|timer| timer.request.id == id) else { return };
     if let Some(timer) = locked.timeouts.remove(lane, key) {
-        complete::complete(locked, timer.request, Errno::ECANCELED.negative().into());
+        complete::complete(locked, timer.request, watcher_answer(Errno::ECANCELED));
     }
 }
 
@@ -216,8 +223,7 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
 fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
     let found = cancel::cancel_id(locked, target);
     watcher.link = None;
-    let result = if found { Errno::ETIME.negative() } else { Errno::ENOENT.negative() };
-    complete::complete(locked, watcher, result.into());
+    complete::complete(locked, watcher, watcher_answer(if found { Errno::ETIME } else { Errno::ENOENT }));
 }
 
 /// All armed timers' requests, for a ring that goes away.

@@ -45,10 +45,24 @@ struct Job {
 /// What is remembered of a job while a worker has it.
 struct Running {
     ring: Arc<Ring>,
-    id: RequestId,
-    sqe: Sqe,
+    view: JobView,
     order: Option<OrderKey>,
     slot: Arc<WorkerSlot>,
+}
+
+/// What a canceller knows a job by.
+#[derive(Clone, Copy)]
+pub(crate) struct JobView {
+    pub id: RequestId,
+    pub sqe: Sqe,
+    /// Of its file.
+    pub number: i32,
+}
+
+impl JobView {
+    fn of(request: &Request) -> JobView {
+        JobView { id: request.id, sqe: request.sqe, number: request.file.number }
+    }
 }
 
 /// One worker, as a canceller sees it.
@@ -57,6 +71,14 @@ struct WorkerSlot {
     thread: AtomicU32,
     /// Set to break off the system call that the worker is in.
     cancelled: AtomicU32,
+}
+
+impl WorkerSlot {
+    /// Breaks off the system call that the worker is in or about to make.
+    fn interrupt(&self) {
+        self.cancelled.store(1, Ordering::SeqCst);
+        wait::interrupt_worker(self.thread.load(Ordering::Relaxed));
+    }
 }
 
 /// The blocking side of a system call: ends early when the request is
@@ -191,7 +213,7 @@ impl WorkerPool {
             None => Errno::EINVAL.negative(),
         };
         let mut state = self.state.lock();
-        state.running.retain(|running| running.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
+        state.running.retain(|running| running.view.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
         if order.is_some() {
             // The next of this file may be waiting for us and for no one else.
             self.signals[Class::Bounded as usize].fetch_add(1, Ordering::SeqCst);
@@ -246,8 +268,7 @@ impl PoolState {
         slot.cancelled.store(0, Ordering::SeqCst);
         self.running.push(Running {
             ring: job.ring.clone(),
-            id: job.request.id,
-            sqe: job.request.sqe,
+            view: JobView::of(&job.request),
             order: job.order,
             slot: slot.clone(),
         });
@@ -261,6 +282,14 @@ fn finish(mut request: RequestEntry, ring: Arc<Ring>, result: i32) {
     task_work::add(&ring, request);
 }
 
+/// Breaks off whatever workers are doing for a ring that goes away.
+pub(crate) fn interrupt_all(ring: &Arc<Ring>) {
+    let state = process().workers.state.lock();
+    for running in state.running.iter().filter(|running| Arc::ptr_eq(&running.ring, ring)) {
+        running.slot.interrupt();
+    }
+}
+
 /// What a cancellation found.
 pub(crate) enum Cancelled {
     /// It had not started; the caller completes it.
@@ -271,25 +300,23 @@ pub(crate) enum Cancelled {
 }
 
 /// Finds one request of this ring that `matches`.
-pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&Sqe, RequestId) -> bool) -> Cancelled {
+pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Cancelled {
     let mut state = process().workers.state.lock();
     for pool in &mut state.classes {
         let position =
-            pool.queue.iter().position(|job| Arc::ptr_eq(&job.ring, ring) && matches(&job.request.sqe, job.request.id));
+            pool.queue.iter().position(|job| Arc::ptr_eq(&job.ring, ring) && matches(&JobView::of(&job.request)));
         if let Some(job) = position.and_then(|position| pool.queue.remove(position)) {
             return Cancelled::Waiting(job.request);
         }
     }
-    let found =
-        state.running.iter().find(|running| Arc::ptr_eq(&running.ring, ring) && matches(&running.sqe, running.id));
+    let found = state.running.iter().find(|running| Arc::ptr_eq(&running.ring, ring) && matches(&running.view));
     let Some(running) = found else { return Cancelled::Nothing };
-    running.slot.cancelled.store(1, Ordering::SeqCst);
-    wait::interrupt_worker(running.slot.thread.load(Ordering::Relaxed));
+    running.slot.interrupt();
     Cancelled::Running
 }
 
 /// Breaks off what workers still do for a closed ring; answers whether there
 /// was anything.
 pub(crate) fn is_busy_for(ring: &Arc<Ring>) -> bool {
-    !matches!(cancel(ring, |_, _| true), Cancelled::Nothing)
+    !matches!(cancel(ring, |_| true), Cancelled::Nothing)
 }

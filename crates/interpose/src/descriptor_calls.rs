@@ -135,12 +135,11 @@ pub fn map(call: &mut Call) -> Outcome {
         if length == 0 || flags & (linux::MAP_SHARED | linux::MAP_PRIVATE) == 0 {
             return Err(Errno::EINVAL);
         }
-        let fixed = if flags & linux::MAP_FIXED_NOREPLACE != 0 {
-            Some(claim_addresses(address, length)?)
-        } else {
-            (flags & linux::MAP_FIXED != 0).then_some(address as usize)
-        };
-        let mapped = file.ring.map(offset, length as usize, fixed)?;
+        // The kernel places a ring itself and takes no wish.
+        if address != 0 || flags & (linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let mapped = file.ring.map(offset, length as usize)?;
         protect(mapped, length, protection as u32)?;
         Ok(mapped as u64)
     });
@@ -149,13 +148,6 @@ pub fn map(call: &mut Call) -> Outcome {
         Found::Inherited => Err::<u64, _>(Errno::EOWNERDEAD).into(),
         Found::Other => call.pass(),
     }
-}
-
-/// MAP_FIXED_NOREPLACE: `EEXIST` unless nothing lies there yet.
-fn claim_addresses(address: u64, length: u64) -> Result<usize, Errno> {
-    let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_FIXED_NOREPLACE;
-    let arguments = [address, length, 0, u64::from(flags), -1i64 as u64, 0];
-    SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
 }
 
 /// A ring is mapped readable and writable; less, if less was asked for.

@@ -51,12 +51,21 @@ fn row_of_this_thread() -> Option<&'static Row> {
     None
 }
 
-/// Runs `work` on the ring that stands at `index`. `EINVAL`: this thread has
-/// none registered, or no such index; `EBADF`: nothing stands there.
+/// The calling thread has made a ring: from now on an index of it can be empty.
+pub fn acquaint() {
+    let _ = claim();
+}
+
+/// Runs `work` on the ring that stands at `index`. `EINVAL`: there is no such
+/// index, or this thread has never made or registered a ring; `EBADF`: nothing
+/// stands there.
 #[inline]
 pub fn with<T>(index: u32, work: impl FnOnce(&Arc<File>) -> T) -> Result<T, Errno> {
+    if index as usize >= PLACES {
+        return Err(Errno::EINVAL);
+    }
     let row = row_of_this_thread().ok_or(Errno::EINVAL)?;
-    let place = row.files.get(index as usize).ok_or(Errno::EINVAL)?;
+    let place = &row.files[index as usize];
     let file = place.load(Ordering::Relaxed);
     if file.is_null() {
         return Err(Errno::EBADF);
@@ -142,15 +151,12 @@ pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
 pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     let row = row_of_this_thread();
     for_each(argument, count, |update, _| {
-        // Only a thread that has registered something is asked for more.
-        let Some(row) = row else { return Ok(()) };
         if update.resv != 0 || update.data != 0 || update.offset as usize >= PLACES {
             return Err(Errno::EINVAL);
         }
-        drop(take(&row.files[update.offset as usize]));
+        drop(row.and_then(|row| take(&row.files[update.offset as usize])));
         Ok(())
     })
-    .map(|done| if row.is_none() { 0 } else { done })
 }
 
 /// Goes through an array of updates; an error counts only if it is the first.

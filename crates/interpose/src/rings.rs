@@ -81,6 +81,7 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     let trust = unsafe { AddressTrust::new() };
     let ring = Ring::setup(trust, entries as u32, &mut params)?;
     let file = File::new(ring);
+    registered::acquaint();
     if params.flags & abi::IORING_SETUP_REGISTERED_FD_ONLY != 0 {
         user_memory::write(address, params)?;
         return registered::put_anywhere(file).map(u64::from);

@@ -208,9 +208,36 @@ impl FileIdentity {
         self.mode & linux::S_IFMT == linux::S_IFREG
     }
 
+    /// Whether a transfer may have to wait for another party: anything but
+    /// regular files, directories and block devices.
+    pub fn can_wait(&self) -> bool {
+        let kind = self.mode & linux::S_IFMT;
+        !matches!(kind, linux::S_IFREG | linux::S_IFDIR | linux::S_IFBLK)
+    }
+
     pub fn is_block_device(&self) -> bool {
         self.mode & linux::S_IFMT == linux::S_IFBLK
     }
+}
+
+/// Whether two numbers stand for one open file. kcmp(2) knows; where a sandbox
+/// denies it, inode and access mode decide, and anonymous inodes (eventfds,
+/// timers), which all share one, count as different.
+pub fn is_same_file(one: i32, other: i32) -> bool {
+    if one == other {
+        return true;
+    }
+    const KCMP_FILE: u64 = 0;
+    let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0);
+    let arguments = [process, process, KCMP_FILE, one as u64, other as u64];
+    if let Ok(order) = SystemCall::new(linux::__NR_kcmp, arguments).run() {
+        return order == 0;
+    }
+    let (Ok(first), Ok(second)) = (identity(one), identity(other)) else { return false };
+    let same_inode = first.device == second.device && first.inode == second.inode;
+    // S_IFMT bits are zero for anonymous inodes only.
+    let same_mode = status_flags(one).is_ok_and(|flags| status_flags(other) == Ok(flags));
+    same_inode && same_mode && first.mode & linux::S_IFMT != 0
 }
 
 /// fstat(2).

@@ -42,19 +42,30 @@ impl Mapping {
         self.length
     }
 
-    /// Maps the same pages once more, `length` bytes from `offset`, at `fixed`
-    /// or wherever there is room, and leaves the new mapping to the program.
-    pub fn duplicate(&self, offset: usize, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {
-        let length = length.next_multiple_of(PAGE);
-        if !offset.is_multiple_of(PAGE) || offset.checked_add(length).is_none_or(|end| end > self.length) {
+    /// Maps the same pages once more, from the start, wherever there is room,
+    /// and leaves the new mapping to the program. Of a longer one the rest
+    /// holds nothing and may not be touched.
+    pub fn duplicate(&self, length: usize) -> Result<usize, Errno> {
+        if length == 0 {
             return Err(Errno::EINVAL);
         }
+        let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
+        if length <= self.length {
+            return self.map_pages(length, None);
+        }
+        let room = reserve(length)?;
+        self.map_pages(self.length, Some(room)).inspect_err(|_| {
+            let _ = unmap(room, length);
+        })
+    }
+
+    fn map_pages(&self, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {
         match &self.file {
-            None => map_again(self.address + offset, length, fixed),
+            None => map_again(self.address, length, fixed),
             Some(file) => match fixed {
-                None => map(length, linux::MAP_SHARED, Some((file.number(), offset))),
+                None => map(length, linux::MAP_SHARED, Some((file.number(), 0))),
                 Some(address) => {
-                    map_at(address, length, linux::MAP_SHARED | linux::MAP_FIXED, Some((file.number(), offset)))
+                    map_at(address, length, linux::MAP_SHARED | linux::MAP_FIXED, Some((file.number(), 0)))
                 }
             },
         }
@@ -101,6 +112,13 @@ fn can_map_twice() -> bool {
 /// Private zeroed pages, for allocators and stacks.
 pub fn private_pages(length: usize) -> Result<usize, Errno> {
     map(length.next_multiple_of(PAGE), linux::MAP_PRIVATE | linux::MAP_ANONYMOUS, None)
+}
+
+/// Addresses with nothing behind them.
+fn reserve(length: usize) -> Result<usize, Errno> {
+    let flags = u64::from(linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_DENYWRITE);
+    let arguments = [0, length as u64, u64::from(linux::PROT_NONE), flags, -1i64 as u64, 0];
+    SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
 }
 
 /// munmap(2).

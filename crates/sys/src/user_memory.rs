@@ -26,7 +26,7 @@ pub use fault_handler::install_fault_handler;
 
 /// Where the program's half of the address space ends (`TASK_SIZE_MAX` with
 /// four-level page tables; nobody gets more without asking mmap for it).
-const END: u64 = 0x7fff_ffff_f000;
+pub const END: u64 = 0x7fff_ffff_f000;
 
 const PAGE: u64 = crate::mapping::PAGE as u64;
 

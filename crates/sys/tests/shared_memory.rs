@@ -33,7 +33,7 @@ fn words_and_entries_lie_where_their_offsets_say() {
 fn a_duplicate_mapping_shows_the_same_memory() {
     install_fault_handler();
     let memory = memory();
-    let copy = memory.mapping().unwrap().duplicate(0, PAGE, None).unwrap();
+    let copy = memory.mapping().unwrap().duplicate(PAGE).unwrap();
     let seen = SharedMemory::of_program(UserAddress(copy as u64), PAGE).unwrap();
     memory.word(100).store(42, Ordering::Relaxed);
     assert_eq!(seen.word(100).load(Ordering::Relaxed), 42);

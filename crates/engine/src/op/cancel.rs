@@ -7,7 +7,7 @@ use crate::request::Request;
 use crate::ring::LockedRing;
 use usring_sys::Errno;
 use usring_uapi::io_uring as abi;
-use usring_uapi::{opcode, sqe_flags};
+use usring_uapi::sqe_flags;
 
 const KNOWN: u32 = abi::IORING_ASYNC_CANCEL_ALL
     | abi::IORING_ASYNC_CANCEL_FD
@@ -21,8 +21,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     if sqe.off != 0 || sqe.file_index != 0 {
         return Err(Errno::EINVAL);
     }
-    let mut key = CancelKey { user_data: sqe.addr, fd: sqe.fd, opcode: sqe.len as u8, flags: sqe.op_flags };
-    check(&key, sqe.len)?;
+    let mut key = CancelKey { user_data: sqe.addr, fd: sqe.fd, opcode: sqe.len as u8, flags: sqe.op_flags, file: -1 };
+    check(&key)?;
     if request.has_flag(sqe_flags::FIXED_FILE) {
         key.flags |= abi::IORING_ASYNC_CANCEL_FD_FIXED;
     }
@@ -31,14 +31,11 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 }
 
 /// Which flags go together, for the request and for the register call.
-pub(crate) fn check(key: &CancelKey, wide_opcode: u32) -> Result<(), Errno> {
+pub(crate) fn check(key: &CancelKey) -> Result<(), Errno> {
     let any = key.flags & abi::IORING_ASYNC_CANCEL_ANY != 0;
     let by_file = key.flags & abi::IORING_ASYNC_CANCEL_FD != 0;
     let by_opcode = key.flags & abi::IORING_ASYNC_CANCEL_OP != 0;
     if key.flags & !KNOWN != 0 || any && (by_file || by_opcode) {
-        return Err(Errno::EINVAL);
-    }
-    if by_opcode && wide_opcode >= opcode::COUNT as u32 {
         return Err(Errno::EINVAL);
     }
     Ok(())

@@ -4,6 +4,7 @@
 use super::Operation;
 use crate::host;
 use crate::issue::IssueOutcome;
+use crate::readiness;
 use crate::request::Request;
 use crate::ring::LockedRing;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
@@ -33,11 +34,13 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::EpollControl(control) = request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    host::watch(control.target);
+    if host::watch(control.target) {
+        readiness::drain_from(locked);
+    }
     let event = (&raw const control.event) as u64;
     let arguments = [control.set as u64, u64::from(control.operation), control.target as u64, event, 0];
     IssueOutcome::of(SystemCall::new(linux::__NR_epoll_ctl, arguments).run().map(|_| 0))

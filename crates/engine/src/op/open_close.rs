@@ -192,11 +192,7 @@ pub(crate) fn prepare_statx(_: &mut LockedRing, request: &mut Request) -> Result
     if request.has_flag(sqe_flags::FIXED_FILE) {
         return Err(Errno::EBADF);
     }
-    // A null path stands for the descriptor itself, with AT_EMPTY_PATH.
-    let path = match UserAddress(sqe.addr) {
-        UserAddress::NULL if sqe.op_flags & linux::AT_EMPTY_PATH != 0 => Vec::from([0]),
-        address => user_memory::read_c_string(address, PATH_LIMIT)?,
-    };
+    let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
     let (directory, flags, mask) = (sqe.fd as u64, u64::from(sqe.op_flags), u64::from(sqe.len));
     let arguments = [directory, path.as_ptr() as u64, flags, mask, sqe.off];
     request.operation = Call::with_memory(linux::__NR_statx, arguments, path);

@@ -4,6 +4,7 @@ use super::Operation;
 use crate::fast_poll::Interest;
 use crate::host;
 use crate::issue::IssueOutcome;
+use crate::readiness;
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
 use usring_sys::{Errno, epoll};
@@ -12,18 +13,22 @@ use usring_uapi::{opcode, sqe_flags};
 
 const UPDATES: u32 = abi::IORING_POLL_UPDATE_EVENTS | abi::IORING_POLL_UPDATE_USER_DATA;
 
+/// POLLRDHUP: reported whether it was asked for or not, as error and hang-up.
+const PEER_HANG_UP: u32 = 0x2000;
+
 fn interest(events: u32, flags: u32) -> Interest {
     let multishot = flags & abi::IORING_POLL_ADD_MULTI != 0;
     let level = flags & abi::IORING_POLL_ADD_LEVEL != 0;
     // What asks for behaviour and not for an event is ours to decide.
     let behaviour = epoll::ONESHOT | epoll::EDGE | epoll::EXCLUSIVE | 1 << 29;
-    Interest { events: events & !behaviour, multishot, level }
+    Interest { events: events & !behaviour | PEER_HANG_UP, multishot, level }
 }
 
 pub(crate) fn prepare_add(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
-    let known = abi::IORING_POLL_ADD_MULTI | abi::IORING_POLL_ADD_LEVEL;
-    if sqe.buf_index != 0 || sqe.off != 0 || sqe.addr != 0 || sqe.len & !known != 0 {
+    // IORING_POLL_ADD_LEVEL is refused: the man page has it, the kernel takes
+    // it in updates only.
+    if sqe.buf_index != 0 || sqe.off != 0 || sqe.addr != 0 || sqe.len & !abi::IORING_POLL_ADD_MULTI != 0 {
         return Err(Errno::EINVAL);
     }
     if sqe.len & abi::IORING_POLL_ADD_MULTI != 0 && request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
@@ -33,9 +38,11 @@ pub(crate) fn prepare_add(_: &mut LockedRing, request: &mut Request) -> Result<(
     Ok(())
 }
 
-pub(crate) fn issue_add(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+pub(crate) fn issue_add(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Poll(interest) = request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
-    host::watch(request.file.number);
+    if host::watch(request.file.number) {
+        readiness::drain_from(locked);
+    }
     if interest.multishot {
         return IssueOutcome::AwaitsPoll(interest);
     }
@@ -94,7 +101,8 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
             poll.sqe.user_data = user_data;
         }
         if let Some(interest) = interest {
-            *armed = interest;
+            // An update changes the events, not the behaviour.
+            armed.events = interest.events;
         }
     });
     IssueOutcome::of(if found { Ok(0) } else { Err(Errno::ENOENT) })

@@ -3,7 +3,7 @@
 use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use usring_sys::{Errno, UserAddress};
+use usring_sys::{Errno, UserAddress, user_memory};
 
 /// Buffer ids are 16 bits wide.
 const ID_LIMIT: u64 = 1 << 16;
@@ -21,7 +21,10 @@ pub(crate) fn prepare_provide(_: &mut LockedRing, request: &mut Request) -> Resu
         return Err(Errno::EINVAL);
     }
     let size = u64::from(sqe.len).checked_mul(count as u64).ok_or(Errno::EOVERFLOW)?;
-    sqe.addr.checked_add(size).ok_or(Errno::EOVERFLOW)?;
+    let end = sqe.addr.checked_add(size).ok_or(Errno::EOVERFLOW)?;
+    if end > user_memory::END {
+        return Err(Errno::EFAULT);
+    }
     if sqe.off > u64::from(u16::MAX) {
         return Err(Errno::E2BIG);
     }

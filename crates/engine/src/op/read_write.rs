@@ -23,6 +23,12 @@ const FILE_POSITION: u64 = u64::MAX;
 /// Direct I/O is aligned to this at least; anything else is not direct.
 const DIRECT_ALIGNMENT: u64 = 512;
 
+/// RWF_* of Linux 6.18.
+const KNOWN_FLAGS: u32 = 0x1ff;
+/// Where the class stands in `ioprio`, and the highest there is (idle).
+const PRIORITY_CLASS_SHIFT: u16 = 13;
+const HIGHEST_PRIORITY_CLASS: u16 = 3;
+
 /// A transfer under way.
 pub(crate) struct ReadWrite {
     writes: bool,
@@ -41,9 +47,14 @@ pub(crate) struct ReadWrite {
 }
 
 #[inline]
-pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
-    if sqe.op_flags & linux::RWF_HIPRI != 0 {
+    // Without devices there is nothing to poll. Flags that nobody knows come
+    // first, and are refused when it is issued.
+    if sqe.op_flags & linux::RWF_HIPRI != 0 && sqe.op_flags & !KNOWN_FLAGS == 0 {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.ioprio >> PRIORITY_CLASS_SHIFT > HIGHEST_PRIORITY_CLASS {
         return Err(Errno::EINVAL);
     }
     let mut vector = None;
@@ -51,9 +62,6 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     match sqe.opcode {
         opcode::READV | opcode::WRITEV => {
             (first, vector) = read_vector(&sqe, request.has_flag(sqe_flags::BUFFER_SELECT))?;
-        }
-        opcode::READ_FIXED | opcode::WRITE_FIXED => {
-            locked.buffers.check(sqe.buf_index, first.base, first.length)?;
         }
         _ => {}
     }
@@ -136,7 +144,12 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         && request.buffer.is_none()
         && let Err(error) = select_buffer(locked, request)
     {
-        return IssueOutcome::done(error.negative());
+        return IssueOutcome::done(after_file(request, error).negative());
+    }
+    if matches!(request.sqe.opcode, opcode::READ_FIXED | opcode::WRITE_FIXED)
+        && let Err(error) = hold_registered_buffer(locked, request)
+    {
+        return IssueOutcome::done(after_file(request, error).negative());
     }
     if may_be_direct(request) && locked.is_direct(request) {
         return IssueOutcome::NeedsWorker;
@@ -146,10 +159,27 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
     let outcome = attempt(transfer, number);
-    if !matches!(outcome, IssueOutcome::Done(_)) {
+    if request.buffer.is_some() {
         return_buffer(locked, request, &outcome);
     }
     outcome
+}
+
+/// The errno of something wrong beside the file: the kernel looks at the file
+/// first.
+#[cold]
+fn after_file(request: &Request, error: Errno) -> Errno {
+    descriptor::status_flags(request.file.number).err().unwrap_or(error)
+}
+
+/// The transfer keeps its registered buffer: the tag of one that is taken out
+/// meanwhile is posted only when the transfer is done.
+fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
+    if request.fixed_buffer.is_none() {
+        let sqe = &request.sqe;
+        request.fixed_buffer = Some(locked.buffers.share(sqe.buf_index, sqe.addr, u64::from(sqe.len))?);
+    }
+    Ok(())
 }
 
 /// Direct I/O that would wait for the disk in the submitting thread; what is
@@ -165,6 +195,9 @@ fn may_be_direct(request: &Request) -> bool {
 
 #[inline]
 fn attempt(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
+    if transfer.total == 0 && transfer.writes {
+        return write_nothing(transfer, number);
+    }
     loop {
         match transfer.call(number, linux::RWF_NOWAIT).run() {
             Ok(bytes) => {
@@ -191,6 +224,14 @@ fn attempt(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
             Err(error) => return transfer.answer(transfer.result(error)),
         }
     }
+}
+
+/// An empty write means something to a datagram socket, but pwritev2(2) does
+/// not even look at the file's kind for it.
+#[cold]
+fn write_nothing(transfer: &ReadWrite, number: i32) -> IssueOutcome {
+    let call = SystemCall::new(linux::__NR_write, [number as u64, transfer.first.base, 0, 0, 0]);
+    IssueOutcome::of(call.run().map(|bytes| bytes as i32))
 }
 
 /// Pages that are not cached are a worker's to wait for; anything else says
@@ -248,11 +289,18 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
 }
 
 /// A request that is going to be polled for gives the buffer of a ring back and
-/// takes one again when its file is ready. A worker keeps it, and so does
-/// whoever has a classic one, as on the kernel.
+/// takes one again when its file is ready; so does one that failed, if its file
+/// is of a kind that is polled. A worker keeps it, and so does whoever has a
+/// classic one, as on the kernel.
 fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
-    if from_ring && matches!(outcome, IssueOutcome::WouldBlock) {
+    let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());
+    let gives_back = match outcome {
+        IssueOutcome::WouldBlock => true,
+        IssueOutcome::Done(answer) => answer.result < 0 && from_ring && polled(),
+        _ => false,
+    };
+    if from_ring && gives_back {
         let buffer = request.buffer.take();
         locked.groups.give_back(buffer);
     }

@@ -8,7 +8,7 @@ use crate::timeout::Deadline;
 use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::io_uring as abi;
-use usring_uapi::{Timespec, opcode};
+use usring_uapi::{Timespec, opcode, sqe_flags};
 
 fn read_span(address: u64) -> Result<Nanoseconds, Errno> {
     clock::nanoseconds(user_memory::read::<Timespec>(UserAddress(address))?)
@@ -52,7 +52,7 @@ pub(crate) fn prepare_link(locked: &mut LockedRing, request: &mut Request) -> Re
 
 fn parse(request: &Request) -> Result<Deadline, Errno> {
     let sqe = request.sqe;
-    if sqe.buf_index != 0 || sqe.len != 1 || sqe.file_index != 0 {
+    if sqe.buf_index != 0 || sqe.len != 1 || sqe.file_index != 0 || sqe.addr3 != 0 || sqe.pad2 != 0 {
         return Err(Errno::EINVAL);
     }
     let flags = sqe.op_flags;
@@ -97,12 +97,13 @@ pub(crate) fn link_deadline(request: &Request) -> Option<Deadline> {
 #[derive(Clone, Copy)]
 pub(crate) enum TimeoutUpdate {
     Remove { target: u64 },
-    Update { target: u64, linked: bool, clock: Clock, absolute: bool, span: Nanoseconds },
+    Update { target: u64, linked: bool, absolute: bool, span: Nanoseconds },
 }
 
 pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
-    if sqe.buf_index != 0 || sqe.len != 0 || sqe.file_index != 0 {
+    let selects = request.has_flag(sqe_flags::FIXED_FILE | sqe_flags::BUFFER_SELECT);
+    if selects || sqe.buf_index != 0 || sqe.len != 0 || sqe.file_index != 0 {
         return Err(Errno::EINVAL);
     }
     let (flags, target) = (sqe.op_flags, sqe.addr);
@@ -113,15 +114,15 @@ pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Resul
         request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Remove { target });
         return Ok(());
     }
-    let known = abi::IORING_TIMEOUT_UPDATE_MASK | abi::IORING_TIMEOUT_ABS | abi::IORING_TIMEOUT_CLOCK_MASK;
+    // The timeout stays on its own clock.
+    let known = abi::IORING_TIMEOUT_UPDATE_MASK | abi::IORING_TIMEOUT_ABS;
     if flags & !known != 0 {
         return Err(Errno::EINVAL);
     }
-    let clock = clock_of(flags)?;
     let linked = flags & abi::IORING_LINK_TIMEOUT_UPDATE != 0;
     let absolute = flags & abi::IORING_TIMEOUT_ABS != 0;
     let span = read_span(sqe.off)?;
-    request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Update { target, linked, clock, absolute, span });
+    request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Update { target, linked, absolute, span });
     Ok(())
 }
 
@@ -131,9 +132,8 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
     };
     IssueOutcome::of(match update {
         TimeoutUpdate::Remove { target } => remove(locked, target),
-        TimeoutUpdate::Update { target, linked, clock, absolute, span } => {
-            let at = if absolute { span } else { clock.now().saturating_add(span) };
-            locked.timeouts.update(target, linked, clock, at).map(|()| 0)
+        TimeoutUpdate::Update { target, linked, absolute, span } => {
+            locked.timeouts.update(target, linked, absolute, span).map(|()| 0)
         }
     })
 }

@@ -194,7 +194,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
         if self.core.ring.is_inherited() {
             return Err(os_error(Errno::EOWNERDEAD));
         }
-        let address = self.core.ring.map(offset, length, None).map_err(os_error)?;
+        let address = self.core.ring.map(offset, length).map_err(os_error)?;
         NonNull::new(address as *mut u8).ok_or_else(|| os_error(Errno::ENOMEM))
     }
 
