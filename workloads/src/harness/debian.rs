@@ -2,7 +2,8 @@
 //! test that needs it, by name: a test that silently did nothing would be
 //! counted as a promise kept.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// A file by which a package is recognised, and how to come by it.
 pub struct Package {
@@ -21,9 +22,6 @@ pub const CC: Package = debian("/usr/bin/cc", "apt-get install gcc libc6-dev");
 pub const MAKE: Package = debian("/usr/bin/make", "apt-get install make");
 pub const LIBURING: Package = debian("/usr/include/liburing.h", "apt-get install liburing-dev");
 pub const MARIADB: Package = debian("/usr/sbin/mariadbd", "apt-get install mariadb-server");
-/// Debian's own interpreter: it is the one that its test suite belongs to.
-pub const PYTHON: Package =
-    debian("/usr/lib/python3.11/test/test_subprocess.py", "apt-get install python3.11 libpython3.11-testsuite");
 /// libuv speaks io_uring from 1.45 on, which Node has from version 20 on.
 pub const NODE: Package = debian("/usr/bin/node", "apt-get install nodejs (version 20 or later, from nodesource.com)");
 
@@ -31,4 +29,14 @@ pub const NODE: Package = debian("/usr/bin/node", "apt-get install nodejs (versi
 pub fn require(package: &Package) -> &'static str {
     assert!(Path::new(package.path).exists(), "{} is missing; as root: {}", package.path, package.install);
     package.path
+}
+
+/// Debian's own Python interpreter, if the test suite that belongs to it is
+/// there too. (What `python3` finds in PATH may be another.)
+pub fn python() -> PathBuf {
+    let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
+    let has_tests = |folder: &PathBuf| folder.join("test/test_subprocess.py").is_file();
+    let versions = folders.filter(has_tests).filter_map(|folder| folder.file_name().map(PathBuf::from));
+    let mut interpreters = versions.map(|version| Path::new("/usr/bin").join(version)).filter(|path| path.is_file());
+    interpreters.next().expect("Python's tests are missing; as root: apt-get install python3 libpython3.11-testsuite")
 }

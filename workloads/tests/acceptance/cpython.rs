@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::time::Duration;
-use workloads::harness::{Finished, PYTHON, Run, Stage, World, require};
+use workloads::harness::{self, Finished, Run, Stage, World};
 
 /// Some of the modules take most of a minute by themselves.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -13,10 +13,9 @@ const PATIENCE: Duration = Duration::from_secs(240);
 const NEEDS_VSOCK: &str = "ThreadedVSOCKSocketStreamTest";
 
 fn python(stage: &Stage, world: World, module: &str, only: &BTreeSet<String>) -> Run {
-    require(&PYTHON);
     let folder = stage.make_folder(&format!("{module}-{world:?}-{}", only.len()));
     // -E: the environment of this machine's user is not Debian's.
-    let run = stage.program(world, "/usr/bin/python3.11").args(["-E", "-m", "test", "-v", "-i", NEEDS_VSOCK]);
+    let run = stage.program(world, harness::python()).args(["-E", "-m", "test", "-v", "-i", NEEDS_VSOCK]);
     let run = only.iter().fold(run, |run, test| run.args(["-m", test]));
     run.arg(module).current_dir(&folder).limit(PATIENCE)
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
-use workloads::harness::{CC, Finished, MAKE, PYTHON, Run, Stage, World, require};
+use workloads::harness::{self, CC, Finished, MAKE, Run, Stage, World, require};
 
 /// What may be compared of two runs.
 type Behaviour = (ExitStatus, String, String);
@@ -178,7 +178,7 @@ fn signals_do_what_the_kernel_promises() {
 #[test]
 fn a_python_program_with_processes_and_threads_says_the_same() {
     let stage = Stage::new();
-    require(&PYTHON);
+    let python = harness::python();
     let script = "import concurrent.futures, multiprocessing, os, signal, subprocess, sys, threading, time\n\
         print(sorted(os.listdir('/proc/self/fd')))\n\
         print(multiprocessing.Pool(3).map(abs, range(-50, 0)))\n\
@@ -189,14 +189,14 @@ fn a_python_program_with_processes_and_threads_says_the_same() {
         print(signal.pthread_sigmask(signal.SIG_BLOCK, []), os.cpu_count() > 0, threading.active_count())\n\
         sys.exit(12)\n";
     stage.write("program.py", script);
-    let (status, said, _) = alike(|world| stage.program(world, "/usr/bin/python3.11").arg("program.py"));
+    let (status, said, _) = alike(|world| stage.program(world, &python).arg("program.py"));
     assert_eq!(status.code(), Some(12), "{said}");
 }
 
 /// What cannot be served is refused before it starts, not half served.
 #[test]
 fn a_static_program_is_refused_with_a_sentence() {
-    if workloads::harness::on_kernel() {
+    if harness::on_kernel() {
         return;
     }
     let stage = Stage::new();
