@@ -157,12 +157,12 @@ impl Ring {
     /// Becomes the driver of the ring; waits while somebody else is.
     #[inline]
     pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
-        LockedRing { ring: self, state: self.state.lock() }
+        LockedRing { ring: self, state: self.state.lock(), farewell: Farewell(self) }
     }
 
     /// Becomes the driver of the ring unless somebody else is.
     pub(crate) fn try_lock(self: &Arc<Self>) -> Option<LockedRing<'_>> {
-        self.state.try_lock().map(|state| LockedRing { ring: self, state })
+        self.state.try_lock().map(|state| LockedRing { ring: self, state, farewell: Farewell(self) })
     }
 }
 
@@ -170,9 +170,25 @@ impl Ring {
 pub(crate) struct LockedRing<'a> {
     pub ring: &'a Arc<Ring>,
     state: Guard<'a, RingState>,
+    /// Behind `state`: fields are dropped in this order.
+    farewell: Farewell<'a>,
 }
 
-impl LockedRing<'_> {
+/// What every driver owes the ring after it has released the lock, by whatever
+/// way it goes: whoever brought work meanwhile found the lock taken and has
+/// left the work to it.
+struct Farewell<'a>(&'a Arc<Ring>);
+
+impl Drop for Farewell<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.0.task_work.is_empty() && !self.0.defers_task_work() {
+            task_work::run_if_unattended(self.0);
+        }
+    }
+}
+
+impl<'a> LockedRing<'a> {
     /// Whether a request's file is open with O_DIRECT: noted when it was
     /// registered, else asked once per batch.
     #[inline]
@@ -235,22 +251,32 @@ impl LockedRing<'_> {
     pub fn leave(mut self) {
         self.finish_batch();
         attendant::take_over(&mut self);
-        let ring = self.ring;
-        self.unlock();
-        if !ring.task_work.is_empty() && !ring.defers_task_work() {
-            task_work::run_if_unattended(ring);
-        }
+        drop(self.release());
     }
 
     /// Releases the lock, a full barrier, and wakes sleepers for what was
-    /// published. Who calls this and not [`LockedRing::leave`] comes back.
+    /// published. Who calls this and not [`LockedRing::leave`] looks at the
+    /// task-work list itself afterwards.
     #[inline]
-    pub fn unlock(mut self) {
+    pub fn unlock(self) {
+        core::mem::forget(self.release());
+    }
+
+    #[inline]
+    fn release(mut self) -> Farewell<'a> {
         let posted = core::mem::take(&mut self.posted);
         let ring = self.ring;
         drop(self.state);
         if posted {
             ring.wakers.wake_all();
+        }
+        self.farewell
+    }
+
+    /// Wakes sleepers for what was published, while the lock is held still.
+    pub fn wake_others(&mut self) {
+        if core::mem::take(&mut self.posted) {
+            self.ring.wakers.wake_all();
         }
     }
 }

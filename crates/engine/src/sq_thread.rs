@@ -222,6 +222,8 @@ impl SqThread {
             let nothing = locked.sq.prepare_sleep();
             idle &= nothing || locked.disabled;
             locked.unlock();
+            // A worker may have found the lock taken just now.
+            idle &= ring.task_work.is_empty();
         }
         if idle && self.bell.load(Ordering::SeqCst) == bell {
             let _ = futex::wait(&self.bell, bell, None);

@@ -124,6 +124,9 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, ready: u32, span: Option<Nanos
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
     let missing = call.completions - ready;
     let needed = if ring.defers_task_work() && call.minimum.is_none() { missing } else { 1 };
+    // Before the announcement, or this waiter would wake itself for what it
+    // has published.
+    locked.wake_others();
     let ticket = ring.wakers.sleep.announce(kind, needed);
     locked.unlock();
 

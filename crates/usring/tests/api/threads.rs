@@ -199,3 +199,34 @@ fn mixed_work_from_many_threads_is_all_done() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
+
+/// A worker that finds the ring busy leaves its work to whoever holds it, even
+/// if that one is there only to be refused.
+#[test]
+fn a_completion_that_comes_while_another_thread_is_refused_is_not_left_behind() {
+    bounded(|| {
+        let ring = IoUring::builder().setup_single_issuer().build(8).unwrap();
+        let shared = Arc::new(Shared { ring, pushing: Mutex::new(()), taking: Mutex::new(()) });
+        let stop = Arc::new(AtomicU64::new(0));
+        let stranger = std::thread::spawn({
+            let (shared, stop) = (shared.clone(), stop.clone());
+            move || {
+                while stop.load(Ordering::SeqCst) == 0 {
+                    // SAFETY: no argument.
+                    let refused = unsafe { shared.ring.submitter().enter::<libc::sigset_t>(1, 0, 0, None) };
+                    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EEXIST));
+                }
+            }
+        });
+        let file = file_with(b"");
+        for round in 0..2_000 {
+            let sync = opcode::Fsync::new(types::Fd(file.as_raw_fd())).build();
+            shared.push(&sync.flags(squeue::Flags::ASYNC).user_data(round));
+            shared.ring.submit().unwrap();
+            // Only the CQ in memory is watched.
+            eventually("a completion", || shared.take().iter().any(|done| done.user_data == round));
+        }
+        stop.store(1, Ordering::SeqCst);
+        stranger.join().unwrap();
+    });
+}
