@@ -232,7 +232,7 @@ fn a_ring_of_buffers_may_lie_in_the_engines_memory() {
     bounded(|| {
         let mut ring = ring();
         let map = |ring: &IoUring| ring.map(0x8000_0000 | u64::from(GROUP) << 16, 4 * 16);
-        assert_eq!(error_of(map(&ring)), libc::EINVAL, "not registered yet");
+        assert_eq!(error_of(map(&ring)), libc::ENOMEM, "not registered yet");
         // SAFETY: the memory is the engine's.
         unsafe {
             ring.submitter().register_buf_ring_with_flags(0, 4, GROUP, types::IOU_PBUF_RING_MMAP as u16).unwrap()
