@@ -35,6 +35,12 @@ fn lints(what: &[&str]) -> Outcome {
 fn tests(tally: &mut Tally) -> Outcome {
     let mut command = step::cargo(&["test", "--no-fail-fast"]);
     command.env("USRING_BIN", product::folder(true).join("usring"));
+    let node = packages::node_folder();
+    if node.exists() {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::iter::once(node).chain(std::env::split_paths(&path));
+        command.env("PATH", std::env::join_paths(folders).unwrap_or(path.clone()));
+    }
     let (counted, outcome) = step::run_tests(&mut command);
     tally.add(counted);
     outcome

