@@ -6,6 +6,8 @@ use std::fmt::Display;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use usring_uapi::Timespec;
+
 use crate::names;
 use crate::ring::Entry;
 
@@ -69,6 +71,15 @@ impl Transcript {
             format!("after {least} to {most} ms")
         };
         self.say(format_args!("{what}: {verdict}"));
+    }
+}
+
+impl Transcript {
+    /// Whether a point in time on `clock` has been reached.
+    pub fn reached(&mut self, clock: libc::clockid_t, time: &Timespec) {
+        let now = crate::time::on_clock(clock, 0);
+        let reached = (now.tv_sec, now.tv_nsec) >= (time.tv_sec, time.tv_nsec);
+        self.say(format_args!("the time has come: {reached}"));
     }
 }
 

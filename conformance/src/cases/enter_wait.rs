@@ -131,7 +131,8 @@ fn absolute(t: &mut Transcript) {
     let time = on_clock(libc::CLOCK_MONOTONIC, 30);
     let (answer, waited) = timed(|| wait(&ring, 1, u::IORING_ENTER_ABS_TIMER, &until(&time)));
     t.result("until 30 ms from now", answer);
-    t.between("waited", waited, 25, 3000);
+    t.between("waited", waited, 0, 3000);
+    t.reached(libc::CLOCK_MONOTONIC, &time);
 }
 
 fn absolute_in_the_past(t: &mut Transcript) {
@@ -232,14 +233,14 @@ fn another_thread_wakes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
     ring.submit();
+    let start = std::time::Instant::now();
     let thread = std::thread::spawn(move || {
         crate::time::long_enough_to_notice();
         files::put(&writer, b"x");
         writer
     });
-    let (answer, waited) = timed(|| ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-    t.result("wait", answer);
-    t.between("waited", waited, 10, 3000);
+    t.result("wait", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.between("waited", start.elapsed(), 30, 3000);
     t.say(format_args!("cqes {}", ring.ready()));
     let events = ring.reap().first().map_or(0, |entry| entry.res);
     t.say(format_args!("events {}", crate::names::events(events)));

@@ -167,7 +167,7 @@ fn mask_argument_unblocks(t: &mut Transcript) {
 fn mask_argument_blocks(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     handle(libc::SIGUSR1, count, 0);
-    let time = milliseconds(60);
+    let time = milliseconds(300);
     ring.push(timeout(&time, 0, 0, 1));
     ring.submit();
     let thread = signal_later(libc::SIGUSR1, 20);

@@ -115,14 +115,14 @@ fn needs_wakeup_when_idle(t: &mut Transcript) {
 /// An idle time of 0 means a second.
 fn default_idle(t: &mut Transcript) {
     let mut ring = ring(0);
-    t.sorted(&run(&mut ring, &[nop(1)]));
     let start = std::time::Instant::now();
+    t.sorted(&run(&mut ring, &[nop(1)]));
     t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
     t.between("after", start.elapsed(), 900, 4000);
 }
 
 fn stays_awake_while_busy(t: &mut Transcript) {
-    let mut ring = ring(200);
+    let mut ring = ring(1000);
     t.sorted(&run(&mut ring, &[nop(99)]));
     let mut slept = false;
     for round in 0..30 {
