@@ -18,7 +18,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::mutex::Mutex;
-use usring_sys::{Errno, futex, processor, wait};
+use usring_sys::sleep::{SleepWord, Sleeper, Wake};
+use usring_sys::{Errno, processor, wait};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
@@ -41,12 +42,10 @@ struct SqThread {
     changes: AtomicU32,
     idle: AtomicU64,
     processor: Option<u32>,
-    /// Futex word: counts up with every wake-up.
-    bell: AtomicU32,
-    asleep: AtomicBool,
-    /// Futex word of those who wait for room in an SQ, and their number.
-    room: AtomicU32,
-    waiting_for_room: AtomicU32,
+    /// Where the thread itself sleeps.
+    sleep: SleepWord,
+    /// Where those sleep who wait for room in an SQ.
+    room: SleepWord,
     dead: AtomicBool,
 }
 
@@ -73,17 +72,15 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         changes: AtomicU32::new(0),
         idle: AtomicU64::new(idle),
         processor,
-        bell: AtomicU32::new(0),
-        asleep: AtomicBool::new(false),
-        room: AtomicU32::new(0),
-        waiting_for_room: AtomicU32::new(0),
+        sleep: SleepWord::new(),
+        room: SleepWord::new(),
         dead: AtomicBool::new(false),
     });
     own.add(ring);
     *ring.sq_thread.thread.lock() = Some(own.clone());
     let stillborn = own.clone();
     let life = Box::new(move || own.live());
-    let stillborn = Box::new(move || stillborn.dead.store(true, Ordering::SeqCst));
+    let stillborn = Box::new(move || stillborn.die());
     process().attendant.start_thread("iou-sqp", life, stillborn);
     Ok(())
 }
@@ -121,14 +118,15 @@ impl SqThreadHandle {
     pub fn wait_for_room(&self, ring: &Ring) -> Result<(), Errno> {
         let Some(thread) = self.get() else { return Err(Errno::EOWNERDEAD) };
         loop {
-            let seen = thread.room.load(Ordering::SeqCst);
-            thread.waiting_for_room.fetch_add(1, Ordering::SeqCst);
-            let slept = if ring.memory.is_submission_full() {
-                wait::futex(&thread.room, seen, None)
+            let ticket = thread.room.announce(Sleeper::Futex, 1);
+            let slept = if ring.memory.is_submission_full() && !thread.dead.load(Ordering::SeqCst) {
+                wait::futex(thread.room.futex(), ticket.futex_value(), None)
             } else {
-                Err(Errno::EAGAIN)
+                Ok(())
             };
-            thread.waiting_for_room.fetch_sub(1, Ordering::SeqCst);
+            // Whoever is claimed is claimed with all others: nobody relies on
+            // this one.
+            let _ = thread.room.retract(ticket);
             match slept {
                 Err(Errno::EINTR) => return Err(Errno::EINTR),
                 _ if !ring.memory.is_submission_full() => return Ok(()),
@@ -146,17 +144,16 @@ impl SqThread {
     }
 
     fn wake(&self) {
-        self.bell.fetch_add(1, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) {
-            futex::wake(&self.bell, 1);
-        }
+        wake(&self.sleep);
+    }
+
+    fn die(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+        self.announce_room();
     }
 
     fn announce_room(&self) {
-        self.room.fetch_add(1, Ordering::SeqCst);
-        if self.waiting_for_room.load(Ordering::SeqCst) > 0 {
-            futex::wake(&self.room, u32::MAX);
-        }
+        wake(&self.room);
     }
 
     fn live(&self) {
@@ -173,7 +170,7 @@ impl SqThread {
                 rings = self.rings.lock().clone();
             }
             if rings.is_empty() {
-                return self.dead.store(true, Ordering::SeqCst);
+                return self.die();
             }
             if self.serve(&rings) {
                 last_work = Clock::Monotonic.now();
@@ -185,7 +182,7 @@ impl SqThread {
                 processor::give_way();
                 continue;
             }
-            self.sleep(&rings);
+            self.sleep(&rings, seen);
             last_work = Clock::Monotonic.now();
         }
     }
@@ -213,10 +210,12 @@ impl SqThread {
         worked
     }
 
-    fn sleep(&self, rings: &[Arc<Ring>]) {
-        let bell = self.bell.load(Ordering::SeqCst);
-        self.asleep.store(true, Ordering::SeqCst);
-        let mut idle = true;
+    /// Sleeps until it is woken, unless there is something to do: `seen` is the
+    /// state of the list that `rings` was copied from.
+    fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
+        // First of all, so that an enter that follows the flag finds it.
+        let ticket = self.sleep.announce(Sleeper::Futex, 1);
+        let mut idle = self.changes.load(Ordering::SeqCst) == seen;
         for ring in rings {
             let mut locked = ring.lock();
             let nothing = locked.sq.prepare_sleep();
@@ -225,14 +224,21 @@ impl SqThread {
             // A worker may have found the lock taken just now.
             idle &= ring.task_work.is_empty();
         }
-        if idle && self.bell.load(Ordering::SeqCst) == bell {
-            let _ = futex::wait(&self.bell, bell, None);
+        if idle {
+            let _ = self.sleep.sleep(&ticket, None);
         }
-        self.asleep.store(false, Ordering::SeqCst);
+        // Claimed or not, it looks at everything again now.
+        let _ = self.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();
             locked.sq.end_sleep();
             locked.unlock();
         }
+    }
+}
+
+fn wake(word: &SleepWord) {
+    if word.wake_target(u32::MAX) == Wake::Futex {
+        word.wake_futex();
     }
 }

@@ -103,3 +103,55 @@ fn an_sq_thread_of_two_rings_wakes_for_both() {
         applications.into_iter().for_each(|application| application.join().unwrap());
     });
 }
+
+/// enter(SQ_WAIT): a program whose SQ is full sleeps until the SQ thread has
+/// given slots back.
+fn a_program_waits_for_room() {
+    bounded(3, || {
+        let memory = memory();
+        let room = Arc::new(SleepWord::new());
+        let mut half = SubmissionHalf::new(&memory);
+        while half.push(&Sqe::default()).is_ok() {}
+        let thread = {
+            let (mut queue, room) = (SubmissionQueue::new(&memory), room.clone());
+            thread::spawn(move || {
+                assert_eq!(queue.pending(), 2);
+                for _ in 0..2 {
+                    queue.next().unwrap().unwrap();
+                    queue.commit();
+                    if room.wake_target(u32::MAX) == Wake::Futex {
+                        room.wake_futex();
+                    }
+                }
+            })
+        };
+        for _ in 0..2 {
+            while memory.is_submission_full() {
+                let ticket = room.announce(Sleeper::Futex, 1);
+                if memory.is_submission_full() {
+                    room.sleep(&ticket, None).unwrap();
+                }
+                room.retract(ticket);
+            }
+            half.push(&Sqe::default()).unwrap();
+        }
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn a_program_that_waits_for_room_is_woken() {
+    a_program_waits_for_room();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_program_that_looks_before_its_announcement_is_seen_waits_for_ever() {
+    weaken(Edge::Sleep, Side::Sleeper, a_program_waits_for_room);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn an_sq_thread_that_looks_before_its_head_is_seen_does_not_wake_the_program() {
+    weaken(Edge::Sleep, Side::Waker, a_program_waits_for_room);
+}
