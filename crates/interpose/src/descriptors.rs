@@ -2,20 +2,16 @@
 //!
 //! A ring's descriptor is an eventfd in the reserved range, so that the filter
 //! sees every call that closes, duplicates or maps it. The table says which
-//! ring stands behind a number; looking there is lock-free, two locked
-//! instructions for the whole of a call.
+//! ring stands behind a number. Looking there takes no lock and no locked
+//! instruction ([`crate::hazard`]); changing it takes the lock `descriptors`.
 //!
-//! # Entries
-//! A word of the table holds a pointer to a [`Holder`] in its lower 48 bits and
-//! the number of threads that are using it through this word in its upper 16.
-//! Who empties the word takes the count along into the holder; whoever then
-//! brings the balance to zero frees it. So a ring is closed when its last
-//! descriptor is gone and nobody is inside any more, as a file is.
+//! A ring is closed when its last number is gone and nobody is inside any more,
+//! as a file is.
 
-use crate::process;
-use alloc::boxed::Box;
+use crate::{hazard, process};
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use usring_engine::Ring;
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
@@ -25,12 +21,11 @@ use usring_uapi::general as linux;
 /// Numbers beyond this cannot be rings.
 pub const NUMBERS: usize = 65536;
 
-const POINTER: u64 = (1 << 48) - 1;
-const USER: u64 = 1 << 48;
 /// Instead of a pointer: a ring of the parent process, dead here.
-const INHERITED: u64 = 1;
+const INHERITED: usize = 1;
 
-static TABLE: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
+/// Each entry is 0, or an `Arc<File>` given up by `into_raw`, or `INHERITED`.
+static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
 /// One more than the highest number that was ever a ring.
 static END: AtomicI32 = AtomicI32::new(0);
@@ -51,13 +46,6 @@ pub struct File {
     signal: Mutex<Option<OwnedDescriptor>>,
     /// The eventfd's id, once somebody needs to recognise it.
     identity: AtomicU64,
-}
-
-struct Holder {
-    file: Arc<File>,
-    /// Users counted in when the table's word was emptied, less those that
-    /// have left since.
-    balance: AtomicI64,
 }
 
 /// What a number stands for.
@@ -113,7 +101,7 @@ impl Drop for File {
     }
 }
 
-fn entry(number: i32) -> Option<&'static AtomicU64> {
+fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(number as usize)
 }
 
@@ -121,60 +109,45 @@ fn entry(number: i32) -> Option<&'static AtomicU64> {
 #[inline]
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
-    let mut word = entry.load(Ordering::Relaxed);
-    loop {
-        match word & POINTER {
-            0 => return Found::Other,
-            INHERITED => return Found::Inherited,
-            _ => {}
-        }
-        // Acquire: pairs with the release in `insert`.
-        match entry.compare_exchange_weak(word, word + USER, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => break,
-            Err(now) => word = now,
-        }
+    // Acquire: pairs with the release in `insert`.
+    let Some((object, in_use)) = hazard::protect(|| entry.load(Ordering::Acquire)) else {
+        return with_lock(number, entry, work);
+    };
+    match object {
+        0 => return Found::Other,
+        INHERITED => return Found::Inherited,
+        _ => {}
     }
-    let user = User { entry, holder: (word & POINTER) as *mut Holder };
-    // SAFETY: counted in, the holder lives until `user` is dropped.
-    let file = unsafe { &(*user.holder).file };
-    if number < RESERVED_BASE && !is_still(file, number) {
-        drop(user);
+    // SAFETY: it came from `Arc::into_raw`, and whoever takes it out of the
+    // table does not drop it while `in_use` lives.
+    let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) });
+    if number < RESERVED_BASE && !is_still(&file, number) {
+        drop(in_use);
         drop(remove(number));
         return Found::Other;
     }
-    Found::Ring(work(file))
+    let result = Found::Ring(work(&file));
+    drop(in_use);
+    result
 }
 
-/// One count in an entry, or in the holder's balance once it has left it.
-struct User {
-    entry: &'static AtomicU64,
-    holder: *mut Holder,
-}
-
-impl Drop for User {
-    #[inline]
-    fn drop(&mut self) {
-        let mut word = self.entry.load(Ordering::Relaxed);
-        while word & POINTER == self.holder as u64 {
-            match self.entry.compare_exchange_weak(word, word - USER, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(now) => word = now,
-            }
-        }
-        settle(self.holder, -1);
-    }
-}
-
-/// Changes a holder's balance; who brings it to zero frees it.
+/// The same where there is no fast way.
 #[cold]
-fn settle(holder: *mut Holder, change: i64) {
-    // SAFETY: whoever calls owes or is owed this change, so the holder lives.
-    let balance = unsafe { &(*holder).balance };
-    if balance.fetch_add(change, Ordering::AcqRel) + change == 0 {
-        // SAFETY: 1. It came from `Box::into_raw`. 2. Zero is reached once:
-        // when the emptier has counted everybody in and all have left.
-        drop(unsafe { Box::from_raw(holder) });
+fn with_lock<T>(number: i32, entry: &AtomicUsize, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
+    let file = {
+        let _removers_wait = process::current().descriptors.lock();
+        match entry.load(Ordering::Acquire) {
+            0 => return Found::Other,
+            INHERITED => return Found::Inherited,
+            // SAFETY: as in `with`; it stays in the table while the lock is held.
+            object => Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) })),
+        }
+    };
+    if number < RESERVED_BASE && !is_still(&file, number) {
+        drop(remove(number));
+        return Found::Other;
     }
+    Found::Ring(work(&file))
 }
 
 /// Whether a low number is still the ring that it was made an alias of: calls
@@ -193,7 +166,7 @@ pub fn get(number: i32) -> Option<Arc<File>> {
 
 /// Whether a number is a ring, or was one of the parent's.
 pub fn is_known(number: i32) -> bool {
-    entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) & POINTER != 0)
+    entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }
 
 /// Enters a number. What it stood for before has been removed.
@@ -204,30 +177,40 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
         LOW_ALIASES.fetch_add(1, Ordering::Relaxed);
     }
     END.fetch_max(number + 1, Ordering::Relaxed);
-    let holder = Box::into_raw(Box::new(Holder { file, balance: AtomicI64::new(0) }));
-    entry.store(holder as u64, Ordering::Release);
+    hazard::prepare();
+    entry.store(Arc::into_raw(file) as usize, Ordering::Release);
     Ok(())
 }
 
-/// Takes a number out of the table; the ring goes when what is returned does.
+/// Takes a number out of the table; the ring goes when what is returned does,
+/// and whoever is inside has left.
 pub fn remove(number: i32) -> Option<Arc<File>> {
-    let word = entry(number)?.swap(0, Ordering::AcqRel);
-    let holder = (word & POINTER) as *mut Holder;
-    if word & POINTER <= INHERITED {
-        return None;
-    }
+    let entry = entry(number)?;
+    let object = {
+        let _one_at_a_time = process::current().descriptors.lock();
+        let object = entry.swap(0, Ordering::AcqRel);
+        if object <= INHERITED {
+            return None;
+        }
+        object
+    };
     if number < RESERVED_BASE {
         LOW_ALIASES.fetch_sub(1, Ordering::Relaxed);
     }
-    // SAFETY: the word was emptied by us alone, and its users are not yet
-    // counted in: the balance cannot reach zero before `settle` below.
-    let file = unsafe { (*holder).file.clone() };
-    match (word >> 48) as i64 {
-        // SAFETY: nobody else has it, and it came from `Box::into_raw`.
-        0 => drop(unsafe { Box::from_raw(holder) }),
-        users => settle(holder, users),
+    // SAFETY: it came from `Arc::into_raw`, and the table's share in it is now
+    // ours, to be dropped once.
+    unsafe {
+        let file = Arc::clone(&ManuallyDrop::new(Arc::from_raw(object as *const File)));
+        hazard::retire(object, drop_share);
+        Some(file)
     }
-    Some(file)
+}
+
+/// # Safety
+/// `object` came from `Arc::into_raw`, and this share in it is the caller's.
+unsafe fn drop_share(object: usize) {
+    // SAFETY: as the caller says.
+    drop(unsafe { Arc::from_raw(object as *const File) });
 }
 
 /// Every number from `first` to `last` that is known.

@@ -26,6 +26,7 @@ mod exec;
 mod executable;
 mod filter;
 mod frames;
+mod hazard;
 mod libc;
 mod memory;
 mod message;

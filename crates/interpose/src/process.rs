@@ -5,7 +5,9 @@
 //! posix_spawn's) runs in its parent's memory and notices nothing: whatever
 //! would change tables for good asks [`is_own`] first.
 
+use crate::hazard::{self, PutAside};
 use crate::{descriptors, environment, registered};
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::readiness;
 use usring_sys::descriptor;
@@ -19,11 +21,13 @@ pub struct Process {
     id: u32,
     /// Held while the kernel's and our notion of a handler are brought in line.
     pub actions: Mutex<()>,
-    /// Held while descriptors of rings are made, duplicated or closed.
+    /// Held while descriptors of rings change.
     pub descriptors: Mutex<()>,
     /// Held while code is rewritten; whether the processors can be brought
     /// along, once that is known.
     pub patching: Mutex<Option<bool>>,
+    /// What was taken out of its place while somebody used it.
+    pub put_aside: Mutex<Vec<PutAside>>,
     /// Held while threads' tables of registered rings come and go.
     pub registered: Mutex<()>,
 }
@@ -52,6 +56,7 @@ fn begin() -> &'static Process {
         signals::forget_after_fork();
         readiness::SIGNALLED.store(0, Ordering::Relaxed);
         descriptor::close_private_after_fork();
+        hazard::forget_after_fork();
         descriptors::disown();
         registered::disown();
         environment::count_for(id);
@@ -61,6 +66,7 @@ fn begin() -> &'static Process {
         actions: Mutex::new(()),
         descriptors: Mutex::new(()),
         patching: Mutex::new(None),
+        put_aside: Mutex::new(Vec::new()),
         registered: Mutex::new(()),
     })
 }

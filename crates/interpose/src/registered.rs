@@ -191,7 +191,8 @@ pub fn not_a_ring(number: i32) -> Errno {
 
 /// In a forked child: what was registered is the parent's, and left as it is.
 pub fn disown() {
-    for row in &TABLE {
+    // Only read where nothing is to be changed: the child shares these pages.
+    for row in TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) != 0) {
         row.thread.store(0, Ordering::Relaxed);
         row.files.iter().for_each(|place| place.store(null_mut(), Ordering::Relaxed));
     }

@@ -183,7 +183,8 @@ pub fn put_off_again(what: &PutOff) {
 /// In a fork child, before anything else runs there: the slots of the
 /// parent's other threads mean nothing.
 pub fn forget_after_fork() {
-    for slot in &TABLE {
+    // Only read where nothing is to be changed: the child shares these pages.
+    for slot in TABLE.iter().filter(|slot| slot.owner.load(Ordering::Relaxed) != 0) {
         slot.owner.store(0, Ordering::Relaxed);
     }
     DEFERRED.store(0, Ordering::Relaxed);
