@@ -42,6 +42,10 @@
 //! claimed, a waker has left its work to this thread, which must not go away
 //! without looking at it, even if it woke for a time-out or a signal.
 //!
+//! The leader's eventfd may be written late, after the leader has come back for
+//! another reason: that only wakes it once more for nothing. But it is never
+//! drained between an announcement and the sleep, or the one wake-up is gone.
+//!
 //! Claimed futex sleepers are let go by the futex word, which counts up after
 //! the claim and before the wake-up: a sleeper that read it before its
 //! announcement either is in the kernel's queue by then or sees another value.
