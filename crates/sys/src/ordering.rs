@@ -1,7 +1,7 @@
 //! Every ordering that usring relies on between threads, or between itself and
 //! the program, by name. A call site says which edge it is an end of; the
 //! other end is in the table below. The loom models take the strength out of
-//! one end at a time ([`weaken`]) and see the promise broken.
+//! one end at a time (`weaken`) and see the promise broken.
 //!
 //! Two shapes occur:
 //! * *publication*: one side writes data, then a word with release; the other
