@@ -5,6 +5,8 @@
 #define _GNU_SOURCE
 #include "ring.h"
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <linux/close_range.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -248,6 +250,99 @@ static void numbers_can_be_registered_with_a_thread(void)
 	io_uring_queue_exit(&second);
 }
 
+static atomic_int stop, entered;
+
+/* Whatever stands behind a number, entering it is an answer. */
+static void *enter_all(void *first)
+{
+	while (!atomic_load(&stop))
+		for (int number = 0; number < 8; number++) {
+			long answer = enter(*(int *)first + number);
+			HOLDS(answer == 0 || answer == -EBADF || answer == -EOPNOTSUPP);
+			atomic_fetch_add(&entered, 1);
+		}
+	return NULL;
+}
+
+static void rings_may_be_closed_while_others_enter_them(void)
+{
+	pthread_t threads[3];
+	ring = new_ring(8, 0);
+	int first = ring.ring_fd;
+	io_uring_queue_exit(&ring);
+	for (int index = 0; index < 3; index++)
+		EQUAL(pthread_create(&threads[index], NULL, enter_all, &first), 0);
+	for (int round = 0; round < 300; round++) {
+		struct io_uring rings[8];
+		for (int index = 0; index < 8; index++)
+			rings[index] = new_ring(8, 0);
+		int until = atomic_load(&entered) + 30;
+		int other = dup(rings[round % 8].ring_fd);
+		for (int index = 0; index < 8; index++)
+			io_uring_queue_exit(&rings[index]);
+		EQUAL(enter(other), 0);
+		EQUAL(close(other), 0);
+		while (atomic_load(&entered) < until)
+			;
+	}
+	atomic_store(&stop, 1);
+	for (int index = 0; index < 3; index++)
+		EQUAL(pthread_join(threads[index], NULL), 0);
+}
+
+static void nothing(int signal)
+{
+	(void)signal;
+}
+
+static void *wait_inside(void *unused)
+{
+	atomic_store(&entered, gettid());
+	EQUAL(syscall(SYS_io_uring_enter, ring.ring_fd, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0), -1);
+	EQUAL(errno, EINTR);
+	return unused;
+}
+
+/* Returns when a thread sleeps, which it only does in the call. */
+static void until_asleep(int thread)
+{
+	char path[64], text[256];
+	snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+	do {
+		FILE *file = fopen(path, "r");
+		HOLDS(file != NULL && fgets(text, sizeof text, file) != NULL);
+		fclose(file);
+	} while (strstr(text, ") S ") == NULL);
+}
+
+/* As a file is held by the call that uses it. */
+static void a_ring_that_is_closed_lives_until_the_last_has_left(void)
+{
+	struct sigaction action = { .sa_handler = nothing };
+	pthread_t waiter;
+	int ends[2];
+	char byte;
+	EQUAL(sigaction(SIGUSR1, &action, NULL), 0);
+	ring = new_ring(8, 0);
+	EQUAL(pipe(ends), 0);
+	EQUAL(io_uring_register_files(&ring, &ends[1], 1), 0);
+	close(ends[1]);
+	atomic_store(&entered, 0);
+	EQUAL(pthread_create(&waiter, NULL, wait_inside, NULL), 0);
+	while (atomic_load(&entered) == 0)
+		;
+	until_asleep(atomic_load(&entered));
+	io_uring_queue_exit(&ring);
+	/* The registered end still holds the pipe open. */
+	struct pollfd polled = { .fd = ends[0], .events = POLLIN };
+	EQUAL(poll(&polled, 1, 30), 0);
+	EQUAL(pthread_kill(waiter, SIGUSR1), 0);
+	EQUAL(pthread_join(waiter, NULL), 0);
+	EQUAL(poll(&polled, 1, 5000), 1);
+	EQUAL(read(ends[0], &byte, 1), 0);
+	close(ends[0]);
+}
+
 static const struct check checks[] = {
 	{ "a ring lives until its last number is closed", a_ring_lives_until_its_last_number_is_closed },
 	{ "a number that is replaced is what replaced it", a_number_that_is_replaced_is_what_replaced_it },
@@ -256,6 +351,8 @@ static const struct check checks[] = {
 	{ "every poll follows the completions", every_poll_follows_the_completions },
 	{ "a ring may be polled by its only other number", a_ring_may_be_polled_by_its_only_other_number },
 	{ "a low limit leaves room for rings", a_low_limit_leaves_room_for_rings },
+	{ "rings may be closed while others enter them", rings_may_be_closed_while_others_enter_them },
+	{ "a ring that is closed lives until the last has left", a_ring_that_is_closed_lives_until_the_last_has_left },
 	{ "numbers can be registered with a thread", numbers_can_be_registered_with_a_thread },
 };
 
