@@ -151,9 +151,10 @@ fn with_lock<T>(number: i32, entry: &AtomicUsize, work: impl FnOnce(&Arc<File>) 
 }
 
 /// Whether a low number is still the ring that it was made an alias of: calls
-/// that close it may have gone unseen.
+/// that close it may have gone unseen. Without /proc nobody can tell.
 fn is_still(file: &File, number: i32) -> bool {
-    eventfd_id(number) == Some(file.identity.load(Ordering::Relaxed))
+    let identity = file.identity.load(Ordering::Relaxed);
+    identity == 0 || eventfd_id(number) == Some(identity)
 }
 
 /// The ring's file behind a number.

@@ -29,12 +29,19 @@ const STATISTICS: &[u8] = b"USRING_STATS=";
 /// programs overwrite the place where the originals lie, to change their title.
 #[derive(Default)]
 pub struct Kept {
-    /// Our path as it stood in LD_PRELOAD.
+    /// Our path as it stood in LD_PRELOAD, and a NUL; empty if it did not.
     pub library: Vec<u8>,
     /// Whole variables with their NUL, for the next program.
     pub variables: Vec<Box<[u8]>>,
     pub no_patch: bool,
     probe: Option<i32>,
+}
+
+impl Kept {
+    /// The path without its NUL.
+    pub fn path(&self) -> &[u8] {
+        self.library.strip_suffix(b"\0").unwrap_or(&[])
+    }
 }
 
 static KEPT: AtomicPtr<Kept> = AtomicPtr::new(core::ptr::null_mut());
@@ -117,7 +124,7 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
     }
     let Some(list) = value(PRELOAD) else { return true };
     let Some(library) = list.split(separates).find(|part| is_library(part)) else { return true };
-    kept.library = library.to_vec();
+    kept.library = [library, b"\0"].concat();
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !part.is_empty() && !is_library(part)).collect();
     let rest = rest.join(&b':');
     if rest.is_empty() {

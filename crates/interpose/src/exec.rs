@@ -2,9 +2,10 @@
 //!
 //! The filter survives exec and the handler does not, so a program that the
 //! loader does not bring us into would be killed by SIGSYS at its first trapped
-//! call. Therefore the new environment always names us, and a file that no
-//! loader will open (static, or of another machine) is refused with a sentence
-//! on standard error and `ELIBBAD`.
+//! call. Therefore the new environment always names us, and a program to which
+//! no loader will bring us (static, of another machine, started where the
+//! library is not to be seen) is refused with a sentence on standard error and
+//! `ELIBBAD`.
 //!
 //! The caller is often a vfork child, which borrows its parent's memory: what
 //! is allocated here and not freed before a successful exec is lost to the
@@ -49,12 +50,9 @@ impl Execution {
 /// Runs the call; returns only if it failed.
 pub fn execute(call: &mut Call) -> Outcome {
     let execution = Execution::of(call);
-    match executable::judge(execution.directory, execution.path, execution.flags) {
-        Verdict::Fine => {}
-        Verdict::Refused(why) => {
-            refuse(&execution, why);
-            return Err::<u64, _>(Errno::ELIBBAD).into();
-        }
+    if let Verdict::Refused(why) = judge(&execution) {
+        refuse(&execution, why);
+        return Err::<u64, _>(Errno::ELIBBAD).into();
     }
     match with_library(&execution) {
         Some(result) => result.into(),
@@ -62,6 +60,24 @@ pub fn execute(call: &mut Call) -> Outcome {
         // meanwhile would be the next program's.
         None => Outcome { answer: 0, kind: Outcome::AGAIN },
     }
+}
+
+fn judge(execution: &Execution) -> Verdict {
+    match executable::judge(execution.directory, execution.path, execution.flags) {
+        Verdict::Fine if !is_library_visible() => {
+            Verdict::Refused("libusring.so cannot be read from here (another root directory?)")
+        }
+        verdict => verdict,
+    }
+}
+
+/// Whether the loader will find the library: the process may have changed its
+/// root directory or its user since.
+fn is_library_visible() -> bool {
+    const READ: u64 = 4;
+    let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else { return true };
+    let arguments = [linux::AT_FDCWD as u64, kept.library.as_ptr() as u64, READ, 0, 0];
+    SystemCall::new(linux::__NR_faccessat, arguments).run().is_ok()
 }
 
 fn refuse(execution: &Execution, why: &str) {
@@ -136,7 +152,7 @@ fn measure(array: u64, kept: &Kept) -> Result<Size, Errno> {
         }
         if preload.is_none() && starts_with(address, PRELOAD) {
             let length = length_of(address)?;
-            names_library = names(address, length, &kept.library);
+            names_library = names(address, length, kept.path());
             preload = Some((given, length));
         }
         for (index, ours) in kept.variables.iter().enumerate() {
@@ -148,7 +164,7 @@ fn measure(array: u64, kept: &Kept) -> Result<Size, Errno> {
         }
     }
     let own = preload.map_or(PRELOAD.len(), |(_, length)| length + 1);
-    let bytes = own + kept.library.len() + 1;
+    let bytes = own + kept.library.len();
     // LD_PRELOAD, the padding, the null.
     let variables = given + kept.variables.len() + 3;
     Ok(Size { given, variables, bytes, preload, names_library, present })
@@ -227,7 +243,6 @@ fn write_preload(kept: &Kept, size: &Size, own: u64, bytes: &mut [u8]) -> Result
         }
     }
     bytes[length..length + kept.library.len()].copy_from_slice(&kept.library);
-    bytes[length + kept.library.len()] = 0;
     Ok(())
 }
 
