@@ -35,6 +35,7 @@ mod patch;
 mod process;
 mod registered;
 mod rings;
+mod settle;
 mod signals;
 mod stacks;
 mod start;

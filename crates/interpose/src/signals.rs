@@ -14,7 +14,8 @@
 //! SA_RESETHAND never reaches the kernel, or a signal that was put off would
 //! find the default action when it comes again; it is done here.
 
-use crate::door::{Call, Delivery, Outcome};
+use crate::door::{Call, Outcome};
+use crate::settle::Delivery;
 use crate::{frames, own_signal, process, text};
 use core::arch::global_asm;
 use core::mem::offset_of;

@@ -1,0 +1,174 @@
+//! The way out of every door: signals that were put off for this thread are
+//! let in, here, in the doors, before the program's call returns.
+
+use crate::signals::{ALL, CONTEXT_SIZE, place_put_off, take_put_off};
+use core::arch::global_asm;
+use core::mem::offset_of;
+use usring_sys::signals::DEFERRED;
+use usring_sys::syscall::PASS_MARK;
+use usring_uapi::general as linux;
+
+/// What the way out has to do for signals that were put off; on its stack.
+#[repr(C)]
+pub struct Delivery {
+    pub delivery_mask: u64,
+    pub original_mask: u64,
+    pub has_delivery_mask: u32,
+    /// A signal to be sent again, or 0.
+    pub signal: u32,
+    pub process: u32,
+    pub thread: u32,
+    /// The kept frame of the first signal, or 0, and the stack that it needs.
+    pub frame: u64,
+    pub frame_room: u64,
+    /// Its handler, and the mask under which that runs.
+    pub handler: u64,
+    pub handler_mask: u64,
+}
+
+const DELIVERY_SIZE: usize = size_of::<Delivery>();
+const _: () = assert!(DELIVERY_SIZE.is_multiple_of(16));
+
+// usring_settle(): some thread has a signal put off; if it is this one, lets
+// it come. C calling convention. All signals are blocked while the slots are
+// looked through: one that came then would be put off with no way out ahead.
+//
+// The first signal's frame is put back on the stack and its handler entered as
+// the kernel enters it; rt_sigreturn(2) then brings the thread to label 3 with
+// nothing but rbp to go by. The others the kernel delivers when they are open.
+global_asm!(
+    ".pushsection usring_door,\"ax\",@progbits",
+    ".globl usring_settle",
+    ".hidden usring_settle",
+    ".type usring_settle,@function",
+    ".p2align 4",
+    "usring_settle:",
+    ".cfi_startproc",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "push rbx",
+    "push r12",
+    "push r13",
+    "push r14",
+    "push r15",
+    ".cfi_offset rbx, -24",
+    ".cfi_offset r12, -32",
+    ".cfi_offset r13, -40",
+    ".cfi_offset r14, -48",
+    ".cfi_offset r15, -56",
+    "sub rsp, {room}",
+    "2:",
+    "lea rsi, [rip + {all_blocked}]",
+    "lea rdx, [rsp + {delivery_size}]",
+    "call 8f",
+    "mov rdi, rsp",
+    "call {take_put_off}",
+    "lea rsi, [rsp + {delivery_size}]",
+    "test eax, eax",
+    "jz 7f",
+    "cmp qword ptr [rsp + {frame}], 0",
+    "je 3f",
+    "mov rdi, rsp",
+    "sub rsp, [rsp + {frame_room}]",
+    "and rsp, -64",
+    "mov rsi, rsp",
+    "lea rdx, [rip + 3f]",
+    "mov rcx, rbp",
+    "mov rbx, rdi",
+    "call {place_put_off}",
+    "cmp qword ptr [rbx + {handler}], 0",
+    "je 3f",
+    // From here on the frame is the top of the stack, wherever that is, so
+    // that what comes next lands below it.
+    "mov rsp, rax",
+    "lea rsi, [rbx + {handler_mask}]",
+    "xor edx, edx",
+    "mov edi, {set_mask}",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "mov rcx, [rbx + {handler}]",
+    "lea rsi, [rsp + 8 + {context_size}]",
+    "lea rdx, [rsp + 8]",
+    "mov edi, [rsi]",
+    "xor eax, eax",
+    "xor r9d, r9d",
+    "jmp rcx",
+    "3:",
+    "lea rsp, [rbp - 40 - {room}]",
+    "xor edx, edx",
+    "cmp dword ptr [rsp + {has_delivery_mask}], 0",
+    "je 3f",
+    "lea rsi, [rsp + {delivery_mask}]",
+    "call 8f",
+    "3:",
+    "lea rsi, [rsp + {original_mask}]",
+    "call 8f",
+    "mov edx, [rsp + {signal}]",
+    "test edx, edx",
+    "jz 4f",
+    "mov edi, [rsp + {process}]",
+    "mov esi, [rsp + {thread}]",
+    "mov eax, {tgkill}",
+    "syscall",
+    "4:",
+    "cmp dword ptr [rip + {deferred}], 0",
+    "jne 2b",
+    "6:",
+    "add rsp, {room}",
+    "pop r15",
+    "pop r14",
+    "pop r13",
+    "pop r12",
+    "pop rbx",
+    "pop rbp",
+    ".cfi_remember_state",
+    ".cfi_def_cfa rsp, 8",
+    "ret",
+    ".cfi_restore_state",
+    // It is another thread's.
+    "7:",
+    "xor edx, edx",
+    "call 8f",
+    "jmp 6b",
+    ".cfi_endproc",
+    // Sets the mask: rsi new, rdx where the old one goes.
+    "8:",
+    ".cfi_startproc",
+    "mov edi, {set_mask}",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "xor edx, edx",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_settle, . - usring_settle",
+    ".popsection",
+    take_put_off = sym take_put_off,
+    place_put_off = sym place_put_off,
+    deferred = sym DEFERRED,
+    all_blocked = sym ALL,
+    // The delivery, the mask before, and eight bytes to align the stack.
+    room = const DELIVERY_SIZE + 24,
+    delivery_size = const DELIVERY_SIZE,
+    has_delivery_mask = const offset_of!(Delivery, has_delivery_mask),
+    delivery_mask = const offset_of!(Delivery, delivery_mask),
+    original_mask = const offset_of!(Delivery, original_mask),
+    signal = const offset_of!(Delivery, signal),
+    process = const offset_of!(Delivery, process),
+    thread = const offset_of!(Delivery, thread),
+    frame = const offset_of!(Delivery, frame),
+    frame_room = const offset_of!(Delivery, frame_room),
+    handler = const offset_of!(Delivery, handler),
+    handler_mask = const offset_of!(Delivery, handler_mask),
+    context_size = const CONTEXT_SIZE,
+    mark = const PASS_MARK,
+    set_mask = const linux::SIG_SETMASK,
+    rt_sigprocmask = const linux::__NR_rt_sigprocmask,
+    tgkill = const linux::__NR_tgkill,
+);
