@@ -130,6 +130,26 @@ impl Ring {
         self.sq_word(offset).load(Ordering::Acquire)
     }
 
+    /// Writes a word of the shared mapping, whosever it is.
+    pub fn set_word(&self, offset: u32, value: u32) {
+        self.sq_word(offset).store(value, Ordering::SeqCst);
+    }
+
+    /// Where the entries lie.
+    pub fn entries_address(&self) -> u64 {
+        self.memory.sqes as u64
+    }
+
+    /// Takes the mappings away; only calls on the descriptor are left.
+    pub fn unmap(&mut self) {
+        for (address, length) in std::mem::take(&mut self.memory.owned) {
+            if length != 0 {
+                // SAFETY: mapped by `with`; the caller looks at none of it again.
+                unsafe { libc::munmap(address as *mut c_void, length) };
+            }
+        }
+    }
+
     pub fn sq_head(&self) -> u32 {
         self.sq_word(self.params.sq_off.head).load(Ordering::Acquire)
     }

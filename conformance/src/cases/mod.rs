@@ -19,6 +19,7 @@ mod file_life;
 mod files_update;
 mod fixed_io;
 mod fork;
+mod hostile;
 mod link;
 mod link_timeout;
 mod mmap;
@@ -110,6 +111,7 @@ pub const ROOMS: &[&[Case]] = &[
     exit::CASES,
     signals::CASES,
     stress::CASES,
+    hostile::CASES,
 ];
 
 /// What a request answers whose worker was called back from a blocking call:
