@@ -84,6 +84,11 @@ impl Ring {
             locked.finish_batch();
             // Enough is there already: no second look at anything.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
+                // The only one who may look at the files and timers of a ring
+                // that defers its work does so now and then all the same.
+                if self.defers_task_work() && locked.is_due_for_a_look() {
+                    crate::task_work::run_all(&mut locked);
+                }
                 locked.leave();
                 return Ok(taken);
             }

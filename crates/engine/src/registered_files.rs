@@ -19,14 +19,16 @@ const LIMIT: u32 = 1 << 15;
 
 /// A file of the table.
 pub(crate) struct RegisteredFile {
-    descriptor: OwnedDescriptor,
+    /// Given up when it is dropped.
+    descriptor: Option<OwnedDescriptor>,
+    number: i32,
     /// Opened with O_DIRECT when it was registered.
     direct: bool,
 }
 
 impl RegisteredFile {
     pub fn number(&self) -> i32 {
-        self.descriptor.number()
+        self.number
     }
 
     pub fn is_direct(&self) -> bool {
@@ -214,8 +216,16 @@ impl RegisteredFiles {
 
 impl RegisteredFile {
     fn new(descriptor: OwnedDescriptor) -> Self {
-        let direct = descriptor::is_direct(descriptor.number());
-        RegisteredFile { descriptor, direct }
+        let number = descriptor.number();
+        RegisteredFile { descriptor: Some(descriptor), number, direct: descriptor::is_direct(number) }
+    }
+}
+
+impl Drop for RegisteredFile {
+    fn drop(&mut self) {
+        if let Some(descriptor) = self.descriptor.take() {
+            descriptor::release(descriptor);
+        }
     }
 }
 

@@ -102,7 +102,7 @@ impl Request {
             self.operation = Operation::Nothing;
         }
         if !matches!(self.file.hold, Hold::Submitter) {
-            self.file.hold = Hold::Submitter;
+            self.let_file_go();
         }
         if self.fixed_buffer.is_some() {
             self.fixed_buffer = None;
@@ -117,6 +117,20 @@ impl Drop for Request {
         let mut next = self.link.take();
         while let Some(mut request) = next {
             next = request.link.take();
+        }
+    }
+}
+
+impl Request {
+    #[cold]
+    fn let_file_go(&mut self) {
+        match core::mem::take(&mut self.file.hold) {
+            // Only files that a worker dealt with can have record locks on
+            // them: what is polled has none.
+            Hold::Duplicate(duplicate) if self.row.work.is_some() && self.progress == Progress::Ran => {
+                descriptor::release(duplicate);
+            }
+            other => drop(other),
         }
     }
 }
@@ -139,7 +153,7 @@ pub(crate) enum Hold {
     /// A registered file, which lives on even if its slot is updated.
     Registered(Arc<RegisteredFile>),
     /// A private duplicate, made when the request had to wait.
-    Duplicate(#[expect(dead_code, reason = "owned to be closed with the request")] OwnedDescriptor),
+    Duplicate(OwnedDescriptor),
 }
 
 impl FileUse {
@@ -148,7 +162,7 @@ impl FileUse {
     /// reused number answer for it.
     pub fn keep(&mut self) -> Result<(), Errno> {
         if matches!(self.hold, Hold::Submitter) {
-            let duplicate = descriptor::duplicate_private(self.number)?;
+            let duplicate = descriptor::hold(self.number)?;
             self.number = duplicate.number();
             self.hold = Hold::Duplicate(duplicate);
         }

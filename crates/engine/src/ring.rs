@@ -20,7 +20,7 @@ use crate::restrictions::Restrictions;
 use crate::sq_thread::SqThreadHandle;
 use crate::task_work::Wakers;
 use crate::timeout::Timeouts;
-use crate::{task_work, timeout};
+use crate::{issue, task_work, timeout};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
@@ -31,6 +31,10 @@ use usring_sys::queue::Queue;
 use usring_sys::{Errno, descriptor, eventfd};
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;
+
+/// How often a call may find enough completions before it looks at the ring's
+/// files and timers again; looking costs a system call.
+const CALLS_WITHOUT_A_LOOK: u32 = 8;
 
 /// One io_uring instance. Always in an `Arc`: workers and the attendant hold
 /// it while they have work of it.
@@ -75,6 +79,9 @@ pub(crate) struct RingState {
     pub event_descriptor: Option<Arc<EventDescriptor>>,
     /// Not yet enabled (R_DISABLED).
     pub disabled: bool,
+    /// Calls since its files and timers were looked at, on a ring that defers
+    /// its work.
+    pub unlooked: u32,
     /// CQEs were published since the lock was taken: sleepers want to know.
     pub posted: bool,
     /// Among them one that a worker brought (EVENTFD_ASYNC).
@@ -210,12 +217,16 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Publishes the batch's CQEs and tells who wants to know: registered
+    /// Issues what has become issuable, publishes the batch's CQEs and tells who wants to know: registered
     /// eventfd, readiness of the ring's descriptor. Sleepers are woken when
     /// the lock is released.
     #[inline]
     pub fn finish_batch(&mut self) {
         timeout::flush_counted(self);
+        while !self.issuable.is_empty() {
+            issue::run_issuable(self);
+            timeout::flush_counted(self);
+        }
         if self.files.has_released() {
             registered_files::post_released(self);
         }
@@ -226,6 +237,20 @@ impl<'a> LockedRing<'a> {
             self.posted = true;
             self.tell();
         }
+    }
+
+    /// Whether armed files or timers have not been looked at for several calls
+    /// that had enough without it.
+    pub fn is_due_for_a_look(&mut self) -> bool {
+        if self.polls.armed() == 0 && self.timeouts.is_empty() {
+            return false;
+        }
+        self.unlooked += 1;
+        if self.unlooked < CALLS_WITHOUT_A_LOOK {
+            return false;
+        }
+        self.unlooked = 0;
+        true
     }
 
     /// Moves the backlog into the ring, as far as the program has made room.

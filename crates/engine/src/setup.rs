@@ -192,6 +192,7 @@ fn new_state(flags: u32, memory: &Memory) -> RingState {
         statistics: RingCounters::claim(),
         event_descriptor: None,
         disabled: flags & abi::IORING_SETUP_R_DISABLED != 0,
+        unlooked: 0,
         posted: false,
         completed_by_worker: false,
         closed: false,

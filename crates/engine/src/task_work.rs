@@ -67,9 +67,9 @@ impl Wakers {
 
 /// Gives a finished request to its ring. Any thread; never blocks on the ring.
 pub(crate) fn add(ring: &Arc<Ring>, request: RequestEntry) {
-    // A request in a chain may be what the others wait for: it cannot be lazy.
-    let weight = if request.link.is_some() { u32::MAX } else { 1 };
-    let queued = ring.task_work.push_weighted(request, weight);
+    // Never lazy: what a worker brings may be what a chain, a drain or a
+    // counted timeout waits for (the kernel's workers wake at once, too).
+    let queued = ring.task_work.push_weighted(request, u32::MAX);
     if ring.defers_task_work() {
         announce_deferred(ring, true);
         ring.wakers.wake_one(queued);

@@ -23,6 +23,9 @@ pub(crate) struct WaitCall {
     pub mask: Option<u64>,
 }
 
+/// The task-work list's weight goes no higher.
+const MOST_NEEDED: u32 = 0xffff;
+
 /// Waits. `EINTR` and `ETIME` only if no CQE is there at all.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
@@ -123,7 +126,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, ready: u32, span: Option<Nanos
     let set = locked.polls.set().map_or(-1, |set| set.number());
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
     let missing = call.completions - ready;
-    let needed = if ring.defers_task_work() && call.minimum.is_none() { missing } else { 1 };
+    let needed = if ring.defers_task_work() && call.minimum.is_none() { missing.min(MOST_NEEDED) } else { 1 };
     // Before the announcement, or this waiter would wake itself for what it
     // has published.
     locked.wake_others();

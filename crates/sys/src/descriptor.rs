@@ -1,7 +1,10 @@
 //! File descriptors of our own, kept out of the way of the program's.
 
+use crate::mutex::Mutex;
+use crate::per_process::PerProcess;
 use crate::{Errno, SystemCall};
-use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use linux_raw_sys::general as linux;
 
 /// Descriptors from here on are looked at by the trap filter, and only ring
@@ -126,6 +129,54 @@ pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
         word.fetch_or(bit, Ordering::Relaxed);
     }
     Ok(duplicate)
+}
+
+/// Duplicates that may not be closed yet; see [`release`].
+static PARKED: PerProcess<Mutex<Vec<OwnedDescriptor>>> = PerProcess::new();
+static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn parked() -> &'static Mutex<Vec<OwnedDescriptor>> {
+    PARKED.get_or_make(|| Mutex::new(Vec::new()))
+}
+
+/// Gives up a private duplicate of a file that record locks may be held on.
+///
+/// close(2) of any descriptor of a file drops every POSIX record lock that the
+/// process holds on it (fcntl(2), "Advisory record locking"), and the program
+/// has closed nothing. So a duplicate of a file that anybody holds such a lock
+/// on is parked, used again for the same file, and closed once the locks are
+/// gone.
+pub fn release(duplicate: OwnedDescriptor) {
+    if PARKED_COUNT.load(Ordering::Relaxed) == 0 && !is_locked(duplicate.number()) {
+        return;
+    }
+    let mut parked = parked().lock();
+    parked.push(duplicate);
+    parked.retain(|other| is_locked(other.number()));
+    PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
+}
+
+/// A private duplicate for a request that has to wait: a parked one of the
+/// same file, or a new one.
+pub fn hold(number: i32) -> Result<OwnedDescriptor, Errno> {
+    if PARKED_COUNT.load(Ordering::Relaxed) != 0 {
+        let mut parked = parked().lock();
+        if let Some(index) = parked.iter().position(|other| is_same_file(other.number(), number)) {
+            let duplicate = parked.swap_remove(index);
+            PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
+            return Ok(duplicate);
+        }
+    }
+    duplicate_private(number)
+}
+
+/// Whether there is a record lock on the file, ours or another process's: one
+/// by open file description conflicts with each of them.
+fn is_locked(number: i32) -> bool {
+    let mut lock = linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    let command = u64::from(linux::F_OFD_GETLK);
+    let asked = SystemCall::new(linux::__NR_fcntl, [number as u64, command, &raw mut lock as u64, 0, 0]).run();
+    asked.is_ok() && u32::from(lock.l_type as u16) != linux::F_UNLCK
 }
 
 /// The lowest free duplicate at or above `lowest`, closed on exec.

@@ -6,11 +6,12 @@ use workloads::harness::{LIBURING, Stage, World, require};
 
 /// A program, how many checks it has, and how many requests all of them together
 /// see to their end, at the least.
-const PROGRAMS: [(&str, u32, u64); 4] = [
+const PROGRAMS: [(&str, u32, u64); 5] = [
     ("liburing_files.c", 12, 130),
     ("liburing_waiting.c", 13, 25),
     ("liburing_buffers.c", 3, 25),
     ("liburing_sharing.c", 13, 20_000),
+    ("record_locks.c", 5, 16),
 ];
 
 pub fn shared_library(world: World) {
