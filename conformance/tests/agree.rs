@@ -39,7 +39,7 @@ rooms! {
     link_timeout link drain skip_success sync_cancel cancel file_life registered_files
     files_update registered_buffers buffer_group buffer_ring eventfd probe restrictions ring_fds
     workers clock personality sq_thread task_work single_issuer shapes readiness descriptor fork
-    exec exit signals stress hostile
+    exec exit signals stress hostile kinds disk threads
 }
 
 /// What the kernel under this test is good for.

@@ -9,6 +9,7 @@ mod cancel;
 mod clock;
 mod descriptor;
 mod direct;
+mod disk;
 mod drain;
 mod enter;
 mod enter_wait;
@@ -20,6 +21,7 @@ mod files_update;
 mod fixed_io;
 mod fork;
 mod hostile;
+mod kinds;
 mod link;
 mod link_timeout;
 mod mmap;
@@ -52,6 +54,7 @@ mod stress;
 mod sync;
 mod sync_cancel;
 mod task_work;
+mod threads;
 mod timeout;
 mod timeout_remove;
 mod vectored;
@@ -112,6 +115,9 @@ pub const ROOMS: &[&[Case]] = &[
     signals::CASES,
     stress::CASES,
     hostile::CASES,
+    kinds::CASES,
+    disk::CASES,
+    threads::CASES,
 ];
 
 /// What a request answers whose worker was called back from a blocking call:

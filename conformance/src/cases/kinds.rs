@@ -1,0 +1,393 @@
+//! Kinds of files: what a read, a write and a poll mean on each.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use usring_uapi::io_uring as u;
+
+use super::poll::events;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::zeroed;
+use crate::ring::Ring;
+use crate::sqe::{Change, cancel, poll, read, write};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("kinds.epoll", epoll),
+    case("kinds.signalfd", signalfd),
+    case("kinds.inotify", inotify),
+    case("kinds.periodic_timerfd", periodic_timerfd),
+    case("kinds.process", process),
+    case("kinds.terminal", terminal),
+    case("kinds.terminal_hangs_up", terminal_hangs_up),
+    case("kinds.listening_socket", listening_socket),
+    case("kinds.connecting_socket", connecting_socket),
+    case("kinds.reset_connection", reset_connection),
+    case("kinds.datagram_socket", datagram_socket),
+    case("kinds.sequenced_packets", sequenced_packets),
+    case("kinds.proc_file", proc_file),
+    case("kinds.random", random),
+    case("kinds.full_socket", full_socket),
+    case("kinds.receive_timeout", receive_timeout),
+    case("kinds.path_only", path_only),
+    case("kinds.epoll_with_ring_in_it", epoll_with_ring_in_it),
+    case("kinds.fifo_without_writer", fifo_without_writer),
+    case("kinds.pipe_packets", pipe_packets),
+];
+
+const IN: i16 = libc::POLLIN;
+
+fn owned(fd: i32) -> OwnedFd {
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: just made, and nobody else's.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// One completion that has to come, as events.
+fn next_events(t: &mut Transcript, ring: &mut Ring) {
+    for entry in ring.wait(1) {
+        events(t, &entry);
+    }
+}
+
+fn epoll(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    // SAFETY: no memory is involved.
+    let set = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) });
+    let event = files::eventfd(0);
+    let mut wanted = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
+    // SAFETY: one event of ours.
+    let added = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, event.as_raw_fd(), &mut wanted) };
+    t.result("add", added);
+    ring.push(poll(set.as_raw_fd(), IN, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    files::put(&event, &1u64.to_ne_bytes());
+    next_events(t, &mut ring);
+    let mut byte = [0u8; 8];
+    t.entry(&ring.one(read(set.as_raw_fd(), &mut byte, 0, 2)));
+}
+
+fn signalfd(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    // SAFETY: the set is ours, the mask our own thread's.
+    let fd = unsafe {
+        let mut set: libc::sigset_t = zeroed();
+        libc::sigaddset(&mut set, libc::SIGUSR1);
+        libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        owned(libc::signalfd(-1, &set, libc::SFD_CLOEXEC))
+    };
+    let mut buffer = [0u8; 128];
+    ring.push(poll(fd.as_raw_fd(), IN, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    // To the process: one for this thread alone only this thread's poll shows.
+    // SAFETY: our own process; the signal is blocked and goes to the file.
+    unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
+    next_events(t, &mut ring);
+    t.entry(&ring.one(read(fd.as_raw_fd(), &mut buffer, 0, 2)));
+    t.say(format_args!("signal {}", buffer[0]));
+}
+
+fn inotify(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let scratch = files::Scratch::new();
+    // SAFETY: the path is a C string.
+    let fd = unsafe {
+        let fd = owned(libc::inotify_init1(libc::IN_CLOEXEC));
+        let path = scratch.path_of(".");
+        libc::inotify_add_watch(fd.as_raw_fd(), path.as_ptr(), libc::IN_CREATE);
+        fd
+    };
+    let mut buffer = [0u8; 256];
+    ring.push(read(fd.as_raw_fd(), &mut buffer, 0, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    drop(scratch.file("new", b""));
+    t.say(format_args!("something read {}", ring.wait(1).first().is_some_and(|entry| entry.res > 0)));
+    let name = buffer[16..].split(|byte| *byte == 0).next().unwrap_or_default();
+    t.say(String::from_utf8_lossy(name).into_owned());
+}
+
+fn periodic_timerfd(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    // SAFETY: the time is ours.
+    let fd = unsafe {
+        let fd = owned(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC));
+        let mut time: libc::itimerspec = zeroed();
+        time.it_value.tv_nsec = 2_000_000;
+        time.it_interval.tv_nsec = 2_000_000;
+        libc::timerfd_settime(fd.as_raw_fd(), 0, &time, std::ptr::null_mut());
+        fd
+    };
+    let mut expired = 0;
+    for round in 0..5 {
+        let mut count = [0u8; 8];
+        let entry = ring.one(read(fd.as_raw_fd(), &mut count, 0, round));
+        t.entry(&entry);
+        expired += u64::from_ne_bytes(count);
+    }
+    t.say(format_args!("expired at least five times {}", expired >= 5));
+}
+
+/// A pidfd is readable when its process has ended.
+fn process(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let child = crate::process::start(|| {
+        let _ = files::take(&reader, 1);
+        3
+    });
+    // SAFETY: our own child.
+    let fd = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, child, 0) } as i32);
+    ring.push(poll(fd.as_raw_fd(), IN, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"x");
+    // A parent with SIGCHLD ignored or not, the poll fires.
+    let seen = ring.wait(1).first().is_some_and(|entry| entry.res & i32::from(IN) != 0);
+    t.say(format_args!("ended {seen}"));
+    t.say(format_args!("child: {}", crate::process::ending(child)));
+}
+
+fn terminal_pair() -> (OwnedFd, OwnedFd) {
+    // SAFETY: plain calls; the name is a C string in memory of ours.
+    unsafe {
+        let main = owned(libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC));
+        libc::grantpt(main.as_raw_fd());
+        libc::unlockpt(main.as_raw_fd());
+        let mut name = [0; 64];
+        libc::ptsname_r(main.as_raw_fd(), name.as_mut_ptr(), name.len());
+        let other = owned(libc::open(name.as_ptr(), libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC));
+        (main, other)
+    }
+}
+
+fn terminal(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (main, other) = terminal_pair();
+    let mut line = [0u8; 16];
+    ring.push(read(other.as_raw_fd(), &mut line, 0, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    t.entry(&ring.one(write(main.as_raw_fd(), b"no end", 0, 2)));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&main, b" yet\n");
+    t.in_order(&ring.wait(1));
+    t.say(String::from_utf8_lossy(&line[..10]).into_owned());
+}
+
+fn terminal_hangs_up(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (main, other) = terminal_pair();
+    let mut byte = [0u8; 1];
+    ring.push(read(main.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    drop(other);
+    t.in_order(&ring.wait(1));
+    let entry = ring.one(poll(main.as_raw_fd(), IN, 2));
+    t.say(format_args!("hung up {}", entry.res & i32::from(libc::POLLHUP) != 0));
+}
+
+fn listening_socket(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    ring.push(poll(listener.as_raw_fd(), IN, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    let _client = std::net::TcpStream::connect(address).expect("a connection");
+    next_events(t, &mut ring);
+    let mut byte = [0u8; 1];
+    t.entry(&ring.one(read(listener.as_raw_fd(), &mut byte, 0, 2)));
+}
+
+fn connecting_socket(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let client = std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+    let entry = ring.one(poll(client.as_raw_fd(), libc::POLLOUT, 1));
+    events(t, &entry);
+    let (mut server, _) = listener.accept().expect("a connection");
+    let mut buffer = [0u8; 8];
+    ring.push(read(client.as_raw_fd(), &mut buffer, 0, 2));
+    ring.submit();
+    std::io::Write::write_all(&mut server, b"over tcp").expect("a send");
+    t.in_order(&ring.wait(1));
+    t.say(String::from_utf8_lossy(&buffer).into_owned());
+    drop(server);
+    t.entry(&ring.one(read(client.as_raw_fd(), &mut buffer, 0, 3)));
+}
+
+fn reset_connection(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let client = std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+    let (server, _) = listener.accept().expect("a connection");
+    let mut byte = [0u8; 1];
+    ring.push(read(client.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: an option of ours.
+    unsafe {
+        let size = size_of::<libc::linger>() as u32;
+        let place = (&raw const linger).cast();
+        libc::setsockopt(server.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, place, size);
+    }
+    drop(server);
+    t.in_order(&ring.wait(1));
+    t.entry(&ring.one(read(client.as_raw_fd(), &mut byte, 0, 2)));
+}
+
+fn datagram_socket(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (here, there) = files::sockets_of(libc::SOCK_DGRAM);
+    let mut small = [0u8; 2];
+    ring.push(read(here.as_raw_fd(), &mut small, 0, 1));
+    ring.submit();
+    files::put(&there, b"cut off");
+    t.in_order(&ring.wait(1));
+    ring.push(read(here.as_raw_fd(), &mut small, 0, 2));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    drop(there);
+    // The other end of a pair of datagram sockets may go unnoticed.
+    ring.push(cancel(2, 0, 3));
+    ring.submit();
+    t.say(format_args!("ended {}", !ring.wait(2).is_empty()));
+}
+
+fn sequenced_packets(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (here, there) = files::sockets_of(libc::SOCK_SEQPACKET);
+    let mut buffer = [0u8; 16];
+    t.entry(&ring.one(write(there.as_raw_fd(), b"first", 0, 1)));
+    t.entry(&ring.one(write(there.as_raw_fd(), b"second", 0, 2)));
+    t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 3)));
+    t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 4)));
+    drop(there);
+    t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 5)));
+}
+
+fn proc_file(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let file = std::fs::File::open("/proc/self/comm").expect("/proc");
+    let mut buffer = [0u8; 32];
+    let entry = ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1));
+    t.say(format_args!("{} bytes", if entry.res > 0 { "some" } else { "no" }));
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 100, 2)));
+    let entry = ring.one(read(file.as_raw_fd(), &mut buffer, 0, 3).forced_async());
+    t.say(format_args!("{} bytes", if entry.res > 0 { "some" } else { "no" }));
+}
+
+fn random(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let file = std::fs::File::open("/dev/urandom").expect("/dev/urandom");
+    let mut buffer = vec![0u8; 1000];
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1)));
+    t.say(format_args!("all zero {}", buffer.iter().all(|byte| *byte == 0)));
+}
+
+fn full_socket(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (here, there) = files::sockets();
+    files::fill(&here);
+    ring.push(write(here.as_raw_fd(), b"tail", 0, 1));
+    ring.push(poll(here.as_raw_fd(), libc::POLLOUT, 2));
+    ring.submit();
+    t.in_order(&ring.reap());
+    files::set_nonblocking(&there, true);
+    crate::time::until(|| {
+        while files::take(&there, 65536).is_ok() {}
+        ring.ready() == 2
+    });
+    t.sorted(&ring.reap());
+}
+
+/// SO_RCVTIMEO is for blocking calls; a request waits on.
+fn receive_timeout(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (here, there) = files::sockets();
+    let time = libc::timeval { tv_sec: 0, tv_usec: 10_000 };
+    // SAFETY: an option of ours.
+    unsafe {
+        let size = size_of::<libc::timeval>() as u32;
+        let place = (&raw const time).cast();
+        libc::setsockopt(here.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, place, size);
+    }
+    let mut byte = [0u8; 1];
+    ring.push(read(here.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&there, b"x");
+    t.in_order(&ring.wait(1));
+}
+
+fn path_only(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    // SAFETY: the path is a C string.
+    let fd = owned(unsafe { libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) });
+    events(t, &ring.one(poll(fd.as_raw_fd(), IN, 1)));
+    let number = fd.as_raw_fd();
+    t.result("register", ring.register(super::reg::FILES, &raw const number, 1));
+}
+
+/// An epoll set that holds a ring is readable while the ring has completions.
+fn epoll_with_ring_in_it(t: &mut Transcript) {
+    let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
+    // SAFETY: no memory is involved.
+    let set = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) });
+    let mut wanted = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
+    // SAFETY: one event of ours.
+    t.result("add", unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, ring.fd, &mut wanted) });
+    let look = |set: &OwnedFd, time: i32| {
+        let mut entry = libc::pollfd { fd: set.as_raw_fd(), events: IN, revents: 0 };
+        // SAFETY: one entry of ours.
+        unsafe { libc::poll(&mut entry, 1, time) }
+    };
+    t.result("poll", look(&set, 0));
+    ring.push(crate::sqe::nop(1));
+    ring.submit();
+    t.result("poll", look(&set, 5000));
+    ring.reap();
+    t.result("poll", look(&set, 0));
+    other.push(poll(set.as_raw_fd(), IN, 5));
+    other.submit();
+    ring.push(crate::sqe::nop(2));
+    ring.submit();
+    t.in_order(&other.wait(1));
+    t.say(format_args!("there {}", ring.ready()));
+    assert_eq!(u::IORING_SETUP_CQSIZE, 8);
+}
+
+/// Opened for both, a FIFO has no end while it is open.
+fn fifo_without_writer(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fifo = files::Fifo::new();
+    let both = fifo.release();
+    let mut byte = [0u8; 1];
+    ring.push(read(both.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    files::put(&both, b"x");
+    t.in_order(&ring.wait(1));
+}
+
+/// O_DIRECT on a pipe: packets keep their borders.
+fn pipe_packets(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe_with(libc::O_DIRECT);
+    let mut buffer = [0u8; 16];
+    t.entry(&ring.one(write(writer.as_raw_fd(), b"first", 0, 1)));
+    t.entry(&ring.one(write(writer.as_raw_fd(), b"second", 0, 2)));
+    t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 3)));
+    t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer[..3], 0, 4)));
+    ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 5));
+    ring.submit();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"third");
+    t.in_order(&ring.wait(1));
+}

@@ -1,0 +1,257 @@
+//! Several threads and one ring: closing, registering, waiting at once.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use usring_uapi::io_uring as u;
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::process;
+use crate::ring::Ring;
+use crate::sqe::{nop, poll, read, timeout};
+use crate::time::milliseconds;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("threads.close_while_another_waits", close_while_another_waits),
+    case("threads.register_while_another_waits", register_while_another_waits),
+    case("threads.submit_while_another_waits", submit_while_another_waits),
+    case("threads.fork_in_a_threaded_program", fork_in_a_threaded_program),
+    case("threads.fork_while_others_enter", fork_while_others_enter),
+    case("threads.ring_per_thread", ring_per_thread),
+    case("threads.rings_come_and_go", rings_come_and_go),
+    case("threads.waiter_ends_by_exit", waiter_ends_by_exit),
+    case("threads.thread_local_rings", thread_local_rings),
+    case("threads.main_thread_ends_first", main_thread_ends_first),
+    case("threads.spawned_programs_meanwhile", spawned_programs_meanwhile),
+];
+
+fn wait_for(fd: i32, complete: u32) -> i32 {
+    door::enter(fd, 0, complete, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0)
+}
+
+/// Somebody waits while the descriptor goes: the wait ends when there is
+/// something, and never hangs.
+fn close_while_another_waits(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fd = ring.fd;
+    let time = milliseconds(100);
+    ring.push(timeout(&time, 0, 0, 1));
+    ring.submit();
+    let thread = std::thread::spawn(move || wait_for(fd, 1));
+    crate::time::long_enough_to_notice();
+    t.result("close", ring.close());
+    let answer = thread.join().unwrap_or(1);
+    // The kernel's wait holds the ring and ends well; an error is an answer too.
+    t.say(format_args!("the wait has ended {}", answer <= 0));
+    t.result("enter", ring.enter(0, 0, 0));
+}
+
+fn register_while_another_waits(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fd = ring.fd;
+    let (reader, writer) = files::pipe();
+    let mut byte = [0u8; 1];
+    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+    ring.submit();
+    let thread = std::thread::spawn(move || wait_for(fd, 1));
+    crate::time::long_enough_to_notice();
+    let number = reader.as_raw_fd();
+    t.result("files", ring.register(reg::FILES, &raw const number, 1));
+    t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
+    files::put(&writer, b"x");
+    t.result("waiter", thread.join().unwrap_or(1));
+    t.in_order(&ring.reap());
+}
+
+fn submit_while_another_waits(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let fd = ring.fd;
+    let thread = std::thread::spawn(move || wait_for(fd, 3));
+    crate::time::long_enough_to_notice();
+    for user_data in 1..=3 {
+        ring.push(nop(user_data));
+        t.result("submit", ring.submit());
+    }
+    t.result("waiter", thread.join().unwrap_or(1));
+    t.in_order(&ring.reap());
+}
+
+/// The child of a program with threads has one thread, and makes rings.
+fn fork_in_a_threaded_program(t: &mut Transcript) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut ring = Ring::new(8);
+                while !stop.load(Ordering::Relaxed) {
+                    ring.one(nop(1));
+                    std::thread::sleep(std::time::Duration::from_micros(100));
+                }
+            });
+        }
+        let mut right = 0;
+        for _ in 0..20 {
+            let ending = process::forked(|| {
+                let Ok(mut own) = Ring::with(8, |_| ()) else {
+                    return 2;
+                };
+                own.push(nop(1));
+                own.submit();
+                i32::from(own.peek().is_none())
+            });
+            right += u32::from(ending == "exit 0");
+        }
+        stop.store(true, Ordering::Relaxed);
+        t.say(format_args!("children that went well {right}"));
+    });
+}
+
+/// Forks in the middle of other threads' calls: no lock is left held.
+fn fork_while_others_enter(t: &mut Transcript) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut ring = Ring::new(8);
+                while !stop.load(Ordering::Relaxed) {
+                    ring.push(nop(1));
+                    ring.submit();
+                    ring.reap();
+                }
+            });
+        }
+        let mut right = 0;
+        for _ in 0..50 {
+            let ending = process::forked(|| {
+                let Ok(mut own) = Ring::with(8, |_| ()) else {
+                    return 2;
+                };
+                let time = milliseconds(1);
+                own.push(timeout(&time, 0, 0, 1));
+                own.submit_and_wait(1);
+                i32::from(own.peek().is_none())
+            });
+            right += u32::from(ending == "exit 0");
+        }
+        stop.store(true, Ordering::Relaxed);
+        t.say(format_args!("children that went well {right}"));
+    });
+}
+
+fn ring_per_thread(t: &mut Transcript) {
+    let right = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            let right = &right;
+            scope.spawn(move || {
+                let mut ring = Ring::new(8);
+                let (reader, writer) = files::pipe();
+                for _ in 0..100 {
+                    let mut byte = [0u8; 1];
+                    ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+                    ring.submit();
+                    files::put(&writer, b"x");
+                    right.fetch_add(ring.wait(1).len() as u32, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    t.say(format_args!("completions {}", right.load(Ordering::Relaxed)));
+}
+
+fn rings_come_and_go(t: &mut Transcript) {
+    let right = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let right = &right;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let mut ring = Ring::new(8);
+                    let (reader, _writer) = files::pipe();
+                    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 9));
+                    ring.push(nop(round));
+                    ring.submit();
+                    let entries = ring.reap();
+                    let found = entries.iter().any(|entry| entry.user_data == round && entry.res == 0);
+                    right.fetch_add(u32::from(found), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    t.say(format_args!("right {}", right.load(Ordering::Relaxed)));
+}
+
+/// A process ends while its threads wait in enter.
+fn waiter_ends_by_exit(t: &mut Transcript) {
+    let ending = process::forked(|| {
+        for _ in 0..3 {
+            std::thread::spawn(|| {
+                let ring = Ring::new(8);
+                wait_for(ring.fd, 1)
+            });
+        }
+        crate::time::long_enough_to_notice();
+        // SAFETY: ends this child, with what runs at exit.
+        unsafe { libc::exit(8) }
+    });
+    t.say(format_args!("child: {ending}"));
+}
+
+/// Rings that are closed by what runs when a thread ends.
+fn thread_local_rings(t: &mut Transcript) {
+    thread_local! {
+        static RING: std::cell::RefCell<Ring> = std::cell::RefCell::new(Ring::new(8));
+    }
+    let mut right = 0;
+    for _ in 0..10 {
+        let thread = std::thread::spawn(|| RING.with(|ring| ring.borrow_mut().one(nop(1)).res));
+        right += u32::from(thread.join().is_ok_and(|answer| answer == 0));
+    }
+    t.say(format_args!("right {right}"));
+}
+
+/// The main thread ends, another goes on with its ring, and ends the process.
+fn main_thread_ends_first(t: &mut Transcript) {
+    let ending = process::forked(|| {
+        std::thread::spawn(|| {
+            crate::time::long_enough_to_notice();
+            let mut ring = Ring::new(8);
+            let time = milliseconds(5);
+            let done = ring.run(&[nop(1), timeout(&time, 0, 0, 2)]).len() == 2;
+            // SAFETY: ends this child.
+            unsafe { libc::_exit(if done { 4 } else { 5 }) }
+        });
+        // SAFETY: ends this thread alone.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+        6
+    });
+    t.say(format_args!("child: {ending}"));
+}
+
+/// Programs are started while other threads enter.
+fn spawned_programs_meanwhile(t: &mut Transcript) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        scope.spawn(move || {
+            let mut ring = Ring::new(8);
+            while !stop.load(Ordering::Relaxed) {
+                ring.one(nop(1));
+            }
+        });
+        let path = std::env::current_exe().expect("this program has a path");
+        let mut right = 0;
+        for _ in 0..10 {
+            let status = std::process::Command::new(&path).args(["child", "nop"]).status();
+            right += u32::from(status.is_ok_and(|status| status.success()));
+        }
+        stop.store(true, Ordering::Relaxed);
+        t.say(format_args!("programs that went well {right}"));
+    });
+}
