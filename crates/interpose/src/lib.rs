@@ -41,6 +41,7 @@ mod stacks;
 mod start;
 mod symbols;
 mod text;
+mod unwinding;
 
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();

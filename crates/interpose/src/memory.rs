@@ -225,15 +225,3 @@ global_asm!(
     "ret",
     ".size strlen, . - strlen",
 );
-
-// The precompiled `core` and `alloc` mention these two for unwinding, which
-// never happens here: a panic ends the process.
-global_asm!(
-    ".globl rust_eh_personality, _Unwind_Resume",
-    ".hidden rust_eh_personality, _Unwind_Resume",
-    ".type rust_eh_personality,@function",
-    ".type _Unwind_Resume,@function",
-    "rust_eh_personality:",
-    "_Unwind_Resume:",
-    "ud2",
-);

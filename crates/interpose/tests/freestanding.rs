@@ -1,0 +1,212 @@
+//! The parts that stand in for libc's, each against the obvious way to do it:
+//! the memory routines (this program is linked with ours instead of libc's) and
+//! the allocator.
+
+#[path = "../src/allocator.rs"]
+mod allocator;
+#[path = "../src/memory.rs"]
+mod memory;
+
+use allocator::Allocator;
+use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::{c_int, c_void};
+
+unsafe extern "C" {
+    fn memcpy(to: *mut c_void, from: *const c_void, count: usize) -> *mut c_void;
+    fn memmove(to: *mut c_void, from: *const c_void, count: usize) -> *mut c_void;
+    fn memset(to: *mut c_void, byte: c_int, count: usize) -> *mut c_void;
+    fn memcmp(one: *const c_void, other: *const c_void, count: usize) -> c_int;
+    fn bcmp(one: *const c_void, other: *const c_void, count: usize) -> c_int;
+    fn strlen(text: *const i8) -> usize;
+}
+
+/// Every length at which the routines change their way, and some beyond.
+fn lengths() -> impl Iterator<Item = usize> {
+    (0..200).chain([255, 256, 257, 511, 1000, 1023, 1024, 1025, 1040, 4095, 5000])
+}
+
+fn pattern(length: usize, seed: usize) -> Vec<u8> {
+    (0..length).map(|index| (index * 7 + index / 251 + seed * 13) as u8).collect()
+}
+
+const ROOM: usize = 6000;
+
+/// Byte by byte, in a way that is not made into a call of what is tested.
+fn copied(bytes: &[u8], to: usize, from: usize, count: usize) -> Vec<u8> {
+    let moved: Vec<u8> = bytes.iter().skip(from).take(count).copied().collect();
+    let place = |index: usize| index.checked_sub(to).and_then(|at| moved.get(at)).copied();
+    bytes.iter().enumerate().map(|(index, byte)| place(index).unwrap_or(*byte)).collect()
+}
+
+#[test]
+fn memmove_moves_whatever_overlaps() {
+    for count in lengths() {
+        for (to, from) in
+            [(0, 1), (1, 0), (3, 19), (19, 3), (40, 8), (8, 40), (64, 0), (0, 64), (500, 17), (17, 500), (9, 9)]
+        {
+            let mut bytes = pattern(ROOM, count);
+            let expected = copied(&bytes, to, from, count);
+            let start = bytes.as_mut_ptr();
+            // SAFETY: both ends lie within the room.
+            let answer = unsafe { memmove(start.add(to).cast(), start.add(from).cast(), count) };
+            assert_eq!(answer, start.wrapping_add(to).cast());
+            assert!(bytes == expected, "{count} bytes from {from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn memcpy_copies_every_length_at_every_alignment() {
+    let source = pattern(ROOM, 5);
+    for count in lengths() {
+        for (to, from) in [(0, 0), (1, 0), (0, 1), (7, 3), (15, 8), (8, 15)] {
+            let mut target = pattern(ROOM, 9);
+            let mut both = target.clone();
+            both.extend_from_slice(&source);
+            let expected = copied(&both, to, ROOM + from, count);
+            // SAFETY: two allocations, each with room for so many.
+            unsafe { memcpy(target.as_mut_ptr().add(to).cast(), source.as_ptr().add(from).cast(), count) };
+            assert!(target[..] == expected[..ROOM], "{count} bytes from {from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn memset_sets_what_it_should_and_nothing_else() {
+    for count in lengths() {
+        for to in [0, 1, 9, 16] {
+            let mut bytes = pattern(ROOM, 1);
+            let before = bytes.clone();
+            // SAFETY: within the room. Only the byte of the number counts.
+            let answer = unsafe { memset(bytes.as_mut_ptr().add(to).cast(), 0x1_5a, count) };
+            assert_eq!(answer, bytes.as_mut_ptr().wrapping_add(to).cast());
+            let right = |(index, byte): (usize, &u8)| {
+                *byte == if (to..to + count).contains(&index) { 0x5a } else { before[index] }
+            };
+            assert!(bytes.iter().enumerate().all(right), "{count} bytes at {to}");
+        }
+    }
+}
+
+#[test]
+fn memcmp_finds_the_first_difference_and_its_sign() {
+    for count in lengths() {
+        let one = pattern(ROOM, 3);
+        // SAFETY: within the room.
+        assert_eq!(unsafe { memcmp(one.as_ptr().cast(), one.as_ptr().cast(), count) }, 0);
+        for at in [0, 1, 6, 7, 8, 9, 15, 100, count.saturating_sub(1), count] {
+            let mut other = one.clone();
+            other[at] = other[at].wrapping_add(1);
+            // A later difference the other way must not count.
+            other[at + 1] = other[at + 1].wrapping_sub(1);
+            let expected = if at < count { one[at].cmp(&other[at]) as i32 } else { 0 };
+            // SAFETY: within the room.
+            let answer = unsafe { memcmp(one.as_ptr().cast(), other.as_ptr().cast(), count) };
+            assert_eq!(answer.signum(), expected, "{count} bytes, different at {at}");
+            // SAFETY: within the room.
+            let differs = unsafe { bcmp(one.as_ptr().cast(), other.as_ptr().cast(), count) } != 0;
+            assert_eq!(differs, expected != 0);
+        }
+    }
+}
+
+#[test]
+fn strlen_stops_at_the_nul() {
+    for length in 0..40 {
+        let mut text = vec![b'x'; length];
+        text.extend_from_slice(b"\0y");
+        // SAFETY: there is a NUL.
+        assert_eq!(unsafe { strlen(text.as_ptr().cast()) }, length);
+    }
+}
+
+/// A block and what was written to all of it.
+struct Owned {
+    start: *mut u8,
+    layout: Layout,
+    mark: u8,
+}
+
+impl Owned {
+    fn new(allocator: &Allocator, size: usize, alignment: usize, mark: u8) -> Owned {
+        let layout = Layout::from_size_align(size, alignment).unwrap();
+        // SAFETY: the size is not 0.
+        let start = unsafe { allocator.alloc_zeroed(layout) };
+        assert!(!start.is_null() && start.addr().is_multiple_of(alignment), "{layout:?} at {start:?}");
+        let mut owned = Owned { start, layout, mark: 0 };
+        owned.check();
+        owned.mark = mark;
+        // SAFETY: it has this size.
+        unsafe { start.write_bytes(mark, size) };
+        owned
+    }
+
+    fn check(&self) {
+        // SAFETY: it has this size, and all of it was written.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start, self.layout.size()) };
+        assert!(bytes.iter().all(|byte| *byte == self.mark), "{:?} was written over", self.layout);
+    }
+
+    fn grow(&mut self, allocator: &Allocator, size: usize) {
+        let kept = size.min(self.layout.size());
+        // SAFETY: it came from this allocator with this layout.
+        self.start = unsafe { allocator.realloc(self.start, self.layout, size) };
+        self.layout = Layout::from_size_align(size, self.layout.align()).unwrap();
+        assert!(self.start.addr().is_multiple_of(self.layout.align()));
+        // SAFETY: the first `kept` bytes were kept, and there are `size`.
+        unsafe {
+            assert!(std::slice::from_raw_parts(self.start, kept).iter().all(|byte| *byte == self.mark));
+            self.start.write_bytes(self.mark, size);
+        }
+    }
+
+    fn free(self, allocator: &Allocator) {
+        self.check();
+        // SAFETY: it came from this allocator with this layout, and goes once.
+        unsafe { allocator.dealloc(self.start, self.layout) };
+    }
+}
+
+#[test]
+fn blocks_of_several_threads_never_overlap() {
+    static ALLOCATOR: Allocator = Allocator::new();
+    let work = |seed: u64| {
+        let mut random = seed;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) % below
+        };
+        let mut owned: Vec<Owned> = Vec::new();
+        for round in 0..30_000u32 {
+            let size = match next(8) {
+                0 => 1 + next(200_000),
+                1 | 2 => 1 + next(5000),
+                _ => 1 + next(300),
+            } as usize;
+            if owned.len() > 200 || (next(2) == 0 && !owned.is_empty()) {
+                let index = next(owned.len() as u64) as usize;
+                match next(3) {
+                    0 => owned[index].grow(&ALLOCATOR, size),
+                    _ => owned.swap_remove(index).free(&ALLOCATOR),
+                }
+            } else {
+                let alignment = 1 << next(if size < 10_000 { 13 } else { 7 });
+                owned.push(Owned::new(&ALLOCATOR, size, alignment, round as u8 | 1));
+            }
+        }
+        owned.into_iter().for_each(|one| one.free(&ALLOCATOR));
+    };
+    std::thread::scope(|scope| {
+        for seed in 1..=3 {
+            scope.spawn(move || work(seed));
+        }
+    });
+}
+
+#[test]
+fn alignment_beyond_a_page_is_refused() {
+    static ALLOCATOR: Allocator = Allocator::new();
+    let layout = Layout::from_size_align(100, 8192).unwrap();
+    // SAFETY: the size is not 0.
+    assert!(unsafe { ALLOCATOR.alloc(layout) }.is_null());
+}
