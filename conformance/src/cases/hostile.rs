@@ -388,6 +388,10 @@ impl Numbers {
         self.0
     }
 
+    fn one_in(&mut self, many: u64) -> bool {
+        self.next().is_multiple_of(many)
+    }
+
     /// Often small, sometimes anything.
     fn value(&mut self) -> u64 {
         match self.next() % 6 {
@@ -444,7 +448,7 @@ fn random_sqe(numbers: &mut Numbers, opcode: u8) -> Sqe {
         opcode,
         // No drain: it would hold up all that follow behind one that waits.
         flags: numbers.next() as u8 & numbers.next() as u8 & 0x7d,
-        ioprio: if numbers.next() % 8 == 0 { numbers.next() as u16 } else { 0 },
+        ioprio: if numbers.one_in(8) { numbers.next() as u16 } else { 0 },
         fd: 5000 + (numbers.next() % 10) as i32,
         off: numbers.value(),
         addr: numbers.value(),
@@ -452,9 +456,9 @@ fn random_sqe(numbers: &mut Numbers, opcode: u8) -> Sqe {
         op_flags: numbers.value() as u32,
         user_data: numbers.next() % 50,
         buf_index: numbers.value() as u16,
-        personality: if numbers.next() % 16 == 0 { 1 } else { 0 },
-        file_index: if numbers.next() % 8 == 0 { numbers.next() as u32 } else { 0 },
-        addr3: if numbers.next() % 8 == 0 { numbers.next() } else { 0 },
+        personality: if numbers.one_in(16) { 1 } else { 0 },
+        file_index: if numbers.one_in(8) { numbers.next() as u32 } else { 0 },
+        addr3: if numbers.one_in(8) { numbers.next() } else { 0 },
         pad2: 0,
     }
 }
@@ -465,7 +469,7 @@ fn random_registrations(t: &mut Transcript) {
     let mut memory = Pages::new(1);
     for _ in 0..3000 {
         for byte in &mut memory.bytes()[..64] {
-            *byte = if numbers.next() % 2 == 0 { 0 } else { numbers.next() as u8 };
+            *byte = if numbers.one_in(2) { 0 } else { numbers.next() as u8 };
         }
         let opcode = (numbers.next() % 40) as u32;
         // Not those that would end the ring's use for us.
