@@ -27,6 +27,7 @@ pub const CASES: &[Case] = &[
     case("file_life.unregistered_while_in_use", unregistered_while_in_use),
     case("file_life.looked_up_at_submit", looked_up_at_submit),
     case("file_life.lowest_number_is_free", lowest_number_is_free),
+    case("file_life.record_locks_are_kept", record_locks_are_kept),
 ];
 
 fn close_does_not_cancel(t: &mut Transcript) {
@@ -245,4 +246,47 @@ fn lowest_number_is_free(t: &mut Transcript) {
     drop(reader);
     let next = files::eventfd(0);
     t.say(format_args!("the number just freed: {}", next.as_raw_fd() == fd));
+}
+
+fn record_lock(kind: i32) -> libc::flock {
+    let mut lock: libc::flock = crate::memory::zeroed();
+    lock.l_type = kind as i16;
+    lock
+}
+
+/// Whether another process finds the file locked.
+fn locked(fd: i32) -> bool {
+    let ending = crate::process::forked(|| {
+        let mut lock = record_lock(libc::F_WRLCK);
+        // SAFETY: the lock is ours to write.
+        unsafe { libc::fcntl(fd, libc::F_GETLK, &mut lock) };
+        i32::from(i32::from(lock.l_type) != libc::F_UNLCK)
+    });
+    ending == "exit 1"
+}
+
+/// A process loses its record locks on a file when it closes any descriptor of
+/// that file: a request that held one must not close it.
+fn record_locks_are_kept(t: &mut Transcript) {
+    let scratch = files::Scratch::new();
+    let file = scratch.file("locked", b"0123456789");
+    let fd = file.as_raw_fd();
+    let lock = record_lock(libc::F_WRLCK);
+    // SAFETY: the lock is ours to read.
+    t.result("lock", unsafe { libc::fcntl(fd, libc::F_SETLK, &lock) });
+    t.say(format_args!("locked {}", locked(fd)));
+    let mut ring = Ring::new(8);
+    let mut buffer = [0u8; 4];
+    t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
+    t.entry(&ring.one(read(fd, &mut buffer, 0, 2).forced_async()));
+    t.say(format_args!("after a worker's read: {}", locked(fd)));
+    t.entry(&ring.one(write(fd, b"abcd", 0, 3).forced_async()));
+    t.say(format_args!("after a worker's write: {}", locked(fd)));
+    t.result("register", ring.register(reg::FILES, &raw const fd, 1));
+    t.entry(&ring.one(read(0, &mut buffer, 0, 4).fixed()));
+    t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
+    t.say(format_args!("after the table: {}", locked(fd)));
+    t.result("register", ring.register(reg::FILES, &raw const fd, 1));
+    drop(ring);
+    t.say(format_args!("after the ring: {}", locked(fd)));
 }
