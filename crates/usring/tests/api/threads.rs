@@ -103,7 +103,7 @@ fn one_ring_serves_many_threads() {
 #[test]
 fn several_threads_wait_on_one_ring_and_each_wakes() {
     bounded(|| {
-        for round in 0..20u64 {
+        for round in 0..200u64 {
             let shared = shared(16);
             let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
             // Something is armed, so that one of them watches files.
@@ -115,7 +115,7 @@ fn several_threads_wait_on_one_ring_and_each_wakes() {
                     std::thread::spawn(move || shared.ring.submit_and_wait(want).unwrap())
                 })
                 .collect();
-            std::thread::sleep(Duration::from_micros(round * 100));
+            std::thread::sleep(Duration::from_micros(round * 37 % 2000));
             for user_data in 0..3 {
                 shared.push(&nop(user_data));
                 shared.ring.submit().unwrap();
@@ -218,10 +218,10 @@ fn a_completion_that_comes_while_another_thread_is_refused_is_not_left_behind() 
                 }
             }
         });
-        let file = file_with(b"");
+        let (file, mut buffer) = (file_with(b"data"), [0; 4]);
         for round in 0..2_000 {
-            let sync = opcode::Fsync::new(types::Fd(file.as_raw_fd())).build();
-            shared.push(&sync.flags(squeue::Flags::ASYNC).user_data(round));
+            let read = opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.as_mut_ptr(), 4).build();
+            shared.push(&read.flags(squeue::Flags::ASYNC).user_data(round));
             shared.ring.submit().unwrap();
             // Only the CQ in memory is watched.
             eventually("a completion", || shared.take().iter().any(|done| done.user_data == round));

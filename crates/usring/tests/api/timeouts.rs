@@ -36,9 +36,14 @@ fn a_timeout_expires_when_its_time_has_come() {
 fn timeouts_expire_in_the_order_of_their_times() {
     bounded(|| {
         let mut ring = ring();
-        let times: Vec<_> = [40, 10, 30, 20].iter().map(|&ms| timespec(Duration::from_millis(ms))).collect();
-        let entries: Vec<_> =
-            (0..).zip(&times).map(|(index, time)| opcode::Timeout::new(time).build().user_data(index)).collect();
+        // Absolute, so that a pause while they are submitted changes nothing.
+        let base = now(libc::CLOCK_MONOTONIC) + Duration::from_millis(60);
+        let at = |ms| timespec(base + Duration::from_millis(ms));
+        let times = [at(60), at(0), at(40), at(20)];
+        let entries: Vec<_> = (0..)
+            .zip(&times)
+            .map(|(index, time)| opcode::Timeout::new(time).flags(TimeoutFlags::ABS).build().user_data(index))
+            .collect();
         submit(&mut ring, &entries);
         let order: Vec<u64> = collect(&mut ring, 4).iter().map(|done| done.user_data).collect();
         assert_eq!(order, [1, 3, 2, 0]);

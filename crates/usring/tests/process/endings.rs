@@ -61,7 +61,7 @@ fn a_dropped_ring_writes_nothing_more() {
 fn a_ring_with_everything_in_flight_is_dropped_at_once() {
     alone_and_bounded(|| {
         let far = timespec(Duration::from_secs(1000));
-        let (reader, _writer) = pipe();
+        let ((reader, _writer), fifo) = (pipe(), Fifo::new());
         let before = Instant::now();
         for round in 0..60 {
             let mut builder = IoUring::builder();
@@ -71,12 +71,13 @@ fn a_ring_with_everything_in_flight_is_dropped_at_once() {
                 _ => builder.setup_sqpoll(5),
             };
             let mut ring: IoUring = builder.build(16).unwrap();
-            let mut buffers = [[0; 4]; 3];
-            let [first, second, third] = &mut buffers;
+            let mut buffers = [[0; 4]; 2];
+            let [first, second] = &mut buffers;
             let entries = [
                 read(&reader, first).flags(squeue::Flags::IO_LINK),
                 read(&reader, second),
-                read(&reader, third).flags(squeue::Flags::ASYNC | squeue::Flags::IO_LINK),
+                fifo.open(),
+                fifo.open().flags(squeue::Flags::IO_LINK),
                 opcode::LinkTimeout::new(&far).build(),
                 opcode::Timeout::new(&far).flags(types::TimeoutFlags::MULTISHOT).build(),
                 opcode::Timeout::new(&far).count(100).build(),
@@ -114,19 +115,18 @@ fn a_chain_as_long_as_the_queue_is_dropped() {
 #[test]
 fn a_chain_does_not_go_on_after_its_ring_was_dropped() {
     alone_and_bounded(|| {
-        let ((reader, writer), file) = (pipe(), file_with(b""));
-        let mut buffer = [0; 4];
-        for _ in 0..50 {
+        let (fifo, file) = (Fifo::new(), file_with(b""));
+        for round in 0..40 {
             let mut ring = IoUring::new(8).unwrap();
-            let chain = [
-                read(&reader, &mut buffer).flags(squeue::Flags::ASYNC | squeue::Flags::IO_HARDLINK),
-                write(&file, b"never"),
-            ];
+            let chain = [fifo.open().flags(squeue::Flags::IO_HARDLINK), write(&file, b"never")];
             submit(&mut ring, &chain);
+            if round % 2 == 0 {
+                // So that a worker has it.
+                stays_quiet(&mut ring);
+            }
             drop(ring);
         }
-        put(&writer, b"data");
-        assert_eq!(get(&reader, 100), b"data");
+        fifo.release();
         assert_eq!(file.metadata().unwrap().len(), 0);
     });
 }
@@ -162,16 +162,14 @@ fn end_of(part: &str) -> ExitStatus {
 #[test]
 fn the_other_process() {
     let Ok(part) = std::env::var(PART) else { return };
-    let (reader, _writer) = pipe();
-    let buffers = Box::leak(Box::new([[0; 4]; 2]));
-    let [first, second] = buffers;
+    let ((reader, _writer), fifo) = (pipe(), Fifo::new());
+    let buffer = Box::leak(Box::new([0; 4]));
     let mut ring: IoUring = match part.as_str() {
         "exit-polled" => IoUring::builder().setup_sqpoll(5).build(8).unwrap(),
         _ => IoUring::new(8).unwrap(),
     };
     let far = timespec(Duration::from_secs(1000));
-    let entries =
-        [read(&reader, first), read(&reader, second).flags(squeue::Flags::ASYNC), opcode::Timeout::new(&far).build()];
+    let entries = [read(&reader, buffer), fifo.open(), opcode::Timeout::new(&far).build()];
     push(&mut ring, &entries);
     ring.submit().unwrap();
     match part.as_str() {

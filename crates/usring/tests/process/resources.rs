@@ -29,17 +29,16 @@ fn processor_time() -> Duration {
 }
 
 /// A ring with something of everything in flight, which its drop has to end.
-fn busy_ring(reader: &impl AsRawFd, buffers: &mut [[u8; 4]; 2]) -> IoUring {
+fn busy_ring(reader: &impl AsRawFd, fifo: &Fifo, buffer: &mut [u8; 4]) -> IoUring {
     let mut ring = IoUring::new(16).unwrap();
-    let [first, second] = buffers;
     let far = timespec(Duration::from_secs(1000));
     ring.as_raw_fd();
     ring.submitter().register_files(&[reader.as_raw_fd(), -1]).unwrap();
     let entries = [
-        read(reader, first).flags(squeue::Flags::IO_LINK),
+        read(reader, buffer).flags(squeue::Flags::IO_LINK),
         opcode::LinkTimeout::new(&far).build().flags(squeue::Flags::IO_LINK),
         nop(2),
-        read(reader, second).flags(squeue::Flags::ASYNC),
+        fifo.open(),
         opcode::Timeout::new(&far).build(),
         opcode::PollAdd::new(types::Fixed(0), libc::POLLIN as u32).multi(true).build(),
         nop(6).flags(squeue::Flags::IO_DRAIN),
@@ -52,12 +51,11 @@ fn busy_ring(reader: &impl AsRawFd, buffers: &mut [[u8; 4]; 2]) -> IoUring {
 #[test]
 fn rings_give_back_their_descriptors_and_memory() {
     alone_and_bounded(|| {
-        let (reader, _writer) = pipe();
-        let mut buffers = [[0; 4]; 2];
-        drop(busy_ring(&reader, &mut buffers));
+        let ((reader, _writer), fifo, mut buffer) = (pipe(), Fifo::new(), [0; 4]);
+        drop(busy_ring(&reader, &fifo, &mut buffer));
         let before = (open_descriptors(), mappings());
         for _ in 0..100 {
-            drop(busy_ring(&reader, &mut buffers));
+            drop(busy_ring(&reader, &fifo, &mut buffer));
         }
         eventually("descriptors are as before", || open_descriptors() <= before.0);
         // The allocator may keep a few for its threads.
@@ -81,9 +79,8 @@ fn an_idle_ring_is_small() {
 #[test]
 fn nothing_spins_while_nothing_happens() {
     alone_and_bounded(|| {
-        let (reader, _writer) = pipe();
-        let mut buffers = [[[0; 4]; 2]; 20];
-        let mut rings: Vec<_> = buffers.iter_mut().map(|buffers| busy_ring(&reader, buffers)).collect();
+        let ((reader, _writer), fifo, mut buffers) = (pipe(), Fifo::new(), [[0; 4]; 6]);
+        let mut rings: Vec<_> = buffers.iter_mut().map(|buffer| busy_ring(&reader, &fifo, buffer)).collect();
         let mut polled: IoUring = IoUring::builder().setup_sqpoll(1).build(4).unwrap();
         eventually("the SQ thread sleeps", || polled.submission().need_wakeup());
         rings[0].completion().sync();
