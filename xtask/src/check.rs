@@ -15,7 +15,7 @@ pub fn run() -> bool {
     report.step("floors", |_| floors::run());
     report.step("size", |_| size::run());
     report.step("lints", |_| lints(&["--all-targets"]));
-    report.step("lints of the library", |_| lints(&["--package", "usring-interpose"]));
+    report.step("lints of the library", |_| lints(&["--package", "usring-interpose", "--all-targets"]));
     let built = report.step("build, debug", |_| product::build(false))
         && report.step("build, release", |_| product::build(true));
     if built {
@@ -43,5 +43,8 @@ fn tests(tally: &mut Tally) -> Outcome {
     }
     let (counted, outcome) = step::run_tests(&mut command);
     tally.add(counted);
-    outcome
+    // Apart from the rest, as it is built: see the workspace's default members.
+    let (of_library, library) = step::run_tests(&mut step::cargo(&["test", "--package", "usring-interpose"]));
+    tally.add(of_library);
+    outcome.and(library)
 }

@@ -138,9 +138,10 @@ impl Post {
             return self.set.modify(set, epoll::IN | epoll::ONESHOT, id);
         }
         let id = self.last_ring.fetch_add(1, Ordering::Relaxed) + 1;
-        ring.attendance.id.store(id, Ordering::Relaxed);
         self.rings.lock().insert(id, Arc::downgrade(ring));
-        self.set.add(set, epoll::IN | epoll::ONESHOT, id)
+        self.set.add(set, epoll::IN | epoll::ONESHOT, id)?;
+        ring.attendance.id.store(id, Ordering::Relaxed);
+        Ok(())
     }
 }
 

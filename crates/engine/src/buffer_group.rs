@@ -4,10 +4,11 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 use usring_sys::mapping::Mapping;
+use usring_sys::plain::Plain;
 use usring_sys::shared::SharedMemory;
-use usring_sys::{Errno, UserAddress};
+use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::io_uring as abi;
 
 /// Bytes of an entry of a buffer ring (`struct io_uring_buf`).
@@ -171,17 +172,29 @@ impl BufferGroups {
 }
 
 impl BufferRing {
+    /// Reads what the program wrote. Memory of its own may be gone by now: a
+    /// ring that cannot be read holds nothing.
+    fn read<T: Plain>(&self, offset: usize) -> Option<T> {
+        if self.memory.mapping().is_some() {
+            let value = self.memory.read(offset);
+            fence(Ordering::Acquire);
+            return Some(value);
+        }
+        let value = user_memory::read(UserAddress((self.memory.address() + offset) as u64)).ok();
+        // On x86-64 every load is an acquire; this keeps the compiler to it.
+        fence(Ordering::Acquire);
+        value
+    }
+
     fn take(&mut self) -> Option<(UserAddress, u32, u16)> {
         // Partner: the program's release of the tail after it wrote entries.
-        let tail = self.memory.half_word(TAIL_OFFSET).load(Ordering::Acquire);
+        let tail: u16 = self.read(TAIL_OFFSET)?;
         if tail == self.head {
             return None;
         }
         let index = u32::from(self.head) & (self.entries - 1);
-        let offset = index as usize * ENTRY_SIZE;
-        let address = self.memory.read::<u64>(offset);
-        let length = self.memory.read::<u32>(offset + 8);
-        let id = self.memory.read::<u16>(offset + 12);
+        let [address, rest]: [u64; 2] = self.read(index as usize * ENTRY_SIZE)?;
+        let (length, id) = (rest as u32, (rest >> 32) as u16);
         self.head = self.head.wrapping_add(1);
         Some((UserAddress(address), length, id))
     }

@@ -85,6 +85,7 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
                     if !key.counts() {
                         return Err(Errno::EALREADY);
                     }
+                    workers::interrupt(locked.ring, |view| key.matches(&view.sqe, view.number));
                     break;
                 }
                 workers::Cancelled::Nothing => break,

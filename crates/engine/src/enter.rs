@@ -94,6 +94,10 @@ impl Ring {
             }
             locked.unlock();
             let waited = self.get_events(call);
+            if waited.is_err() {
+                // It may not have come to a wait, which would have left.
+                self.lock().leave();
+            }
             return if taken > 0 { Ok(taken) } else { waited.map(|()| 0) };
         }
         locked.leave();

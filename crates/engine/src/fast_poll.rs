@@ -244,7 +244,9 @@ pub(crate) fn look(locked: &mut LockedRing) {
         return;
     }
     let mut events = [Event::default(); 64];
-    while locked.polls.armed > 0 {
+    // Also when nothing is armed: a wake event that nobody took would keep the
+    // set readable, and the attendant awake.
+    loop {
         let Some(set) = locked.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
         dispatch(locked, &events[..count]);

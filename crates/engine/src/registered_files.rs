@@ -8,8 +8,9 @@ use crate::complete;
 use crate::ring::LockedRing;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::general::O_PATH;
 use usring_uapi::io_uring as abi;
 
 /// "Any free slot" in a `file_index` or an update's offset.
@@ -19,16 +20,14 @@ const LIMIT: u32 = 1 << 15;
 
 /// A file of the table.
 pub(crate) struct RegisteredFile {
-    /// Given up when it is dropped.
-    descriptor: Option<OwnedDescriptor>,
-    number: i32,
+    descriptor: HeldDescriptor,
     /// Opened with O_DIRECT when it was registered.
     direct: bool,
 }
 
 impl RegisteredFile {
     pub fn number(&self) -> i32 {
-        self.number
+        self.descriptor.number()
     }
 
     pub fn is_direct(&self) -> bool {
@@ -217,21 +216,17 @@ impl RegisteredFiles {
 impl RegisteredFile {
     fn new(descriptor: OwnedDescriptor) -> Self {
         let number = descriptor.number();
-        RegisteredFile { descriptor: Some(descriptor), number, direct: descriptor::is_direct(number) }
-    }
-}
-
-impl Drop for RegisteredFile {
-    fn drop(&mut self) {
-        if let Some(descriptor) = self.descriptor.take() {
-            descriptor::release(descriptor);
-        }
+        RegisteredFile { descriptor: HeldDescriptor::new(descriptor), direct: descriptor::is_direct(number) }
     }
 }
 
 fn duplicate_of_program(number: i32) -> Result<OwnedDescriptor, Errno> {
     if crate::host::ring_of(number).is_some() {
         // A ring in a ring's table could keep itself alive for ever.
+        return Err(Errno::EBADF);
+    }
+    // A path is no open file (O_PATH, open(2)).
+    if descriptor::status_flags(number)? & O_PATH != 0 {
         return Err(Errno::EBADF);
     }
     descriptor::duplicate_private(number)

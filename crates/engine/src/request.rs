@@ -13,7 +13,7 @@ use crate::registered_files::RegisteredFile;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_sys::Errno;
-use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::descriptor::{self, HeldDescriptor};
 use usring_sys::queue::Entry;
 use usring_uapi::{Sqe, sqe_flags};
 
@@ -102,7 +102,7 @@ impl Request {
             self.operation = Operation::Nothing;
         }
         if !matches!(self.file.hold, Hold::Submitter) {
-            self.let_file_go();
+            self.file.hold = Hold::Submitter;
         }
         if self.fixed_buffer.is_some() {
             self.fixed_buffer = None;
@@ -117,20 +117,6 @@ impl Drop for Request {
         let mut next = self.link.take();
         while let Some(mut request) = next {
             next = request.link.take();
-        }
-    }
-}
-
-impl Request {
-    #[cold]
-    fn let_file_go(&mut self) {
-        match core::mem::take(&mut self.file.hold) {
-            // Only files that a worker dealt with can have record locks on
-            // them: what is polled has none.
-            Hold::Duplicate(duplicate) if self.row.work.is_some() && self.progress == Progress::Ran => {
-                descriptor::release(duplicate);
-            }
-            other => drop(other),
         }
     }
 }
@@ -153,7 +139,7 @@ pub(crate) enum Hold {
     /// A registered file, which lives on even if its slot is updated.
     Registered(Arc<RegisteredFile>),
     /// A private duplicate, made when the request had to wait.
-    Duplicate(OwnedDescriptor),
+    Duplicate(#[expect(dead_code, reason = "owned to be given up with the request")] HeldDescriptor),
 }
 
 impl FileUse {

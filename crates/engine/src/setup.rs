@@ -110,7 +110,11 @@ impl Ring {
         }
         let region = offset & u64::from(abi::IORING_OFF_MMAP_MASK);
         let buffer_ring;
+        let lent = self.has(abi::IORING_SETUP_NO_MMAP);
         let memory = match region as u32 {
+            abi::IORING_OFF_SQ_RING | abi::IORING_OFF_CQ_RING | abi::IORING_OFF_SQES if lent => {
+                return Err(Errno::ENOMEM);
+            }
             abi::IORING_OFF_SQ_RING | abi::IORING_OFF_CQ_RING => self.memory.rings(),
             abi::IORING_OFF_SQES => self.memory.sqes(),
             abi::IORING_OFF_PBUF_RING => {
@@ -137,7 +141,7 @@ impl Ring {
         while locked.polls.extract(|_| true).is_some() {}
         drop(timeout::take_all(&mut locked));
         while let workers::Cancelled::Waiting(_) = workers::cancel(self, |_| true) {}
-        workers::interrupt_all(self);
+        workers::interrupt(self, |_| true);
         locked.issuable.clear();
         locked.drain.clear();
         let _ = registered_files::unregister(&mut locked);

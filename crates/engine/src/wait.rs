@@ -37,7 +37,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         task_work::hear_announcement(&locked);
         task_work::run(&mut locked);
         timeout::expire(&mut locked);
-        if !looked && locked.cq.ready() < call.completions.max(1) {
+        let short = locked.cq.ready() < call.completions.max(1);
+        if !looked && locked.polls.armed() > 0 && (short || ring.defers_task_work() && locked.is_due_for_a_look()) {
             looked = true;
             fast_poll::look(&mut locked);
         }
@@ -56,10 +57,10 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
                 return if ready > 0 { Ok(()) } else { Err(error) };
             }
         };
-        if let Err(error) = sleep(locked, &call, ready, span)
-            && error == Errno::EINTR
-        {
-            return interrupted(ring);
+        match sleep(locked, &call, ready, span) {
+            Ok(()) => {}
+            Err(Errno::EINTR) => return interrupted(ring),
+            Err(error) => return Err(error),
         }
     }
 }
@@ -119,8 +120,9 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
 fn sleep(mut locked: LockedRing, call: &WaitCall, ready: u32, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     let watches_files = locked.polls.armed() > 0 || call.mask.is_some();
-    if watches_files {
-        fast_poll::ensure_set(&mut locked)?;
+    if watches_files && let Err(error) = fast_poll::ensure_set(&mut locked) {
+        locked.leave();
+        return Err(error);
     }
     let leads = locked.polls.set().is_some() && ring.wakers.sleep.lead();
     let set = locked.polls.set().map_or(-1, |set| set.number());

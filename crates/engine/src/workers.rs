@@ -282,12 +282,11 @@ fn finish(mut request: RequestEntry, ring: Arc<Ring>, result: i32) {
     task_work::add(&ring, request);
 }
 
-/// Breaks off whatever workers are doing for a ring that goes away.
-pub(crate) fn interrupt_all(ring: &Arc<Ring>) {
+/// Breaks off everything that `matches` and that workers are doing for a ring.
+pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
     let state = process().workers.state.lock();
-    for running in state.running.iter().filter(|running| Arc::ptr_eq(&running.ring, ring)) {
-        running.slot.interrupt();
-    }
+    let of_ring = state.running.iter().filter(|running| Arc::ptr_eq(&running.ring, ring));
+    of_ring.filter(|running| matches(&running.view)).for_each(|running| running.slot.interrupt());
 }
 
 /// What a cancellation found.

@@ -42,8 +42,8 @@ impl Memory {
     /// Memory that the program brings along (`IORING_SETUP_NO_MMAP`).
     #[cfg(not(loom))]
     pub fn of_program(rings: UserAddress, sqes: UserAddress, layout: Layout) -> Result<Memory, Errno> {
-        let rings = SharedMemory::of_program(rings, layout.rings_length())?;
-        let sqes = SharedMemory::of_program(sqes, layout.sqes_length())?;
+        let rings = SharedMemory::in_place_of(rings, layout.rings_length())?;
+        let sqes = SharedMemory::in_place_of(sqes, layout.sqes_length())?;
         Ok(Memory::new(rings, sqes, layout))
     }
 

@@ -122,9 +122,18 @@ pub fn close(number: i32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_close, [number as u64, 0, 0, 0, 0]).run_once().map(drop)
 }
 
-/// A private duplicate of the program's descriptor, closed on exec.
+/// A private duplicate of the program's descriptor, closed on exec. Where the
+/// limit leaves no more room in the private range (or was lowered below it)
+/// it gets a number among the rings', or any at all.
 pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
-    let duplicate = duplicate_from(number, private_base())?;
+    let mut duplicate = Err(Errno::EMFILE);
+    for base in [private_base(), RESERVED_BASE, 3] {
+        duplicate = duplicate_from(number, base);
+        if !matches!(duplicate, Err(Errno::EMFILE | Errno::EINVAL)) {
+            break;
+        }
+    }
+    let duplicate = duplicate?;
     if let Some((word, bit)) = private_bit(duplicate.number()) {
         word.fetch_or(bit, Ordering::Relaxed);
     }
@@ -146,7 +155,7 @@ fn parked() -> &'static Mutex<Vec<OwnedDescriptor>> {
 /// has closed nothing. So a duplicate of a file that anybody holds such a lock
 /// on is parked, used again for the same file, and closed once the locks are
 /// gone.
-pub fn release(duplicate: OwnedDescriptor) {
+fn release(duplicate: OwnedDescriptor) {
     if PARKED_COUNT.load(Ordering::Relaxed) == 0 && !is_locked(duplicate.number()) {
         return;
     }
@@ -156,18 +165,40 @@ pub fn release(duplicate: OwnedDescriptor) {
     PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
 }
 
+/// A private duplicate that is [`release`]d when it is dropped.
+#[derive(Debug)]
+pub struct HeldDescriptor(Option<OwnedDescriptor>);
+
+impl HeldDescriptor {
+    pub fn new(duplicate: OwnedDescriptor) -> Self {
+        HeldDescriptor(Some(duplicate))
+    }
+
+    pub fn number(&self) -> i32 {
+        self.0.as_ref().map_or(-1, OwnedDescriptor::number)
+    }
+}
+
+impl Drop for HeldDescriptor {
+    fn drop(&mut self) {
+        if let Some(duplicate) = self.0.take() {
+            release(duplicate);
+        }
+    }
+}
+
 /// A private duplicate for a request that has to wait: a parked one of the
 /// same file, or a new one.
-pub fn hold(number: i32) -> Result<OwnedDescriptor, Errno> {
+pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     if PARKED_COUNT.load(Ordering::Relaxed) != 0 {
         let mut parked = parked().lock();
         if let Some(index) = parked.iter().position(|other| is_same_file(other.number(), number)) {
             let duplicate = parked.swap_remove(index);
             PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
-            return Ok(duplicate);
+            return Ok(HeldDescriptor::new(duplicate));
         }
     }
-    duplicate_private(number)
+    duplicate_private(number).map(HeldDescriptor::new)
 }
 
 /// Whether there is a record lock on the file, ours or another process's: one
@@ -202,7 +233,8 @@ pub fn duplicate_for_program(number: i32, close_on_exec: bool) -> Result<i32, Er
 pub fn duplicate_eventfd(number: i32) -> Result<OwnedDescriptor, Errno> {
     let duplicate = duplicate_private(number)?;
     let link = link_of(duplicate.number());
-    if link.starts_with(b"anon_inode:[eventfd]") { Ok(duplicate) } else { Err(Errno::EINVAL) }
+    // Without /proc the program is believed.
+    if link[0] == 0 || link.starts_with(b"anon_inode:[eventfd]") { Ok(duplicate) } else { Err(Errno::EINVAL) }
 }
 
 /// What /proc says a descriptor is.

@@ -1,7 +1,7 @@
 //! Memory mappings of our own.
 
 use crate::descriptor::OwnedDescriptor;
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, UserAddress, user_memory};
 use core::sync::atomic::{AtomicU8, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -57,6 +57,16 @@ impl Mapping {
         self.map_pages(self.length, Some(room)).inspect_err(|_| {
             let _ = unmap(room, length);
         })
+    }
+
+    /// Copies the program's pages at `address` into these, and maps these in
+    /// their place.
+    pub fn replace(&mut self, address: UserAddress) -> Result<(), Errno> {
+        // SAFETY: the mapping is ours alone as long as nobody has a duplicate,
+        // and `&mut self` says that nobody uses it meanwhile.
+        let pages = unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, self.length) };
+        user_memory::copy_in(pages, address)?;
+        self.map_pages(self.length, Some(address.0 as usize)).map(drop)
     }
 
     fn map_pages(&self, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {

@@ -75,6 +75,21 @@ mod machine {
             Ok(unsafe { SharedMemory::borrowed(address.0 as usize, length) })
         }
 
+        /// Whole pages of the program that it lends for a ring
+        /// (`IORING_SETUP_NO_MMAP`): pages of ours take their place, at the
+        /// same addresses and with the same contents, so that the ring outlives
+        /// whatever the program does to its own view of them, as it does in
+        /// the kernel, which pins them. Where they cannot be replaced (huge
+        /// pages) they are used as they are.
+        pub fn in_place_of(address: UserAddress, length: usize) -> Result<Self, Errno> {
+            let lent = Self::of_program(address, length)?;
+            let mut mapping = Mapping::shared(length)?;
+            if mapping.replace(address).is_err() {
+                return Ok(lent);
+            }
+            Ok(Self::new(mapping))
+        }
+
         pub fn mapping(&self) -> Option<&Mapping> {
             self.mapping.as_ref()
         }

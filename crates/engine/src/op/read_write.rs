@@ -23,6 +23,8 @@ const FILE_POSITION: u64 = u64::MAX;
 /// Direct I/O is aligned to this at least; anything else is not direct.
 const DIRECT_ALIGNMENT: u64 = 512;
 
+/// Bytes that one call transfers at most (MAX_RW_COUNT).
+const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 /// RWF_* of Linux 6.18.
 const KNOWN_FLAGS: u32 = 0x1ff;
 /// Where the class stands in `ioprio`, and the highest there is (idle).
@@ -65,15 +67,33 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
         }
         _ => {}
     }
-    let total = match &vector {
-        None => first.length,
-        Some(members) => members.iter().map(|member| member.length).sum(),
-    };
+    let total = bound(vector.as_deref_mut().unwrap_or(core::slice::from_mut(&mut first)));
     let writes = matches!(sqe.opcode, opcode::WRITE | opcode::WRITEV | opcode::WRITE_FIXED);
     let (offset, flags, wanted) = (sqe.off, sqe.op_flags, total);
     request.operation =
         Operation::ReadWrite(ReadWrite { writes, offset, flags, first, vector, done: 0, total, wanted });
     Ok(())
+}
+
+/// What the kernel checks of several members before it cuts them.
+#[inline]
+fn check_members(members: &[IoVector]) -> Result<(), Errno> {
+    if members.iter().any(|member| member.length > i64::MAX as u64) {
+        return Err(Errno::EINVAL);
+    }
+    let outside = |member: &IoVector| member.base.checked_add(member.length).is_none_or(|end| end > user_memory::END);
+    if members.iter().any(outside) { Err(Errno::EFAULT) } else { Ok(()) }
+}
+
+/// Cuts a vector to what one call transfers at most; answers its length.
+#[inline]
+fn bound(members: &mut [IoVector]) -> u64 {
+    let mut total = 0;
+    for member in members {
+        member.length = member.length.min(TRANSFER_LIMIT - total);
+        total += member.length;
+    }
+    total
 }
 
 type Vector = (IoVector, Option<Vec<IoVector>>);
@@ -85,12 +105,15 @@ fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
         return Err(Errno::EINVAL);
     }
     if sqe.len == 1 {
-        return Ok((user_memory::read(address)?, None));
+        let first: IoVector = user_memory::read(address)?;
+        if first.length > i64::MAX as u64 {
+            return Err(Errno::EINVAL);
+        }
+        // A single member is cut before its end is looked at.
+        return Ok((first, None));
     }
     let members = user_memory::read_array::<IoVector>(address, sqe.len as usize)?;
-    if members.iter().any(|member| member.length > i64::MAX as u64) {
-        return Err(Errno::EINVAL);
-    }
+    check_members(&members)?;
     Ok((IoVector::default(), Some(members)))
 }
 

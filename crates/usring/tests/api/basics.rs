@@ -27,12 +27,14 @@ fn each_nop_completes_once_with_its_user_data() {
 
 #[test]
 fn sizes_are_rounded_and_reported() {
-    let ring = IoUring::new(5).unwrap();
-    assert_eq!((ring.params().sq_entries(), ring.params().cq_entries()), (8, 16));
-    let ring: IoUring = IoUring::builder().setup_cqsize(100).build(3).unwrap();
-    assert_eq!((ring.params().sq_entries(), ring.params().cq_entries()), (4, 128));
-    let ring: IoUring = IoUring::builder().setup_clamp().build(1 << 20).unwrap();
-    assert_eq!((ring.params().sq_entries(), ring.params().cq_entries()), (32_768, 65_536));
+    bounded(|| {
+        let ring = IoUring::new(5).unwrap();
+        assert_eq!((ring.params().sq_entries(), ring.params().cq_entries()), (8, 16));
+        let ring: IoUring = IoUring::builder().setup_cqsize(100).build(3).unwrap();
+        assert_eq!((ring.params().sq_entries(), ring.params().cq_entries()), (4, 128));
+        let ring: IoUring = IoUring::builder().setup_clamp().build(1 << 20).unwrap();
+        assert_eq!((ring.params().sq_entries(), ring.params().cq_entries()), (32_768, 65_536));
+    });
 }
 
 #[track_caller]
@@ -45,15 +47,17 @@ fn refuses(builder: &crate::ring::Builder, entries: u32) {
 
 #[test]
 fn contradictions_are_refused() {
-    refuses(&IoUring::builder(), 0);
-    refuses(&IoUring::builder(), 32_769);
-    refuses(IoUring::builder().setup_cqsize(0), 1);
-    refuses(IoUring::builder().setup_cqsize(4), 8);
-    refuses(IoUring::builder().setup_defer_taskrun(), 8);
-    refuses(IoUring::builder().setup_taskrun_flag(), 8);
-    refuses(IoUring::builder().setup_sqpoll_cpu(0), 8);
-    refuses(IoUring::builder().setup_sqpoll(1).setup_coop_taskrun(), 8);
-    refuses(IoUring::builder().setup_sqpoll(1).setup_single_issuer().setup_defer_taskrun(), 8);
+    bounded(|| {
+        refuses(&IoUring::builder(), 0);
+        refuses(&IoUring::builder(), 32_769);
+        refuses(IoUring::builder().setup_cqsize(0), 1);
+        refuses(IoUring::builder().setup_cqsize(4), 8);
+        refuses(IoUring::builder().setup_defer_taskrun(), 8);
+        refuses(IoUring::builder().setup_taskrun_flag(), 8);
+        refuses(IoUring::builder().setup_sqpoll_cpu(0), 8);
+        refuses(IoUring::builder().setup_sqpoll(1).setup_coop_taskrun(), 8);
+        refuses(IoUring::builder().setup_sqpoll(1).setup_single_issuer().setup_defer_taskrun(), 8);
+    });
 }
 
 #[test]
@@ -165,29 +169,31 @@ fn a_queue_that_is_filled_from_a_slice_gives_as_much_as_fits() {
 
 #[test]
 fn probe_tells_what_works() {
-    let ring = IoUring::new(1).unwrap();
-    let mut probe = Probe::new();
-    assert!(!probe.is_supported(opcode::Nop::CODE), "not asked yet");
-    ring.submitter().register_probe(&mut probe).unwrap();
-    let families = [
-        opcode::Nop::CODE,
-        opcode::Read::CODE,
-        opcode::Writev::CODE,
-        opcode::WriteFixed::CODE,
-        opcode::Fsync::CODE,
-        opcode::Fallocate::CODE,
-        opcode::OpenAt2::CODE,
-        opcode::Close::CODE,
-        opcode::Statx::CODE,
-        opcode::PollAdd::CODE,
-        opcode::Timeout::CODE,
-        opcode::LinkTimeout::CODE,
-        opcode::AsyncCancel::CODE,
-        opcode::FilesUpdate::CODE,
-        opcode::ProvideBuffers::CODE,
-    ];
-    assert!(families.iter().all(|&opcode| probe.is_supported(opcode)), "{probe:?}");
-    assert!(!probe.is_supported(0xfe));
+    bounded(|| {
+        let ring = IoUring::new(1).unwrap();
+        let mut probe = Probe::new();
+        assert!(!probe.is_supported(opcode::Nop::CODE), "not asked yet");
+        ring.submitter().register_probe(&mut probe).unwrap();
+        let families = [
+            opcode::Nop::CODE,
+            opcode::Read::CODE,
+            opcode::Writev::CODE,
+            opcode::WriteFixed::CODE,
+            opcode::Fsync::CODE,
+            opcode::Fallocate::CODE,
+            opcode::OpenAt2::CODE,
+            opcode::Close::CODE,
+            opcode::Statx::CODE,
+            opcode::PollAdd::CODE,
+            opcode::Timeout::CODE,
+            opcode::LinkTimeout::CODE,
+            opcode::AsyncCancel::CODE,
+            opcode::FilesUpdate::CODE,
+            opcode::ProvideBuffers::CODE,
+        ];
+        assert!(families.iter().all(|&opcode| probe.is_supported(opcode)), "{probe:?}");
+        assert!(!probe.is_supported(0xfe));
+    });
 }
 
 #[test]

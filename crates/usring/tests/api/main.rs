@@ -2,13 +2,15 @@
 //! eventfds and timers. Each file is a concern; each test is named by the
 //! behaviour it shows, and each wait has a bound ([`support`]).
 //!
-//! The API has the names of the `io-uring` crate, so all of this but the files
-//! that say otherwise also runs on the kernel's own io_uring, which is how the
+//! The API has the names of the `io-uring` crate, so all of this but
+//! [`only_usring`] also runs on the kernel's own io_uring, which is how the
 //! expectations were checked:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg on_kernel" cargo test -p usring --test api
 //! ```
+//!
+//! and through the doors of `usring run` (`tests/doors`).
 #![allow(unexpected_cfgs, reason = "`on_kernel` is given by hand")]
 
 #[cfg(on_kernel)]
@@ -16,12 +18,17 @@ use io_uring as ring;
 #[cfg(not(on_kernel))]
 use usring as ring;
 
+/// Whether the tests are to run in this process.
+const RUNS_HERE: fn() -> bool = || true;
+
 mod bad_input;
 mod basics;
 mod cancel;
 mod descriptor;
 mod files;
 mod links;
+#[cfg(not(on_kernel))]
+mod only_usring;
 mod overflow;
 mod poll;
 mod provided_buffers;

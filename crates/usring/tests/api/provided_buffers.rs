@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU16, Ordering};
 use types::BufRingEntry;
 
-const GROUP: u16 = 7;
+pub const GROUP: u16 = 7;
 const NO_BUFFERS: i32 = negative(libc::ENOBUFS);
 
 fn ring() -> IoUring {
@@ -133,7 +133,7 @@ fn opcodes_that_take_no_buffer_refuse_to() {
 }
 
 /// A ring of buffers in the test's own memory.
-struct Buffers {
+pub struct Buffers {
     entries: *mut BufRingEntry,
     count: u16,
     tail: u16,
@@ -156,12 +156,12 @@ impl Buffers {
         Buffers::over(pages.cast(), count, size)
     }
 
-    fn over(entries: *mut BufRingEntry, count: u16, mapped: usize) -> Buffers {
+    pub fn over(entries: *mut BufRingEntry, count: u16, mapped: usize) -> Buffers {
         Buffers { entries, count, tail: 0, memory: vec![0; usize::from(count) * LENGTH], mapped }
     }
 
     /// Adds the buffer with this number.
-    fn add(&mut self, id: u16) {
+    pub fn add(&mut self, id: u16) {
         let address = self.memory[usize::from(id) * LENGTH..].as_mut_ptr() as u64;
         let slot = usize::from(self.tail & (self.count - 1));
         // SAFETY: the slot lies in the mapping and the engine does not read it
@@ -199,7 +199,7 @@ fn error_of<T: std::fmt::Debug>(outcome: std::io::Result<T>) -> i32 {
 }
 
 /// Uses a ring of four buffers up, twice.
-fn use_up(ring: &mut IoUring, buffers: &mut Buffers) {
+pub fn use_up(ring: &mut IoUring, buffers: &mut Buffers) {
     let (reader, writer) = pipe();
     for round in 0..2u8 {
         put(&writer, &[round; 4]);
@@ -223,25 +223,6 @@ fn a_ring_of_buffers_is_used_in_its_order() {
         buffers.register(&ring).unwrap();
         use_up(&mut ring, &mut buffers);
         drop(ring);
-    });
-}
-
-#[test]
-#[cfg(not(on_kernel))] // There it is mapped by the ring's descriptor.
-fn a_ring_of_buffers_may_lie_in_the_engines_memory() {
-    bounded(|| {
-        let mut ring = ring();
-        let map = |ring: &IoUring| ring.map(0x8000_0000 | u64::from(GROUP) << 16, 4 * 16);
-        assert_eq!(error_of(map(&ring)), libc::ENOMEM, "not registered yet");
-        // SAFETY: the memory is the engine's.
-        unsafe {
-            ring.submitter().register_buf_ring_with_flags(0, 4, GROUP, types::IOU_PBUF_RING_MMAP as u16).unwrap()
-        };
-        let entries = map(&ring).unwrap();
-        let mut buffers = Buffers::over(entries.as_ptr().cast(), 4, 4096);
-        use_up(&mut ring, &mut buffers);
-        drop(ring);
-        buffers.add(0);
     });
 }
 

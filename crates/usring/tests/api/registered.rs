@@ -9,7 +9,7 @@ fn ring() -> IoUring {
 }
 
 #[track_caller]
-fn error_of<T: std::fmt::Debug>(outcome: std::io::Result<T>) -> i32 {
+pub fn error_of<T: std::fmt::Debug>(outcome: std::io::Result<T>) -> i32 {
     outcome.unwrap_err().raw_os_error().unwrap()
 }
 
@@ -108,7 +108,7 @@ fn tags_come_with_registration_too() {
     });
 }
 
-fn read_slot(slot: u32, buffer: &mut [u8]) -> squeue::Entry {
+pub fn read_slot(slot: u32, buffer: &mut [u8]) -> squeue::Entry {
     opcode::Read::new(types::Fixed(slot), buffer.as_mut_ptr(), buffer.len() as u32).build()
 }
 
@@ -183,34 +183,6 @@ fn a_request_keeps_the_file_of_a_slot_that_changes() {
         put(&writer, b"kept");
         assert_eq!(collect(&mut ring, 1)[0].result, 4);
         assert_eq!(result(&mut ring, read_slot(0, &mut buffer)), negative(libc::EBADF));
-    });
-}
-
-#[test]
-#[cfg(not(on_kernel))] // The io-uring crate has no function for these.
-fn tags_of_files_and_ranges_for_new_ones() {
-    bounded(|| {
-        let (mut ring, (reader, writer), mut buffer) = (ring(), pipe(), [0; 8]);
-        let (mut numbers, mut tags) = ([reader.as_raw_fd(), -1, -1, -1], [91u64, 0, 0, 0]);
-        // `struct io_uring_rsrc_register`.
-        let mut resources = [4u64, 0, numbers.as_mut_ptr() as u64, tags.as_mut_ptr() as u64];
-        const FILES2: u32 = 13;
-        // SAFETY: what the opcode takes, with its size.
-        unsafe { ring.submitter().register(FILES2, resources.as_mut_ptr().cast(), 32).unwrap() };
-        submit(&mut ring, &[read_slot(0, &mut buffer).user_data(1)]);
-        stays_quiet(&mut ring);
-        ring.submitter().register_files_update(0, &[-1]).unwrap();
-        stays_quiet(&mut ring);
-        put(&writer, b"last");
-        let order: Vec<u64> = collect(&mut ring, 2).iter().map(|done| done.user_data).collect();
-        assert_eq!(order, [1, 91], "the tag tells that nobody uses the file any more");
-        ring.submitter().register_file_alloc_range(2, 2).unwrap();
-        assert_eq!(error_of(ring.submitter().register_file_alloc_range(3, 2)), libc::EINVAL);
-        let any = types::DestinationSlot::auto_target();
-        let open = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), c"/".as_ptr()).file_index(Some(any)).build();
-        assert_eq!(result(&mut ring, open.clone()), 2);
-        assert_eq!(result(&mut ring, open.clone()), 3);
-        assert_eq!(result(&mut ring, open), negative(libc::ENFILE));
     });
 }
 

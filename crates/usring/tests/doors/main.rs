@@ -1,0 +1,117 @@
+//! The tests of `tests/api` once more, as what they are: a program on the
+//! `io-uring` crate, linked with libc, that knows nothing of usring. It is
+//! started under `usring run --deny-kernel`, so that every call goes through
+//! the doors of libusring.so and nothing can fall through to the kernel.
+//!
+//! Needs `cargo xtask build`, and finds its product beside this test or where
+//! `USRING_BIN` says.
+
+use io_uring as ring;
+
+#[path = "../api/bad_input.rs"]
+mod bad_input;
+#[path = "../api/basics.rs"]
+mod basics;
+#[path = "../api/cancel.rs"]
+mod cancel;
+#[path = "../api/descriptor.rs"]
+mod descriptor;
+#[path = "../api/files.rs"]
+mod files;
+#[path = "../api/links.rs"]
+mod links;
+#[path = "../api/overflow.rs"]
+mod overflow;
+#[path = "../api/poll.rs"]
+mod poll;
+#[path = "../api/provided_buffers.rs"]
+mod provided_buffers;
+#[path = "../api/read_write.rs"]
+mod read_write;
+#[path = "../api/registered.rs"]
+mod registered;
+#[path = "../api/sq_thread.rs"]
+mod sq_thread;
+#[path = "../api/support.rs"]
+#[allow(dead_code, reason = "each suite uses its part")]
+mod support;
+#[path = "../api/task_run.rs"]
+mod task_run;
+#[path = "../api/threads.rs"]
+mod threads;
+#[path = "../api/timeouts.rs"]
+mod timeouts;
+#[path = "../api/waiting.rs"]
+mod waiting;
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Says that this process is the program, and not who starts it.
+const INSIDE: &str = "USRING_TEST_INSIDE";
+
+/// Whether the tests are to run in this process.
+const RUNS_HERE: fn() -> bool = || std::env::var_os(INSIDE).is_some();
+
+/// For the whole of it; it takes seconds.
+const LONG: Duration = Duration::from_secs(300);
+
+/// `usring` as it was built: named by the environment, or beside this test.
+fn usring() -> PathBuf {
+    let named = std::env::var_os("USRING_BIN").map(PathBuf::from);
+    let path = named.unwrap_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_usring")));
+    let library = path.with_file_name("libusring.so");
+    assert!(library.is_file(), "{} is missing; build it with `cargo xtask build`", library.display());
+    path
+}
+
+/// The program's end, within the bound.
+fn run(arguments: &[&str]) -> Output {
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(usring());
+    command.args(arguments).arg("--").arg(program).env(INSIDE, "1");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let end = Instant::now() + LONG;
+    // Its output fits a pipe as long as it passes; readers take the rest.
+    let readers = (reader(child.stdout.take().unwrap()), reader(child.stderr.take().unwrap()));
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            let _ = child.kill();
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let status = child.wait().unwrap();
+    Output { status, stdout: readers.0.join().unwrap(), stderr: readers.1.join().unwrap() }
+}
+
+fn reader(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+#[track_caller]
+fn passes(arguments: &[&str]) {
+    if RUNS_HERE() {
+        return;
+    }
+    let Output { status, stdout, stderr } = run(arguments);
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "usring {arguments:?}: {status}\n{stdout}\n{stderr}");
+    let passed = stdout.lines().filter(|line| line.ends_with("... ok")).count();
+    assert!(passed > 150, "only {passed} tests ran:\n{stdout}");
+}
+
+#[test]
+fn everything_passes_through_the_doors() {
+    passes(&["run", "--deny-kernel"]);
+}
+
+#[test]
+fn everything_passes_through_the_trap_alone() {
+    passes(&["run", "--deny-kernel", "--no-patch"]);
+}
