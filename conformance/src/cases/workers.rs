@@ -157,8 +157,13 @@ fn writes_to_one_file(t: &mut Transcript) {
     t.say(format_args!("length {}", content.len()));
     let whole = content.chunks(4).filter(|chunk| chunk.iter().all(|byte| *byte == chunk[0]));
     t.say(format_args!("whole {}", whole.count()));
-    let ordered: Vec<u8> = lines.concat();
-    t.say(format_args!("in the order of submission {}", content == ordered));
+    // In the order of submission, mostly: the kernel does not promise it.
+    let sorted = |bytes: &[u8]| {
+        let mut bytes = bytes.to_vec();
+        bytes.sort_unstable();
+        bytes
+    };
+    t.say(format_args!("every line once {}", sorted(&content) == sorted(&lines.concat())));
 }
 
 /// The workers of a ring that goes away are called back.
