@@ -2,11 +2,12 @@
 //! launcher asked for them, nothing otherwise.
 
 use crate::statistics::{Column, Statistics};
-use usring_sys::mutex::Mutex;
+use alloc::boxed::Box;
+use usring_sys::set_once::SetOnce;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 
-static STATISTICS: Mutex<Option<Source>> = Mutex::new(None);
+static STATISTICS: SetOnce<Source> = SetOnce::new();
 
 #[derive(Clone, Copy)]
 struct Source {
@@ -16,7 +17,7 @@ struct Source {
 
 /// Names the shared statistics, before the first ring.
 pub fn set_statistics(statistics: &'static Statistics, process: u32) {
-    *STATISTICS.lock() = Some(Source { statistics, process });
+    STATISTICS.set(Box::leak(Box::new(Source { statistics, process })));
 }
 
 /// Where one ring counts.
@@ -31,7 +32,7 @@ struct Counting {
 impl RingCounters {
     /// Claims a block, if anything is counted at all.
     pub fn claim() -> Self {
-        let Some(source) = *STATISTICS.lock() else { return RingCounters(None) };
+        let Some(source) = STATISTICS.get() else { return RingCounters(None) };
         if source.statistics.is_exhausted() {
             source.statistics.reclaim(process_exists);
         }

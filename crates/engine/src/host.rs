@@ -6,7 +6,7 @@ use crate::Ring;
 use alloc::sync::Arc;
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, RESERVED_BASE};
-use usring_sys::mutex::Mutex;
+use usring_sys::set_once::SetOnce;
 
 /// The questions. Each gets a descriptor number of the program.
 pub struct Host {
@@ -20,15 +20,15 @@ pub struct Host {
     pub close: fn(i32) -> Option<Result<(), Errno>>,
 }
 
-static HOST: Mutex<Option<&'static Host>> = Mutex::new(None);
+static HOST: SetOnce<Host> = SetOnce::new();
 
 /// Names the host, once, before the first ring.
 pub fn set_host(host: &'static Host) {
-    *HOST.lock() = Some(host);
+    HOST.set(host);
 }
 
 fn host() -> Option<&'static Host> {
-    *HOST.lock()
+    HOST.get()
 }
 
 /// The ring behind a number; asks only about numbers that can be one.

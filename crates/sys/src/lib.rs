@@ -29,6 +29,7 @@ pub mod per_process;
 pub mod plain;
 pub mod processor;
 pub mod queue;
+pub mod set_once;
 pub mod shared;
 pub mod signals;
 pub mod sleep;
