@@ -15,35 +15,27 @@
 
 extern crate alloc;
 
-mod attendant;
-mod buffer_group;
-mod cancel;
-mod complete;
+mod calls;
 mod counters;
-mod drain;
-pub mod enter;
-mod fast_poll;
 pub mod host;
-mod issue;
-mod link;
 mod op;
-mod opcode_table;
 mod process;
-pub mod readiness;
-mod register;
-mod registered_buffers;
-mod registered_files;
+mod registered;
 mod request;
-mod restrictions;
 mod ring;
-pub mod setup;
-mod sq_thread;
 pub mod statistics;
-mod submit;
-mod task_work;
-mod timeout;
-mod wait;
-mod workers;
+mod waiting;
+mod way_down;
+mod way_up;
+
+// The rooms go by their own names, whichever corridor they lie on.
+use registered::{buffer_group, registered_buffers, registered_files, restrictions};
+use waiting::{attendant, cancel, fast_poll, sq_thread, timeout, workers};
+use way_down::{drain, issue, link, opcode_table, submit};
+use way_up::{complete, task_work, wait};
+
+pub use calls::{enter, setup};
+pub use way_up::readiness;
 
 pub use counters::set_statistics;
 pub use enter::EnterCall;

@@ -165,7 +165,9 @@ fn release(duplicate: OwnedDescriptor) {
     PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
 }
 
-/// A private duplicate that is [`release`]d when it is dropped.
+/// A private duplicate that is given up when it is dropped, in such a way that
+/// no record lock of the program is lost with it: while anybody holds one on
+/// the file, the duplicate is not closed but parked, and used again.
 #[derive(Debug)]
 pub struct HeldDescriptor(Option<OwnedDescriptor>);
 

@@ -1,0 +1,6 @@
+//! What a program registers with a ring ahead of its requests.
+
+pub(crate) mod buffer_group;
+pub(crate) mod registered_buffers;
+pub(crate) mod registered_files;
+pub(crate) mod restrictions;

@@ -1,0 +1,8 @@
+//! The way up: what other threads have finished (`task_work`), the CQE
+//! (`complete`), and whoever wants to know of it: the caller who sleeps
+//! (`wait`), the ring's descriptor (`readiness`).
+
+pub(crate) mod complete;
+pub mod readiness;
+pub(crate) mod task_work;
+pub(crate) mod wait;
