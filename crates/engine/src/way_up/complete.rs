@@ -36,10 +36,9 @@ pub(crate) fn drop_quietly(locked: &mut LockedRing, request: RequestEntry) {
 #[inline(always)]
 fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.drain.retire();
-    if request.buffer.is_some() {
-        let buffer = request.buffer.take();
-        locked.groups.give_back(buffer);
-    }
+    // A buffer that no CQE has named (silent success) is used up all the same,
+    // as on the kernel; giving it back could hand out one that a later read has.
+    request.buffer = None;
     if request.link_timeout.is_some() {
         timeout::disarm_link_timeout(locked, &mut request);
     }
