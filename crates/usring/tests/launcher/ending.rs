@@ -81,10 +81,15 @@ fn a_signal_to_the_supervisor_reaches_the_program() {
 
 #[test]
 fn the_terminals_interrupt_reaches_the_program_once() {
-    // script(1) gives it a terminal; what is typed there are bytes to us.
+    // script(1) gives it a terminal; what is typed there are bytes to us. The
+    // shell that script starts hears the interrupt too, and dash then ends by
+    // it, whatever its child did: that shell has to go first.
     let program = "trap 'echo caught' INT; echo ready; read -r line; echo after $line; exit 6";
-    let command =
-        format!("{} run --stats bash -c '{}'", installation().path("usring").display(), program.replace('\'', "'\\''"));
+    let command = format!(
+        "exec {} run --stats bash -c '{}'",
+        installation().path("usring").display(),
+        program.replace('\'', "'\\''")
+    );
     let mut child = Command::new("script")
         .args(["-qec", &command, "/dev/null"])
         .stdin(Stdio::piped())
