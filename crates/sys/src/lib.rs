@@ -36,6 +36,7 @@ pub mod sleep;
 pub mod sync;
 pub mod syscall;
 pub mod thread;
+pub mod ticks;
 pub mod timerfd;
 pub mod user_memory;
 pub mod wait;

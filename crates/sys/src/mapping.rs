@@ -2,6 +2,7 @@
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, user_memory};
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -25,11 +26,7 @@ impl Mapping {
             let address = map(length, linux::MAP_SHARED | linux::MAP_ANONYMOUS, None)?;
             return Ok(Mapping { address, length, file: None });
         }
-        let name = c"usring";
-        let flags = u64::from(linux::MFD_CLOEXEC);
-        let number = SystemCall::new(linux::__NR_memfd_create, [name.as_ptr() as u64, flags, 0, 0, 0]).run()?;
-        let file = OwnedDescriptor::from_raw(number as i32).into_private()?;
-        SystemCall::new(linux::__NR_ftruncate, [file.number() as u64, length as u64, 0, 0, 0]).run()?;
+        let file = memory_file(c"usring", length as u64)?;
         let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
         Ok(Mapping { address, length, file: Some(file) })
     }
@@ -86,6 +83,15 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let _ = unmap(self.address, self.length);
     }
+}
+
+/// A file of zeroed memory (memfd_create(2)), private.
+pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
+    let flags = u64::from(linux::MFD_CLOEXEC);
+    let number = SystemCall::new(linux::__NR_memfd_create, [name.as_ptr() as u64, flags, 0, 0, 0]).run()?;
+    let file = OwnedDescriptor::from_raw(number as i32).into_private()?;
+    SystemCall::new(linux::__NR_ftruncate, [file.number() as u64, length, 0, 0, 0]).run()?;
+    Ok(file)
 }
 
 /// mremap(2) with an old size of zero maps the pages of a shared mapping a

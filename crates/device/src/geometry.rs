@@ -1,0 +1,50 @@
+//! What a device is like: its size, its block, and what it can do beside
+//! reading and writing.
+
+/// Fixed for the life of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// In bytes, a multiple of `block`.
+    pub size: u64,
+    /// The logical block in bytes, a power of two of 512 at least: offsets and
+    /// lengths of requests are multiples of it.
+    pub block: u32,
+    /// A program's buffer has to start at a multiple of this many bytes, or the
+    /// driver answers `EINVAL` for it; 1 where any address will do.
+    pub alignment: u32,
+    /// Most bytes of one request.
+    pub transfer: u32,
+    /// Most segments of one request.
+    pub segments: u32,
+    pub features: Features,
+}
+
+/// What a device offers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Completions can be found without an interrupt. Every driver of ours can;
+    /// a device whose policy is `interrupt` says no (storage: `EOPNOTSUPP` on a
+    /// polled ring).
+    pub polls: bool,
+    /// A write is not durable before a flush: FLUSH means something.
+    pub flush: bool,
+    /// DISCARD frees the blocks; they read as zeroes or as before.
+    pub discard: bool,
+    /// WRITE ZEROES without a buffer.
+    pub write_zeroes: bool,
+    pub read_only: bool,
+}
+
+impl Geometry {
+    /// Whether a transfer starts and ends on blocks.
+    #[inline]
+    pub fn is_aligned(&self, offset: u64, length: u64) -> bool {
+        (offset | length) & u64::from(self.block - 1) == 0
+    }
+
+    /// Bytes of a transfer that lie within the device.
+    #[inline]
+    pub fn within(&self, offset: u64, length: u64) -> u64 {
+        length.min(self.size.saturating_sub(offset))
+    }
+}

@@ -1,0 +1,89 @@
+//! How completions are waited for, per device, changeable while it runs (the
+//! words are blk-mq's `io_poll_delay`: −1 classic, 0 adaptive, else µs).
+
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use usring_sys::clock::Nanoseconds;
+
+/// What a waiter does until a completion is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollPolicy {
+    /// Sleeps until the device tells; the device does not poll.
+    Interrupt,
+    /// Spins.
+    #[default]
+    Classic,
+    /// Sleeps for half of what the wait is expected to take, then spins.
+    HybridAdaptive,
+    /// Sleeps this long, then spins.
+    HybridFixed(Nanoseconds),
+}
+
+impl PollPolicy {
+    /// Reads `interrupt`, `classic`, `hybrid` or `hybrid:SPAN`; `None` if it is none.
+    pub fn parse(text: &str) -> Option<PollPolicy> {
+        match text {
+            "interrupt" => Some(PollPolicy::Interrupt),
+            "classic" => Some(PollPolicy::Classic),
+            "hybrid" => Some(PollPolicy::HybridAdaptive),
+            _ => match crate::spec::span(text.strip_prefix("hybrid:")?)? {
+                0 => None,
+                span => Some(PollPolicy::HybridFixed(span)),
+            },
+        }
+    }
+
+    pub fn polls(self) -> bool {
+        self != PollPolicy::Interrupt
+    }
+}
+
+impl fmt::Display for PollPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PollPolicy::Interrupt => f.write_str("interrupt"),
+            PollPolicy::Classic => f.write_str("classic"),
+            PollPolicy::HybridAdaptive => f.write_str("hybrid"),
+            PollPolicy::HybridFixed(span) if span % 1000 == 0 => write!(f, "hybrid:{}us", span / 1000),
+            PollPolicy::HybridFixed(span) => write!(f, "hybrid:{span}ns"),
+        }
+    }
+}
+
+/// A device's policy, where `usring ctl` changes it and every waiter reads it:
+/// a word of memory that all its processes share. Alone, so relaxed.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct PolicyWord(AtomicU64);
+
+const INTERRUPT: u64 = u64::MAX;
+const CLASSIC: u64 = u64::MAX - 1;
+
+impl PolicyWord {
+    pub const fn new(policy: PollPolicy) -> Self {
+        PolicyWord(AtomicU64::new(encode(policy)))
+    }
+
+    #[inline]
+    pub fn get(&self) -> PollPolicy {
+        match self.0.load(Ordering::Relaxed) {
+            INTERRUPT => PollPolicy::Interrupt,
+            CLASSIC => PollPolicy::Classic,
+            0 => PollPolicy::HybridAdaptive,
+            span => PollPolicy::HybridFixed(span),
+        }
+    }
+
+    pub fn set(&self, policy: PollPolicy) {
+        self.0.store(encode(policy), Ordering::Relaxed);
+    }
+}
+
+const fn encode(policy: PollPolicy) -> u64 {
+    match policy {
+        PollPolicy::Interrupt => INTERRUPT,
+        PollPolicy::Classic => CLASSIC,
+        PollPolicy::HybridAdaptive => 0,
+        PollPolicy::HybridFixed(span) => span,
+    }
+}
