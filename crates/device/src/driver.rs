@@ -2,11 +2,19 @@
 //! shares, and its queue pairs, each of which belongs to one ring, context or
 //! thread.
 
+pub mod null;
+
 use crate::geometry::Geometry;
 use crate::request::{Completions, DeviceRequest};
 use alloc::boxed::Box;
 use usring_sys::Errno;
 use usring_sys::plain::IoVector;
+
+/// Most bytes of one request, where nothing else limits them: what Linux
+/// transfers in one call (`MAX_RW_COUNT`); a result has room for it.
+pub const LONGEST_TRANSFER: u32 = 0x7fff_f000;
+/// Most segments of one request, where nothing else limits them (`UIO_MAXIOV`).
+pub const MOST_SEGMENTS: u32 = 1024;
 
 /// One device of a kind (`null`, `ram`, …), or a wrapper around one.
 pub trait Driver: Send + Sync {

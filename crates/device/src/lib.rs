@@ -9,6 +9,7 @@
 //! | as a file | [`block_file`]: partial blocks, the device's end, one call at a time |
 //! | drivers | [`driver`]: null, ram, file, vhost-user |
 //! | around any device | [`wrapper`]: delay, error |
+//! | time and chance | [`distribution`], `random`, `timeline`, `timer_interrupt` |
 //! | its text form | [`spec`]: `ram:size=1G` and the like |
 //!
 //! # The walk of a request
@@ -27,17 +28,23 @@ extern crate alloc;
 
 pub mod channel;
 pub mod device;
+pub mod distribution;
 pub mod driver;
 pub mod geometry;
 pub mod policy;
+mod random;
 pub mod request;
 pub mod spec;
 pub mod supply;
+mod timeline;
+mod timer_interrupt;
 
 pub use channel::{Channel, Pause, Wait};
 pub use device::Device;
+pub use distribution::Distribution;
 pub use driver::{Driver, QueueOptions, QueuePair, Submission};
 pub use geometry::Geometry;
 pub use policy::{PolicyWord, PollPolicy};
 pub use request::{Completion, Completions, DeviceRequest, Operation};
+pub use spec::{Spec, SpecError};
 pub use supply::{OwnSupply, Supply};

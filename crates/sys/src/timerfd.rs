@@ -17,6 +17,15 @@ pub fn create() -> Result<OwnedDescriptor, Errno> {
 /// Lets the timer fire once, this long from now; it is unreadable until then.
 pub fn arm(number: i32, span: Nanoseconds) -> Result<(), Errno> {
     // Zero would disarm it.
-    let value = [Timespec::default(), timespec(span.max(1))];
+    set(number, span.max(1))
+}
+
+/// The timer does not fire, and is unreadable even if it has.
+pub fn disarm(number: i32) -> Result<(), Errno> {
+    set(number, 0)
+}
+
+fn set(number: i32, span: Nanoseconds) -> Result<(), Errno> {
+    let value = [Timespec::default(), timespec(span)];
     SystemCall::new(linux::__NR_timerfd_settime, [number as u64, 0, &raw const value as u64, 0, 0]).run().map(drop)
 }

@@ -1,0 +1,121 @@
+//! What is wrong with a text, for a person to read: where, what stands there,
+//! and what could stand there.
+
+use super::{KINDS, Kind, OptionRow, ValueKind};
+use alloc::string::String;
+use core::fmt;
+
+/// What is wrong, and where.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpecError {
+    /// The first character is 1.
+    pub column: usize,
+    pub problem: Problem,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Problem {
+    /// No device or wrapper has this name.
+    UnknownKind(String),
+    UnknownOption {
+        found: String,
+        kind: &'static Kind,
+        /// The wrapper around it, which does not know the option either.
+        wrapper: Option<&'static Kind>,
+    },
+    OptionTwice(&'static str),
+    OptionMissing {
+        option: &'static str,
+        kind: &'static Kind,
+    },
+    /// Not a value of this kind.
+    Value {
+        option: &'static str,
+        found: String,
+        expected: ValueKind,
+    },
+    /// A character (or the end) where another should be.
+    Unexpected {
+        found: Option<char>,
+        expected: &'static str,
+    },
+    /// `poll=` inside a wrapper.
+    PollInside,
+    TooDeep,
+    /// The values do not fit together.
+    Together {
+        kind: &'static Kind,
+        what: &'static str,
+    },
+}
+
+impl PartialEq for Kind {
+    fn eq(&self, other: &Kind) -> bool {
+        self.name == other.name
+    }
+}
+
+impl fmt::Debug for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+fn list<'a>(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'a str>) -> fmt::Result {
+    for (index, name) in names.enumerate() {
+        write!(f, "{}{name}", if index == 0 { "" } else { ", " })?;
+    }
+    Ok(())
+}
+
+/// "ram takes: size, block".
+fn takes(f: &mut fmt::Formatter<'_>, kind: &Kind) -> fmt::Result {
+    write!(f, "; {} takes: ", kind.name)?;
+    list(f, kind.options.iter().map(|row: &OptionRow| row.name))
+}
+
+impl fmt::Display for SpecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let column = self.column;
+        match &self.problem {
+            Problem::UnknownKind(found) => {
+                write!(f, "unknown device '{}' at column {column}; there are: ", found.escape_debug())?;
+                list(f, KINDS.iter().filter(|kind| !kind.is_wrapper()).map(|kind| kind.name))?;
+                let mut wrappers = KINDS.iter().filter(|kind| kind.is_wrapper()).map(|kind| kind.name).peekable();
+                if wrappers.peek().is_some() {
+                    f.write_str("; and around another device: ")?;
+                    list(f, wrappers)?;
+                }
+                Ok(())
+            }
+            Problem::UnknownOption { found, kind, wrapper } => {
+                write!(f, "unknown option '{}' of {} at column {column}", found.escape_debug(), kind.name)?;
+                takes(f, kind)?;
+                wrapper.map_or(Ok(()), |wrapper| takes(f, wrapper))
+            }
+            Problem::OptionTwice(option) => write!(f, "option '{option}' at column {column} for the second time"),
+            Problem::OptionMissing { option, kind } => {
+                write!(f, "{} at column {column} needs the option '{option}'", kind.name)
+            }
+            Problem::Value { option, found, expected } => write!(
+                f,
+                "'{}' at column {column} is no value of '{option}', which is {}",
+                found.escape_debug(),
+                expected.description()
+            ),
+            Problem::Unexpected { found: Some(found), expected } => {
+                write!(f, "'{}' at column {column}, where {expected} should be", found.escape_debug())
+            }
+            Problem::Unexpected { found: None, expected } => {
+                write!(f, "the text ends at column {column}, where {expected} should be")
+            }
+            Problem::PollInside => {
+                write!(f, "'poll' at column {column} is of the whole device: it goes behind the last parenthesis")
+            }
+            Problem::TooDeep => write!(f, "too many wrappers around each other at column {column}"),
+            Problem::Together { kind, what } => write!(f, "{} at column {column}: {what}", kind.name),
+        }
+    }
+}
+
+impl core::error::Error for SpecError {}

@@ -1,0 +1,202 @@
+//! From a device's text to its layers. Reads once from left to right; how deep
+//! wrappers may stand in each other is limited, so that no text can use up the
+//! stack.
+
+use super::{Kind, Layer, OptionRow, Problem, Spec, SpecError, Value, ValueKind, kinds};
+use crate::policy::PollPolicy;
+use alloc::borrow::ToOwned;
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// Most wrappers around each other.
+const DEEPEST: usize = 8;
+/// The option of the whole device.
+const POLL: &str = "poll";
+
+struct Parser<'a> {
+    text: &'a str,
+    /// In bytes.
+    at: usize,
+    poll: Option<PollPolicy>,
+}
+
+/// Where a layer stands.
+#[derive(Clone, Copy)]
+struct Place {
+    wrapper: Option<&'static Kind>,
+    depth: usize,
+}
+
+pub fn parse(text: &str) -> Result<Spec, SpecError> {
+    let mut parser = Parser { text, at: 0, poll: None };
+    let outermost = parser.layer(Place { wrapper: None, depth: 0 })?;
+    while parser.skip(',') {
+        let start = parser.at;
+        match parser.name() {
+            POLL => parser.policy(start, Place { wrapper: None, depth: 0 })?,
+            // Only behind a wrapper's parenthesis: a device reads its options itself.
+            found => {
+                let (found, kind) = (found.to_owned(), outermost.kind);
+                return Err(parser.error(start, Problem::UnknownOption { found, kind, wrapper: None }));
+            }
+        }
+    }
+    if parser.at < text.len() {
+        return Err(parser.unexpected("the end"));
+    }
+    Ok(Spec { outermost, poll: parser.poll })
+}
+
+impl Parser<'_> {
+    fn error(&self, at: usize, problem: Problem) -> SpecError {
+        SpecError { column: self.text[..at].chars().count() + 1, problem }
+    }
+
+    fn unexpected(&self, expected: &'static str) -> SpecError {
+        self.error(self.at, Problem::Unexpected { found: self.next(), expected })
+    }
+
+    fn next(&self) -> Option<char> {
+        self.text[self.at..].chars().next()
+    }
+
+    fn skip(&mut self, wanted: char) -> bool {
+        let found = self.next() == Some(wanted);
+        if found {
+            self.at += wanted.len_utf8();
+        }
+        found
+    }
+
+    fn expect(&mut self, wanted: char, expected: &'static str) -> Result<(), SpecError> {
+        if self.skip(wanted) { Ok(()) } else { Err(self.unexpected(expected)) }
+    }
+
+    /// Everything up to what can follow a name.
+    fn name(&mut self) -> &str {
+        let rest = &self.text[self.at..];
+        let length = rest.find([':', '(', ')', ',', '=']).unwrap_or(rest.len());
+        self.at += length;
+        &rest[..length]
+    }
+
+    fn layer(&mut self, place: Place) -> Result<Layer, SpecError> {
+        let start = self.at;
+        let name = self.name();
+        let Some(kind) = kinds::find(name) else {
+            let found = name.to_owned();
+            return Err(self.error(start, Problem::UnknownKind(found)));
+        };
+        let mut layer = Layer { kind, inner: None, values: Vec::new() };
+        if kind.is_wrapper() {
+            self.expect('(', "'(' and the device inside")?;
+            if place.depth == DEEPEST {
+                return Err(self.error(start, Problem::TooDeep));
+            }
+            let inside = Place { wrapper: Some(kind), depth: place.depth + 1 };
+            layer.inner = Some(Box::new(self.layer(inside)?));
+            self.options(&mut layer, ',', Place { wrapper: None, ..inside })?;
+            self.expect(')', "',' and an option, or ')',")?;
+        } else {
+            if self.next() != Some(':') {
+                return Err(self.unexpected("':' and an option"));
+            }
+            self.options(&mut layer, ':', place)?;
+        }
+        self.finish(start, &layer)?;
+        Ok(layer)
+    }
+
+    /// The options of one layer, each behind a separator; ends before a
+    /// separator behind which an option of the wrapper stands.
+    fn options(&mut self, layer: &mut Layer, first: char, place: Place) -> Result<(), SpecError> {
+        let mut separator = first;
+        loop {
+            let before = self.at;
+            if !self.skip(separator) {
+                return Ok(());
+            }
+            separator = ',';
+            let start = self.at;
+            let name = self.name().to_owned();
+            if let Some(row) = layer.kind.row(&name) {
+                self.option(layer, row, start)?;
+            } else if name == POLL {
+                self.policy(start, place)?;
+            } else if place.wrapper.is_some_and(|wrapper| wrapper.row(&name).is_some()) {
+                self.at = before;
+                return Ok(());
+            } else {
+                let problem = Problem::UnknownOption { found: name, kind: layer.kind, wrapper: place.wrapper };
+                return Err(self.error(start, problem));
+            }
+        }
+    }
+
+    fn option(&mut self, layer: &mut Layer, row: &'static OptionRow, start: usize) -> Result<(), SpecError> {
+        if layer.value(row.name).is_some() {
+            return Err(self.error(start, Problem::OptionTwice(row.name)));
+        }
+        let value = self.value(row.name, row.value, |text| Value::read(row.value, text))?;
+        layer.values.push((row.name, value));
+        Ok(())
+    }
+
+    fn policy(&mut self, start: usize, place: Place) -> Result<(), SpecError> {
+        if place.depth > 0 {
+            return Err(self.error(start, Problem::PollInside));
+        }
+        if self.poll.is_some() {
+            return Err(self.error(start, Problem::OptionTwice(POLL)));
+        }
+        self.poll = Some(self.value(POLL, ValueKind::Policy, PollPolicy::parse)?);
+        Ok(())
+    }
+
+    /// `=` and a value.
+    fn value<T>(
+        &mut self,
+        option: &'static str,
+        expected: ValueKind,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, SpecError> {
+        self.expect('=', "'=' and a value")?;
+        let start = self.at;
+        let found = self.raw_value()?;
+        read(&found).ok_or_else(|| self.error(start, Problem::Value { option, found, expected }))
+    }
+
+    /// A value without its backslashes.
+    fn raw_value(&mut self) -> Result<String, SpecError> {
+        let mut value = String::new();
+        let mut open = 0usize;
+        while let Some(next) = self.next() {
+            match next {
+                ',' | ')' if open == 0 => break,
+                '(' => open += 1,
+                ')' => open -= 1,
+                _ => {}
+            }
+            self.at += next.len_utf8();
+            if next != '\\' {
+                value.push(next);
+                continue;
+            }
+            let Some(escaped) = self.next() else { return Err(self.unexpected("the character behind a backslash")) };
+            self.at += escaped.len_utf8();
+            value.push(escaped);
+        }
+        if open > 0 { Err(self.unexpected("')'")) } else { Ok(value) }
+    }
+
+    /// That nothing is missing, and what is there fits together.
+    fn finish(&self, start: usize, layer: &Layer) -> Result<(), SpecError> {
+        let kind = layer.kind;
+        let missing = kind.options.iter().find(|row| row.required && layer.value(row.name).is_none());
+        if let Some(row) = missing {
+            return Err(self.error(start, Problem::OptionMissing { option: row.name, kind }));
+        }
+        (kind.check)(layer).map_err(|what| self.error(start, Problem::Together { kind, what }))
+    }
+}

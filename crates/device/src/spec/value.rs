@@ -1,0 +1,192 @@
+//! The values of options: sizes, times, probabilities, distributions. Each is
+//! written as it is read.
+
+use crate::distribution::Distribution;
+use crate::policy::PollPolicy;
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use core::fmt::{self, Write};
+use usring_sys::clock::Nanoseconds;
+
+/// What sort of value an option takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueKind {
+    Size,
+    /// The size of a logical block.
+    Block,
+    Span,
+    Distribution,
+    Probability,
+    Number,
+    Text,
+    Switch,
+    Policy,
+}
+
+/// A value that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Bytes.
+    Size(u64),
+    Span(Nanoseconds),
+    Distribution(Distribution),
+    Probability(Probability),
+    Number(u64),
+    Text(String),
+    Switch(bool),
+    Policy(PollPolicy),
+}
+
+impl ValueKind {
+    /// Ends the sentence "… which is".
+    pub fn description(self) -> &'static str {
+        match self {
+            ValueKind::Size => "a size like 4096, 64K, 1M, 1G or 1T",
+            ValueKind::Block => "512 or 4096",
+            ValueKind::Span => "a time like 500ns, 10us, 1ms or 2s",
+            ValueKind::Distribution => {
+                "a time like 10us or 1ms, or uniform(5us,20us), exponential(10us) or normal(10us,2us)"
+            }
+            ValueKind::Probability => "a probability like 0.01 or 1%",
+            ValueKind::Number => "a whole number",
+            ValueKind::Text => "a text that is not empty",
+            ValueKind::Switch => "on or off",
+            ValueKind::Policy => "interrupt, classic, hybrid, or hybrid: and a time like 5us",
+        }
+    }
+}
+
+impl Value {
+    /// `None` if the text is no such value.
+    pub fn read(kind: ValueKind, text: &str) -> Option<Value> {
+        match kind {
+            ValueKind::Size => size(text).map(Value::Size),
+            ValueKind::Block => size(text).filter(|size| matches!(size, 512 | 4096)).map(Value::Size),
+            ValueKind::Span => span(text).map(Value::Span),
+            ValueKind::Distribution => Distribution::parse(text).map(Value::Distribution),
+            ValueKind::Probability => Probability::parse(text).map(Value::Probability),
+            ValueKind::Number => number(text).map(Value::Number),
+            ValueKind::Text if text.is_empty() || text.contains('\0') => None,
+            ValueKind::Text => Some(Value::Text(text.to_owned())),
+            ValueKind::Switch => match text {
+                "on" => Some(Value::Switch(true)),
+                "off" => Some(Value::Switch(false)),
+                _ => None,
+            },
+            ValueKind::Policy => PollPolicy::parse(text).map(Value::Policy),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Size(bytes) => write_size(f, *bytes),
+            Value::Span(span) => write_span(f, *span),
+            Value::Distribution(distribution) => distribution.fmt(f),
+            Value::Probability(probability) => probability.fmt(f),
+            Value::Number(number) => number.fmt(f),
+            Value::Switch(on) => f.write_str(if *on { "on" } else { "off" }),
+            Value::Policy(policy) => policy.fmt(f),
+            Value::Text(text) => text.chars().try_for_each(|character| {
+                if matches!(character, ',' | '(' | ')' | '\\') {
+                    f.write_char('\\')?;
+                }
+                f.write_char(character)
+            }),
+        }
+    }
+}
+
+/// Digits only: `parse` alone would take a sign.
+fn number(text: &str) -> Option<u64> {
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
+const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+
+/// A file's length cannot be more.
+const LARGEST: u64 = i64::MAX as u64;
+
+/// Bytes, or with K, M, G, T (1K is 1024).
+fn size(text: &str) -> Option<u64> {
+    let (digits, shift) = match UNITS.iter().find(|(unit, _)| text.ends_with(*unit)) {
+        Some((_, shift)) => (&text[..text.len() - 1], *shift),
+        None => (text, 0),
+    };
+    number(digits)?.checked_mul(1 << shift).filter(|bytes| *bytes <= LARGEST)
+}
+
+fn write_size(f: &mut fmt::Formatter<'_>, bytes: u64) -> fmt::Result {
+    match UNITS.iter().rev().find(|(_, shift)| bytes != 0 && bytes.trailing_zeros() >= *shift) {
+        Some((unit, shift)) => write!(f, "{}{unit}", bytes >> shift),
+        None => write!(f, "{bytes}"),
+    }
+}
+
+/// A span of time: a number with `ns`, `us`, `ms` or `s`. `None` if it is none, or too long to count.
+pub fn span(text: &str) -> Option<Nanoseconds> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (digits, unit) = text.split_at(digits);
+    let scale = match unit {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    number(digits)?.checked_mul(scale)
+}
+
+/// In the largest unit that leaves nothing over.
+pub fn write_span(f: &mut fmt::Formatter<'_>, span: Nanoseconds) -> fmt::Result {
+    let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
+    match units.iter().find(|(scale, _)| span != 0 && span.is_multiple_of(*scale)) {
+        Some((scale, unit)) => write!(f, "{}{unit}", span / scale),
+        None => write!(f, "{span}ns"),
+    }
+}
+
+/// How often something happens, from never to always; in 10⁻⁹.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Probability(u32);
+
+impl Probability {
+    pub const ALWAYS: u32 = 1_000_000_000;
+    const DIGITS: usize = 9;
+
+    /// In 10⁻⁹.
+    pub fn per_billion(self) -> u32 {
+        self.0
+    }
+
+    /// `0.01` or `1%`, with nine digits behind the point at most (seven).
+    pub fn parse(text: &str) -> Option<Probability> {
+        let (text, digits) = match text.strip_suffix('%') {
+            Some(percent) => (percent, Self::DIGITS - 2),
+            None => (text, Self::DIGITS),
+        };
+        let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+        if whole.is_empty() || fraction.is_empty() || fraction.len() > digits {
+            return None;
+        }
+        let scale = 10u64.pow(digits as u32);
+        let fraction = number(fraction)?.checked_mul(10u64.pow((digits - fraction.len()) as u32))?;
+        let parts = number(whole)?.checked_mul(scale)?.checked_add(fraction)?;
+        u32::try_from(parts).ok().filter(|parts| *parts <= Self::ALWAYS).map(Probability)
+    }
+}
+
+impl fmt::Display for Probability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, mut fraction, mut digits) = (self.0 / Self::ALWAYS, self.0 % Self::ALWAYS, Self::DIGITS);
+        if fraction == 0 {
+            return write!(f, "{whole}");
+        }
+        while fraction % 10 == 0 {
+            fraction /= 10;
+            digits -= 1;
+        }
+        write!(f, "{whole}.{fraction:0digits$}")
+    }
+}

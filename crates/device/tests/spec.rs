@@ -1,0 +1,151 @@
+//! A device's text: what is read, what is written, and what a person is told.
+
+use usring_device::spec::parse;
+use usring_device::{Distribution, OwnSupply, PollPolicy};
+
+/// Parses, and checks that what is written is read as the same.
+fn read(text: &str) -> usring_device::Spec {
+    let spec = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    let written = spec.to_string();
+    assert_eq!(parse(&written).as_ref(), Ok(&spec), "{text} is written as {written}");
+    spec
+}
+
+fn complaint(text: &str) -> String {
+    match parse(text) {
+        Ok(spec) => panic!("{text} is read as {spec}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn sizes_are_bytes_or_binary_units() {
+    for (text, bytes) in [("512", 512), ("4K", 4096), ("3M", 3 << 20), ("1G", 1 << 30), ("1T", 1 << 40)] {
+        assert_eq!(read(&format!("null:size={text}")).device().size("size"), Some(bytes));
+    }
+    assert_eq!(read("null:size=1048576").to_string(), "null:size=1M");
+    assert_eq!(read("null:size=1536").to_string(), "null:size=1536");
+}
+
+#[test]
+fn latencies_are_times_or_distributions() {
+    let latency = |text: &str| read(&format!("null:size=1G,latency={text}")).device().distribution("latency").unwrap();
+    assert_eq!(latency("10us"), Distribution::Constant(10_000));
+    assert_eq!(latency("0ns"), Distribution::Constant(0));
+    assert_eq!(latency("2s"), Distribution::Constant(2_000_000_000));
+    assert_eq!(latency("uniform(5us,20us)"), Distribution::Uniform { from: 5_000, to: 20_000 });
+    assert_eq!(latency("exponential(1ms)"), Distribution::Exponential { mean: 1_000_000 });
+    assert_eq!(latency("normal(10us,2500ns)"), Distribution::Normal { mean: 10_000, deviation: 2_500 });
+}
+
+#[test]
+fn a_policy_belongs_to_the_whole_device() {
+    assert_eq!(read("null:size=1G").policy(), PollPolicy::Classic);
+    assert_eq!(read("null:size=1G,poll=interrupt").policy(), PollPolicy::Interrupt);
+    assert_eq!(read("null:poll=hybrid,size=1G").policy(), PollPolicy::HybridAdaptive);
+    assert_eq!(read("null:size=1G,poll=hybrid:5us,block=4096").policy(), PollPolicy::HybridFixed(5_000));
+}
+
+#[test]
+fn a_person_is_told_what_is_wrong_and_where() {
+    let takes = "null takes: size, latency, latency-seed, block";
+    assert_eq!(complaint("null:sise=1G"), format!("unknown option 'sise' of null at column 6; {takes}"));
+    assert_eq!(complaint("null:"), format!("unknown option '' of null at column 6; {takes}"));
+    assert_eq!(complaint("null"), "the text ends at column 5, where ':' and an option should be");
+    assert_eq!(complaint("null=3"), "'=' at column 5, where ':' and an option should be");
+    assert_eq!(complaint("null:size"), "the text ends at column 10, where '=' and a value should be");
+    assert_eq!(complaint("null:block=512"), "null at column 1 needs the option 'size'");
+    assert_eq!(complaint("null:size=1G,size=2G"), "option 'size' at column 14 for the second time");
+    assert_eq!(
+        complaint("null:size=1g"),
+        "'1g' at column 11 is no value of 'size', which is a size like 4096, 64K, 1M, 1G or 1T"
+    );
+    assert_eq!(complaint("null:size=1G)"), "')' at column 13, where the end should be");
+    assert_eq!(complaint("null:size=1G,latency=uniform(5us"), "the text ends at column 33, where ')' should be");
+    assert_eq!(
+        complaint("null:size=1G,latency=5us\\"),
+        "the text ends at column 26, where the character behind a backslash should be"
+    );
+    assert_eq!(complaint("null:size=1000"), "null at column 1: the size is not a whole number of blocks");
+    assert_eq!(complaint("null:size=0"), "null at column 1: a device has one block at least");
+    assert_eq!(complaint("null:size=4608,block=4096"), "null at column 1: the size is not a whole number of blocks");
+    assert!(complaint("nul:size=1G").starts_with("unknown device 'nul' at column 1; there are: null"));
+    assert!(complaint("\u{1b}[31m").contains("'\\u{1b}[31m'"), "nothing reaches a terminal as it is");
+    assert!(complaint("ä").contains("at column 1"));
+}
+
+#[test]
+fn values_that_are_none_are_refused() {
+    for value in ["", "G", "1K1", "-1", "+1", "1.5G", "0x10", " 1G", "9223372036854775808", "8388608T"] {
+        assert!(complaint(&format!("null:size={value}")).contains("no value of 'size'"), "{value}");
+    }
+    for value in ["10", "us", "10 us", "uniform(5us)", "uniform(20us,5us)", "normal()", "gamma(1us)", "99999999999s"] {
+        assert!(complaint(&format!("null:size=1G,latency={value}")).contains("no value of 'latency'"), "{value}");
+    }
+    for value in ["", "adaptive", "hybrid:", "hybrid:0us", "hybrid:5"] {
+        assert!(complaint(&format!("null:size=1G,poll={value}")).contains("no value of 'poll'"), "{value}");
+    }
+    assert!(complaint("null:size=1G,block=1024").contains("512 or 4096"));
+}
+
+#[test]
+fn a_device_that_is_read_can_be_opened() {
+    let driver = read("null:size=1T,latency=10us,block=4096").open(Box::new(OwnSupply)).unwrap();
+    assert_eq!((driver.geometry().size, driver.geometry().block), (1 << 40, 4096));
+}
+
+/// A small generator: the test does again what it did.
+struct Noise(u64);
+
+impl Noise {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % end as u64) as usize
+    }
+}
+
+/// Random bytes, and random changes of texts that mean something: each is
+/// refused with a text, or means the same when it is written.
+#[test]
+fn no_text_is_too_much() {
+    let seeds = [
+        "null:size=1T,latency=uniform(5us,20us),latency-seed=7,block=4096,poll=hybrid:5us",
+        "delay(error(ram:size=1G,seed=7,eio=0.01,short=5%,late-by=10ms),read=100us,write=normal(1ms,1us)),poll=classic",
+        "delay(delay(delay(delay(delay(delay(delay(delay(delay(delay(null:size=1G))))))))))",
+        "file:path=/a\\,b\\(c\\)\\\\d,direct=on",
+    ];
+    let words =
+        ["null:", "delay(", "error(", "size=", "poll=", ",", ")", "(", "\\", "=", "1G", "é", "99999999999999999999"];
+    let mut noise = Noise(0x1234_5678_9abc_def1);
+    let (mut good, mut bad) = (0, 0);
+    for round in 0..60_000 {
+        let mut bytes: Vec<u8> = match round % 3 {
+            0 => (0..noise.below(40)).map(|_| noise.below(256) as u8).collect(),
+            1 => (0..noise.below(20)).flat_map(|_| words[noise.below(words.len())].bytes()).collect(),
+            _ => seeds[noise.below(seeds.len())].bytes().collect(),
+        };
+        for _ in 0..noise.below(3) {
+            let at = noise.below(bytes.len() + 1);
+            match noise.below(3) {
+                0 => bytes.truncate(at),
+                1 => bytes.insert(at, b",()=:\\0TK%"[noise.below(10)]),
+                _ if at < bytes.len() => drop(bytes.remove(at)),
+                _ => {}
+            }
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        match parse(&text) {
+            Ok(spec) => {
+                assert_eq!(parse(&spec.to_string()), Ok(spec), "{text}");
+                good += 1;
+            }
+            Err(error) => {
+                assert!(error.column <= text.chars().count() + 1 && !error.to_string().is_empty(), "{text}");
+                bad += 1;
+            }
+        }
+    }
+    assert!(good > 1000 && bad > 1000, "{good} good, {bad} bad: a test of one of them only is none");
+}
