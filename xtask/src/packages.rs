@@ -6,7 +6,7 @@ use std::process::{Command, ExitStatus};
 
 /// A package, and a file by which it is recognised (however it was
 /// installed); `*` stands for what may differ within one name.
-const PACKAGES: [(&str, &str); 13] = [
+const PACKAGES: [(&str, &str); 14] = [
     ("bsdutils", "/usr/bin/script"),
     ("fio", "/usr/bin/fio"),
     ("gcc", "/usr/bin/cc"),
@@ -18,6 +18,7 @@ const PACKAGES: [(&str, &str); 13] = [
     ("mariadb-server", "/usr/sbin/mariadbd"),
     ("nodejs", "/usr/bin/node"),
     ("python3.11", "/usr/bin/python3.11"),
+    ("qemu-system-common", "/usr/bin/qemu-storage-daemon"),
     ("qemu-utils", "/usr/bin/qemu-img"),
     ("stress-ng", "/usr/bin/stress-ng"),
 ];

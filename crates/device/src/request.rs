@@ -27,6 +27,11 @@ pub struct DeviceRequest<'a> {
     pub operation: Operation,
     /// Of a write: durable when it completes (FUA).
     pub durable: bool,
+    /// The program says, by this request, that the segments lie in memory that it
+    /// registered: what [`crate::Driver::share_memory`] replaced is meant, even
+    /// if other memory lies at the address by now. Without this a driver never
+    /// takes an address for shared memory.
+    pub registered: bool,
     /// Bytes from the start of the device.
     pub offset: u64,
     /// Bytes; the sum of the segments of a read or write.
