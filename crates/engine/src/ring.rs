@@ -107,6 +107,8 @@ pub(crate) struct EventDescriptor {
 }
 
 impl EventDescriptor {
+    #[cold]
+    #[inline(never)]
     pub fn tell(&self, ring: &Ring, by_worker: bool) {
         if (by_worker || !self.only_async) && !ring.memory.is_eventfd_disabled() {
             eventfd::signal(self.descriptor.number());
@@ -162,7 +164,7 @@ impl Ring {
     }
 
     /// Becomes the driver of the ring; waits while somebody else is.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
         LockedRing { ring: self, state: self.state.lock(), farewell: Farewell(self) }
     }
@@ -187,7 +189,7 @@ pub(crate) struct LockedRing<'a> {
 struct Farewell<'a>(&'a Arc<Ring>);
 
 impl Drop for Farewell<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if !self.0.task_work.is_empty() && !self.0.defers_task_work() {
             task_work::run_if_unattended(self.0);
@@ -220,8 +222,21 @@ impl<'a> LockedRing<'a> {
     /// Issues what has become issuable, publishes the batch's CQEs and tells who wants to know: registered
     /// eventfd, readiness of the ring's descriptor. Sleepers are woken when
     /// the lock is released.
-    #[inline]
+    #[inline(always)]
     pub fn finish_batch(&mut self) {
+        let unfinished = self.timeouts.has_counted() || !self.issuable.is_empty();
+        if unfinished || self.files.has_released() || self.buffers.has_retired() {
+            self.finish_rest();
+        }
+        if self.cq.publish() {
+            self.posted = true;
+            self.tell();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn finish_rest(&mut self) {
         timeout::flush_counted(self);
         while !self.issuable.is_empty() {
             issue::run_issuable(self);
@@ -233,14 +248,12 @@ impl<'a> LockedRing<'a> {
         if self.buffers.has_retired() {
             registered_buffers::post_released(self);
         }
-        if self.cq.publish() {
-            self.posted = true;
-            self.tell();
-        }
     }
 
     /// Whether armed files or timers have not been looked at for several calls
     /// that had enough without it.
+    #[cold]
+    #[inline(never)]
     pub fn is_due_for_a_look(&mut self) -> bool {
         if self.polls.armed() == 0 && self.timeouts.is_empty() {
             return false;
@@ -262,6 +275,7 @@ impl<'a> LockedRing<'a> {
         }
     }
 
+    #[inline(always)]
     fn tell(&mut self) {
         self.ring.readiness.signal();
         let by_worker = core::mem::take(&mut self.completed_by_worker);
@@ -272,9 +286,14 @@ impl<'a> LockedRing<'a> {
 
     /// Leaves the ring for good: somebody else watches what it waits for, and
     /// work that arrived meanwhile is done.
-    #[inline]
     pub fn leave(mut self) {
         self.finish_batch();
+        self.depart();
+    }
+
+    /// The same for a driver that has finished its batch.
+    #[inline(always)]
+    pub fn depart(mut self) {
         attendant::take_over(&mut self);
         drop(self.release());
     }
@@ -287,7 +306,7 @@ impl<'a> LockedRing<'a> {
         core::mem::forget(self.release());
     }
 
-    #[inline]
+    #[inline(always)]
     fn release(mut self) -> Farewell<'a> {
         let posted = core::mem::take(&mut self.posted);
         let ring = self.ring;

@@ -11,6 +11,7 @@
 use crate::{hazard, process};
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use usring_engine::Ring;
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
@@ -105,13 +106,40 @@ fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(number as usize)
 }
 
-/// Runs `work` on the ring's file that `number` stands for.
-#[inline]
-pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
+/// A ring's file in use: it lives at least as long as this does.
+pub struct Using {
+    file: ManuallyDrop<Arc<File>>,
+    /// What keeps the table's share in the file alive; without it the share is
+    /// this one's own.
+    held: Option<hazard::Use>,
+}
+
+impl Deref for Using {
+    type Target = Arc<File>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Arc<File> {
+        &self.file
+    }
+}
+
+impl Drop for Using {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.held.is_none() {
+            // SAFETY: a share of its own, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        }
+    }
+}
+
+/// The ring's file that `number` stands for.
+#[inline(always)]
+pub fn find(number: i32) -> Found<Using> {
     let Some(entry) = entry(number) else { return Found::Other };
     // Acquire: pairs with the release in `insert`.
-    let Some((object, in_use)) = hazard::protect(|| entry.load(Ordering::Acquire)) else {
-        return with_lock(number, entry, work);
+    let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire)) else {
+        return find_with_lock(number, entry);
     };
     match object {
         0 => return Found::Other,
@@ -119,39 +147,51 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
         _ => {}
     }
     // SAFETY: it came from `Arc::into_raw`, and whoever takes it out of the
-    // table does not drop it while `in_use` lives.
+    // table does not drop it while `held` lives.
     let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) });
-    if number < RESERVED_BASE && !is_still(&file, number) {
-        drop(in_use);
-        drop(remove(number));
-        return Found::Other;
-    }
-    let result = Found::Ring(work(&file));
-    drop(in_use);
-    result
+    checked(Using { file, held }, number)
 }
 
 /// The same where there is no fast way.
 #[cold]
-fn with_lock<T>(number: i32, entry: &AtomicUsize, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
+#[inline(never)]
+fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
     let file = {
         let _removers_wait = process::current().descriptors.lock();
         match entry.load(Ordering::Acquire) {
             0 => return Found::Other,
             INHERITED => return Found::Inherited,
-            // SAFETY: as in `with`; it stays in the table while the lock is held.
+            // SAFETY: as in `find`; it stays in the table while the lock is held.
             object => Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) })),
         }
     };
-    if number < RESERVED_BASE && !is_still(&file, number) {
+    checked(Using { file: ManuallyDrop::new(file), held: None }, number)
+}
+
+/// A low number may have ceased to be a ring unseen.
+#[inline(always)]
+fn checked(using: Using, number: i32) -> Found<Using> {
+    if number < RESERVED_BASE && !is_still(&using, number) {
+        drop(using);
         drop(remove(number));
         return Found::Other;
     }
-    Found::Ring(work(&file))
+    Found::Ring(using)
+}
+
+/// Runs `work` on the ring's file that `number` stands for.
+pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
+    match find(number) {
+        Found::Ring(using) => Found::Ring(work(&using)),
+        Found::Inherited => Found::Inherited,
+        Found::Other => Found::Other,
+    }
 }
 
 /// Whether a low number is still the ring that it was made an alias of: calls
 /// that close it may have gone unseen. Without /proc nobody can tell.
+#[cold]
+#[inline(never)]
 fn is_still(file: &File, number: i32) -> bool {
     let identity = file.identity.load(Ordering::Relaxed);
     identity == 0 || eventfd_id(number) == Some(identity)

@@ -8,6 +8,7 @@
 use crate::descriptors::{self, File, Found};
 use crate::process;
 use alloc::sync::Arc;
+use core::mem::ManuallyDrop;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use usring_sys::{Errno, SystemCall, UserAddress, signals, thread, user_memory};
@@ -56,11 +57,13 @@ pub fn acquaint() {
     let _ = claim();
 }
 
-/// Runs `work` on the ring that stands at `index`. `EINVAL`: there is no such
-/// index, or this thread has never made or registered a ring; `EBADF`: nothing
-/// stands there.
-#[inline]
-pub fn with<T>(index: u32, work: impl FnOnce(&Arc<File>) -> T) -> Result<T, Errno> {
+/// The ring that stands at `index`. `EINVAL`: there is no such index, or this
+/// thread has never made or registered a ring; `EBADF`: nothing stands there.
+///
+/// # Safety
+/// It is used only until this thread next takes something out of its row.
+#[inline(always)]
+pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
     if index as usize >= PLACES {
         return Err(Errno::EINVAL);
     }
@@ -72,8 +75,8 @@ pub fn with<T>(index: u32, work: impl FnOnce(&Arc<File>) -> T) -> Result<T, Errn
     }
     // SAFETY: 1. It came from `Arc::into_raw`. 2. Only this thread takes it
     // out of its row, and no handler runs on it while it is in the engine.
-    let file = core::mem::ManuallyDrop::new(unsafe { Arc::from_raw(file) });
-    Ok(work(&file))
+    // 3. The caller is done with it by then.
+    Ok(ManuallyDrop::new(unsafe { Arc::from_raw(file) }))
 }
 
 /// The row of the calling thread, claimed if it has none.

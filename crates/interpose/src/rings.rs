@@ -1,7 +1,7 @@
 //! The three calls of io_uring: what is the doors' part of them (descriptors),
 //! and the way to the engine for the rest.
 
-use crate::descriptors::{self, File, Found};
+use crate::descriptors::{self, File, Found, Using};
 use crate::door::Call;
 use crate::registered::{self, not_a_ring};
 use usring_engine::{EnterCall, Ring};
@@ -28,17 +28,23 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
         argument: UserAddress(argument),
         argument_size,
     };
-    let work = |file: &alloc::sync::Arc<File>| file.ring.enter(&enter).map(u64::from);
     enter.check_flags()?;
-    if enter.flags & abi::IORING_ENTER_REGISTERED_RING != 0 {
-        return registered::with(descriptor as u32, work)?;
-    }
-    on_ring(descriptor as i32, work)
+    let (by_index, by_number);
+    let file = if enter.flags & abi::IORING_ENTER_REGISTERED_RING != 0 {
+        // SAFETY: entering takes nothing out of the thread's row.
+        by_index = unsafe { registered::find(descriptor as u32)? };
+        &*by_index
+    } else {
+        by_number = find(descriptor as i32)?;
+        &*by_number
+    };
+    file.ring.enter(&enter).map(u64::from)
 }
 
-fn on_ring<T>(number: i32, work: impl FnOnce(&alloc::sync::Arc<File>) -> Result<T, Errno>) -> Result<T, Errno> {
-    match descriptors::with(number, work) {
-        Found::Ring(result) => result,
+#[inline(always)]
+fn find(number: i32) -> Result<Using, Errno> {
+    match descriptors::find(number) {
+        Found::Ring(using) => Ok(using),
         Found::Inherited => Err(Errno::EOWNERDEAD),
         Found::Other => Err(not_a_ring(number)),
     }
@@ -58,16 +64,22 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     if descriptor as i32 == -1 {
         return Err(Errno::EINVAL);
     }
-    let work = |file: &alloc::sync::Arc<File>| {
-        if opcode == op::IORING_REGISTER_RING_FDS as u32 {
-            registered::register(argument, count)
-        } else if opcode == op::IORING_UNREGISTER_RING_FDS as u32 {
-            registered::unregister(argument, count)
-        } else {
-            file.ring.register(opcode, argument, count)
-        }
+    let (registered, by_number);
+    let file = if by_index {
+        // SAFETY: what unregisters below uses it no more.
+        registered = unsafe { registered::find(descriptor as u32)? };
+        &*registered
+    } else {
+        by_number = find(descriptor as i32)?;
+        &*by_number
     };
-    let answer = if by_index { registered::with(descriptor as u32, work)? } else { on_ring(descriptor as i32, work) };
+    let answer = if opcode == op::IORING_REGISTER_RING_FDS as u32 {
+        registered::register(argument, count)
+    } else if opcode == op::IORING_UNREGISTER_RING_FDS as u32 {
+        registered::unregister(argument, count)
+    } else {
+        file.ring.register(opcode, argument, count)
+    };
     answer.map(u64::from)
 }
 

@@ -127,11 +127,13 @@ impl CompletionQueue {
 
     /// Slots of the ring that hold nothing, by the program's head. A head
     /// beyond our tail is nonsense and counts as a full ring.
+    #[inline]
     fn unused(&self) -> u32 {
         let entries = self.memory.layout.cq_entries;
         entries - self.tail.wrapping_sub(self.head()).min(entries)
     }
 
+    #[inline]
     fn head(&self) -> u32 {
         self.memory.rings.word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
     }
@@ -169,6 +171,7 @@ impl CompletionQueue {
         self.free == 0 && self.room() == 0
     }
 
+    #[inline]
     pub fn has_overflow(&self) -> bool {
         !self.backlog.is_empty()
     }

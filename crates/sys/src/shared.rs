@@ -26,6 +26,11 @@ mod machine {
     use core::ptr::NonNull;
     use core::sync::atomic::AtomicU16;
 
+    /// A piece of it is never smaller than a cache line, and starts on one: so
+    /// a word whose offset is a constant (a ring's heads and tails) needs no
+    /// look at the length.
+    pub const LEAST: usize = 64;
+
     /// A piece of shared memory, ours or lent by the program.
     #[derive(Debug)]
     pub struct SharedMemory {
@@ -44,17 +49,18 @@ mod machine {
         pub fn new(mapping: Mapping) -> Self {
             let address =
                 NonNull::new(mapping.address() as *mut u8).expect("the kernel maps nothing at address 0 unasked");
+            assert!(mapping.length() >= LEAST, "a mapping is whole pages");
             SharedMemory { address, length: mapping.length(), mapping: Some(mapping) }
         }
 
         /// Memory that somebody else owns.
         ///
         /// # Safety
-        /// `length` bytes at `address` (aligned to 8) stay mapped, readable and
-        /// writable for as long as this lives, and nobody holds references
-        /// into them.
+        /// `length` bytes at `address` (aligned to [`LEAST`], and as many at
+        /// least) stay mapped, readable and writable for as long as this lives,
+        /// and nobody holds references into them.
         pub unsafe fn borrowed(address: usize, length: usize) -> Self {
-            assert!(address.is_multiple_of(8), "shared memory is aligned to 8 bytes");
+            assert!(address.is_multiple_of(LEAST) && length >= LEAST, "shared memory is whole cache lines");
             let address = NonNull::new(address as *mut u8).expect("shared memory has an address");
             SharedMemory { address, length, mapping: None }
         }
@@ -65,9 +71,11 @@ mod machine {
         /// it is not aligned. That it stays mapped is part of what the ring's
         /// creator vouches for (see the crate's head).
         pub fn of_program(address: UserAddress, length: usize) -> Result<Self, Errno> {
-            if !address.0.is_multiple_of(8) {
+            if !address.0.is_multiple_of(LEAST as u64) {
                 return Err(Errno::EINVAL);
             }
+            // The rest of a cache line lies on the same page.
+            let length = length.max(LEAST);
             user_memory::probe_writable(address, length)?;
             // SAFETY: 1. Every page answered a moment ago. 2. The creator of
             // the ring vouches for the rest; the program knows it as memory
@@ -105,7 +113,12 @@ mod machine {
 
         #[inline(always)]
         fn at(&self, offset: usize, size: usize, alignment: usize) -> *mut u8 {
-            if offset > self.length || self.length - offset < size || !offset.is_multiple_of(alignment) {
+            // What is no larger than a cache line is no larger than the whole.
+            let fits = match size <= LEAST {
+                true => offset <= self.length - size,
+                false => offset.checked_add(size).is_some_and(|end| end <= self.length),
+            };
+            if !fits || !offset.is_multiple_of(alignment) {
                 out_of_range(offset, size, self.length);
             }
             self.address.as_ptr().wrapping_add(offset)
@@ -114,10 +127,12 @@ mod machine {
         /// The word at `offset`.
         #[inline(always)]
         pub fn word(&self, offset: usize) -> &AtomicU32 {
+            let first = offset <= LEAST - 4 && offset.is_multiple_of(4);
+            let at = if first { self.address.as_ptr().wrapping_add(offset) } else { self.at(offset, 4, 4) };
             // SAFETY: in range and aligned, and nobody uses it otherwise than
             // atomically; the program's own plain accesses are those of any
             // io_uring program.
-            unsafe { &*self.at(offset, 4, 4).cast() }
+            unsafe { &*at.cast() }
         }
 
         /// The half word at `offset` (a buffer ring's tail is one).
@@ -151,8 +166,19 @@ mod machine {
         /// Copies a value in.
         #[inline(always)]
         pub fn write<T: Plain>(&self, offset: usize, value: T) {
-            // SAFETY: in range and aligned; nobody holds references into it.
-            unsafe { self.at(offset, size_of::<T>(), align_of::<T>()).cast::<T>().write_volatile(value) }
+            let to = self.at(offset, size_of::<T>(), align_of::<T>());
+            if align_of::<T>() != 8 {
+                // SAFETY: in range and aligned; nobody holds references into it.
+                return unsafe { to.cast::<T>().write_volatile(value) };
+            }
+            // Word by word, out of registers: a volatile copy of a structure
+            // would go by way of the stack.
+            let from = (&raw const value).cast::<u64>();
+            for index in 0..size_of::<T>() / 8 {
+                // SAFETY: as above; a type aligned to 8 is whole words long, and
+                // has no padding.
+                unsafe { to.cast::<u64>().add(index).write_volatile(from.add(index).read()) };
+            }
         }
     }
 

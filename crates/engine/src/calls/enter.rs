@@ -1,6 +1,6 @@
 //! io_uring_enter(2).
 
-use crate::ring::Ring;
+use crate::ring::{LockedRing, Ring};
 use crate::submit;
 use crate::wait::{self, WaitCall};
 use alloc::sync::Arc;
@@ -58,14 +58,14 @@ impl Ring {
     /// Errors: `EINVAL` (flags, argument size, time), `EBADFD` (not enabled),
     /// `EEXIST` (another thread is the single issuer), `EINTR`, `ETIME`,
     /// `EFAULT` (argument), `EOWNERDEAD` (the ring of a parent process).
-    #[inline]
+    #[inline(always)]
     pub fn enter(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         call.check_flags()?;
         self.check_process()?;
         if self.has(abi::IORING_SETUP_SQPOLL) { self.enter_polled(call) } else { self.enter_direct(call) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter_direct(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         let mut locked = self.lock();
         if locked.disabled {
@@ -88,29 +88,37 @@ impl Ring {
                 // that defers its work does so now and then all the same.
                 if self.defers_task_work() && locked.is_due_for_a_look() {
                     crate::task_work::run_all(&mut locked);
+                    locked.finish_batch();
                 }
-                locked.leave();
+                locked.depart();
                 return Ok(taken);
             }
-            locked.unlock();
-            let waited = self.get_events(call);
-            if waited.is_err() {
-                // It may not have come to a wait, which would have left.
-                self.lock().leave();
-            }
-            return if taken > 0 { Ok(taken) } else { waited.map(|()| 0) };
+            return self.wait_for_events(locked, taken, call);
         }
         locked.leave();
         Ok(taken)
     }
 
-    #[inline]
-    fn has_enough(&self, locked: &crate::ring::LockedRing, call: &EnterCall) -> bool {
+    /// There is not enough yet. The batch is finished.
+    #[inline(never)]
+    fn wait_for_events(self: &Arc<Self>, locked: LockedRing, taken: u32, call: &EnterCall) -> Result<u32, Errno> {
+        locked.unlock();
+        let waited = self.get_events(call);
+        if waited.is_err() {
+            // It may not have come to a wait, which would have left.
+            self.lock().leave();
+        }
+        if taken > 0 { Ok(taken) } else { waited.map(|()| 0) }
+    }
+
+    #[inline(always)]
+    fn has_enough(&self, locked: &LockedRing, call: &EnterCall) -> bool {
         locked.cq.ready() >= call.min_complete && !locked.cq.has_overflow() && self.task_work.is_empty()
     }
 
     /// On an SQPOLL ring a call never submits: it wakes the SQ thread, waits
     /// for room, or waits for completions.
+    #[inline(never)]
     fn enter_polled(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         if self.lock().disabled {
             return Err(Errno::EBADFD);

@@ -36,6 +36,7 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
 }
 
 #[cold]
+#[inline(never)]
 fn prepare_with_flags(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.op_flags & !KNOWN != 0 {
@@ -62,6 +63,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
 }
 
 impl Nop {
+    #[cold]
+    #[inline(never)]
     fn run(&self, locked: &LockedRing) -> Result<i32, Errno> {
         if self.flags & abi::IORING_NOP_FILE != 0 {
             if self.flags & abi::IORING_NOP_FIXED_FILE != 0 {

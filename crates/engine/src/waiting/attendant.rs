@@ -147,11 +147,15 @@ impl Post {
 
 /// Called by a driver that is about to leave: somebody has to watch what the
 /// ring waits for.
-#[inline]
+#[inline(always)]
 pub(crate) fn take_over(locked: &mut LockedRing) {
-    if locked.polls.armed() == 0 && locked.timeouts.is_empty() {
-        return;
+    if locked.polls.armed() != 0 || !locked.timeouts.is_empty() {
+        take_over_waits(locked);
     }
+}
+
+#[inline(never)]
+fn take_over_waits(locked: &mut LockedRing) {
     let ring = locked.ring;
     if ring.defers_task_work() && !hears_announcements(locked) {
         return;

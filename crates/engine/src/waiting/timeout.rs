@@ -69,6 +69,12 @@ impl Timeouts {
         self.by_clock.iter().all(BTreeMap::is_empty)
     }
 
+    /// Whether completions have been counted that a timeout waits for.
+    #[inline(always)]
+    pub fn has_counted(&self) -> bool {
+        self.counting != 0 && self.completions_seen != self.completions
+    }
+
     /// How long until the next timer, if there is one.
     pub fn until_next(&self) -> Option<Nanoseconds> {
         let spans = CLOCKS.iter().filter_map(|&clock| {
@@ -179,9 +185,8 @@ pub(crate) fn count_completion(locked: &mut LockedRing, request: &Request) {
 }
 
 /// Completes the timeouts whose count has been reached.
-#[inline]
 pub(crate) fn flush_counted(locked: &mut LockedRing) {
-    if locked.timeouts.counting == 0 || locked.timeouts.completions_seen == locked.timeouts.completions {
+    if !locked.timeouts.has_counted() {
         return;
     }
     locked.timeouts.completions_seen = locked.timeouts.completions;

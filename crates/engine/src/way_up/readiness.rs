@@ -50,6 +50,8 @@ impl Readiness {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     fn signal_watched(&self) {
         if !self.signalled.swap(true, Ordering::SeqCst) {
             SIGNALLED.fetch_add(1, Ordering::SeqCst);

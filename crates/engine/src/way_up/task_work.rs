@@ -43,18 +43,20 @@ impl Wakers {
 
     /// Wakes one group of sleepers for work of this weight; the caller has
     /// just pushed it. Answers whether there was somebody.
-    #[inline]
+    #[inline(always)]
     fn wake_one(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
-        self.carry_out(target)
+        target != Wake::Nobody && self.carry_out(target)
     }
 
     /// Wakes every sleeper for CQEs that were published before the lock was
     /// released: each waits for a number of its own.
+    #[inline(always)]
     pub fn wake_all(&self) {
         while self.wake_one(u32::MAX) {}
     }
 
+    #[inline(never)]
     fn carry_out(&self, target: Wake) -> bool {
         match target {
             Wake::Nobody => return false,
@@ -102,6 +104,7 @@ pub(crate) fn hear_announcement(locked: &LockedRing) {
 
 /// Runs what waits while nobody drives the ring. If somebody does, that
 /// driver looks at the list after it has released the lock.
+#[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
     while !ring.task_work.is_empty() {
         let Some(mut locked) = ring.try_lock() else { return };
@@ -121,6 +124,7 @@ pub(crate) fn run(locked: &mut LockedRing) {
     run_batch(locked);
 }
 
+#[inline(never)]
 fn run_batch(locked: &mut LockedRing) {
     hear_announcement(locked);
     let ring = locked.ring.clone();
