@@ -94,12 +94,22 @@ impl Request {
         self.file.number = self.sqe.fd;
     }
 
+    /// Gives a request that has just begun its operation. There is none to be
+    /// dropped, and the compiler is told so.
+    #[inline(always)]
+    pub fn begin_operation(&mut self, operation: Operation) {
+        debug_assert!(matches!(self.operation, Operation::Nothing));
+        core::mem::forget(core::mem::replace(&mut self.operation, operation));
+    }
+
     /// Lets go of everything it held, so that nothing of it is left when it
     /// is used again.
     #[inline(always)]
     fn release(&mut self) {
-        if !matches!(self.operation, Operation::Nothing) {
+        if self.operation.owns_memory() {
             self.operation = Operation::Nothing;
+        } else {
+            core::mem::forget(core::mem::replace(&mut self.operation, Operation::Nothing));
         }
         if !matches!(self.file.hold, Hold::Submitter) {
             self.file.hold = Hold::Submitter;

@@ -38,7 +38,7 @@ impl SubmissionHalf {
     /// Entries that are pushed and that the engine has not taken.
     #[inline]
     pub fn len(&self) -> u32 {
-        self.tail.wrapping_sub(self.memory.rings.word(layout::SQ_HEAD).load(Edge::SqHead.acquire()))
+        self.tail.wrapping_sub(self.memory.rings.header_word(layout::SQ_HEAD).load(Edge::SqHead.acquire()))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -81,7 +81,7 @@ impl SubmissionHalf {
     /// Shows the engine every SQE written so far.
     #[inline]
     pub fn publish(&mut self) {
-        self.memory.rings.word(layout::SQ_TAIL).store(self.tail, Edge::SqTail.release());
+        self.memory.rings.header_word(layout::SQ_TAIL).store(self.tail, Edge::SqTail.release());
     }
 
     /// Writes and publishes one SQE.
@@ -115,7 +115,7 @@ impl SubmissionHalf {
 
     /// Entries that the engine dropped for a bad index.
     pub fn dropped(&self) -> u32 {
-        self.memory.rings.word(layout::SQ_DROPPED).load(Ordering::Relaxed)
+        self.memory.rings.header_word(layout::SQ_DROPPED).load(Ordering::Relaxed)
     }
 }
 
@@ -135,13 +135,13 @@ impl CompletionHalf {
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         self.head = index;
-        self.memory.rings.word(layout::CQ_HEAD).store(index, Ordering::Relaxed);
+        self.memory.rings.header_word(layout::CQ_HEAD).store(index, Ordering::Relaxed);
     }
 
     /// CQEs to pop.
     #[inline]
     pub fn len(&self) -> u32 {
-        self.memory.rings.word(layout::CQ_TAIL).load(Edge::CqTail.acquire()).wrapping_sub(self.head)
+        self.memory.rings.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire()).wrapping_sub(self.head)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -170,12 +170,12 @@ impl CompletionHalf {
         let at = layout::CQES + (((self.head & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
         let value = read(&self.memory, at);
         self.head = self.head.wrapping_add(1);
-        self.memory.rings.word(layout::CQ_HEAD).store(self.head, Edge::CqHead.release());
+        self.memory.rings.header_word(layout::CQ_HEAD).store(self.head, Edge::CqHead.release());
         Some(value)
     }
 
     /// CQEs that were lost for want of memory.
     pub fn lost(&self) -> u32 {
-        self.memory.rings.word(layout::CQ_OVERFLOW).load(Ordering::Relaxed)
+        self.memory.rings.header_word(layout::CQ_OVERFLOW).load(Ordering::Relaxed)
     }
 }

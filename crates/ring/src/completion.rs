@@ -44,7 +44,7 @@ impl CompletionQueue {
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         (self.tail, self.published) = (index, index);
-        self.memory.rings.word(layout::CQ_TAIL).store(index, Ordering::Relaxed);
+        self.memory.rings.header_word(layout::CQ_TAIL).store(index, Ordering::Relaxed);
     }
 
     pub fn memory(&self) -> &Memory {
@@ -82,7 +82,9 @@ impl CompletionQueue {
     fn fill(&mut self, cqe: Cqe, extension: Extension) {
         let layout = &self.memory.layout;
         let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
-        self.memory.rings.write(at, cqe);
+        // By words: made in registers, where a structure would take shape on
+        // the stack and be read back.
+        self.memory.rings.write(at, cqe.words());
         if layout.has_wide_cqes() {
             self.memory.rings.write(at + 16, extension);
         }
@@ -96,7 +98,7 @@ impl CompletionQueue {
         if self.backlog.try_reserve(1).is_err() {
             // No memory: what the kernel does too. Counted, and enter says so.
             self.lost = self.lost.wrapping_add(1);
-            self.memory.rings.word(layout::CQ_OVERFLOW).store(self.lost, Ordering::Relaxed);
+            self.memory.rings.header_word(layout::CQ_OVERFLOW).store(self.lost, Ordering::Relaxed);
             return;
         }
         if self.backlog.is_empty() {
@@ -112,7 +114,7 @@ impl CompletionQueue {
             return false;
         }
         self.published = self.tail;
-        self.memory.rings.word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
+        self.memory.rings.header_word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
         true
     }
 
@@ -135,7 +137,7 @@ impl CompletionQueue {
 
     #[inline]
     fn head(&self) -> u32 {
-        self.memory.rings.word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
+        self.memory.rings.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
     }
 
     /// Moves CQEs from the backlog into the ring as far as there is room, and

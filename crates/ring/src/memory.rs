@@ -91,26 +91,27 @@ impl Memory {
     /// that stores first and reads the flags then is not overlooked.
     #[inline]
     pub fn set_flag(&self, bits: u32) {
-        self.rings.word(layout::SQ_FLAGS).fetch_or(bits, Ordering::Relaxed);
+        self.rings.header_word(layout::SQ_FLAGS).fetch_or(bits, Ordering::Relaxed);
         Edge::NeedWakeup.barrier_beside_rmw(Side::Sleeper);
     }
 
     #[inline]
     pub fn clear_flag(&self, bits: u32) {
-        self.rings.word(layout::SQ_FLAGS).fetch_and(!bits, Ordering::Relaxed);
+        self.rings.header_word(layout::SQ_FLAGS).fetch_and(!bits, Ordering::Relaxed);
     }
 
     /// The SQ's flag word.
     #[inline]
     pub fn flags(&self) -> u32 {
-        self.rings.word(layout::SQ_FLAGS).load(Ordering::Relaxed)
+        self.rings.header_word(layout::SQ_FLAGS).load(Ordering::Relaxed)
     }
 
     /// CQEs that the application has not consumed yet, as its memory says.
     #[inline]
     pub fn ready(&self) -> u32 {
-        let tail = self.rings.word(layout::CQ_TAIL).load(Ordering::Acquire);
-        tail.wrapping_sub(self.rings.word(layout::CQ_HEAD).load(Edge::CqHead.acquire())).min(self.layout.cq_entries)
+        let tail = self.rings.header_word(layout::CQ_TAIL).load(Ordering::Acquire);
+        tail.wrapping_sub(self.rings.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire()))
+            .min(self.layout.cq_entries)
     }
 
     /// Whether the SQ has no room, as its memory says (`SQ_WAIT`).
@@ -123,13 +124,13 @@ impl Memory {
     /// does not hold the ring's lock.
     #[inline]
     pub fn submitted(&self) -> u32 {
-        let head = self.rings.word(layout::SQ_HEAD).load(Ordering::Relaxed);
-        self.rings.word(layout::SQ_TAIL).load(Ordering::Acquire).wrapping_sub(head)
+        let head = self.rings.header_word(layout::SQ_HEAD).load(Ordering::Relaxed);
+        self.rings.header_word(layout::SQ_TAIL).load(Ordering::Acquire).wrapping_sub(head)
     }
 
     /// Whether the application has asked for no eventfd notifications.
     #[inline]
     pub fn is_eventfd_disabled(&self) -> bool {
-        self.rings.word(layout::CQ_FLAGS).load(Ordering::Relaxed) & uapi::IORING_CQ_EVENTFD_DISABLED != 0
+        self.rings.header_word(layout::CQ_FLAGS).load(Ordering::Relaxed) & uapi::IORING_CQ_EVENTFD_DISABLED != 0
     }
 }

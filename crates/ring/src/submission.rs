@@ -48,7 +48,7 @@ impl SubmissionQueue {
     /// later belongs to the next batch.
     #[inline]
     pub fn pending(&mut self) -> u32 {
-        let tail = self.memory.rings.word(layout::SQ_TAIL).load(Edge::SqTail.acquire());
+        let tail = self.memory.rings.header_word(layout::SQ_TAIL).load(Edge::SqTail.acquire());
         let pending = tail.wrapping_sub(self.head).min(self.memory.layout.sq_entries);
         self.tail = self.head.wrapping_add(pending);
         pending
@@ -85,7 +85,7 @@ impl SubmissionQueue {
     #[cold]
     fn drop_entry(&mut self) -> Dropped {
         self.dropped = self.dropped.wrapping_add(1);
-        self.memory.rings.word(layout::SQ_DROPPED).store(self.dropped, Ordering::Relaxed);
+        self.memory.rings.header_word(layout::SQ_DROPPED).store(self.dropped, Ordering::Relaxed);
         Dropped
     }
 
@@ -99,7 +99,7 @@ impl SubmissionQueue {
     /// may overwrite them at once.
     #[inline]
     pub fn commit(&mut self) {
-        self.memory.rings.word(layout::SQ_HEAD).store(self.head, Edge::SqHead.release());
+        self.memory.rings.header_word(layout::SQ_HEAD).store(self.head, Edge::SqHead.release());
     }
 
     pub fn set_flag(&self, bits: u32) {

@@ -127,12 +127,19 @@ mod machine {
         /// The word at `offset`.
         #[inline(always)]
         pub fn word(&self, offset: usize) -> &AtomicU32 {
-            let first = offset <= LEAST - 4 && offset.is_multiple_of(4);
-            let at = if first { self.address.as_ptr().wrapping_add(offset) } else { self.at(offset, 4, 4) };
             // SAFETY: in range and aligned, and nobody uses it otherwise than
             // atomically; the program's own plain accesses are those of any
             // io_uring program.
-            unsafe { &*at.cast() }
+            unsafe { &*self.at(offset, 4, 4).cast() }
+        }
+
+        /// The word at `offset` of the first cache line; costs no look at the
+        /// length.
+        #[inline(always)]
+        pub fn header_word(&self, offset: usize) -> &AtomicU32 {
+            assert!(offset <= LEAST - 4 && offset.is_multiple_of(4), "a header is one cache line");
+            // SAFETY: as in `word`; no piece is shorter.
+            unsafe { &*self.address.as_ptr().wrapping_add(offset).cast() }
         }
 
         /// The half word at `offset` (a buffer ring's tail is one).
@@ -233,6 +240,10 @@ mod model {
         pub fn word(&self, offset: usize) -> &AtomicU32 {
             assert!(offset.is_multiple_of(4));
             &self.words[offset / 4]
+        }
+
+        pub fn header_word(&self, offset: usize) -> &AtomicU32 {
+            self.word(offset)
         }
 
         pub fn read<T: Plain>(&self, offset: usize) -> T {

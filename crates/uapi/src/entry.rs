@@ -43,6 +43,15 @@ pub struct Cqe {
     pub flags: u32,
 }
 
+impl Cqe {
+    /// As it lies in memory, in two words.
+    #[inline(always)]
+    pub const fn words(self) -> [u64; 2] {
+        const { assert!(cfg!(target_endian = "little")) };
+        [self.user_data, (self.flags as u64) << 32 | self.res as u32 as u64]
+    }
+}
+
 const _: () = {
     assert!(size_of::<Sqe>() == 64 && size_of::<Sqe>() == size_of::<raw::io_uring_sqe>());
     assert!(size_of::<Cqe>() == 16 && size_of::<Cqe>() == size_of::<raw::io_uring_cqe>());

@@ -36,6 +36,16 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
+    /// Whether dropping it does anything.
+    #[inline(always)]
+    pub fn owns_memory(&self) -> bool {
+        match self {
+            Operation::ReadWrite(transfer) => transfer.owns_memory(),
+            Operation::Call(_) | Operation::Open(_) => true,
+            _ => false,
+        }
+    }
+
     /// The second half of a 32-byte CQE.
     pub fn cqe_extra(&self) -> [u64; 2] {
         match self {

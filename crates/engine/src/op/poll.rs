@@ -44,11 +44,11 @@ pub(crate) fn issue_add(locked: &mut LockedRing, request: &mut Request) -> Issue
         readiness::drain_from(locked);
     }
     if interest.multishot {
-        return IssueOutcome::AwaitsPoll(interest);
+        return IssueOutcome::AwaitsPoll;
     }
     match epoll::poll_now(request.file.number, interest.events) {
         Err(error) => IssueOutcome::done(error.negative()),
-        Ok(0) => IssueOutcome::AwaitsPoll(interest),
+        Ok(0) => IssueOutcome::AwaitsPoll,
         Ok(ready) => IssueOutcome::done(ready as i32),
     }
 }

@@ -50,7 +50,7 @@ pub(crate) struct ReadWrite {
 
 #[inline]
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
-    let sqe = request.sqe;
+    let sqe = &request.sqe;
     // Without devices there is nothing to poll. Flags that nobody knows come
     // first, and are refused when it is issued.
     if sqe.op_flags & linux::RWF_HIPRI != 0 && sqe.op_flags & !KNOWN_FLAGS == 0 {
@@ -59,24 +59,40 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     if sqe.ioprio >> PRIORITY_CLASS_SHIFT > HIGHEST_PRIORITY_CLASS {
         return Err(Errno::EINVAL);
     }
-    let mut vector = None;
-    let mut first = IoVector { base: sqe.addr, length: u64::from(sqe.len) };
-    match sqe.opcode {
-        opcode::READV | opcode::WRITEV => {
-            (first, vector) = read_vector(&sqe, request.has_flag(sqe_flags::BUFFER_SELECT))?;
-        }
-        _ => {}
+    if matches!(sqe.opcode, opcode::READV | opcode::WRITEV) {
+        return prepare_vector(request);
     }
-    let total = bound(vector.as_deref_mut().unwrap_or(core::slice::from_mut(&mut first)));
-    let writes = matches!(sqe.opcode, opcode::WRITE | opcode::WRITEV | opcode::WRITE_FIXED);
-    let (offset, flags, wanted) = (sqe.off, sqe.op_flags, total);
-    request.operation =
-        Operation::ReadWrite(ReadWrite { writes, offset, flags, first, vector, done: 0, total, wanted });
+    let first = IoVector { base: sqe.addr, length: u64::from(sqe.len).min(TRANSFER_LIMIT) };
+    begin(request, first, None, first.length);
     Ok(())
 }
 
+#[inline(never)]
+fn prepare_vector(request: &mut Request) -> Result<(), Errno> {
+    let (mut first, mut vector) = read_vector(&request.sqe, request.has_flag(sqe_flags::BUFFER_SELECT))?;
+    let total = bound(vector.as_deref_mut().unwrap_or(core::slice::from_mut(&mut first)));
+    begin(request, first, vector, total);
+    Ok(())
+}
+
+#[inline(always)]
+fn begin(request: &mut Request, first: IoVector, vector: Option<Vec<IoVector>>, total: u64) {
+    let sqe = &request.sqe;
+    let writes = matches!(sqe.opcode, opcode::WRITE | opcode::WRITEV | opcode::WRITE_FIXED);
+    let (offset, flags) = (sqe.off, sqe.op_flags);
+    request.begin_operation(Operation::ReadWrite(ReadWrite {
+        writes,
+        offset,
+        flags,
+        first,
+        vector,
+        done: 0,
+        total,
+        wanted: total,
+    }));
+}
+
 /// What the kernel checks of several members before it cuts them.
-#[inline]
 fn check_members(members: &[IoVector]) -> Result<(), Errno> {
     if members.iter().any(|member| member.length > i64::MAX as u64) {
         return Err(Errno::EINVAL);
@@ -86,7 +102,6 @@ fn check_members(members: &[IoVector]) -> Result<(), Errno> {
 }
 
 /// Cuts a vector to what one call transfers at most; answers its length.
-#[inline]
 fn bound(members: &mut [IoVector]) -> u64 {
     let mut total = 0;
     for member in members {
@@ -118,6 +133,12 @@ fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
 }
 
 impl ReadWrite {
+    /// Whether it has a vector of its own.
+    #[inline(always)]
+    pub fn owns_memory(&self) -> bool {
+        self.vector.is_some()
+    }
+
     /// Whether a result breaks a link: an error or less than asked for.
     pub fn is_short(&self, result: i32) -> bool {
         result < 0 || (result as u64) < self.total
@@ -161,19 +182,35 @@ impl ReadWrite {
     }
 }
 
-#[inline]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    if request.has_flag(sqe_flags::BUFFER_SELECT)
-        && request.buffer.is_none()
-        && let Err(error) = select_buffer(locked, request)
-    {
-        return IssueOutcome::done(after_file(request, error).negative());
+    if request.has_flag(sqe_flags::BUFFER_SELECT) {
+        return issue_selecting(locked, request);
     }
     if matches!(request.sqe.opcode, opcode::READ_FIXED | opcode::WRITE_FIXED)
         && let Err(error) = hold_registered_buffer(locked, request)
     {
         return IssueOutcome::done(after_file(request, error).negative());
     }
+    transfer(locked, request)
+}
+
+/// With a buffer of the request's group.
+#[inline(never)]
+fn issue_selecting(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    if request.buffer.is_none()
+        && let Err(error) = select_buffer(locked, request)
+    {
+        return IssueOutcome::done(after_file(request, error).negative());
+    }
+    let outcome = transfer(locked, request);
+    if request.buffer.is_some() {
+        return_buffer(locked, request, &outcome);
+    }
+    outcome
+}
+
+#[inline(always)]
+fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if may_be_direct(request) && locked.is_direct(request) {
         return IssueOutcome::NeedsWorker;
     }
@@ -181,11 +218,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::ReadWrite(transfer) = &mut request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    let outcome = attempt(transfer, number);
-    if request.buffer.is_some() {
-        return_buffer(locked, request, &outcome);
-    }
-    outcome
+    attempt(transfer, number)
 }
 
 /// The errno of something wrong beside the file: the kernel looks at the file
@@ -216,13 +249,23 @@ fn may_be_direct(request: &Request) -> bool {
         && (transfer.vector.is_some() || aligned(first.base) && aligned(first.length) && aligned(transfer.offset))
 }
 
-#[inline]
+#[inline(always)]
 fn attempt(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
     if transfer.total == 0 && transfer.writes {
         return write_nothing(transfer, number);
     }
+    let first = transfer.call(number, linux::RWF_NOWAIT).run();
+    match first {
+        Ok(bytes) if transfer.done + bytes == transfer.total => IssueOutcome::done(transfer.total as i32),
+        _ => go_on(transfer, number, first),
+    }
+}
+
+/// What comes after an attempt that did not give all of it.
+#[inline(never)]
+fn go_on(transfer: &mut ReadWrite, number: i32, mut attempted: Result<u64, Errno>) -> IssueOutcome {
     loop {
-        match transfer.call(number, linux::RWF_NOWAIT).run() {
+        match attempted {
             Ok(bytes) => {
                 let whole = transfer.done + bytes >= transfer.total;
                 if bytes == 0 || whole {
@@ -246,6 +289,7 @@ fn attempt(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
             Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => transfer.offset = FILE_POSITION,
             Err(error) => return transfer.answer(transfer.result(error)),
         }
+        attempted = transfer.call(number, linux::RWF_NOWAIT).run();
     }
 }
 

@@ -74,11 +74,11 @@ fn parse(request: &Request) -> Result<Deadline, Errno> {
 }
 
 pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    let Operation::Timeout(deadline) = request.operation else {
+    let Operation::Timeout(deadline) = &mut request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    let at = point(request.sqe.op_flags, deadline.clock, deadline.at);
-    IssueOutcome::AwaitsTime(Deadline { at, ..deadline })
+    deadline.at = point(request.sqe.op_flags, deadline.clock, deadline.at);
+    IssueOutcome::AwaitsTime
 }
 
 /// A LINK_TIMEOUT is armed by the request that it watches; one that is issued

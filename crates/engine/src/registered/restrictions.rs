@@ -64,9 +64,12 @@ impl Restrictions {
 
     #[inline]
     pub fn check_submission(&self, opcode: u8, flags: u8) -> Result<(), Errno> {
-        if !self.in_force {
-            return Ok(());
-        }
+        if self.in_force { self.check_rules(opcode, flags) } else { Ok(()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_rules(&self, opcode: u8, flags: u8) -> Result<(), Errno> {
         let Some(rules) = self.rules() else { return Ok(()) };
         let known = rules.submit[usize::from(opcode) / 64] & 1 << (opcode % 64) != 0;
         let required = flags & rules.flags_required == rules.flags_required;

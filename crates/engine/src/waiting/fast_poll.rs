@@ -10,6 +10,7 @@
 use crate::complete;
 use crate::host;
 use crate::issue;
+use crate::op::Operation;
 use crate::request::{Hold, Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
 use crate::workers;
@@ -165,7 +166,8 @@ pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: 
 }
 
 /// Arms a POLL_ADD.
-pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry, interest: Interest) {
+pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
+    let Operation::Poll(interest) = request.operation else { unreachable!("only a poll waits for its own events") };
     add(locked, request, interest, Purpose::Report);
 }
 

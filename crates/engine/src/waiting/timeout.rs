@@ -4,6 +4,7 @@
 use crate::cancel;
 use crate::complete;
 use crate::issue::{self, Answer};
+use crate::op::Operation;
 use crate::request::{Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
 use alloc::collections::BTreeMap;
@@ -144,7 +145,8 @@ impl Timeouts {
 }
 
 /// Arms a TIMEOUT.
-pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry, deadline: Deadline) {
+pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
+    let Operation::Timeout(deadline) = request.operation else { unreachable!("only a timeout waits for time") };
     locked.timeouts.insert(request, deadline);
 }
 

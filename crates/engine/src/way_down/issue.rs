@@ -23,17 +23,18 @@ impl From<i32> for Answer {
     }
 }
 
-/// What came of an attempt to issue a request.
+/// What came of an attempt to issue a request. Small enough to come back in
+/// one register.
 pub(crate) enum IssueOutcome {
     Done(Answer),
     /// Its file was not ready: poll for the row's events, then try again.
     WouldBlock,
     /// Only a thread that may block can do it.
     NeedsWorker,
-    /// It is a wait for these poll events on its file.
-    AwaitsPoll(fast_poll::Interest),
-    /// It is a wait for time or for completions.
-    AwaitsTime(timeout::Deadline),
+    /// It is a wait for poll events on its file: its operation says which.
+    AwaitsPoll,
+    /// It is a wait for time or for completions: its operation says which.
+    AwaitsTime,
 }
 
 impl IssueOutcome {
@@ -111,8 +112,8 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
         IssueOutcome::WouldBlock if poll_events != 0 => {
             fast_poll::arm_retry(locked, request, poll_events);
         }
-        IssueOutcome::AwaitsPoll(interest) => fast_poll::arm(locked, request, interest),
-        IssueOutcome::AwaitsTime(deadline) => timeout::arm(locked, request, deadline),
+        IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
+        IssueOutcome::AwaitsTime => timeout::arm(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::NeedsWorker => workers::hand_over(locked, request),
         IssueOutcome::Done(_) => unreachable!("a finished request does not wait"),
     }
