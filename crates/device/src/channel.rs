@@ -4,10 +4,16 @@
 //! A wait is `begin_wait`, then `poll` and `pause` in turns until enough has
 //! completed. What `pause` answers follows the device's policy, which may
 //! change between two looks.
+//!
+//! Only while the policy is hybrid, requests are tracked: when each was
+//! submitted (one reading of the clock for each batch), which is the oldest,
+//! and how long those before it took. Otherwise a submission costs one look at
+//! the policy, a poll one at a pointer.
 
-use crate::driver::{QueuePair, Submission};
+use crate::driver::{QueueOptions, QueuePair, Submission};
 use crate::policy::{PolicyWord, PollPolicy};
 use crate::request::{Completions, DeviceRequest};
+use crate::tracker::{Manner, Tracker};
 use alloc::boxed::Box;
 use usring_sys::clock::Nanoseconds;
 
@@ -16,6 +22,9 @@ pub struct Channel {
     queue: Box<dyn QueuePair>,
     policy: &'static PolicyWord,
     in_flight: u32,
+    options: QueueOptions,
+    manner: Manner,
+    tracker: Option<Box<Tracker>>,
 }
 
 /// One wait for completions, from its start to its end.
@@ -24,21 +33,31 @@ pub struct Wait {
     slept: bool,
 }
 
-/// What to do after a look that found too little.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What to do after a look that found too little; in order of haste, so who
+/// waits for several channels does the least of what they say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pause {
     /// Look again.
     Spin,
-    /// Sleep this long, then look again; the wait's only sleep.
+    /// Sleep this long ([`usring_sys::timer_slack::sleep_precisely`]), then look
+    /// again; the wait's only sleep.
     Sleep(Nanoseconds),
     /// Arm the interrupt and sleep on it.
     Interrupt,
 }
 
 impl Channel {
-    pub(crate) fn new(queue: Box<dyn QueuePair>, policy: &'static PolicyWord, depth: u32) -> Self {
-        let _ = depth;
-        Channel { queue, policy, in_flight: 0 }
+    pub(crate) fn new(
+        queue: Box<dyn QueuePair>,
+        policy: &'static PolicyWord,
+        options: QueueOptions,
+        manner: Manner,
+    ) -> Self {
+        let mut channel = Channel { queue, policy, in_flight: 0, options, manner, tracker: None };
+        if policy.is_hybrid() {
+            channel.tracker();
+        }
+        channel
     }
 
     /// See [`QueuePair::submit`].
@@ -47,6 +66,9 @@ impl Channel {
         let submission = self.queue.submit(request);
         if submission == Submission::Accepted {
             self.in_flight += 1;
+            if self.policy.is_hybrid() {
+                self.tracker().submitted(request);
+            }
         }
         submission
     }
@@ -55,6 +77,9 @@ impl Channel {
     #[inline]
     pub fn ring_doorbell(&mut self) {
         self.queue.ring_doorbell();
+        if let Some(tracker) = &mut self.tracker {
+            tracker.end_batch();
+        }
     }
 
     /// Appends what has completed. See [`QueuePair::poll`].
@@ -63,6 +88,23 @@ impl Channel {
         let before = completions.as_slice().len();
         self.queue.poll(completions);
         self.in_flight -= (completions.as_slice().len() - before) as u32;
+        if self.tracker.is_some() {
+            self.note_completions(completions, before);
+        }
+    }
+
+    #[inline(never)]
+    fn note_completions(&mut self, completions: &Completions, before: usize) {
+        if !self.policy.is_hybrid() {
+            self.tracker = None;
+        } else if let Some(tracker) = &mut self.tracker {
+            tracker.looked(&completions.as_slice()[before..]);
+        }
+    }
+
+    fn tracker(&mut self) -> &mut Tracker {
+        let (manner, depth) = (self.manner, self.options.depth);
+        self.tracker.get_or_insert_with(|| Box::new(Tracker::new(manner, depth)))
     }
 
     /// Requests that have been accepted and not completed.
@@ -90,12 +132,23 @@ impl Channel {
     pub fn pause(&mut self, wait: &mut Wait) -> Pause {
         match self.policy.get() {
             PollPolicy::Classic => Pause::Spin,
-            PollPolicy::Interrupt => Pause::Interrupt,
-            PollPolicy::HybridFixed(span) if !wait.slept => {
-                wait.slept = true;
-                Pause::Sleep(span)
-            }
-            PollPolicy::HybridFixed(_) | PollPolicy::HybridAdaptive => Pause::Spin,
+            PollPolicy::Interrupt if self.options.interrupts => Pause::Interrupt,
+            // The policy was another when the queue pair was opened, and its
+            // device knows nobody to interrupt.
+            PollPolicy::Interrupt => Pause::Spin,
+            hybrid => self.pause_hybrid(wait, hybrid),
+        }
+    }
+
+    #[inline(never)]
+    fn pause_hybrid(&mut self, wait: &mut Wait, policy: PollPolicy) -> Pause {
+        if core::mem::replace(&mut wait.slept, true) {
+            return Pause::Spin;
+        }
+        let alone = self.in_flight == 1;
+        match self.tracker.as_mut().map_or(0, |tracker| tracker.sleep(policy, alone)) {
+            0 => Pause::Spin,
+            span => Pause::Sleep(span),
         }
     }
 }

@@ -4,12 +4,14 @@ use crate::channel::Channel;
 use crate::driver::{Driver, QueueOptions};
 use crate::geometry::Geometry;
 use crate::policy::{PolicyWord, PollPolicy};
+use crate::tracker::Manner;
 use alloc::boxed::Box;
-use usring_sys::Errno;
+use usring_sys::{Errno, ticks};
 
 /// A block device in this process.
 pub struct Device {
     driver: Box<dyn Driver>,
+    geometry: Geometry,
     policy: &'static PolicyWord,
     /// A polled ring on a device that does not poll waits for interrupts
     /// instead of answering `EOPNOTSUPP` (as Linux did before 6.12).
@@ -19,15 +21,16 @@ pub struct Device {
 impl Device {
     /// `policy` may be in memory that other processes share.
     pub fn new(driver: Box<dyn Driver>, policy: &'static PolicyWord, polls_without_polling: bool) -> Self {
-        Device { driver, policy, polls_without_polling }
+        Device { geometry: driver.geometry(), driver, policy, polls_without_polling }
     }
 
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
 
-    pub fn geometry(&self) -> Geometry {
-        self.driver.geometry()
+    #[inline]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     #[inline]
@@ -41,8 +44,14 @@ impl Device {
         if polls || self.polls_without_polling { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
-    /// Opens a queue pair for one ring, context or thread.
+    /// Opens a queue pair for one ring or context.
     pub fn open_channel(&self, options: QueueOptions) -> Result<Channel, Errno> {
-        Ok(Channel::new(self.driver.open_queue(options)?, self.policy, options.depth))
+        self.open_channel_for(Manner::Ring, options)
+    }
+
+    pub fn open_channel_for(&self, manner: Manner, options: QueueOptions) -> Result<Channel, Errno> {
+        // Channels read that clock once the policy is hybrid, which may be later.
+        ticks::calibrate();
+        Ok(Channel::new(self.driver.open_queue(options)?, self.policy, options, manner))
     }
 }

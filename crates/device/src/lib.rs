@@ -5,8 +5,8 @@
 //! | part | files |
 //! |---|---|
 //! | what a device is | [`device`], [`geometry`], [`request`], [`driver`] (what a kind of device implements) |
-//! | waiting for it | [`policy`] (what was asked for), [`estimate`] (how long it will take), [`channel`] (a queue pair, polled or waited for) |
-//! | as a file | [`block_file`]: partial blocks, the device's end, one call at a time |
+//! | waiting for it | [`policy`] (what was asked for), [`estimate`] (how long it will take), [`channel`] (a queue pair, polled or waited for), `tracker` (since when its requests are out) |
+//! | as a file | [`transfer`] (any read or write, and which way it takes), [`block_file`] (partial blocks, the device's end, one call at a time) |
 //! | drivers | [`driver`]: null, ram, file, vhost-user |
 //! | around any device | [`wrapper`]: delay, error |
 //! | time and chance | [`distribution`], `random`, `timeline`, `timer_interrupt` |
@@ -30,6 +30,7 @@ pub mod channel;
 pub mod device;
 pub mod distribution;
 pub mod driver;
+pub mod estimate;
 pub mod geometry;
 pub mod policy;
 mod random;
@@ -38,6 +39,8 @@ pub mod spec;
 pub mod supply;
 mod timeline;
 mod timer_interrupt;
+mod tracker;
+pub mod transfer;
 
 pub use channel::{Channel, Pause, Wait};
 pub use device::Device;
@@ -48,3 +51,5 @@ pub use policy::{PolicyWord, PollPolicy};
 pub use request::{Completion, Completions, DeviceRequest, Operation};
 pub use spec::{Spec, SpecError};
 pub use supply::{OwnSupply, Supply};
+pub use tracker::Manner;
+pub use transfer::{Route, Transfer};

@@ -74,6 +74,12 @@ impl PolicyWord {
         }
     }
 
+    /// Whether it is one of the two hybrid ones.
+    #[inline]
+    pub fn is_hybrid(&self) -> bool {
+        self.0.load(Ordering::Relaxed) < CLASSIC
+    }
+
     pub fn set(&self, policy: PollPolicy) {
         self.0.store(encode(policy), Ordering::Relaxed);
     }

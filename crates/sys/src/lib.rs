@@ -37,6 +37,7 @@ pub mod sync;
 pub mod syscall;
 pub mod thread;
 pub mod ticks;
+pub mod timer_slack;
 pub mod timerfd;
 pub mod user_memory;
 pub mod wait;

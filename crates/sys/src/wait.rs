@@ -173,6 +173,17 @@ pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> R
     .map(drop)
 }
 
+/// Sleeps for `span`. `EINTR`: a signal came before its end. As exact as the
+/// thread's timer slack lets it be: see [`crate::timer_slack`].
+pub fn nanosleep(span: Nanoseconds) -> Result<(), Errno> {
+    let clock = u64::from(linux::CLOCK_MONOTONIC);
+    sleep(Some(span), |time| SleepCall {
+        call: SystemCall::new(linux::__NR_clock_nanosleep, [clock, 0, &raw const *time as u64, 0, 0]),
+        timed_out: |answer| *answer == Ok(0),
+    })
+    .map(drop)
+}
+
 /// Waits for events of an epoll set; `Ok(0)` when the time is over.
 ///
 /// `mask` is in force during the sleep, atomically, as epoll_pwait(2) has it;

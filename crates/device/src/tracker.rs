@@ -1,0 +1,139 @@
+//! What a channel knows of its requests while its device's policy is hybrid:
+//! since when each is out, which is the oldest, and how long they take.
+
+use crate::estimate::{Bucket, Expectations, HalfMean};
+use crate::policy::PollPolicy;
+use crate::request::{Completion, DeviceRequest};
+use alloc::vec;
+use alloc::vec::Vec;
+use usring_sys::clock::Nanoseconds;
+use usring_sys::ticks::Ticks;
+use usring_sys::timer_slack;
+
+/// Who waits, which decides how long an adaptive sleep is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// A ring, with as many requests in flight as it likes.
+    Ring,
+    /// A call, which does nothing until its own request is done: blk-mq's case.
+    Call,
+}
+
+#[derive(Debug)]
+enum Estimate {
+    Ring(Expectations),
+    Call(HalfMean),
+}
+
+pub(crate) struct Tracker {
+    /// By token.
+    requests: Vec<Tracked>,
+    oldest: u32,
+    newest: u32,
+    /// When the batch that is being submitted was begun.
+    batch: Option<Ticks>,
+    /// Nobody has looked since then.
+    asleep_since: Option<Ticks>,
+    estimate: Estimate,
+    overshoot: Nanoseconds,
+}
+
+/// A request in flight, in the list of those by age.
+#[derive(Clone, Copy)]
+struct Tracked {
+    submitted: Ticks,
+    older: u32,
+    newer: u32,
+    bucket: Bucket,
+    /// Not so: it was submitted under another policy, or is not in flight.
+    known: bool,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl Tracker {
+    pub(crate) fn new(manner: Manner, depth: u32) -> Self {
+        let unknown =
+            Tracked { submitted: Ticks(0), older: NONE, newer: NONE, bucket: Bucket::default(), known: false };
+        Tracker {
+            requests: vec![unknown; depth as usize],
+            oldest: NONE,
+            newest: NONE,
+            batch: None,
+            asleep_since: None,
+            estimate: match manner {
+                Manner::Ring => Estimate::Ring(Expectations::default()),
+                Manner::Call => Estimate::Call(HalfMean::default()),
+            },
+            overshoot: timer_slack::overshoot(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn submitted(&mut self, request: &DeviceRequest) {
+        let submitted = *self.batch.get_or_insert_with(Ticks::now);
+        let bucket = Bucket::of(request.operation, request.length);
+        let older = self.newest;
+        self.requests[request.token as usize] = Tracked { submitted, older, newer: NONE, bucket, known: true };
+        match self.requests.get_mut(older as usize) {
+            Some(older) => older.newer = request.token,
+            None => self.oldest = request.token,
+        }
+        self.newest = request.token;
+    }
+
+    #[inline]
+    pub(crate) fn end_batch(&mut self) {
+        self.batch = None;
+    }
+
+    /// Somebody has looked, and this was found.
+    pub(crate) fn looked(&mut self, found: &[Completion]) {
+        let asleep_since = self.asleep_since.take();
+        if found.is_empty() {
+            return;
+        }
+        let now = Ticks::now();
+        let asleep = asleep_since.map_or(0, |since| now.since(since));
+        for completion in found {
+            let Some(request) = self.remove(completion.token) else { continue };
+            let latency = now.since(request.submitted);
+            match &mut self.estimate {
+                Estimate::Ring(expectations) => expectations.record(request.bucket, latency, asleep),
+                Estimate::Call(mean) => mean.record(request.bucket, latency, now),
+            }
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, token: u32) -> Option<Tracked> {
+        let request = self.requests.get_mut(token as usize).filter(|request| request.known)?;
+        request.known = false;
+        let request = *request;
+        match self.requests.get_mut(request.older as usize) {
+            Some(older) => older.newer = request.newer,
+            None => self.oldest = request.newer,
+        }
+        match self.requests.get_mut(request.newer as usize) {
+            Some(newer) => newer.older = request.older,
+            None => self.newest = request.older,
+        }
+        Some(request)
+    }
+
+    /// How long to sleep before the next look; 0: not at all.
+    pub(crate) fn sleep(&mut self, policy: PollPolicy, alone: bool) -> Nanoseconds {
+        let Some(oldest) = self.requests.get(self.oldest as usize) else { return 0 };
+        let now = Ticks::now();
+        let age = now.since(oldest.submitted);
+        let span = match (policy, &self.estimate) {
+            (PollPolicy::HybridFixed(span), _) => span.saturating_sub(age),
+            (_, Estimate::Ring(expectations)) => expectations.sleep(oldest.bucket, age, alone, self.overshoot),
+            (_, Estimate::Call(mean)) => mean.sleep(oldest.bucket),
+        };
+        if span != 0 {
+            self.asleep_since = Some(now);
+        }
+        span
+    }
+}
