@@ -1,0 +1,292 @@
+//! A queue pair with a clock beside it, memory that a device may write, and
+//! random traffic that is compared with a model.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::time::{Duration, Instant};
+use usring_device::{Completion, Completions, DeviceRequest, Driver, Operation, QueueOptions, QueuePair, Submission};
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, SystemCall};
+use usring_uapi::general as linux;
+
+/// Nothing takes longer; a test that comes here has failed.
+pub const LONGEST: Duration = Duration::from_secs(20);
+
+/// A small generator of random numbers (xorshift), the same in every run.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// Memory that a device reads and writes behind the compiler's back: only
+/// copied from and to.
+pub struct Memory {
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: used through copies; who shares it with a device waits for completions.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    /// Zeroes, aligned to a page.
+    pub fn new(length: usize) -> Memory {
+        // SAFETY: the length is not zero.
+        let start = unsafe { alloc_zeroed(Memory::layout(length)) };
+        assert!(!start.is_null());
+        Memory { start, length }
+    }
+
+    fn layout(length: usize) -> Layout {
+        Layout::from_size_align(length.max(1), 4096).unwrap()
+    }
+
+    pub fn address(&self) -> u64 {
+        self.start as u64
+    }
+
+    pub fn segment(&self, from: usize, length: usize) -> IoVector {
+        assert!(from + length <= self.length);
+        IoVector { base: self.address() + from as u64, length: length as u64 }
+    }
+
+    pub fn set(&mut self, from: usize, bytes: &[u8]) {
+        assert!(from + bytes.len() <= self.length);
+        // SAFETY: within the allocation.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(from), bytes.len()) };
+    }
+
+    pub fn get(&self, from: usize, length: usize) -> Vec<u8> {
+        assert!(from + length <= self.length);
+        let mut bytes = vec![0; length];
+        // SAFETY: within the allocation.
+        unsafe { std::ptr::copy_nonoverlapping(self.start.add(from), bytes.as_mut_ptr(), length) };
+        bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.start, Memory::layout(self.length)) };
+    }
+}
+
+/// Whether a descriptor is readable within this time.
+pub fn is_readable(number: i32, within: Duration) -> bool {
+    let mut one = (number, linux::POLLIN as u16, 0u16);
+    let arguments = [&raw mut one as u64, 1, within.as_millis() as u64, 0, 0];
+    SystemCall::new(linux::__NR_poll, arguments).run() == Ok(1)
+}
+
+/// A read or write of all its segments.
+pub fn transfer(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
+    let length = segments.iter().map(|segment| segment.length).sum();
+    DeviceRequest { token, operation, durable: false, registered: false, offset, length, segments }
+}
+
+/// A queue pair in use.
+pub struct Rig<'a> {
+    pub driver: &'a dyn Driver,
+    pub queue: Box<dyn QueuePair>,
+    options: QueueOptions,
+    /// What a look brought that nobody has taken yet.
+    found: Vec<Completion>,
+    completions: Completions,
+    pub in_flight: usize,
+}
+
+impl<'a> Rig<'a> {
+    pub fn new(driver: &'a dyn Driver, options: QueueOptions) -> Rig<'a> {
+        let queue = driver.open_queue(options).unwrap();
+        assert_eq!(queue.interrupt().is_some(), options.interrupts);
+        Rig { driver, queue, options, found: Vec::new(), completions: Completions::new(), in_flight: 0 }
+    }
+
+    /// Hands a request over, whatever it takes; the doorbell is the caller's.
+    pub fn submit(&mut self, request: &DeviceRequest) {
+        let start = Instant::now();
+        loop {
+            let result = match self.queue.submit(request) {
+                Submission::Accepted => {
+                    self.in_flight += 1;
+                    return;
+                }
+                Submission::Full => {
+                    assert!(start.elapsed() < LONGEST, "full for ever");
+                    self.queue.ring_doorbell();
+                    self.look();
+                    continue;
+                }
+                Submission::NeedsWorker => match self.driver.execute(request) {
+                    Ok(bytes) => bytes as i32,
+                    Err(error) => error.negative(),
+                },
+                Submission::Refused(error) => error.negative(),
+            };
+            self.in_flight += 1;
+            self.found.push(Completion { token: request.token, result });
+            return;
+        }
+    }
+
+    fn look(&mut self) {
+        self.completions.clear();
+        self.queue.poll(&mut self.completions);
+        self.found.extend_from_slice(self.completions.as_slice());
+    }
+
+    /// Waits for one completion or more, as the queue's options say.
+    pub fn wait(&mut self) -> Vec<Completion> {
+        let start = Instant::now();
+        loop {
+            self.look();
+            if !self.found.is_empty() {
+                self.in_flight -= self.found.len();
+                return std::mem::take(&mut self.found);
+            }
+            assert!(start.elapsed() < LONGEST, "{} requests are not answered", self.in_flight);
+            if self.options.interrupts && self.queue.arm_interrupt() {
+                let number = self.queue.interrupt().unwrap();
+                assert!(is_readable(number, LONGEST), "no interrupt, with {} requests out", self.in_flight);
+            }
+        }
+    }
+
+    /// Makes one request and waits for it; nothing else is out.
+    pub fn run(&mut self, request: &DeviceRequest) -> i32 {
+        assert_eq!(self.in_flight, 0);
+        self.submit(request);
+        self.queue.ring_doorbell();
+        let done = self.wait();
+        assert!(done.len() == 1 && done[0].token == request.token, "{done:?}");
+        done[0].result
+    }
+
+    pub fn transfer(&mut self, operation: Operation, offset: u64, segments: &[IoVector]) -> i32 {
+        self.run(&transfer(0, operation, offset, segments))
+    }
+
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let mut memory = Memory::new(bytes.len());
+        memory.set(0, bytes);
+        let segment = memory.segment(0, bytes.len());
+        assert_eq!(self.transfer(Operation::Write, offset, &[segment]), bytes.len() as i32);
+    }
+
+    pub fn read(&mut self, offset: u64, length: usize) -> Vec<u8> {
+        let memory = Memory::new(length);
+        let segment = memory.segment(0, length);
+        assert_eq!(self.transfer(Operation::Read, offset, &[segment]), length as i32);
+        memory.get(0, length)
+    }
+
+    /// A request without data over a range.
+    pub fn range(&mut self, operation: Operation, offset: u64, length: u64) -> i32 {
+        self.run(&DeviceRequest { length, ..transfer(0, operation, offset, &[]) })
+    }
+}
+
+/// Reads and writes at random within a part of a device that nobody else uses,
+/// compared with a model of it.
+pub struct Traffic {
+    pub part: std::ops::Range<u64>,
+    pub options: QueueOptions,
+    pub requests: usize,
+    pub keeps_data: bool,
+    pub seed: u64,
+}
+
+struct Slot {
+    memory: Memory,
+    /// Offset and length, while a request is out.
+    out: Option<(u64, usize, Operation)>,
+}
+
+/// Longest transfer of the traffic, in blocks.
+const LONGEST_BLOCKS: u64 = 16;
+
+impl Traffic {
+    /// Runs it; answers the tokens in the order of their completion.
+    pub fn run(&self, driver: &dyn Driver) -> Vec<u32> {
+        let geometry = driver.geometry();
+        let block = u64::from(geometry.block);
+        let mut rig = Rig::new(driver, self.options);
+        let mut dice = Dice(self.seed | 1);
+        let mut model = vec![0u8; (self.part.end - self.part.start) as usize];
+        let new_slot = || Slot { memory: Memory::new((LONGEST_BLOCKS * block) as usize), out: None };
+        let mut slots: Vec<Slot> = (0..self.options.depth).map(|_| new_slot()).collect();
+        let (mut submitted, mut order) = (0, Vec::new());
+        while order.len() < self.requests {
+            let batch = 1 + dice.below(u64::from(self.options.depth));
+            for _ in 0..batch {
+                let Some(token) = slots.iter().position(|slot| slot.out.is_none()) else { break };
+                if submitted == self.requests {
+                    break;
+                }
+                let blocks = 1 + dice.below(LONGEST_BLOCKS);
+                let start = dice.below((model.len() as u64) / block - blocks + 1) * block;
+                let length = blocks * block;
+                let overlaps = |(at, long, _)| start < at + long as u64 && at < start + length;
+                if slots.iter().filter_map(|slot| slot.out).any(overlaps) {
+                    continue;
+                }
+                self.submit(&mut rig, &mut slots[token], token as u32, start..start + length, &mut model, &mut dice);
+                submitted += 1;
+            }
+            rig.queue.ring_doorbell();
+            if rig.in_flight == 0 && rig.found.is_empty() {
+                continue;
+            }
+            for completion in rig.wait() {
+                self.check(&mut slots[completion.token as usize], completion, &model);
+                order.push(completion.token);
+            }
+        }
+        rig.look();
+        assert_eq!((rig.in_flight, rig.found.len()), (0, 0), "something was answered twice");
+        order
+    }
+
+    fn submit(
+        &self,
+        rig: &mut Rig,
+        slot: &mut Slot,
+        token: u32,
+        range: std::ops::Range<u64>,
+        model: &mut [u8],
+        dice: &mut Dice,
+    ) {
+        let length = (range.end - range.start) as usize;
+        let operation = if dice.below(2) == 0 { Operation::Read } else { Operation::Write };
+        let fresh: Vec<u8> = (0..length / 8).flat_map(|_| dice.below(u64::MAX).to_le_bytes()).collect();
+        slot.memory.set(0, &fresh);
+        if operation == Operation::Write {
+            model[range.start as usize..range.end as usize].copy_from_slice(&fresh);
+        }
+        slot.out = Some((range.start, length, operation));
+        let segments = [slot.memory.segment(0, length)];
+        let offset = self.part.start + range.start;
+        let durable = operation == Operation::Write && dice.below(16) == 0;
+        rig.submit(&DeviceRequest { durable, ..transfer(token, operation, offset, &segments) });
+    }
+
+    fn check(&self, slot: &mut Slot, completion: Completion, model: &[u8]) {
+        let (start, length, operation) = slot.out.take().expect("an answer to a request that is not out");
+        assert_eq!(completion.result, length as i32, "{operation:?} of {length} at {start}");
+        if operation == Operation::Read && self.keeps_data {
+            let (found, expected) = (slot.memory.get(0, length), &model[start as usize..start as usize + length]);
+            assert!(found == expected, "read of {length} at {start}: not what was written");
+        }
+    }
+}
+
+/// The errno of a result.
+pub fn is_error(result: i32, error: Errno) -> bool {
+    result == error.negative()
+}

@@ -1,0 +1,153 @@
+//! The null device: it answers after its latency and touches nothing.
+
+mod common;
+
+use common::Subject;
+use common::harness::{Rig, Traffic, transfer};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use usring_device::spec::parse;
+use usring_device::{Completions, DeviceRequest, Driver, Operation, OwnSupply, QueueOptions, Submission};
+use usring_sys::plain::IoVector;
+
+fn open(text: &str) -> Box<dyn Driver> {
+    parse(text).unwrap().open(Box::new(OwnSupply)).unwrap()
+}
+
+fn subject(text: &'static str) -> Subject {
+    Subject { open: Box::new(move || open(text)), keeps_data: false, touches_memory: false }
+}
+
+mod at_once {
+    use super::*;
+    any_driver!(subject("null:size=1T"));
+}
+
+mod after_ten_microseconds {
+    use super::*;
+    any_driver!(subject("null:size=1G,latency=10us,block=4096"));
+}
+
+mod after_a_drawn_time {
+    use super::*;
+    any_driver!(subject("null:size=1G,latency=uniform(1us,50us)"));
+}
+
+const POLLED: QueueOptions = QueueOptions { depth: 64, interrupts: false };
+
+/// Addresses that nobody can use.
+static NOWHERE: IoVector = IoVector { base: 8, length: 4096 };
+
+fn read(token: u32) -> DeviceRequest<'static> {
+    transfer(token, Operation::Read, 0, core::slice::from_ref(&NOWHERE))
+}
+
+#[test]
+fn no_memory_is_touched() {
+    let driver = open("null:size=1G");
+    let mut rig = Rig::new(&*driver, POLLED);
+    assert_eq!(rig.run(&read(3)), 4096);
+    assert_eq!(rig.run(&DeviceRequest { operation: Operation::Write, ..read(3) }), 4096);
+}
+
+#[test]
+fn a_request_takes_its_latency_from_the_doorbell_and_many_take_it_together() {
+    let driver = open("null:size=1G,latency=20ms");
+    for interrupts in [false, true] {
+        let mut rig = Rig::new(&*driver, QueueOptions { interrupts, ..POLLED });
+        (0..POLLED.depth).for_each(|token| rig.submit(&read(token)));
+        let start = Instant::now();
+        rig.queue.ring_doorbell();
+        let mut done = 0;
+        while done < POLLED.depth as usize {
+            done += rig.wait().len();
+            assert!(start.elapsed() >= Duration::from_millis(20), "too early");
+        }
+        assert!(start.elapsed() < Duration::from_millis(20 * 30), "one after the other");
+    }
+}
+
+#[test]
+fn without_latency_the_next_look_finds_everything() {
+    let driver = open("null:size=1G");
+    let mut queue = driver.open_queue(POLLED).unwrap();
+    let mut completions = Completions::new();
+    for token in 0..POLLED.depth {
+        assert_eq!(queue.submit(&read(token)), Submission::Accepted);
+    }
+    assert_eq!(queue.submit(&read(0)), Submission::Full);
+    queue.ring_doorbell();
+    queue.poll(&mut completions);
+    let tokens: Vec<u32> = completions.as_slice().iter().map(|completion| completion.token).collect();
+    assert_eq!(tokens, (0..POLLED.depth).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_look_brings_no_more_than_there_is_room_for_and_the_rest_stays() {
+    for text in ["null:size=1G", "null:size=1G,latency=1ns", "null:size=1G,latency=uniform(0ns,1ns)"] {
+        let driver = open(text);
+        let mut queue = driver.open_queue(QueueOptions { depth: 1000, interrupts: false }).unwrap();
+        let mut seen = BTreeSet::new();
+        for token in 0..1000 {
+            assert_eq!(queue.submit(&read(token)), Submission::Accepted);
+        }
+        queue.ring_doorbell();
+        let mut completions = Completions::new();
+        let start = Instant::now();
+        while seen.len() < 1000 {
+            completions.clear();
+            queue.poll(&mut completions);
+            for completion in completions.as_slice() {
+                assert!(seen.insert(completion.token), "{} twice", completion.token);
+            }
+            assert!(start.elapsed() < common::harness::LONGEST);
+        }
+    }
+}
+
+fn order(text: &str) -> Vec<u32> {
+    let driver = open(text);
+    let mut rig = Rig::new(&*driver, POLLED);
+    (0..POLLED.depth).for_each(|token| rig.submit(&read(token)));
+    rig.queue.ring_doorbell();
+    let mut order = Vec::new();
+    while order.len() < POLLED.depth as usize {
+        order.extend(rig.wait().iter().map(|completion| completion.token));
+    }
+    order
+}
+
+#[test]
+fn drawn_latencies_change_the_order_and_a_seed_brings_it_back() {
+    let in_order: Vec<u32> = (0..POLLED.depth).collect();
+    assert_eq!(order("null:size=1G,latency=100us"), in_order);
+    for latency in ["uniform(1us,900us)", "exponential(200us)", "normal(500us,200us)"] {
+        let seeded = |seed: u32| order(&format!("null:size=1G,latency={latency},latency-seed={seed}"));
+        assert_ne!(seeded(1), in_order, "{latency}");
+        assert_eq!(seeded(1), seeded(1), "{latency}");
+        assert_ne!(seeded(1), seeded(2), "{latency}");
+    }
+}
+
+#[test]
+fn a_sleeper_is_woken_for_what_comes_due_earlier_than_what_it_waits_for() {
+    let driver = open("null:size=1G,latency=uniform(1ms,10s),latency-seed=4");
+    let mut rig = Rig::new(&*driver, QueueOptions { depth: 256, interrupts: true });
+    rig.submit(&read(0));
+    rig.queue.ring_doorbell();
+    assert!(rig.queue.arm_interrupt());
+    // Among so many at least one is due within a second.
+    (1..256).for_each(|token| rig.submit(&read(token)));
+    rig.queue.ring_doorbell();
+    let number = rig.queue.interrupt().unwrap();
+    assert!(common::harness::is_readable(number, Duration::from_secs(1)));
+    assert_ne!(rig.wait()[0].token, 0);
+}
+
+#[test]
+fn traffic_in_the_far_end_of_a_huge_device_works() {
+    let driver = open("null:size=8388600T,block=4096");
+    let end = driver.geometry().size;
+    let part = end - (1 << 20)..end;
+    Traffic { part, options: POLLED, requests: 500, keeps_data: false, seed: 1 }.run(&*driver);
+}
