@@ -1,6 +1,7 @@
 //! Memory of the suite: zeroed structures, pages that can be made bad.
 
 use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A structure of Linux's with every field zero.
@@ -66,6 +67,58 @@ impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`.
         unsafe { libc::munmap(self.address.cast::<c_void>(), self.length) };
+    }
+}
+
+/// A page that is not there until this process supplies it (userfaultfd(2)):
+/// whoever touches it stands still, which can be seen.
+pub struct MissingPage {
+    page: Pages,
+    faults: OwnedFd,
+}
+
+const UFFDIO_API: u64 = 0xc018_aa3f;
+const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+const UFFDIO_ZEROPAGE: u64 = 0xc020_aa04;
+const UFFD_API: u64 = 0xaa;
+const REGISTER_MODE_MISSING: u64 = 1;
+
+impl MissingPage {
+    /// `None` where the system does not let this process have one.
+    pub fn new() -> Option<MissingPage> {
+        // SAFETY: no memory is involved.
+        let number = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        if number < 0 {
+            return None;
+        }
+        // SAFETY: a descriptor that was just made and belongs to nobody else.
+        let faults = unsafe { OwnedFd::from_raw_fd(number as i32) };
+        let missing = MissingPage { page: Pages::new(1), faults };
+        missing.control(UFFDIO_API, [UFFD_API, 0, 0, 0]);
+        missing.control(UFFDIO_REGISTER, [missing.address(), PAGE as u64, REGISTER_MODE_MISSING, 0]);
+        Some(missing)
+    }
+
+    fn control(&self, request: u64, mut argument: [u64; 4]) {
+        // SAFETY: each request's argument is at most four words, which live on.
+        let answer = unsafe { libc::ioctl(self.faults.as_raw_fd(), request, argument.as_mut_ptr()) };
+        assert_eq!(answer, 0, "userfaultfd: {}", std::io::Error::last_os_error());
+    }
+
+    pub fn address(&self) -> u64 {
+        self.page.at(0)
+    }
+
+    /// Whether somebody waits for it, within five seconds.
+    pub fn is_missed(&self) -> bool {
+        let mut one = libc::pollfd { fd: self.faults.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one element.
+        unsafe { libc::poll(&raw mut one, 1, 5000) == 1 && one.revents == libc::POLLIN }
+    }
+
+    /// Puts a page of zeros there; whoever waits goes on.
+    pub fn supply(&self) {
+        self.control(UFFDIO_ZEROPAGE, [self.address(), PAGE as u64, 0, 0]);
     }
 }
 

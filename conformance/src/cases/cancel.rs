@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     case("cancel.all_of_user_data", all_of_user_data),
     case("cancel.by_descriptor", by_descriptor),
     case("cancel.by_descriptor_all", by_descriptor_all),
+    case("cancel.by_descriptor_in_a_sandbox", by_descriptor_in_a_sandbox),
     case("cancel.descriptor_means_file", descriptor_means_file),
     case("cancel.by_fixed_file", by_fixed_file),
     case("cancel.any", any),
@@ -160,6 +161,24 @@ fn by_descriptor_all(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(4));
     t.entry(&ring.one(on_fd(reader.as_raw_fd(), ALL, 6)));
+}
+
+/// The same where the sandbox denies kcmp(2), as containers' do by default: the
+/// files are of the kinds that all share one inode.
+fn by_descriptor_in_a_sandbox(t: &mut Transcript) {
+    crate::process::deny(libc::SYS_kcmp);
+    let mut ring = Ring::new(8);
+    let (one, other) = (files::eventfd(0), files::eventfd(0));
+    ring.push(poll(other.as_raw_fd(), libc::POLLIN, 1));
+    ring.push(poll(one.as_raw_fd(), libc::POLLIN, 2));
+    ring.submit();
+    ring.push(on_fd(one.as_raw_fd(), 0, 3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    t.entry(&ring.one(on_fd(one.as_raw_fd(), 0, 4)));
+    ring.push(on_fd(other.as_raw_fd(), ALL, 5));
+    ring.submit();
+    t.sorted(&ring.wait(2));
 }
 
 /// The key is the open file: another number of the same file finds it, the

@@ -2,13 +2,13 @@
 
 use std::os::fd::AsRawFd;
 
-use usring_uapi::{Timespec, io_uring as u, opcode};
+use usring_uapi::{Sqe, Timespec, io_uring as u, opcode};
 
 use crate::case::{Case, case};
 use crate::files;
-use crate::memory::BAD;
+use crate::memory::{BAD, MissingPage};
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, sqe, timeout};
+use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, sqe, timeout, timeout_remove, write_at};
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
@@ -32,6 +32,7 @@ pub const CASES: &[Case] = &[
     case("link_timeout.flags", flags),
     case("link_timeout.reserved_fields", reserved_fields),
     case("link_timeout.on_worker", on_worker),
+    case("link_timeout.on_running_worker", on_running_worker),
     case("link_timeout.on_bad_request", on_bad_request),
     case("link_timeout.ring_closes", ring_closes),
 ];
@@ -264,6 +265,30 @@ fn on_worker(t: &mut Transcript) {
         let either = allowed.contains(&entry.res);
         t.say(format_args!("{}: one of two answers {either}", entry.user_data));
     }
+}
+
+/// A request that a worker is in the middle of: the limit finds nothing that it
+/// could end, and says so. (The write is stopped where it fetches its bytes: at
+/// a page that this process supplies, and is told to be missing.)
+fn on_running_worker(t: &mut Transcript) {
+    let Some(page) = MissingPage::new() else {
+        return t.say("the system has no userfaultfd for us");
+    };
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"");
+    ring.push(write_at(file.as_raw_fd(), page.address(), 5, 0, 1).linked());
+    ring.push(link_timeout(&LONG, 0, 2));
+    t.result("submit", ring.submit());
+    t.say(format_args!("the worker stands still {}", page.is_missed()));
+    let soon = milliseconds(1);
+    t.entry(&ring.one(Sqe {
+        op_flags: u::IORING_TIMEOUT_UPDATE | u::IORING_LINK_TIMEOUT_UPDATE,
+        off: &raw const soon as u64,
+        ..timeout_remove(2, 3)
+    }));
+    t.in_order(&ring.wait(1));
+    page.supply();
+    t.in_order(&ring.wait(1));
 }
 
 fn on_bad_request(t: &mut Transcript) {

@@ -1,11 +1,13 @@
 //! TIMEOUT: clocks, counts, repetition, and what is refused.
 
+use std::os::fd::AsRawFd;
+
 use usring_uapi::{Sqe, Timespec, io_uring as u};
 
 use crate::case::{Case, case};
 use crate::memory::BAD;
 use crate::ring::Ring;
-use crate::sqe::{Change, nop, timeout, timeout_remove};
+use crate::sqe::{Change, link_timeout, nop, poll, timeout, timeout_remove};
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
@@ -21,6 +23,13 @@ pub const CASES: &[Case] = &[
     case("timeout.count_and_time", count_and_time),
     case("timeout.count_of_earlier_requests", count_of_earlier_requests),
     case("timeout.several_counts", several_counts),
+    case("timeout.counts_its_own_batch", counts_its_own_batch),
+    case("timeout.counts_multishot", counts_multishot),
+    case("timeout.counts_tags", counts_tags),
+    case("timeout.counts_timeouts_that_did_not_expire", counts_timeouts_that_did_not_expire),
+    case("timeout.counts_no_repeats", counts_no_repeats),
+    case("timeout.counts_no_silence", counts_no_silence),
+    case("timeout.counts_backlog", counts_backlog),
     case("timeout.expires_as_success", expires_as_success),
     case("timeout.breaks_link", breaks_link),
     case("timeout.multishot", multishot),
@@ -144,6 +153,126 @@ fn several_counts(t: &mut Transcript) {
     ring.push(nop(5));
     ring.submit();
     t.sorted(&ring.wait(2));
+}
+
+/// What is submitted with it counts, also before it in the batch.
+fn counts_its_own_batch(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(nop(1));
+    ring.push(timeout(&LONG, 2, 0, 2));
+    ring.push(nop(3));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+/// Each CQE of a multishot request counts.
+fn counts_multishot(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let event = crate::files::eventfd(0);
+    ring.push(poll(event.as_raw_fd(), libc::POLLIN, 1).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI));
+    ring.push(timeout(&LONG, 2, 0, 2));
+    t.result("submit", ring.submit());
+    crate::files::put(&event, &1u64.to_ne_bytes());
+    t.in_order(&ring.wait(1));
+    crate::files::put(&event, &1u64.to_ne_bytes());
+    t.sorted(&ring.wait(2));
+}
+
+/// The tag of a resource that is taken out counts.
+fn counts_tags(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let file = crate::files::memory_file(b"x");
+    let (numbers, tags) = ([file.as_raw_fd()], [7u64]);
+    let mut set: u::io_uring_rsrc_register = crate::memory::zeroed();
+    set.nr = 1;
+    set.data = numbers.as_ptr() as u64;
+    set.tags = tags.as_ptr() as u64;
+    t.result("register", ring.register(super::reg::FILES2, &raw const set, 32));
+    ring.push(timeout(&LONG, 1, 0, 1));
+    t.result("submit", ring.submit());
+    t.result("unregister", ring.register::<u8>(super::reg::UNREGISTER_FILES, std::ptr::null(), 0));
+    t.sorted(&ring.wait(2));
+}
+
+/// A timeout that expires or is fulfilled does not count for another. One that
+/// is removed, cancelled or refused does, and so does the end of a limit.
+fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
+    let mut ring = Ring::new(16);
+    let time = milliseconds(5);
+    ring.push(timeout(&LONG, 1, 0, 1));
+    ring.push(timeout(&time, 0, 0, 2));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(1));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    ring.push(nop(3));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    // Removed: its own CQE and the remover's.
+    ring.push(timeout(&LONG, 0, 0, 4));
+    ring.push(timeout(&LONG, 2, 0, 5));
+    ring.push(timeout_remove(4, 6));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+    // Refused.
+    ring.push(timeout(&LONG, 1, 0, 7));
+    ring.push(timeout(&LONG, 0, 1 << 20, 8));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    // The end of a limit that was not needed.
+    ring.push(timeout(&LONG, 2, 0, 9));
+    ring.push(nop(10).linked());
+    ring.push(link_timeout(&LONG, 0, 11));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+/// A multishot timeout's CQEs are its own.
+fn counts_no_repeats(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let time = milliseconds(2);
+    ring.push(timeout(&LONG, 2, 0, 1));
+    ring.push(timeout(&time, 3, MULTISHOT, 2));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    ring.push(nop(3));
+    ring.push(nop(4));
+    ring.submit();
+    t.sorted(&ring.wait(3));
+}
+
+/// What posts no CQE does not count.
+fn counts_no_silence(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(timeout(&LONG, 2, 0, 1));
+    ring.push(nop(2).flagged(usring_uapi::sqe_flags::CQE_SKIP_SUCCESS));
+    ring.push(nop(3));
+    ring.submit();
+    t.sorted(&ring.wait(1));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    ring.push(nop(4));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+}
+
+/// A CQE that found no room counts once it has one.
+fn counts_backlog(t: &mut Transcript) {
+    let mut ring = Ring::with(2, |params| {
+        params.flags = u::IORING_SETUP_CQSIZE;
+        params.cq_entries = 2;
+    })
+    .expect("a small ring");
+    ring.push(timeout(&LONG, 3, 0, 1));
+    ring.submit();
+    for user_data in 2..=4 {
+        ring.push(nop(user_data));
+        ring.submit();
+    }
+    t.say(format_args!("ready {}", ring.ready()));
+    t.sorted(&ring.wait(4));
 }
 
 fn expires_as_success(t: &mut Transcript) {

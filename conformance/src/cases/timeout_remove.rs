@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     case("timeout_remove.update_keeps_clock", update_keeps_clock),
     case("timeout_remove.update_unknown", update_unknown),
     case("timeout_remove.update_link_timeout", update_link_timeout),
+    case("timeout_remove.link_flag_alone", link_flag_alone),
     case("timeout_remove.update_wrong_kind", update_wrong_kind),
     case("timeout_remove.update_multishot", update_multishot),
     case("timeout_remove.bad_timespec", bad_timespec),
@@ -144,6 +145,20 @@ fn update_link_timeout(t: &mut Transcript) {
     ring.push(update(2, &milliseconds(10), link, 3));
     ring.submit();
     t.sorted(&ring.wait(3));
+}
+
+/// LINK_TIMEOUT_UPDATE without TIMEOUT_UPDATE is a plain removal.
+fn link_flag_alone(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(timeout(&LONG, 0, 0, 1));
+    ring.submit();
+    let time = milliseconds(1);
+    let flag_alone = |target, user_data| update(target, &time, 0, user_data).op_flags(u::IORING_LINK_TIMEOUT_UPDATE);
+    ring.push(flag_alone(1, 2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    t.entry(&ring.one(flag_alone(1, 3)));
+    t.entry(&ring.one(flag_alone(1, 4).with(|sqe| sqe.off = crate::memory::BAD)));
 }
 
 /// Each kind has its own flag.

@@ -224,7 +224,7 @@ impl<'a> LockedRing<'a> {
     /// the lock is released.
     #[inline(always)]
     pub fn finish_batch(&mut self) {
-        let unfinished = self.timeouts.has_counted() || !self.issuable.is_empty();
+        let unfinished = self.timeouts.has_counted(self.cq.tail()) || !self.issuable.is_empty();
         if unfinished || self.files.has_released() || self.buffers.has_retired() {
             self.finish_rest();
         }
@@ -237,16 +237,19 @@ impl<'a> LockedRing<'a> {
     #[cold]
     #[inline(never)]
     fn finish_rest(&mut self) {
-        timeout::flush_counted(self);
-        while !self.issuable.is_empty() {
-            issue::run_issuable(self);
+        loop {
+            if self.files.has_released() {
+                registered_files::post_released(self);
+            }
+            if self.buffers.has_retired() {
+                registered_buffers::post_released(self);
+            }
+            // Behind the tags, which count, too.
             timeout::flush_counted(self);
-        }
-        if self.files.has_released() {
-            registered_files::post_released(self);
-        }
-        if self.buffers.has_retired() {
-            registered_buffers::post_released(self);
+            if self.issuable.is_empty() {
+                return;
+            }
+            issue::run_issuable(self);
         }
     }
 

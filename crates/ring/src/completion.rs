@@ -161,6 +161,18 @@ impl CompletionQueue {
         false
     }
 
+    /// How far CQEs have been added, in the backlog none of them.
+    #[inline]
+    pub fn tail(&self) -> u32 {
+        self.tail
+    }
+
+    /// How far the program has been shown CQEs.
+    #[inline]
+    pub fn published(&self) -> u32 {
+        self.published
+    }
+
     /// CQEs that are published and that the program has not consumed.
     #[inline]
     pub fn ready(&self) -> u32 {

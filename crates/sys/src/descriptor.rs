@@ -305,24 +305,30 @@ impl FileIdentity {
     }
 }
 
-/// Whether two numbers stand for one open file. kcmp(2) knows; where a sandbox
-/// denies it, inode and access mode decide, and anonymous inodes (eventfds,
-/// timers), which all share one, count as different.
+/// Whether two numbers are known to stand for one open file.
 pub fn is_same_file(one: i32, other: i32) -> bool {
+    same_file(one, other) == Some(true)
+}
+
+/// Whether two numbers stand for one open file. kcmp(2) knows; where a sandbox
+/// denies it, inode and access mode decide. Anonymous inodes (eventfds, timers)
+/// all share one: of these nobody can tell then, and there is no answer.
+pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if one == other {
-        return true;
+        return Some(true);
     }
     const KCMP_FILE: u64 = 0;
     let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0);
     let arguments = [process, process, KCMP_FILE, one as u64, other as u64];
     if let Ok(order) = SystemCall::new(linux::__NR_kcmp, arguments).run() {
-        return order == 0;
+        return Some(order == 0);
     }
-    let (Ok(first), Ok(second)) = (identity(one), identity(other)) else { return false };
+    let (Ok(first), Ok(second)) = (identity(one), identity(other)) else { return Some(false) };
     let same_inode = first.device == second.device && first.inode == second.inode;
-    // S_IFMT bits are zero for anonymous inodes only.
     let same_mode = status_flags(one).is_ok_and(|flags| status_flags(other) == Ok(flags));
-    same_inode && same_mode && first.mode & linux::S_IFMT != 0
+    // S_IFMT bits are zero for anonymous inodes only.
+    let has_inode_of_its_own = first.mode & linux::S_IFMT != 0;
+    if same_inode && same_mode && !has_inode_of_its_own { None } else { Some(same_inode && same_mode) }
 }
 
 /// fstat(2).

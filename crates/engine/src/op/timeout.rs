@@ -122,6 +122,11 @@ pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Resul
     let linked = flags & abi::IORING_LINK_TIMEOUT_UPDATE != 0;
     let absolute = flags & abi::IORING_TIMEOUT_ABS != 0;
     let span = read_span(sqe.off)?;
+    if flags & abi::IORING_TIMEOUT_UPDATE == 0 {
+        // LINK_TIMEOUT_UPDATE by itself is checked, and changes nothing.
+        request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Remove { target });
+        return Ok(());
+    }
     request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Update { target, linked, absolute, span });
     Ok(())
 }

@@ -8,6 +8,7 @@ use crate::workers;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::Sqe;
 use usring_uapi::io_uring as abi;
+use usring_uapi::sqe_flags;
 
 /// Which requests a cancellation means (IORING_ASYNC_CANCEL_*).
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,6 +46,14 @@ impl CancelKey {
         Ok(())
     }
 
+    /// Whether the file meant is that of a request, which has it by `number`.
+    /// Where nobody can tell, a file asked for by the same number is the same.
+    fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
+        let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
+        let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;
+        descriptor::same_file(number, self.file).unwrap_or_else(same_number)
+    }
+
     /// Whether a request with this SQE, which works on the file behind
     /// `number`, is meant.
     pub fn matches(&self, sqe: &Sqe, number: i32) -> bool {
@@ -52,7 +61,7 @@ impl CancelKey {
             return true;
         }
         let by_file = self.has(abi::IORING_ASYNC_CANCEL_FD);
-        if by_file && !(opcode_table::row(sqe.opcode).needs_file && descriptor::is_same_file(number, self.file)) {
+        if by_file && !(opcode_table::row(sqe.opcode).needs_file && self.is_file_of(sqe, number)) {
             return false;
         }
         let by_opcode = self.has(abi::IORING_ASYNC_CANCEL_OP);
@@ -104,7 +113,8 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
     }
 }
 
-/// Cancels the one with this id; answers whether it was still there.
+/// Cancels the one with this id; answers whether it was there to be cancelled.
+/// If a worker has it, only the system call that it is in is broken off.
 pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> bool {
     let found = fast_poll::cancel_id(locked, id);
     let found = found.or_else(|| locked.timeouts.extract(|request| request.id == id));
@@ -113,11 +123,12 @@ pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> bool {
         return true;
     }
     match workers::cancel(locked.ring, |view| view.id == id) {
-        workers::Cancelled::Waiting(request) => cancelled(locked, request),
-        workers::Cancelled::Running => {}
-        workers::Cancelled::Nothing => return false,
+        workers::Cancelled::Waiting(request) => {
+            cancelled(locked, request);
+            true
+        }
+        workers::Cancelled::Running | workers::Cancelled::Nothing => false,
     }
-    true
 }
 
 /// The driver completes it next ([`crate::issue::run_issuable`]).

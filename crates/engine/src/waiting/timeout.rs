@@ -11,7 +11,6 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_sys::clock::{Clock, Nanoseconds};
-use usring_uapi::opcode;
 
 /// When a timeout is over.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,8 +33,8 @@ pub(crate) struct Deadline {
 struct Timer {
     request: RequestEntry,
     deadline: Deadline,
-    /// Completions of the ring at which it ends early, or `u64::MAX`.
-    completes_at: u64,
+    /// Where the count of completions must have come for it to end early.
+    completes_at: Option<i64>,
 }
 
 /// Key of a timer: its time, then the order of arming.
@@ -49,12 +48,12 @@ pub(crate) struct Timeouts {
     by_clock: [BTreeMap<TimerKey, Timer>; 3],
     /// Timers that also count completions.
     counting: u32,
-    /// CQEs so far that were not timeouts' own.
-    completions: u64,
-    completions_seen: u64,
+    /// CQEs so far, and the CQ's tail up to which they are counted.
+    completions: i64,
+    counted_to: u32,
     /// How often a TIMEOUT has ended by time or count: each ends a wait,
     /// however many completions it still wants (the kernel's `cq_timeouts`).
-    pub ended: u64,
+    pub ended: i64,
 }
 
 fn lane(clock: Clock) -> usize {
@@ -72,8 +71,8 @@ impl Timeouts {
 
     /// Whether completions have been counted that a timeout waits for.
     #[inline(always)]
-    pub fn has_counted(&self) -> bool {
-        self.counting != 0 && self.completions_seen != self.completions
+    pub fn has_counted(&self, tail: u32) -> bool {
+        self.counting != 0 && self.counted_to != tail
     }
 
     /// How long until the next timer, if there is one.
@@ -85,17 +84,24 @@ impl Timeouts {
         spans.min()
     }
 
-    fn insert(&mut self, request: RequestEntry, deadline: Deadline) {
-        let counts = deadline.completions != 0;
-        let completes_at = if counts { self.completions + u64::from(deadline.completions) } else { u64::MAX };
-        self.counting += u32::from(counts);
+    /// CQEs up to this tail of the CQ, less those of timeouts that have ended
+    /// by themselves: what counted timeouts count. (A timeout that is removed
+    /// or refused counts like any other request, and so does a tag.)
+    fn count_to(&mut self, tail: u32) -> i64 {
+        self.completions += i64::from(tail.wrapping_sub(self.counted_to) as i32);
+        self.counted_to = tail;
+        self.completions - self.ended
+    }
+
+    fn insert(&mut self, request: RequestEntry, deadline: Deadline, completes_at: Option<i64>) {
+        self.counting += u32::from(completes_at.is_some());
         let key = (deadline.at, request.id);
         self.by_clock[lane(deadline.clock)].insert(key, Timer { request, deadline, completes_at });
     }
 
     fn remove(&mut self, lane: usize, key: TimerKey) -> Option<Timer> {
         let timer = self.by_clock[lane].remove(&key)?;
-        self.counting -= u32::from(timer.completes_at != u64::MAX);
+        self.counting -= u32::from(timer.completes_at.is_some());
         Some(timer)
     }
 
@@ -121,33 +127,31 @@ impl Timeouts {
             .ok_or(Errno::ENOENT)?;
         let Some(timer) = self.remove(lane, key) else { return Err(Errno::ENOENT) };
         let at = if absolute { time } else { timer.deadline.clock.now().saturating_add(time) };
-        let deadline = Deadline { at, completions: 0, ..timer.deadline };
-        self.insert(timer.request, deadline);
+        self.insert(timer.request, Deadline { at, ..timer.deadline }, None);
         Ok(())
     }
 
-    fn pop_expired(&mut self) -> Option<Timer> {
-        for clock in CLOCKS {
-            let lane = lane(clock);
-            let Some((&key, _)) = self.by_clock[lane].first_key_value() else { continue };
-            if key.0 <= clock.now() {
-                return self.remove(lane, key);
-            }
-        }
-        None
+    fn pop_expired(&mut self, clock: Clock, now: Nanoseconds) -> Option<Timer> {
+        let lane = lane(clock);
+        let (&key, _) = self.by_clock[lane].first_key_value()?;
+        if key.0 <= now { self.remove(lane, key) } else { None }
     }
 
-    fn pop_counted(&mut self) -> Option<Timer> {
-        let completions = self.completions;
-        let (lane, key) = self.find(|timer| timer.completes_at <= completions)?;
+    fn pop_counted(&mut self, completions: i64) -> Option<Timer> {
+        let (lane, key) = self.find(|timer| timer.completes_at.is_some_and(|at| at <= completions))?;
         self.remove(lane, key)
     }
 }
 
-/// Arms a TIMEOUT.
+/// Arms a TIMEOUT. One that counts begins behind what the program can see: the
+/// completions of its own batch are still to come.
 pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
     let Operation::Timeout(deadline) = request.operation else { unreachable!("only a timeout waits for time") };
-    locked.timeouts.insert(request, deadline);
+    let completes_at = (deadline.completions != 0).then(|| {
+        let published = locked.cq.published();
+        locked.timeouts.count_to(published) + i64::from(deadline.completions)
+    });
+    locked.timeouts.insert(request, deadline, completes_at);
 }
 
 /// Arms the LINK_TIMEOUT behind a request that is about to wait.
@@ -160,7 +164,7 @@ pub(crate) fn arm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     request.link_timeout = Some(watcher.id);
     let Some(mut deadline) = crate::op::timeout::link_deadline(&watcher) else { return };
     deadline.watches = Some(request.id);
-    locked.timeouts.insert(watcher, deadline);
+    locked.timeouts.insert(watcher, deadline, None);
 }
 
 /// A LINK_TIMEOUT's result is an errno, but never a failure: it is silent if
@@ -178,55 +182,58 @@ pub(crate) fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request
     }
 }
 
-/// Every CQE but a timeout's own counts for the timeouts that count.
-#[inline]
-pub(crate) fn count_completion(locked: &mut LockedRing, request: &Request) {
-    if request.sqe.opcode != opcode::TIMEOUT {
-        locked.timeouts.completions += 1;
-    }
-}
-
 /// Completes the timeouts whose count has been reached.
 pub(crate) fn flush_counted(locked: &mut LockedRing) {
-    if !locked.timeouts.has_counted() {
+    let tail = locked.cq.tail();
+    if !locked.timeouts.has_counted(tail) {
         return;
     }
-    locked.timeouts.completions_seen = locked.timeouts.completions;
-    while let Some(timer) = locked.timeouts.pop_counted() {
+    let completions = locked.timeouts.count_to(tail);
+    while let Some(timer) = locked.timeouts.pop_counted(completions) {
         locked.timeouts.ended += 1;
         complete::complete(locked, timer.request, 0.into());
     }
 }
 
-/// Completes what has expired.
+/// Completes what has expired. Each clock is read once, so a timeout that
+/// repeats does so once in a call, however short its span is.
 pub(crate) fn expire(locked: &mut LockedRing) {
     if locked.timeouts.is_empty() {
         return;
     }
-    while let Some(timer) = locked.timeouts.pop_expired() {
-        match timer.deadline.watches {
-            Some(target) => expire_link(locked, timer.request, target),
-            None => expire_timeout(locked, timer.request, timer.deadline),
+    for clock in CLOCKS {
+        if locked.timeouts.by_clock[lane(clock)].is_empty() {
+            continue;
+        }
+        let now = clock.now();
+        while let Some(timer) = locked.timeouts.pop_expired(clock, now) {
+            match timer.deadline.watches {
+                Some(target) => expire_link(locked, timer.request, target),
+                None => expire_timeout(locked, timer.request, timer.deadline, now),
+            }
         }
     }
     issue::run_issuable(locked);
 }
 
-fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Deadline) {
+fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Deadline, now: Nanoseconds) {
     locked.timeouts.ended += 1;
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
     if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {
-        let at = deadline.at.saturating_add(deadline.repeat_every);
+        // The span begins anew, as on the kernel: what came too late is not
+        // caught up on.
+        let at = now.saturating_add(deadline.repeat_every);
         let repeats = deadline.repeats.saturating_sub(1);
-        locked.timeouts.insert(request, Deadline { at, repeats, ..deadline });
+        locked.timeouts.insert(request, Deadline { at, repeats, ..deadline }, None);
         return;
     }
     complete::complete(locked, request, Answer { result, failed: !deadline.expiry_succeeds });
 }
 
 /// The watched request is too late: the timeout's CQE first, then the
-/// request's −ECANCELED.
+/// request's −ECANCELED. What a worker is in the middle of is broken off if it
+/// can be, but counts as not found.
 fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
     let found = cancel::cancel_id(locked, target);
     watcher.link = None;

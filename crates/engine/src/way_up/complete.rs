@@ -23,7 +23,6 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
         } else {
             locked.cq.post(cqe);
         }
-        timeout::count_completion(locked, &request);
     }
     settle(locked, request, answer);
 }
