@@ -25,6 +25,7 @@ pub const CASES: &[Case] = &[
     case("eventfd.told_of_backlog", told_of_backlog),
     case("eventfd.not_told_of_skipped", not_told_of_skipped),
     case("eventfd.semaphore", semaphore),
+    case("eventfd.full_and_blocking", full_and_blocking),
     case("eventfd.sleeper_is_woken", sleeper_is_woken),
     case("eventfd.shared_by_two_rings", shared_by_two_rings),
 ];
@@ -85,6 +86,22 @@ fn only_async(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(1));
     t.say(format_args!("worker: told {}", crate::time::until(|| files::event_count(&event) > 0)));
+}
+
+/// A counter that can count no further does not keep the ring from going on,
+/// even if a write to it would wait. (The kernel takes it one further than
+/// write(2) could; what it says is not printed.)
+fn full_and_blocking(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let event = files::eventfd(0);
+    files::set_nonblocking(&event, false);
+    files::put(&event, &(u64::MAX - 1).to_ne_bytes());
+    t.result("register", register(&ring, reg::EVENTFD, event.as_raw_fd()));
+    t.entry(&ring.one(nop(1)));
+    t.entry(&ring.one(nop(2)));
+    t.say(format_args!("full still {}", files::event_count(&event) >= u64::MAX - 1));
+    t.entry(&ring.one(nop(3)));
+    t.say(format_args!("told {}", files::event_count(&event) > 0));
 }
 
 fn register_wrong(t: &mut Transcript) {

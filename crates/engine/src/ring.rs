@@ -28,7 +28,7 @@ use core::sync::atomic::AtomicUsize;
 use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::queue::Queue;
-use usring_sys::{Errno, descriptor, eventfd};
+use usring_sys::{Errno, descriptor, epoll, eventfd};
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;
 
@@ -104,14 +104,22 @@ pub(crate) struct EventDescriptor {
     pub number: i32,
     /// Only completions that did not happen inline count (EVENTFD_ASYNC).
     pub only_async: bool,
+    /// A write to it may wait: the program has not made it non-blocking.
+    pub blocks: bool,
 }
 
 impl EventDescriptor {
     #[cold]
     #[inline(never)]
     pub fn tell(&self, ring: &Ring, by_worker: bool) {
-        if (by_worker || !self.only_async) && !ring.memory.is_eventfd_disabled() {
-            eventfd::signal(self.descriptor.number());
+        if !by_worker && self.only_async || ring.memory.is_eventfd_disabled() {
+            return;
+        }
+        let number = self.descriptor.number();
+        // A counter that is at its end says so already. The kernel never waits
+        // for it, and nor may we, with the ring's lock held.
+        if !self.blocks || epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {
+            eventfd::signal(number);
         }
     }
 }
@@ -272,9 +280,10 @@ impl<'a> LockedRing<'a> {
     /// Moves the backlog into the ring, as far as the program has made room.
     pub fn flush_overflow(&mut self) {
         if self.cq.has_overflow() {
-            let before = self.cq.ready();
+            // Not by what is ready: the program takes CQEs meanwhile.
+            let before = self.cq.published();
             self.cq.flush_overflow();
-            self.posted |= self.cq.ready() != before;
+            self.posted |= self.cq.published() != before;
         }
     }
 

@@ -172,7 +172,8 @@ fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Re
         return Err(Errno::EBUSY);
     }
     let descriptor = descriptor::duplicate_eventfd(number)?;
-    let event = Arc::new(EventDescriptor { descriptor, number, only_async });
+    let blocks = descriptor::status_flags(descriptor.number())? & linux::O_NONBLOCK == 0;
+    let event = Arc::new(EventDescriptor { descriptor, number, only_async, blocks });
     if locked.ring.defers_task_work() {
         *locked.ring.told_of_work.lock() = Some(event.clone());
     }
