@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 
-use usring_uapi::{Sqe, opcode};
+use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use crate::case::{Case, case};
 use crate::door;
@@ -33,6 +33,7 @@ pub const CASES: &[Case] = &[
     case("open_close.forced_async", forced_async),
     case("open_close.close_on_exec", close_on_exec),
     case("open_close.linked_open_write_close", linked_open_write_close),
+    case("open_close.into_slot_as_ring_closes", into_slot_as_ring_closes),
 ];
 
 fn openat(directory: i32, path: &CStr, flags: i32, mode: u32, user_data: u64) -> Sqe {
@@ -359,3 +360,25 @@ fn linked_open_write_close(t: &mut Transcript) {
     let text = std::fs::read_to_string(scratch.path.join("chain")).unwrap_or_default();
     t.say(text);
 }
+
+/// An open into a slot, done but not yet told of when its ring goes, leaves
+/// nothing open.
+fn into_slot_as_ring_closes(t: &mut Transcript) {
+    let scratch = Scratch::new();
+    let path = scratch.path_of("new");
+    let before = files::open_numbers();
+    let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN | u::IORING_SETUP_TASKRUN_FLAG;
+    for _ in 0..20 {
+        let mut ring = Ring::flags(4, flags);
+        assert_eq!(ring.register(super::reg::FILES, [-1i32; 2].as_ptr(), 2), 0);
+        let create = openat(libc::AT_FDCWD, &path, libc::O_CREAT | libc::O_RDWR, 0o600, 1);
+        ring.push(create.forced_async().with(|sqe| sqe.file_index = 1));
+        ring.submit();
+        assert!(crate::time::until(|| ring.sq_flags() & u::IORING_SQ_TASKRUN != 0), "the worker brings nothing");
+    }
+    let gone = crate::time::until(|| files::open_numbers() <= before + OURS);
+    t.say(format_args!("nothing is left open {gone}"));
+}
+
+/// What a process that has had a ring may keep open.
+const OURS: usize = 8;

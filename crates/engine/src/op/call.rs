@@ -38,7 +38,6 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             }
             call.call
         }
-        Operation::Open(open) => open.call(),
         _ => return Errno::EINVAL.negative(),
     };
     answer(blocking.run(&call))

@@ -7,6 +7,7 @@ use crate::issue::IssueOutcome;
 use crate::registered_files::Slot;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::workers::Blocking;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_sys::descriptor::{self, OwnedDescriptor};
@@ -30,6 +31,9 @@ pub(crate) struct Open {
     slot: Slot,
     /// Made by the first attempt, which must not block.
     attempted: bool,
+    /// The file, on its way into its slot. Whatever becomes of the request, it
+    /// is not left open.
+    opened: Option<OwnedDescriptor>,
 }
 
 impl Open {
@@ -38,6 +42,17 @@ impl Open {
         let how = (&raw const *self.how) as u64;
         let path = self.path.as_ptr() as u64;
         SystemCall::new(linux::__NR_openat2, [self.directory as u64, path, how, HOW_SIZE, 0])
+    }
+
+    /// Takes over what openat2(2) has answered. A file for a slot leaves the
+    /// program's own numbers at once.
+    fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
+        let number = answer? as i32;
+        if self.slot == Slot::Ordinary {
+            return Ok(number);
+        }
+        self.opened = Some(OwnedDescriptor::from_raw(number).into_private()?);
+        Ok(0)
     }
 
     /// Creating and truncating may wait for a disk.
@@ -112,7 +127,7 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
         how[0] |= u64::from(linux::O_CLOEXEC);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
-    let open = Open { directory: sqe.fd, path, how: Box::new(how), slot, attempted: false };
+    let open = Open { directory: sqe.fd, path, how: Box::new(how), slot, attempted: false, opened: None };
     request.operation = Operation::Open(open);
     Ok(())
 }
@@ -132,28 +147,31 @@ pub(crate) fn issue_open(locked: &mut LockedRing, request: &mut Request) -> Issu
     let answer = open.call().run();
     *open.how = saved;
     match answer {
-        Err(Errno::EAGAIN) => IssueOutcome::NeedsWorker,
-        // O_PATH takes no O_NONBLOCK.
-        Err(Errno::EINVAL) => IssueOutcome::NeedsWorker,
-        Err(error) => IssueOutcome::done(error.negative()),
-        Ok(number) => {
-            if !asked_nonblocking {
-                let _ = descriptor::clear_nonblocking(number as i32);
-            }
-            IssueOutcome::done(finish_open(locked, request, number as i32))
+        // O_PATH takes no O_NONBLOCK: EINVAL.
+        Err(Errno::EAGAIN | Errno::EINVAL) => return IssueOutcome::NeedsWorker,
+        Ok(number) if !asked_nonblocking => {
+            let _ = descriptor::clear_nonblocking(number as i32);
         }
+        _ => {}
     }
+    let result = open.accept(answer).unwrap_or_else(Errno::negative);
+    IssueOutcome::done(finish_open(locked, request, result))
 }
 
-/// Puts the new descriptor where the program wants it.
+/// Opens in a worker.
+pub(crate) fn work_open(request: &mut Request, blocking: &Blocking) -> i32 {
+    let Operation::Open(open) = &mut request.operation else { return Errno::EINVAL.negative() };
+    let answer = blocking.run(&open.call());
+    open.accept(answer).unwrap_or_else(Errno::negative)
+}
+
+/// Puts the new file into its slot, if it wants one.
 pub(crate) fn finish_open(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
-    let Operation::Open(open) = &request.operation else { return result };
-    if result < 0 || open.slot == Slot::Ordinary {
-        return result;
+    let Operation::Open(open) = &mut request.operation else { return result };
+    match open.opened.take() {
+        Some(file) => locked.files.install(open.slot, file).unwrap_or_else(Errno::negative),
+        None => result,
     }
-    let slot = open.slot;
-    let installed = OwnedDescriptor::from_raw(result).into_private().and_then(|file| locked.files.install(slot, file));
-    installed.unwrap_or_else(Errno::negative)
 }
 
 pub(crate) fn prepare_close(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {

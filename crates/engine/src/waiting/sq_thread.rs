@@ -59,9 +59,11 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         let other = host::ring_to_attach_to(params.wq_fd as i32)?;
         let shared = other.sq_thread.thread.lock().clone().ok_or(Errno::EINVAL)?;
         shared.idle.fetch_max(idle, Ordering::Relaxed);
-        shared.add(ring);
-        *ring.sq_thread.thread.lock() = Some(shared);
-        return Ok(());
+        if shared.add(ring) {
+            *ring.sq_thread.thread.lock() = Some(shared);
+            return Ok(());
+        }
+        // It has just ended with its last ring: this one gets its own.
     }
     let processor = ring.has(abi::IORING_SETUP_SQ_AFF).then_some(params.sq_thread_cpu);
     if processor.is_some_and(|number| !processor::is_allowed(number)) {
@@ -76,7 +78,8 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         room: SleepWord::new(),
         dead: AtomicBool::new(false),
     });
-    own.add(ring);
+    let added = own.add(ring);
+    debug_assert!(added, "a thread that was never alive has died");
     *ring.sq_thread.thread.lock() = Some(own.clone());
     let stillborn = own.clone();
     let life = Box::new(move || own.live());
@@ -137,19 +140,43 @@ impl SqThreadHandle {
 }
 
 impl SqThread {
-    fn add(&self, ring: &Arc<Ring>) {
-        self.rings.lock().push(ring.clone());
+    /// `false`: the thread serves nobody any more.
+    fn add(&self, ring: &Arc<Ring>) -> bool {
+        {
+            // A thread dies under this lock, and only with an empty list.
+            let mut rings = self.rings.lock();
+            if self.dead.load(Ordering::SeqCst) {
+                return false;
+            }
+            rings.push(ring.clone());
+        }
         self.changes.fetch_add(1, Ordering::SeqCst);
         self.wake();
+        true
     }
 
     fn wake(&self) {
         wake(&self.sleep);
     }
 
+    /// It could not be started: whoever has joined it meanwhile has no thread.
     fn die(&self) {
+        let rings = self.rings.lock();
         self.dead.store(true, Ordering::SeqCst);
+        drop(rings);
         self.announce_room();
+    }
+
+    /// Whether the thread is to end, because no ring is left.
+    fn ends(&self) -> bool {
+        let rings = self.rings.lock();
+        if !rings.is_empty() {
+            return false;
+        }
+        self.dead.store(true, Ordering::SeqCst);
+        drop(rings);
+        self.announce_room();
+        true
     }
 
     fn announce_room(&self) {
@@ -170,7 +197,12 @@ impl SqThread {
                 rings = self.rings.lock().clone();
             }
             if rings.is_empty() {
-                return self.die();
+                if self.ends() {
+                    return;
+                }
+                // The change that gave it a ring is on its way here.
+                processor::give_way();
+                continue;
             }
             if self.serve(&rings) {
                 last_work = Clock::Monotonic.now();

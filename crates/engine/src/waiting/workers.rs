@@ -151,14 +151,18 @@ impl WorkerPool {
         pool.queue.push_back(job);
         pool.decide_limit(class);
         let wake = pool.idle > 0;
-        let grow = pool.idle < pool.queue.len() as u32 && pool.threads < pool.limit;
-        pool.threads += u32::from(grow);
+        let births = pool.grow().min(1);
+        pool.threads += births;
         self.signals[class as usize].fetch_add(1, Ordering::SeqCst);
         drop(state);
         if wake {
             futex::wake(&self.signals[class as usize], 1);
         }
-        if grow {
+        self.start(class, births);
+    }
+
+    fn start(&'static self, class: Class, births: u32) {
+        for _ in 0..births {
             process().attendant.start_thread(
                 "iou-wrk",
                 Box::new(move || self.work(class)),
@@ -223,10 +227,12 @@ impl WorkerPool {
         self.state.lock()
     }
 
-    /// The limits of both pools; non-zero members of `new` replace them.
-    pub fn exchange_limits(&self, new: [u32; 2]) -> [u32; 2] {
+    /// The limits of both pools; non-zero members of `new` replace them. What
+    /// queued for want of workers gets those that a raised limit allows.
+    pub fn exchange_limits(&'static self, new: [u32; 2]) -> [u32; 2] {
         let mut state = self.state.lock();
         let mut old = [0; 2];
+        let mut births = [0; 2];
         for (index, class) in [Class::Bounded, Class::Unbounded].into_iter().enumerate() {
             let pool = &mut state.classes[index];
             pool.decide_limit(class);
@@ -234,12 +240,23 @@ impl WorkerPool {
             if new[index] != 0 {
                 pool.limit = new[index];
             }
+            births[index] = pool.grow();
+            pool.threads += births[index];
         }
+        drop(state);
+        self.start(Class::Bounded, births[0]);
+        self.start(Class::Unbounded, births[1]);
         old
     }
 }
 
 impl ClassState {
+    /// How many more threads what waits could use, and the limit allows.
+    fn grow(&self) -> u32 {
+        let wanted = (self.queue.len() as u32).saturating_sub(self.idle);
+        wanted.min(self.limit.saturating_sub(self.threads))
+    }
+
     fn decide_limit(&mut self, class: Class) {
         if self.limit == 0 {
             self.limit = match class {

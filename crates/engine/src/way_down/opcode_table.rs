@@ -116,7 +116,7 @@ const fn table() -> [Row; COUNT] {
     rows
 }
 
-const OPEN: Row = Row { issue: open_close::issue_open, ..CALL };
+const OPEN: Row = Row { issue: open_close::issue_open, work: Some(open_close::work_open), ..CALL };
 
 /// The row of a known opcode; the row that refuses for every other byte.
 #[inline]

@@ -155,3 +155,20 @@ fn files_that_can_be_polled_occupy_no_worker() {
         assert_eq!(collect(&mut ring, 1)[0].result, 4);
     });
 }
+
+#[test]
+fn a_raised_limit_serves_what_waits_already() {
+    alone_and_bounded(|| {
+        let _limits = Limits::set([1, 1]);
+        let mut ring = ring();
+        let (busy, free) = (Fifo::new(), Fifo::new());
+        // In order: the only worker has the first when it finds the second.
+        submit(&mut ring, &[busy.open().user_data(1), free.open().user_data(2)]);
+        free.release();
+        stays_quiet(&mut ring);
+        ring.submitter().register_iowq_max_workers(&mut [2, 2]).unwrap();
+        assert_eq!(collect(&mut ring, 1)[0].user_data, 2);
+        busy.release();
+        assert_eq!(collect(&mut ring, 1)[0].user_data, 1);
+    });
+}
