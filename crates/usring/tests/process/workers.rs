@@ -162,6 +162,7 @@ fn a_raised_limit_serves_what_waits_already() {
         let _limits = Limits::set([1, 1]);
         let mut ring = ring();
         let (busy, free) = (Fifo::new(), Fifo::new());
+        eventually("nobody else's worker is left", || threads_named(WORKER) == 0);
         // In order: the only worker has the first when it finds the second.
         submit(&mut ring, &[busy.open().user_data(1), free.open().user_data(2)]);
         free.release();
