@@ -21,6 +21,7 @@ mod files_update;
 mod fixed_io;
 mod fork;
 mod hostile;
+mod iopoll;
 mod kinds;
 mod link;
 mod link_timeout;
@@ -104,6 +105,7 @@ pub const ROOMS: &[&[Case]] = &[
     clock::CASES,
     personality::CASES,
     sq_thread::CASES,
+    iopoll::CASES,
     task_work::CASES,
     single_issuer::CASES,
     shapes::CASES,

@@ -39,9 +39,15 @@ impl Device {
     }
 
     /// What a request on a polled ring gets: `EOPNOTSUPP` where the device does not poll.
+    #[inline]
     pub fn check_polled(&self) -> Result<(), Errno> {
         let polls = self.geometry().features.polls && self.policy().polls();
         if polls || self.polls_without_polling { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
+    }
+
+    /// Whether a polled ring may have to sleep on its interrupts.
+    pub fn waits_when_polled(&self) -> bool {
+        self.polls_without_polling
     }
 
     /// Opens a queue pair for one ring or context.

@@ -56,7 +56,9 @@ impl Completion {
     }
 }
 
-/// Completions of one look at a queue pair, used again for the next.
+/// Completions of one look at a queue pair, used again for the next. Its
+/// memory comes with the first.
+#[derive(Default)]
 pub struct Completions {
     list: Vec<Completion>,
 }
@@ -66,7 +68,7 @@ const MOST: usize = 256;
 
 impl Completions {
     pub fn new() -> Self {
-        Completions { list: Vec::with_capacity(MOST) }
+        Self::default()
     }
 
     /// Whether more fit; a queue pair keeps the rest for the next look.
@@ -103,11 +105,5 @@ impl Completions {
     /// others back).
     pub fn retain(&mut self, keep: impl FnMut(&Completion) -> bool) {
         self.list.retain(keep);
-    }
-}
-
-impl Default for Completions {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -4,6 +4,8 @@
 
 use crate::Ring;
 use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+use usring_device::OpenDevice;
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::set_once::SetOnce;
@@ -15,6 +17,10 @@ pub struct Host {
     /// The number is about to be polled: if it is a ring, its readability has
     /// to follow the CQ from now on ([`Ring::watch_readiness`]).
     pub watch: fn(i32),
+    /// The device that this number stands for, if it is one of ours.
+    pub device_of: fn(i32) -> Option<Arc<OpenDevice>>,
+    /// The same for a file that a ring has just opened, whatever its number.
+    pub recognise: fn(i32) -> Option<Arc<OpenDevice>>,
     /// Closes the number as the program's close(2) would, if it is one that
     /// the host keeps; `None` if it is an ordinary descriptor.
     pub close: fn(i32) -> Option<Result<(), Errno>>,
@@ -25,6 +31,35 @@ static HOST: SetOnce<Host> = SetOnce::new();
 /// Names the host, once, before the first ring.
 pub fn set_host(host: &'static Host) {
     HOST.set(host);
+}
+
+/// Whether any number can stand for a device.
+static HAS_DEVICES: AtomicBool = AtomicBool::new(false);
+
+/// Says that [`Host::device_of`] may find something from now on.
+pub fn announce_devices() {
+    HAS_DEVICES.store(true, Ordering::Relaxed);
+}
+
+#[inline(always)]
+pub(crate) fn has_devices() -> bool {
+    HAS_DEVICES.load(Ordering::Relaxed)
+}
+
+/// The device behind a number.
+pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
+    if !has_devices() {
+        return None;
+    }
+    (host()?.device_of)(number)
+}
+
+/// The device that a file just opened by a ring is.
+pub(crate) fn recognise(number: i32) -> Option<Arc<OpenDevice>> {
+    if !has_devices() {
+        return None;
+    }
+    (host()?.recognise)(number)
 }
 
 fn host() -> Option<&'static Host> {

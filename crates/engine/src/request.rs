@@ -12,6 +12,7 @@ use crate::registered_buffers::RegisteredBuffer;
 use crate::registered_files::RegisteredFile;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use usring_device::OpenDevice;
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, HeldDescriptor};
 use usring_sys::queue::Entry;
@@ -148,6 +149,8 @@ pub(crate) enum Hold {
     Submitter,
     /// A registered file, which lives on even if its slot is updated.
     Registered(Arc<RegisteredFile>),
+    /// A block device of ours.
+    Device(Arc<OpenDevice>),
     /// A private duplicate, made when the request had to wait.
     Duplicate(#[expect(dead_code, reason = "owned to be given up with the request")] HeldDescriptor),
 }

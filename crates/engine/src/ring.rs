@@ -8,9 +8,11 @@
 use crate::attendant::{self, Attendance};
 use crate::buffer_group::BufferGroups;
 use crate::counters::RingCounters;
+use crate::device_queues::DeviceQueues;
 use crate::drain::Drain;
 use crate::fast_poll::PollTable;
 use crate::link::Chain;
+use crate::op::block_device::OpenedDevices;
 use crate::process::{self, Process, process};
 use crate::readiness::Readiness;
 use crate::registered_buffers::{self, RegisteredBuffers};
@@ -90,6 +92,8 @@ pub(crate) struct RingState {
     /// Whether the file with this number is open with O_DIRECT, remembered for
     /// one batch: asking is a system call.
     pub direct: Option<(i32, bool)>,
+    pub opened: OpenedDevices,
+    pub devices: DeviceQueues,
     /// Clock of the waits' timeouts (REGISTER_CLOCK).
     pub wait_clock: usring_sys::clock::Clock,
     /// Personalities handed out (REGISTER_PERSONALITY): credentials are the

@@ -1,5 +1,6 @@
 //! io_uring_enter(2).
 
+use crate::iopoll;
 use crate::ring::{LockedRing, Ring};
 use crate::submit;
 use crate::wait::{self, WaitCall};
@@ -80,6 +81,11 @@ impl Ring {
             taken = submit::submit(&mut locked, call.to_submit);
         }
         let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
+        if waits && self.is_polled() {
+            locked.leave();
+            let polled = self.poll_for_events(call);
+            return if taken > 0 { Ok(taken) } else { polled.map(|()| 0) };
+        }
         if waits {
             locked.finish_batch();
             // Enough is there already: no second look at anything.
@@ -156,6 +162,18 @@ impl Ring {
             return Ok(());
         }
         Err(Errno::EEXIST)
+    }
+
+    /// GETEVENTS on a polled ring. An extended argument is checked, and its time
+    /// does not matter: nothing sleeps.
+    fn poll_for_events(self: &Arc<Self>, call: &EnterCall) -> Result<(), Errno> {
+        if self.defers_task_work() {
+            self.check_issuer()?;
+        }
+        if call.has(abi::IORING_ENTER_EXT_ARG) {
+            self.read_argument(call)?;
+        }
+        iopoll::poll(self, call.min_complete.min(self.memory.layout().cq_entries))
     }
 
     fn get_events(self: &Arc<Self>, call: &EnterCall) -> Result<(), Errno> {

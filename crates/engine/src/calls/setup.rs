@@ -7,7 +7,7 @@ use crate::process::process;
 use crate::registered_files;
 use crate::ring::{Ring, RingState};
 use crate::timeout;
-use crate::{attendant, sq_thread, wait, workers};
+use crate::{attendant, device_queues, sq_thread, wait, workers};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -19,8 +19,9 @@ use usring_sys::{Errno, UserAddress, thread};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
-/// Everything but polled I/O, which needs devices.
-const KNOWN: u32 = abi::IORING_SETUP_SQPOLL
+const KNOWN: u32 = abi::IORING_SETUP_IOPOLL
+    | abi::IORING_SETUP_HYBRID_IOPOLL
+    | abi::IORING_SETUP_SQPOLL
     | abi::IORING_SETUP_SQ_AFF
     | abi::IORING_SETUP_CQSIZE
     | abi::IORING_SETUP_CLAMP
@@ -148,7 +149,9 @@ impl Ring {
         locked.event_descriptor = None;
         *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
+        let devices = device_queues::dissolve(&mut locked);
         locked.unlock();
+        drop(devices);
     }
 
     /// Closes the ring and waits until no worker touches memory for it any
@@ -172,6 +175,7 @@ fn check(params: &io_uring_params) -> Result<(), Errno> {
     let contradictions = [
         polled && has(cooperative),
         has(abi::IORING_SETUP_SQ_AFF) && !polled,
+        has(abi::IORING_SETUP_HYBRID_IOPOLL) && !has(abi::IORING_SETUP_IOPOLL),
         has(abi::IORING_SETUP_DEFER_TASKRUN) && !has(abi::IORING_SETUP_SINGLE_ISSUER),
         has(abi::IORING_SETUP_TASKRUN_FLAG) && !has(abi::IORING_SETUP_COOP_TASKRUN | abi::IORING_SETUP_DEFER_TASKRUN),
         has(abi::IORING_SETUP_REGISTERED_FD_ONLY) && !has(abi::IORING_SETUP_NO_MMAP),
@@ -201,6 +205,8 @@ fn new_state(flags: u32, memory: &Memory) -> RingState {
         completed_by_worker: false,
         closed: false,
         direct: None,
+        opened: Default::default(),
+        devices: Default::default(),
         wait_clock: Clock::Monotonic,
         personalities: 0,
     }

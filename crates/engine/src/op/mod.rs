@@ -3,6 +3,7 @@
 
 use crate::request::Request;
 
+pub(crate) mod block_device;
 pub(crate) mod call;
 pub(crate) mod cancel;
 pub(crate) mod descriptor;

@@ -6,11 +6,13 @@
 //! to a worker.
 
 use super::Operation;
+use super::block_device;
 use crate::issue::{Answer, IssueOutcome};
 use crate::request::Request;
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
 use alloc::vec::Vec;
+use usring_device::{DeviceRequest, OpenDevice, Operation as DeviceOperation, Transfer};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, user_memory};
 use usring_uapi::general as linux;
@@ -49,11 +51,10 @@ pub(crate) struct ReadWrite {
 }
 
 #[inline]
-pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
-    // Without devices there is nothing to poll. Flags that nobody knows come
-    // first, and are refused when it is issued.
-    if sqe.op_flags & linux::RWF_HIPRI != 0 && sqe.op_flags & !KNOWN_FLAGS == 0 {
+    // Flags that nobody knows come first, and are refused when it is issued.
+    if sqe.op_flags & linux::RWF_HIPRI != 0 && sqe.op_flags & !KNOWN_FLAGS == 0 && !locked.ring.is_polled() {
         return Err(Errno::EINVAL);
     }
     if sqe.ioprio >> PRIORITY_CLASS_SHIFT > HIGHEST_PRIORITY_CLASS {
@@ -139,6 +140,57 @@ impl ReadWrite {
         self.vector.is_some()
     }
 
+    #[inline]
+    pub fn writes(&self) -> bool {
+        self.writes
+    }
+
+    /// Wherever the file is, instead of at an offset.
+    #[inline]
+    pub fn is_at_position(&self) -> bool {
+        self.offset == FILE_POSITION
+    }
+
+    /// The program's memory.
+    #[inline]
+    fn members(&self) -> &[IoVector] {
+        self.vector.as_deref().unwrap_or(core::slice::from_ref(&self.first))
+    }
+
+    /// The same as a device is asked it.
+    #[inline]
+    pub fn on_device(&self, file: &OpenDevice) -> Transfer<'_> {
+        let operation = if self.writes { DeviceOperation::Write } else { DeviceOperation::Read };
+        let durable = self.is_durable() || file.is_durable();
+        Transfer { operation, durable, direct: file.is_direct(), offset: self.offset, segments: self.members() }
+    }
+
+    /// Of a write: asks to be durable when it is done.
+    #[inline]
+    fn is_durable(&self) -> bool {
+        self.flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0
+    }
+
+    /// From now on it asks for that itself, whatever its file does.
+    #[inline]
+    pub fn make_durable(&mut self) {
+        self.flags |= linux::RWF_DSYNC;
+    }
+
+    /// The same as a queue pair is handed it.
+    #[inline]
+    pub fn as_device_request(&self, token: u32, registered: bool) -> DeviceRequest<'_> {
+        DeviceRequest {
+            token,
+            operation: if self.writes { DeviceOperation::Write } else { DeviceOperation::Read },
+            durable: self.is_durable(),
+            registered,
+            offset: self.offset,
+            length: self.total,
+            segments: self.members(),
+        }
+    }
+
     /// Whether a result breaks a link: an error or less than asked for.
     pub fn is_short(&self, result: i32) -> bool {
         result < 0 || (result as u64) < self.total
@@ -168,7 +220,7 @@ impl ReadWrite {
     /// preadv2(2) or pwritev2(2) of what is left.
     #[inline]
     fn call(&self, number: i32, extra_flags: u32) -> SystemCall {
-        let members = self.vector.as_deref().unwrap_or(core::slice::from_ref(&self.first));
+        let members = self.members();
         let system_call = if self.writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
         let flags = u64::from(self.flags | extra_flags);
         // The offset is passed as two halves; on 64 bits the low one is all.
@@ -211,6 +263,11 @@ fn issue_selecting(locked: &mut LockedRing, request: &mut Request) -> IssueOutco
 
 #[inline(always)]
 fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    if block_device::is_possible(locked)
+        && let Some(outcome) = block_device::issue(locked, request)
+    {
+        return outcome;
+    }
     if may_be_direct(request) && locked.is_direct(request) {
         return IssueOutcome::NeedsWorker;
     }

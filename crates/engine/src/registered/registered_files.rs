@@ -5,9 +5,11 @@
 //! its tag is posted when the last of them is done.
 
 use crate::complete;
+use crate::host;
 use crate::ring::LockedRing;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use usring_device::OpenDevice;
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::general::O_PATH;
@@ -23,6 +25,8 @@ pub(crate) struct RegisteredFile {
     descriptor: HeldDescriptor,
     /// Opened with O_DIRECT when it was registered.
     direct: bool,
+    /// A block device of ours.
+    device: Option<Arc<OpenDevice>>,
 }
 
 impl RegisteredFile {
@@ -32,6 +36,11 @@ impl RegisteredFile {
 
     pub fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    #[inline]
+    pub fn device(&self) -> Option<&Arc<OpenDevice>> {
+        self.device.as_ref()
     }
 }
 
@@ -96,7 +105,12 @@ impl RegisteredFiles {
 
     /// Puts a new file where a request wants it; answers the CQE's result.
     pub fn install(&mut self, slot: Slot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
-        let file = Some(Arc::new(RegisteredFile::new(descriptor)));
+        let device = host::recognise(descriptor.number());
+        self.place(slot, Arc::new(RegisteredFile::new(descriptor, device)))
+    }
+
+    fn place(&mut self, slot: Slot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
+        let file = Some(file);
         match slot {
             Slot::Ordinary => Err(Errno::EINVAL),
             Slot::Any => {
@@ -137,8 +151,8 @@ impl RegisteredFiles {
 
     /// Puts a duplicate of the program's descriptor into a free slot.
     pub fn allocate(&mut self, number: i32) -> Result<i32, Errno> {
-        let duplicate = duplicate_of_program(number)?;
-        self.install(Slot::Any, duplicate)
+        let file = RegisteredFile::of_program(number)?;
+        self.place(Slot::Any, file)
     }
 
     fn free_slot(&self) -> Option<u32> {
@@ -214,9 +228,15 @@ impl RegisteredFiles {
 }
 
 impl RegisteredFile {
-    fn new(descriptor: OwnedDescriptor) -> Self {
-        let number = descriptor.number();
-        RegisteredFile { descriptor: HeldDescriptor::new(descriptor), direct: descriptor::is_direct(number) }
+    /// `device` is what the file stands for, if it is one of ours.
+    fn new(descriptor: OwnedDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
+        let direct = descriptor::is_direct(descriptor.number());
+        RegisteredFile { descriptor: HeldDescriptor::new(descriptor), direct, device }
+    }
+
+    fn of_program(number: i32) -> Result<Arc<Self>, Errno> {
+        let descriptor = duplicate_of_program(number)?;
+        Ok(Arc::new(RegisteredFile::new(descriptor, host::device_of(number))))
     }
 }
 
@@ -259,7 +279,7 @@ pub(crate) fn register(
             entries.push(Entry::default());
             continue;
         }
-        let file = Arc::new(RegisteredFile::new(duplicate_of_program(number)?));
+        let file = RegisteredFile::of_program(number)?;
         entries.push(Entry { file: Some(file), tag });
     }
     locked.files.entries = Some(entries);
@@ -326,10 +346,9 @@ fn update_one(
         locked.files.retire(slot);
         return Ok(());
     }
-    let duplicate = duplicate_of_program(number);
+    let file = RegisteredFile::of_program(number);
     locked.files.retire(slot);
-    let file = Some(Arc::new(RegisteredFile::new(duplicate?)));
-    locked.files.fill(slot, Entry { file, tag })
+    locked.files.fill(slot, Entry { file: Some(file?), tag })
 }
 
 /// Posts the tags of files that nobody holds any more.

@@ -1,10 +1,12 @@
-//! Who waits for what: a file to be ready (`fast_poll`), a thread that may
-//! block (`workers`), time (`timeout`), the program itself (`sq_thread`); who
+//! Who waits for what: a file to be ready (`fast_poll`), a device (`device_queues`,
+//! polled by `iopoll`), a thread that may block (`workers`), time (`timeout`), the program itself (`sq_thread`); who
 //! watches while nobody is inside (`attendant`), and who ends a wait (`cancel`).
 
 pub(crate) mod attendant;
 pub(crate) mod cancel;
+pub(crate) mod device_queues;
 pub(crate) mod fast_poll;
+pub(crate) mod iopoll;
 pub(crate) mod sq_thread;
 pub(crate) mod timeout;
 pub(crate) mod workers;

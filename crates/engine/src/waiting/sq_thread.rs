@@ -7,6 +7,7 @@
 //! SQ once more; the program stores its tail, passes a full barrier and looks
 //! at the flag. One of the two sees the other.
 
+use crate::device_queues;
 use crate::host;
 use crate::process::process;
 use crate::ring::Ring;
@@ -224,7 +225,7 @@ impl SqThread {
         let most = if rings.len() > 1 { SHARE } else { u32::MAX };
         let mut worked = false;
         for ring in rings {
-            if ring.memory.submitted() == 0 && ring.task_work.is_empty() {
+            if !ring.is_polled() && ring.memory.submitted() == 0 && ring.task_work.is_empty() {
                 continue;
             }
             let mut locked = ring.lock();
@@ -233,6 +234,11 @@ impl SqThread {
             }
             task_work::run(&mut locked);
             let taken = submit::submit(&mut locked, most);
+            if ring.is_polled() {
+                device_queues::reap(&mut locked);
+                // As long as something is out this thread alone looks for it.
+                worked |= locked.devices.in_flight() > 0;
+            }
             locked.leave();
             worked |= taken > 0;
             if taken > 0 {

@@ -2,10 +2,10 @@
 //! tries without blocking, and moves the request on by the outcome.
 
 use crate::complete;
-use crate::op::Operation;
+use crate::op::{Operation, block_device};
 use crate::request::{Hold, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::{fast_poll, timeout, workers};
+use crate::{device_queues, fast_poll, timeout, workers};
 use usring_sys::{Errno, descriptor};
 use usring_uapi::{opcode, sqe_flags};
 
@@ -31,6 +31,8 @@ pub(crate) enum IssueOutcome {
     WouldBlock,
     /// Only a thread that may block can do it.
     NeedsWorker,
+    /// It is a transfer for this queue pair of a device.
+    OnDevice(device_queues::ChannelIndex),
     /// It is a wait for poll events on its file: its operation says which.
     AwaitsPoll,
     /// It is a wait for time or for completions: its operation says which.
@@ -67,7 +69,7 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     {
         return complete::complete(locked, request, error.negative().into());
     }
-    let outcome = if request.has_flag(sqe_flags::ASYNC) && goes_to_worker(&request) {
+    let outcome = if request.has_flag(sqe_flags::ASYNC) && goes_to_worker(locked, &mut request) {
         IssueOutcome::NeedsWorker
     } else {
         (row.issue)(locked, &mut request)
@@ -81,6 +83,7 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
             locked.statistics.count_inline(request.sqe.opcode);
             complete::complete(locked, request, answer);
         }
+        IssueOutcome::OnDevice(index) => device_queues::submit(locked, request, index),
         waiting => suspend(locked, request, waiting),
     }
 }
@@ -88,9 +91,12 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
 /// IOSQE_ASYNC: do not even try. But what can be polled occupies no worker
 /// while it waits (the kernel's workers poll such files too), and a request
 /// that takes its buffer when it is issued, provided or registered, has to be
-/// issued.
+/// issued. A device's queue pair takes the place of a worker.
 #[cold]
-fn goes_to_worker(request: &Request) -> bool {
+fn goes_to_worker(locked: &mut LockedRing, request: &mut Request) -> bool {
+    if block_device::is_possible(locked) && block_device::concerns(locked, request) {
+        return false;
+    }
     let polls = || {
         let identity = descriptor::identity(request.file.number);
         request.row.poll_events != 0 && identity.is_ok_and(|identity| identity.can_wait())
@@ -115,7 +121,7 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => timeout::arm(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::NeedsWorker => workers::hand_over(locked, request),
-        IssueOutcome::Done(_) => unreachable!("a finished request does not wait"),
+        IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) => unreachable!("neither waits here"),
     }
 }
 

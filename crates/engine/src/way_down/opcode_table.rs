@@ -35,6 +35,8 @@ pub(crate) struct Row {
     pub takes_ioprio: bool,
     /// Workers run it in order with others on the same regular file.
     pub hashes_regular_file: bool,
+    /// May be submitted to a ring with IOPOLL.
+    pub allowed_on_polled_ring: bool,
     pub supported: bool,
 }
 
@@ -48,6 +50,7 @@ const UNSUPPORTED: Row = Row {
     selects_buffer: false,
     takes_ioprio: false,
     hashes_regular_file: false,
+    allowed_on_polled_ring: false,
     supported: false,
 };
 
@@ -59,6 +62,7 @@ const CALL: Row = Row { issue: |_, _| IssueOutcome::NeedsWorker, work: Some(op::
 const CALL_ON_FILE: Row = Row { needs_file: true, ..CALL };
 
 const READ: Row = Row {
+    allowed_on_polled_ring: true,
     prepare: read_write::prepare,
     issue: read_write::issue,
     work: Some(read_write::work),
@@ -72,7 +76,8 @@ static TABLE: [Row; COUNT] = table();
 
 const fn table() -> [Row; COUNT] {
     let mut rows = [const { UNSUPPORTED }; COUNT];
-    rows[opcode::NOP as usize] = Row { prepare: nop::prepare, issue: nop::issue, ..PLAIN };
+    rows[opcode::NOP as usize] =
+        Row { allowed_on_polled_ring: true, prepare: nop::prepare, issue: nop::issue, ..PLAIN };
     rows[opcode::READ as usize] = Row { selects_buffer: true, ..READ };
     rows[opcode::READV as usize] = Row { selects_buffer: true, ..READ };
     rows[opcode::READ_FIXED as usize] = READ;
@@ -100,11 +105,20 @@ const fn table() -> [Row; COUNT] {
         Row { prepare: timeout::prepare_remove, issue: timeout::issue_remove, ..PLAIN };
     rows[opcode::LINK_TIMEOUT as usize] = Row { prepare: timeout::prepare_link, issue: timeout::issue_link, ..PLAIN };
     rows[opcode::ASYNC_CANCEL as usize] = Row { prepare: cancel::prepare, issue: cancel::issue, ..PLAIN };
-    rows[opcode::FILES_UPDATE as usize] = Row { prepare: files_update::prepare, issue: files_update::issue, ..PLAIN };
-    rows[opcode::PROVIDE_BUFFERS as usize] =
-        Row { prepare: provide_buffers::prepare_provide, issue: provide_buffers::issue_provide, ..PLAIN };
-    rows[opcode::REMOVE_BUFFERS as usize] =
-        Row { prepare: provide_buffers::prepare_remove, issue: provide_buffers::issue_remove, ..PLAIN };
+    rows[opcode::FILES_UPDATE as usize] =
+        Row { allowed_on_polled_ring: true, prepare: files_update::prepare, issue: files_update::issue, ..PLAIN };
+    rows[opcode::PROVIDE_BUFFERS as usize] = Row {
+        allowed_on_polled_ring: true,
+        prepare: provide_buffers::prepare_provide,
+        issue: provide_buffers::issue_provide,
+        ..PLAIN
+    };
+    rows[opcode::REMOVE_BUFFERS as usize] = Row {
+        allowed_on_polled_ring: true,
+        prepare: provide_buffers::prepare_remove,
+        issue: provide_buffers::issue_remove,
+        ..PLAIN
+    };
     rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
     rows[opcode::RENAMEAT as usize] = Row { prepare: path::prepare_rename, ..CALL };
     rows[opcode::UNLINKAT as usize] = Row { prepare: path::prepare_unlink, ..CALL };

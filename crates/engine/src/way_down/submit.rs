@@ -16,6 +16,7 @@ use usring_uapi::{Sqe, sqe_flags};
 pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.sq.pending().min(wanted);
     locked.direct = None;
+    locked.opened.forget();
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
     let mut taken = 0;
     for _ in 0..available {
@@ -34,6 +35,7 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     }
     link::end_of_batch(locked);
     issue::run_issuable(locked);
+    locked.devices.ring_doorbells();
     locked.sq.commit();
     taken
 }
@@ -80,7 +82,7 @@ pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry) {
 #[inline(always)]
 fn prepare(locked: &mut LockedRing, request: &mut RequestEntry) -> Result<(), Errno> {
     let (sqe, row) = (&request.sqe, request.row);
-    if !row.supported {
+    if !row.supported || !row.allowed_on_polled_ring && locked.ring.is_polled() {
         return Err(Errno::EINVAL);
     }
     if sqe.flags != 0 {

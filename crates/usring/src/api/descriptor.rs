@@ -77,6 +77,8 @@ static HOST: Host = Host {
     ring_of,
     // Every ring that has a descriptor is watched.
     watch: |_| (),
+    device_of: |_| None,
+    recognise: |_| None,
     close: |_| None,
 };
 

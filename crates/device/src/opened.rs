@@ -1,0 +1,65 @@
+//! A device that a program has opened: which device, and how.
+
+use crate::device::Device;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering};
+use usring_uapi::general as linux;
+
+/// An open file description whose file is a device of ours. Duplicated
+/// descriptors share it, as they share the kernel's.
+pub struct OpenDevice {
+    device: Arc<Device>,
+    /// `O_*`: the access mode and the status flags. fcntl(2) may change the
+    /// latter at any time; a transfer looks once, so relaxed.
+    flags: AtomicU32,
+}
+
+impl OpenDevice {
+    pub fn new(device: Arc<Device>, flags: u32) -> Self {
+        OpenDevice { device, flags: AtomicU32::new(flags) }
+    }
+
+    #[inline]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    #[inline]
+    fn has(&self, flags: u32) -> bool {
+        self.flags.load(Ordering::Relaxed) & flags != 0
+    }
+
+    /// fcntl(2) F_SETFL; the access mode stays.
+    pub fn set_status_flags(&self, flags: u32) {
+        let mode = self.flags.load(Ordering::Relaxed) & linux::O_ACCMODE;
+        self.flags.store(flags & !linux::O_ACCMODE | mode, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn is_direct(&self) -> bool {
+        self.has(linux::O_DIRECT)
+    }
+
+    /// Whether writes go to where the file ends (O_APPEND), which on a device
+    /// is nowhere.
+    #[inline]
+    pub fn appends(&self) -> bool {
+        self.has(linux::O_APPEND)
+    }
+
+    /// Whether a write is durable when it is done (O_DSYNC, O_SYNC).
+    #[inline]
+    pub fn is_durable(&self) -> bool {
+        self.has(linux::O_DSYNC)
+    }
+
+    #[inline]
+    pub fn may_read(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & linux::O_ACCMODE != linux::O_WRONLY
+    }
+
+    #[inline]
+    pub fn may_write(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & linux::O_ACCMODE != linux::O_RDONLY
+    }
+}

@@ -1,0 +1,127 @@
+//! READ and WRITE of all kinds on a block device of ours: the same SQEs as for
+//! the kernel's files, carried out by a queue pair.
+//!
+//! Whole blocks within the device go to the ring's channel; everything else
+//! (a part of a block, the file position) to a worker, which may block.
+
+use super::Operation;
+use crate::host;
+use crate::issue::IssueOutcome;
+use crate::registered_files::RegisteredFiles;
+use crate::request::{FileUse, Hold, Request};
+use crate::ring::{LockedRing, RingState};
+use alloc::sync::Arc;
+use usring_device::{OpenDevice, Route};
+use usring_sys::{Errno, descriptor};
+use usring_uapi::{Sqe, general as linux, sqe_flags};
+
+/// Whether a transfer may concern devices at all: asked of every READ and
+/// WRITE, so one load.
+#[inline(always)]
+pub(crate) fn is_possible(locked: &LockedRing) -> bool {
+    host::has_devices() || locked.ring.is_polled()
+}
+
+/// Whether a request is a transfer that [`issue`] decides on.
+pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
+    let ring = locked.ring;
+    let RingState { files, opened, .. } = &mut **locked;
+    let is_transfer = matches!(request.operation, Operation::ReadWrite(_));
+    is_transfer && (ring.is_polled() || find(files, opened, &request.file, &request.sqe).is_some())
+}
+
+/// The device that a request's file is.
+#[inline]
+fn find<'a>(
+    files: &'a RegisteredFiles,
+    opened: &'a mut OpenedDevices,
+    file: &'a FileUse,
+    sqe: &Sqe,
+) -> Option<&'a Arc<OpenDevice>> {
+    match &file.hold {
+        Hold::Device(file) => Some(file),
+        Hold::Registered(file) => file.device(),
+        _ if sqe.flags & sqe_flags::FIXED_FILE != 0 => files.get(sqe.fd as u32)?.device(),
+        _ => opened.look_up(file.number),
+    }
+}
+
+/// What becomes of a transfer, if its file is a device or has to be one.
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
+    let ring = locked.ring;
+    let RingState { files, opened, devices, .. } = &mut **locked;
+    let number = request.file.number;
+    let file = find(files, opened, &request.file, &request.sqe);
+    let Operation::ReadWrite(transfer) = &mut request.operation else { return None };
+    let Some(file) = file else {
+        return ring.is_polled().then(|| refuse_on_polled_ring(number, transfer.writes()));
+    };
+    let allowed = if transfer.writes() { file.may_write() } else { file.may_read() };
+    if !allowed {
+        return Some(IssueOutcome::done(Errno::EBADF.negative()));
+    }
+    if ring.is_polled() {
+        let polled = if file.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
+        if let Err(error) = polled {
+            return Some(IssueOutcome::done(error.negative()));
+        }
+    }
+    let way = match transfer.is_at_position() {
+        true => Route::BlockFile,
+        false => transfer.on_device(file).route(file.device().geometry()),
+    };
+    let outcome = match way {
+        Route::QueuePair { .. } => match devices.channel(ring, file.device()) {
+            Ok(index) => {
+                if file.is_durable() {
+                    transfer.make_durable();
+                }
+                IssueOutcome::OnDevice(index)
+            }
+            Err(error) => IssueOutcome::done(error.negative()),
+        },
+        Route::Nothing => IssueOutcome::done(0),
+        Route::Refused(error) => IssueOutcome::done(error.negative()),
+        Route::BlockFile => {
+            request.file.hold = Hold::Device(file.clone());
+            IssueOutcome::NeedsWorker
+        }
+    };
+    Some(outcome)
+}
+
+/// A file that does not poll, if it is one and open for this.
+#[cold]
+fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
+    let other_way = if writes { linux::O_RDONLY } else { linux::O_WRONLY };
+    let error = match descriptor::status_flags(number) {
+        Ok(flags) if flags & linux::O_ACCMODE == other_way => Errno::EBADF,
+        Ok(_) => Errno::EOPNOTSUPP,
+        Err(error) => error,
+    };
+    IssueOutcome::done(error.negative())
+}
+
+/// Which devices the program's numbers stand for, remembered for one batch.
+#[derive(Default)]
+pub(crate) struct OpenedDevices {
+    last: Option<(i32, Option<Arc<OpenDevice>>)>,
+}
+
+impl OpenedDevices {
+    /// A new batch: the program may have closed and opened anything.
+    #[inline]
+    pub fn forget(&mut self) {
+        if self.last.is_some() {
+            self.last = None;
+        }
+    }
+
+    #[inline]
+    fn look_up(&mut self, number: i32) -> Option<&Arc<OpenDevice>> {
+        if self.last.as_ref().is_none_or(|(known, _)| *known != number) {
+            self.last = Some((number, host::device_of(number)));
+        }
+        self.last.as_ref().and_then(|(_, file)| file.as_ref())
+    }
+}

@@ -1,0 +1,216 @@
+//! Who waits for a device: the ring's channels, one per device that its
+//! requests have named, and the requests that are out on each.
+//!
+//! A request goes in at `submit` and comes out at `reap`, in any order. What a
+//! full queue pair does not take waits here, in order, for a completion.
+//! `iopoll` spins on these channels; a ring that is not polled sleeps on their
+//! interrupts.
+
+use crate::complete;
+use crate::issue::Answer;
+use crate::op::Operation;
+use crate::request::RequestEntry;
+use crate::ring::{LockedRing, Ring};
+use crate::workers;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use usring_device::{Channel, Completions, Device, Pause, QueueOptions, Submission, Wait};
+use usring_sys::Errno;
+use usring_uapi::io_uring as abi;
+
+/// Requests that may be out on one channel: as many as the CQ has room for,
+/// within these.
+const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
+
+/// The ring's channels.
+#[derive(Default)]
+pub(crate) struct DeviceQueues {
+    channels: Vec<DeviceQueue>,
+    completions: Completions,
+    /// Requests that are out or wait for room, over all channels.
+    in_flight: u32,
+    /// Something was accepted since the devices were last told.
+    untold: bool,
+}
+
+struct DeviceQueue {
+    device: Arc<Device>,
+    channel: Channel,
+    wait: Wait,
+    /// By token.
+    out: Vec<Option<RequestEntry>>,
+    free: Vec<u32>,
+    /// Did not fit.
+    backlog: VecDeque<RequestEntry>,
+}
+
+/// Names a channel of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChannelIndex(u32);
+
+impl DeviceQueues {
+    /// Requests that no completion has come for yet.
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// The ring's channel to a device; opened by the first request that names it.
+    #[inline]
+    pub fn channel(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
+        match self.channels.iter().position(|queue| Arc::ptr_eq(&queue.device, device)) {
+            Some(index) => Ok(ChannelIndex(index as u32)),
+            None => self.open(ring, device),
+        }
+    }
+
+    #[cold]
+    fn open(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
+        let depth = ring.memory.layout().cq_entries.clamp(*DEPTHS.start(), *DEPTHS.end());
+        let interrupts = !ring.is_polled() || device.waits_when_polled();
+        let channel = device.open_channel(QueueOptions { depth, interrupts })?;
+        self.channels.push(DeviceQueue {
+            device: device.clone(),
+            wait: channel.begin_wait(),
+            channel,
+            out: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            backlog: VecDeque::new(),
+        });
+        Ok(ChannelIndex(self.channels.len() as u32 - 1))
+    }
+
+    /// A wait on all channels begins.
+    pub fn begin_wait(&mut self) {
+        for queue in &mut self.channels {
+            queue.wait = queue.channel.begin_wait();
+        }
+    }
+
+    /// What to do after a look that found too little: the least of what the
+    /// busy channels say.
+    #[inline]
+    pub fn pause(&mut self) -> Pause {
+        let mut all: Option<Pause> = None;
+        for queue in self.channels.iter_mut().filter(|queue| queue.channel.in_flight() > 0) {
+            let pause = queue.channel.pause(&mut queue.wait);
+            all = Some(match (all, pause) {
+                (None, pause) => pause,
+                (Some(one), other) => one.min(other),
+            });
+        }
+        all.unwrap_or(Pause::Spin)
+    }
+
+    /// Tells the devices of what was accepted, once per batch.
+    #[inline]
+    pub fn ring_doorbells(&mut self) {
+        if self.untold {
+            self.untold = false;
+            self.channels.iter_mut().for_each(|queue| queue.channel.ring_doorbell());
+        }
+    }
+}
+
+/// Hands a transfer to its device.
+#[inline]
+pub(crate) fn submit(locked: &mut LockedRing, request: RequestEntry, index: ChannelIndex) {
+    let queues = &mut locked.devices;
+    let queue = &mut queues.channels[index.0 as usize];
+    let (Some(token), true) = (queue.free.pop(), queue.backlog.is_empty()) else {
+        queues.in_flight += 1;
+        return queue.backlog.push_back(request);
+    };
+    let submission = match &request.operation {
+        Operation::ReadWrite(transfer) => {
+            queue.channel.submit(&transfer.as_device_request(token, request.fixed_buffer.is_some()))
+        }
+        _ => Submission::Refused(Errno::EINVAL),
+    };
+    if submission == Submission::Accepted {
+        queue.out[token as usize] = Some(request);
+        queues.in_flight += 1;
+        queues.untold = true;
+        return;
+    }
+    queue.free.push(token);
+    not_accepted(locked, request, index, submission);
+}
+
+#[cold]
+fn not_accepted(locked: &mut LockedRing, request: RequestEntry, index: ChannelIndex, submission: Submission) {
+    match submission {
+        Submission::Refused(error) => complete::complete(locked, request, error.negative().into()),
+        Submission::NeedsWorker => workers::hand_over(locked, request),
+        Submission::Full | Submission::Accepted => {
+            locked.devices.in_flight += 1;
+            locked.devices.channels[index.0 as usize].backlog.push_back(request);
+        }
+    }
+}
+
+/// Completes what the devices have done. Never blocks.
+#[inline]
+pub(crate) fn reap(locked: &mut LockedRing) {
+    if locked.devices.in_flight == 0 {
+        return;
+    }
+    for index in 0..locked.devices.channels.len() {
+        reap_one(locked, index);
+    }
+    locked.devices.ring_doorbells();
+}
+
+fn reap_one(locked: &mut LockedRing, index: usize) {
+    loop {
+        let DeviceQueues { channels, completions, .. } = &mut locked.devices;
+        completions.clear();
+        channels[index].channel.poll(completions);
+        let found = completions.as_slice().len();
+        for at in 0..found {
+            let completion = locked.devices.completions.as_slice()[at];
+            let queue = &mut locked.devices.channels[index];
+            let Some(request) = queue.out[completion.token as usize].take() else { continue };
+            queue.free.push(completion.token);
+            locked.devices.in_flight -= 1;
+            locked.statistics.count_polled(request.sqe.opcode);
+            let failed = crate::op::is_failure(&request, completion.result);
+            complete::complete(locked, request, Answer { result: completion.result, failed });
+        }
+        if found > 0 {
+            submit_backlog(locked, index);
+        }
+        if locked.devices.completions.has_room() {
+            return;
+        }
+    }
+}
+
+/// Room has come: what waited for it goes first.
+fn submit_backlog(locked: &mut LockedRing, index: usize) {
+    let queue = &mut locked.devices.channels[index];
+    if queue.backlog.is_empty() {
+        return;
+    }
+    let waiting = core::mem::take(&mut queue.backlog);
+    locked.devices.in_flight -= waiting.len() as u32;
+    for request in waiting {
+        submit(locked, request, ChannelIndex(index as u32));
+    }
+}
+
+/// The ring goes away: what is out is forgotten. A queue pair that is dropped
+/// sees to it that its device touches no memory any more, which may take as
+/// long as the device does, so not under the ring's lock.
+pub(crate) fn dissolve(locked: &mut LockedRing) -> DeviceQueues {
+    core::mem::take(&mut locked.devices)
+}
+
+impl Ring {
+    /// Whether completions are found by polling the devices.
+    #[inline]
+    pub(crate) fn is_polled(&self) -> bool {
+        self.has(abi::IORING_SETUP_IOPOLL)
+    }
+}

@@ -1,0 +1,68 @@
+//! IORING_SETUP_IOPOLL: whoever asks for events looks for them at the devices,
+//! and nothing interrupts it.
+
+use crate::device_queues;
+use crate::ring::Ring;
+use crate::{task_work, wait, workers};
+use alloc::sync::Arc;
+use usring_device::Pause;
+use usring_sys::{Errno, signals, timer_slack};
+
+/// Looks between two chances for others to take the ring's lock.
+const LOOKS_PER_TURN: u32 = 64;
+
+/// enter(2) with GETEVENTS on a polled ring without an SQ thread: comes back
+/// at once if there is a CQE, else polls until there are `minimum` or nothing
+/// is out any more.
+///
+/// Errors: `EINTR` for a signal, if no CQE is there.
+pub(crate) fn poll(ring: &Arc<Ring>, minimum: u32) -> Result<(), Errno> {
+    let mut locked = ring.lock();
+    locked.flush_overflow();
+    if locked.cq.ready() > 0 {
+        locked.leave();
+        return Ok(());
+    }
+    locked.devices.begin_wait();
+    let mut looks = 0;
+    loop {
+        task_work::run(&mut locked);
+        device_queues::reap(&mut locked);
+        locked.finish_batch();
+        if locked.cq.ready() >= minimum || locked.devices.in_flight() == 0 {
+            break;
+        }
+        if signals::interrupted() {
+            let nothing = locked.cq.ready() == 0;
+            locked.leave();
+            return if nothing { Err(Errno::EINTR) } else { Ok(()) };
+        }
+        looks += 1;
+        locked = match locked.devices.pause() {
+            Pause::Spin if looks % LOOKS_PER_TURN != 0 => {
+                core::hint::spin_loop();
+                locked
+            }
+            Pause::Sleep(span) => {
+                locked.unlock();
+                // Ended early by a signal: the next look sees that.
+                let _ = timer_slack::sleep_precisely(span);
+                ring.lock()
+            }
+            Pause::Spin => {
+                locked.unlock();
+                ring.lock()
+            }
+            Pause::Interrupt => {
+                locked.unlock();
+                return wait::wait(ring, &wait::WaitCall { completions: minimum, ..Default::default() });
+            }
+        };
+    }
+    let short = locked.cq.ready() < minimum;
+    locked.leave();
+    if short && workers::is_busy_for(ring) {
+        return wait::wait(ring, &wait::WaitCall { completions: minimum, ..Default::default() });
+    }
+    Ok(())
+}
