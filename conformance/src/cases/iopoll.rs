@@ -3,6 +3,7 @@
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
+use super::sq_thread;
 use crate::case::{Case, case};
 use crate::door;
 use crate::files;
@@ -157,7 +158,8 @@ fn with_an_sq_thread(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL | u::IORING_SETUP_SQPOLL);
     let memory = files::memory_file(b"some bytes");
     let mut buffer = [0u8; 8];
-    t.sorted(&ring.run(&[nop(1), nop(2), read(memory.as_raw_fd(), &mut buffer, 0, 3)]));
+    let entries = [nop(1), nop(2), read(memory.as_raw_fd(), &mut buffer, 0, 3)];
+    t.sorted(&sq_thread::run(&mut ring, &entries));
     t.result("wait for nothing", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
 }
 

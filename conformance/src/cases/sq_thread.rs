@@ -67,7 +67,8 @@ fn hand_over(ring: &mut Ring) {
     }
 }
 
-fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
+/// Hands entries over and waits for a completion each, sorted by user_data.
+pub(super) fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
     for sqe in sqes {
         ring.push(*sqe);
     }
