@@ -187,6 +187,105 @@ static void every_poll_follows_the_completions(void)
 	io_uring_queue_exit(&ring);
 }
 
+/* By bare instructions, as programs without libc's functions make them. */
+static long bare(long number, long first, long second, long third, long fourth, long fifth, long sixth)
+{
+	long answer;
+	register long r10 __asm__("r10") = fourth, r8 __asm__("r8") = fifth, r9 __asm__("r9") = sixth;
+	__asm__ volatile("syscall"
+			 : "=a"(answer)
+			 : "a"(number), "D"(first), "S"(second), "d"(third), "r"(r10), "r"(r8), "r"(r9)
+			 : "rcx", "r11", "memory");
+	return answer;
+}
+
+typedef long maker(long, long, long, long, long, long, long);
+
+static long by_libc(long number, long first, long second, long third, long fourth, long fifth, long sixth)
+{
+	long answer = syscall(number, first, second, third, fourth, fifth, sixth);
+	return answer < 0 ? -errno : answer;
+}
+
+/* Every call that polls, made by its number; answers how many say "readable". */
+static int polls_that_see_it(maker *make, int number)
+{
+	struct pollfd polled = { .fd = number, .events = POLLIN };
+	struct timespec at_once = { 0, 0 };
+	struct timeval now = { 0, 0 };
+	fd_set chosen;
+	int seen = 0;
+	seen += make(SYS_poll, (long)&polled, 1, 0, 0, 0, 0) == 1;
+	seen += make(SYS_ppoll, (long)&polled, 1, (long)&at_once, 0, 8, 0) == 1;
+	FD_ZERO(&chosen);
+	FD_SET(number, &chosen);
+	seen += make(SYS_select, number + 1, (long)&chosen, 0, 0, (long)&now, 0) == 1;
+	FD_SET(number, &chosen);
+	seen += make(SYS_pselect6, number + 1, (long)&chosen, 0, 0, (long)&at_once, 0) == 1;
+	return seen;
+}
+
+static int waits_that_see_it(maker *make, int set)
+{
+	struct timespec at_once = { 0, 0 };
+	struct epoll_event event;
+	int seen = 0;
+	seen += make(SYS_epoll_wait, set, (long)&event, 1, 0, 0, 0) == 1;
+	seen += make(SYS_epoll_pwait, set, (long)&event, 1, 0, 0, 8) == 1;
+	seen += make(SYS_epoll_pwait2, set, (long)&event, 1, (long)&at_once, 0, 8) == 1;
+	return seen;
+}
+
+/* `exactly`: they see no more than there is, either. */
+static void polls_follow(maker *make, int exactly)
+{
+	for (int with_set = 0; with_set < 2; with_set++) {
+		ring = new_ring(8, 0);
+		int number = ring.ring_fd, set = epoll_create1(0);
+		struct epoll_event event = { .events = EPOLLIN };
+		if (with_set)
+			EQUAL(make(SYS_epoll_ctl, set, EPOLL_CTL_ADD, number, (long)&event, 0, 0), 0);
+		for (int round = 0; round < 30; round++) {
+			if (with_set && exactly)
+				EQUAL(waits_that_see_it(make, set), 0);
+			if (exactly)
+				EQUAL(polls_that_see_it(make, number), 0);
+			submit_nop();
+			EQUAL(polls_that_see_it(make, number), 4);
+			if (with_set)
+				EQUAL(waits_that_see_it(make, set), 3);
+			reap();
+		}
+		close(set);
+		io_uring_queue_exit(&ring);
+	}
+}
+
+static void polls_by_their_numbers_follow_the_completions(void)
+{
+	polls_follow(by_libc, 1);
+}
+
+static void bare_polls_miss_no_completion(void)
+{
+	polls_follow(bare, 0);
+}
+
+/* Memory of no file is none of the ring's, whatever number comes along. */
+static void anonymous_memory_is_no_ring(void)
+{
+	ring = new_ring(8, 0);
+	unsigned *memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, ring.ring_fd, 0);
+	HOLDS(memory != MAP_FAILED);
+	for (int index = 0; index < 1024; index++)
+		EQUAL(memory[index], 0);
+	memset(memory, 0xff, 4096);
+	submit_nop();
+	reap();
+	EQUAL(munmap(memory, 4096), 0);
+	io_uring_queue_exit(&ring);
+}
+
 static void a_ring_may_be_polled_by_its_only_other_number(void)
 {
 	ring = new_ring(8, 0);
@@ -349,6 +448,9 @@ static const struct check checks[] = {
 	{ "a low number that was reused is no ring", a_low_number_that_was_reused_is_no_ring },
 	{ "rings go with all others", rings_go_with_all_others },
 	{ "every poll follows the completions", every_poll_follows_the_completions },
+	{ "polls by their numbers follow the completions", polls_by_their_numbers_follow_the_completions },
+	{ "bare polls miss no completion", bare_polls_miss_no_completion },
+	{ "anonymous memory is no ring", anonymous_memory_is_no_ring },
 	{ "a ring may be polled by its only other number", a_ring_may_be_polled_by_its_only_other_number },
 	{ "a low limit leaves room for rings", a_low_limit_leaves_room_for_rings },
 	{ "rings may be closed while others enter them", rings_may_be_closed_while_others_enter_them },

@@ -74,6 +74,13 @@ impl File {
         // By a number of our own: the program's may be closed, and reused, at
         // any moment, while an alias keeps the ring alive.
         if let Ok(private) = private_duplicate(number) {
+            // A number leaves the table before it is closed: where it still
+            // stands it was not another file's when it was duplicated.
+            let stands = entry(number).map(|entry| entry.load(Ordering::Acquire));
+            if stands != Some(&raw const *self as usize) {
+                return;
+            }
+            eventfd::drain(private.number());
             self.ring.attach_descriptor(private.number());
             *signal = Some(private);
             self.watched.store(true, Ordering::Relaxed);
@@ -269,9 +276,11 @@ pub fn disown() {
     UNWATCHED.store(0, Ordering::Relaxed);
 }
 
-/// A new descriptor for a ring, in the reserved range, closed on exec.
+/// A new descriptor for a ring, in the reserved range, closed on exec. It is
+/// readable until it is watched: who polls it by a way that nobody sees (a bare
+/// instruction, another process) looks once too often and misses nothing.
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
-    let low = eventfd::create()?;
+    let low = eventfd::create_readable()?;
     let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;
     if reserved.number() as usize >= NUMBERS {
         return Err(Errno::EMFILE);

@@ -265,7 +265,8 @@ sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9
 
 static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
-/// libc's `syscall`: io_uring's calls go straight to the engine.
+/// libc's `syscall`: io_uring's calls go straight to the engine, and a poll by
+/// its number is seen as one.
 ///
 /// # Safety
 /// As for the function of this name in libc.
@@ -302,9 +303,45 @@ pub unsafe extern "C" fn syscall() {
         ".cfi_same_value rbp",
         "jmp usring_symbol_answer",
         "2:",
+        ".cfi_restore rbp",
+        ".cfi_def_cfa rsp, 8",
+        "mov eax, [rip + {signalled}]",
+        "or eax, [rip + {unwatched}]",
+        "jnz 5f",
+        "4:",
         "cmp qword ptr [rip + {real}], 0",
         "je 3f",
         "jmp [rip + {real}]",
+        // It may poll a ring.
+        "5:",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "sub rsp, {size}",
+        "mov [rsp], rdi",
+        "mov [rsp + 8], rsi",
+        "mov [rsp + 16], rdx",
+        "mov [rsp + 24], rcx",
+        "mov [rsp + 32], r8",
+        "mov [rsp + 40], r9",
+        "mov rdi, rsp",
+        "call {before_call}",
+        "cmp dword ptr [rip + {deferred}], 0",
+        "je 6f",
+        "call usring_settle",
+        "6:",
+        "mov rdi, [rsp]",
+        "mov rsi, [rsp + 8]",
+        "mov rdx, [rsp + 16]",
+        "mov rcx, [rsp + 24]",
+        "mov r8, [rsp + 32]",
+        "mov r9, [rsp + 40]",
+        "leave",
+        ".cfi_def_cfa rsp, 8",
+        ".cfi_same_value rbp",
+        "jmp 4b",
         "3:",
         "mov rax, rdi",
         "mov rdi, rsi",
@@ -321,6 +358,10 @@ pub unsafe extern "C" fn syscall() {
         size = const CALL_SIZE,
         trapped = const offset_of!(Call, trapped),
         real = sym REAL_SYSCALL,
+        signalled = sym SIGNALLED,
+        unwatched = sym UNWATCHED,
+        before_call = sym before_call,
+        deferred = sym DEFERRED,
     )
 }
 
@@ -358,6 +399,20 @@ extern "C" fn concerns(call: &Call) -> u64 {
         _ => is_ours(first),
     };
     u64::from(ours)
+}
+
+/// Before a call by its number.
+extern "C" fn before_call(call: &Call) {
+    match call.number as u32 {
+        linux::__NR_poll
+        | linux::__NR_ppoll
+        | linux::__NR_select
+        | linux::__NR_pselect6
+        | linux::__NR_epoll_wait
+        | linux::__NR_epoll_pwait
+        | linux::__NR_epoll_pwait2 => before_sleep(call),
+        _ => {}
+    }
 }
 
 /// Before a call sleeps until a descriptor is ready: rings among them are kept

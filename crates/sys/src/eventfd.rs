@@ -6,8 +6,17 @@ use linux_raw_sys::general as linux;
 
 /// A non-blocking eventfd, closed on exec, at the lowest free number.
 pub fn create() -> Result<OwnedDescriptor, Errno> {
+    create_at(0)
+}
+
+/// The same, readable from the start.
+pub fn create_readable() -> Result<OwnedDescriptor, Errno> {
+    create_at(1)
+}
+
+fn create_at(count: u64) -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::EFD_CLOEXEC | linux::EFD_NONBLOCK);
-    let number = SystemCall::new(linux::__NR_eventfd2, [0, flags, 0, 0, 0]).run()?;
+    let number = SystemCall::new(linux::__NR_eventfd2, [count, flags, 0, 0, 0]).run()?;
     Ok(OwnedDescriptor::from_raw(number as i32))
 }
 
