@@ -10,6 +10,7 @@
 use crate::text;
 use core::arch::global_asm;
 use core::ffi::{CStr, c_void};
+use core::sync::atomic::Ordering;
 use usring_sys::signals;
 use usring_sys::{Errno, thread};
 
@@ -235,6 +236,9 @@ pub fn next(name: &CStr) -> Option<usize> {
 /// Gives the engine's threads to libc, so that it and tools know them: a
 /// program that changes its user has libc change it in every thread.
 pub fn provide_threads() {
+    if !is_glibc() {
+        thread::CHANGE_USER.store(thread::CHANGE_USER_MUSL, Ordering::Relaxed);
+    }
     if bound().pthread_create.is_some() && bound().pthread_detach.is_some() {
         thread::set_spawner(spawn);
     }

@@ -5,7 +5,7 @@
 //! with a stack and a thread-local block of our own mapping.
 //!
 //! Every thread of ours blocks every signal but those that its own
-//! instructions cause (SIGSYS, SIGSEGV, SIGBUS) and libc's own SIGSETXID: the
+//! instructions cause (SIGSYS, SIGSEGV, SIGBUS) and [`CHANGE_USER`]: the
 //! program's handlers run on the program's threads.
 
 use crate::mapping::{PAGE, private_pages, unmap};
@@ -13,7 +13,7 @@ use crate::{Errno, SystemCall, syscall};
 use alloc::boxed::Box;
 use core::arch::{asm, global_asm};
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
 /// A thread, told apart from others by its thread-local block.
@@ -87,15 +87,18 @@ extern "C" fn run(argument: *mut c_void) {
     (start.work)();
 }
 
-/// glibc's SIGSETXID: setuid() and its kin send it to every thread that libc
-/// knows and wait for each of them.
-const CHANGE_USER: u32 = 33;
+/// The signal that libc's setuid() and its kin send to every thread that libc
+/// knows, waiting for each of them: glibc's SIGSETXID. Where another libc has
+/// another one it is stored here before the first thread is made.
+pub static CHANGE_USER: AtomicU32 = AtomicU32::new(if cfg!(target_env = "musl") { CHANGE_USER_MUSL } else { 33 });
 
-const OPEN: [u32; 4] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, CHANGE_USER];
+/// musl's SIGSYNCCALL. (33 is its SIGCANCEL.)
+pub const CHANGE_USER_MUSL: u32 = 34;
 
-/// Blocks all signals but those of [`OPEN`]; returns the mask before.
+/// Blocks all signals but those; returns the mask before.
 fn block_signals() -> u64 {
-    let blocked = OPEN.iter().fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)));
+    let open = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, CHANGE_USER.load(Ordering::Relaxed)];
+    let blocked = open.iter().fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)));
     change_mask(blocked)
 }
 
