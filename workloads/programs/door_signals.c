@@ -285,6 +285,62 @@ static void no_signal_is_lost_before_a_sleep(void)
 	io_uring_queue_exit(&ring);
 }
 
+/* Signals that nobody may block meanwhile, together with one that waits: all of
+ * them arrive, though only the first finds the thread asleep. */
+enum { SENT_ROUNDS = 200 };
+static const int together[] = { SIGUSR1, SIGTRAP, SIGILL, SIGFPE, SIGSEGV, SIGBUS };
+enum { TOGETHER = sizeof together / sizeof together[0] };
+static volatile sig_atomic_t arrived[65];
+
+static void note_which(int signal)
+{
+	arrived[signal]++;
+}
+
+static void *send_together(void *unused)
+{
+	for (int round = 1; round <= SENT_ROUNDS; round++) {
+		while (atomic_load(&round_number) != round)
+			;
+		for (volatile int delay = 0; delay < round * 50; delay++)
+			;
+		for (int index = 0; index < TOGETHER; index++)
+			EQUAL(pthread_kill(waiter, together[index]), 0);
+	}
+	return unused;
+}
+
+static void signals_that_come_together_all_arrive(void)
+{
+	struct __kernel_timespec span = { 0, 2000000 };
+	struct io_uring_getevents_arg argument = { .ts = (uintptr_t)&span };
+	pthread_t sender;
+	ring = new_ring(8, 0);
+	for (int index = 0; index < TOGETHER; index++)
+		install(together[index], note_which, 0);
+	waiter = pthread_self();
+	atomic_store(&round_number, 0);
+	EQUAL(pthread_create(&sender, NULL, send_together, NULL), 0);
+	for (int round = 1; round <= SENT_ROUNDS; round++) {
+		for (int index = 0; index < TOGETHER; index++)
+			arrived[together[index]] = 0;
+		atomic_store(&round_number, round);
+		for (int index = 0; index < TOGETHER; index++)
+			while (arrived[together[index]] == 0) {
+				/* It may come between the look and the sleep. */
+				long answer = enter(0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &argument,
+						    sizeof argument);
+				HOLDS(answer == -EINTR || answer == -ETIME);
+			}
+		for (int index = 0; index < TOGETHER; index++)
+			EQUAL(arrived[together[index]], 1);
+	}
+	EQUAL(pthread_join(sender, NULL), 0);
+	for (int index = 0; index < TOGETHER; index++)
+		HOLDS(signal(together[index], SIG_DFL) != SIG_ERR);
+	io_uring_queue_exit(&ring);
+}
+
 /* Queued values arrive all, and in their order, wherever they find the thread. */
 enum { VALUES = 30000 };
 static volatile int expected, out_of_order;
@@ -414,6 +470,7 @@ static const struct check checks[] = {
 	{ "handlers may enter the ring in a storm", handlers_may_enter_the_ring_in_a_storm },
 	{ "handlers may enter from the alternate stack", handlers_may_enter_from_the_alternate_stack },
 	{ "no signal is lost before a sleep", no_signal_is_lost_before_a_sleep },
+	{ "signals that come together all arrive", signals_that_come_together_all_arrive },
 	{ "queued values arrive in order", queued_values_arrive_in_order },
 	{ "a thread that blocks everything is served", a_thread_that_blocks_everything_is_served },
 	{ "a handler that blocks everything is served", a_handler_that_blocks_everything_is_served },

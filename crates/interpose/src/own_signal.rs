@@ -75,8 +75,6 @@ global_asm!(
     "jz 3f",
     "xor r9d, r9d", // the mark is not the handler's
     "xor eax, eax",
-    // The handler's calls must not go by our mark.
-    "xor r9d, r9d",
     "jmp rcx",
     "3:",
     "ret",
@@ -190,14 +188,10 @@ fn serve_fault(arrival: &mut Arrival) -> bool {
 /// Not ours: the program's handler, or the action that the signal has without.
 fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     let signal = arrival.information.signal as u32;
-    let interrupted_mask = *arrival.word(CONTEXT_MASK);
-    if arrival.was_sent()
-        && text::is_engine(arrival.instruction_pointer())
-        && usring_sys::signals::put_off(interrupted_mask, set_of(signal), 0) != Noted::Full
-    {
-        *arrival.word(CONTEXT_MASK) = usring_sys::signals::ALL_BLOCKED;
+    if arrival.was_sent() && puts_off(arrival, signal) {
         return 0;
     }
+    let interrupted_mask = *arrival.word(CONTEXT_MASK);
     let action = signals::installed(signal);
     match action.handler {
         IGNORE if arrival.was_sent() => 0,
@@ -213,6 +207,25 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
             handler
         }
     }
+}
+
+/// Puts off a signal that found its thread in the engine; false: it did not, or
+/// that cannot be done.
+fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
+    // SAFETY: the context is the kernel's.
+    let context = unsafe { signals::interrupted_by(arrival.context) };
+    let mut interrupted = Arrival { information: arrival.information, context };
+    let mask = *interrupted.word(CONTEXT_MASK);
+    if !text::is_engine(interrupted.instruction_pointer())
+        || usring_sys::signals::put_off(mask, set_of(signal), 0) == Noted::Full
+    {
+        return false;
+    }
+    if let Some(way_out) = wait::way_out(interrupted.instruction_pointer()) {
+        interrupted.continue_at(way_out);
+    }
+    *arrival.word(CONTEXT_MASK) = usring_sys::signals::ALL_BLOCKED;
+    true
 }
 
 /// The default action, which for all three is to kill with a core dump. A

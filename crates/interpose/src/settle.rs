@@ -1,7 +1,7 @@
 //! The way out of every door: signals that were put off for this thread are
 //! let in, here, in the doors, before the program's call returns.
 
-use crate::signals::{ALL, CONTEXT_SIZE, place_put_off, take_put_off};
+use crate::signals::{CONTEXT_SIZE, EVERY, place_put_off, take_put_off};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::DEFERRED;
@@ -13,9 +13,9 @@ use usring_uapi::general as linux;
 pub struct Delivery {
     pub delivery_mask: u64,
     pub original_mask: u64,
-    pub has_delivery_mask: u32,
-    /// A signal to be sent again, or 0.
-    pub signal: u32,
+    pub has_delivery_mask: u64,
+    /// Signals to be sent again.
+    pub resend: u64,
     pub process: u32,
     pub thread: u32,
     /// The kept frame of the first signal, or 0, and the stack that it needs.
@@ -27,10 +27,11 @@ pub struct Delivery {
 }
 
 const DELIVERY_SIZE: usize = size_of::<Delivery>();
-const _: () = assert!(DELIVERY_SIZE.is_multiple_of(16));
+/// The delivery, the mask before, and eight bytes to align the stack.
+const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 
 // usring_settle(): some thread has a signal put off; if it is this one, lets
-// it come. C calling convention. All signals are blocked while the slots are
+// it come. C calling convention. Every signal is blocked while the slots are
 // looked through: one that came then would be put off with no way out ahead.
 //
 // The first signal's frame is put back on the stack and its handler entered as
@@ -61,7 +62,7 @@ global_asm!(
     ".cfi_offset r15, -56",
     "sub rsp, {room}",
     "2:",
-    "lea rsi, [rip + {all_blocked}]",
+    "lea rsi, [rip + {every}]",
     "lea rdx, [rsp + {delivery_size}]",
     "call 8f",
     "mov rdi, rsp",
@@ -101,21 +102,30 @@ global_asm!(
     "3:",
     "lea rsp, [rbp - 40 - {room}]",
     "xor edx, edx",
-    "cmp dword ptr [rsp + {has_delivery_mask}], 0",
+    "cmp qword ptr [rsp + {resend}], 0",
+    "je 4f",
+    // Nothing is let in before all of them are sent: a handler may not return.
+    "lea rsi, [rip + {every}]",
+    "call 8f",
+    "3:",
+    "bsf rdx, [rsp + {resend}]",
+    "jz 4f",
+    "btr qword ptr [rsp + {resend}], rdx",
+    "inc edx",
+    "mov edi, [rsp + {process}]",
+    "mov esi, [rsp + {thread}]",
+    "mov eax, {tgkill}",
+    "syscall",
+    "jmp 3b",
+    "4:",
+    "xor edx, edx",
+    "cmp qword ptr [rsp + {has_delivery_mask}], 0",
     "je 3f",
     "lea rsi, [rsp + {delivery_mask}]",
     "call 8f",
     "3:",
     "lea rsi, [rsp + {original_mask}]",
     "call 8f",
-    "mov edx, [rsp + {signal}]",
-    "test edx, edx",
-    "jz 4f",
-    "mov edi, [rsp + {process}]",
-    "mov esi, [rsp + {thread}]",
-    "mov eax, {tgkill}",
-    "syscall",
-    "4:",
     "cmp dword ptr [rip + {deferred}], 0",
     "jne 2b",
     "6:",
@@ -152,14 +162,13 @@ global_asm!(
     take_put_off = sym take_put_off,
     place_put_off = sym place_put_off,
     deferred = sym DEFERRED,
-    all_blocked = sym ALL,
-    // The delivery, the mask before, and eight bytes to align the stack.
-    room = const DELIVERY_SIZE + 24,
+    every = sym EVERY,
+    room = const ROOM,
     delivery_size = const DELIVERY_SIZE,
     has_delivery_mask = const offset_of!(Delivery, has_delivery_mask),
     delivery_mask = const offset_of!(Delivery, delivery_mask),
     original_mask = const offset_of!(Delivery, original_mask),
-    signal = const offset_of!(Delivery, signal),
+    resend = const offset_of!(Delivery, resend),
     process = const offset_of!(Delivery, process),
     thread = const offset_of!(Delivery, thread),
     frame = const offset_of!(Delivery, frame),

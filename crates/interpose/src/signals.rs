@@ -20,8 +20,9 @@ use crate::{frames, own_signal, process, text};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};
-use usring_sys::signals::{self, ALL_BLOCKED, Noted, SignalSet, set_of};
+use usring_sys::signals::{self, ALL_BLOCKED, ALWAYS_OPEN, Noted, SignalSet, set_of};
 use usring_sys::syscall::PASS_MARK;
+use usring_sys::thread::CHANGE_USER;
 use usring_sys::wait::{self, SignalInformation};
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
@@ -33,9 +34,6 @@ pub const IGNORE: u64 = 1;
 /// Ours in the kernel, and never in a mask.
 pub const OWN: [u32; 3] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS];
 pub const KEPT_OPEN: SignalSet = set_of(linux::SIGSYS) | set_of(linux::SIGSEGV) | set_of(linux::SIGBUS);
-
-/// glibc's SIGSETXID; musl's is 34, and goes to threads of libc only.
-const CHANGE_USER: u32 = 33;
 
 const RESET_HANDLER: u64 = linux::SA_RESETHAND as u64;
 
@@ -101,8 +99,8 @@ pub fn reset(signal: u32) {
 // ucontext_t and with it what both of them interrupted.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
-    ".globl usring_signal_entry",
-    ".hidden usring_signal_entry",
+    ".globl usring_signal_entry, usring_signal_decided",
+    ".hidden usring_signal_entry, usring_signal_decided",
     ".type usring_signal_entry,@function",
     ".p2align 4",
     "usring_signal_entry:",
@@ -111,7 +109,7 @@ global_asm!(
     "endbr64",
     // libc's request to change the user of every thread: it waits for each,
     // also for ours, which never leave the engine. Its handler may run anywhere.
-    "cmp edi, {change_user}",
+    "cmp edi, [rip + {change_user}]",
     "je 5f",
     "mov r8, rdx",
     "2:",
@@ -119,7 +117,7 @@ global_asm!(
     "lea rcx, [rip + usring_signal_entry]",
     "cmp rax, rcx",
     "jb 3f",
-    "lea rcx, [rip + 4f]",
+    "lea rcx, [rip + usring_signal_decided]",
     "cmp rax, rcx",
     "jae 3f",
     "mov r8, [r8 + {rsp}]",
@@ -133,16 +131,17 @@ global_asm!(
     "sub rcx, [rip + {doors}]",
     "cmp rcx, [rip + {doors} + 8]",
     "jb 5f",
-    // The engine was interrupted. Nothing else may come from here on.
+    // The engine was interrupted. Nothing else may come from here on, not
+    // even what is never blocked in the engine.
     "mov edi, {set_mask}",
-    "lea rsi, [rip + {all_blocked}]",
+    "lea rsi, [rip + {every}]",
     "xor edx, edx",
     "mov r10d, 8",
     "mov r9, {mark}",
     "mov eax, {rt_sigprocmask}",
     "syscall",
     // Decided: what interrupts us beyond here may push.
-    "4:",
+    "usring_signal_decided:",
     "lea rsi, [rsp + {information}]",
     "lea rdx, [rsp + 8]",
     "mov rdi, r8",
@@ -201,8 +200,6 @@ global_asm!(
     "lea rdx, [rsp + 8]",
     "xor r9d, r9d", // the mark is not the handler's
     "xor eax, eax",
-    // The handler's calls must not go by our mark.
-    "xor r9d, r9d",
     "cmp rcx, {ignore}",
     "jbe 8f",
     "jmp rcx",
@@ -211,14 +208,14 @@ global_asm!(
     ".cfi_endproc",
     ".size usring_signal_entry, . - usring_signal_entry",
     ".popsection",
-    change_user = const CHANGE_USER,
+    change_user = sym CHANGE_USER,
     rsp = const CONTEXT_STACK_POINTER,
     rip = const wait::CONTEXT_INSTRUCTION_POINTER,
     information = const 8 + CONTEXT_SIZE,
     library = sym text::LIBRARY,
     doors = sym text::DOORS,
     put_off = sym put_off,
-    all_blocked = sym ALL,
+    every = sym EVERY,
     kept_open = sym OPEN,
     default_action = sym DEFAULT_ACTION,
     table = sym TABLE,
@@ -239,12 +236,30 @@ pub const CONTEXT_FRAME_POINTER: usize = 120;
 pub const CONTEXT_MASK: usize = 296;
 pub const CONTEXT_SIZE: usize = 304;
 
-pub static ALL: SignalSet = ALL_BLOCKED;
+pub static EVERY: SignalSet = SignalSet::MAX;
 static OPEN: SignalSet = KEPT_OPEN;
 static DEFAULT_ACTION: Action = Action { handler: DEFAULT, flags: 0, restorer: 0, mask: 0 };
 
 unsafe extern "C" {
     fn usring_signal_entry();
+    fn usring_signal_decided();
+}
+
+/// The ucontext_t of what a signal interrupted, seen through wrappers that it
+/// found before they had decided (see the wrapper).
+///
+/// # Safety
+/// `context` is the ucontext_t of a signal frame of the kernel's.
+pub unsafe fn interrupted_by(mut context: *mut u8) -> *mut u8 {
+    let undecided = usring_signal_entry as *const () as u64..usring_signal_decided as *const () as u64;
+    // SAFETY: the kernel's layout; an undecided wrapper has pushed nothing, so
+    // its own frame, eight bytes below its ucontext_t, is the top of its stack.
+    unsafe {
+        while undecided.contains(&*context.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>()) {
+            context = (*context.add(CONTEXT_STACK_POINTER).cast::<*mut u8>()).add(8);
+        }
+    }
+    context
 }
 
 fn wrapper() -> u64 {
@@ -259,8 +274,8 @@ struct Verdict {
 }
 
 /// A signal found its thread in the engine: `first` is the ucontext_t of the
-/// frame that interrupted the engine, `own` that of this signal. All signals
-/// are blocked.
+/// frame that interrupted the engine, `own` that of this signal. Every signal
+/// is blocked.
 extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Verdict {
     // SAFETY: the kernel's frames, which lie on this stack and are ours to
     // change until the handlers return.
@@ -272,20 +287,31 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             &mut *first.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>(),
         )
     };
+    let runs = |own_mask| Verdict { runs: 1, mask: mask_in_handler(information.signal as u32, own_mask) };
+    // An instruction of the engine's raised it and would again.
+    if information.code > 0 && matches!(information.signal as u32, linux::SIGILL | linux::SIGFPE) {
+        return runs(*own_mask);
+    }
     // SAFETY: the frame begins eight bytes below its ucontext_t.
     let kept = unsafe { frames::keep(own.sub(8)) };
     let note = kept.unwrap_or(0);
     match signals::put_off(original_mask, 0, note) {
         Noted::First if note != 0 => {}
-        // It goes to the end of the kernel's queue: its turn among others of
-        // its number may be lost, nothing else.
         Noted::First | Noted::Again => {
             frames::give_back(note);
-            queue_again(information);
+            let itself = set_of(information.signal as u32);
+            if itself & ALWAYS_OPEN != 0 {
+                // The queue would give it back at once, and again and again.
+                signals::send_again(itself);
+            } else {
+                // It goes to the end of the kernel's queue: its turn among
+                // others of its number may be lost, nothing else.
+                queue_again(information);
+            }
         }
         Noted::Full => {
             frames::give_back(note);
-            return Verdict { runs: 1, mask: mask_in_handler(information.signal as u32, *own_mask) };
+            return runs(*own_mask);
         }
     }
     if let Some(way_out) = wait::way_out(*instruction_pointer as usize) {
@@ -314,15 +340,15 @@ pub fn queue_again(information: &SignalInformation) {
     }
 }
 
-/// For the way out of a door, with all signals blocked: what it has to do, if
+/// For the way out of a door, with every signal blocked: what it has to do, if
 /// a signal for this thread was put off.
 pub extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
     let Some(put_off) = signals::take() else { return 0 };
     *delivery = Delivery {
         delivery_mask: put_off.delivery_mask.unwrap_or(0),
         original_mask: put_off.original_mask,
-        has_delivery_mask: u32::from(put_off.delivery_mask.is_some()),
-        signal: if put_off.resend == 0 { 0 } else { put_off.resend.trailing_zeros() + 1 },
+        has_delivery_mask: u64::from(put_off.delivery_mask.is_some()),
+        resend: put_off.resend,
         process: process::id(),
         thread: signals::thread_id(),
         frame: u64::from(put_off.note),
@@ -429,7 +455,10 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
         }
         // Without SA_SIGINFO the kernel leaves the siginfo_t unwritten.
         let flags = new.flags & !RESET_HANDLER | u64::from(linux::SA_SIGINFO);
-        Action { handler: wrapper(), flags, mask: new.mask & !KEPT_OPEN, ..new }
+        // This one runs where it finds the thread. Another that came on top of
+        // it would not see that the engine lies below.
+        let alone = if signal == CHANGE_USER.load(Ordering::Relaxed) { ALL_BLOCKED } else { 0 };
+        Action { handler: wrapper(), flags, mask: (new.mask | alone) & !KEPT_OPEN, ..new }
     });
     let in_kernel = kernel_exchange(signal, wrapped.as_ref())?;
     Ok(if in_kernel.handler == wrapper() { before } else { in_kernel })

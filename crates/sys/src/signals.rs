@@ -65,7 +65,8 @@ struct Slot {
     /// `interpose`'s: where it keeps the first signal.
     note: AtomicU32,
     /// Signals of `ALWAYS_OPEN` that somebody sent (nothing was raised by an
-    /// instruction), to be sent again: they cannot wait in the blocked queue.
+    /// instruction of ours), to be sent again: they cannot wait in the blocked
+    /// queue.
     resend: AtomicU64,
 }
 
@@ -134,7 +135,7 @@ pub fn set_delivery_mask(mask: SignalSet) {
     }
 }
 
-/// For `interpose`'s wrapper, in signal context: notes that a signal has been
+/// For `interpose`'s wrapper, in signal context with every signal blocked: notes that a signal has been
 /// put off while `original_mask` was in force. `resend` names a signal that
 /// has to be sent again, for it cannot wait in the kernel's queue.
 pub fn put_off(original_mask: SignalSet, resend: SignalSet, note: u32) -> Noted {
@@ -154,6 +155,14 @@ pub fn put_off(original_mask: SignalSet, resend: SignalSet, note: u32) -> Noted 
     slot.resend.store(resend, Ordering::Relaxed);
     DEFERRED.fetch_add(1, Ordering::Relaxed);
     Noted::First
+}
+
+/// Has the door send more signals of `ALWAYS_OPEN` again; something is put off
+/// for this thread already.
+pub fn send_again(signals: SignalSet) {
+    if let Some(slot) = slot_of(thread_id()) {
+        slot.resend.fetch_or(signals, Ordering::Relaxed);
+    }
 }
 
 /// For the door, on its way out: takes what was put off for this thread. The
