@@ -3,6 +3,7 @@
 //! thread.
 
 pub mod null;
+pub mod ram;
 
 use crate::geometry::Geometry;
 use crate::request::{Completions, DeviceRequest};

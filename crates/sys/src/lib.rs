@@ -15,6 +15,7 @@
 
 extern crate alloc;
 
+pub mod bulk_memory;
 pub mod clock;
 pub mod descriptor;
 pub mod epoll;

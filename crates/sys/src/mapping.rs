@@ -143,9 +143,9 @@ pub fn unmap(address: usize, length: usize) -> Result<(), Errno> {
 }
 
 /// A file of ours and a byte offset in it.
-type Source = (i32, usize);
+pub(crate) type Source = (i32, usize);
 
-fn map(length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
+pub(crate) fn map(length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     map_at(0, length, flags, source)
 }
 

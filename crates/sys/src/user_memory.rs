@@ -19,6 +19,7 @@ use alloc::vec::Vec;
 use core::arch::global_asm;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 mod fault_handler;
 
@@ -34,9 +35,11 @@ global_asm!(
     ".pushsection .text.usring_user_copy,\"ax\",@progbits",
     ".p2align 4",
     ".globl usring_user_copy_first, usring_user_copy_4, usring_user_copy_8, usring_user_copy_16, usring_user_copy_64",
-    ".globl usring_user_copy, usring_user_touch, usring_user_copy_end, usring_user_copy_fault",
+    ".globl usring_user_copy, usring_user_copy_bulk, usring_user_zero, usring_user_touch",
+    ".globl usring_user_copy_end, usring_user_copy_fault",
     ".hidden usring_user_copy_first, usring_user_copy_4, usring_user_copy_8, usring_user_copy_16, usring_user_copy_64",
-    ".hidden usring_user_copy, usring_user_touch, usring_user_copy_end, usring_user_copy_fault",
+    ".hidden usring_user_copy, usring_user_copy_bulk, usring_user_zero, usring_user_touch",
+    ".hidden usring_user_copy_end, usring_user_copy_fault",
     // Each: rdi to, rsi from, returns 0 in eax.
     "usring_user_copy_first:",
     "usring_user_copy_4:",
@@ -107,6 +110,21 @@ global_asm!(
     "5:",
     "xor eax, eax",
     "ret",
+    // rdx bytes, by the processor's own loop. A fault leaves the instruction
+    // pointer on it.
+    ".p2align 4",
+    "usring_user_copy_bulk:",
+    "mov rcx, rdx",
+    "rep movsb",
+    "xor eax, eax",
+    "ret",
+    // rdi: rsi bytes of it become zero.
+    ".p2align 4",
+    "usring_user_zero:",
+    "mov rcx, rsi",
+    "xor eax, eax",
+    "rep stosb",
+    "ret",
     // rdi: is read and written, and not changed.
     ".p2align 4",
     "usring_user_touch:",
@@ -126,6 +144,8 @@ unsafe extern "C" {
     fn usring_user_copy_16(to: *mut u8, from: *const u8) -> u32;
     fn usring_user_copy_64(to: *mut u8, from: *const u8) -> u32;
     fn usring_user_copy(to: *mut u8, from: *const u8, length: usize) -> u32;
+    fn usring_user_copy_bulk(to: *mut u8, from: *const u8, length: usize) -> u32;
+    fn usring_user_zero(at: *mut u8, length: usize) -> u32;
     fn usring_user_touch(at: *mut u8) -> u32;
     fn usring_user_copy_first();
     fn usring_user_copy_end();
@@ -175,6 +195,31 @@ fn outcome(fault: u32) -> Result<(), Errno> {
     if fault == 0 { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
+/// From this length on the processor's own string instruction beats a loop
+/// through the xmm registers (the wider ones are the program's): measured on
+/// sources that lie at random in 256 MiB, 512 bytes take 0.6 of the loop's time and
+/// 4096 bytes 0.75, as glibc's memcpy does with the widest registers.
+const BULK: usize = 512;
+
+/// Whether that is so on this processor: those without "enhanced rep movsb"
+/// start it slowly.
+fn copies_strings_fast() -> bool {
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    const UNKNOWN: u8 = 0;
+    const YES: u8 = 1;
+    const NO: u8 = 2;
+    let known = ANSWER.load(Ordering::Relaxed);
+    if known != UNKNOWN {
+        return known == YES;
+    }
+    const FEATURES: u32 = 7;
+    const ENHANCED: u32 = 1 << 9;
+    use core::arch::x86_64::{__cpuid, __cpuid_count};
+    let fast = __cpuid(0).eax >= FEATURES && __cpuid_count(FEATURES, 0).ebx & ENHANCED != 0;
+    ANSWER.store(if fast { YES } else { NO }, Ordering::Relaxed);
+    fast
+}
+
 /// # Safety
 /// One of the two is memory of ours that may be used so; the other may be any
 /// address below `END`.
@@ -189,6 +234,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, length: usize) -> Result<(), Errno>
             8 => usring_user_copy_8(to, from),
             16 => usring_user_copy_16(to, from),
             64 => usring_user_copy_64(to, from),
+            BULK.. if copies_strings_fast() => usring_user_copy_bulk(to, from, length),
             _ => usring_user_copy(to, from, length),
         }
     })
@@ -225,6 +271,37 @@ pub fn copy_out(to: UserAddress, from: &[u8]) -> Result<(), Errno> {
     check(to, from.len())?;
     // SAFETY: the source is `from`.
     unsafe { copy(to.0 as *mut u8, from.as_ptr(), from.len()) }
+}
+
+/// [`copy_in`] to memory into which there are no references.
+///
+/// # Safety
+/// `to` is `length` bytes of ours that may be written.
+#[inline]
+pub(crate) unsafe fn copy_to_raw(to: *mut u8, from: UserAddress, length: usize) -> Result<(), Errno> {
+    check(from, length)?;
+    // SAFETY: the target, as the caller promised.
+    unsafe { copy(to, from.0 as *const u8, length) }
+}
+
+/// [`copy_out`] from memory into which there are no references.
+///
+/// # Safety
+/// `from` is `length` bytes of ours that may be read.
+#[inline]
+pub(crate) unsafe fn copy_from_raw(to: UserAddress, from: *const u8, length: usize) -> Result<(), Errno> {
+    check(to, length)?;
+    // SAFETY: the source, as the caller promised.
+    unsafe { copy(to.0 as *mut u8, from, length) }
+}
+
+/// Makes memory of ours zero into which there are no references.
+///
+/// # Safety
+/// `at` is `length` bytes of ours that may be written.
+pub(crate) unsafe fn zero_raw(at: *mut u8, length: usize) {
+    // SAFETY: as the caller promised; so nothing faults.
+    unsafe { usring_user_zero(at, length) };
 }
 
 /// Copies `count` values from the program. `count` has been checked against

@@ -68,6 +68,36 @@ fn bytes_of_every_length_and_alignment_are_copied() {
     }
 }
 
+/// Around the lengths at which another way of copying begins.
+#[test]
+fn many_bytes_are_copied_whole_and_not_one_too_many() {
+    install_fault_handler();
+    let source: Vec<u8> = (0..70_000u32).map(|index| (index * 7 + index / 251) as u8).collect();
+    for length in [511, 512, 513, 1000, 4095, 4096, 4097, 65_536, 69_990] {
+        for start in [0, 1, 9] {
+            let mut target = vec![0xee; length + 1];
+            user_memory::copy_in(&mut target[..length], UserAddress(source[start..].as_ptr() as u64)).unwrap();
+            assert!(target[..length] == source[start..start + length] && target[length] == 0xee, "{length} in");
+            target.fill(0xee);
+            user_memory::copy_out(UserAddress(target.as_mut_ptr() as u64), &source[start..start + length]).unwrap();
+            assert!(target[..length] == source[start..start + length] && target[length] == 0xee, "{length} out");
+        }
+    }
+}
+
+#[test]
+fn many_bytes_that_run_into_a_bad_page_are_efault() {
+    let pages = TwoPages::new(linux::PROT_NONE);
+    for length in [512, 1000, 4096] {
+        let mut buffer = vec![0u8; length];
+        assert_eq!(user_memory::copy_in(&mut buffer, pages.before_border(length)), Ok(()));
+        for inside in [0, 1, 63, 64, 500, length - 1] {
+            assert_eq!(user_memory::copy_in(&mut buffer, pages.before_border(inside)), Err(Errno::EFAULT));
+            assert_eq!(user_memory::copy_out(pages.before_border(inside), &buffer), Err(Errno::EFAULT));
+        }
+    }
+}
+
 #[test]
 fn an_address_that_is_not_mapped_is_efault() {
     install_fault_handler();

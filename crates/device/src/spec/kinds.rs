@@ -2,11 +2,11 @@
 //! here and a `KIND` in its own file.
 
 use super::Kind;
-use crate::driver::null;
+use crate::driver::{null, ram};
 
 /// Devices and wrappers. No option of a device has the name of one of a wrapper,
 /// and none is called `poll`.
-pub static KINDS: &[&Kind] = &[&null::KIND];
+pub static KINDS: &[&Kind] = &[&null::KIND, &ram::KIND];
 
 /// The kind of this name.
 pub fn find(name: &str) -> Option<&'static Kind> {
