@@ -5,7 +5,9 @@
 #define _GNU_SOURCE
 #include "ring.h"
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -85,6 +87,66 @@ static void sites_are_rewritten_under_way(void)
 	io_uring_queue_exit(&ring);
 }
 
+/* Other code at an address that was rewritten: a library that was unloaded and
+ * another one loaded there. Offsets in a page. */
+enum { SITE = 64, MOV_IN_IT = 3 };
+static const unsigned char enters[] = { 0x49, 0x89, 0xca,		/* mov %rcx, %r10 */
+					0xb8, 0xaa, 0x01, 0x00, 0x00,	/* mov $426, %eax */
+					0x0f, 0x05, 0xc3 };		/* syscall; ret */
+static const unsigned char faults[] = { 0x90, 0x90, 0x90,		/* nop */
+					0x8b, 0x04, 0x25, 8, 0, 0, 0,	/* mov 8, %eax */
+					0xc3 };
+static const unsigned char traps_no_longer[] = { 0x90, 0x90, 0x90,
+						 0xb8, 7, 0, 0, 0, 0x90, 0x90, 0xc3 }; /* mov $7, %eax */
+
+static unsigned char *load(unsigned char *where, const void *code, size_t size)
+{
+	int file = open(".", O_TMPFILE | O_RDWR, 0700);
+	HOLDS(file >= 0);
+	EQUAL(ftruncate(file, 4096), 0);
+	EQUAL(pwrite(file, code, size, SITE), (ssize_t)size);
+	unsigned char *page = mmap(where, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | (where ? MAP_FIXED : 0), file, 0);
+	HOLDS(page != MAP_FAILED);
+	close(file);
+	return page;
+}
+
+static sigjmp_buf before_fault;
+
+static void leave_fault(int signal)
+{
+	siglongjmp(before_fault, signal);
+}
+
+static void other_code_may_come_where_a_site_was(void)
+{
+	struct io_uring ring = new_ring(8, 0);
+	struct sigaction action = { .sa_handler = leave_fault };
+	EQUAL(sigaction(SIGSEGV, &action, NULL), 0);
+	unsigned char *page = load(NULL, enters, sizeof enters);
+	site *code = (site *)(page + SITE);
+	int is_rewritten = 0;
+	for (int round = 0; round < 3; round++) {
+		load(page, enters, sizeof enters);
+		for (int call = 0; call < 3; call++)
+			EQUAL(code(ring.ring_fd, 0, 0, 0), 0);
+		if (round == 0)
+			is_rewritten = page[SITE + MOV_IN_IT] != 0xb8;
+		EQUAL(page[SITE + MOV_IN_IT] != 0xb8, is_rewritten);
+		load(page, faults, sizeof faults);
+		int fault = sigsetjmp(before_fault, 1);
+		if (fault == 0) {
+			code(ring.ring_fd, 0, 0, 0);
+			HOLDS(!"it did not fault");
+		}
+		EQUAL(fault, SIGSEGV);
+		load(page, traps_no_longer, sizeof traps_no_longer);
+		EQUAL(code(ring.ring_fd, 0, 0, 0), 7);
+	}
+	EQUAL(munmap(page, 4096), 0);
+	io_uring_queue_exit(&ring);
+}
+
 /* Says how many sites are not as they were compiled. */
 static void tell_how_many(void)
 {
@@ -96,6 +158,7 @@ static void tell_how_many(void)
 
 static const struct check checks[] = {
 	{ "sites are rewritten under way", sites_are_rewritten_under_way },
+	{ "other code may come where a site was", other_code_may_come_where_a_site_was },
 	{ "tell how many", tell_how_many },
 };
 

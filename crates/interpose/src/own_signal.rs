@@ -24,6 +24,8 @@ const CONTEXT_RCX: usize = 152;
 
 /// `si_code` of a call trapped by seccomp (SYS_SECCOMP).
 const SECCOMP: i32 = 1;
+/// `si_code` of a fault that has no address, such as that of `hlt` (SI_KERNEL).
+const FROM_KERNEL: i32 = 0x80;
 /// `si_code` of a memory error that nobody has touched yet: it is not raised
 /// again by going on (BUS_MCEERR_AO).
 const ACTION_OPTIONAL: i32 = 5;
@@ -178,7 +180,8 @@ fn serve_fault(arrival: &mut Arrival) -> bool {
         return false;
     }
     let at = arrival.instruction_pointer();
-    let mended = user_memory::fix_up(at).or_else(|| patch::redirected(at));
+    let halted = || if arrival.information.code == FROM_KERNEL { patch::redirected(at) } else { None };
+    let mended = user_memory::fix_up(at).or_else(halted);
     if let Some(target) = mended {
         arrival.continue_at(target);
     }

@@ -79,19 +79,22 @@ fn place_of(address: usize) -> Option<&'static Site> {
     None
 }
 
-/// For the SIGSEGV handler: where a thread goes on that met a `hlt` of ours.
+/// For the SIGSEGV handler: where a thread goes on that met a `hlt` of ours. The
+/// fault is one that the instruction itself raised, so its bytes can be read.
+/// They decide: the code that was rewritten may be gone, and other code be there.
 pub fn redirected(address: usize) -> Option<usize> {
-    for site in places_of(address) {
-        match site.address.load(Ordering::Acquire) {
-            0 => return None,
-            found if found == address => {
-                let stub = site.stub.load(Ordering::Acquire);
-                return (stub != 0).then_some(stub);
-            }
-            _ => {}
-        }
-    }
-    None
+    let site = places_of(address)
+        .map(|site| (site, site.address.load(Ordering::Acquire)))
+        .take_while(|(_, found)| *found != 0)
+        .find_map(|(site, found)| (found == address).then_some(site))?;
+    let stub = site.stub.load(Ordering::Acquire);
+    // The jump may have been finished since.
+    let leads_here = match byte(address) {
+        HALT => true,
+        JUMP => immediate(address) == distance(address, stub).to_le_bytes(),
+        _ => false,
+    };
+    (stub != 0 && leads_here).then_some(stub)
 }
 
 /// Rewrites the site by which a trapped call came, if that pays and can be done.
@@ -106,45 +109,60 @@ pub fn consider(call: &Call) {
     }
     let Some(site) = place_of(address) else { return };
     let patience = if call.number as u32 == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
-    // Exactly once the count is the one that is waited for.
-    if site.traps.fetch_add(1, Ordering::Relaxed) + 1 != patience {
-        return;
+    let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
+    // Once; and once more if it was rewritten and other code lies there now.
+    let is_anew = || site.stub.load(Ordering::Acquire) != 0 && byte(address) == MOV_EAX;
+    if count == patience || count > patience && is_anew() {
+        rewrite(site, address, call.number as u32);
     }
-    let Some(area) = area_of(address) else { return };
-    if !area.may_be_rewritten() || !has_form(address, call.number as u32) {
-        return;
-    }
+}
+
+fn rewrite(site: &Site, address: usize, number: u32) {
     let mut patching = process::current().patching.lock();
-    let Some(stub) = stubs::make(address, call.number as u32, &area) else { return };
-    if *patching.get_or_insert_with(register_for_membarrier) {
-        site.stub.store(stub, Ordering::Release);
-        if write_jump(address, stub, &area).is_err() {
-            site.stub.store(0, Ordering::Release);
-        }
+    let Some(area) = area_of(address).filter(Area::may_be_rewritten) else { return };
+    // Under the lock: another thread may have come first.
+    if !has_form(address, number) || !*patching.get_or_insert_with(register_for_membarrier) {
+        return;
+    }
+    let before = site.stub.load(Ordering::Relaxed);
+    let stub = if stubs::serves(before, address, number) { Some(before) } else { stubs::make(address, number, &area) };
+    site.stub.store(stub.unwrap_or(0), Ordering::Release);
+    if let Some(stub) = stub
+        && write_jump(address, stub, &area).is_err()
+    {
+        site.stub.store(0, Ordering::Release);
     }
 }
 
 fn byte(address: usize) -> u8 {
-    // SAFETY: `area_of` has seen that the address is mapped and readable;
+    // SAFETY: a thread has just executed what lies there, or on the same page;
     // code that a library unmaps while a call of its own is under way is its
     // own undoing.
     unsafe { (*(address as *const AtomicU8)).load(Ordering::Relaxed) }
 }
 
+/// The four bytes behind an opcode.
+fn immediate(address: usize) -> [u8; 4] {
+    [1, 2, 3, 4].map(|offset| byte(address + offset))
+}
+
+/// What a jump at `address` to the stub has to say.
+fn distance(address: usize, stub: usize) -> i32 {
+    (stub as i64 - (address as i64 + 5)) as i32
+}
+
 /// Whether the bytes are those of the one form that is understood.
 fn has_form(address: usize, number: u32) -> bool {
-    let immediate = u32::from_le_bytes([byte(address + 1), byte(address + 2), byte(address + 3), byte(address + 4)]);
     let syscall = [byte(address + 5), byte(address + 6)];
     // A prefix would make it another instruction: the byte before may be one,
     // or the end of the instruction before. In doubt, no.
     let before = byte(address - 1);
     let prefix = matches!(before, 0x40..=0x4f | 0x66 | 0x67 | 0xf2 | 0xf3);
-    byte(address) == MOV_EAX && immediate == number && syscall == SYSCALL && !prefix
+    byte(address) == MOV_EAX && immediate(address) == number.to_le_bytes() && syscall == SYSCALL && !prefix
 }
 
 /// Overwrites the `mov` by a jump, see the head of this file.
 fn write_jump(address: usize, stub: usize, area: &Area) -> Result<(), Errno> {
-    let distance = (stub as i64 - (address as i64 + 5)) as i32;
     let page = address / PAGE * PAGE;
     protect(page, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC)?;
     let put = |offset: usize, value: u8| {
@@ -155,13 +173,15 @@ fn write_jump(address: usize, stub: usize, area: &Area) -> Result<(), Errno> {
     };
     put(0, HALT);
     synchronise();
-    for (offset, value) in distance.to_le_bytes().into_iter().enumerate() {
+    for (offset, value) in distance(address, stub).to_le_bytes().into_iter().enumerate() {
         put(1 + offset, value);
     }
     synchronise();
     put(0, JUMP);
     synchronise();
-    protect(page, area.protection)
+    // It has happened, and if the page stays writable, so be it.
+    let _ = protect(page, area.protection);
+    Ok(())
 }
 
 fn protect(page: usize, protection: u32) -> Result<(), Errno> {
@@ -315,6 +335,12 @@ mod stubs {
         page.used.store(used + SIZE, Ordering::Relaxed);
         protect(address, linux::PROT_READ | linux::PROT_EXEC).ok()?;
         Some(stub)
+    }
+
+    /// Whether a stub that was made before is what this site needs.
+    pub fn serves(stub: usize, site: usize, number: u32) -> bool {
+        // SAFETY: not 0, so `make` made it; its page stays.
+        stub != 0 && unsafe { (stub as *const [u8; SIZE]).read() } == code(stub, site, number)
     }
 
     fn code(stub: usize, site: usize, number: u32) -> [u8; SIZE] {
