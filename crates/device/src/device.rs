@@ -1,11 +1,13 @@
 //! A device as its users see it: a driver, and how it is waited for.
 
+use crate::block_file::{BlockFile, Callers};
 use crate::channel::Channel;
 use crate::driver::{Driver, QueueOptions};
 use crate::geometry::Geometry;
 use crate::policy::{PolicyWord, PollPolicy};
 use crate::tracker::Manner;
 use alloc::boxed::Box;
+use usring_sys::per_process::OwnedPerProcess;
 use usring_sys::{Errno, ticks};
 
 /// A block device in this process.
@@ -16,12 +18,16 @@ pub struct Device {
     /// A polled ring on a device that does not poll waits for interrupts
     /// instead of answering `EOPNOTSUPP` (as Linux did before 6.12).
     polls_without_polling: bool,
+    /// Of this process: a forked child must not use its parent's queue pairs.
+    callers: OwnedPerProcess<Callers>,
 }
 
 impl Device {
     /// `policy` may be in memory that other processes share.
     pub fn new(driver: Box<dyn Driver>, policy: &'static PolicyWord, polls_without_polling: bool) -> Self {
-        Device { geometry: driver.geometry(), driver, policy, polls_without_polling }
+        let geometry = driver.geometry();
+        assert!(i32::try_from(geometry.transfer).is_ok() && geometry.transfer >= geometry.block, "{geometry:?}");
+        Device { geometry, driver, policy, polls_without_polling, callers: OwnedPerProcess::new() }
     }
 
     pub fn driver(&self) -> &dyn Driver {
@@ -31,6 +37,15 @@ impl Device {
     #[inline]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// The device as calls see it that wait for their answer.
+    pub fn as_file(&self) -> BlockFile<'_> {
+        BlockFile::new(self)
+    }
+
+    pub(crate) fn callers(&self) -> &Callers {
+        self.callers.get_or_make(Callers::default)
     }
 
     #[inline]

@@ -12,7 +12,7 @@ pub struct Geometry {
     /// A program's buffer has to start at a multiple of this many bytes, or the
     /// driver answers `EINVAL` for it; 1 where any address will do.
     pub alignment: u32,
-    /// Most bytes of one request.
+    /// Most bytes of one request, below 2 GiB: what is answered is signed.
     pub transfer: u32,
     /// Most segments of one request.
     pub segments: u32,

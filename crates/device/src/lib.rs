@@ -26,6 +26,7 @@
 
 extern crate alloc;
 
+pub mod block_file;
 pub mod channel;
 pub mod device;
 pub mod distribution;
@@ -43,6 +44,7 @@ mod timer_interrupt;
 mod tracker;
 pub mod transfer;
 
+pub use block_file::BlockFile;
 pub use channel::{Channel, Pause, Wait};
 pub use device::Device;
 pub use distribution::Distribution;

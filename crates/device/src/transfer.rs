@@ -21,6 +21,8 @@ pub struct Transfer<'a> {
     pub operation: Operation,
     /// Of a write: durable when it is answered (`RWF_DSYNC`, `O_DSYNC`).
     pub durable: bool,
+    /// See [`crate::DeviceRequest::registered`].
+    pub registered: bool,
     /// The file is open with `O_DIRECT`.
     pub direct: bool,
     pub offset: u64,

@@ -77,6 +77,16 @@ impl Epoll {
 /// The readiness of one descriptor now, as poll(2) tells it: `events` asked
 /// for, plus error and hang-up.
 pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
+    poll(number, events, 0)
+}
+
+/// Sleeps until a descriptor can be read. No signal ends it: for waits that
+/// Linux has uninterruptible, too.
+pub fn wait_readable(number: i32) -> Result<(), Errno> {
+    poll(number, IN, -1).map(drop)
+}
+
+fn poll(number: i32, events: u32, timeout_ms: i32) -> Result<u32, Errno> {
     #[repr(C)]
     struct PollDescriptor {
         number: i32,
@@ -84,7 +94,7 @@ pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
         returned: i16,
     }
     let mut one = PollDescriptor { number, events: events as i16, returned: 0 };
-    SystemCall::new(linux::__NR_poll, [&raw mut one as u64, 1, 0, 0, 0]).run()?;
+    SystemCall::new(linux::__NR_poll, [&raw mut one as u64, 1, timeout_ms as u64, 0, 0]).run()?;
     let returned = one.returned as u16;
     const POLLNVAL: u16 = 0x20;
     if returned & POLLNVAL != 0 { Err(Errno::EBADF) } else { Ok(u32::from(returned)) }

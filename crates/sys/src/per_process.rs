@@ -77,6 +77,35 @@ impl<T: Sync + 'static> PerProcess<T> {
     }
 }
 
+/// A [`PerProcess`] value with an owner: it goes when the owner does, in each
+/// process by itself. (A forked child that drops its owner leaves its parent's
+/// value alone; what of it lies in the child's memory is never freed.)
+#[derive(Default)]
+pub struct OwnedPerProcess<T: Sync + 'static>(PerProcess<T>);
+
+impl<T: Sync + 'static> OwnedPerProcess<T> {
+    pub const fn new() -> Self {
+        OwnedPerProcess(PerProcess::new())
+    }
+
+    /// As [`PerProcess::get_or_make`], for as long as the owner is there.
+    pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &T {
+        self.0.get_or_make(make)
+    }
+}
+
+impl<T: Sync + 'static> Drop for OwnedPerProcess<T> {
+    fn drop(&mut self) {
+        let Some(value) = self.0.get() else { return };
+        let page = core::mem::replace(self.0.page.get_mut(), core::ptr::null_mut());
+        // SAFETY: 1. The value came from `Box::into_raw`, and references to it
+        // lived only as long as borrows of the owner, of which there are none
+        // now. 2. The page's pointer to it is not used again.
+        drop(unsafe { Box::from_raw(core::ptr::from_ref(value).cast_mut()) });
+        let _ = mapping::unmap(page as usize, mapping::PAGE);
+    }
+}
+
 /// A page that is zero again in every forked child.
 fn wiped_page() -> *mut u8 {
     let address = mapping::private_pages(mapping::PAGE).expect("a page for per-process state");

@@ -68,7 +68,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
     }
     let way = match transfer.is_at_position() {
         true => Route::BlockFile,
-        false => transfer.on_device(file).route(file.device().geometry()),
+        false => transfer.on_device(file, request.fixed_buffer.is_some()).route(file.device().geometry()),
     };
     let outcome = match way {
         Route::QueuePair { .. } => match devices.channel(ring, file.device()) {

@@ -159,10 +159,11 @@ impl ReadWrite {
 
     /// The same as a device is asked it.
     #[inline]
-    pub fn on_device(&self, file: &OpenDevice) -> Transfer<'_> {
+    pub fn on_device(&self, file: &OpenDevice, registered: bool) -> Transfer<'_> {
         let operation = if self.writes { DeviceOperation::Write } else { DeviceOperation::Read };
         let durable = self.is_durable() || file.is_durable();
-        Transfer { operation, durable, direct: file.is_direct(), offset: self.offset, segments: self.members() }
+        let direct = file.is_direct();
+        Transfer { operation, durable, registered, direct, offset: self.offset, segments: self.members() }
     }
 
     /// Of a write: asks to be durable when it is done.

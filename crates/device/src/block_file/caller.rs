@@ -1,0 +1,298 @@
+//! One call at a time on one queue pair: splits what is too long, keeps the
+//! pieces in flight together, and waits as the device's policy says.
+
+use super::cursor::Cursor;
+use crate::channel::{Channel, Pause};
+use crate::device::Device;
+use crate::driver::{QueueOptions, Submission};
+use crate::request::{Completions, DeviceRequest, Operation};
+use crate::tracker::Manner;
+use alloc::vec::Vec;
+use usring_sys::plain::IoVector;
+use usring_sys::sync::relax;
+use usring_sys::{Errno, epoll, processor, timer_slack};
+
+/// Most pieces of a call that are in flight together.
+const DEPTH: u32 = 32;
+/// Most segments of a piece.
+const SEGMENTS: usize = 64;
+/// Bytes of the bounce buffer; a block, if that is more.
+const BOUNCE: u32 = 64 << 10;
+
+pub struct Caller {
+    channel: Channel,
+    completions: Completions,
+    /// By token.
+    pieces: [Piece; DEPTH as usize],
+    /// Tokens that are free, one bit each.
+    free: u32,
+    /// Of the piece that is being made.
+    segments: Vec<IoVector>,
+    /// Empty until it is needed.
+    bounce: Bounce,
+}
+
+/// Whole blocks, or an operation without data.
+#[derive(Clone, Copy)]
+pub struct Whole {
+    pub operation: Operation,
+    pub durable: bool,
+    pub offset: u64,
+    pub length: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Piece {
+    /// Bytes from the start of the whole.
+    start: u64,
+    length: u64,
+}
+
+/// Where a whole went wrong first.
+struct Failure {
+    at: u64,
+    error: Errno,
+}
+
+/// What came of making one more piece.
+enum Made {
+    Piece,
+    /// No token, or no room in the queue.
+    Full,
+    /// The memory at hand is not for this device.
+    Unreachable,
+}
+
+/// A call's way through its pieces.
+struct Run {
+    whole: Whole,
+    /// Of the memory; see [`DeviceRequest::registered`].
+    registered: bool,
+    /// Bytes that pieces have been made of.
+    made: u64,
+    unreachable: bool,
+    failure: Option<Failure>,
+}
+
+impl Run {
+    /// `transferred` bytes of a piece, or the error that it ended with.
+    fn ended(&mut self, piece: Piece, answer: Result<u64, Errno>) {
+        let failure = match answer {
+            Ok(transferred) if transferred >= piece.length => return,
+            Ok(transferred) => Failure { at: piece.start + transferred, error: Errno::EIO },
+            Err(error) => Failure { at: piece.start, error },
+        };
+        if self.failure.as_ref().is_none_or(|first| failure.at < first.at) {
+            self.failure = Some(failure);
+        }
+    }
+
+    fn wants_more(&self) -> bool {
+        self.made < self.whole.length && !self.unreachable && self.failure.is_none()
+    }
+}
+
+impl Caller {
+    pub fn new(device: &Device, interrupts: bool) -> Result<Self, Errno> {
+        let options = QueueOptions { depth: DEPTH, interrupts };
+        Ok(Caller {
+            channel: device.open_channel_for(Manner::Call, options)?,
+            completions: Completions::new(),
+            pieces: [Piece::default(); DEPTH as usize],
+            free: u32::MAX,
+            segments: Vec::with_capacity(SEGMENTS),
+            bounce: Bounce::default(),
+        })
+    }
+
+    pub fn has_interrupts(&self) -> bool {
+        self.channel.interrupt().is_some()
+    }
+
+    /// Whole blocks from or to the program's memory as it is, as far as the
+    /// device can reach that; the cursor goes along. Answers bytes, 0 if the
+    /// memory at hand is not for this device.
+    pub fn straight(
+        &mut self,
+        device: &Device,
+        whole: Whole,
+        registered: bool,
+        cursor: &mut Cursor,
+    ) -> Result<u64, Errno> {
+        let mut run = Run { whole, registered, made: 0, unreachable: false, failure: None };
+        let mut ahead = *cursor;
+        loop {
+            while run.wants_more() {
+                match self.make(device, &mut run, &mut ahead) {
+                    Made::Piece => {}
+                    Made::Unreachable => run.unreachable = true,
+                    Made::Full => break,
+                }
+            }
+            self.channel.ring_doorbell();
+            if self.channel.in_flight() > 0 {
+                self.wait();
+                self.collect(&mut run);
+            } else if run.wants_more() {
+                // Full without a request of ours: others use up what it has.
+                processor::give_way();
+            } else {
+                break;
+            }
+        }
+        match run.failure {
+            Some(Failure { at: 0, error }) => Err(error),
+            failure => {
+                let done = failure.map_or(run.made, |failure| failure.at);
+                cursor.skip(done);
+                Ok(done)
+            }
+        }
+    }
+
+    fn make(&mut self, device: &Device, run: &mut Run, ahead: &mut Cursor) -> Made {
+        if self.free == 0 {
+            return Made::Full;
+        }
+        let geometry = device.geometry();
+        let (block, alignment) = (u64::from(geometry.block), u64::from(geometry.alignment));
+        let room = SEGMENTS.min(geometry.segments as usize);
+        let most = (u64::from(geometry.transfer) & !(block - 1)).min(run.whole.length - run.made);
+        let mut after = *ahead;
+        let gathered = after.gather(&mut self.segments, room, most, alignment);
+        let length = gathered - gathered % block;
+        if length == 0 {
+            return Made::Unreachable;
+        }
+        if length < gathered {
+            after = *ahead;
+            after.gather(&mut self.segments, room, length, alignment);
+        }
+        let piece = Piece { start: run.made, length };
+        let token = self.free.trailing_zeros();
+        let request = DeviceRequest {
+            token,
+            operation: run.whole.operation,
+            durable: run.whole.durable,
+            offset: run.whole.offset + piece.start,
+            length,
+            segments: &self.segments,
+            registered: run.registered,
+        };
+        match self.channel.submit(&request) {
+            Submission::Accepted => {
+                self.pieces[token as usize] = piece;
+                self.free &= !(1 << token);
+            }
+            Submission::Full => return Made::Full,
+            Submission::NeedsWorker => {
+                self.channel.ring_doorbell();
+                run.ended(piece, device.driver().execute(&request).map(u64::from));
+            }
+            Submission::Refused(error) => run.ended(piece, Err(error)),
+        }
+        run.made += length;
+        *ahead = after;
+        Made::Piece
+    }
+
+    fn collect(&mut self, run: &mut Run) {
+        for completion in self.completions.as_slice() {
+            self.free |= 1 << completion.token;
+            run.ended(self.pieces[completion.token as usize], answer(completion.result));
+        }
+    }
+
+    /// Waits until something has completed.
+    fn wait(&mut self) {
+        let mut wait = self.channel.begin_wait();
+        self.completions.clear();
+        loop {
+            self.channel.poll(&mut self.completions);
+            if !self.completions.as_slice().is_empty() {
+                return;
+            }
+            match self.channel.pause(&mut wait) {
+                Pause::Spin => relax(),
+                // Cut short by a signal or not: the rest is spun.
+                Pause::Sleep(span) => drop(timer_slack::sleep_precisely(span)),
+                Pause::Interrupt => self.sleep(),
+            }
+        }
+    }
+
+    fn sleep(&mut self) {
+        if self.channel.arm_interrupt()
+            && let Some(interrupt) = self.channel.interrupt()
+        {
+            // It fails where the kernel has no memory: then this spins.
+            let _ = epoll::wait_readable(interrupt);
+        }
+    }
+
+    /// One request, to its end. Nothing else is in flight. Answers bytes.
+    pub fn one(&mut self, device: &Device, whole: Whole, segments: &[IoVector]) -> Result<u64, Errno> {
+        let Whole { operation, durable, offset, length } = whole;
+        let request = DeviceRequest { token: 0, operation, durable, offset, length, segments, registered: false };
+        loop {
+            match self.channel.submit(&request) {
+                Submission::Accepted => break,
+                Submission::Full => processor::give_way(),
+                Submission::NeedsWorker => return device.driver().execute(&request).map(u64::from),
+                Submission::Refused(error) => return Err(error),
+            }
+        }
+        self.channel.ring_doorbell();
+        self.wait();
+        answer(self.completions.as_slice()[0].result)
+    }
+
+    /// Most bytes that [`Caller::bounce`] takes.
+    pub fn bounce_length(&mut self, device: &Device) -> u64 {
+        self.bounce.make(device);
+        self.bounce.length as u64
+    }
+
+    pub fn bounce_memory(&mut self) -> &mut [u8] {
+        self.bounce.memory()
+    }
+
+    /// One request from or to the bounce buffer's start. Answers bytes, at least one.
+    pub fn bounce(&mut self, device: &Device, whole: Whole) -> Result<u64, Errno> {
+        self.bounce.make(device);
+        let base = self.bounce.memory().as_mut_ptr().expose_provenance() as u64;
+        match self.one(device, whole, &[IoVector { base, length: whole.length }])? {
+            0 => Err(Errno::EIO),
+            bytes => Ok(bytes),
+        }
+    }
+}
+
+fn answer(result: i32) -> Result<u64, Errno> {
+    u64::try_from(result).map_err(|_| Errno::new(result.unsigned_abs()))
+}
+
+/// Memory that every device can reach.
+#[derive(Default)]
+struct Bounce {
+    bytes: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Bounce {
+    fn make(&mut self, device: &Device) {
+        if self.length == 0 {
+            let geometry = device.geometry();
+            let alignment = geometry.alignment as usize;
+            let length = geometry.transfer.min(BOUNCE).max(geometry.block);
+            self.length = (length & !(geometry.block - 1)) as usize;
+            self.bytes.resize(self.length + alignment, 0);
+            self.start = self.bytes.as_ptr().align_offset(alignment);
+        }
+    }
+
+    fn memory(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.length]
+    }
+}

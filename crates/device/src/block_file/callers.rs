@@ -1,0 +1,112 @@
+//! Who calls: at most sixteen at the same time in one process, each with a
+//! queue pair of its own.
+
+use super::caller::Caller;
+use crate::device::Device;
+use crate::policy::PollPolicy;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU32, Ordering};
+use usring_sys::mutex::{Guard, Mutex};
+use usring_sys::{Errno, thread};
+
+const MOST: usize = 16;
+/// Blocks that are not the same but share one of these wait for each other,
+/// and that is all.
+const TURNS: usize = 64;
+
+pub(crate) struct Callers {
+    /// Locked by a call while it lasts. A thread looks at its own first.
+    seats: [Mutex<Option<Caller>>; MOST],
+    /// Which seats have a queue pair, or had one a moment ago.
+    open: AtomicU32,
+    turns: [Mutex<()>; TURNS],
+}
+
+/// A caller, for the length of a call.
+pub(super) struct Seat<'a>(Guard<'a, Option<Caller>>);
+
+impl Deref for Seat<'_> {
+    type Target = Caller;
+
+    fn deref(&self) -> &Caller {
+        self.0.as_ref().expect("`take` gives out occupied seats only")
+    }
+}
+
+impl DerefMut for Seat<'_> {
+    fn deref_mut(&mut self) -> &mut Caller {
+        self.0.as_mut().expect("`take` gives out occupied seats only")
+    }
+}
+
+impl Default for Callers {
+    fn default() -> Self {
+        Callers { seats: Default::default(), open: AtomicU32::new(0), turns: [const { Mutex::new(()) }; TURNS] }
+    }
+}
+
+impl Callers {
+    /// A caller that nobody else uses; waits for one if it must.
+    ///
+    /// Errors: what [`crate::Driver::open_queue`] answers for the first.
+    pub(super) fn take(&self, device: &Device) -> Result<Seat<'_>, Errno> {
+        let own = home(thread::current().0);
+        for index in (own..MOST).chain(0..own) {
+            let Some(mut seat) = self.seats[index].try_lock() else { continue };
+            match occupy(device, &mut seat) {
+                Ok(()) => {
+                    self.open.fetch_or(1 << index, Ordering::Relaxed);
+                    return Ok(Seat(seat));
+                }
+                // The device has no more queue pairs to give.
+                Err(error) if self.open.load(Ordering::Relaxed) == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        self.wait(device, own)
+    }
+
+    /// Waits for the seat of another call.
+    #[cold]
+    fn wait(&self, device: &Device, own: usize) -> Result<Seat<'_>, Errno> {
+        let open = self.open.load(Ordering::Relaxed);
+        // The first open one from the thread's own on, around the end.
+        let first = (open >> own).trailing_zeros() as usize + own;
+        let index = if first < MOST { first } else { open.trailing_zeros() as usize % MOST };
+        let mut seat = self.seats[index].lock();
+        occupy(device, &mut seat)?;
+        Ok(Seat(seat))
+    }
+
+    /// Keeps other writers of a part of this block away.
+    pub(super) fn turn(&self, block: u64) -> Guard<'_, ()> {
+        self.turns[(block % TURNS as u64) as usize].lock()
+    }
+}
+
+/// Gives the seat a queue pair, one with interrupts where the device has
+/// become one that interrupts.
+fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
+    let interrupts = device.policy() == PollPolicy::Interrupt;
+    match seat {
+        Some(caller) if !interrupts || caller.has_interrupts() => Ok(()),
+        Some(caller) => {
+            // The old one can go on as well: it spins.
+            if let Ok(other) = Caller::new(device, interrupts) {
+                *caller = other;
+            }
+            Ok(())
+        }
+        None => {
+            *seat = Some(Caller::new(device, interrupts)?);
+            Ok(())
+        }
+    }
+}
+
+/// Threads' blocks lie pages apart.
+fn home(thread: usize) -> usize {
+    (thread >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60
+}
+
+const _: () = assert!(MOST == 16, "four bits of a product name a seat");

@@ -1,0 +1,86 @@
+//! A place in the program's memory, which is in segments.
+
+use alloc::vec::Vec;
+use usring_sys::UserAddress;
+use usring_sys::plain::IoVector;
+use usring_sys::{mapping, user_memory};
+
+/// Where a transfer has got to.
+#[derive(Clone, Copy)]
+pub struct Cursor<'a> {
+    segments: &'a [IoVector],
+    /// Bytes of the first segment that are behind.
+    within: u64,
+}
+
+impl<'a> Cursor<'a> {
+    pub fn new(segments: &'a [IoVector]) -> Self {
+        Cursor { segments, within: 0 }
+    }
+
+    /// What is left of the segment at hand; `None` at the end.
+    fn rest(&mut self) -> Option<IoVector> {
+        while let Some(first) = self.segments.first() {
+            if first.length > self.within {
+                return Some(IoVector { base: first.base + self.within, length: first.length - self.within });
+            }
+            self.segments = &self.segments[1..];
+            self.within = 0;
+        }
+        None
+    }
+
+    pub fn skip(&mut self, mut bytes: u64) {
+        while bytes > 0 {
+            let Some(rest) = self.rest() else { return };
+            let step = bytes.min(rest.length);
+            self.within += step;
+            bytes -= step;
+        }
+    }
+
+    /// Puts segments together, at most `room` and `most` bytes, that a device can
+    /// reach which asks for this alignment; leaves the cursor behind them.
+    /// Answers their bytes.
+    pub fn gather(&mut self, list: &mut Vec<IoVector>, room: usize, most: u64, alignment: u64) -> u64 {
+        let mut bytes = 0;
+        list.clear();
+        while bytes < most && list.len() < room {
+            let Some(rest) = self.rest() else { break };
+            let length = rest.length.min(most - bytes);
+            if (rest.base | length) & (alignment - 1) != 0 {
+                break;
+            }
+            list.push(IoVector { base: rest.base, length });
+            self.within += length;
+            bytes += length;
+        }
+        bytes
+    }
+
+    /// Copies to the program as much as its memory takes; leaves the cursor behind it.
+    pub fn copy_out(&mut self, from: &[u8]) -> usize {
+        self.copy(from.len(), |at, range| user_memory::copy_out(at, &from[range]).is_ok())
+    }
+
+    /// Copies from the program as much as its memory gives.
+    pub fn copy_in(&mut self, to: &mut [u8]) -> usize {
+        self.copy(to.len(), |at, range| user_memory::copy_in(&mut to[range], at).is_ok())
+    }
+
+    /// Page by page, because a copy that fails does not tell how far it got.
+    fn copy(&mut self, length: usize, mut copy: impl FnMut(UserAddress, core::ops::Range<usize>) -> bool) -> usize {
+        let mut done = 0;
+        while done < length {
+            let Some(rest) = self.rest() else { break };
+            let to_page_end = mapping::PAGE - rest.base as usize % mapping::PAGE;
+            let step = to_page_end.min(length - done).min(rest.length as usize);
+            if !copy(UserAddress(rest.base), done..done + step) {
+                break;
+            }
+            self.within += step as u64;
+            done += step;
+        }
+        done
+    }
+}
