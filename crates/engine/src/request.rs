@@ -8,6 +8,7 @@
 use crate::buffer_group::SelectedBuffer;
 use crate::op::Operation;
 use crate::opcode_table::{self, Row};
+use crate::poll_table::SharedHold;
 use crate::registered_buffers::RegisteredBuffer;
 use crate::registered_files::RegisteredFile;
 use alloc::sync::Arc;
@@ -151,7 +152,9 @@ pub(crate) enum Hold {
     Registered(Arc<RegisteredFile>),
     /// A block device of ours.
     Device(Arc<OpenDevice>),
-    /// A private duplicate, made when the request had to wait.
+    /// A duplicate that is shared by all who wait for the same file.
+    Shared(Arc<SharedHold>),
+    /// A private duplicate of its own, made when the request had to wait.
     Duplicate(#[expect(dead_code, reason = "owned to be given up with the request")] HeldDescriptor),
 }
 

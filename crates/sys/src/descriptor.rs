@@ -4,7 +4,7 @@ use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
 use crate::{Errno, SystemCall};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use linux_raw_sys::general as linux;
 
 /// Descriptors from here on are looked at by the trap filter, and only ring
@@ -22,7 +22,10 @@ fn private_base() -> i32 {
         return base;
     }
     let base = match soft_limit() {
-        Ok(limit) if limit > 2048 => 1024,
+        Ok(limit) if limit > 2048 => {
+            ROOM_TO_SETTLE.store(limit > 2 * SETTLED_ABOVE as u64, Ordering::Relaxed);
+            1024
+        }
         Ok(limit) if limit > 900 => 800,
         Ok(limit) if limit > RESERVED_BASE as u64 => RESERVED_BASE,
         _ => 3,
@@ -30,6 +33,21 @@ fn private_base() -> i32 {
     PRIVATE_BASE.store(base, Ordering::Relaxed);
     base
 }
+
+/// How far above a number its settled duplicate stands, where the limit leaves
+/// room: beyond the numbers of all but the largest programs, and near enough
+/// that the kernel's table of the process stays small.
+const SETTLED_ABOVE: i32 = 4096;
+
+/// Where the duplicate of a file with this number stands if nothing else does.
+fn settled_number(number: i32) -> i32 {
+    let base = private_base();
+    let base = if ROOM_TO_SETTLE.load(Ordering::Relaxed) { SETTLED_ABOVE } else { base };
+    number.saturating_add(base)
+}
+
+/// The limit was high enough for [`SETTLED_ABOVE`] when it was looked at.
+static ROOM_TO_SETTLE: AtomicBool = AtomicBool::new(false);
 
 fn soft_limit() -> Result<u64, Errno> {
     let mut limit = [0u64; 2];
@@ -126,8 +144,12 @@ pub fn close(number: i32) -> Result<(), Errno> {
 /// limit leaves no more room in the private range (or was lowered below it)
 /// it gets a number among the rings', or any at all.
 pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
+    duplicate_private_from(number, private_base())
+}
+
+fn duplicate_private_from(number: i32, lowest: i32) -> Result<OwnedDescriptor, Errno> {
     let mut duplicate = Err(Errno::EMFILE);
-    for base in [private_base(), RESERVED_BASE, 3] {
+    for base in [lowest, private_base(), RESERVED_BASE, 3] {
         duplicate = duplicate_from(number, base);
         if !matches!(duplicate, Err(Errno::EMFILE | Errno::EINVAL)) {
             break;
@@ -167,24 +189,42 @@ fn release(duplicate: OwnedDescriptor) {
 
 /// A private duplicate that is given up when it is dropped, in such a way that
 /// no record lock of the program is lost with it: while anybody holds one on
-/// the file, the duplicate is not closed but parked, and used again.
-#[derive(Debug)]
-pub struct HeldDescriptor(Option<OwnedDescriptor>);
+/// the file, the duplicate is not closed but parked, and used again. The
+/// default holds nothing.
+#[derive(Debug, Default)]
+pub struct HeldDescriptor {
+    duplicate: Option<OwnedDescriptor>,
+    /// The file is of a kind that nobody locks: giving it up asks nothing.
+    never_locked: bool,
+}
 
 impl HeldDescriptor {
     pub fn new(duplicate: OwnedDescriptor) -> Self {
-        HeldDescriptor(Some(duplicate))
+        HeldDescriptor { duplicate: Some(duplicate), never_locked: false }
     }
 
     pub fn number(&self) -> i32 {
-        self.0.as_ref().map_or(-1, OwnedDescriptor::number)
+        self.duplicate.as_ref().map_or(-1, OwnedDescriptor::number)
+    }
+
+    /// Says that the file is of a kind that takes no record locks
+    /// ([`FileIdentity::is_never_locked`]).
+    pub fn assume_never_locked(&mut self) {
+        self.never_locked = true;
+    }
+
+    /// Whether the duplicate stands where the one of `number` always does.
+    pub fn is_settled(&self, number: i32) -> bool {
+        self.number() == settled_number(number)
     }
 }
 
 impl Drop for HeldDescriptor {
     fn drop(&mut self) {
-        if let Some(duplicate) = self.0.take() {
-            release(duplicate);
+        match self.duplicate.take() {
+            Some(duplicate) if self.never_locked => drop(duplicate),
+            Some(duplicate) => release(duplicate),
+            None => {}
         }
     }
 }
@@ -192,6 +232,17 @@ impl Drop for HeldDescriptor {
 /// A private duplicate for a request that has to wait: a parked one of the
 /// same file, or a new one.
 pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
+    hold_at(number, private_base())
+}
+
+/// The same, at a number that follows from the file's own where that one is
+/// free ([`HeldDescriptor::is_settled`]): a file that is held again and again
+/// has the same number each time.
+pub fn hold_settled(number: i32) -> Result<HeldDescriptor, Errno> {
+    hold_at(number, settled_number(number))
+}
+
+fn hold_at(number: i32, lowest: i32) -> Result<HeldDescriptor, Errno> {
     if PARKED_COUNT.load(Ordering::Relaxed) != 0 {
         let mut parked = parked().lock();
         if let Some(index) = parked.iter().position(|other| is_same_file(other.number(), number)) {
@@ -200,7 +251,7 @@ pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
             return Ok(HeldDescriptor::new(duplicate));
         }
     }
-    duplicate_private(number).map(HeldDescriptor::new)
+    duplicate_private_from(number, lowest).map(HeldDescriptor::new)
 }
 
 /// Whether there is a record lock on the file, ours or another process's: one
@@ -300,6 +351,12 @@ impl FileIdentity {
         !matches!(kind, linux::S_IFREG | linux::S_IFDIR | linux::S_IFBLK)
     }
 
+    /// Whether nobody takes record locks on files of this kind: sockets, pipes
+    /// and anonymous inodes (whose mode has no kind).
+    pub fn is_never_locked(&self) -> bool {
+        matches!(self.mode & linux::S_IFMT, linux::S_IFSOCK | linux::S_IFIFO | 0)
+    }
+
     pub fn is_block_device(&self) -> bool {
         self.mode & linux::S_IFMT == linux::S_IFBLK
     }
@@ -310,12 +367,17 @@ pub fn is_same_file(one: i32, other: i32) -> bool {
     same_file(one, other) == Some(true)
 }
 
-/// Whether two numbers stand for one open file. kcmp(2) knows; where a sandbox
-/// denies it, inode and access mode decide. Anonymous inodes (eventfds, timers)
-/// all share one: of these nobody can tell then, and there is no answer.
+/// Whether two numbers stand for one open file. fcntl(F_DUPFD_QUERY) says so from
+/// Linux 6.10 on, kcmp(2) before; where a sandbox denies that, inode and access
+/// mode decide. Anonymous inodes (eventfds, timers) all share one: of these
+/// nobody can tell then, and there is no answer.
 pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if one == other {
         return Some(true);
+    }
+    let arguments = [one as u64, u64::from(linux::F_DUPFD_QUERY), other as u64, 0, 0];
+    if let Ok(same) = SystemCall::new(linux::__NR_fcntl, arguments).run() {
+        return Some(same == 1);
     }
     const KCMP_FILE: u64 = 0;
     let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0);

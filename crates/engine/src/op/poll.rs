@@ -18,10 +18,9 @@ const PEER_HANG_UP: u32 = 0x2000;
 
 fn interest(events: u32, flags: u32) -> Interest {
     let multishot = flags & abi::IORING_POLL_ADD_MULTI != 0;
-    let level = flags & abi::IORING_POLL_ADD_LEVEL != 0;
     // What asks for behaviour and not for an event is ours to decide.
     let behaviour = epoll::ONESHOT | epoll::EDGE | epoll::EXCLUSIVE | 1 << 29;
-    Interest { events: events & !behaviour | PEER_HANG_UP, multishot, level }
+    Interest { events: events & !behaviour | PEER_HANG_UP, multishot }
 }
 
 pub(crate) fn prepare_add(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -84,26 +83,20 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
     let PollUpdate { target, user_data, interest } = update;
+    let is_it = |poll: &Request| poll.sqe.opcode == opcode::POLL_ADD && poll.sqe.user_data == target;
+    let Some(mut poll) = locked.polls.extract(is_it) else { return IssueOutcome::of(Err(Errno::ENOENT)) };
     if user_data.is_none() && interest.is_none() {
-        let is_it = |poll: &Request| poll.sqe.opcode == opcode::POLL_ADD && poll.sqe.user_data == target;
-        return IssueOutcome::of(match locked.polls.extract(is_it) {
-            None => Err(Errno::ENOENT),
-            Some(mut poll) => {
-                poll.progress = Progress::Refused;
-                poll.result = Errno::ECANCELED.negative();
-                locked.issuable.push_back(poll);
-                Ok(0)
-            }
-        });
+        poll.progress = Progress::Refused;
+        poll.result = Errno::ECANCELED.negative();
     }
-    let found = locked.polls.update(target, |poll, armed| {
-        if let Some(user_data) = user_data {
-            poll.sqe.user_data = user_data;
-        }
-        if let Some(interest) = interest {
-            // An update changes the events, not the behaviour.
-            armed.events = interest.events;
-        }
-    });
-    IssueOutcome::of(if found { Ok(0) } else { Err(Errno::ENOENT) })
+    // One that is changed is issued once more, as a new one would be.
+    if let Some(user_data) = user_data {
+        poll.sqe.user_data = user_data;
+    }
+    if let (Some(new), Operation::Poll(armed)) = (interest, &mut poll.operation) {
+        // An update changes the events, not the behaviour.
+        armed.events = new.events;
+    }
+    locked.issuable.push_back(poll);
+    IssueOutcome::done(0)
 }

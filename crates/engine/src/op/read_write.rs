@@ -8,7 +8,8 @@
 use super::Operation;
 use super::block_device;
 use crate::issue::{Answer, IssueOutcome};
-use crate::request::Request;
+use crate::registered_files::RegisteredFile;
+use crate::request::{Hold, Request};
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
 use alloc::vec::Vec;
@@ -276,7 +277,10 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::ReadWrite(transfer) = &mut request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    attempt(transfer, number)
+    match attempt(transfer, number) {
+        IssueOutcome::WouldBlock => not_ready(locked, request),
+        outcome => outcome,
+    }
 }
 
 /// The errno of something wrong beside the file: the kernel looks at the file
@@ -339,7 +343,7 @@ fn go_on(transfer: &mut ReadWrite, number: i32, mut attempted: Result<u64, Errno
             Err(Errno::EAGAIN) if transfer.flags & linux::RWF_NOWAIT != 0 => {
                 return transfer.answer(transfer.result(Errno::EAGAIN));
             }
-            Err(Errno::EAGAIN) => return not_ready(number),
+            Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
             Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
                 return without_nowait(transfer, number);
             }
@@ -360,10 +364,21 @@ fn write_nothing(transfer: &ReadWrite, number: i32) -> IssueOutcome {
 }
 
 /// Pages that are not cached are a worker's to wait for; anything else says
-/// when it is ready.
+/// when it is ready. Who waits for such a file already, or has done so, need
+/// not ask again.
 #[cold]
-fn not_ready(number: i32) -> IssueOutcome {
-    match descriptor::identity(number) {
+fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
+    let registered = || locked.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::has_been_waited_for);
+    let known = match &request.file.hold {
+        Hold::Shared(_) => true,
+        Hold::Registered(file) => file.has_been_waited_for(),
+        Hold::Submitter if request.has_flag(sqe_flags::FIXED_FILE) => registered(),
+        _ => locked.polls.knows(request.file.number),
+    };
+    if known {
+        return IssueOutcome::WouldBlock;
+    }
+    match descriptor::identity(request.file.number) {
         Ok(identity) if identity.is_regular() || identity.is_block_device() => IssueOutcome::NeedsWorker,
         _ => IssueOutcome::WouldBlock,
     }

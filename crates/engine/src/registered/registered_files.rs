@@ -6,11 +6,13 @@
 
 use crate::complete;
 use crate::host;
+use crate::poll_table::Registration;
 use crate::ring::LockedRing;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
+use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::general::O_PATH;
 use usring_uapi::io_uring as abi;
@@ -22,6 +24,8 @@ const LIMIT: u32 = 1 << 15;
 
 /// A file of the table.
 pub(crate) struct RegisteredFile {
+    /// Its places in the ring's epoll set: given up before the number is.
+    pub registrations: Mutex<Vec<Registration>>,
     descriptor: HeldDescriptor,
     /// Opened with O_DIRECT when it was registered.
     direct: bool,
@@ -41,6 +45,11 @@ impl RegisteredFile {
     #[inline]
     pub fn device(&self) -> Option<&Arc<OpenDevice>> {
         self.device.as_ref()
+    }
+
+    /// Whether it has a place in the epoll set, as only what can be polled has.
+    pub fn has_been_waited_for(&self) -> bool {
+        !self.registrations.lock().is_empty()
     }
 }
 
@@ -231,7 +240,7 @@ impl RegisteredFile {
     /// `device` is what the file stands for, if it is one of ours.
     fn new(descriptor: OwnedDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
         let direct = descriptor::is_direct(descriptor.number());
-        RegisteredFile { descriptor: HeldDescriptor::new(descriptor), direct, device }
+        RegisteredFile { registrations: Mutex::default(), descriptor: HeldDescriptor::new(descriptor), direct, device }
     }
 
     fn of_program(number: i32) -> Result<Arc<Self>, Errno> {

@@ -1,168 +1,50 @@
-//! Who waits for a file to be ready: the ring's own epoll set and the table of
-//! armed requests. A request that would block is armed here and issued again
-//! when its file is ready; a POLL_ADD is armed here and completed.
+//! Who waits for a file to be ready: arming a request on its file's
+//! registration (`poll_table`), and what an event of it means. A request that
+//! would block is armed here and issued again when its file is ready; a
+//! POLL_ADD is armed here and completed.
 //!
-//! The set is made when the first request is armed. It is waited on by the
-//! thread that waits in `enter` or, while nobody is inside, by the attendant.
-//! Each armed request has a descriptor of its own in the set, so two requests
-//! on one file never share a registration.
+//! The ring's epoll set is made when the first request is armed. It is waited
+//! on by the thread that waits in `enter` or, while nobody is inside, by the
+//! attendant.
+//!
+//! An event calls all who wait behind its registration, in the order in which
+//! they came, as a wake-up does in the kernel: each POLL_ADD is told of it, each
+//! other request is tried once more, and what would block again goes back to
+//! the end of the list without a system call of its own. EPOLLEXCLUSIVE makes
+//! no difference here: epoll merges events that come close together, so if only
+//! one of the exclusive waiters were called for them, the others' might be lost.
 
 use crate::complete;
 use crate::host;
 use crate::issue;
 use crate::op::Operation;
-use crate::request::{Hold, Request, RequestEntry, RequestId};
+pub(crate) use crate::poll_table::Interest;
+use crate::poll_table::Place;
+use crate::request::{Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
 use crate::workers;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use usring_sys::clock::Nanoseconds;
-use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::descriptor;
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::{Errno, timerfd};
 use usring_uapi::sqe_flags;
 
-/// What an armed request waits for.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Interest {
-    /// EPOLL* events; error and hang-up are always reported too.
-    pub events: u32,
-    /// Stays armed after an event.
-    pub multishot: bool,
-    /// Later events by level instead of by edge.
-    pub level: bool,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+pub(crate) enum Purpose {
     /// Issue the request again.
     Retry,
     /// Complete it with the events.
     Report,
 }
 
-struct Armed {
-    request: RequestEntry,
-    interest: Interest,
-    purpose: Purpose,
-    /// A registration of its own for a registered file.
-    own: Option<OwnedDescriptor>,
-}
-
-impl Armed {
-    fn number(&self) -> i32 {
-        self.own.as_ref().map_or(self.request.file.number, OwnedDescriptor::number)
-    }
-}
-
-/// The ring's armed requests.
-#[derive(Default)]
-pub(crate) struct PollTable {
-    set: Option<Epoll>,
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-    armed: u32,
-    /// In the set while nobody is inside: the next timer.
-    timer: Option<OwnedDescriptor>,
-}
-
-#[derive(Default)]
-struct Slot {
-    /// Tells a stale event from one of the slot's present request.
-    generation: u32,
-    armed: Option<Armed>,
-}
-
 /// Event data of descriptors that are no request: only wakes the waiter.
 pub(crate) const WAKE_DATA: u64 = u64::MAX;
-
-impl PollTable {
-    pub fn armed(&self) -> u32 {
-        self.armed
-    }
-
-    /// The set, if one was made.
-    pub fn set(&self) -> Option<&Epoll> {
-        self.set.as_ref()
-    }
-
-    fn insert(&mut self, armed: Armed) -> u64 {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            (self.slots.len() - 1) as u32
-        });
-        let slot = &mut self.slots[index as usize];
-        slot.generation = slot.generation.wrapping_add(1) & 0x7fff_ffff;
-        slot.armed = Some(armed);
-        self.armed += 1;
-        u64::from(slot.generation) << 32 | u64::from(index)
-    }
-
-    fn lookup(&mut self, data: u64) -> Option<&mut Armed> {
-        let slot = self.slots.get_mut(data as u32 as usize)?;
-        if slot.generation != (data >> 32) as u32 {
-            return None;
-        }
-        slot.armed.as_mut()
-    }
-
-    fn take(&mut self, index: u32) -> Option<Armed> {
-        let armed = self.slots.get_mut(index as usize)?.armed.take()?;
-        self.armed -= 1;
-        self.free.push(index);
-        Some(armed)
-    }
-
-    /// Takes out the first armed request that `matches`, and its registration.
-    pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
-        let index =
-            self.slots.iter().position(|slot| slot.armed.as_ref().is_some_and(|armed| matches(&armed.request)))?;
-        let armed = self.take(index as u32)?;
-        self.unregister(&armed);
-        Some(armed.request)
-    }
-
-    fn unregister(&self, armed: &Armed) {
-        if let Some(set) = &self.set {
-            // A duplicate in a forked child would keep the registration alive
-            // after our close: it has to be deleted by name.
-            let _ = set.delete(armed.number());
-        }
-    }
-
-    /// Changes an armed POLL_ADD; answers whether it was found.
-    pub fn update(&mut self, user_data: u64, change: impl FnOnce(&mut Request, &mut Interest)) -> bool {
-        let found = self.slots.iter_mut().enumerate().find_map(|(index, slot)| {
-            let generation = slot.generation;
-            let armed = slot.armed.as_mut()?;
-            let is_it = armed.purpose == Purpose::Report && armed.request.sqe.user_data == user_data;
-            is_it.then_some((u64::from(generation) << 32 | index as u64, armed))
-        });
-        let Some((data, armed)) = found else { return false };
-        change(&mut armed.request, &mut armed.interest);
-        let (number, events) = (armed.number(), registration(armed.interest));
-        if let Some(set) = &self.set {
-            let _ = set.modify(number, events, data);
-        }
-        true
-    }
-}
-
-/// The events as epoll is to be told them.
-fn registration(interest: Interest) -> u32 {
-    let trigger = match (interest.multishot, interest.level) {
-        (false, _) => epoll::ONESHOT,
-        (true, false) => epoll::EDGE,
-        (true, true) => 0,
-    };
-    interest.events | trigger
-}
 
 /// Arms a request that would block; its file decides: what cannot be polled
 /// goes to a worker.
 pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32) {
-    let interest = Interest { events, multishot: false, level: false };
-    add(locked, request, interest, Purpose::Retry);
+    add(locked, request, Interest { events, multishot: false }, Purpose::Retry);
 }
 
 /// Arms a POLL_ADD.
@@ -171,53 +53,55 @@ pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
     add(locked, request, interest, Purpose::Report);
 }
 
-fn add(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose) {
-    let prepared = ensure_set(locked).and_then(|()| match request.file.hold {
-        Hold::Registered(_) => descriptor::duplicate_private(request.file.number).map(Some),
-        _ => Ok(None),
-    });
-    let own = match prepared {
-        Ok(own) => own,
-        Err(error) => return complete::complete(locked, request, error.negative().into()),
-    };
-    let armed = Armed { request, interest, purpose, own };
-    let number = armed.number();
-    let data = locked.polls.insert(armed);
-    let added = match &locked.polls.set {
-        Some(set) => set.add(number, registration(interest), data),
-        None => Err(Errno::ENOMEM),
-    };
-    if let Err(error) = added {
-        let Some(armed) = locked.polls.take(data as u32) else { return };
-        refused(locked, armed, error);
+fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, purpose: Purpose) {
+    let believed = locked.polls.knows(request.file.number);
+    let attached = ensure_set(locked).and_then(|()| locked.polls.attach(&mut request.file, interest));
+    match attached {
+        Ok(place) => wait_at(locked, request, interest, purpose, place),
+        // The number has come to mean a file of another kind: from the start,
+        // with the truth known now.
+        Err(Errno::EPERM) if believed && purpose == Purpose::Retry => issue::issue(locked, request),
+        Err(error) => refused(locked, request, interest, purpose, error),
     }
 }
 
-/// The file is not one that epoll takes.
-fn refused(locked: &mut LockedRing, armed: Armed, error: Errno) {
-    match (error, armed.purpose) {
-        (Errno::EPERM, Purpose::Retry) if armed.request.has_flag(sqe_flags::BUFFER_SELECT) => {
-            // Neither polled nor, without its buffer, for a worker.
-            complete::complete(locked, armed.request, Errno::EAGAIN.negative().into());
+fn wait_at(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose, place: Place) {
+    // A multishot begins with what is there. A registration that is switched on
+    // tells of that by itself.
+    if interest.multishot && place.was_on {
+        let there = epoll::poll_now(request.file.number, interest.events).unwrap_or(0);
+        if there != 0 && !report_more(locked, &request, there) {
+            return complete::complete(locked, request, (there as i32).into());
         }
-        (Errno::EPERM, Purpose::Retry) => workers::hand_over(locked, armed.request),
+    }
+    locked.polls.push(place.tag, request, purpose);
+}
+
+/// The file is not one that epoll takes.
+fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose, error: Errno) {
+    match (error, purpose) {
+        (Errno::EPERM, Purpose::Retry) if request.has_flag(sqe_flags::BUFFER_SELECT) => {
+            // Neither polled nor, without its buffer, for a worker.
+            complete::complete(locked, request, Errno::EAGAIN.negative().into());
+        }
+        (Errno::EPERM, Purpose::Retry) => workers::hand_over(locked, request),
         // A file that cannot be polled is always ready, as poll(2) has it.
         (Errno::EPERM, Purpose::Report) => {
-            let ready = armed.interest.events & (epoll::IN | epoll::OUT | 0x40 | 0x100);
-            complete::complete(locked, armed.request, (ready as i32).into());
+            let ready = interest.events & (epoll::IN | epoll::OUT | 0x40 | 0x100);
+            complete::complete(locked, request, (ready as i32).into());
         }
-        _ => complete::complete(locked, armed.request, error.negative().into()),
+        _ => complete::complete(locked, request, error.negative().into()),
     }
 }
 
 /// Makes the set on first use, with the ring's wake descriptor in it.
 pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
-    if locked.polls.set.is_some() {
+    if locked.polls.set().is_some() {
         return Ok(());
     }
     let set = Epoll::new()?;
     locked.ring.wakers.join(&set)?;
-    locked.polls.set = Some(set);
+    locked.polls.put_set(set);
     Ok(())
 }
 
@@ -227,7 +111,7 @@ pub(crate) fn arm_timer(locked: &mut LockedRing, until: Option<Nanoseconds>) -> 
     ensure_set(locked)?;
     if locked.polls.timer.is_none() {
         let timer = timerfd::create()?;
-        if let Some(set) = &locked.polls.set {
+        if let Some(set) = locked.polls.set() {
             set.add(timer.number(), epoll::IN | epoll::EDGE, WAKE_DATA)?;
         }
         locked.polls.timer = Some(timer);
@@ -271,34 +155,34 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
     issue::run_issuable(locked);
 }
 
-fn fire(locked: &mut LockedRing, data: u64, mask: u32) {
-    // An event of a request that was cancelled meanwhile finds nothing.
-    let Some(armed) = locked.polls.lookup(data) else { return };
-    let opcode = armed.request.sqe.opcode;
-    if armed.purpose == Purpose::Report && armed.interest.multishot {
-        return report_more(locked, data, mask);
-    }
-    locked.statistics.count_polled(opcode);
-    let Some(armed) = locked.polls.take(data as u32) else { return };
-    locked.polls.unregister(&armed);
-    match armed.purpose {
-        Purpose::Retry => issue::issue(locked, armed.request),
-        Purpose::Report => complete::complete(locked, armed.request, (mask as i32).into()),
-    }
-}
-
-/// One more CQE of a multishot poll; the one that does not fit is its last.
-fn report_more(locked: &mut LockedRing, data: u64, mask: u32) {
-    let Some(armed) = locked.polls.lookup(data) else { return };
-    let (user_data, opcode) = (armed.request.sqe.user_data, armed.request.sqe.opcode);
-    let (asked, number) = (armed.request.sqe.fd, armed.request.file.number);
-    locked.statistics.count_polled(opcode);
-    if !is_told_by(locked, asked, number) && complete::post_more(locked, user_data, mask as i32, 0) {
+fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
+    // An event of requests that were cancelled meanwhile finds nobody.
+    if !locked.polls.begin_round(tag) {
         return;
     }
-    let Some(armed) = locked.polls.take(data as u32) else { return };
-    locked.polls.unregister(&armed);
-    complete::complete(locked, armed.request, (mask as i32).into());
+    while let Some(waiter) = locked.polls.next_of_round(tag) {
+        let request = waiter.request;
+        locked.statistics.count_polled(request.sqe.opcode);
+        match waiter.purpose {
+            Purpose::Retry => issue::issue(locked, request),
+            Purpose::Report if is_multishot(&request) && report_more(locked, &request, mask) => {
+                locked.polls.push(tag, request, Purpose::Report);
+            }
+            Purpose::Report => complete::complete(locked, request, (mask as i32).into()),
+        }
+    }
+    locked.polls.end_round(tag);
+}
+
+fn is_multishot(request: &Request) -> bool {
+    matches!(request.operation, Operation::Poll(interest) if interest.multishot)
+}
+
+/// One more CQE of a multishot poll; `false` if the next one is its last,
+/// because this one does not fit.
+fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
+    !is_told_by(locked, request.sqe.fd, request.file.number)
+        && complete::post_more(locked, request.sqe.user_data, mask as i32, 0)
 }
 
 /// Whether the ring's own completions make the file readable, its registered
@@ -314,7 +198,7 @@ fn is_told_by(locked: &LockedRing, asked: i32, number: i32) -> bool {
 
 /// The ring is gone: no set, no timer.
 pub(crate) fn dissolve(locked: &mut LockedRing) {
-    locked.polls = PollTable::default();
+    locked.polls = Default::default();
 }
 
 /// Ends the wait of one request, found by its id (a link timeout expired).

@@ -7,6 +7,7 @@ pub(crate) mod cancel;
 pub(crate) mod device_queues;
 pub(crate) mod fast_poll;
 pub(crate) mod iopoll;
+pub(crate) mod poll_table;
 pub(crate) mod sq_thread;
 pub(crate) mod timeout;
 pub(crate) mod workers;

@@ -109,15 +109,19 @@ fn goes_to_worker(locked: &mut LockedRing, request: &mut Request) -> bool {
 /// Hands a request that cannot be done now to whoever will wake it.
 #[cold]
 fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
-    if let Err(error) = keep_file(locked, &mut request) {
+    let poll_events = request.row.poll_events;
+    // All that wait for one file to be ready share what keeps it open.
+    let polls = match outcome {
+        IssueOutcome::WouldBlock => poll_events != 0,
+        IssueOutcome::AwaitsPoll => true,
+        _ => false,
+    };
+    if let Err(error) = keep_file(locked, &mut request, polls) {
         return complete::complete(locked, request, error.negative().into());
     }
     timeout::arm_link_timeout(locked, &mut request);
-    let poll_events = request.row.poll_events;
     match outcome {
-        IssueOutcome::WouldBlock if poll_events != 0 => {
-            fast_poll::arm_retry(locked, request, poll_events);
-        }
+        IssueOutcome::WouldBlock if polls => fast_poll::arm_retry(locked, request, poll_events),
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => timeout::arm(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::NeedsWorker => workers::hand_over(locked, request),
@@ -137,7 +141,9 @@ fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno>
     Ok(())
 }
 
-fn keep_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
+/// Keeps the file of a request that has to wait; a poll keeps one that is not
+/// registered by itself.
+fn keep_file(locked: &LockedRing, request: &mut Request, polls: bool) -> Result<(), Errno> {
     if !request.row.needs_file {
         return Ok(());
     }
@@ -148,7 +154,7 @@ fn keep_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
         }
         return Ok(());
     }
-    request.file.keep()
+    if polls { Ok(()) } else { request.file.keep() }
 }
 
 /// Issues what has become issuable, until nothing is.

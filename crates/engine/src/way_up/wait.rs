@@ -37,8 +37,9 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         task_work::hear_announcement(&locked);
         task_work::run(&mut locked);
         timeout::expire(&mut locked);
-        let short = locked.cq.ready() < call.completions.max(1);
-        if !looked && locked.polls.armed() > 0 && (short || ring.defers_task_work() && locked.is_due_for_a_look()) {
+        // Who is going to sleep sees in the epoll set what is there already.
+        let asks = locked.cq.ready() < call.completions.max(1) && call.completions == 0;
+        if !looked && locked.polls.armed() > 0 && (asks || ring.defers_task_work() && locked.is_due_for_a_look()) {
             looked = true;
             fast_poll::look(&mut locked);
         }
@@ -52,6 +53,13 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         }
         let span = match time_left(&mut call, ready, &mut locked) {
             Ok(span) => span,
+            // Time is up: one look all the same.
+            Err(_) if !looked && locked.polls.armed() > 0 => {
+                looked = true;
+                fast_poll::look(&mut locked);
+                locked.leave();
+                continue;
+            }
             Err(error) => {
                 locked.leave();
                 return if ready > 0 { Ok(()) } else { Err(error) };

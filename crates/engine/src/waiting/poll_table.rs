@@ -1,0 +1,553 @@
+//! The files that a ring's requests wait for: each registered once in the
+//! ring's epoll set, with the list of the requests behind it. `fast_poll`
+//! decides what an event means for them.
+//!
+//! # What a registration hangs on
+//! A request that waits holds its file: close(2) neither cancels it nor lets a
+//! reused number answer. So there has to be a duplicate of the program's
+//! descriptor while somebody waits, and there must be none when nobody does:
+//! a socket or pipe that we kept open longer would hide the program's close
+//! from the peer, and a close of an ordinary number is not seen by us. Hence
+//! one duplicate per file and wait, shared by all who wait, and only
+//! registered files, which the ring keeps open anyway, cost nothing at all.
+//!
+//! The registration may live longer than the duplicate. An entry of an epoll
+//! set is named by an open file *and* the number it was registered under; it
+//! does not keep the file open, and the kernel drops it with the file. It could
+//! be made under the program's number, but that number is the program's to
+//! close and to use again at any moment: between our duplicate and our
+//! epoll_ctl(2) it may come to mean another file, and a registration whose
+//! number is gone can no longer be deleted. So it is made under the number of
+//! the duplicate, which nobody but us changes, and the duplicate of a file
+//! always gets the same number, a fixed distance above the program's
+//! (`descriptor::hold_settled`). The next wait for the file then finds the
+//! registration in place and only switches it on again: EPOLL_CTL_MOD names
+//! file and number, so a program's number that means another file by now is
+//! answered by ENOENT and registered afresh. No identity is remembered that
+//! could go stale; what is remembered per number is only which of ADD and MOD
+//! to try first.
+//!
+//! A wait of one event thus costs a duplicate, a MOD and a close. It is one-shot
+//! (EPOLLONESHOT), so what is left in the set when the duplicate is closed is
+//! silent, whoever else has the file open. Where requests still wait after an
+//! event, and for multishots, the registration becomes edge-triggered and costs
+//! nothing per event any more; it is deleted by name before its number goes.
+//!
+//! # Who shares
+//! Requests share a registration if they wait for the same open file (asked of
+//! the kernel, which alone knows) and for the same events, and are multishot or
+//! not. Others have one each: epoll reports all registered events that are
+//! there and not the one that came, so a common one would show a multishot that
+//! waits for input each event of output as well.
+
+use super::fast_poll::Purpose;
+use crate::registered_files::RegisteredFile;
+use crate::request::{FileUse, Hold, Request, RequestEntry};
+use alloc::collections::VecDeque;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use usring_sys::Errno;
+use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
+use usring_sys::epoll::{self, Epoll};
+
+/// What the requests behind one registration have in common.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Interest {
+    /// EPOLL* events; error and hang-up are always reported too.
+    pub events: u32,
+    /// Stays after an event.
+    pub multishot: bool,
+}
+
+/// A duplicate that requests share while they wait for one file; those that go
+/// on to a worker take their share with them.
+pub(crate) struct SharedHold {
+    descriptor: HeldDescriptor,
+    /// Whose waiters share it.
+    tag: Tag,
+}
+
+/// The event data of a registration: its slot, and the slot's generation above.
+type Tag = u64;
+
+/// Where a request has been let in.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub tag: Tag,
+    /// The registration was switched on before: it tells of events to come and
+    /// not of what is there.
+    pub was_on: bool,
+}
+
+pub(super) struct Waiter {
+    pub request: RequestEntry,
+    pub purpose: Purpose,
+    /// The file's round in which it began to wait.
+    round: u32,
+}
+
+/// State of a registration in the epoll set.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Switch {
+    Off,
+    /// Until its next event.
+    Once,
+    /// Edge-triggered.
+    On,
+}
+
+/// What keeps a waited-for file open.
+enum Home {
+    Free,
+    /// Our duplicate of this number, as long as somebody waits.
+    Duplicate {
+        hold: Arc<SharedHold>,
+        of: i32,
+    },
+    /// The table of registered files; `number` is the registration's.
+    Registered {
+        file: Weak<RegisteredFile>,
+        number: i32,
+    },
+}
+
+struct Slot {
+    /// Tells an event of an earlier file from one of this.
+    generation: u32,
+    home: Home,
+    interest: Interest,
+    switch: Switch,
+    /// Its waiters are being called: it is not closed meanwhile.
+    firing: bool,
+    /// Counts events; who began to wait in this round is not called by it.
+    round: u32,
+    waiters: VecDeque<Waiter>,
+    /// The next one of the same number.
+    next: u32,
+    /// The hold of an earlier file, to be filled again.
+    spare: Option<Arc<SharedHold>>,
+}
+
+impl Slot {
+    fn new() -> Self {
+        Slot {
+            generation: 0,
+            home: Home::Free,
+            interest: Interest::default(),
+            switch: Switch::Off,
+            firing: false,
+            round: 0,
+            waiters: VecDeque::new(),
+            next: NONE,
+            spare: None,
+        }
+    }
+
+    fn number(&self) -> i32 {
+        match &self.home {
+            Home::Free => -1,
+            Home::Duplicate { hold, .. } => hold.descriptor.number(),
+            Home::Registered { number, .. } => *number,
+        }
+    }
+}
+
+/// What is remembered of a number of the program's.
+#[derive(Clone, Copy)]
+struct Number {
+    /// First of the slots that hold a file of this number.
+    first: u32,
+    /// A registration under the settled number of its duplicate has been left
+    /// in the set.
+    registered: bool,
+    /// One of its files was of a kind that takes record locks.
+    lockable: bool,
+}
+
+const NONE: u32 = u32::MAX;
+
+/// A registered file's place in the epoll set. It goes before the file's number
+/// does: close(2) alone would leave it there while the program has the file
+/// open.
+pub(crate) struct Registration {
+    set: Arc<Epoll>,
+    number: i32,
+    /// For any but the first: an epoll set takes each number once.
+    _own: Option<OwnedDescriptor>,
+    interest: Interest,
+    tag: Tag,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let _ = self.set.delete(self.number);
+    }
+}
+
+/// See the head of this file.
+#[derive(Default)]
+pub(crate) struct PollTable {
+    set: Option<Arc<Epoll>>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    numbers: Vec<Number>,
+    waiting: u32,
+    /// No slot below this one has waiters.
+    low: usize,
+    /// So many slots are worth a search for dead ones.
+    sweep_at: usize,
+    /// In the set while nobody is inside: the next timer.
+    pub timer: Option<OwnedDescriptor>,
+}
+
+impl PollTable {
+    /// How many requests wait.
+    #[inline]
+    pub fn armed(&self) -> u32 {
+        self.waiting
+    }
+
+    /// The set, if one was made.
+    pub fn set(&self) -> Option<&Epoll> {
+        self.set.as_deref()
+    }
+
+    pub fn put_set(&mut self, set: Epoll) {
+        self.set = Some(Arc::new(set));
+    }
+
+    /// Whether the file of this number has been waited for: it can be polled,
+    /// unless the number has come to mean another one.
+    pub fn knows(&self, number: i32) -> bool {
+        self.numbers.get(number as usize).is_some_and(|known| known.registered || known.first != NONE)
+    }
+
+    /// Finds or makes the registration for a file; gives the request its share
+    /// of the hold. On an error that comes from the registration, the request
+    /// is left with a hold of its own.
+    pub(super) fn attach(&mut self, file: &mut FileUse, interest: Interest) -> Result<Place, Errno> {
+        match &file.hold {
+            Hold::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
+            Hold::Shared(hold) => {
+                let tag = hold.tag;
+                if self.slot(tag).is_some_and(|slot| slot.interest == interest) {
+                    return Ok(Place { tag, was_on: true });
+                }
+            }
+            Hold::Submitter | Hold::Device(_) | Hold::Duplicate(_) => {}
+        }
+        match self.waited_for(file.number, interest) {
+            Some(index) => Ok(self.share(index, file)),
+            None => self.register(file, interest),
+        }
+    }
+
+    /// The slot where requests wait for this file and these events. Slots whose
+    /// file has lost its number are no longer found by it.
+    fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
+        let mut index = self.numbers.get(number as usize)?.first;
+        let mut before = NONE;
+        while index != NONE {
+            let slot = &self.slots[index as usize];
+            let next = slot.next;
+            if !descriptor::is_same_file(slot.number(), number) {
+                self.link_over(number, before, next);
+            } else if slot.interest == interest {
+                return Some(index);
+            } else {
+                before = index;
+            }
+            index = next;
+        }
+        None
+    }
+
+    /// Takes the slot behind `before` out of its number's list.
+    fn link_over(&mut self, number: i32, before: u32, next: u32) {
+        if before == NONE {
+            self.numbers[number as usize].first = next;
+        } else {
+            self.slots[before as usize].next = next;
+        }
+    }
+
+    fn unlink(&mut self, number: i32, index: u32) {
+        let Some(known) = self.numbers.get(number as usize) else { return };
+        let (mut at, mut before) = (known.first, NONE);
+        while at != NONE {
+            let next = self.slots[at as usize].next;
+            if at == index {
+                return self.link_over(number, before, next);
+            }
+            before = at;
+            at = next;
+        }
+    }
+
+    fn share(&self, index: u32, file: &mut FileUse) -> Place {
+        let slot = &self.slots[index as usize];
+        if let (Hold::Submitter, Home::Duplicate { hold, .. }) = (&file.hold, &slot.home) {
+            file.number = hold.descriptor.number();
+            file.hold = Hold::Shared(hold.clone());
+        }
+        Place { tag: tag_of(index, slot), was_on: true }
+    }
+
+    fn register(&mut self, file: &mut FileUse, interest: Interest) -> Result<Place, Errno> {
+        let of = file.number;
+        let mut descriptor = descriptor::hold_settled(of)?;
+        let settled = descriptor.is_settled(of);
+        let number = descriptor.number();
+        let index = self.claim_slot();
+        let tag = tag_of(index, &self.slots[index as usize]);
+        let switch = if interest.multishot { Switch::On } else { Switch::Once };
+        let known = settled && self.number_mut(of).registered;
+        if let Err(error) = self.switch_to(number, interest, switch, tag, known) {
+            self.free.push(index);
+            self.number_mut(of).registered = false;
+            if error == Errno::EINVAL
+                && let Some(other) = self.waited_for_elsewhere(number, interest)
+            {
+                return Ok(self.share(other, file));
+            }
+            if matches!(file.hold, Hold::Submitter) {
+                file.number = number;
+                file.hold = Hold::Duplicate(descriptor);
+            }
+            return Err(error);
+        }
+        if !known {
+            let lockable = !descriptor::identity(number).is_ok_and(|identity| identity.is_never_locked());
+            self.number_mut(of).lockable |= lockable;
+        }
+        if !self.number_mut(of).lockable {
+            descriptor.assume_never_locked();
+        }
+        self.settle_in(index, of, SharedHold { descriptor, tag }, interest, switch);
+        let place = self.share(index, file);
+        Ok(Place { was_on: false, ..place })
+    }
+
+    /// Makes a claimed slot that of a file.
+    fn settle_in(&mut self, index: u32, of: i32, hold: SharedHold, interest: Interest, switch: Switch) {
+        let first = core::mem::replace(&mut self.number_mut(of).first, index);
+        let slot = &mut self.slots[index as usize];
+        let hold = match slot.spare.take() {
+            Some(mut spare) => match Arc::get_mut(&mut spare) {
+                Some(place) => {
+                    *place = hold;
+                    spare
+                }
+                None => Arc::new(hold),
+            },
+            None => Arc::new(hold),
+        };
+        slot.home = Home::Duplicate { hold, of };
+        slot.interest = interest;
+        slot.switch = switch;
+        slot.next = first;
+    }
+
+    /// A set takes one file under 500 numbers at most. The same file may be
+    /// waited for already by way of another of its numbers.
+    #[cold]
+    fn waited_for_elsewhere(&self, number: i32, interest: Interest) -> Option<u32> {
+        let is_it = |slot: &Slot| {
+            matches!(slot.home, Home::Duplicate { .. })
+                && slot.interest == interest
+                && descriptor::is_same_file(slot.number(), number)
+        };
+        self.slots.iter().position(is_it).map(|index| index as u32)
+    }
+
+    fn attach_registered(&mut self, file: &Arc<RegisteredFile>, interest: Interest) -> Result<Place, Errno> {
+        let mut registrations = file.registrations.lock();
+        if let Some(known) = registrations.iter().find(|known| known.interest == interest) {
+            let (number, tag) = (known.number, known.tag);
+            let Some(slot) = self.slot(tag) else { return Err(Errno::ENOENT) };
+            let was_on = slot.switch == Switch::On;
+            if !was_on {
+                slot.switch = Switch::On;
+                self.switch_to(number, interest, Switch::On, tag, true)?;
+            }
+            return Ok(Place { tag, was_on });
+        }
+        let own = if registrations.is_empty() { None } else { Some(descriptor::duplicate_private(file.number())?) };
+        let number = own.as_ref().map_or(file.number(), OwnedDescriptor::number);
+        let Some(set) = self.set.clone() else { return Err(Errno::ENOMEM) };
+        let index = self.claim_slot();
+        let tag = tag_of(index, &self.slots[index as usize]);
+        if let Err(error) = self.switch_to(number, interest, Switch::On, tag, false) {
+            self.free.push(index);
+            return Err(error);
+        }
+        registrations.push(Registration { set, number, _own: own, interest, tag });
+        let slot = &mut self.slots[index as usize];
+        slot.home = Home::Registered { file: Arc::downgrade(file), number };
+        slot.interest = interest;
+        slot.switch = Switch::On;
+        Ok(Place { tag, was_on: false })
+    }
+
+    /// Tells the epoll set; `known` says that the registration should be there.
+    fn switch_to(&self, number: i32, interest: Interest, to: Switch, tag: Tag, known: bool) -> Result<(), Errno> {
+        let Some(set) = &self.set else { return Err(Errno::ENOMEM) };
+        let events = match to {
+            Switch::Off => epoll::EDGE,
+            Switch::Once => interest.events | epoll::ONESHOT,
+            Switch::On => interest.events | epoll::EDGE,
+        };
+        if known {
+            match set.modify(number, events, tag) {
+                Err(Errno::ENOENT) => set.add(number, events, tag),
+                told => told,
+            }
+        } else {
+            match set.add(number, events, tag) {
+                Err(Errno::EEXIST) => set.modify(number, events, tag),
+                told => told,
+            }
+        }
+    }
+
+    fn number_mut(&mut self, number: i32) -> &mut Number {
+        let index = number as usize;
+        if index >= self.numbers.len() {
+            self.numbers.resize(index + 1, Number { first: NONE, registered: false, lockable: false });
+        }
+        &mut self.numbers[index]
+    }
+
+    /// A free slot, of a generation that no event knows.
+    fn claim_slot(&mut self) -> u32 {
+        if self.free.is_empty() && self.slots.len() >= self.sweep_at {
+            self.sweep();
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::new());
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1) & 0x7fff_ffff;
+        index
+    }
+
+    /// Frees the slots of registered files that are gone.
+    fn sweep(&mut self) {
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            let gone = matches!(&slot.home, Home::Registered { file, .. } if file.strong_count() == 0);
+            if gone && slot.waiters.is_empty() && !slot.firing {
+                slot.home = Home::Free;
+                self.free.push(index as u32);
+            }
+        }
+        self.sweep_at = 2 * (self.slots.len() - self.free.len()).max(32);
+    }
+
+    fn slot(&mut self, tag: Tag) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(tag as u32 as usize)?;
+        (slot.generation == (tag >> 32) as u32 && !matches!(slot.home, Home::Free)).then_some(slot)
+    }
+
+    /// Lets a request wait where [`PollTable::attach`] has let it in.
+    pub(super) fn push(&mut self, tag: Tag, request: RequestEntry, purpose: Purpose) {
+        let slot = &mut self.slots[tag as u32 as usize];
+        debug_assert!(tag == tag_of(tag as u32, slot), "attached just now");
+        slot.waiters.push_back(Waiter { request, purpose, round: slot.round });
+        self.waiting += 1;
+        self.low = self.low.min(tag as u32 as usize);
+    }
+
+    /// An event has come: who waits now is to be called. `false` if nobody
+    /// does.
+    pub(super) fn begin_round(&mut self, tag: Tag) -> bool {
+        let Some(slot) = self.slot(tag) else { return false };
+        if slot.waiters.is_empty() {
+            // A registered file at rest. One such event is enough.
+            let (number, interest) = (slot.number(), slot.interest);
+            slot.switch = Switch::Off;
+            let _ = self.switch_to(number, interest, Switch::Off, tag, true);
+            return false;
+        }
+        slot.round = slot.round.wrapping_add(1);
+        slot.firing = true;
+        if slot.switch == Switch::Once {
+            slot.switch = Switch::Off;
+        }
+        true
+    }
+
+    /// The next one to be called in this round.
+    pub(super) fn next_of_round(&mut self, tag: Tag) -> Option<Waiter> {
+        let slot = self.slot(tag)?;
+        if slot.waiters.front()?.round == slot.round {
+            return None;
+        }
+        let waiter = slot.waiters.pop_front();
+        self.waiting -= u32::from(waiter.is_some());
+        waiter
+    }
+
+    pub(super) fn end_round(&mut self, tag: Tag) {
+        if let Some(slot) = self.slot(tag) {
+            slot.firing = false;
+            self.after_change(tag as u32);
+        }
+    }
+
+    /// Whoever waits has a registration that is switched on; a duplicate that
+    /// nobody waits with is given up.
+    fn after_change(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        if slot.firing || !matches!(slot.home, Home::Duplicate { .. }) {
+            return;
+        }
+        if slot.waiters.is_empty() {
+            self.close(index);
+        } else if slot.switch == Switch::Off {
+            slot.switch = Switch::On;
+            let (number, interest, tag) = (slot.number(), slot.interest, tag_of(index, slot));
+            // It is there: nobody but us deletes it.
+            let _ = self.switch_to(number, interest, Switch::On, tag, true);
+        }
+    }
+
+    /// Gives up the file of a slot where nobody waits any more.
+    fn close(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        let Home::Duplicate { mut hold, of } = core::mem::replace(&mut slot.home, Home::Free) else { return };
+        let fired = slot.switch == Switch::Off;
+        self.unlink(of, index);
+        let stays = fired && hold.descriptor.is_settled(of);
+        self.number_mut(of).registered = stays;
+        if !stays && let Some(set) = &self.set {
+            let _ = set.delete(hold.descriptor.number());
+        }
+        // A worker may have its share still; then that one closes it.
+        if let Some(sole) = Arc::get_mut(&mut hold) {
+            sole.descriptor = HeldDescriptor::default();
+            self.slots[index as usize].spare = Some(hold);
+        }
+        self.free.push(index);
+    }
+
+    /// Takes out the first request that `matches`.
+    pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
+        while self.slots.get(self.low).is_some_and(|slot| slot.waiters.is_empty()) {
+            self.low += 1;
+        }
+        for index in self.low..self.slots.len() {
+            let waiters = &mut self.slots[index].waiters;
+            let Some(place) = waiters.iter().position(|waiter| matches(&waiter.request)) else { continue };
+            let waiter = waiters.remove(place)?;
+            self.waiting -= 1;
+            self.after_change(index as u32);
+            return Some(waiter.request);
+        }
+        None
+    }
+}
+
+fn tag_of(index: u32, slot: &Slot) -> Tag {
+    u64::from(slot.generation) << 32 | u64::from(index)
+}
