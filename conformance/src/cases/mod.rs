@@ -27,6 +27,7 @@ mod link;
 mod link_timeout;
 mod mmap;
 mod nop;
+mod one_file;
 mod open_close;
 mod overflow;
 mod personality;
@@ -92,6 +93,7 @@ pub const ROOMS: &[&[Case]] = &[
     sync_cancel::CASES,
     cancel::CASES,
     file_life::CASES,
+    one_file::CASES,
     registered_files::CASES,
     files_update::CASES,
     registered_buffers::CASES,
