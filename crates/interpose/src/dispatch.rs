@@ -20,7 +20,7 @@ fn dispatch_other(call: &mut Call) -> Outcome {
         patch::consider(call);
     }
     match call.number as u32 {
-        linux::__NR_io_uring_enter => rings::enter(call).into(),
+        linux::__NR_io_uring_enter => enter(call),
         linux::__NR_io_uring_setup => rings::setup(call).into(),
         linux::__NR_io_uring_register => rings::register(call).into(),
         linux::__NR_rt_sigprocmask => signals::change_mask(call),
@@ -35,4 +35,11 @@ fn dispatch_other(call: &mut Call) -> Outcome {
         linux::__NR_execve | linux::__NR_execveat => exec::execute(call),
         _ => call.pass(),
     }
+}
+
+/// For a call that came by the trap, which costs so much more.
+#[cold]
+#[inline(never)]
+fn enter(call: &Call) -> Outcome {
+    rings::enter(call).into()
 }

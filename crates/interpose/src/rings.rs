@@ -15,7 +15,7 @@ const PROBE: u64 = 0x7573_7270;
 const PROBE_ANSWER: u64 = 0x0050_524f;
 
 /// io_uring_enter(2).
-#[inline]
+#[inline(always)]
 pub fn enter(call: &Call) -> Result<u64, Errno> {
     let [descriptor, to_submit, min_complete, flags, argument, argument_size] = call.arguments;
     if to_submit == PROBE && descriptor as i32 == -1 {

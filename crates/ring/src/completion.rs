@@ -54,15 +54,15 @@ impl CompletionQueue {
     /// Adds a CQE. The program sees it after [`CompletionQueue::publish`].
     #[inline(always)]
     pub fn post(&mut self, cqe: Cqe) {
-        self.post_wide(cqe, [0; 2]);
+        self.post_wide(cqe, || [0; 2]);
     }
 
     /// Adds a CQE with its second half, which only a ring with `CQE32` has
-    /// room for.
+    /// room for and asks for.
     #[inline(always)]
-    pub fn post_wide(&mut self, cqe: Cqe, extension: Extension) {
+    pub fn post_wide(&mut self, cqe: Cqe, extension: impl FnOnce() -> Extension) {
         if self.free == 0 && self.room() == 0 {
-            self.keep(cqe, extension);
+            self.keep(cqe, if self.memory.layout.has_wide_cqes() { extension() } else { [0; 2] });
         } else {
             self.fill(cqe, extension);
         }
@@ -73,20 +73,20 @@ impl CompletionQueue {
     pub fn try_post(&mut self, cqe: Cqe) -> bool {
         let fits = self.free != 0 || self.room() != 0;
         if fits {
-            self.fill(cqe, [0; 2]);
+            self.fill(cqe, || [0; 2]);
         }
         fits
     }
 
     #[inline(always)]
-    fn fill(&mut self, cqe: Cqe, extension: Extension) {
+    fn fill(&mut self, cqe: Cqe, extension: impl FnOnce() -> Extension) {
         let layout = &self.memory.layout;
         let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
         // By words: made in registers, where a structure would take shape on
         // the stack and be read back.
         self.memory.rings.write(at, cqe.words());
         if layout.has_wide_cqes() {
-            self.memory.rings.write(at + 16, extension);
+            self.memory.rings.write(at + 16, extension());
         }
         self.tail = self.tail.wrapping_add(1);
         self.free -= 1;
@@ -150,7 +150,7 @@ impl CompletionQueue {
         while self.free > 0
             && let Some((cqe, extension)) = self.backlog.pop_front()
         {
-            self.fill(cqe, extension);
+            self.fill(cqe, || extension);
         }
         self.publish();
         if self.backlog.is_empty() {

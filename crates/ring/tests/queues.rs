@@ -223,7 +223,7 @@ fn a_completion_that_must_fit_is_refused_when_it_would_not() {
 fn wide_cqes_carry_their_second_half_also_through_the_backlog() {
     let (mut queue, mut half, _) = completion(2, IORING_SETUP_CQE32);
     for number in 0..3 {
-        queue.post_wide(cqe(number), [number, !number]);
+        queue.post_wide(cqe(number), || [number, !number]);
     }
     queue.post(cqe(3));
     queue.publish();

@@ -18,8 +18,10 @@ pub(crate) mod read_write;
 pub(crate) mod sync;
 pub(crate) mod timeout;
 
-/// What a family's prep made of the SQE.
+/// What a family's prep made of the SQE. With a tag of its own (and not one
+/// folded into some field), which every request is asked for at its end.
 #[derive(Default)]
+#[repr(u8)]
 pub(crate) enum Operation {
     #[default]
     Nothing,

@@ -53,16 +53,16 @@ impl IssueOutcome {
 
 /// Issues a request once more, or later than its submission.
 pub(crate) fn issue(locked: &mut LockedRing, request: RequestEntry) {
-    issue_now(locked, request);
-}
-
-/// Issues a request, in the path of its submission.
-#[inline(always)]
-pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.progress == Progress::Refused {
         let result = request.result;
         return complete::complete(locked, request, result.into());
     }
+    issue_now(locked, request);
+}
+
+/// Issues a request that was accepted, in the path of its submission.
+#[inline(always)]
+pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     let row = request.row;
     if row.needs_file
         && let Err(error) = resolve_file(locked, &mut request)

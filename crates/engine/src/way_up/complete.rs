@@ -4,7 +4,7 @@ use crate::issue::Answer;
 use crate::request::RequestEntry;
 use crate::ring::LockedRing;
 use crate::{drain, link, timeout};
-use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_SETUP_CQE32};
+use usring_uapi::io_uring::IORING_CQE_F_MORE;
 use usring_uapi::{Cqe, sqe_flags};
 
 /// Completes a request: exactly one CQE without F_MORE, or none where the
@@ -18,11 +18,7 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
             flags |= locked.groups.flags_of(&mut request.buffer);
         }
         let cqe = Cqe { user_data: request.sqe.user_data, res: answer.result, flags };
-        if locked.ring.has(IORING_SETUP_CQE32) {
-            locked.cq.post_wide(cqe, request.operation.cqe_extra());
-        } else {
-            locked.cq.post(cqe);
-        }
+        locked.cq.post_wide(cqe, || request.operation.cqe_extra());
     }
     settle(locked, request, answer);
 }
