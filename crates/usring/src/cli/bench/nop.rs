@@ -13,6 +13,9 @@ const READ: &str = "page-cache read";
 const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
 const TRAP: &str = "usring, site not patchable";
+const CALL: &str = "pread(2)";
+/// What usring makes each read of: the floor of its row.
+const CALL_WITHOUT_WAITING: &str = "preadv2(2), RWF_NOWAIT";
 
 /// The rows and the bars.
 pub fn benchmark() -> Benchmark {
@@ -53,7 +56,8 @@ fn cases() -> Vec<Case> {
         case(BATCH, USRING, USRING_RUN, NOP, NOP_BATCH, DEPTH_32),
         case(READ, KERNEL, System::Kernel, "workload-read", RING, BLOCK_32),
         case(READ, USRING, USRING_RUN, "workload-read", RING, BLOCK_32),
-        case(READ, "pread(2)", System::Kernel, "workload-read", &["--by", "pread"], BLOCK_1),
+        case(READ, CALL, System::Kernel, "workload-read", &["--by", "pread"], BLOCK_1),
+        case(READ, CALL_WITHOUT_WAITING, System::Kernel, "workload-read", &["--by", "preadv2"], BLOCK_1),
     ]
 }
 
