@@ -2,6 +2,7 @@
 //! blocking work. A family knows no other family.
 
 use crate::request::Request;
+use core::mem::needs_drop;
 
 pub(crate) mod block_device;
 pub(crate) mod call;
@@ -45,7 +46,9 @@ impl Operation {
         match self {
             Operation::ReadWrite(transfer) => transfer.owns_memory(),
             Operation::Call(_) | Operation::Open(_) => true,
-            _ => false,
+            Operation::Nothing | Operation::Nop(_) | Operation::Poll(_) | Operation::PollUpdate(_) => false,
+            Operation::Timeout(_) | Operation::LinkTimeout(_) | Operation::TimeoutUpdate(_) => false,
+            Operation::Cancel(_) | Operation::EpollControl(_) => false,
         }
     }
 
@@ -57,6 +60,13 @@ impl Operation {
         }
     }
 }
+
+/// What [`Operation::owns_memory`] says of them.
+const _: () = {
+    assert!(!needs_drop::<(nop::Nop, crate::fast_poll::Interest, poll::PollUpdate)>());
+    assert!(!needs_drop::<(crate::timeout::Deadline, timeout::TimeoutUpdate)>());
+    assert!(!needs_drop::<(crate::cancel::CancelKey, epoll_ctl::EpollControl)>());
+};
 
 /// Whether a worker's result breaks an ordinary link: an error, or fewer bytes
 /// than asked for.
