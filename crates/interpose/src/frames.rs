@@ -100,6 +100,15 @@ pub fn give_back(note: u32) {
     }
 }
 
+/// In a forked child: what was kept for other threads of the parent is free.
+/// (A thread that forks is in no call of its own, so nothing is kept for it.)
+pub fn forget_after_fork() {
+    // Only read where nothing is to be changed: the child shares these pages.
+    for place in TABLE.iter().filter(|place| place.used.load(Ordering::Relaxed) != 0) {
+        place.used.store(0, Ordering::Relaxed);
+    }
+}
+
 /// How much stack putting it back may need.
 pub fn room_for(note: u32) -> u64 {
     // The state has to lie as it lay relative to 64-byte lines.

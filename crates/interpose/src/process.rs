@@ -6,7 +6,7 @@
 //! would change tables for good asks [`is_own`] first.
 
 use crate::hazard::{self, PutAside};
-use crate::{descriptors, environment, registered};
+use crate::{descriptors, environment, frames, registered, stacks};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::readiness;
@@ -54,6 +54,8 @@ fn begin() -> &'static Process {
         // A child is born with one thread, and libc's fork() makes a call that
         // comes by here before it returns in the child: nobody else is about.
         signals::forget_after_fork();
+        frames::forget_after_fork();
+        stacks::forget_after_fork();
         readiness::SIGNALLED.store(0, Ordering::Relaxed);
         descriptor::close_private_after_fork();
         hazard::forget_after_fork();

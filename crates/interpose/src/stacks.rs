@@ -11,8 +11,9 @@ use crate::libc;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{UserAddress, thread, user_memory};
 
-/// Threads that can have a stack of ours; a power of two.
-pub const ROWS: usize = 1024;
+/// Threads that can have a stack of ours; a power of two, and more than the
+/// 10,000 that Go's runtime makes at most. (Rows cost memory where used.)
+pub const ROWS: usize = 16384;
 /// Pages are used only where touched.
 pub const SIZE: usize = 128 * 1024;
 /// Spreads thread pointers over the rows.
@@ -65,6 +66,22 @@ pub fn free_during<T>(exec: impl FnOnce() -> T) -> T {
     let result = exec();
     word.store(before, Ordering::Relaxed);
     result
+}
+
+/// In a forked child: nobody stands on the stacks of the parent's other threads,
+/// and threads of the child may come to have them.
+pub fn forget_after_fork() {
+    if !are_small() {
+        return;
+    }
+    let own = thread::current().0 as u64;
+    for row in TABLE.iter().filter(|row| !matches!(row.thread.load(Ordering::Relaxed), thread if thread == 0 || thread == own)) {
+        let top = row.top.load(Ordering::Relaxed) as *const AtomicU32;
+        // SAFETY: as in `in_use`.
+        if let Some(word) = unsafe { top.as_ref() } {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 // ELF64: offsets in the header, in a program header, in a note.

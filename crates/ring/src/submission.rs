@@ -56,7 +56,7 @@ impl SubmissionQueue {
 
     /// Takes the next entry of the batch that [`SubmissionQueue::pending`]
     /// found.
-    #[allow(clippy::should_implement_trait)]
+    #[expect(clippy::should_implement_trait, reason = "an Iterator would promise that None is the end; here it ends a batch")]
     pub fn next(&mut self) -> Option<Result<Sqe, Dropped>> {
         let mut sqe = Sqe::default();
         self.next_into(&mut sqe).map(|taken| taken.map(|()| sqe))
