@@ -1,10 +1,11 @@
 //! Call sites rewritten after their first trap: from some 2 µs to a few ns.
 //!
-//! The site is `mov $number,%eax; syscall`, seven bytes, as compilers and libc
-//! write it. Only the `mov`, five bytes, is overwritten, by a jump to a stub
-//! near by, which loads the number, loads the return address into rcx (which
-//! the instruction would destroy) and goes to the door. A thread that is
-//! already past the `mov` still meets `syscall` and traps.
+//! The site is `mov $number,%eax; syscall`, as compilers and libc write it,
+//! perhaps with a few moves between registers in between. Only the `mov`, five
+//! bytes, is overwritten, by a jump to a stub near by, which loads the number,
+//! does what stands in between, loads the return address into rcx (which the
+//! instruction would destroy) and goes to the door. A thread that is already
+//! past the `mov`, or jumps there, still meets `syscall` and traps.
 //!
 //! # Writing code that others execute
 //! First a single byte, `hlt`, is put over the first byte of the `mov`. It
@@ -29,7 +30,9 @@ use usring_uapi::general as linux;
 /// `mov $imm32,%eax` and `syscall`.
 const MOV_EAX: u8 = 0xb8;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-const SITE: usize = 7;
+const MOV: usize = 5;
+/// So many bytes may stand between the two.
+const MOST_BETWEEN: usize = 12;
 const JUMP: u8 = 0xe9;
 const HALT: u8 = 0xf4;
 
@@ -42,15 +45,38 @@ const SITES: usize = 1024;
 const PATIENCE: u32 = 12;
 
 struct Site {
-    /// Address of the `mov`.
+    /// Address of the `syscall`.
     address: AtomicUsize,
     traps: AtomicU32,
-    /// Where its jump goes; 0 if it was left as it is.
+    /// Address of the `mov`, and where the jump there goes; 0 if it was left as
+    /// it is.
+    start: AtomicUsize,
     stub: AtomicUsize,
 }
 
-static TABLE: [Site; SITES] =
-    [const { Site { address: AtomicUsize::new(0), traps: AtomicU32::new(0), stub: AtomicUsize::new(0) } }; SITES];
+impl Site {
+    /// Where the code at `start` leads now, if that was rewritten for this site.
+    /// The bytes decide: the code may be gone since, and other code lie there.
+    fn rewritten(&self, start: usize) -> Option<usize> {
+        let stub = self.stub.load(Ordering::Acquire);
+        let is_ours = stub != 0 && self.start.load(Ordering::Relaxed) == start;
+        let leads_there = || match byte(start) {
+            HALT => true,
+            JUMP => immediate(start) == distance(start, stub).to_le_bytes(),
+            _ => false,
+        };
+        (is_ours && leads_there()).then_some(stub)
+    }
+}
+
+static TABLE: [Site; SITES] = [const {
+    Site {
+        address: AtomicUsize::new(0),
+        traps: AtomicU32::new(0),
+        start: AtomicUsize::new(0),
+        stub: AtomicUsize::new(0),
+    }
+}; SITES];
 static USED: AtomicU32 = AtomicU32::new(0);
 
 fn places_of(address: usize) -> impl Iterator<Item = &'static Site> {
@@ -81,37 +107,33 @@ fn place_of(address: usize) -> Option<&'static Site> {
 
 /// For the SIGSEGV handler: where a thread goes on that met a `hlt` of ours. The
 /// fault is one that the instruction itself raised, so its bytes can be read.
-/// They decide: the code that was rewritten may be gone, and other code be there.
-pub fn redirected(address: usize) -> Option<usize> {
-    let site = places_of(address)
+pub fn redirected(start: usize) -> Option<usize> {
+    (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
+}
+
+/// The place of a site that has one.
+fn known(address: usize) -> Option<&'static Site> {
+    places_of(address)
         .map(|site| (site, site.address.load(Ordering::Acquire)))
         .take_while(|(_, found)| *found != 0)
-        .find_map(|(site, found)| (found == address).then_some(site))?;
-    let stub = site.stub.load(Ordering::Acquire);
-    // The jump may have been finished since.
-    let leads_here = match byte(address) {
-        HALT => true,
-        JUMP => immediate(address) == distance(address, stub).to_le_bytes(),
-        _ => false,
-    };
-    (stub != 0 && leads_here).then_some(stub)
+        .find_map(|(site, found)| (found == address).then_some(site))
 }
 
 /// Rewrites the site by which a trapped call came, if that pays and can be done.
 #[cold]
 pub fn consider(call: &Call) {
-    let syscall = call.return_address.wrapping_sub(SYSCALL.len() as u64) as usize;
-    let address = syscall.wrapping_sub(SITE - SYSCALL.len());
-    // The whole of it, and the byte before, on one page.
-    let on_one_page = (1..=PAGE - SITE).contains(&(address % PAGE));
-    if environment::forbids_patching() || text::is_library(syscall) || !on_one_page {
+    let address = call.return_address.wrapping_sub(SYSCALL.len() as u64) as usize;
+    if environment::forbids_patching() || text::is_library(address) {
         return;
     }
     let Some(site) = place_of(address) else { return };
     let patience = if call.number as u32 == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
     // Once; and once more if it was rewritten and other code lies there now.
-    let is_anew = || site.stub.load(Ordering::Acquire) != 0 && byte(address) == MOV_EAX;
+    let is_anew = || {
+        let is_old = site.stub.load(Ordering::Acquire) != 0;
+        is_old && site.rewritten(site.start.load(Ordering::Relaxed)).is_none()
+    };
     if count == patience || count > patience && is_anew() {
         rewrite(site, address, call.number as u32);
     }
@@ -121,14 +143,16 @@ fn rewrite(site: &Site, address: usize, number: u32) {
     let mut patching = process::current().patching.lock();
     let Some(area) = area_of(address).filter(Area::may_be_rewritten) else { return };
     // Under the lock: another thread may have come first.
-    if !has_form(address, number) || !*patching.get_or_insert_with(register_for_membarrier) {
+    let Some(form) = Form::of(address, number) else { return };
+    if !*patching.get_or_insert_with(register_for_membarrier) {
         return;
     }
     let before = site.stub.load(Ordering::Relaxed);
-    let stub = if stubs::serves(before, address, number) { Some(before) } else { stubs::make(address, number, &area) };
+    let stub = if stubs::serves(before, &form) { Some(before) } else { stubs::make(&form, &area) };
+    site.start.store(form.start, Ordering::Relaxed);
     site.stub.store(stub.unwrap_or(0), Ordering::Release);
     if let Some(stub) = stub
-        && write_jump(address, stub, &area).is_err()
+        && write_jump(form.start, stub, &area).is_err()
     {
         site.stub.store(0, Ordering::Release);
     }
@@ -151,14 +175,54 @@ fn distance(address: usize, stub: usize) -> i32 {
     (stub as i64 - (address as i64 + 5)) as i32
 }
 
-/// Whether the bytes are those of the one form that is understood.
-fn has_form(address: usize, number: u32) -> bool {
-    let syscall = [byte(address + 5), byte(address + 6)];
-    // A prefix would make it another instruction: the byte before may be one,
-    // or the end of the instruction before. In doubt, no.
-    let before = byte(address - 1);
-    let prefix = matches!(before, 0x40..=0x4f | 0x66 | 0x67 | 0xf2 | 0xf3);
-    byte(address) == MOV_EAX && immediate(address) == number.to_le_bytes() && syscall == SYSCALL && !prefix
+/// A site that can be rewritten.
+struct Form {
+    number: u32,
+    /// Address of the `mov`, and of what follows the `syscall`.
+    start: usize,
+    end: usize,
+    /// What stands between the two.
+    between: [u8; MOST_BETWEEN],
+    length: usize,
+}
+
+impl Form {
+    /// The form of the site whose `syscall` is at `address`, if it has one.
+    fn of(address: usize, number: u32) -> Option<Form> {
+        (0..=MOST_BETWEEN).find_map(|length| {
+            let start = address.checked_sub(MOV + length)?;
+            // All of it, and the byte before, on one page.
+            if start % PAGE == 0 || start / PAGE != (address + 1) / PAGE || byte(start) != MOV_EAX {
+                return None;
+            }
+            // A prefix would make it another instruction: the byte before may
+            // be one, or the end of the instruction before. In doubt, no.
+            let prefix = matches!(byte(start - 1), 0x40..=0x4f | 0x66 | 0x67 | 0xf2 | 0xf3);
+            let syscall = [byte(address), byte(address + 1)];
+            if prefix || immediate(start) != number.to_le_bytes() || syscall != SYSCALL {
+                return None;
+            }
+            let mut between = [0; MOST_BETWEEN];
+            for (offset, place) in between[..length].iter_mut().enumerate() {
+                *place = byte(start + MOV + offset);
+            }
+            let form = Form { number, start, end: address + SYSCALL.len(), between, length };
+            are_between_registers(&form.between[..length]).then_some(form)
+        })
+    }
+}
+
+/// Whether these are whole instructions that do the same at any address: `mov`
+/// and `xor` from one register to another.
+fn are_between_registers(mut code: &[u8]) -> bool {
+    while !code.is_empty() {
+        code = match code {
+            [0x40..=0x4f, 0x89 | 0x8b | 0x31 | 0x33, 0xc0..=0xff, rest @ ..] => rest,
+            [0x89 | 0x8b | 0x31 | 0x33, 0xc0..=0xff, rest @ ..] => rest,
+            _ => return false,
+        };
+    }
+    true
 }
 
 /// Overwrites the `mov` by a jump, see the head of this file.
@@ -309,8 +373,10 @@ fn hexadecimal(digits: &[u8]) -> Option<usize> {
 mod stubs {
     use super::*;
 
-    /// mov $number,%eax; lea return(%rip),%rcx; jmp *door(%rip); door
-    const SIZE: usize = 32;
+    /// mov $number,%eax; …; lea return(%rip),%rcx; jmp *door(%rip); door
+    const SIZE: usize = 48;
+    /// Where the address of the door stands.
+    const DOOR: usize = 40;
     const PAGES: usize = 64;
     /// How far a jump reaches, less room for rounding.
     const REACH: usize = (1 << 31) - (1 << 20);
@@ -323,12 +389,12 @@ mod stubs {
     static TABLE: [Page; PAGES] = [const { Page { address: AtomicUsize::new(0), used: AtomicUsize::new(0) } }; PAGES];
 
     /// Writes the stub of a site; returns its address.
-    pub fn make(site: usize, number: u32, area: &Area) -> Option<usize> {
-        let page = page_near(site, area)?;
+    pub fn make(form: &Form, area: &Area) -> Option<usize> {
+        let page = page_near(form.start, area)?;
         let (address, used) = (page.address.load(Ordering::Relaxed), page.used.load(Ordering::Relaxed));
         let stub = address + used;
         protect(address, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC).ok()?;
-        let code = code(stub, site, number);
+        let code = code(stub, form);
         // SAFETY: the page is ours and writable; no thread runs these bytes
         // before a jump leads here.
         unsafe { (stub as *mut [u8; SIZE]).write(code) };
@@ -338,22 +404,25 @@ mod stubs {
     }
 
     /// Whether a stub that was made before is what this site needs.
-    pub fn serves(stub: usize, site: usize, number: u32) -> bool {
+    pub fn serves(stub: usize, form: &Form) -> bool {
         // SAFETY: not 0, so `make` made it; its page stays.
-        stub != 0 && unsafe { (stub as *const [u8; SIZE]).read() } == code(stub, site, number)
+        stub != 0 && unsafe { (stub as *const [u8; SIZE]).read() } == code(stub, form)
     }
 
-    fn code(stub: usize, site: usize, number: u32) -> [u8; SIZE] {
+    fn code(stub: usize, form: &Form) -> [u8; SIZE] {
         let mut code = [0xcc; SIZE];
         code[0] = MOV_EAX;
-        code[1..5].copy_from_slice(&number.to_le_bytes());
-        code[5..8].copy_from_slice(&[0x48, 0x8d, 0x0d]);
-        let return_address = (site + SITE) as i64 - (stub + 12) as i64;
-        code[8..12].copy_from_slice(&(return_address as i32).to_le_bytes());
-        code[12..14].copy_from_slice(&[0xff, 0x25]);
-        // The address stands at the next multiple of eight.
-        code[14..18].copy_from_slice(&6u32.to_le_bytes());
-        code[24..32].copy_from_slice(&door::patch_door().to_le_bytes());
+        code[1..MOV].copy_from_slice(&form.number.to_le_bytes());
+        let lea = MOV + form.length;
+        code[MOV..lea].copy_from_slice(&form.between[..form.length]);
+        code[lea..lea + 3].copy_from_slice(&[0x48, 0x8d, 0x0d]);
+        let jump = lea + 7;
+        let return_address = form.end as i64 - (stub + jump) as i64;
+        code[lea + 3..jump].copy_from_slice(&(return_address as i32).to_le_bytes());
+        code[jump..jump + 2].copy_from_slice(&[0xff, 0x25]);
+        let end = jump + 6;
+        code[jump + 2..end].copy_from_slice(&((DOOR - end) as u32).to_le_bytes());
+        code[DOOR..].copy_from_slice(&door::patch_door().to_le_bytes());
         code
     }
 

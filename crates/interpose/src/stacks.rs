@@ -75,7 +75,9 @@ pub fn forget_after_fork() {
         return;
     }
     let own = thread::current().0 as u64;
-    for row in TABLE.iter().filter(|row| !matches!(row.thread.load(Ordering::Relaxed), thread if thread == 0 || thread == own)) {
+    for row in
+        TABLE.iter().filter(|row| !matches!(row.thread.load(Ordering::Relaxed), thread if thread == 0 || thread == own))
+    {
         let top = row.top.load(Ordering::Relaxed) as *const AtomicU32;
         // SAFETY: as in `in_use`.
         if let Some(word) = unsafe { top.as_ref() } {

@@ -150,7 +150,10 @@ impl CompletionHalf {
 
     /// Copies the next CQE out and gives its slot back.
     #[inline]
-    #[expect(clippy::should_implement_trait, reason = "an Iterator would promise that None is the end; here more may come")]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an Iterator would promise that None is the end; here more may come"
+    )]
     pub fn next(&mut self) -> Option<Cqe> {
         self.take(|memory, at| memory.rings.read(at))
     }

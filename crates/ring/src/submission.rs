@@ -56,7 +56,10 @@ impl SubmissionQueue {
 
     /// Takes the next entry of the batch that [`SubmissionQueue::pending`]
     /// found.
-    #[expect(clippy::should_implement_trait, reason = "an Iterator would promise that None is the end; here it ends a batch")]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an Iterator would promise that None is the end; here it ends a batch"
+    )]
     pub fn next(&mut self) -> Option<Result<Sqe, Dropped>> {
         let mut sqe = Sqe::default();
         self.next_into(&mut sqe).map(|taken| taken.map(|()| sqe))

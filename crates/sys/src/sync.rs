@@ -67,7 +67,10 @@ impl<T> MutPtr<T> {
     /// # Safety
     /// Nobody else may use the cell while the reference lives.
     #[inline(always)]
-    #[expect(clippy::mut_from_ref, reason = "as UnsafeCell::get, and with loom's signature: the caller promises to be alone")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "as UnsafeCell::get, and with loom's signature: the caller promises to be alone"
+    )]
     pub(crate) unsafe fn deref(&self) -> &mut T {
         // SAFETY: as the caller promised.
         unsafe { &mut *self.0 }
