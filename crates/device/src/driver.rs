@@ -4,6 +4,7 @@
 
 pub mod null;
 pub mod ram;
+pub mod vhost_user;
 
 use crate::geometry::Geometry;
 use crate::request::{Completions, DeviceRequest};

@@ -43,6 +43,7 @@ mod timeline;
 mod timer_interrupt;
 mod tracker;
 pub mod transfer;
+pub mod virtqueue;
 
 pub use block_file::BlockFile;
 pub use channel::{Channel, Pause, Wait};
@@ -54,6 +55,6 @@ pub use opened::OpenDevice;
 pub use policy::{PolicyWord, PollPolicy};
 pub use request::{Completion, Completions, DeviceRequest, Operation};
 pub use spec::{Spec, SpecError};
-pub use supply::{OwnSupply, Supply};
+pub use supply::{OwnSupply, QueueGrant, SharedRegion, Supply};
 pub use tracker::Manner;
 pub use transfer::{Route, Transfer};

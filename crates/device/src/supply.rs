@@ -5,11 +5,63 @@
 use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
 
-/// One device's supplies. Every call may block: it is the control path.
+/// One device's supplies. Every call may block: it is the control path. Each
+/// is one question and one answer, so that it can be asked of another process.
 pub trait Supply: Send + Sync {
     /// The memory that holds the device's blocks, `size` bytes of it, the same
     /// in every process of the run.
     fn memory(&self, size: u64) -> Result<OwnedDescriptor, Errno>;
+
+    /// The memory that a back end's queues lie in
+    /// ([`crate::driver::vhost_user::arena`]).
+    fn arena(&self) -> Result<OwnedDescriptor, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// One of the back end's queues, for one user until it is returned.
+    ///
+    /// Errors: `EBUSY`, there are no more; `EIO`, the back end has died.
+    fn queue(&self) -> Result<QueueGrant, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// The queue's user is gone, or this was called for it. When this has
+    /// returned the back end touches nothing for the queue any more.
+    fn return_queue(&self, index: u32) {
+        let _ = index;
+    }
+
+    /// Lets the back end see a file of memory. The descriptor is only lent.
+    fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {
+        let _ = (file, length);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// The back end need see it no more.
+    fn unshare(&self, slot: u32) {
+        let _ = slot;
+    }
+}
+
+/// A queue of a back end.
+#[derive(Debug)]
+pub struct QueueGrant {
+    pub index: u32,
+    /// eventfd: the back end looks for requests.
+    pub kick: OwnedDescriptor,
+    /// eventfd: the back end, or the control plane, has news.
+    pub call: OwnedDescriptor,
+    /// eventfd: the control plane looks whether the queue's rings are in order.
+    pub settled: OwnedDescriptor,
+}
+
+/// Memory that the back end sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedRegion {
+    /// By which it is unshared.
+    pub slot: u32,
+    /// Where the back end sees its start.
+    pub address: u64,
 }
 
 /// Supplies of a process that shares its devices with nobody.

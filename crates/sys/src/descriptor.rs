@@ -336,6 +336,8 @@ pub fn status_flags(number: i32) -> Result<u32, Errno> {
 pub struct FileIdentity {
     pub device: u64,
     pub inode: u64,
+    /// In bytes, of a regular file.
+    pub size: u64,
     mode: u32,
 }
 
@@ -400,5 +402,5 @@ pub fn identity(number: i32) -> Result<FileIdentity, Errno> {
     SystemCall::new(linux::__NR_fstat, [number as u64, address, 0, 0, 0]).run()?;
     // SAFETY: `stat` is plain numbers, zeroed above and filled by the kernel.
     let stat = unsafe { buffer.assume_init() };
-    Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino, mode: stat.st_mode })
+    Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino, size: stat.st_size as u64, mode: stat.st_mode })
 }

@@ -31,6 +31,18 @@ impl Mapping {
         Ok(Mapping { address, length, file: Some(file) })
     }
 
+    /// The first bytes of a file of memory, shared with everybody who maps them.
+    pub fn of_file(file: OwnedDescriptor, length: usize) -> Result<Mapping, Errno> {
+        let length = length.next_multiple_of(PAGE);
+        let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
+        Ok(Mapping { address, length, file: Some(file) })
+    }
+
+    /// The descriptor of the memory, of a mapping [`Mapping::of_file`].
+    pub fn file(&self) -> Option<i32> {
+        self.file.as_ref().map(OwnedDescriptor::number)
+    }
+
     pub fn address(&self) -> usize {
         self.address
     }
@@ -103,6 +115,22 @@ fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usiz
     }
     let arguments = [address as u64, 0, length as u64, u64::from(flags), fixed.unwrap_or(0) as u64];
     SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
+}
+
+/// Whether pages are this process's own: no other mapping, of this or another
+/// process, shows what is written to them. (The mapping again that only shared
+/// pages allow is the question; each page is asked, for each may be another's.)
+pub fn is_private(address: UserAddress, length: usize) -> bool {
+    if !can_map_twice() {
+        return false;
+    }
+    (0..length).step_by(PAGE).all(|offset| match map_again(address.0 as usize + offset, PAGE, None) {
+        Err(error) => error == Errno::EINVAL,
+        Ok(again) => {
+            let _ = unmap(again, PAGE);
+            false
+        }
+    })
 }
 
 /// Whether mremap(2) does that here: Valgrind's does not. Tried once.

@@ -27,6 +27,23 @@ pub enum Edge {
     /// SQ thread sets NEED_WAKEUP, looks at the SQ tail; the application
     /// stores the SQ tail, looks at NEED_WAKEUP.
     NeedWakeup,
+    /// Index of a virtqueue's available ring: the driver publishes descriptors to
+    /// the back end.
+    AvailableIndex,
+    /// Index of a virtqueue's used ring: the back end publishes completions, and
+    /// what it has read into memory, to the driver.
+    UsedIndex,
+    /// The back end says from which available index on it wants to be told, looks
+    /// at the index; the driver stores the index, looks whether to tell.
+    AvailableEvent,
+    /// The driver says from which used index on it wants to be told, looks at the
+    /// index; the back end stores the index, looks whether to tell.
+    UsedEvent,
+    /// The control plane tells a queue that another back end has come, and the
+    /// queue's memory is the queue's alone.
+    Generation,
+    /// A queue has put its rings in order for that back end and gives them away.
+    Settled,
     /// Sleeper announces itself, looks at the work; waker publishes work,
     /// looks at the announcement.
     Sleep,

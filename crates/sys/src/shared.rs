@@ -20,11 +20,10 @@ pub use model::SharedMemory;
 mod machine {
     use super::*;
     use crate::mapping::{Mapping, PAGE};
-    use crate::sync::AtomicU32;
+    use crate::sync::{AtomicU16, AtomicU32};
     use crate::{Errno, UserAddress, user_memory};
     use core::mem::MaybeUninit;
     use core::ptr::NonNull;
-    use core::sync::atomic::AtomicU16;
 
     /// A piece of it is never smaller than a cache line, and starts on one: so
     /// a word whose offset is a constant (a ring's heads and tails) needs no
@@ -187,6 +186,21 @@ mod machine {
                 unsafe { to.cast::<u64>().add(index).write_volatile(from.add(index).read()) };
             }
         }
+
+        /// Copies bytes of the program in. After `EFAULT` a part may have been copied.
+        #[inline]
+        pub fn copy_in(&self, offset: usize, length: usize, from: UserAddress) -> Result<(), Errno> {
+            // SAFETY: in range; nobody holds references into it.
+            unsafe { user_memory::copy_to_raw(self.at(offset, length, 1), from, length) }
+        }
+
+        /// Copies bytes out to the program. After `EFAULT` a part may have been copied.
+        #[inline]
+        pub fn copy_out(&self, offset: usize, length: usize, to: UserAddress) -> Result<(), Errno> {
+            // SAFETY: in range; what another process writes meanwhile is copied
+            // as it stands, and means nothing to us.
+            unsafe { user_memory::copy_from_raw(to, self.at(offset, length, 1), length) }
+        }
     }
 
     const _: () = assert!(PAGE.is_multiple_of(8));
@@ -202,12 +216,13 @@ mod machine {
 mod model {
     use super::*;
     use crate::mapping::Mapping;
-    use crate::sync::{AtomicU32, UnsafeCell};
+    use crate::sync::{AtomicU16, AtomicU32, UnsafeCell};
     use core::mem::MaybeUninit;
     use std::vec::Vec;
 
     pub struct SharedMemory {
         words: Vec<AtomicU32>,
+        half_words: Vec<AtomicU16>,
         entries: Vec<UnsafeCell<u64>>,
     }
 
@@ -221,6 +236,7 @@ mod model {
         pub fn model(length: usize) -> Self {
             SharedMemory {
                 words: (0..length.div_ceil(4)).map(|_| AtomicU32::new(0)).collect(),
+                half_words: (0..length.div_ceil(2)).map(|_| AtomicU16::new(0)).collect(),
                 entries: (0..length.div_ceil(8)).map(|_| UnsafeCell::new(0)).collect(),
             }
         }
@@ -244,6 +260,12 @@ mod model {
 
         pub fn header_word(&self, offset: usize) -> &AtomicU32 {
             self.word(offset)
+        }
+
+        /// Half words are kept apart from words: a place is used as one or the other.
+        pub fn half_word(&self, offset: usize) -> &AtomicU16 {
+            assert!(offset.is_multiple_of(2));
+            &self.half_words[offset / 2]
         }
 
         pub fn read<T: Plain>(&self, offset: usize) -> T {

@@ -65,6 +65,8 @@
 #![warn(missing_docs)]
 
 mod api;
+#[cfg(feature = "vhost-user")]
+pub mod control;
 
 pub use api::{
     Builder, CompletionQueue, CompletionStatus, EnterFlags, IoUring, Parameters, Probe, SubmissionQueue, Submitter,

@@ -1,0 +1,149 @@
+//! A device that another process serves: vhost-user-blk. Requests go through
+//! virtqueues in memory that the two share, with no system call on the way
+//! while the back end polls, and one to wake it when it sleeps.
+//!
+//! | part | file |
+//! |---|---|
+//! | the shared memory, and what happens when the back end goes | [`arena`] |
+//! | a queue pair | [`queue`] |
+//! | the program's memory that the back end sees | [`shares`] |
+//! | the virtio block device | [`block`] |
+//! | the rings | [`crate::virtqueue`] |
+//!
+//! The connection itself is the control plane's ([`Supply`]): one per device,
+//! in the process that started the run.
+
+pub mod arena;
+pub mod block;
+mod queue;
+mod shares;
+
+use crate::driver::{Driver, QueueOptions, QueuePair};
+use crate::geometry::Geometry;
+use crate::request::DeviceRequest;
+use crate::spec::{Kind, Layer, Opened, Opening, OptionRow, ValueKind};
+use crate::supply::Supply;
+use alloc::boxed::Box;
+use arena::{Arena, Parameters};
+use queue::Queue;
+use shares::{Share, Shares};
+use usring_sys::mapping::{self, Mapping, PAGE};
+use usring_sys::plain::IoVector;
+use usring_sys::sync::Arc;
+use usring_sys::{Errno, UserAddress, user_memory};
+
+pub static KIND: Kind = Kind {
+    name: "vhost-user",
+    options: &[
+        OptionRow { name: "socket", value: ValueKind::Text, required: true },
+        OptionRow { name: "reconnect", value: ValueKind::Switch, required: false },
+        OptionRow { name: "queues", value: ValueKind::Number, required: false },
+    ],
+    check: check_queues,
+    open: Opening::Device(open),
+};
+
+/// Most queues of one device: as many as the protocol's messages can number.
+pub const MOST_QUEUES: u64 = 256;
+
+fn check_queues(layer: &Layer) -> Result<(), &'static str> {
+    match layer.number("queues") {
+        Some(0) => Err("a device has one queue at least"),
+        Some(queues) if queues > MOST_QUEUES => Err("there are 256 queues at most"),
+        _ => Ok(()),
+    }
+}
+
+/// What the text says, for the control plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options<'a> {
+    pub socket: &'a str,
+    pub reconnect: bool,
+    /// `None`: as many as the back end has, within reason.
+    pub queues: Option<u32>,
+}
+
+impl<'a> Options<'a> {
+    /// Of a device of this kind; `None` of any other.
+    pub fn of(layer: &'a Layer) -> Option<Options<'a>> {
+        if layer.kind() != KIND.name {
+            return None;
+        }
+        Some(Options {
+            socket: layer.text("socket")?,
+            reconnect: layer.switch("reconnect").unwrap_or(false),
+            queues: layer.number("queues").map(|queues| queues as u32),
+        })
+    }
+}
+
+fn open(_: &Layer, supply: Box<dyn Supply>) -> Opened {
+    let arena = Arena::open(supply.arena()?)?;
+    let parameters = arena.parameters();
+    Ok(Box::new(Handle(Arc::new(VhostUser {
+        geometry: parameters.geometry(),
+        parameters,
+        arena,
+        shares: Shares::default(),
+        supply,
+    }))))
+}
+
+/// What the driver and its queue pairs share.
+struct VhostUser {
+    arena: Arena,
+    parameters: Parameters,
+    geometry: Geometry,
+    shares: Shares,
+    supply: Box<dyn Supply>,
+}
+
+struct Handle(Arc<VhostUser>);
+
+impl Driver for Handle {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
+        let grant = self.0.supply.queue()?;
+        Ok(Box::new(Queue::new(Arc::clone(&self.0), grant, options)?))
+    }
+
+    fn execute(&self, _: &DeviceRequest) -> Result<u32, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Whole pages that nobody else sees become pages of a file, with what they
+    /// hold, at the same addresses; the back end maps the same file.
+    fn share_memory(&self, memory: IoVector) {
+        let Some((start, length)) = whole_pages(memory) else { return };
+        let address = UserAddress(start);
+        if user_memory::probe_writable(address, length).is_err() || !mapping::is_private(address, length) {
+            return;
+        }
+        let Ok(file) = mapping::memory_file(c"usring-registered", length as u64) else { return };
+        let number = file.number();
+        let Ok(mut pages) = Mapping::of_file(file, length) else { return };
+        let Ok(region) = self.0.supply.share(number, length as u64) else { return };
+        if pages.replace(address).is_err() {
+            return self.0.supply.unshare(region.slot);
+        }
+        self.0.shares.add(Share { start, length: length as u64, address: region.address, slot: region.slot });
+    }
+
+    fn unshare_memory(&self, memory: IoVector) {
+        let Some((start, length)) = whole_pages(memory) else { return };
+        if let Some(share) = self.0.shares.remove(start, length as u64) {
+            self.0.supply.unshare(share.slot);
+        }
+    }
+}
+
+/// The pages of which every byte belongs to the memory.
+fn whole_pages(memory: IoVector) -> Option<(u64, usize)> {
+    let page = PAGE as u64;
+    let start = memory.base.checked_next_multiple_of(page)?;
+    let end = memory.base.checked_add(memory.length)? / page * page;
+    (end > start && end <= user_memory::END).then_some((start, (end - start) as usize))
+}

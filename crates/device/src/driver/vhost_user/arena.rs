@@ -1,0 +1,255 @@
+//! The memory that a vhost-user device's queues live in: one file, made by the
+//! control plane, mapped by the back end and by every process that has a queue.
+//!
+//! ```text
+//! 0     generation                   control plane → queues
+//! 64    parameters                   written once, before anybody else maps it
+//! 4096  queue 0: descriptor table, available ring, used ring, settled word,
+//!                counters, request slots, bounce memory
+//!       queue 1: …
+//! ```
+//! To the back end a byte of it has the address [`BASE`] + its offset.
+//!
+//! # When the back end goes and another one comes
+//! The queue's rings have one writer on our side, the queue's user; the control
+//! plane only hands them to back ends. It says so through two words:
+//!
+//! 1. The connection is lost. Users notice nothing: they add requests, and what
+//!    the old back end still completes is completed.
+//! 2. Another back end has answered, so the old one is gone. The control plane
+//!    raises `generation` and makes every queue's interrupt readable. It starts no queue.
+//! 3. A user who sees a new generation puts his rings in order (takes what is
+//!    used, lays out the rest anew) and stores it in `settled`, with release
+//!    ([`Edge::Settled`]); then he tells the control plane.
+//! 4. The control plane starts a queue once `settled` has the present
+//!    generation: the back end reads rings that nobody else rearranges.
+//!
+//! The generation is odd once the device is dead: users answer EIO.
+
+use crate::virtqueue::{DESCRIPTOR, Places};
+use usring_sys::Errno;
+use usring_sys::descriptor::{OwnedDescriptor, identity};
+use usring_sys::mapping::{self, Mapping, PAGE};
+use usring_sys::ordering::Edge;
+use usring_sys::shared::SharedMemory;
+use usring_sys::sync::{Arc, Ordering};
+
+/// Where the back end sees the arena. Registered memory of programs lies above.
+pub const BASE: u64 = 1 << 40;
+
+/// Descriptors of a queue, and so most requests that are out in it.
+pub const QUEUE_SIZE: u16 = 256;
+
+/// Most bytes of one read or write: what a request's bounce memory holds.
+pub const TRANSFER: u32 = 512 << 10;
+
+/// Most descriptors of one request: header, data, status.
+pub const MOST_DESCRIPTORS: usize = 128;
+
+const GENERATION: usize = 0;
+const PARAMETERS: usize = 64;
+const HEADER: usize = PAGE;
+
+const SIZE: usize = QUEUE_SIZE as usize;
+const AVAILABLE: usize = SIZE * DESCRIPTOR;
+/// Less 4 than a multiple of 8: see [`Places::used`].
+const USED: usize = AVAILABLE + 1024 + 4;
+const SETTLED: usize = AVAILABLE + 1024 + 3072;
+const COPIED: usize = SETTLED + 8;
+const DIRECT: usize = SETTLED + 12;
+const RINGS: usize = SETTLED + 64;
+const SLOTS: usize = RINGS.next_multiple_of(PAGE);
+const BOUNCE: usize = (SLOTS + SIZE * slot::BYTES).next_multiple_of(PAGE);
+const QUEUE: usize = BOUNCE + SIZE * TRANSFER as usize;
+
+const _: () = assert!(USED + 6 + 8 * SIZE <= SETTLED && AVAILABLE + 6 + 2 * SIZE <= USED);
+
+/// What lies in a request's slot.
+pub mod slot {
+    use super::{DESCRIPTOR, MOST_DESCRIPTORS};
+
+    pub const STATUS: usize = 16;
+    pub const RANGE: usize = 32;
+    pub const TABLE: usize = 64;
+    pub const BYTES: usize = TABLE + MOST_DESCRIPTORS * DESCRIPTOR;
+}
+
+/// What was agreed on with the back end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parameters {
+    /// Of virtio.
+    pub features: u64,
+    /// Bytes of the device.
+    pub size: u64,
+    pub block: u32,
+    /// Most bytes of a descriptor, and most descriptors with data in a request.
+    pub segment_bytes: u32,
+    pub segments: u32,
+    /// Most sectors of one discard, and of one write of zeroes.
+    pub discard_sectors: u32,
+    pub zeroes_sectors: u32,
+    pub queues: u32,
+    /// A completed write is not durable before a flush.
+    pub write_back: bool,
+}
+
+/// The arena, mapped.
+pub struct Arena {
+    memory: Arc<SharedMemory>,
+}
+
+impl Arena {
+    /// Bytes of an arena with so many queues. Most of them are bounce memory,
+    /// of which pages exist that have been used.
+    pub fn length(queues: u32) -> usize {
+        HEADER + queues as usize * QUEUE
+    }
+
+    /// A new one, for the control plane.
+    pub fn create(parameters: &Parameters) -> Result<Arena, Errno> {
+        let length = Self::length(parameters.queues);
+        let file = mapping::memory_file(c"usring-vhost-user", length as u64)?;
+        let memory = SharedMemory::new(Mapping::of_file(file, length)?);
+        let Parameters { features, size, block, segment_bytes, segments, .. } = *parameters;
+        let Parameters { discard_sectors, zeroes_sectors, queues, write_back, .. } = *parameters;
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let words = [
+            features,
+            size,
+            pair(block, segment_bytes),
+            pair(segments, discard_sectors),
+            pair(zeroes_sectors, queues),
+            u64::from(write_back),
+        ];
+        memory.write(PARAMETERS, words);
+        memory.word(GENERATION).store(2, Ordering::Relaxed);
+        Ok(Arena { memory: Arc::new(memory) })
+    }
+
+    /// The one that the control plane has made.
+    pub fn open(file: OwnedDescriptor) -> Result<Arena, Errno> {
+        let length = identity(file.number())?.size as usize;
+        if length < HEADER {
+            return Err(Errno::EINVAL);
+        }
+        let arena = Arena { memory: Arc::new(SharedMemory::new(Mapping::of_file(file, length)?)) };
+        if length < Self::length(arena.parameters().queues) { Err(Errno::EINVAL) } else { Ok(arena) }
+    }
+
+    pub fn parameters(&self) -> Parameters {
+        let [features, size, third, fourth, fifth, sixth] = self.memory.read::<[u64; 6]>(PARAMETERS);
+        Parameters {
+            features,
+            size,
+            block: third as u32,
+            segment_bytes: (third >> 32) as u32,
+            segments: fourth as u32,
+            discard_sectors: (fourth >> 32) as u32,
+            zeroes_sectors: fifth as u32,
+            queues: (fifth >> 32) as u32,
+            write_back: sixth != 0,
+        }
+    }
+
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// Its file, in the process that made or opened it.
+    pub fn file(&self) -> Option<i32> {
+        self.memory.mapping().and_then(Mapping::file)
+    }
+
+    pub fn queue(&self, index: u32) -> QueueArea {
+        assert!(index < self.parameters().queues, "an arena has as many queues as its parameters say");
+        QueueArea { base: HEADER + index as usize * QUEUE }
+    }
+
+    /// Step 2: a back end has come. Whoever calls this makes the queues' interrupts readable.
+    pub fn begin_generation(&self) {
+        let generation = self.memory.word(GENERATION);
+        generation.store((generation.load(Ordering::Relaxed) & !1).wrapping_add(2), Edge::Generation.release());
+    }
+
+    /// There will be no other back end. Whoever calls this makes the queues' interrupts readable.
+    pub fn end(&self) {
+        let generation = self.memory.word(GENERATION);
+        generation.store(generation.load(Ordering::Relaxed) | 1, Edge::Generation.release());
+    }
+
+    #[inline]
+    pub fn generation(&self) -> u32 {
+        self.memory.word(GENERATION).load(Edge::Generation.acquire())
+    }
+
+    /// Makes a queue's rings all zero and its own for this generation. Only while nobody uses it.
+    pub fn clear(&self, queue: QueueArea) {
+        (queue.base..queue.base + RINGS).step_by(8).for_each(|offset| self.memory.write(offset, 0u64));
+        queue.settle(&self.memory, self.generation());
+    }
+
+    /// How far a queue's user has published, and how far the back end has used it.
+    pub fn progress(&self, queue: QueueArea) -> (u16, u16) {
+        let places = queue.places();
+        let published = self.memory.half_word(places.available_index()).load(Edge::AvailableIndex.acquire());
+        (published, self.memory.half_word(places.used_index()).load(Edge::UsedIndex.acquire()))
+    }
+}
+
+/// Whether a generation is the device's end.
+#[inline]
+pub fn is_end(generation: u32) -> bool {
+    generation & 1 != 0
+}
+
+/// One queue's part of the arena.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueArea {
+    base: usize,
+}
+
+impl QueueArea {
+    pub fn places(&self) -> Places {
+        Places { descriptors: self.base, available: self.base + AVAILABLE, used: self.base + USED, size: QUEUE_SIZE }
+    }
+
+    /// Step 3: the rings are in order for this generation.
+    pub fn settle(&self, memory: &SharedMemory, generation: u32) {
+        memory.word(self.base + SETTLED).store(generation, Edge::Settled.release());
+    }
+
+    /// The generation that the rings are in order for.
+    pub fn settled(&self, memory: &SharedMemory) -> u32 {
+        memory.word(self.base + SETTLED).load(Edge::Settled.acquire())
+    }
+
+    /// Counts a read or write: by way of the bounce memory, or without a copy.
+    #[inline]
+    pub fn count(&self, memory: &SharedMemory, copied: bool) {
+        let counter = memory.word(self.base + if copied { COPIED } else { DIRECT });
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Reads and writes by way of the bounce memory, and without a copy, since the queue was handed out.
+    pub fn counts(&self, memory: &SharedMemory) -> (u32, u32) {
+        let read = |at| memory.word(self.base + at).load(Ordering::Relaxed);
+        (read(COPIED), read(DIRECT))
+    }
+
+    /// The slot of a request, by its head.
+    #[inline]
+    pub fn slot(&self, head: u16) -> usize {
+        self.base + SLOTS + usize::from(head) * slot::BYTES
+    }
+
+    #[inline]
+    pub fn bounce(&self, head: u16) -> usize {
+        self.base + BOUNCE + usize::from(head) * TRANSFER as usize
+    }
+}
+
+/// The address of an offset, as the back end sees it.
+#[inline]
+pub fn address(offset: usize) -> u64 {
+    BASE + offset as u64
+}

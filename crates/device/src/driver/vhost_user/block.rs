@@ -1,0 +1,131 @@
+//! The virtio block device (virtio 1.2, section 5.2): its features, its
+//! requests, what its configuration space says.
+
+use super::arena::{MOST_DESCRIPTORS, Parameters, TRANSFER};
+use crate::geometry::{Features, Geometry};
+use crate::request::Operation;
+use usring_sys::Errno;
+
+/// Bits of the feature word.
+pub mod feature {
+    pub const SIZE_MAX: u64 = 1 << 1;
+    pub const SEG_MAX: u64 = 1 << 2;
+    pub const READ_ONLY: u64 = 1 << 5;
+    pub const BLOCK_SIZE: u64 = 1 << 6;
+    pub const FLUSH: u64 = 1 << 9;
+    pub const MULTIPLE_QUEUES: u64 = 1 << 12;
+    pub const DISCARD: u64 = 1 << 13;
+    pub const WRITE_ZEROES: u64 = 1 << 14;
+    pub const INDIRECT_DESCRIPTORS: u64 = 1 << 28;
+    pub const EVENT_INDEX: u64 = 1 << 29;
+    pub const VERSION_1: u64 = 1 << 32;
+
+    /// What the driver can make use of. Not CONFIG_WCE, by which a device tells
+    /// how its cache works: qemu-storage-daemon tells that it writes through
+    /// and does not. Without it, a device that can be flushed has to be.
+    pub const WANTED: u64 = SIZE_MAX
+        | SEG_MAX
+        | READ_ONLY
+        | BLOCK_SIZE
+        | FLUSH
+        | MULTIPLE_QUEUES
+        | DISCARD
+        | WRITE_ZEROES
+        | INDIRECT_DESCRIPTORS
+        | EVENT_INDEX
+        | VERSION_1;
+}
+
+/// The unit of offsets, whatever the logical block.
+pub const SECTOR: u64 = 512;
+
+/// The configuration space, as far as it is read.
+pub const CONFIGURATION: usize = 60;
+
+/// Header of a request.
+pub fn header(operation: Operation, offset: u64) -> [u64; 2] {
+    let kind: u64 = match operation {
+        Operation::Read => 0,
+        Operation::Write => 1,
+        Operation::Flush => 4,
+        Operation::Discard => 11,
+        Operation::WriteZeroes => 13,
+    };
+    // A flush is of the whole device.
+    let sector = if operation == Operation::Flush { 0 } else { offset / SECTOR };
+    [kind, sector]
+}
+
+pub const HEADER: u32 = 16;
+
+/// The one range of a discard or a write of zeroes.
+pub fn range(offset: u64, length: u64) -> [u64; 2] {
+    [offset / SECTOR, length / SECTOR]
+}
+
+pub const RANGE: u32 = 16;
+
+/// What a status byte holds until the device has written it.
+pub const NO_STATUS: u8 = 0xff;
+
+/// What a status byte means.
+pub fn outcome(status: u8) -> Result<(), Errno> {
+    match status {
+        0 => Ok(()),
+        2 => Err(Errno::EOPNOTSUPP),
+        _ => Err(Errno::EIO),
+    }
+}
+
+impl Parameters {
+    /// Reads the configuration space. `features` are those that were agreed on.
+    pub fn of_configuration(bytes: &[u8; CONFIGURATION], features: u64, queues: u32) -> Parameters {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let has = |bit: u64| features & bit != 0;
+        let sectors = u64::from(word(0)) | u64::from(word(4)) << 32;
+        let nonzero = |value: u32, otherwise: u32| if value == 0 { otherwise } else { value };
+        let most = MOST_DESCRIPTORS as u32 - 2;
+        let block = if has(feature::BLOCK_SIZE) { nonzero(word(20), 512) } else { 512 };
+        Parameters {
+            features,
+            size: sectors * SECTOR / u64::from(block) * u64::from(block),
+            block,
+            segment_bytes: if has(feature::SIZE_MAX) { nonzero(word(8), u32::MAX) } else { u32::MAX },
+            segments: if has(feature::SEG_MAX) { nonzero(word(12), 1).min(most) } else { 1 },
+            discard_sectors: if has(feature::DISCARD) { word(36) } else { 0 },
+            zeroes_sectors: if has(feature::WRITE_ZEROES) { word(48) } else { 0 },
+            queues,
+            write_back: has(feature::FLUSH),
+        }
+    }
+
+    pub fn has(&self, bit: u64) -> bool {
+        self.features & bit != 0
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        let most = u64::from(self.segments) * u64::from(self.segment_bytes);
+        let transfer = most.min(u64::from(TRANSFER)) as u32 / self.block * self.block;
+        Geometry {
+            size: self.size,
+            block: self.block,
+            alignment: 1,
+            transfer,
+            // However many there are, bounce memory makes them one.
+            segments: crate::driver::MOST_SEGMENTS,
+            features: Features {
+                polls: true,
+                flush: self.has(feature::FLUSH),
+                discard: self.discard_sectors > 0,
+                write_zeroes: self.zeroes_sectors > 0,
+                read_only: self.has(feature::READ_ONLY),
+            },
+        }
+    }
+
+    /// Bytes of one discard or write of zeroes at most, whole blocks.
+    pub fn most_cleared(&self, operation: Operation) -> u64 {
+        let sectors = if operation == Operation::Discard { self.discard_sectors } else { self.zeroes_sectors };
+        u64::from(sectors) * SECTOR / u64::from(self.block) * u64::from(self.block)
+    }
+}

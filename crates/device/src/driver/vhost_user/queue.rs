@@ -1,0 +1,442 @@
+//! A queue pair: requests of a block device in a virtqueue, and their data in
+//! bounce memory or where the program keeps it.
+//!
+//! A request has a slot (its header, its status, its table of descriptors) and
+//! bounce memory, both by the number of its head. They stay as they are until
+//! the back end has answered, so that another back end can be given the same
+//! request again. Some requests take several rounds on the same head: a durable
+//! write is followed by a flush, a long discard goes in pieces.
+
+use super::VhostUser;
+use super::arena::{self, QUEUE_SIZE, QueueArea, slot};
+use super::block::{self, feature};
+use super::shares::KnownShares;
+use crate::driver::{QueueOptions, QueuePair, Submission};
+use crate::request::{Completion, Completions, DeviceRequest, Operation};
+use crate::supply::QueueGrant;
+use crate::virtqueue::{DESCRIPTOR, Descriptor, VirtQueue};
+use alloc::vec::Vec;
+use usring_sys::plain::IoVector;
+use usring_sys::sync::Arc;
+use usring_sys::{Errno, UserAddress, eventfd};
+
+pub struct Queue {
+    device: Arc<VhostUser>,
+    ring: VirtQueue,
+    area: QueueArea,
+    grant: QueueGrant,
+    interrupts: bool,
+    /// Somebody may be asleep until the next completion.
+    armed: bool,
+    indirect: bool,
+    /// What the rings are in order for: see [`super::arena`].
+    generation: u32,
+    /// Descriptors of the main table that no chain has.
+    free: Vec<u16>,
+    /// By head.
+    requests: Vec<Request>,
+    /// Heads added so far.
+    sequence: u64,
+    shares: KnownShares,
+    /// Data of the request that is being submitted: address and length, as the back end sees them.
+    data: Vec<(u64, u32)>,
+}
+
+#[derive(Default)]
+struct Request {
+    /// What the back end has, if it has it.
+    active: Option<Active>,
+    /// Where a read's bounce memory goes. Keeps its room.
+    segments: Vec<IoVector>,
+    /// Its descriptors of the main table but the head. Keeps its room.
+    chain: Vec<u16>,
+}
+
+#[derive(Clone, Copy)]
+struct Active {
+    token: u32,
+    /// Bytes that its success answers.
+    answer: u32,
+    next: Next,
+    /// Heads that were added before it.
+    sequence: u64,
+}
+
+/// What is to be done when a round has succeeded.
+#[derive(Clone, Copy)]
+enum Next {
+    Nothing,
+    CopyOut,
+    Flush,
+    /// The rest of a discard or a write of zeroes.
+    Clear {
+        operation: Operation,
+        offset: u64,
+        length: u64,
+    },
+}
+
+impl Queue {
+    pub fn new(device: Arc<VhostUser>, grant: QueueGrant, options: QueueOptions) -> Result<Self, Errno> {
+        let arena = &device.arena;
+        if grant.index >= device.parameters.queues {
+            return Err(Errno::EINVAL);
+        }
+        let area = arena.queue(grant.index);
+        let ring =
+            VirtQueue::new(Arc::clone(arena.memory()), area.places(), device.parameters.has(feature::EVENT_INDEX));
+        Ok(Queue {
+            ring,
+            area,
+            grant,
+            interrupts: options.interrupts,
+            armed: false,
+            indirect: device.parameters.has(feature::INDIRECT_DESCRIPTORS),
+            generation: area.settled(arena.memory()),
+            free: (0..QUEUE_SIZE).rev().collect(),
+            requests: (0..QUEUE_SIZE).map(|_| Request::default()).collect(),
+            sequence: 0,
+            shares: KnownShares::default(),
+            data: Vec::with_capacity(arena::MOST_DESCRIPTORS),
+            device,
+        })
+    }
+
+    fn is_dead(&self) -> bool {
+        arena::is_end(self.generation)
+    }
+
+    /// What is wrong with a request, whatever state the queue is in.
+    fn check(&self, request: &DeviceRequest) -> Result<(), Errno> {
+        let parameters = &self.device.parameters;
+        let offered = match request.operation {
+            Operation::Read | Operation::Write if request.length > u64::from(self.device.geometry.transfer) => {
+                return Err(Errno::EINVAL);
+            }
+            Operation::Read | Operation::Write => true,
+            Operation::Flush => parameters.has(feature::FLUSH),
+            operation => parameters.most_cleared(operation) > 0,
+        };
+        let writes = !matches!(request.operation, Operation::Read | Operation::Flush);
+        if writes && parameters.has(feature::READ_ONLY) {
+            return Err(Errno::EPERM);
+        }
+        if offered { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
+    }
+
+    /// Lays the data of a read or write out in `self.data`, copying a write's
+    /// into bounce memory where it must be; whether there is to be copied.
+    fn place_data(&mut self, head: u16, request: &DeviceRequest) -> Result<bool, Errno> {
+        self.data.clear();
+        if request.registered && self.place_shared(request) {
+            return Ok(false);
+        }
+        self.data.clear();
+        let bounce = self.area.bounce(head);
+        self.place(arena::address(bounce), request.length);
+        let mut at = bounce;
+        let mut left = request.length as usize;
+        for segment in request.segments {
+            let length = left.min(segment.length as usize);
+            if request.operation == Operation::Write {
+                self.ring.memory().copy_in(at, length, UserAddress(segment.base))?;
+            }
+            at += length;
+            left -= length;
+        }
+        if left == 0 { Ok(true) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Whether all of the data lies in memory that the back end sees.
+    fn place_shared(&mut self, request: &DeviceRequest) -> bool {
+        self.shares.renew(&self.device.shares);
+        let most = self.device.parameters.segments as usize;
+        for segment in request.segments {
+            match self.shares.find(*segment) {
+                Some(address) => self.place(address, segment.length),
+                None => return false,
+            }
+            if self.data.len() > most {
+                return false;
+            }
+        }
+        self.data.iter().map(|(_, length)| u64::from(*length)).sum::<u64>() == request.length
+    }
+
+    fn place(&mut self, mut address: u64, mut length: u64) {
+        while length > 0 {
+            let piece = length.min(u64::from(self.device.parameters.segment_bytes));
+            self.data.push((address, piece as u32));
+            address += piece;
+            length -= piece;
+        }
+    }
+
+    /// Gives a request whose data is laid out to the ring, to be published.
+    #[inline]
+    fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
+        let slot = self.area.slot(head);
+        let memory = self.ring.memory();
+        memory.write(slot, block::header(operation, offset));
+        memory.write(slot + slot::STATUS, block::NO_STATUS);
+        let count = self.data.len() + 2;
+        let data = self.data.iter().map(|(address, length)| match operation {
+            Operation::Read => Descriptor::writable(*address, *length),
+            _ => Descriptor::readable(*address, *length),
+        });
+        let chain = core::iter::once(Descriptor::readable(arena::address(slot), block::HEADER))
+            .chain(data)
+            .chain(core::iter::once(Descriptor::writable(arena::address(slot + slot::STATUS), 1)));
+        if self.indirect {
+            for (index, descriptor) in chain.enumerate() {
+                let is_last = index + 1 == count;
+                let descriptor = if is_last { descriptor } else { descriptor.followed_by(index as u16 + 1) };
+                descriptor.store(memory, slot + slot::TABLE + index * DESCRIPTOR);
+            }
+            self.ring.set_descriptor(head, Descriptor::table(arena::address(slot + slot::TABLE), count));
+        } else {
+            let request = &mut self.requests[usize::from(head)];
+            self.free.append(&mut request.chain);
+            let mut index = head;
+            for (number, descriptor) in chain.enumerate() {
+                if number + 1 == count {
+                    self.ring.set_descriptor(index, descriptor);
+                } else {
+                    let next = self.free.pop().expect("whoever launches has seen that there are enough");
+                    request.chain.push(next);
+                    self.ring.set_descriptor(index, descriptor.followed_by(next));
+                    index = next;
+                }
+            }
+        }
+        self.ring.add(head);
+    }
+
+    /// The rounds of a discard or a write of zeroes, from this one on.
+    fn launch_clear(&mut self, head: u16, operation: Operation, offset: u64, length: u64) -> Next {
+        let piece = length.min(self.device.parameters.most_cleared(operation));
+        let range = self.area.slot(head) + slot::RANGE;
+        self.ring.memory().write(range, block::range(offset, piece));
+        self.data.clear();
+        self.data.push((arena::address(range), block::RANGE));
+        self.launch(head, operation, 0);
+        match length - piece {
+            0 => Next::Nothing,
+            length => Next::Clear { operation, offset: offset + piece, length },
+        }
+    }
+
+    fn release(&mut self, head: u16) {
+        let request = &mut self.requests[usize::from(head)];
+        request.active = None;
+        self.free.append(&mut request.chain);
+        self.free.push(head);
+    }
+
+    /// A round is over, says the back end. The answer, if it was the last.
+    #[inline]
+    fn finish(&mut self, head: u32) -> Option<Completion> {
+        let request = self.requests.get(head as usize)?;
+        let active = request.active?;
+        let head = head as u16;
+        let status: u8 = self.ring.memory().read(self.area.slot(head) + slot::STATUS);
+        let outcome = match (block::outcome(status), active.next) {
+            (Err(error), _) => Err(error),
+            (Ok(()), Next::Nothing) => Ok(()),
+            (Ok(()), Next::CopyOut) => self.copy_out(head),
+            (Ok(()), Next::Flush) => {
+                self.data.clear();
+                self.launch(head, Operation::Flush, 0);
+                self.go_on(head, active, Next::Nothing);
+                return None;
+            }
+            (Ok(()), Next::Clear { operation, offset, length }) => {
+                let next = self.launch_clear(head, operation, offset, length);
+                self.go_on(head, active, next);
+                return None;
+            }
+        };
+        self.release(head);
+        Some(match outcome {
+            Ok(()) => Completion { token: active.token, result: active.answer as i32 },
+            Err(error) => Completion::failed(active.token, error),
+        })
+    }
+
+    fn go_on(&mut self, head: u16, active: Active, next: Next) {
+        self.requests[usize::from(head)].active = Some(Active { next, sequence: self.sequence, ..active });
+        self.sequence += 1;
+    }
+
+    fn copy_out(&self, head: u16) -> Result<(), Errno> {
+        let mut at = self.area.bounce(head);
+        for segment in &self.requests[usize::from(head)].segments {
+            self.ring.memory().copy_out(at, segment.length as usize, UserAddress(segment.base))?;
+            at += segment.length as usize;
+        }
+        Ok(())
+    }
+
+    /// The control plane has something to say: see [`super::arena`].
+    #[cold]
+    fn change_generation(&mut self, generation: u32) {
+        self.generation = generation;
+        if self.interrupts {
+            // It was made readable for this; what is there to be found is looked for next.
+            eventfd::drain(self.grant.call.number());
+        }
+        if self.is_dead() {
+            return;
+        }
+        let mut is_done = [false; QUEUE_SIZE as usize];
+        for head in self.ring.not_taken() {
+            if let Some(done) = is_done.get_mut(head as usize) {
+                *done = true;
+            }
+        }
+        let requests = self.requests.iter().enumerate();
+        let mut rest: Vec<_> = requests
+            .filter(|(head, _)| !is_done[*head])
+            .filter_map(|(head, request)| Some((request.active?.sequence, head as u16)))
+            .collect();
+        rest.sort_unstable();
+        self.ring.make_over(rest.into_iter().map(|(_, head)| head));
+        self.area.settle(self.ring.memory(), generation);
+        eventfd::signal(self.grant.settled.number());
+    }
+
+    /// Nobody will answer any more.
+    #[cold]
+    fn fail_all(&mut self, completions: &mut Completions) {
+        for head in 0..QUEUE_SIZE {
+            if !completions.has_room() {
+                return;
+            }
+            if let Some(active) = self.requests[usize::from(head)].active {
+                self.release(head);
+                completions.push(Completion::failed(active.token, Errno::EIO));
+            }
+        }
+    }
+
+    /// What the back end has done, as far as there is room; how many rounds are over.
+    #[inline]
+    fn collect(&mut self, completions: &mut Completions) -> u32 {
+        let mut rounds = 0;
+        while completions.has_room() {
+            let Some(head) = self.ring.take() else { break };
+            rounds += 1;
+            if let Some(completion) = self.finish(head) {
+                completions.push(completion);
+            }
+        }
+        rounds
+    }
+}
+
+impl QueuePair for Queue {
+    #[inline]
+    fn submit(&mut self, request: &DeviceRequest) -> Submission {
+        if self.is_dead() {
+            return Submission::Refused(Errno::EIO);
+        }
+        if let Err(error) = self.check(request) {
+            return Submission::Refused(error);
+        }
+        let Some(&head) = self.free.last() else { return Submission::Full };
+        let DeviceRequest { operation, offset, length, .. } = *request;
+        let mut answer = 0;
+        let mut next = Next::Nothing;
+        let mut copied = false;
+        if matches!(operation, Operation::Read | Operation::Write) {
+            copied = match self.place_data(head, request) {
+                Ok(copied) => copied,
+                Err(error) => return Submission::Refused(error),
+            };
+            answer = length as u32;
+            next = match operation {
+                Operation::Read if copied => Next::CopyOut,
+                Operation::Write if request.durable && self.device.parameters.write_back => Next::Flush,
+                _ => Next::Nothing,
+            };
+        } else {
+            self.data.clear();
+        }
+        // A later round never needs more than the first.
+        if !self.indirect && self.free.len() < self.data.len() + 3 {
+            return Submission::Full;
+        }
+        self.free.pop();
+        match operation {
+            Operation::Discard | Operation::WriteZeroes => next = self.launch_clear(head, operation, offset, length),
+            _ => self.launch(head, operation, offset),
+        }
+        if answer > 0 {
+            self.area.count(self.ring.memory(), copied);
+        }
+        let kept = &mut self.requests[usize::from(head)];
+        if let Next::CopyOut = next {
+            kept.segments.clear();
+            kept.segments.extend_from_slice(request.segments);
+        }
+        kept.active = Some(Active { token: request.token, answer, next, sequence: self.sequence });
+        self.sequence += 1;
+        Submission::Accepted
+    }
+
+    #[inline]
+    fn ring_doorbell(&mut self) {
+        if self.ring.publish() {
+            eventfd::signal(self.grant.kick.number());
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, completions: &mut Completions) {
+        let generation = self.device.arena.generation();
+        if generation != self.generation {
+            self.change_generation(generation);
+        }
+        let before = completions.as_slice().len();
+        loop {
+            let rounds = self.collect(completions);
+            if self.is_dead() {
+                self.fail_all(completions);
+            } else if rounds > 0 && self.ring.has_unpublished() {
+                self.ring_doorbell();
+            }
+            if !self.armed {
+                return;
+            }
+            if completions.as_slice().len() > before {
+                self.armed = false;
+                self.ring.refuse_interrupt();
+                return eventfd::drain(self.grant.call.number());
+            }
+            // The interrupt was for a round that is not the last: ask for another.
+            if rounds == 0 || self.arm_interrupt() {
+                return;
+            }
+        }
+    }
+
+    fn interrupt(&self) -> Option<i32> {
+        self.interrupts.then(|| self.grant.call.number())
+    }
+
+    fn arm_interrupt(&mut self) -> bool {
+        if !self.interrupts || self.is_dead() {
+            return false;
+        }
+        self.armed = true;
+        // First, so that what is written from here on stays.
+        eventfd::drain(self.grant.call.number());
+        self.ring.ask_for_interrupt() && self.device.arena.generation() == self.generation
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.device.supply.return_queue(self.grant.index);
+    }
+}

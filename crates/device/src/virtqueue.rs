@@ -1,0 +1,259 @@
+//! The driver's half of a split virtqueue (virtio 1.2, section 2.7) in memory
+//! that is shared with the device: descriptor table, available ring, used ring.
+//! It knows nothing of what the buffers mean.
+//!
+//! # Who writes what
+//! The driver owns the descriptors of a chain until it has published the
+//! chain's head, and again once it has taken the head from the used ring. Each
+//! side writes its own ring and, behind the other's ring, the index from which
+//! on it wants to be told.
+//!
+//! | word | edge |
+//! |---|---|
+//! | index of the available ring | [`Edge::AvailableIndex`] |
+//! | index of the used ring | [`Edge::UsedIndex`] |
+//! | available event, or the flags of the used ring | [`Edge::AvailableEvent`] |
+//! | used event, or the flags of the available ring | [`Edge::UsedEvent`] |
+//!
+//! The device is not trusted with our memory: what it writes is taken for
+//! numbers, and whoever takes a head checks it.
+
+use usring_sys::ordering::{Edge, Side};
+use usring_sys::shared::SharedMemory;
+use usring_sys::sync::{Arc, Ordering};
+
+/// Bytes of a descriptor.
+pub const DESCRIPTOR: usize = 16;
+
+/// The chain goes on with the next one.
+const NEXT: u16 = 1;
+/// The device writes it (else it reads it).
+const WRITE: u16 = 2;
+/// It is a table of descriptors.
+const INDIRECT: u16 = 4;
+
+/// Flags of the available ring: do not tell me.
+const NO_INTERRUPT: u16 = 1;
+/// Flags of the used ring: do not tell me.
+const NO_NOTIFY: u16 = 1;
+
+/// One buffer, or a table of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Descriptor {
+    /// As the device knows the memory.
+    pub address: u64,
+    pub length: u32,
+    flags: u16,
+    next: u16,
+}
+
+impl Descriptor {
+    pub fn readable(address: u64, length: u32) -> Self {
+        Descriptor { address, length, ..Self::default() }
+    }
+
+    pub fn writable(address: u64, length: u32) -> Self {
+        Descriptor { address, length, flags: WRITE, next: 0 }
+    }
+
+    /// A table of `count` descriptors at an address.
+    pub fn table(address: u64, count: usize) -> Self {
+        Descriptor { address, length: (count * DESCRIPTOR) as u32, flags: INDIRECT, next: 0 }
+    }
+
+    /// The same, with the chain going on.
+    #[must_use]
+    pub fn followed_by(self, next: u16) -> Self {
+        Descriptor { flags: self.flags | NEXT, next, ..self }
+    }
+
+    /// Puts it into shared memory, at a multiple of 16.
+    #[inline]
+    pub fn store(self, memory: &SharedMemory, offset: usize) {
+        let rest = u64::from(self.length) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;
+        memory.write(offset, [self.address, rest]);
+    }
+}
+
+/// Where the parts of a queue of `size` descriptors lie in their memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// At a multiple of 16.
+    pub descriptors: usize,
+    /// At a multiple of 2.
+    pub available: usize,
+    /// At a multiple of 8, less 4: its entries lie at multiples of 8 then.
+    pub used: usize,
+    /// A power of two.
+    pub size: u16,
+}
+
+impl Places {
+    pub fn available_index(&self) -> usize {
+        self.available + 2
+    }
+
+    pub fn used_index(&self) -> usize {
+        self.used + 2
+    }
+
+    fn available_entry(&self, index: u16) -> usize {
+        self.available + 4 + 2 * usize::from(index & (self.size - 1))
+    }
+
+    fn used_entry(&self, index: u16) -> usize {
+        self.used + 4 + 8 * usize::from(index & (self.size - 1))
+    }
+
+    /// Written by the driver.
+    fn used_event(&self) -> usize {
+        self.available + 4 + 2 * usize::from(self.size)
+    }
+
+    /// Written by the device.
+    fn available_event(&self) -> usize {
+        self.used + 4 + 8 * usize::from(self.size)
+    }
+}
+
+/// Whether an index that moves from `old` to `new` passes the one from which on
+/// somebody wants to be told (virtio 1.2, section 2.7.7.2).
+#[inline]
+fn passes(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+/// The driver's half of a queue.
+pub struct VirtQueue {
+    memory: Arc<SharedMemory>,
+    places: Places,
+    /// VIRTIO_RING_F_EVENT_IDX was agreed on.
+    event_index: bool,
+    /// Heads put into the available ring, published or not.
+    added: u16,
+    published: u16,
+    /// Entries of the used ring that have been taken.
+    taken: u16,
+}
+
+impl VirtQueue {
+    /// A queue whose memory is all zero; its device tells nobody until asked to.
+    pub fn new(memory: Arc<SharedMemory>, places: Places, event_index: bool) -> Self {
+        let queue = VirtQueue { memory, places, event_index, added: 0, published: 0, taken: 0 };
+        queue.refuse_interrupt();
+        queue
+    }
+
+    pub fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
+    #[inline]
+    pub fn set_descriptor(&self, index: u16, descriptor: Descriptor) {
+        descriptor.store(&self.memory, self.places.descriptors + usize::from(index) * DESCRIPTOR);
+    }
+
+    /// Puts a chain, which is complete, at the end of the available ring.
+    #[inline]
+    pub fn add(&mut self, head: u16) {
+        self.memory.half_word(self.places.available_entry(self.added)).store(head, Ordering::Relaxed);
+        self.added = self.added.wrapping_add(1);
+    }
+
+    #[inline]
+    pub fn has_unpublished(&self) -> bool {
+        self.added != self.published
+    }
+
+    /// Lets the device see what was added; `true` if it wants to be told of it.
+    #[inline]
+    #[must_use]
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.published, self.added);
+        if old == new {
+            return false;
+        }
+        self.memory.half_word(self.places.available_index()).store(new, Edge::AvailableIndex.release());
+        self.published = new;
+        Edge::AvailableEvent.barrier(Side::Waker);
+        if self.event_index {
+            passes(self.memory.half_word(self.places.available_event()).load(Ordering::Relaxed), new, old)
+        } else {
+            self.memory.half_word(self.places.used).load(Ordering::Relaxed) & NO_NOTIFY == 0
+        }
+    }
+
+    /// The next head that the device has done with: whatever it says.
+    #[inline]
+    pub fn take(&mut self) -> Option<u32> {
+        if self.used_index() == self.taken {
+            return None;
+        }
+        let entry: u64 = self.memory.read(self.places.used_entry(self.taken));
+        self.taken = self.taken.wrapping_add(1);
+        Some(entry as u32)
+    }
+
+    #[inline]
+    fn used_index(&self) -> u16 {
+        self.memory.half_word(self.places.used_index()).load(Edge::UsedIndex.acquire())
+    }
+
+    /// Asks to be told of the next head that is done. `false` if there is one
+    /// already, of which nobody may tell.
+    pub fn ask_for_interrupt(&self) -> bool {
+        if self.event_index {
+            self.memory.half_word(self.places.used_event()).store(self.taken, Ordering::Relaxed);
+        } else {
+            self.memory.half_word(self.places.available).store(0, Ordering::Relaxed);
+        }
+        Edge::UsedEvent.barrier(Side::Sleeper);
+        self.used_index() == self.taken
+    }
+
+    /// Takes the wish back. (With EVENT_IDX one wish is one interrupt; what is
+    /// left is that the index passes the same place again, once in 65,536.)
+    pub fn refuse_interrupt(&self) {
+        if self.event_index {
+            self.memory.half_word(self.places.used_event()).store(self.taken.wrapping_sub(1), Ordering::Relaxed);
+        } else {
+            self.memory.half_word(self.places.available).store(NO_INTERRUPT, Ordering::Relaxed);
+        }
+    }
+
+    /// Heads that the device has done with and nobody has taken yet. Only while
+    /// no device is at work on the queue.
+    pub fn not_taken(&self) -> impl Iterator<Item = u32> + '_ {
+        let count = self.used_index().wrapping_sub(self.taken).min(self.places.size);
+        (0..count).map(|index| self.memory.read::<u64>(self.places.used_entry(self.taken.wrapping_add(index))) as u32)
+    }
+
+    /// Makes the queue ready for another device, which starts at the used
+    /// index: what lies in the available ring from there on is exactly `heads`,
+    /// everything that is still to be done. Only while no device is at work on it.
+    pub fn make_over(&mut self, heads: impl Iterator<Item = u16>) {
+        self.added = self.used_index();
+        heads.for_each(|head| self.add(head));
+        self.published = self.added;
+        // It is told of the next one, whatever the other device had wished.
+        self.memory.half_word(self.places.used).store(0, Ordering::Relaxed);
+        self.memory.half_word(self.places.available_event()).store(self.added, Ordering::Relaxed);
+        self.memory.half_word(self.places.available_index()).store(self.added, Edge::AvailableIndex.release());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_passes_an_event_when_it_moves_beyond_it() {
+        assert!(passes(0, 1, 0));
+        assert!(!passes(1, 1, 0));
+        assert!(passes(5, 9, 5));
+        assert!(!passes(4, 9, 5));
+        assert!(passes(0xffff, 0, 0xffff));
+        assert!(passes(0xfffe, 3, 0xfff0));
+        assert!(!passes(0x8000, 3, 0xfff0));
+    }
+}

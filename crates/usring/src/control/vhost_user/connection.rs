@@ -1,0 +1,262 @@
+//! One connection to a back end: the messages, in the order in which the
+//! vhost-user protocol wants them. Whoever gets an error here gives the
+//! connection up.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use usring_device::driver::vhost_user::arena::{self, Arena, Parameters, QueueArea};
+use usring_device::driver::vhost_user::block::{CONFIGURATION, feature};
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vmm_sys_util::eventfd::EventFd;
+
+/// What went wrong, to stand behind "the back end on PATH".
+pub type Failure = String;
+
+/// A back end that says nothing for so long is given up.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the protocol offers beside the plain queues, and we make use of.
+const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
+    .union(VhostUserProtocolFeatures::CONFIG)
+    .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
+
+/// Memory that the back end is to see.
+pub struct Region {
+    pub file: File,
+    pub length: u64,
+    pub address: u64,
+}
+
+/// What goes with a queue.
+pub struct Signals<'a> {
+    pub kick: &'a EventFd,
+    pub call: &'a EventFd,
+    pub error: &'a EventFd,
+}
+
+pub struct Connection {
+    frontend: Frontend,
+    socket: UnixStream,
+    /// What the back end offers.
+    features: u64,
+    protocol: VhostUserProtocolFeatures,
+    pub queues: u32,
+    memory_slots: usize,
+}
+
+fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
+    move |error| format!("does not {what} ({error})")
+}
+
+impl Connection {
+    /// Connects, and finds out what the back end can do.
+    pub fn open(path: &str) -> Result<Connection, Failure> {
+        let prepare = || {
+            let stream = UnixStream::connect(path)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            Ok((stream.try_clone()?, stream))
+        };
+        let (socket, stream) = prepare().map_err(|error: std::io::Error| format!("cannot be reached ({error})"))?;
+        let mut frontend = Frontend::from_stream(stream, 1);
+        let features = frontend
+            .get_features()
+            .map_err(|error| format!("does not answer ({error}); it may serve another front end, and serves one"))?;
+        let negotiates = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+        if features & negotiates == 0 || features & feature::VERSION_1 == 0 {
+            return Err("is too old: it offers no protocol features, or no virtio 1".into());
+        }
+        let protocol = frontend.get_protocol_features().map_err(failed("tell its protocol features"))? & PROTOCOL;
+        if !protocol.contains(VhostUserProtocolFeatures::CONFIG) {
+            return Err("is no block device: it has no configuration space".into());
+        }
+        frontend.set_protocol_features(protocol).map_err(failed("take protocol features"))?;
+        if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+            frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
+        let queues = if protocol.contains(VhostUserProtocolFeatures::MQ) {
+            frontend.get_queue_num().map_err(failed("tell its number of queues"))?
+        } else {
+            1
+        };
+        let memory_slots = if protocol.contains(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS) {
+            frontend.get_max_mem_slots().map_err(failed("tell its memory slots"))? as usize
+        } else {
+            0
+        };
+        frontend.set_owner().map_err(failed("take an owner"))?;
+        Ok(Connection { frontend, socket, features, protocol, queues: queues as u32, memory_slots })
+    }
+
+    /// Readable or hung up when the back end goes.
+    pub fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
+    /// Agrees on everything that both sides know, and reads what the device is like.
+    pub fn agree(&mut self, queues: u32) -> Result<Parameters, Failure> {
+        let features = self.features & feature::WANTED;
+        self.accept(features)?;
+        self.configuration(features, queues)
+    }
+
+    /// Agrees on what was agreed on with the back end before this one.
+    pub fn agree_again(&mut self, parameters: &Parameters) -> Result<(), Failure> {
+        if parameters.features & !self.features != 0 || parameters.queues > self.queues {
+            return Err("is not like the one before it: features or queues are missing".into());
+        }
+        self.accept(parameters.features)?;
+        let present = self.configuration(parameters.features, parameters.queues)?;
+        if present.size < parameters.size || present.block != parameters.block {
+            return Err("is not like the one before it: its size or block has changed".into());
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, features: u64) -> Result<(), Failure> {
+        let negotiated = features | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+        self.frontend.set_features(negotiated).map_err(failed("take features"))
+    }
+
+    fn configuration(&mut self, features: u64, queues: u32) -> Result<Parameters, Failure> {
+        let none = [0; CONFIGURATION];
+        let flags = VhostUserConfigFlags::empty();
+        let answer = self.frontend.get_config(0, CONFIGURATION as u32, flags, &none);
+        let (_, bytes) = answer.map_err(failed("tell its configuration"))?;
+        let bytes: &[u8; CONFIGURATION] =
+            bytes.as_slice().try_into().map_err(failed("tell all of its configuration"))?;
+        let parameters = Parameters::of_configuration(bytes, features, queues);
+        if parameters.size == 0 || parameters.geometry().transfer == 0 || !parameters.block.is_power_of_two() {
+            return Err("has no blocks that could be read".into());
+        }
+        Ok(parameters)
+    }
+
+    /// A record of what is in flight, which outlives the back end; `None` if it keeps none.
+    pub fn begin_record(&mut self, queues: u32) -> Result<Option<(VhostUserInflight, File)>, Failure> {
+        if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+            return Ok(None);
+        }
+        let wanted = VhostUserInflight::new(0, 0, queues as u16, arena::QUEUE_SIZE);
+        let (record, file) = self.frontend.get_inflight_fd(&wanted).map_err(failed("make a record of requests"))?;
+        self.set_record(&record, &file)?;
+        Ok(Some((record, file)))
+    }
+
+    /// Gives it the record of the back end before it; `false` if it keeps none.
+    pub fn go_on_with_record(&mut self, record: &VhostUserInflight, file: &File) -> Result<bool, Failure> {
+        if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+            return Ok(false);
+        }
+        self.set_record(record, file).map(|()| true)
+    }
+
+    fn set_record(&mut self, record: &VhostUserInflight, file: &File) -> Result<(), Failure> {
+        self.frontend.set_inflight_fd(record, file.as_raw_fd()).map_err(failed("take a record of requests"))
+    }
+
+    /// Whether memory can be shared while queues are at work.
+    pub fn has_memory_slots(&self) -> bool {
+        self.memory_slots > 0
+    }
+
+    /// How many regions it takes.
+    pub fn most_regions(&self) -> usize {
+        // A table in one message carries eight descriptors.
+        if self.has_memory_slots() { self.memory_slots } else { 8 }
+    }
+
+    /// All memory at once, before a queue is at work.
+    pub fn set_memory<'a>(&mut self, regions: impl Iterator<Item = &'a Region>) -> Result<(), Failure> {
+        let mut regions = regions.map(describe);
+        if !self.has_memory_slots() {
+            let all: Vec<_> = regions.collect();
+            return self.frontend.set_mem_table(&all).map(drop).map_err(failed("take its memory"));
+        }
+        let first = regions.next().ok_or("has no memory")?;
+        self.frontend.set_mem_table(&[first]).map_err(failed("take its memory"))?;
+        regions.try_for_each(|region| self.frontend.add_mem_region(&region).map(drop)).map_err(failed("take memory"))
+    }
+
+    pub fn add_memory(&mut self, region: &Region) -> Result<(), Failure> {
+        self.frontend.add_mem_region(&describe(region)).map(drop).map_err(failed("take memory"))
+    }
+
+    pub fn remove_memory(&mut self, region: &Region) -> Result<(), Failure> {
+        self.frontend.remove_mem_region(&describe(region)).map_err(failed("give memory back"))
+    }
+
+    /// Sets a queue to work, from what its rings say is still to be done.
+    pub fn start_queue(
+        &mut self,
+        index: u32,
+        arena: &Arena,
+        area: QueueArea,
+        signals: &Signals,
+    ) -> Result<(), Failure> {
+        let places = area.places();
+        let (_, used) = arena.progress(area);
+        let addresses = VringConfigData {
+            queue_max_size: arena::QUEUE_SIZE,
+            queue_size: arena::QUEUE_SIZE,
+            flags: 0,
+            desc_table_addr: arena::address(places.descriptors),
+            used_ring_addr: arena::address(places.used),
+            avail_ring_addr: arena::address(places.available),
+            log_addr: None,
+        };
+        let queue = index as usize;
+        let frontend = &mut self.frontend;
+        let mut set_up = || {
+            frontend.set_vring_num(queue, arena::QUEUE_SIZE)?;
+            frontend.set_vring_base(queue, used)?;
+            frontend.set_vring_addr(queue, &addresses)?;
+            frontend.set_vring_err(queue, signals.error)?;
+            frontend.set_vring_call(queue, signals.call)?;
+            frontend.set_vring_kick(queue, signals.kick)?;
+            frontend.set_vring_enable(queue, true)
+        };
+        set_up().map_err(failed("start a queue"))?;
+        // Whatever was published while nobody looked.
+        let _ = signals.kick.write(1);
+        Ok(())
+    }
+
+    /// When this has returned the back end has let go of the queue.
+    pub fn stop_queue(&mut self, index: u32) -> Result<(), Failure> {
+        let frontend = &mut self.frontend;
+        let mut stop = || {
+            frontend.set_vring_enable(index as usize, false)?;
+            frontend.get_vring_base(index as usize)
+        };
+        stop().map(drop).map_err(failed("stop a queue"))
+    }
+}
+
+fn describe(region: &Region) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: region.address,
+        memory_size: region.length,
+        // One name for each byte: rings go by the one, buffers by the other.
+        userspace_addr: region.address,
+        mmap_offset: 0,
+        mmap_handle: region.file.as_raw_fd(),
+    }
+}
+
+/// A file of our own for a descriptor that somebody lends.
+pub fn duplicate(number: i32) -> std::io::Result<File> {
+    if number < 0 {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: not −1; a number that is no open descriptor is answered with EBADF.
+    unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().map(File::from)
+}

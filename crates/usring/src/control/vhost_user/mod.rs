@@ -1,0 +1,494 @@
+//! The control plane of a vhost-user device: the connection to its back end,
+//! the queues and who has them, and what happens when the back end goes. The
+//! requests themselves never come here.
+//!
+//! One thread, the attendant, watches the connection. Everybody who asks for a
+//! queue or shares memory does the asking himself, under the same lock. How
+//! the users of queues learn of a new back end is told in
+//! [`usring_device::driver::vhost_user::arena`].
+
+mod connection;
+mod record;
+
+use connection::{Connection, Failure, Region, Signals, duplicate};
+use record::Record;
+use std::fmt;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use usring_device::driver::vhost_user::Options;
+use usring_device::driver::vhost_user::arena::{Arena, BASE, Parameters};
+use usring_device::{QueueGrant, SharedRegion, Supply};
+use usring_sys::Errno;
+use usring_sys::descriptor::{OwnedDescriptor, duplicate_private};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// As many queues are prepared if nobody says how many: each costs address
+/// space, and a thread of the back end perhaps.
+const USUAL_QUEUES: u32 = 16;
+
+/// How often a back end that has gone is looked for.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// How long a queue that is returned may take to end its requests. A back end
+/// that needs longer keeps the queue.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// How long somebody waits for a queue that is being returned.
+const QUEUE_WAIT: Duration = Duration::from_secs(2);
+
+/// Registered memory lies above all arenas.
+const REGIONS: u64 = BASE * 2;
+
+/// Where sentences for the user go.
+pub type Report = Box<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
+
+/// A connected device. Dropping it ends the connection: requests that are
+/// still out are answered with EIO.
+pub struct VhostUser {
+    shared: Arc<Shared>,
+    attendant: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    socket: String,
+    reconnect: bool,
+    report: Report,
+    arena: Arena,
+    parameters: Parameters,
+    /// Made readable by users who have put their rings in order, and to stop.
+    wake: EventFd,
+    /// Made readable by the back end when it finds a queue broken.
+    error: EventFd,
+    state: Mutex<State>,
+}
+
+struct State {
+    connection: Option<Connection>,
+    queues: Vec<Option<Queue>>,
+    /// The arena, and what was shared since.
+    regions: Vec<Option<Region>>,
+    next_address: u64,
+    record: Option<Record>,
+    is_over: bool,
+    has_told_busy: bool,
+    /// Why the last attempt to reconnect failed, told once.
+    last_failure: String,
+}
+
+/// A queue that somebody has.
+struct Queue {
+    kick: EventFd,
+    call: EventFd,
+    /// This back end works on it.
+    is_started: bool,
+    is_returned: bool,
+}
+
+impl fmt::Debug for VhostUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VhostUser").field("socket", &self.shared.socket).finish_non_exhaustive()
+    }
+}
+
+impl VhostUser {
+    /// Connects to the back end. `report` is given what a user should read.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with the back end.
+    pub fn connect(options: &Options<'_>, report: Report) -> Result<VhostUser, String> {
+        let socket = options.socket.to_owned();
+        let shared =
+            Shared::connect(options, report).map_err(|failure| format!("the back end on {socket} {failure}"))?;
+        let shared = Arc::new(shared);
+        let watched = Arc::clone(&shared);
+        let attendant = std::thread::Builder::new()
+            .name("vhost-user".into())
+            .spawn(move || watched.attend())
+            .map_err(|error| format!("cannot start a thread for the back end on {socket} ({error})"))?;
+        Ok(VhostUser { shared, attendant: Some(attendant) })
+    }
+
+    /// What the drivers of this device ask.
+    pub fn supply(&self) -> Box<dyn Supply> {
+        Box::new(Handle(Arc::clone(&self.shared)))
+    }
+
+    /// Bytes of the device.
+    pub fn size(&self) -> u64 {
+        self.shared.parameters.size
+    }
+
+    /// Reads and writes of the queues that are in use: with a copy, and without one.
+    pub fn counts(&self) -> (u64, u64) {
+        let state = self.shared.lock();
+        let used = state.queues.iter().enumerate().filter(|(_, queue)| queue.is_some());
+        used.fold((0, 0), |(copied, direct), (index, _)| {
+            let more = self.shared.arena.queue(index as u32).counts(self.shared.arena.memory());
+            (copied + u64::from(more.0), direct + u64::from(more.1))
+        })
+    }
+}
+
+impl Drop for VhostUser {
+    fn drop(&mut self) {
+        self.shared.lock().is_over = true;
+        let _ = self.shared.wake.write(1);
+        if let Some(attendant) = self.attendant.take() {
+            let _ = attendant.join();
+        }
+    }
+}
+
+impl Shared {
+    fn connect(options: &Options<'_>, report: Report) -> Result<Shared, Failure> {
+        let cannot = |what: &'static str| move |error: Errno| format!("cannot be given {what} ({error})");
+        let eventfd = || EventFd::new(EFD_NONBLOCK).map_err(|error| format!("cannot be given an eventfd ({error})"));
+        let mut connection = Connection::open(options.socket)?;
+        let queues = match options.queues {
+            Some(queues) if queues > connection.queues => {
+                return Err(format!(
+                    "offers {} of {queues} queues; start it with num-queues={queues}",
+                    connection.queues
+                ));
+            }
+            Some(queues) => queues,
+            None => connection.queues.min(USUAL_QUEUES),
+        };
+        let parameters = connection.agree(queues)?;
+        let arena = Arena::create(&parameters).map_err(cannot("memory"))?;
+        let file =
+            duplicate(arena.file().unwrap_or(-1)).map_err(|error| format!("cannot be given memory ({error})"))?;
+        let region = Region { file, length: Arena::length(queues) as u64, address: BASE };
+        let record = match connection.begin_record(queues)? {
+            Some((description, file)) => Some(Record::new(description, file).map_err(cannot("its record back"))?),
+            None => None,
+        };
+        connection.set_memory(std::iter::once(&region))?;
+        let state = State {
+            connection: Some(connection),
+            queues: (0..queues).map(|_| None).collect(),
+            regions: vec![Some(region)],
+            next_address: REGIONS,
+            record,
+            is_over: false,
+            has_told_busy: false,
+            last_failure: String::new(),
+        };
+        Ok(Shared {
+            socket: options.socket.to_owned(),
+            reconnect: options.reconnect,
+            report,
+            arena,
+            parameters,
+            wake: eventfd()?,
+            error: eventfd()?,
+            state: Mutex::new(state),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, what: fmt::Arguments<'_>) {
+        (self.report)(format_args!("the back end on {} {what}", self.socket));
+    }
+
+    /// The attendant's life.
+    fn attend(&self) {
+        loop {
+            self.wait();
+            let _ = self.wake.read();
+            let mut state = self.lock();
+            if state.is_over {
+                state.connection = None;
+                return self.end(&mut state);
+            }
+            if state.connection.as_ref().is_some_and(|connection| has_hung_up(connection.socket().as_raw_fd())) {
+                self.lose(&mut state, "has gone");
+            }
+            if self.error.read().is_ok() && state.connection.is_some() {
+                self.lose(&mut state, "finds a queue broken");
+            }
+            if state.connection.is_none() && self.reconnect {
+                self.reconnect(&mut state);
+            }
+            self.start_queues(&mut state);
+            self.take_back_queues(&mut state);
+        }
+    }
+
+    /// Sleeps until there may be something to do.
+    fn wait(&self) {
+        let state = self.lock();
+        let socket = state.connection.as_ref().map_or(-1, |connection| connection.socket().as_raw_fd());
+        let is_alone = state.connection.is_none() && self.reconnect && !state.is_over;
+        let is_parting = state.queues.iter().flatten().any(|queue| queue.is_returned);
+        drop(state);
+        let watch = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        let mut watched = [
+            watch(self.wake.as_raw_fd(), libc::POLLIN),
+            watch(self.error.as_raw_fd(), libc::POLLIN),
+            watch(socket, libc::POLLRDHUP),
+        ];
+        let timeout = if is_alone || is_parting { RETRY.as_millis() as i32 } else { -1 };
+        // SAFETY: three entries, as it says. A socket that another thread has
+        // closed meanwhile is at worst another file that is looked at once.
+        unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, timeout) };
+    }
+
+    /// The connection is of no use any more.
+    fn lose(&self, state: &mut State, why: &str) {
+        state.connection = None;
+        state.queues.iter_mut().flatten().for_each(|queue| queue.is_started = false);
+        if self.reconnect {
+            self.tell(format_args!("{why}; its requests wait until it is back"));
+        } else {
+            self.tell(format_args!("{why}: input/output error from now on (reconnect=on would wait for it)"));
+            self.end(state);
+        }
+    }
+
+    /// There will be no back end any more: users answer EIO.
+    fn end(&self, state: &mut State) {
+        self.arena.end();
+        state.call_all();
+    }
+
+    /// Looks for another back end and gives it what the one before it had.
+    fn reconnect(&self, state: &mut State) {
+        let mut attempt = || {
+            let mut connection = Connection::open(&self.socket)?;
+            connection.agree_again(&self.parameters)?;
+            if let Some(record) = &state.record
+                && !connection.go_on_with_record(&record.description, &record.file)?
+            {
+                state.record = None;
+            }
+            connection.set_memory(state.regions.iter().flatten())?;
+            Ok(connection)
+        };
+        match attempt() {
+            Ok(connection) => {
+                state.connection = Some(connection);
+                state.last_failure.clear();
+                self.tell(format_args!("is back"));
+                self.arena.begin_generation();
+                state.call_all();
+            }
+            Err(failure) => {
+                let failure: Failure = failure;
+                // That there is none is the usual case, and told already.
+                if failure != state.last_failure && !failure.starts_with("cannot be reached") {
+                    self.tell(format_args!("{failure}"));
+                }
+                state.last_failure = failure;
+            }
+        }
+    }
+
+    /// Sets those queues to work whose rings are in order for this back end.
+    fn start_queues(&self, state: &mut State) {
+        let State { connection: Some(connection), queues, .. } = state else { return };
+        let generation = self.arena.generation();
+        let mut outcome = Ok(());
+        for (index, queue) in queues.iter_mut().enumerate() {
+            let area = self.arena.queue(index as u32);
+            if let Some(queue) = queue
+                && !queue.is_started
+                && !queue.is_returned
+                && area.settled(self.arena.memory()) == generation
+            {
+                let signals = Signals { kick: &queue.kick, call: &queue.call, error: &self.error };
+                outcome = outcome.and_then(|()| connection.start_queue(index as u32, &self.arena, area, &signals));
+                queue.is_started = outcome.is_ok();
+            }
+        }
+        if let Err(failure) = outcome {
+            self.lose(state, &failure);
+            let _ = self.wake.write(1);
+        }
+    }
+
+    /// Ends the queues that were returned and have nothing in flight.
+    fn take_back_queues(&self, state: &mut State) {
+        let State { connection, queues, record, .. } = state;
+        let mut outcome = Ok(());
+        for (index, place) in queues.iter_mut().enumerate() {
+            let Some(queue) = place else { continue };
+            if !queue.is_returned {
+                continue;
+            }
+            if let (Some(connection), true) = (connection.as_mut(), queue.is_started) {
+                let (published, used) = self.arena.progress(self.arena.queue(index as u32));
+                if published != used {
+                    continue;
+                }
+                outcome = outcome.and_then(|()| connection.stop_queue(index as u32));
+            }
+            if let Some(record) = record {
+                record.clear(index as u32);
+            }
+            *place = None;
+        }
+        if let Err(failure) = outcome {
+            self.lose(state, &failure);
+            let _ = self.wake.write(1);
+        }
+    }
+
+    fn grant(&self) -> Result<QueueGrant, Errno> {
+        let start = Instant::now();
+        loop {
+            let mut state = self.lock();
+            if usring_device::driver::vhost_user::arena::is_end(self.arena.generation()) {
+                return Err(Errno::EIO);
+            }
+            self.take_back_queues(&mut state);
+            if let Some(index) = state.queues.iter().position(Option::is_none) {
+                return self.hand_out(&mut state, index as u32);
+            }
+            let is_hopeless = !state.queues.iter().flatten().any(|queue| queue.is_returned);
+            if is_hopeless || start.elapsed() > QUEUE_WAIT {
+                if !std::mem::replace(&mut state.has_told_busy, true) {
+                    let count = state.queues.len();
+                    self.tell(format_args!(
+                        "offers {count} queue{}, all in use; start it with num-queues=… for more",
+                        if count == 1 { "" } else { "s" }
+                    ));
+                }
+                return Err(Errno::EBUSY);
+            }
+            drop(state);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn hand_out(&self, state: &mut State, index: u32) -> Result<QueueGrant, Errno> {
+        let eventfd = || EventFd::new(EFD_NONBLOCK).map_err(|_| Errno::EMFILE);
+        let queue = Queue { kick: eventfd()?, call: eventfd()?, is_started: false, is_returned: false };
+        let grant = QueueGrant {
+            index,
+            kick: duplicate_private(queue.kick.as_raw_fd())?,
+            call: duplicate_private(queue.call.as_raw_fd())?,
+            settled: duplicate_private(self.wake.as_raw_fd())?,
+        };
+        self.arena.clear(self.arena.queue(index));
+        state.queues[index as usize] = Some(queue);
+        self.start_queues(state);
+        Ok(grant)
+    }
+
+    fn take_back(&self, index: u32) {
+        let start = Instant::now();
+        loop {
+            let mut state = self.lock();
+            let Some(Some(queue)) = state.queues.get_mut(index as usize) else { return };
+            queue.is_returned = true;
+            self.take_back_queues(&mut state);
+            if state.queues[index as usize].is_none() {
+                return;
+            }
+            drop(state);
+            if start.elapsed() > FAREWELL {
+                // The attendant goes on trying.
+                let _ = self.wake.write(1);
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let is_at_work = state.queues.iter().any(Option::is_some);
+        let Some(connection) = &mut state.connection else { return Err(Errno::EAGAIN) };
+        let count = state.regions.iter().flatten().count();
+        // Without slots all memory is told anew, which a queue at work does not survive.
+        if count >= connection.most_regions() || (is_at_work && !connection.has_memory_slots()) {
+            return Err(Errno::ENOSPC);
+        }
+        let address = state.next_address;
+        let region = Region { file: duplicate(file).map_err(|_| Errno::EBADF)?, length, address };
+        let outcome = if connection.has_memory_slots() {
+            connection.add_memory(&region)
+        } else {
+            connection.set_memory(state.regions.iter().flatten().chain(std::iter::once(&region)))
+        };
+        if let Err(failure) = outcome {
+            self.lose(state, &failure);
+            let _ = self.wake.write(1);
+            return Err(Errno::EIO);
+        }
+        state.next_address += length.next_multiple_of(1 << 21) + (1 << 21);
+        let slot = state.regions.iter().position(Option::is_none).unwrap_or(state.regions.len());
+        if slot == state.regions.len() {
+            state.regions.push(None);
+        }
+        state.regions[slot] = Some(region);
+        Ok(SharedRegion { slot: slot as u32, address })
+    }
+
+    fn unshare(&self, slot: u32) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        // The first is the arena.
+        let Some(place) = state.regions.get_mut(slot as usize).filter(|_| slot > 0) else { return };
+        let (Some(region), Some(connection)) = (place.take(), &mut state.connection) else { return };
+        // Without slots it sees the memory for as long as it is connected.
+        if connection.has_memory_slots()
+            && let Err(failure) = connection.remove_memory(&region)
+        {
+            self.lose(state, &failure);
+            let _ = self.wake.write(1);
+        }
+    }
+}
+
+impl State {
+    /// Wakes everybody who may sleep until a completion.
+    fn call_all(&self) {
+        self.queues.iter().flatten().for_each(|queue| {
+            let _ = queue.call.write(1);
+        });
+    }
+}
+
+fn has_hung_up(socket: i32) -> bool {
+    let mut watched = libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one entry, as it says.
+    let count = unsafe { libc::poll(&mut watched, 1, 0) };
+    count > 0 && watched.revents != 0
+}
+
+/// The supplies of a process that has the control plane in itself.
+struct Handle(Arc<Shared>);
+
+impl Supply for Handle {
+    fn memory(&self, _: u64) -> Result<OwnedDescriptor, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn arena(&self) -> Result<OwnedDescriptor, Errno> {
+        duplicate_private(self.0.arena.file().ok_or(Errno::EBADF)?)
+    }
+
+    fn queue(&self) -> Result<QueueGrant, Errno> {
+        self.0.grant()
+    }
+
+    fn return_queue(&self, index: u32) {
+        self.0.take_back(index);
+    }
+
+    fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {
+        self.0.share(file, length)
+    }
+
+    fn unshare(&self, slot: u32) {
+        self.0.unshare(slot);
+    }
+}

@@ -1,0 +1,121 @@
+//! A real back end: Debian's qemu-storage-daemon on a file.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use usring::control::vhost_user::VhostUser;
+use usring_device::driver::vhost_user::Options;
+use usring_device::spec;
+use usring_device::{Driver, QueueOptions, QueuePair};
+
+/// No wait of a test is longer.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+pub struct Backend {
+    daemon: Option<Child>,
+    folder: tempfile::TempDir,
+    format: &'static str,
+    queues: u32,
+}
+
+/// Whether there is a back end to test with. `cargo xtask check` installs it.
+pub fn is_there() -> bool {
+    let found = Path::new("/usr/bin/qemu-storage-daemon").exists();
+    if !found {
+        eprintln!("skipped: there is no qemu-storage-daemon (Debian: qemu-system-common)");
+    }
+    found
+}
+
+impl Backend {
+    pub fn start(format: &'static str, size: u64, queues: u32) -> Backend {
+        let folder = tempfile::tempdir().unwrap();
+        let mut backend = Backend { daemon: None, folder, format, queues };
+        let image = backend.image();
+        if format == "raw" {
+            File::create(&image).unwrap().set_len(size).unwrap();
+        } else {
+            let mut make = Command::new("qemu-img");
+            make.args(["create", "-q", "-f", format]).arg(&image).arg(size.to_string());
+            assert!(make.status().unwrap().success());
+        }
+        backend.restart();
+        backend
+    }
+
+    pub fn image(&self) -> PathBuf {
+        self.folder.path().join("image")
+    }
+
+    pub fn socket(&self) -> String {
+        self.folder.path().join("socket").to_str().unwrap().to_owned()
+    }
+
+    /// Another daemon on the same image and socket.
+    pub fn restart(&mut self) {
+        let _ = std::fs::remove_file(self.socket());
+        let image = self.image();
+        // What a test writes need not survive the machine.
+        let file = format!("driver=file,node-name=file,filename={},discard=unmap,cache.no-flush=on", image.display());
+        let node = format!("driver={},node-name=node,file=file,discard=unmap,cache.no-flush=on", self.format);
+        let export = format!(
+            "type=vhost-user-blk,id=export,node-name=node,addr.type=unix,addr.path={},writable=on,num-queues={},writethrough={}",
+            self.socket(),
+            self.queues,
+            // qcow2's tables lie in the daemon's memory otherwise, and die with it.
+            if self.format == "qcow2" { "on" } else { "off" },
+        );
+        let daemon = Command::new("qemu-storage-daemon")
+            .args(["--blockdev", &file, "--blockdev", &node, "--export", &export])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.daemon = Some(daemon);
+        let start = Instant::now();
+        while !Path::new(&self.socket()).exists() {
+            assert!(start.elapsed() < LIMIT, "the back end does not listen");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// kill −9.
+    pub fn kill(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill().unwrap();
+            daemon.wait().unwrap();
+        }
+    }
+
+    pub fn connect(&self, options: &str) -> Device {
+        let text = format!("vhost-user:socket={}{options}", self.socket());
+        let spec = spec::parse(&text).unwrap();
+        let (sentences, told) = std::sync::mpsc::channel();
+        let report = Box::new(move |sentence: std::fmt::Arguments<'_>| {
+            let _ = sentences.send(sentence.to_string());
+        });
+        let control = VhostUser::connect(&Options::of(spec.device()).unwrap(), report).unwrap();
+        let driver = spec.open(control.supply()).unwrap();
+        Device { driver, control, told }
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The driver and its control plane, in one process.
+pub struct Device {
+    pub driver: Box<dyn Driver>,
+    pub control: VhostUser,
+    /// What a user would have read.
+    pub told: std::sync::mpsc::Receiver<String>,
+}
+
+impl Device {
+    pub fn queue(&self, interrupts: bool) -> Box<dyn QueuePair> {
+        self.driver.open_queue(QueueOptions { depth: 128, interrupts }).unwrap()
+    }
+}

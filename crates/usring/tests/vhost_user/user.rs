@@ -1,0 +1,179 @@
+//! A user of a queue pair: one request, or many at once.
+
+use crate::backend::LIMIT;
+use std::time::Instant;
+use usring_device::{Completion, Completions, DeviceRequest, Operation, QueuePair, Submission};
+use usring_sys::plain::IoVector;
+
+pub fn vector(bytes: &[u8]) -> IoVector {
+    IoVector { base: bytes.as_ptr() as u64, length: bytes.len() as u64 }
+}
+
+/// A request with all that is usual.
+pub fn request(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
+    let length = segments.iter().map(|segment| segment.length).sum();
+    DeviceRequest { token, operation, durable: false, registered: false, offset, length, segments }
+}
+
+/// Polls until `count` requests have completed.
+pub fn wait(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
+    let (start, mut all, mut completions) = (Instant::now(), Vec::new(), Completions::new());
+    while all.len() < count {
+        assert!(start.elapsed() < LIMIT, "{} of {count} requests completed", all.len());
+        completions.clear();
+        queue.poll(&mut completions);
+        all.extend_from_slice(completions.as_slice());
+        if completions.as_slice().is_empty() {
+            std::thread::yield_now();
+        }
+    }
+    all
+}
+
+/// Sleeps on the queue's interrupt until `count` requests have completed.
+pub fn wait_asleep(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
+    let (mut all, mut completions) = (Vec::new(), Completions::new());
+    loop {
+        completions.clear();
+        queue.poll(&mut completions);
+        all.extend_from_slice(completions.as_slice());
+        if all.len() >= count {
+            return all;
+        }
+        if queue.arm_interrupt() {
+            let mut watched = libc::pollfd { fd: queue.interrupt().unwrap(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one entry, as it says.
+            let woken = unsafe { libc::poll(&mut watched, 1, LIMIT.as_millis() as i32) };
+            assert_eq!(woken, 1, "{} of {count} requests completed", all.len());
+        }
+    }
+}
+
+/// One request to its end.
+pub fn run(queue: &mut dyn QueuePair, request: &DeviceRequest) -> i32 {
+    match queue.submit(request) {
+        Submission::Accepted => {
+            queue.ring_doorbell();
+            wait(queue, 1)[0].result
+        }
+        Submission::Refused(error) => error.negative(),
+        other => panic!("{other:?}"),
+    }
+}
+
+pub fn read(queue: &mut dyn QueuePair, offset: u64, length: usize) -> Vec<u8> {
+    let buffer = vec![0xa5; length];
+    assert_eq!(run(queue, &request(0, Operation::Read, offset, &[vector(&buffer)])), length as i32);
+    buffer
+}
+
+/// Numbers that depend on a seed alone.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % limit
+    }
+}
+
+const BLOCK: usize = 4096;
+
+/// Writes and reads of blocks at random places, `depth` at once, each read
+/// compared with what was last written there; no two at once on one block.
+pub struct Traffic {
+    first: u64,
+    blocks: u64,
+    /// What each block holds: a number that fills it.
+    holds: Vec<u64>,
+    lanes: Vec<Lane>,
+    numbers: Numbers,
+    pub answered: usize,
+}
+
+struct Lane {
+    buffer: Box<[u64]>,
+    /// Block and whether it is written, while a request is out.
+    out: Option<(usize, bool)>,
+}
+
+impl Traffic {
+    pub fn new(first: u64, blocks: u64, depth: usize) -> Traffic {
+        let lane = || Lane { buffer: vec![0; BLOCK / 8].into_boxed_slice(), out: None };
+        Traffic {
+            first,
+            blocks,
+            holds: vec![0; blocks as usize],
+            lanes: (0..depth).map(|_| lane()).collect(),
+            numbers: Numbers(first + depth as u64),
+            answered: 0,
+        }
+    }
+
+    /// Fills every lane that has nothing out.
+    pub fn submit(&mut self, queue: &mut dyn QueuePair) {
+        for token in 0..self.lanes.len() {
+            if self.lanes[token].out.is_some() {
+                continue;
+            }
+            let block = self.numbers.below(self.blocks) as usize;
+            let writes = self.numbers.below(2) == 0;
+            if self.lanes.iter().any(|lane| lane.out.is_some_and(|(other, _)| other == block)) {
+                continue;
+            }
+            let lane = &mut self.lanes[token];
+            if writes {
+                self.holds[block] = self.numbers.0;
+            }
+            lane.buffer.fill(if writes { self.holds[block] } else { !self.holds[block] });
+            let segment = IoVector { base: lane.buffer.as_ptr() as u64, length: BLOCK as u64 };
+            let operation = if writes { Operation::Write } else { Operation::Read };
+            let offset = self.first + (block * BLOCK) as u64;
+            assert_eq!(queue.submit(&request(token as u32, operation, offset, &[segment])), Submission::Accepted);
+            lane.out = Some((block, writes));
+        }
+        queue.ring_doorbell();
+    }
+
+    pub fn out(&self) -> usize {
+        self.lanes.iter().filter(|lane| lane.out.is_some()).count()
+    }
+
+    pub fn take(&mut self, completions: &[Completion]) {
+        for completion in completions {
+            let lane = &mut self.lanes[completion.token as usize];
+            let (block, writes) = lane.out.take().expect("each request completes once");
+            assert_eq!(completion.result, BLOCK as i32);
+            if !writes {
+                let holds = self.holds[block];
+                assert!(lane.buffer.iter().all(|word| *word == holds), "block {block} holds something else");
+            }
+            self.answered += 1;
+        }
+    }
+
+    /// A number of requests; then none is out.
+    pub fn run(&mut self, queue: &mut dyn QueuePair, count: usize) {
+        let end = self.answered + count;
+        while self.answered < end {
+            self.submit(queue);
+            let some = wait(queue, 1);
+            self.take(&some);
+        }
+        self.finish(queue);
+    }
+
+    pub fn finish(&mut self, queue: &mut dyn QueuePair) {
+        let rest = wait(queue, self.out());
+        self.take(&rest);
+    }
+
+    /// Every block, once more.
+    pub fn verify(&mut self, queue: &mut dyn QueuePair) {
+        for block in 0..self.blocks {
+            let bytes = read(queue, self.first + block * BLOCK as u64, BLOCK);
+            let holds = self.holds[block as usize].to_ne_bytes();
+            assert!(bytes.chunks_exact(8).all(|word| word == holds), "block {block} holds something else");
+        }
+    }
+}
