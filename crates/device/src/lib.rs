@@ -44,6 +44,7 @@ mod timer_interrupt;
 mod tracker;
 pub mod transfer;
 pub mod virtqueue;
+pub mod wrapper;
 
 pub use block_file::BlockFile;
 pub use channel::{Channel, Pause, Wait};

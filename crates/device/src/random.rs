@@ -31,8 +31,14 @@ impl Random {
     /// A number below `end`, each as likely as the others (to within 2⁻⁶⁴ of `end`).
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
+        share_of(self.next(), end)
     }
+}
+
+/// The share `number` / 2⁶⁴ of a whole, rounded down.
+#[inline]
+pub fn share_of(number: u64, whole: u64) -> u64 {
+    ((u128::from(number) * u128::from(whole)) >> 64) as u64
 }
 
 #[inline]

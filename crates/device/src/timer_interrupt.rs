@@ -29,6 +29,11 @@ impl TimerInterrupt {
         self.timer.as_ref().map(OwnedDescriptor::number)
     }
 
+    /// Somebody may be asleep on it.
+    pub fn is_armed(&self) -> bool {
+        self.armed.is_some()
+    }
+
     /// Somebody is going to sleep until the next completion, due then. `false`
     /// if it is due already.
     pub fn arm(&mut self, due: Option<Ticks>) -> bool {

@@ -145,6 +145,16 @@ fn a_sleeper_is_woken_for_what_comes_due_earlier_than_what_it_waits_for() {
 }
 
 #[test]
+fn a_look_that_finds_something_silences_the_interrupt() {
+    let driver = open("null:size=1G,latency=1ms");
+    let mut rig = Rig::new(&*driver, QueueOptions { depth: 4, interrupts: true });
+    for _ in 0..10 {
+        assert_eq!(rig.run(&read(0)), 4096);
+        assert!(!common::harness::is_readable(rig.queue.interrupt().unwrap(), Duration::ZERO));
+    }
+}
+
+#[test]
 fn traffic_in_the_far_end_of_a_huge_device_works() {
     let driver = open("null:size=8388600T,block=4096");
     let end = driver.geometry().size;

@@ -47,6 +47,65 @@ fn a_policy_belongs_to_the_whole_device() {
 }
 
 #[test]
+fn wrappers_take_what_the_device_inside_does_not_know() {
+    let text = "delay(null:size=1T,latency=10us,read=100us,write=1ms),poll=hybrid";
+    assert_eq!(read(text).to_string(), text);
+    let nested = read("error(delay(ram:size=1G,read=uniform(1us,2us)),seed=7,eio=1%,short=0.05,late-by=5ms)");
+    assert_eq!(
+        nested.to_string(),
+        "error(delay(ram:size=1G,read=uniform(1us,2us)),seed=7,eio=0.01,short=0.05,late-by=5ms)"
+    );
+    assert_eq!((nested.device().kind(), nested.device().size("size")), ("ram", Some(1 << 30)));
+    assert_eq!(nested.policy(), PollPolicy::Classic);
+    assert_eq!(read("delay(null:size=1G)").to_string(), "delay(null:size=1G)");
+    nested.open(Box::new(OwnSupply)).unwrap();
+}
+
+#[test]
+fn probabilities_are_decimals_or_percent() {
+    let eio = |text: &str| read(&format!("error(null:size=1G,eio={text})")).to_string();
+    for (text, written) in [("1", "1"), ("0", "0"), ("100%", "1"), ("0.5%", "0.005"), ("0.000000001", "0.000000001")] {
+        assert_eq!(eio(text), format!("error(null:size=1G,eio={written})"));
+    }
+    for text in ["1.1", "101%", "-0.1", ".5", "0.", "", "0.0000000001", "1e-3", "half"] {
+        assert!(complaint(&format!("error(null:size=1G,eio={text})")).contains("no value of 'eio'"), "{text}");
+    }
+    assert_eq!(
+        complaint("error(null:size=1G,eio=0.6,late=0.6)"),
+        "error at column 1: the probabilities are more than 1 together"
+    );
+}
+
+#[test]
+fn mistakes_in_wrappers_are_told_too() {
+    let delay = "delay takes: read, write, other, seed";
+    assert_eq!(
+        complaint("delay(ram:size=1G,raed=1us)"),
+        format!("unknown option 'raed' of ram at column 19; ram takes: size, block; {delay}")
+    );
+    assert_eq!(
+        complaint("delay(ram:size=1G,read=1us,size=2G)"),
+        format!("unknown option 'size' of delay at column 28; {delay}")
+    );
+    assert_eq!(
+        complaint("delay(ram:size=1G),read=1us"),
+        format!("unknown option 'read' of delay at column 20; {delay}")
+    );
+    let inside = "is of the whole device: it goes behind the last parenthesis";
+    assert_eq!(complaint("delay(ram:size=1G,poll=classic)"), format!("'poll' at column 19 {inside}"));
+    assert_eq!(complaint("delay(ram:size=1G,read=1us,poll=classic)"), format!("'poll' at column 28 {inside}"));
+    assert_eq!(
+        complaint("delay(ram:size=1G"),
+        "the text ends at column 18, where ',' and an option, or ')', should be"
+    );
+    assert_eq!(complaint("delay:read=1us"), "':' at column 6, where '(' and the device inside should be");
+    assert!(complaint("delay()").ends_with("and around another device: delay, error"));
+    let deep = format!("{}ram:size=1G{}", "delay(".repeat(9), ")".repeat(9));
+    assert_eq!(complaint(&deep), "too many wrappers around each other at column 49");
+    read(&format!("{}ram:size=1G{}", "delay(".repeat(8), ")".repeat(8)));
+}
+
+#[test]
 fn a_person_is_told_what_is_wrong_and_where() {
     let takes = "null takes: size, latency, latency-seed, block";
     assert_eq!(complaint("null:sise=1G"), format!("unknown option 'sise' of null at column 6; {takes}"));

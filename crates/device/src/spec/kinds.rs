@@ -3,12 +3,31 @@
 
 use super::Kind;
 use crate::driver::{null, ram, vhost_user};
+use crate::wrapper::{delay, error};
 
 /// Devices and wrappers. No option of a device has the name of one of a wrapper,
 /// and none is called `poll`.
-pub static KINDS: &[&Kind] = &[&null::KIND, &ram::KIND, &vhost_user::KIND];
+pub static KINDS: &[&Kind] = &[&null::KIND, &ram::KIND, &vhost_user::KIND, &delay::KIND, &error::KIND];
 
 /// The kind of this name.
 pub fn find(name: &str) -> Option<&'static Kind> {
     KINDS.iter().copied().find(|kind| kind.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parser tells a device's options from its wrapper's by their names.
+    #[test]
+    fn no_option_of_a_device_is_called_as_one_of_a_wrapper() {
+        let (wrappers, devices): (Vec<&Kind>, Vec<&Kind>) = KINDS.iter().partition(|kind| kind.is_wrapper());
+        assert!(!wrappers.is_empty() && !devices.is_empty());
+        for device in devices {
+            for row in device.options {
+                let known = wrappers.iter().find(|wrapper| wrapper.row(row.name).is_some());
+                assert!(known.is_none() && row.name != "poll", "{} of {}", row.name, device.name);
+            }
+        }
+    }
 }

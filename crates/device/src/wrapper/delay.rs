@@ -1,0 +1,151 @@
+//! A device that takes longer than the one inside: what that has done is held
+//! back for a time, by the direction of the request.
+//!
+//! The time runs from when the inner completion is seen: at the doorbell for
+//! what the device does at once, else at a look.
+
+use super::held::Held;
+use crate::distribution::Distribution;
+use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
+use crate::geometry::Geometry;
+use crate::random::Random;
+use crate::request::{Completion, Completions, DeviceRequest, Operation};
+use crate::spec::{Kind, Layer, Opening, OptionRow, ValueKind, nothing_to_check};
+use crate::timeline::Timeline;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use usring_sys::plain::IoVector;
+use usring_sys::ticks::{self, Ticks};
+use usring_sys::{Errno, wait};
+
+pub static KIND: Kind = Kind {
+    name: "delay",
+    options: &[
+        OptionRow { name: "read", value: ValueKind::Distribution, required: false },
+        OptionRow { name: "write", value: ValueKind::Distribution, required: false },
+        OptionRow { name: "other", value: ValueKind::Distribution, required: false },
+        OptionRow { name: "seed", value: ValueKind::Number, required: false },
+    ],
+    check: nothing_to_check,
+    open: Opening::Wrapper(|layer, inner| Ok(Box::new(Delay::new(layer, inner)))),
+};
+
+/// By how much requests are held back, by [`direction`].
+type Spans = [Distribution; 3];
+
+struct Delay {
+    inner: Box<dyn Driver>,
+    spans: Spans,
+    seed: u64,
+    /// Sequences of random numbers handed out: one to each queue pair and each call.
+    sequences: AtomicU64,
+}
+
+/// Which of the spans is a request's: reads, writes, and what has no data.
+fn direction(operation: Operation) -> usize {
+    match operation {
+        Operation::Read => 0,
+        Operation::Write => 1,
+        Operation::Flush | Operation::Discard | Operation::WriteZeroes => 2,
+    }
+}
+
+impl Delay {
+    fn new(layer: &Layer, inner: Box<dyn Driver>) -> Delay {
+        let span = |name| layer.distribution(name).unwrap_or(Distribution::NOTHING);
+        Delay {
+            inner,
+            spans: [span("read"), span("write"), span("other")],
+            seed: layer.number("seed").unwrap_or(0),
+            sequences: AtomicU64::new(0),
+        }
+    }
+
+    fn random(&self) -> Random {
+        Random::of(self.seed, self.sequences.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Driver for Delay {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
+        ticks::calibrate();
+        let depth = options.depth;
+        let mut directions = Vec::new();
+        directions.try_reserve_exact(depth as usize).map_err(|_| Errno::ENOMEM)?;
+        directions.resize(depth as usize, 0);
+        let one = self.spans[0];
+        let in_order = one.is_constant() && self.spans.iter().all(|span| *span == one);
+        let timeline = if in_order { Timeline::in_order(depth)? } else { Timeline::sorted(depth)? };
+        let held = Held::new(self.inner.open_queue(options)?, timeline, options)?;
+        let span = Span { spans: self.spans.map(Distribution::in_ticks), directions, random: self.random() };
+        Ok(Box::new(DelayQueue { held, span }))
+    }
+
+    /// The calling thread blocks anyway, so it waits out the delay. A signal
+    /// ends only the waiting: what was done is done.
+    fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
+        let answer = self.inner.execute(request);
+        let _ = wait::nanosleep(self.spans[direction(request.operation)].draw(&mut self.random()));
+        answer
+    }
+
+    fn share_memory(&self, memory: IoVector) {
+        self.inner.share_memory(memory);
+    }
+
+    fn unshare_memory(&self, memory: IoVector) {
+        self.inner.unshare_memory(memory);
+    }
+}
+
+struct DelayQueue {
+    held: Held,
+    span: Span,
+}
+
+/// How long each completion is held back.
+struct Span {
+    /// In ticks.
+    spans: Spans,
+    /// By token.
+    directions: Vec<u8>,
+    random: Random,
+}
+
+impl Span {
+    fn due(&mut self, completion: &Completion, now: Ticks) -> Ticks {
+        let direction = self.directions[completion.token as usize];
+        Ticks(now.0.saturating_add(self.spans[direction as usize].draw(&mut self.random)))
+    }
+}
+
+impl QueuePair for DelayQueue {
+    fn submit(&mut self, request: &DeviceRequest) -> Submission {
+        if self.held.is_full() {
+            return Submission::Full;
+        }
+        self.span.directions[request.token as usize] = direction(request.operation) as u8;
+        self.held.submit(request)
+    }
+
+    fn ring_doorbell(&mut self) {
+        self.held.ring_doorbell(|completion, now| self.span.due(completion, now));
+    }
+
+    fn poll(&mut self, completions: &mut Completions) {
+        self.held.poll(completions, |completion, now| self.span.due(completion, now));
+    }
+
+    fn interrupt(&self) -> Option<i32> {
+        self.held.interrupt()
+    }
+
+    fn arm_interrupt(&mut self) -> bool {
+        self.held.arm_interrupt()
+    }
+}

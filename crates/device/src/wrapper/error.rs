@@ -1,0 +1,263 @@
+//! A device that goes wrong by chance, and by the same chances again under the
+//! same seed: requests fail, transfer less than they were asked for, are never
+//! answered, or are answered late.
+//!
+//! Each request is drawn for once, in the order of their acceptance by a queue
+//! pair. One that the device inside leaves to a worker is drawn for again there.
+
+use super::held::Held;
+use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
+use crate::geometry::Geometry;
+use crate::random::{Random, share_of};
+use crate::request::{Completion, Completions, DeviceRequest, Operation};
+use crate::spec::{Kind, Layer, Opening, OptionRow, Probability, ValueKind};
+use crate::timeline::{AT_ONCE, Timeline};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use usring_sys::clock::Nanoseconds;
+use usring_sys::plain::IoVector;
+use usring_sys::ticks::{self, Ticks};
+use usring_sys::{Errno, wait};
+
+pub static KIND: Kind = Kind {
+    name: "error",
+    options: &[
+        OptionRow { name: "seed", value: ValueKind::Number, required: false },
+        OptionRow { name: "eio", value: ValueKind::Probability, required: false },
+        OptionRow { name: "short", value: ValueKind::Probability, required: false },
+        OptionRow { name: "never", value: ValueKind::Probability, required: false },
+        OptionRow { name: "late", value: ValueKind::Probability, required: false },
+        OptionRow { name: "late-by", value: ValueKind::Span, required: false },
+    ],
+    check: |layer| {
+        let sum: u64 = CHANCES.iter().map(|(name, _)| u64::from(chance(layer, name))).sum();
+        if sum > u64::from(Probability::ALWAYS) { Err("the probabilities are more than 1 together") } else { Ok(()) }
+    },
+    open: Opening::Wrapper(|layer, inner| Ok(Box::new(Faulty::new(layer, inner)))),
+};
+
+/// What happens to a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Well,
+    /// EIO; the device inside does not learn of it.
+    Fails,
+    /// At least one block, and not all.
+    Short,
+    /// The device inside does not learn of it, so nobody touches its memory.
+    Never,
+    Late,
+}
+
+const CHANCES: [(&str, Fate); 4] =
+    [("eio", Fate::Fails), ("short", Fate::Short), ("never", Fate::Never), ("late", Fate::Late)];
+
+/// How late, if nothing else is said.
+const LATE_BY: Nanoseconds = 10_000_000;
+
+fn chance(layer: &Layer, name: &str) -> u32 {
+    layer.probability(name).unwrap_or_default().per_billion()
+}
+
+struct Faulty {
+    inner: Box<dyn Driver>,
+    /// In 10⁻⁹, in the order of [`CHANCES`].
+    chances: [u32; CHANCES.len()],
+    late_by: Nanoseconds,
+    seed: u64,
+    /// Sequences of random numbers handed out: one to each queue pair and each call.
+    sequences: AtomicU64,
+}
+
+impl Faulty {
+    fn new(layer: &Layer, inner: Box<dyn Driver>) -> Faulty {
+        Faulty {
+            inner,
+            chances: CHANCES.map(|(name, _)| chance(layer, name)),
+            late_by: layer.span("late-by").unwrap_or(LATE_BY),
+            seed: layer.number("seed").unwrap_or(0),
+            sequences: AtomicU64::new(0),
+        }
+    }
+
+    fn dice(&self) -> Dice {
+        let random = Random::of(self.seed, self.sequences.fetch_add(1, Ordering::Relaxed));
+        Dice { chances: self.chances, random }
+    }
+}
+
+/// What was drawn for a request.
+#[derive(Clone, Copy)]
+struct Drawn {
+    fate: Fate,
+    /// How much of it, if it is short: a share of 2⁶⁴.
+    share: u64,
+}
+
+/// Where fates come from.
+struct Dice {
+    chances: [u32; CHANCES.len()],
+    random: Random,
+}
+
+impl Dice {
+    /// Always two numbers, whatever comes of them: what a request is given does
+    /// not depend on those before it.
+    fn draw(&mut self) -> Drawn {
+        let mut number = self.random.below(u64::from(Probability::ALWAYS)) as u32;
+        let share = self.random.next();
+        for (chance, (_, fate)) in self.chances.into_iter().zip(CHANCES) {
+            if number < chance {
+                return Drawn { fate, share };
+            }
+            number -= chance;
+        }
+        Drawn { fate: Fate::Well, share }
+    }
+}
+
+impl Drawn {
+    /// How much is transferred of a request that is to be short: whole blocks,
+    /// one at least, and not all of them. `None` if all of it is.
+    fn length(&self, request: &DeviceRequest, block: u64) -> Option<u64> {
+        let blocks = match request.operation {
+            Operation::Read | Operation::Write => request.length / block,
+            Operation::Flush | Operation::Discard | Operation::WriteZeroes => 0,
+        };
+        if self.fate == Fate::Short && blocks > 1 { Some((1 + share_of(self.share, blocks - 1)) * block) } else { None }
+    }
+}
+
+/// The first `length` bytes of some segments.
+fn cut(segments: &[IoVector], mut length: u64, into: &mut Vec<IoVector>) {
+    into.clear();
+    for segment in segments {
+        if length == 0 {
+            return;
+        }
+        let part = segment.length.min(length);
+        into.push(IoVector { length: part, ..*segment });
+        length -= part;
+    }
+}
+
+impl Driver for Faulty {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
+        ticks::calibrate();
+        let depth = options.depth as usize;
+        let (mut late, mut segments) = (Vec::new(), Vec::new());
+        late.try_reserve_exact(depth).map_err(|_| Errno::ENOMEM)?;
+        late.resize(depth, false);
+        segments.try_reserve_exact(self.geometry().segments as usize).map_err(|_| Errno::ENOMEM)?;
+        let held = Held::new(self.inner.open_queue(options)?, Timeline::sorted(options.depth)?, options)?;
+        let lateness = Lateness { late, by: Ticks(0).after(self.late_by).0 };
+        let block = u64::from(self.geometry().block);
+        Ok(Box::new(FaultyQueue { held, lateness, dice: self.dice(), block, drawn: None, segments }))
+    }
+
+    /// A request that is never answered blocks its thread until a signal ends it (`EINTR`).
+    fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
+        let drawn = self.dice().draw();
+        match drawn.fate {
+            Fate::Well => self.inner.execute(request),
+            Fate::Fails => Err(Errno::EIO),
+            Fate::Short => {
+                let block = u64::from(self.geometry().block);
+                let Some(length) = drawn.length(request, block) else { return self.inner.execute(request) };
+                let mut segments = Vec::new();
+                cut(request.segments, length, &mut segments);
+                self.inner.execute(&DeviceRequest { length, segments: &segments, ..*request })
+            }
+            Fate::Never => loop {
+                wait::nanosleep(Nanoseconds::MAX)?;
+            },
+            Fate::Late => {
+                let answer = self.inner.execute(request);
+                let _ = wait::nanosleep(self.late_by);
+                answer
+            }
+        }
+    }
+
+    fn share_memory(&self, memory: IoVector) {
+        self.inner.share_memory(memory);
+    }
+
+    fn unshare_memory(&self, memory: IoVector) {
+        self.inner.unshare_memory(memory);
+    }
+}
+
+struct FaultyQueue {
+    held: Held,
+    lateness: Lateness,
+    dice: Dice,
+    block: u64,
+    /// What was drawn for the next request, if the device inside had no room for it.
+    drawn: Option<Drawn>,
+    /// Of a request that is cut short.
+    segments: Vec<IoVector>,
+}
+
+struct Lateness {
+    /// By token.
+    late: Vec<bool>,
+    /// In ticks.
+    by: u64,
+}
+
+impl Lateness {
+    fn due(&self, completion: &Completion, now: Ticks) -> Ticks {
+        if self.late[completion.token as usize] { Ticks(now.0.saturating_add(self.by)) } else { AT_ONCE }
+    }
+}
+
+impl QueuePair for FaultyQueue {
+    fn submit(&mut self, request: &DeviceRequest) -> Submission {
+        if self.held.is_full() {
+            return Submission::Full;
+        }
+        let drawn = self.drawn.take().unwrap_or_else(|| self.dice.draw());
+        self.lateness.late[request.token as usize] = drawn.fate == Fate::Late;
+        let submission = match (drawn.fate, drawn.length(request, self.block)) {
+            (Fate::Fails, _) => {
+                self.held.keep(Some(Completion::failed(request.token, Errno::EIO)));
+                Submission::Accepted
+            }
+            (Fate::Never, _) => {
+                self.held.keep(None);
+                Submission::Accepted
+            }
+            (_, Some(length)) => {
+                cut(request.segments, length, &mut self.segments);
+                self.held.submit(&DeviceRequest { length, segments: &self.segments, ..*request })
+            }
+            (_, None) => self.held.submit(request),
+        };
+        if submission == Submission::Full {
+            self.drawn = Some(drawn);
+        }
+        submission
+    }
+
+    fn ring_doorbell(&mut self) {
+        self.held.ring_doorbell(|completion, now| self.lateness.due(completion, now));
+    }
+
+    fn poll(&mut self, completions: &mut Completions) {
+        self.held.poll(completions, |completion, now| self.lateness.due(completion, now));
+    }
+
+    fn interrupt(&self) -> Option<i32> {
+        self.held.interrupt()
+    }
+
+    fn arm_interrupt(&mut self) -> bool {
+        self.held.arm_interrupt()
+    }
+}

@@ -1,0 +1,110 @@
+//! A device's queue pair whose completions go through a timeline before they
+//! reach the user: what the wrappers have in common.
+
+use crate::driver::{QueueOptions, QueuePair, Submission};
+use crate::request::{Completion, Completions, DeviceRequest};
+use crate::timeline::Timeline;
+use crate::timer_interrupt::TimerInterrupt;
+use alloc::boxed::Box;
+use usring_sys::Errno;
+use usring_sys::epoll::{self, Epoll};
+use usring_sys::ticks::Ticks;
+
+/// The inner queue pair, what is held back of its completions, and the
+/// interrupt of the two: an epoll set of the device's own interrupt and of a
+/// timer, readable when one of them is.
+pub(super) struct Held {
+    inner: Box<dyn QueuePair>,
+    depth: u32,
+    /// Counted here too: what is held back is no longer the inner one's.
+    in_flight: u32,
+    timeline: Timeline,
+    timer: TimerInterrupt,
+    either: Option<Epoll>,
+    /// What one look at the inner queue pair brought.
+    found: Completions,
+}
+
+impl Held {
+    pub fn new(inner: Box<dyn QueuePair>, timeline: Timeline, options: QueueOptions) -> Result<Held, Errno> {
+        let timer = TimerInterrupt::new(options.interrupts)?;
+        let mut either = None;
+        if let Some(number) = timer.number() {
+            let set = Epoll::new()?;
+            set.add(number, epoll::IN, 0)?;
+            set.add(inner.interrupt().ok_or(Errno::EINVAL)?, epoll::IN, 0)?;
+            either = Some(set);
+        }
+        Ok(Held { inner, depth: options.depth, in_flight: 0, timeline, timer, either, found: Completions::new() })
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.in_flight == self.depth
+    }
+
+    /// Hands a request to the device inside; there is room.
+    pub fn submit(&mut self, request: &DeviceRequest) -> Submission {
+        let submission = self.inner.submit(request);
+        if submission == Submission::Accepted {
+            self.in_flight += 1;
+        }
+        submission
+    }
+
+    /// A request was accepted that the device inside does not get, and is
+    /// answered so; without an answer, never.
+    pub fn keep(&mut self, answer: Option<Completion>) {
+        self.in_flight += 1;
+        if let Some(completion) = answer {
+            self.timeline.add(crate::timeline::AT_ONCE, completion);
+        }
+    }
+
+    pub fn ring_doorbell(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
+        self.inner.ring_doorbell();
+        self.take_in(due);
+        self.timer.advance(self.timeline.earliest());
+    }
+
+    pub fn poll(&mut self, completions: &mut Completions, due: impl FnMut(&Completion, Ticks) -> Ticks) {
+        self.take_in(due);
+        let before = completions.as_slice().len();
+        self.timeline.collect(completions);
+        let handed_over = completions.as_slice().len() - before;
+        if handed_over > 0 {
+            self.in_flight -= handed_over as u32;
+            self.timer.acknowledge();
+        } else {
+            self.timer.advance(self.timeline.earliest());
+        }
+    }
+
+    /// Takes what the device has completed; `due` says until when each is held
+    /// back, from now.
+    fn take_in(&mut self, mut due: impl FnMut(&Completion, Ticks) -> Ticks) {
+        loop {
+            self.found.clear();
+            self.inner.poll(&mut self.found);
+            if self.found.as_slice().is_empty() {
+                return;
+            }
+            let now = Ticks::now();
+            for completion in self.found.as_slice() {
+                self.timeline.add(due(completion, now), *completion);
+            }
+            // The look took the device's interrupt back, but to whoever sleeps
+            // on ours nothing has been told yet.
+            if self.found.has_room() && (!self.timer.is_armed() || self.inner.arm_interrupt()) {
+                return;
+            }
+        }
+    }
+
+    pub fn interrupt(&self) -> Option<i32> {
+        self.either.as_ref().map(Epoll::number)
+    }
+
+    pub fn arm_interrupt(&mut self) -> bool {
+        self.timer.arm(self.timeline.earliest()) && self.inner.arm_interrupt()
+    }
+}
