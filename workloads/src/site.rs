@@ -44,57 +44,37 @@ impl Site {
     }
 }
 
-#[inline(never)]
-fn enter_inline(ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
-    let answer: i64;
-    // SAFETY: 1. The call gets no address; the requests' own were vouched for
-    // when they were pushed. 2. The clobbers are those of the x86-64 system
-    // call convention.
-    unsafe {
-        asm!(
-            "mov eax, {call}",
-            "syscall",
-            call = const libc::SYS_io_uring_enter,
-            out("rax") answer,
-            in("rdi") i64::from(ring),
-            in("rsi") u64::from(to_submit),
-            in("rdx") u64::from(min_complete),
-            in("r10") u64::from(flags),
-            in("r8") 0,
-            in("r9") 0,
-            out("rcx") _,
-            out("r11") _,
-            options(nostack),
-        );
-    }
-    answer
+/// A function of its own around these instructions, which make the call.
+macro_rules! enters_by {
+    ($name:ident: $($instruction:literal)*) => {
+        #[inline(never)]
+        fn $name(ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
+            let answer: i64;
+            // SAFETY: 1. The call gets no address; the requests' own were
+            // vouched for when they were pushed. 2. The clobbers are those of
+            // the x86-64 system call convention. 3. What lies around the
+            // instruction is jumped over.
+            unsafe {
+                asm!(
+                    $($instruction,)*
+                    inout("rax") libc::SYS_io_uring_enter => answer,
+                    in("rdi") i64::from(ring),
+                    in("rsi") u64::from(to_submit),
+                    in("rdx") u64::from(min_complete),
+                    in("r10") u64::from(flags),
+                    in("r8") 0,
+                    in("r9") 0,
+                    out("rcx") _,
+                    out("r11") _,
+                    options(nostack),
+                );
+            }
+            answer
+        }
+    };
 }
 
-#[inline(never)]
-fn enter_bare(ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
-    let answer: i64;
-    // SAFETY: as for `enter_inline`; the bytes around the instruction (hlt) are
-    // jumped over.
-    unsafe {
-        asm!(
-            "jmp 2f",
-            ".fill 130, 1, 0xf4",
-            "2:",
-            "syscall",
-            "jmp 3f",
-            ".fill 130, 1, 0xf4",
-            "3:",
-            inout("rax") libc::SYS_io_uring_enter => answer,
-            in("rdi") i64::from(ring),
-            in("rsi") u64::from(to_submit),
-            in("rdx") u64::from(min_complete),
-            in("r10") u64::from(flags),
-            in("r8") 0,
-            in("r9") 0,
-            out("rcx") _,
-            out("r11") _,
-            options(nostack),
-        );
-    }
-    answer
-}
+const _: () = assert!(libc::SYS_io_uring_enter == 426);
+enters_by!(enter_inline: "mov eax, 426" "syscall");
+// The bytes around it are `hlt`.
+enters_by!(enter_bare: "jmp 2f" ".fill 130, 1, 0xf4" "2:" "syscall" "jmp 3f" ".fill 130, 1, 0xf4" "3:");

@@ -3,9 +3,8 @@
 //! rewritten after their first trap, and left as they are.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::Command;
-use workloads::harness::{LIBURING, Stage, World, on_kernel, require};
+use workloads::harness::{GO, LIBURING, MUSL, Stage, World, on_kernel, require};
 
 /// Runs a program's checks by both doors.
 #[track_caller]
@@ -69,36 +68,22 @@ fn a_static_program_is_refused_with_a_sentence() {
     }
 }
 
-/// Compiles by a tool that not every machine has, and says so where it is missing.
-fn compile_with(tool: &[&str], command: &mut Command) -> bool {
-    let found = tool.iter().find(|path| Path::new(path).exists());
-    let Some(found) = found else {
-        println!("skipped: none of {tool:?} is there");
-        return false;
-    };
-    let mut words = Command::new(found);
-    words.args(command.get_args());
-    if let Some(folder) = command.get_current_dir() {
-        words.current_dir(folder);
-    }
-    words.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let output = words.output().unwrap();
-    assert!(output.status.success(), "{words:?}:\n{}", String::from_utf8_lossy(&output.stderr));
-    true
+/// Runs another compiler.
+#[track_caller]
+fn compile(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
 fn a_program_on_musl_is_served() {
     let stage = Stage::new();
     let program = stage.path("door_musl");
-    let mut compile = Command::new("musl-gcc");
-    compile.args(["-O2", "-o"]).arg(&program).arg(Stage::script("door_musl.c"));
-    if compile_with(&["/usr/bin/musl-gcc"], &mut compile) {
-        for no_patch in ["0", "1"] {
-            let run = stage.program(World::Transparent, &program).env("USRING_NO_PATCH", no_patch);
-            let finished = run.finish().succeeded();
-            assert_eq!(finished.stdout, "5 checks hold\n", "{}", finished.report());
-        }
+    compile(Command::new(require(&MUSL)).args(["-O2", "-o"]).arg(&program).arg(Stage::script("door_musl.c")));
+    for no_patch in ["0", "1"] {
+        let run = stage.program(World::Transparent, &program).env("USRING_NO_PATCH", no_patch);
+        let finished = run.finish().succeeded();
+        assert_eq!(finished.stdout, "5 checks hold\n", "{}", finished.report());
     }
 }
 
@@ -106,19 +91,18 @@ fn a_program_on_musl_is_served() {
 fn a_go_programs_small_stacks_are_left_alone() {
     let stage = Stage::new();
     let program = stage.path("goroutines");
-    let mut compile = Command::new("go");
-    compile.args(["build", "-o"]).arg(&program).arg(".").current_dir(Stage::script("goroutines"));
+    let mut build = Command::new(require(&GO));
+    build.args(["build", "-o"]).arg(&program).arg(".").current_dir(Stage::script("goroutines"));
     // Go's own packages are compiled once for all runs.
-    compile
+    build
         .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go"))
         .env("GOTOOLCHAIN", "local")
         .env("GOFLAGS", "-buildvcs=false");
-    if compile_with(&["/usr/local/go/bin/go", "/usr/bin/go"], &mut compile) {
-        for no_patch in ["0", "1"] {
-            let run = stage.program(World::Transparent, &program).env("USRING_NO_PATCH", no_patch);
-            let finished = run.finish().succeeded();
-            assert_eq!(finished.stdout, "16 goroutines held\n", "{}", finished.report());
-        }
+    compile(&mut build);
+    for no_patch in ["0", "1"] {
+        let run = stage.program(World::Transparent, &program).env("USRING_NO_PATCH", no_patch);
+        let finished = run.finish().succeeded();
+        assert_eq!(finished.stdout, "16 goroutines held\n", "{}", finished.report());
     }
 }
 

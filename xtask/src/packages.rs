@@ -6,16 +6,18 @@ use std::process::{Command, ExitStatus};
 
 /// A package, and a file by which it is recognised (however it was
 /// installed); `*` stands for what may differ within one name.
-const PACKAGES: [(&str, &str); 14] = [
+const PACKAGES: [(&str, &str); 16] = [
     ("bsdutils", "/usr/bin/script"),
     ("fio", "/usr/bin/fio"),
     ("gcc", "/usr/bin/cc"),
+    ("golang-go", "/usr/bin/go"),
     ("libc6-dev", "/usr/lib/x86_64-linux-gnu/libc.a"),
     ("liburing-dev", "/usr/include/liburing.h"),
     ("libpython3.11-testsuite", "/usr/lib/python3.11/test/test_subprocess.py"),
     ("make", "/usr/bin/make"),
     ("mariadb-client", "/usr/bin/mariadb"),
     ("mariadb-server", "/usr/sbin/mariadbd"),
+    ("musl-tools", "/usr/bin/musl-gcc"),
     ("nodejs", "/usr/bin/node"),
     ("python3.11", "/usr/bin/python3.11"),
     ("qemu-system-common", "/usr/bin/qemu-storage-daemon"),

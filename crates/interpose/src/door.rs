@@ -220,6 +220,50 @@ macro_rules! enter {
     };
 }
 
+/// Both entrances of a door, and its frame.
+macro_rules! entrance {
+    ($trap:literal, $patch:literal) => {
+        concat!(
+            ".pushsection usring_door,\"ax\",@progbits\n",
+            ".globl ",
+            $trap,
+            ", ",
+            $patch,
+            "\n",
+            ".hidden ",
+            $trap,
+            ", ",
+            $patch,
+            "\n",
+            ".type ",
+            $trap,
+            ",@function\n",
+            ".type ",
+            $patch,
+            ",@function\n",
+            ".p2align 4\n",
+            $trap,
+            ":\n",
+            ".cfi_startproc\n",
+            ".cfi_def_cfa rsp, 0\n",
+            ".cfi_register rip, rcx\n",
+            "mov r11d, 1\n",
+            "jmp 2f\n",
+            ".cfi_endproc\n",
+            ".p2align 4\n",
+            $patch,
+            ":\n",
+            ".cfi_startproc\n",
+            ".cfi_def_cfa rsp, 0\n",
+            ".cfi_register rip, rcx\n",
+            "endbr64\n",
+            "mov r11d, 0\n",
+            "2:\n",
+            enter!(),
+        )
+    };
+}
+
 /// Takes the frame down and goes on in the program; `$last` is done when
 /// nothing of ours is left but r11.
 macro_rules! leave {
@@ -248,28 +292,7 @@ macro_rules! leave {
 // `syscall` instruction but rcx, which a system call destroys: it holds the
 // return address. r11 (destroyed too) tells the trap from a patched site.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
-    ".globl usring_trap_door, usring_patch_door",
-    ".hidden usring_trap_door, usring_patch_door",
-    ".type usring_trap_door,@function",
-    ".type usring_patch_door,@function",
-    ".p2align 4",
-    "usring_trap_door:",
-    ".cfi_startproc",
-    ".cfi_def_cfa rsp, 0",
-    ".cfi_register rip, rcx",
-    "mov r11d, 1",
-    "jmp 2f",
-    ".cfi_endproc",
-    ".p2align 4",
-    "usring_patch_door:",
-    ".cfi_startproc",
-    ".cfi_def_cfa rsp, 0",
-    ".cfi_register rip, rcx",
-    "endbr64",
-    "mov r11d, 0",
-    "2:",
-    enter!(),
+    entrance!("usring_trap_door", "usring_patch_door"),
     run!(),
     leave!(""),
     ".cfi_endproc",
@@ -285,28 +308,7 @@ global_asm!(
 // stack of ours, unless this thread is already using it, which means that a
 // handler interrupted us on the way out.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
-    ".globl usring_trap_door_aside, usring_patch_door_aside",
-    ".hidden usring_trap_door_aside, usring_patch_door_aside",
-    ".type usring_trap_door_aside,@function",
-    ".type usring_patch_door_aside,@function",
-    ".p2align 4",
-    "usring_trap_door_aside:",
-    ".cfi_startproc",
-    ".cfi_def_cfa rsp, 0",
-    ".cfi_register rip, rcx",
-    "mov r11d, 1",
-    "jmp 2f",
-    ".cfi_endproc",
-    ".p2align 4",
-    "usring_patch_door_aside:",
-    ".cfi_startproc",
-    ".cfi_def_cfa rsp, 0",
-    ".cfi_register rip, rcx",
-    "endbr64",
-    "mov r11d, 0",
-    "2:",
-    enter!(),
+    entrance!("usring_trap_door_aside", "usring_patch_door_aside"),
     "push rdi",
     "push rsi",
     "push rdx",

@@ -1,3 +1,3 @@
 module goroutines
 
-go 1.22
+go 1.19

@@ -46,7 +46,7 @@ func main() {
 	var everybody sync.WaitGroup
 	for worker := 0; worker < 16; worker++ {
 		everybody.Add(1)
-		go func() {
+		go func(worker int) {
 			defer everybody.Done()
 			for round := 0; round < 15; round++ {
 				all := objects()
@@ -60,7 +60,7 @@ func main() {
 				}
 				runtime.GC()
 			}
-		}()
+		}(worker)
 	}
 	everybody.Wait()
 	if wrong.Load() != 0 {

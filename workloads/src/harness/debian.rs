@@ -22,6 +22,8 @@ pub const STRESS_NG: Package = debian("/usr/bin/stress-ng", "apt-get install str
 pub const CC: Package = debian("/usr/bin/cc", "apt-get install gcc libc6-dev");
 pub const MAKE: Package = debian("/usr/bin/make", "apt-get install make");
 pub const LIBURING: Package = debian("/usr/include/liburing.h", "apt-get install liburing-dev");
+pub const MUSL: Package = debian("/usr/bin/musl-gcc", "apt-get install musl-tools");
+pub const GO: Package = debian("/usr/bin/go", "apt-get install golang-go");
 pub const MARIADB: Package = debian("/usr/sbin/mariadbd", "apt-get install mariadb-server");
 
 /// Fails the test if the package is not there.
