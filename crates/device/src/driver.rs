@@ -2,6 +2,7 @@
 //! shares, and its queue pairs, each of which belongs to one ring, context or
 //! thread.
 
+pub mod file;
 pub mod null;
 pub mod ram;
 pub mod vhost_user;

@@ -24,6 +24,12 @@ pub enum Edge {
     CqTail,
     /// CQ head: the application gives CQE slots back to the engine.
     CqHead,
+    /// Tail of the kernel's AIO ring: the kernel publishes events to us. Its end is
+    /// `smp_wmb` between the event and the tail (`fs/aio.c`).
+    AioTail,
+    /// Head of the kernel's AIO ring: we give events' slots back to the kernel. Its
+    /// end is the head's value, on which it depends whether it writes.
+    AioHead,
     /// SQ thread sets NEED_WAKEUP, looks at the SQ tail; the application
     /// stores the SQ tail, looks at NEED_WAKEUP.
     NeedWakeup,

@@ -2,13 +2,14 @@
 //!
 //! Everything comes from `linux-raw-sys`; by hand only what that lacks or
 //! hides behind bindgen's unions: the submission queue entry with its fields
-//! flat ([`Sqe`]), and the bits of [`sqe_flags`]. Sizes and offsets are
+//! flat ([`Sqe`]), the bits of [`sqe_flags`], and the kernel's [`aio`]. Sizes and offsets are
 //! asserted at compile time. No behaviour lives here.
 #![no_std]
 #![forbid(unsafe_code)]
 
-pub use linux_raw_sys::{errno, general, io_uring};
+pub use linux_raw_sys::{errno, general, io_uring, ioctl};
 
+pub mod aio;
 mod entry;
 pub mod opcode;
 pub mod sqe_flags;

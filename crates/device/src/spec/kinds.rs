@@ -2,12 +2,12 @@
 //! here and a `KIND` in its own file.
 
 use super::Kind;
-use crate::driver::{null, ram, vhost_user};
+use crate::driver::{file, null, ram, vhost_user};
 use crate::wrapper::{delay, error};
 
 /// Devices and wrappers. No option of a device has the name of one of a wrapper,
 /// and none is called `poll`.
-pub static KINDS: &[&Kind] = &[&null::KIND, &ram::KIND, &vhost_user::KIND, &delay::KIND, &error::KIND];
+pub static KINDS: &[&Kind] = &[&null::KIND, &ram::KIND, &file::KIND, &vhost_user::KIND, &delay::KIND, &error::KIND];
 
 /// The kind of this name.
 pub fn find(name: &str) -> Option<&'static Kind> {

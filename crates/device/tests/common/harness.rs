@@ -135,6 +135,11 @@ impl<'a> Rig<'a> {
         }
     }
 
+    /// Whether an answer is there that the queue pair had no part in, or was seen already.
+    pub fn is_answered(&self) -> bool {
+        !self.found.is_empty()
+    }
+
     fn look(&mut self) {
         self.completions.clear();
         self.queue.poll(&mut self.completions);

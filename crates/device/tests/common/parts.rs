@@ -160,7 +160,8 @@ pub fn an_interrupt_comes_for_what_is_submitted_after_arming(subject: &Subject) 
         let (segments, offset) = ([memory.segment(0, block)], round * block as u64);
         rig.submit(&transfer(0, Operation::Write, offset, &segments));
         rig.queue.ring_doorbell();
-        assert!(is_readable(number, LONGEST), "no interrupt");
+        // A worker's answer needs none.
+        assert!(rig.is_answered() || is_readable(number, LONGEST), "no interrupt");
         assert_eq!(rig.wait()[0].result, block as i32);
     }
 }
@@ -236,7 +237,10 @@ pub fn a_bad_address_is_an_answer(subject: &Subject) {
         assert!(is_error(result, Errno::EFAULT), "{operation:?} with a bad address: {result}");
         if driver.geometry().segments > 1 {
             let result = rig.transfer(operation, 0, &[good.segment(0, block as usize), bad]);
-            assert!(is_error(result, Errno::EFAULT), "{operation:?} with a bad second address: {result}");
+            // As from pwritev(2): what comes before it may have been transferred.
+            let is_short = result == block as i32;
+            let is_answer = is_short || is_error(result, Errno::EFAULT);
+            assert!(is_answer, "{operation:?} with a bad second address: {result}");
         }
     }
     rig.write(0, &vec![9; block as usize]);

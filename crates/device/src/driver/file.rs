@@ -1,0 +1,253 @@
+//! A device whose blocks lie in a file or on a block device, asked through the
+//! kernel's AIO: a batch of requests costs one system call, a look at the
+//! completions none, on every file system, without privilege and where
+//! io_uring is forbidden.
+//!
+//! # When a submission takes time
+//! AIO is asynchronous for direct transfers (O_DIRECT). What Linux does within
+//! io_submit(2) all the same: it reads a file's map of blocks that is not in
+//! memory, allocates blocks for a write into a hole (ext4: 1 µs more than over
+//! written blocks; the transfer itself stays asynchronous), waits while the
+//! disk's queue is full, and, for a write that makes the file longer, waits for
+//! all of it; so the file has its full size from the start. tmpfs, which takes
+//! O_DIRECT since Linux 6.6, copies within the call.
+//!
+//! Without O_DIRECT every transfer would be made within io_submit(2), so a
+//! buffered file has no context: a read that the page cache can answer is
+//! answered at once, everything else is a worker's. The same where no context
+//! is to be had (`aio-max-nr`, a sandbox).
+//!
+//! # What the file may undergo
+//! Removed or renamed, it stays the device. Made shorter, reads behind its end
+//! are `EIO`. A limit on file sizes (RLIMIT_FSIZE) and a full file system
+//! concern writes as they would concern the program's own.
+
+mod queue;
+
+use crate::driver::{Driver, LONGEST_TRANSFER, MOST_SEGMENTS, QueueOptions, QueuePair};
+use crate::geometry::{Features, Geometry};
+use crate::request::{DeviceRequest, Operation};
+use crate::spec::{self, Layer, Opening, OptionRow, ValueKind};
+use alloc::boxed::Box;
+use alloc::ffi::CString;
+use alloc::sync::Arc;
+use queue::{AioQueue, InlineQueue};
+use usring_sys::descriptor::HeldDescriptor;
+use usring_sys::file::{self, Direct, Kind, Measure};
+use usring_sys::mapping::{Mapping, PAGE};
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, eventfd};
+use usring_uapi::general as linux;
+
+pub static KIND: spec::Kind = spec::Kind {
+    name: "file",
+    options: &[
+        OptionRow { name: "path", value: ValueKind::Text, required: true },
+        OptionRow { name: "size", value: ValueKind::Size, required: false },
+        OptionRow { name: "direct", value: ValueKind::Switch, required: false },
+        OptionRow { name: "read-only", value: ValueKind::Switch, required: false },
+    ],
+    check: spec::check_size,
+    open: Opening::Device(|layer, _| Ok(Box::new(FileDriver::open(&FileOptions::of(layer)?)?))),
+};
+
+/// What is said of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileOptions {
+    pub path: CString,
+    /// The device's size, for which a shorter file is made longer; without it,
+    /// the file's own.
+    pub size: Option<u64>,
+    /// Past the page cache or not; without it, if the file system can.
+    pub direct: Option<bool>,
+    pub read_only: bool,
+}
+
+impl FileOptions {
+    fn of(layer: &Layer) -> Result<FileOptions, Errno> {
+        let path = CString::new(layer.text("path").unwrap_or_default()).map_err(|_| Errno::EINVAL)?;
+        let read_only = layer.switch("read-only") == Some(true);
+        Ok(FileOptions { path, size: layer.size("size"), direct: layer.switch("direct"), read_only })
+    }
+}
+
+/// The file, opened once per process.
+pub struct FileDriver {
+    file: Arc<HeldDescriptor>,
+    kind: Kind,
+    direct: bool,
+    geometry: Geometry,
+}
+
+const SECTOR: u32 = 512;
+
+impl FileDriver {
+    /// Opens the file.
+    ///
+    /// Errors: what open(2) says; `EINVAL` for anything but a regular file or a
+    /// block device, for a size that is no multiple of the block, or none, and for
+    /// `direct` where the file system has no such transfers; `ENOSPC` if a block
+    /// device or a file that may not be written is smaller than asked for.
+    pub fn open(options: &FileOptions) -> Result<FileDriver, Errno> {
+        let access = if options.read_only { linux::O_RDONLY } else { linux::O_RDWR };
+        let (file, measure, direct) = open_file(options, access)?;
+        let (block, alignment) = match direct {
+            Some((memory, offset)) => (offset.max(SECTOR), memory.max(1)),
+            None => (SECTOR, 1),
+        };
+        let size = match options.size {
+            Some(size) => full_size(file.number(), size, &measure, options.read_only)?,
+            None => measure.size - measure.size % u64::from(block),
+        };
+        if size == 0 || !size.is_multiple_of(u64::from(block)) {
+            return Err(Errno::EINVAL);
+        }
+        let features = Features {
+            polls: true,
+            flush: true,
+            discard: !options.read_only && file::can_discard(file.number(), &file::measure(file.number())?),
+            write_zeroes: !options.read_only,
+            read_only: options.read_only,
+        };
+        let transfer = LONGEST_TRANSFER - LONGEST_TRANSFER % block;
+        let geometry = Geometry { size, block, alignment, transfer, segments: MOST_SEGMENTS, features };
+        Ok(FileDriver { file: Arc::new(file), kind: measure.kind, direct: direct.is_some(), geometry })
+    }
+
+    /// Whether transfers go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn zero(&self, offset: u64, length: u64) -> Result<(), Errno> {
+        match file::zero(self.file.number(), self.kind, offset, length) {
+            Err(Errno::EOPNOTSUPP) => self.write_zeroes(offset, length),
+            other => other,
+        }
+    }
+
+    /// For file systems that can neither zero nor punch.
+    fn write_zeroes(&self, offset: u64, length: u64) -> Result<(), Errno> {
+        let zeroes = Mapping::shared((self.geometry.block as usize).max(1 << 17))?;
+        let mut done = 0;
+        while done < length {
+            let part = (length - done).min(zeroes.length() as u64);
+            let segment = IoVector { base: zeroes.address() as u64, length: part };
+            match file::write_at(self.file.number(), offset + done, &[segment], 0)? {
+                0 => return Err(Errno::EIO),
+                written => done += u64::from(written),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Driver for FileDriver {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
+        let interrupt = match options.interrupts {
+            true => Some(eventfd::create()?.into_private()?),
+            false => None,
+        };
+        let file = Arc::clone(&self.file);
+        if !self.direct {
+            return InlineQueue::open(file, options.depth, interrupt, true).map(|queue| Box::new(queue) as _);
+        }
+        match AioQueue::context(options.depth) {
+            Ok(context) => Ok(Box::new(AioQueue::open(context, file, self.geometry, options.depth, interrupt)?)),
+            // It works, if slower.
+            Err(_) => InlineQueue::open(file, options.depth, interrupt, false).map(|queue| Box::new(queue) as _),
+        }
+    }
+
+    fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
+        let number = self.file.number();
+        let changes = !matches!(request.operation, Operation::Read | Operation::Flush);
+        if changes && self.geometry.features.read_only {
+            return Err(Errno::EPERM);
+        }
+        let bytes = match request.operation {
+            Operation::Read => match file::read_at(number, request.offset, request.segments, 0)? {
+                // The file has become shorter than the device.
+                0 if request.length != 0 => return Err(Errno::EIO),
+                bytes => bytes,
+            },
+            Operation::Write => file::write_at(number, request.offset, request.segments, durability(request))?,
+            Operation::Flush => file::synchronise(number).map(|()| 0)?,
+            Operation::Discard => file::discard(number, self.kind, request.offset, request.length).map(|()| 0)?,
+            Operation::WriteZeroes => self.zero(request.offset, request.length).map(|()| 0)?,
+        };
+        if request.durable && request.operation == Operation::WriteZeroes {
+            file::synchronise(number)?;
+        }
+        Ok(bytes)
+    }
+}
+
+/// The `RWF_*` of a write.
+#[inline]
+fn durability(request: &DeviceRequest) -> u32 {
+    if request.durable { linux::RWF_DSYNC } else { 0 }
+}
+
+/// Multiples for memory and file that direct transfers keep to.
+type Alignment = (u32, u32);
+
+/// The file, and how it is transferred directly; `None` if it is not.
+fn open_file(options: &FileOptions, access: u32) -> Result<(HeldDescriptor, Measure, Option<Alignment>), Errno> {
+    if options.direct != Some(false) {
+        match file::open(&options.path, access | linux::O_DIRECT) {
+            Ok(file) => {
+                let measure = measured(&file)?;
+                if let Some(alignment) = direct_alignment(&file, &measure) {
+                    return Ok((file, measure, Some(alignment)));
+                }
+            }
+            // The file system has no direct transfers.
+            Err(Errno::EINVAL) => {}
+            Err(error) => return Err(error),
+        }
+        if options.direct == Some(true) {
+            return Err(Errno::EINVAL);
+        }
+    }
+    let file = file::open(&options.path, access)?;
+    let measure = measured(&file)?;
+    Ok((file, measure, None))
+}
+
+fn measured(file: &HeldDescriptor) -> Result<Measure, Errno> {
+    let measure = file::measure(file.number())?;
+    if measure.kind == Kind::Other { Err(Errno::EINVAL) } else { Ok(measure) }
+}
+
+/// What the file system tells, or what it lets through.
+fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignment> {
+    match measure.direct {
+        Direct::Refused => None,
+        Direct::Aligned { memory, offset } => Some((memory, offset)),
+        Direct::Unknown => {
+            let memory = Mapping::shared(PAGE).ok()?;
+            let passes = |block: u32| {
+                let segment = IoVector { base: memory.address() as u64, length: u64::from(block) };
+                file::read_at(file.number(), u64::from(block), &[segment], 0).is_ok()
+            };
+            [SECTOR, PAGE as u32].into_iter().find(|block| passes(*block)).map(|block| (block, block))
+        }
+    }
+}
+
+/// Gives a file the size that the device is to have: no write of the device may
+/// make it longer, because that is slow and not asynchronous.
+fn full_size(number: i32, size: u64, measure: &Measure, read_only: bool) -> Result<u64, Errno> {
+    if size > measure.size {
+        if measure.kind == Kind::BlockDevice || read_only {
+            return Err(Errno::ENOSPC);
+        }
+        file::resize(number, size)?;
+    }
+    Ok(size)
+}

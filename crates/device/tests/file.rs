@@ -1,0 +1,389 @@
+//! A device in a file: over the kernel's AIO on a disk, on tmpfs, and on a block
+//! device, through the page cache, and where no AIO is to be had.
+
+mod common;
+mod file {
+    pub mod place;
+}
+
+use common::Subject;
+use common::harness::{LONGEST, Memory, Rig, Traffic, is_error, is_readable, transfer};
+use file::place::{Place, denied, in_child, loop_device, with_small_file_system};
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
+use usring_device::spec::parse;
+use usring_device::{Completions, Driver, Operation, OwnSupply, QueueOptions, Submission};
+use usring_sys::{Errno, SystemCall};
+use usring_uapi::general as linux;
+
+const POLLED: QueueOptions = QueueOptions { depth: 32, interrupts: false };
+const SIZE: u64 = 8 << 20;
+
+fn try_open(text: &str) -> Result<Box<dyn Driver>, Errno> {
+    parse(text).unwrap().open(Box::new(OwnSupply))
+}
+
+fn open(text: &str) -> Box<dyn Driver> {
+    try_open(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// A sparse file as a device. Its name is gone as soon as it is open.
+fn subject(place: fn() -> Place, options: &'static str) -> Subject {
+    let open = move || {
+        let file = place();
+        file.make(SIZE);
+        open(&file.text(options))
+    };
+    Subject { open: Box::new(open), keeps_data: true, touches_memory: true }
+}
+
+mod on_disk {
+    use super::*;
+    any_driver!(subject(Place::on_disk, ""));
+}
+
+mod on_tmpfs {
+    use super::*;
+    any_driver!(subject(Place::on_tmpfs, ""));
+}
+
+mod through_the_page_cache {
+    use super::*;
+    any_driver!(subject(Place::on_disk, ",direct=off"));
+}
+
+mod through_the_page_cache_of_tmpfs {
+    use super::*;
+    any_driver!(subject(Place::on_tmpfs, ",direct=off"));
+}
+
+mod without_contexts {
+    use super::*;
+    fn subject() -> Subject {
+        let plain = super::subject(Place::on_disk, "");
+        Subject { open: Box::new(move || denied((plain.open)())), ..plain }
+    }
+    any_driver!(subject());
+}
+
+#[test]
+fn a_block_device_does_all_that_a_file_does() {
+    let mut parts: Vec<fn(&Subject)> =
+        vec![common::geometry_makes_sense, common::operations_without_data_do_what_they_say];
+    parts.extend([common::polled_traffic_is_answered_once_and_right as fn(&Subject)]);
+    parts.extend([common::traffic_with_interrupts_is_answered_once_and_right as fn(&Subject)]);
+    for part in parts {
+        let Some(device) = loop_device(SIZE) else {
+            eprintln!("skipped: no loop device may be made here");
+            return;
+        };
+        let text = format!("file:path={}", device.path);
+        assert_eq!(open(&text).geometry().size, SIZE);
+        assert_eq!(try_open(&format!("{text},size={}", 2 * SIZE)).err(), Some(Errno::ENOSPC));
+        let open = move || open(&text);
+        part(&Subject { open: Box::new(open), keeps_data: true, touches_memory: true });
+        drop(device);
+    }
+}
+
+#[test]
+fn direct_transfers_are_chosen_where_they_can_be_had() {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    // A request that is not answered at once went to the disk by itself.
+    let geometry = |options| open(&file.text(options)).geometry();
+    assert_eq!(geometry(",direct=off").alignment, 1);
+    assert!(geometry(",direct=on").alignment > 1);
+    assert_eq!(geometry(""), geometry(",direct=on"));
+    let driver = open(&file.text(",direct=on"));
+    let memory = Memory::new(8192);
+    let mut rig = Rig::new(&*driver, POLLED);
+    assert!(is_error(rig.transfer(Operation::Read, 0, &[memory.segment(1, 4096)]), Errno::EINVAL));
+}
+
+#[test]
+fn what_is_written_is_in_the_file_and_what_is_in_the_file_is_read() {
+    for options in ["", ",direct=off"] {
+        let file = Place::on_disk();
+        let disk = file.make(SIZE);
+        let driver = open(&file.text(options));
+        thread::scope(|scope| {
+            for job in 0..4 {
+                let (driver, disk) = (&*driver, &disk);
+                scope.spawn(move || {
+                    let mut rig = Rig::new(driver, POLLED);
+                    let part = job * (SIZE / 4);
+                    for block in 0..64u64 {
+                        let data = vec![(1 + job * 64 + block) as u8; 4096];
+                        rig.write(part + block * 8192, &data);
+                        let mut found = vec![0; 4096];
+                        disk.read_exact_at(&mut found, part + block * 8192).unwrap();
+                        assert!(found == data, "job {job}, block {block}");
+                        disk.write_all_at(&[0xab; 512], part + block * 8192 + 4096).unwrap();
+                        assert!(rig.read(part + block * 8192 + 4096, 512) == [0xab; 512]);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_removed_file_goes_on_being_the_device() {
+    let file = Place::on_disk();
+    let disk = file.make(SIZE);
+    let driver = open(&file.text(""));
+    let mut rig = Rig::new(&*driver, POLLED);
+    rig.write(4096, &[1; 4096]);
+    file.remove();
+    rig.write(8192, &[2; 4096]);
+    assert!(rig.read(4096, 4096) == [1; 4096]);
+    // Also a queue pair that is opened afterwards.
+    assert!(Rig::new(&*driver, POLLED).read(8192, 4096) == [2; 4096]);
+    let mut found = [0; 4096];
+    disk.read_exact_at(&mut found, 8192).unwrap();
+    assert!(found == [2; 4096]);
+}
+
+#[test]
+fn behind_the_end_of_a_file_that_became_shorter_reads_fail() {
+    for options in ["", ",direct=off"] {
+        let file = Place::on_disk();
+        let disk = file.make(SIZE);
+        let driver = open(&file.text(options));
+        let mut rig = Rig::new(&*driver, POLLED);
+        disk.set_len(8192).unwrap();
+        let memory = Memory::new(8192);
+        let result = rig.transfer(Operation::Read, 1 << 20, &[memory.segment(0, 4096)]);
+        assert!(is_error(result, Errno::EIO), "{result}");
+        assert_eq!(rig.transfer(Operation::Read, 4096, &[memory.segment(0, 8192)]), 4096, "up to the end");
+        assert_eq!(rig.read(0, 4096), [0; 4096]);
+    }
+}
+
+#[test]
+fn a_full_file_system_is_an_answer() {
+    let ran = with_small_file_system(1 << 20, |folder| {
+        let path = format!("{folder}/image");
+        fs::write(&path, []).unwrap();
+        for options in ["", ",direct=off"] {
+            let driver = open(&format!("file:path={path},size=8M{options}"));
+            let mut rig = Rig::new(&*driver, POLLED);
+            let memory = Memory::new(64 << 10);
+            let mut write = |at: u64| rig.transfer(Operation::Write, at * (64 << 10), &[memory.segment(0, 64 << 10)]);
+            let results: Vec<i32> = (0..32).map(&mut write).collect();
+            assert!(results[0] == 64 << 10 && is_error(results[31], Errno::ENOSPC), "{results:?}");
+            assert_eq!(write(0), 64 << 10, "blocks that are there can be written");
+            assert_eq!(rig.range(Operation::Discard, 0, 8 << 20), 0);
+            rig.write(7 << 20, &[7; 4096]);
+        }
+    });
+    if !ran {
+        eprintln!("skipped: no file system may be mounted here");
+    }
+}
+
+#[test]
+fn the_size_is_the_files_or_what_was_asked_for() {
+    let file = Place::on_disk();
+    let disk = file.make(10_000);
+    let size = |options: &str| try_open(&file.text(options)).map(|driver| driver.geometry().size);
+    assert_eq!(size(""), Ok(9728), "whole blocks of it");
+    assert_eq!(size(",size=4096"), Ok(4096));
+    assert_eq!(size(",size=1M,read-only=on"), Err(Errno::ENOSPC));
+    assert_eq!(disk.metadata().unwrap().len(), 10_000, "nothing so far made it longer or shorter");
+    assert_eq!(size(",size=1M"), Ok(1 << 20));
+    assert_eq!(disk.metadata().unwrap().len(), 1 << 20);
+    disk.set_len(511).unwrap();
+    assert_eq!(size(""), Err(Errno::EINVAL), "not a single block");
+}
+
+#[test]
+fn a_part_of_a_file_leaves_the_rest_alone() {
+    let file = Place::on_disk();
+    let disk = file.make(0);
+    disk.write_all_at(&[0x77; 16384], 0).unwrap();
+    let driver = open(&file.text(",size=8K"));
+    let mut rig = Rig::new(&*driver, POLLED);
+    assert_eq!(rig.range(Operation::WriteZeroes, 0, 8192), 0);
+    let mut rest = [0; 16384];
+    disk.read_exact_at(&mut rest, 0).unwrap();
+    assert!(rest[..8192] == [0; 8192] && rest[8192..] == [0x77; 8192]);
+}
+
+#[test]
+fn what_cannot_be_a_device_is_refused() {
+    let file = Place::on_disk();
+    let refused = |path: &str| try_open(&format!("file:path={path}")).err();
+    assert_eq!(refused(&file.path), Some(Errno::ENOENT), "it is never made");
+    assert_eq!(refused("/dev/null"), Some(Errno::EINVAL));
+    assert_eq!(refused(&std::env::temp_dir().display().to_string()), Some(Errno::EISDIR));
+    // Nobody is at the other end of the fifo: an open that waits for one would never return.
+    let path = std::ffi::CString::new(file.path.as_str()).unwrap();
+    let mode = u64::from(linux::S_IFIFO | 0o600);
+    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, mode, 0, 0];
+    SystemCall::new(linux::__NR_mknodat, arguments).run().unwrap();
+    let (tell, told) = mpsc::channel();
+    let texts = [file.text(""), file.text(",read-only=on")];
+    thread::spawn(move || tell.send(texts.map(|text| try_open(&text).err())));
+    let answers = told.recv_timeout(LONGEST).expect("somebody waits for a writer");
+    assert_eq!(answers, [Some(Errno::EINVAL); 2]);
+}
+
+#[test]
+fn a_device_that_is_read_only_changes_nothing() {
+    for options in [",read-only=on", ",read-only=on,direct=off"] {
+        let file = Place::on_disk();
+        let disk = file.make(0);
+        disk.write_all_at(&[0x33; 65536], 0).unwrap();
+        let driver = open(&file.text(options));
+        let features = driver.geometry().features;
+        assert!(features.read_only && !features.discard && !features.write_zeroes);
+        let mut rig = Rig::new(&*driver, POLLED);
+        let memory = Memory::new(4096);
+        assert!(is_error(rig.transfer(Operation::Write, 0, &[memory.segment(0, 4096)]), Errno::EPERM));
+        assert!(is_error(rig.range(Operation::Discard, 0, 4096), Errno::EPERM));
+        assert!(is_error(rig.range(Operation::WriteZeroes, 0, 4096), Errno::EPERM));
+        assert_eq!(rig.range(Operation::Flush, 0, 0), 0);
+        assert!(rig.read(0, 65536) == [0x33; 65536]);
+    }
+}
+
+#[test]
+fn a_refused_request_in_a_batch_stops_none_of_the_others() {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    let driver = open(&file.text(""));
+    let mut rig = Rig::new(&*driver, POLLED);
+    let memory = Memory::new(64 << 10);
+    // The kernel finds out about these vectors while it takes the batch.
+    let bad = [usring_sys::plain::IoVector { base: 1 << 62, length: 4096 }; 2];
+    for token in 0..16 {
+        let good = [memory.segment(token as usize * 4096, 2048), memory.segment(token as usize * 4096 + 2048, 2048)];
+        let segments = if token % 3 == 0 { &bad } else { &good };
+        rig.submit(&transfer(token, Operation::Read, u64::from(token) * 8192, segments));
+    }
+    rig.queue.ring_doorbell();
+    while rig.in_flight > 0 {
+        for completion in rig.wait() {
+            let expected = if completion.token % 3 == 0 { Errno::EFAULT.negative() } else { 4096 };
+            assert_eq!(completion.result, expected, "{completion:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sleeper_is_told_of_a_request_that_the_kernel_did_not_take() {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    let driver = open(&file.text(""));
+    let mut rig = Rig::new(&*driver, QueueOptions { interrupts: true, ..POLLED });
+    assert!(rig.queue.arm_interrupt());
+    let segments = [usring_sys::plain::IoVector { base: 1 << 62, length: 4096 }; 2];
+    let request = transfer(0, Operation::Read, 0, &segments);
+    rig.submit(&request);
+    rig.queue.ring_doorbell();
+    assert!(is_readable(rig.queue.interrupt().unwrap(), LONGEST), "no interrupt");
+    assert!(is_error(rig.wait()[0].result, Errno::EFAULT));
+}
+
+#[test]
+fn a_batch_has_room_for_as_many_segments_as_a_request_may_have() {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    let driver = open(&file.text(""));
+    let most = driver.geometry().segments as usize;
+    let memory = Memory::new(most * 512);
+    let segments: Vec<_> = (0..most).rev().map(|index| memory.segment(index * 512, 512)).collect();
+    let mut rig = Rig::new(&*driver, QueueOptions { depth: 8, interrupts: false });
+    let length = most as u64 * 512;
+    for token in 0..8 {
+        rig.submit(&transfer(token, Operation::Read, u64::from(token) * length, &segments));
+    }
+    rig.queue.ring_doorbell();
+    while rig.in_flight > 0 {
+        rig.wait().iter().for_each(|completion| assert_eq!(completion.result, length as i32));
+    }
+}
+
+#[test]
+fn a_forked_child_does_its_parents_requests_no_harm() {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    let driver = open(&file.text(""));
+    let memory = Memory::new(64 << 10);
+    let mut queue = driver.open_queue(POLLED).unwrap();
+    for token in 0..16 {
+        let segments = [memory.segment(token as usize * 4096, 4096)];
+        let request = transfer(token, Operation::Read, u64::from(token) * 8192, &segments);
+        assert_eq!(queue.submit(&request), Submission::Accepted);
+    }
+    queue.ring_doorbell();
+    let mut queue = Some(queue);
+    let status = in_child(|| {
+        let mut completions = Completions::new();
+        queue.as_mut().unwrap().poll(&mut completions);
+        let sees_nothing = completions.as_slice().is_empty();
+        // One of its own, which may come to lie where the parent's is.
+        let mut own = Rig::new(&*driver, POLLED);
+        drop(queue.take());
+        let works = own.read(0, 4096) == [0; 4096];
+        i32::from(!(sees_nothing && works))
+    });
+    assert_eq!(status, 0);
+    let mut completions = Completions::new();
+    let start = Instant::now();
+    while completions.as_slice().len() < 16 {
+        queue.as_mut().unwrap().poll(&mut completions);
+        assert!(start.elapsed() < LONGEST, "{} of 16", completions.as_slice().len());
+    }
+    assert!(completions.as_slice().iter().all(|completion| completion.result == 4096));
+}
+
+#[test]
+fn without_free_descriptors_opening_says_so() {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    let text = file.text("");
+    let status = in_child(|| {
+        let limit = libc::rlimit { rlim_cur: 3, rlim_max: 1024 };
+        // SAFETY: the child's own limit, read from a local variable.
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0;
+        let refused = try_open(&text).err() == Some(Errno::EMFILE);
+        let limit = libc::rlimit { rlim_cur: 64, rlim_max: 1024 };
+        // SAFETY: as above.
+        let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0;
+        let works = try_open(&text).is_ok();
+        i32::from(!(set && refused && raised && works))
+    });
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn the_programs_own_file_of_the_same_name_keeps_its_record_locks() {
+    let file = Place::on_disk();
+    let disk = file.make(SIZE);
+    let locked = |pid_sees: bool| in_child(|| i32::from(file::place::lock(&disk, libc::F_SETLK).is_ok() != pid_sees));
+    file::place::lock(&disk, libc::F_SETLK).unwrap();
+    assert_eq!(locked(false), 0, "another process finds it locked");
+    drop(open(&file.text("")));
+    assert_eq!(locked(false), 0, "the device's own close has dropped the program's lock");
+}
+
+#[test]
+fn many_jobs_on_many_queues_keep_their_data_apart() {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    let driver = open(&file.text(""));
+    thread::scope(|scope| {
+        for job in 0..4u64 {
+            let driver = &*driver;
+            let options = QueueOptions { depth: 1 << (job * 2), interrupts: job % 2 == 1 };
+            let part = job * (SIZE / 4)..(job + 1) * (SIZE / 4);
+            scope.spawn(move || Traffic { part, options, requests: 1000, keeps_data: true, seed: job }.run(driver));
+        }
+    });
+}

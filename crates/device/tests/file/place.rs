@@ -1,0 +1,210 @@
+//! Where the files of these tests lie, and the surroundings that some need.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fs, io, thread};
+use usring_device::{DeviceRequest, Driver, Geometry, QueueOptions, QueuePair};
+use usring_sys::Errno;
+
+/// A path that nobody else has; what is there is gone at the end.
+pub struct Place {
+    pub path: String,
+}
+
+impl Place {
+    pub fn on_disk() -> Place {
+        Place::in_folder(&std::env::temp_dir().display().to_string())
+    }
+
+    pub fn on_tmpfs() -> Place {
+        Place::in_folder("/dev/shm")
+    }
+
+    fn in_folder(folder: &str) -> Place {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Place { path: format!("{folder}/usring-file-{}-{number}", process::id()) }
+    }
+
+    /// A sparse file.
+    pub fn make(&self, size: u64) -> File {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&self.path).unwrap();
+        file.set_len(size).unwrap();
+        file
+    }
+
+    pub fn text(&self, options: &str) -> String {
+        format!("file:path={}{options}", self.path)
+    }
+
+    pub fn remove(&self) {
+        fs::remove_file(&self.path).unwrap();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// What `run` answers in a forked child, 99 if it panics.
+pub fn in_child(run: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: libc's own fork, which leaves its allocator usable in the child.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // The product's panics abort; this is for a panic of the test's.
+        let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or(99);
+        // SAFETY: nothing of the parent's is run at the child's end.
+        unsafe { libc::_exit(status) };
+    }
+    assert!(child > 0);
+    let mut status = 0;
+    // SAFETY: our own child, and a local variable.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 1000 + libc::WTERMSIG(status) }
+}
+
+/// fcntl's record lock on the whole file.
+pub fn lock(file: &File, command: i32) -> io::Result<()> {
+    // SAFETY: plain numbers, of which all zeroes are a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as i16;
+    // SAFETY: an open descriptor and a local variable.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A driver whose queue pairs are opened where a sandbox denies io_setup(2).
+pub fn denied(driver: Box<dyn Driver>) -> Box<dyn Driver> {
+    Box::new(Denied(driver))
+}
+
+struct Denied(Box<dyn Driver>);
+
+impl Driver for Denied {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
+        thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    deny_contexts();
+                    self.0.open_queue(options)
+                })
+                .join()
+                .unwrap()
+        })
+    }
+
+    fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
+        self.0.execute(request)
+    }
+}
+
+/// Lets io_setup(2) answer EPERM to this thread.
+fn deny_contexts() {
+    let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_setup as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: concerns this thread alone, with a filter that is copied; io_setup is then tried in vain.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+        let mut context = 0u64;
+        assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &mut context), -1);
+    }
+}
+
+/// Runs a test on a tmpfs of this many bytes that only its thread sees; `false`
+/// where that is not allowed.
+pub fn with_small_file_system(size: u64, run: impl FnOnce(&str) + Send) -> bool {
+    let place = Place::on_disk();
+    fs::create_dir(&place.path).unwrap();
+    let folder = std::ffi::CString::new(place.path.as_str()).unwrap();
+    let options = std::ffi::CString::new(format!("size={size}")).unwrap();
+    let ran = thread::scope(|scope| {
+        let mount_and_run = || {
+            let none = std::ptr::null();
+            // SAFETY: this thread's own view of the mounts; all strings end with a NUL.
+            let mounted = unsafe {
+                libc::unshare(libc::CLONE_NEWNS) == 0
+                    && libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
+                    && libc::mount(c"tmpfs".as_ptr(), folder.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast())
+                        == 0
+            };
+            if mounted {
+                run(&place.path);
+            }
+            mounted
+        };
+        scope.spawn(mount_and_run).join().unwrap()
+    });
+    fs::remove_dir(&place.path).unwrap();
+    ran
+}
+
+/// A loop device, gone when this and whoever has it open are.
+pub struct LoopDevice {
+    pub path: String,
+    _device: File,
+    _backing: Place,
+}
+
+/// `None` where that is not allowed.
+pub fn loop_device(size: u64) -> Option<LoopDevice> {
+    const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
+    const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
+    const LO_FLAGS_AUTOCLEAR: u32 = 4;
+    /// `struct loop_config`: descriptor, block size, `struct loop_info64`, eight words.
+    #[repr(C)]
+    struct Configuration {
+        fd: u32,
+        block_size: u32,
+        before_flags: [u8; 52],
+        flags: u32,
+        after_flags: [u8; 176],
+        reserved: [u64; 8],
+    }
+    const _: () = assert!(size_of::<Configuration>() == 304);
+    let backing = Place::on_disk();
+    let file = backing.make(size);
+    let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control").ok()?;
+    // Somebody else may take the same number in between.
+    for _ in 0..20 {
+        // SAFETY: takes no argument.
+        let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
+        if number < 0 {
+            return None;
+        }
+        let path = format!("/dev/loop{number}");
+        let device = OpenOptions::new().read(true).write(true).open(&path).ok()?;
+        let configuration = Configuration {
+            fd: file.as_raw_fd() as u32,
+            block_size: 512,
+            before_flags: [0; 52],
+            flags: LO_FLAGS_AUTOCLEAR,
+            after_flags: [0; 176],
+            reserved: [0; 8],
+        };
+        // SAFETY: a structure of the size that the call reads.
+        if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &configuration) } == 0 {
+            return Some(LoopDevice { path, _device: device, _backing: backing });
+        }
+        if io::Error::last_os_error().raw_os_error() != Some(libc::EBUSY) {
+            return None;
+        }
+    }
+    None
+}

@@ -1,0 +1,159 @@
+//! Files of ours that hold somebody's blocks: opened, measured, and read and
+//! written at a position.
+
+use crate::descriptor::{HeldDescriptor, OwnedDescriptor, duplicate_private};
+use crate::plain::IoVector;
+use crate::{Errno, SystemCall};
+use core::ffi::CStr;
+use core::mem::MaybeUninit;
+use linux_raw_sys::{general as linux, ioctl};
+
+/// What a file is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measure {
+    pub kind: Kind,
+    /// Bytes.
+    pub size: u64,
+    pub direct: Direct,
+}
+
+/// Whether transfers may go past the page cache (O_DIRECT).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direct {
+    /// Not without the page cache, even where the file can be opened so.
+    Refused,
+    /// At these multiples of bytes in memory and in the file.
+    Aligned { memory: u32, offset: u32 },
+    /// Nobody tells (a kernel before 6.1, tmpfs); a trial will.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Regular,
+    BlockDevice,
+    Other,
+}
+
+/// Opens a file, closed on exec, among our private descriptors. Never waits for
+/// another party, as a fifo would have it.
+pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
+    let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY);
+    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
+    let number = SystemCall::new(linux::__NR_openat, arguments).run()?;
+    // Closed with care: the program may have locked the same file by a descriptor of its own.
+    let first = HeldDescriptor::new(OwnedDescriptor::from_raw(number as i32));
+    let file = duplicate_private(first.number())?;
+    crate::descriptor::clear_nonblocking(file.number())?;
+    Ok(HeldDescriptor::new(file))
+}
+
+/// statx(2), and for a block device its own answers.
+pub fn measure(number: i32) -> Result<Measure, Errno> {
+    let mut buffer = MaybeUninit::<linux::statx>::zeroed();
+    let mask = u64::from(linux::STATX_BASIC_STATS | linux::STATX_DIOALIGN);
+    let flags = u64::from(linux::AT_EMPTY_PATH);
+    let arguments = [number as u64, c"".as_ptr() as u64, flags, mask, buffer.as_mut_ptr() as u64];
+    SystemCall::new(linux::__NR_statx, arguments).run()?;
+    // SAFETY: `statx` is plain numbers, zeroed above and filled by the kernel.
+    let statx = unsafe { buffer.assume_init() };
+    let kind = match u32::from(statx.stx_mode) & linux::S_IFMT {
+        linux::S_IFREG => Kind::Regular,
+        linux::S_IFBLK => Kind::BlockDevice,
+        _ => Kind::Other,
+    };
+    let mut direct = match (statx.stx_mask & linux::STATX_DIOALIGN, statx.stx_dio_offset_align) {
+        (0, _) => Direct::Unknown,
+        (_, 0) => Direct::Refused,
+        (_, offset) => Direct::Aligned { memory: statx.stx_dio_mem_align, offset },
+    };
+    let mut size = statx.stx_size;
+    if kind == Kind::BlockDevice {
+        let (mut bytes, mut block) = (0u64, 0u32);
+        control(number, ioctl::BLKGETSIZE64, &raw mut bytes as u64)?;
+        control(number, ioctl::BLKSSZGET, &raw mut block as u64)?;
+        size = bytes;
+        if direct == Direct::Unknown {
+            direct = Direct::Aligned { memory: block, offset: block };
+        }
+    }
+    Ok(Measure { kind, size, direct })
+}
+
+fn control(number: i32, request: u32, argument: u64) -> Result<(), Errno> {
+    SystemCall::new(linux::__NR_ioctl, [number as u64, u64::from(request), argument, 0, 0]).run().map(drop)
+}
+
+/// ftruncate(2).
+pub fn resize(number: i32, size: u64) -> Result<(), Errno> {
+    SystemCall::new(linux::__NR_ftruncate, [number as u64, size, 0, 0, 0]).run().map(drop)
+}
+
+/// preadv2(2) into memory of the program; `flags` are `RWF_*`.
+pub fn read_at(number: i32, offset: u64, segments: &[IoVector], flags: u32) -> Result<u32, Errno> {
+    transfer([linux::__NR_preadv, linux::__NR_preadv2], number, offset, segments, flags)
+}
+
+/// pwritev2(2) from memory of the program.
+pub fn write_at(number: i32, offset: u64, segments: &[IoVector], flags: u32) -> Result<u32, Errno> {
+    transfer([linux::__NR_pwritev, linux::__NR_pwritev2], number, offset, segments, flags)
+}
+
+fn transfer(calls: [u32; 2], number: i32, offset: u64, segments: &[IoVector], flags: u32) -> Result<u32, Errno> {
+    let [vector, count] = [segments.as_ptr() as u64, segments.len() as u64];
+    let call = match flags {
+        0 => SystemCall::new(calls[0], [number as u64, vector, count, offset, 0]),
+        // The sixth argument leaves no room for our mark.
+        _ => SystemCall::with_six(calls[1], [number as u64, vector, count, offset, 0, u64::from(flags)]),
+    };
+    // Linux transfers less than 2³¹ bytes in one call.
+    call.run().map(|bytes| bytes as u32)
+}
+
+/// fdatasync(2).
+pub fn synchronise(number: i32) -> Result<(), Errno> {
+    SystemCall::new(linux::__NR_fdatasync, [number as u64, 0, 0, 0, 0]).run().map(drop)
+}
+
+/// Whether the blocks of a range can be freed, found out without freeing any.
+pub fn can_discard(number: i32, measure: &Measure) -> bool {
+    match measure.kind {
+        // Linux looks at the device before it looks at the range, of which none is empty.
+        Kind::BlockDevice => discard(number, measure.kind, 0, 0) == Err(Errno::EINVAL),
+        // Behind the end there is nothing.
+        _ => discard(number, measure.kind, measure.size.next_multiple_of(BEYOND), BEYOND).is_ok(),
+    }
+}
+
+/// A multiple of every file system's block.
+const BEYOND: u64 = 1 << 16;
+
+/// Frees the blocks of a range. `EOPNOTSUPP` where that cannot be done.
+pub fn discard(number: i32, kind: Kind, offset: u64, length: u64) -> Result<(), Errno> {
+    match kind {
+        Kind::BlockDevice => control_range(number, ioctl::BLKDISCARD, offset, length),
+        _ => allocate(number, linux::FALLOC_FL_PUNCH_HOLE, offset, length),
+    }
+}
+
+/// Makes a range read as zeroes, without a buffer. `EOPNOTSUPP` where that
+/// cannot be done.
+pub fn zero(number: i32, kind: Kind, offset: u64, length: u64) -> Result<(), Errno> {
+    if kind == Kind::BlockDevice {
+        return control_range(number, ioctl::BLKZEROOUT, offset, length);
+    }
+    match allocate(number, linux::FALLOC_FL_ZERO_RANGE, offset, length) {
+        Err(Errno::EOPNOTSUPP) => allocate(number, linux::FALLOC_FL_PUNCH_HOLE, offset, length),
+        other => other,
+    }
+}
+
+fn control_range(number: i32, request: u32, offset: u64, length: u64) -> Result<(), Errno> {
+    let range = [offset, length];
+    control(number, request, &raw const range as u64)
+}
+
+fn allocate(number: i32, mode: u32, offset: u64, length: u64) -> Result<(), Errno> {
+    let mode = u64::from(mode | linux::FALLOC_FL_KEEP_SIZE);
+    SystemCall::new(linux::__NR_fallocate, [number as u64, mode, offset, length, 0]).run().map(drop)
+}

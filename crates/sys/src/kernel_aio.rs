@@ -1,0 +1,214 @@
+//! The kernel's AIO: requests that go down in batches by io_submit(2) and come
+//! back through a ring in this process's memory ([`CompletionRing`]). It needs no
+//! privilege and no io_uring.
+//!
+//! A request names the program's memory, which the kernel checks as that of any
+//! system call and goes on using until the completion; [`Context`] waits for
+//! all of them when it is dropped.
+
+mod completion_ring;
+
+pub use completion_ring::CompletionRing;
+#[cfg(not(loom))]
+pub use context::{Batch, Context};
+
+#[cfg(not(loom))]
+mod context {
+    use super::CompletionRing;
+    use crate::mapping::PAGE;
+    use crate::per_process::PerProcess;
+    use crate::plain::IoVector;
+    use crate::shared::SharedMemory;
+    use crate::sync::Arc;
+    use crate::{Errno, SystemCall, UserAddress, user_memory};
+    use alloc::boxed::Box;
+    use alloc::vec::Vec;
+    use linux_raw_sys::general as linux;
+    use usring_uapi::aio::{AioRing, IoEvent, Iocb};
+
+    /// A value whose address stands for this process: a forked child, which has
+    /// its parent's memory but not its contexts, has another.
+    static PROCESS: PerProcess<u64> = PerProcess::new();
+
+    /// Requests in the order of their arrival that the kernel has not taken yet.
+    pub struct Batch {
+        iocbs: Box<[Iocb]>,
+        /// What io_submit(2) wants: where each of them lies.
+        addresses: Box<[u64]>,
+        first: usize,
+        last: usize,
+        /// The members of the vectored ones; never grows, so they stay where
+        /// they are until the kernel has copied them.
+        vectors: Vec<IoVector>,
+    }
+
+    impl Batch {
+        /// Room for `requests`, with `vectors` members of vectored ones in all.
+        pub fn new(requests: usize, vectors: usize) -> Result<Self, Errno> {
+            let mut iocbs = Vec::new();
+            let mut addresses = Vec::new();
+            let mut members = Vec::new();
+            iocbs.try_reserve_exact(requests).map_err(|_| Errno::ENOMEM)?;
+            addresses.try_reserve_exact(requests).map_err(|_| Errno::ENOMEM)?;
+            members.try_reserve_exact(vectors).map_err(|_| Errno::ENOMEM)?;
+            iocbs.resize(requests, Iocb::default());
+            addresses.resize(requests, 0);
+            let (iocbs, addresses) = (iocbs.into_boxed_slice(), addresses.into_boxed_slice());
+            Ok(Batch { iocbs, addresses, first: 0, last: 0, vectors: members })
+        }
+
+        #[inline]
+        pub fn is_empty(&self) -> bool {
+            self.first == self.last
+        }
+
+        /// Whether a request of so many members fits.
+        #[inline]
+        pub fn has_room(&self, members: usize) -> bool {
+            let vectors = if members > 1 { members } else { 0 };
+            self.last < self.iocbs.len() && self.vectors.capacity() - self.vectors.len() >= vectors
+        }
+
+        /// Appends a request, whose memory are these segments: one or none makes
+        /// it the plain command, several the vectored one.
+        ///
+        /// # Panics
+        /// If there is no room.
+        #[inline]
+        pub fn push(&mut self, mut iocb: Iocb, segments: &[IoVector], vectored: u16) {
+            assert!(self.has_room(segments.len()), "who pushes looks for room first");
+            match segments {
+                [] => {}
+                [only] => (iocb.aio_buf, iocb.aio_nbytes) = (only.base, only.length),
+                _ => {
+                    let start = self.vectors.len();
+                    self.vectors.extend_from_slice(segments);
+                    iocb.aio_lio_opcode = vectored;
+                    iocb.aio_buf = self.vectors[start..].as_ptr() as u64;
+                    iocb.aio_nbytes = segments.len() as u64;
+                }
+            }
+            self.iocbs[self.last] = iocb;
+            self.addresses[self.last] = &raw mut self.iocbs[self.last] as u64;
+            self.last += 1;
+        }
+
+        /// Takes the first request out; answers its `aio_data`.
+        pub fn drop_first(&mut self) -> u64 {
+            let data = self.iocbs[self.first].aio_data;
+            self.advance(1);
+            data
+        }
+
+        fn advance(&mut self, count: usize) {
+            self.first += count;
+            if self.first == self.last {
+                (self.first, self.last) = (0, 0);
+                self.vectors.clear();
+            }
+        }
+    }
+
+    /// An AIO context of this process.
+    pub struct Context {
+        address: usize,
+        ring: CompletionRing,
+        /// The maker's [`PROCESS`].
+        process: &'static u64,
+    }
+
+    impl Context {
+        /// A context for up to `requests` at the same time.
+        ///
+        /// Errors: `EAGAIN` if all contexts of the machine together would exceed
+        /// `/proc/sys/fs/aio-max-nr`; `ENOSYS` where the kernel has no AIO, or none
+        /// with a ring; whatever a sandbox answers.
+        pub fn new(requests: u32) -> Result<Self, Errno> {
+            let mut address = 0u64;
+            let arguments = [u64::from(requests), &raw mut address as u64, 0, 0, 0];
+            SystemCall::new(linux::__NR_io_setup, arguments).run()?;
+            let Some(ring) = map_ring(address) else {
+                destroy(address);
+                return Err(Errno::ENOSYS);
+            };
+            let process = PROCESS.get_or_make(|| 0);
+            Ok(Context { address: address as usize, ring, process })
+        }
+
+        /// Whether this process made it. A forked child's copy has nothing to
+        /// talk to: its ring is the parent's.
+        #[inline]
+        fn is_ours(&self) -> bool {
+            PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
+        }
+
+        /// Hands requests to the kernel, once; answers how many it took, which are
+        /// then no longer in the batch.
+        ///
+        /// Errors: of the first request, which stays in the batch; `EAGAIN` if the
+        /// kernel has no room now, `EINVAL` in a forked child.
+        pub fn submit(&self, batch: &mut Batch) -> Result<usize, Errno> {
+            let count = (batch.last - batch.first) as u64;
+            let addresses = batch.addresses[batch.first..].as_ptr() as u64;
+            let taken = SystemCall::new(linux::__NR_io_submit, [self.address as u64, count, addresses, 0, 0]).run()?;
+            batch.advance(taken as usize);
+            Ok(taken as usize)
+        }
+
+        /// The next completion; [`Context::finish_look`] after the last.
+        #[inline]
+        pub fn take(&mut self) -> Option<IoEvent> {
+            if !self.is_ours() {
+                return None;
+            }
+            self.ring.take()
+        }
+
+        /// Lets the kernel use the room of the completions that were read.
+        #[inline]
+        pub fn finish_look(&mut self) {
+            self.ring.publish_head();
+        }
+
+        /// Whether no completion is there.
+        #[inline]
+        pub fn is_empty(&mut self) -> bool {
+            !self.is_ours() || self.ring.is_empty()
+        }
+    }
+
+    impl Drop for Context {
+        /// Waits until the kernel has let go of all memory that requests named.
+        fn drop(&mut self) {
+            // A child may have a context of its own at the same address.
+            if self.is_ours() {
+                destroy(self.address as u64);
+            }
+        }
+    }
+
+    fn destroy(address: u64) {
+        let _ = SystemCall::new(linux::__NR_io_destroy, [address, 0, 0, 0, 0]).run();
+    }
+
+    /// The ring of a new context; `None` if there is none that we know.
+    fn map_ring(address: u64) -> Option<CompletionRing> {
+        // What is not the kernel may answer a number that is no address.
+        let header = user_memory::read::<AioRing>(UserAddress(address)).ok()?;
+        let events = (header.nr as usize).checked_mul(size_of::<IoEvent>())?;
+        let length = events.checked_add(header.header_length as usize)?.next_multiple_of(PAGE);
+        let last = address.checked_add(length as u64)? - 8;
+        if !address.is_multiple_of(PAGE as u64) || user_memory::read::<u64>(UserAddress(last)).is_err() {
+            return None;
+        }
+        // SAFETY: 1. The kernel maps a context's ring, whose first and last word
+        // have just been read, readable and writable until io_destroy(2), which
+        // only `Context::drop` calls, after its last use. 2. Nobody has
+        // references into it.
+        let ring = CompletionRing::new(Arc::new(unsafe { SharedMemory::borrowed(address as usize, length) }))?;
+        // A child must not see its parent's completions, and has no use for them.
+        let advice = [address, length as u64, u64::from(linux::MADV_DONTFORK), 0, 0];
+        let _ = SystemCall::new(linux::__NR_madvise, advice).run();
+        Some(ring)
+    }
+}

@@ -1,0 +1,68 @@
+//! The kernel's AIO, beyond what a well-behaved queue pair asks of it.
+#![cfg(not(loom))]
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+use usring_sys::Errno;
+use usring_sys::kernel_aio::{Batch, Context};
+use usring_uapi::aio::{IOCB_CMD_PREAD, IOCB_CMD_PREADV, Iocb};
+
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// An empty read of a file that has nothing to read from: done at once.
+fn empty_read(file: &File, data: u64) -> Iocb {
+    let aio_fildes = file.as_raw_fd() as u32;
+    Iocb { aio_data: data, aio_lio_opcode: IOCB_CMD_PREAD, aio_fildes, ..Iocb::default() }
+}
+
+fn file() -> File {
+    File::open("/proc/self/exe").unwrap()
+}
+
+#[test]
+fn what_the_kernel_has_no_room_for_stays_in_the_batch_until_it_has() {
+    const COUNT: u64 = 10_000;
+    let file = file();
+    let mut context = Context::new(8).unwrap();
+    let mut batch = Batch::new(COUNT as usize, 0).unwrap();
+    (0..COUNT).for_each(|data| batch.push(empty_read(&file, data), &[], IOCB_CMD_PREADV));
+    let mut seen = BTreeSet::new();
+    let mut refusals = 0;
+    let start = Instant::now();
+    while seen.len() < COUNT as usize {
+        assert!(start.elapsed() < LONGEST, "{} of {COUNT}", seen.len());
+        match context.submit(&mut batch) {
+            Ok(_) if batch.is_empty() => {}
+            // Nothing was read back: the ring of a few hundred is full.
+            Ok(_) | Err(Errno::EAGAIN) => refusals += 1,
+            Err(error) => panic!("{error}"),
+        }
+        while let Some(event) = context.take() {
+            assert_eq!(event.res, 0);
+            assert!(seen.insert(event.data), "{} came twice", event.data);
+        }
+        context.finish_look();
+    }
+    assert!(refusals > 2, "the ring has never been full");
+    assert!(context.is_empty() && seen.into_iter().eq(0..COUNT));
+}
+
+#[test]
+fn a_request_that_is_refused_stays_first_until_it_is_taken_out() {
+    let file = file();
+    let mut context = Context::new(8).unwrap();
+    let mut batch = Batch::new(4, 0).unwrap();
+    let bad = Iocb { aio_data: 1, aio_lio_opcode: 77, ..empty_read(&file, 1) };
+    for iocb in [empty_read(&file, 0), bad, empty_read(&file, 2)] {
+        batch.push(iocb, &[], IOCB_CMD_PREADV);
+    }
+    assert_eq!(context.submit(&mut batch), Ok(1));
+    assert_eq!(context.submit(&mut batch), Err(Errno::EINVAL));
+    assert_eq!(batch.drop_first(), 1);
+    assert_eq!(context.submit(&mut batch), Ok(1));
+    assert!(batch.is_empty());
+    assert_eq!([context.take(), context.take()].map(|event| event.unwrap().data), [0, 2]);
+    assert!(context.take().is_none());
+}

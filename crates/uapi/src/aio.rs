@@ -1,0 +1,83 @@
+//! The kernel's AIO (`linux/aio_abi.h`), and the ring in which a context's
+//! completions lie: the header declares no type for that ring, but every
+//! context since Linux 2.6 has had it at its own address.
+
+use core::mem::{offset_of, size_of};
+
+/// What an [`Iocb`] asks for (`IOCB_CMD_*`).
+pub const IOCB_CMD_PREAD: u16 = 0;
+pub const IOCB_CMD_PWRITE: u16 = 1;
+pub const IOCB_CMD_FSYNC: u16 = 2;
+pub const IOCB_CMD_FDSYNC: u16 = 3;
+pub const IOCB_CMD_POLL: u16 = 5;
+pub const IOCB_CMD_PREADV: u16 = 7;
+pub const IOCB_CMD_PWRITEV: u16 = 8;
+
+/// `aio_resfd` is an eventfd, which the completion signals.
+pub const IOCB_FLAG_RESFD: u32 = 1 << 0;
+
+/// One request (`struct iocb`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Iocb {
+    /// Comes back in [`IoEvent::data`].
+    pub aio_data: u64,
+    /// The kernel's own.
+    pub aio_key: u32,
+    /// `RWF_*` of preadv2(2).
+    pub aio_rw_flags: i32,
+    /// `IOCB_CMD_*`.
+    pub aio_lio_opcode: u16,
+    pub aio_reqprio: i16,
+    pub aio_fildes: u32,
+    /// Memory, or for the vectored commands an array of `struct iovec`.
+    pub aio_buf: u64,
+    /// Bytes, or members of the array.
+    pub aio_nbytes: u64,
+    pub aio_offset: i64,
+    pub aio_reserved2: u64,
+    /// `IOCB_FLAG_*`.
+    pub aio_flags: u32,
+    pub aio_resfd: u32,
+}
+
+/// One completion (`struct io_event`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct IoEvent {
+    pub data: u64,
+    /// The address at which the [`Iocb`] was submitted.
+    pub obj: u64,
+    /// What the system call would have answered.
+    pub res: i64,
+    pub res2: i64,
+}
+
+/// The head of a context's ring (the kernel's private `struct aio_ring`); the
+/// events follow it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct AioRing {
+    pub id: u32,
+    /// Events that there is room for.
+    pub nr: u32,
+    /// Next event to be read.
+    pub head: u32,
+    /// Next event to be written.
+    pub tail: u32,
+    pub magic: u32,
+    pub compat_features: u32,
+    pub incompat_features: u32,
+    /// Bytes before the first event.
+    pub header_length: u32,
+}
+
+pub const AIO_RING_MAGIC: u32 = 0xa10a_10a1;
+pub const AIO_RING_INCOMPAT_FEATURES: u32 = 0;
+
+const _: () = {
+    assert!(size_of::<Iocb>() == 64 && offset_of!(Iocb, aio_lio_opcode) == 16 && offset_of!(Iocb, aio_buf) == 24);
+    assert!(offset_of!(Iocb, aio_flags) == 56 && offset_of!(Iocb, aio_resfd) == 60);
+    assert!(size_of::<IoEvent>() == 32 && offset_of!(IoEvent, res) == 16);
+    assert!(size_of::<AioRing>() == 32 && offset_of!(AioRing, tail) == 12 && offset_of!(AioRing, header_length) == 28);
+};
