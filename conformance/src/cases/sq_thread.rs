@@ -15,6 +15,7 @@ use crate::time::{LONG, milliseconds, until};
 use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
+    case("sq_thread.closes_its_ring", closes_its_ring),
     case("sq_thread.takes_entries_by_itself", takes_entries_by_itself),
     case("sq_thread.enter_submits_nothing", enter_submits_nothing),
     case("sq_thread.needs_wakeup_when_idle", needs_wakeup_when_idle),
@@ -407,4 +408,20 @@ fn signals_go_elsewhere(t: &mut Transcript) {
     };
     t.say(format_args!("still pending {pending}"));
     t.say(format_args!("flags {}", names::sq_flags(ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW)));
+}
+
+/// A ring may not be closed through a ring, itself least of all, whatever
+/// number it goes by.
+fn closes_its_ring(t: &mut Transcript) {
+    const LOW: i32 = 200;
+    let mut ring = Ring::flags(4, u::IORING_SETUP_SQPOLL);
+    // SAFETY: no memory is involved; the number is free.
+    assert_eq!(unsafe { libc::dup2(ring.fd, LOW) }, LOW);
+    door::close(std::mem::replace(&mut ring.fd, LOW));
+    ring.push(close(LOW, 1));
+    ring.enter(0, 0, u::IORING_ENTER_SQ_WAKEUP);
+    t.in_order(&ring.wait(1));
+    ring.push(nop(2));
+    ring.enter(0, 0, u::IORING_ENTER_SQ_WAKEUP);
+    t.in_order(&ring.wait(1));
 }

@@ -3,6 +3,8 @@
 //! (the interposer, or nobody when a ring is used through the Rust API) does.
 
 use crate::Ring;
+use crate::process::process;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 use usring_device::OpenDevice;
@@ -10,7 +12,8 @@ use usring_sys::Errno;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::set_once::SetOnce;
 
-/// The questions. Each gets a descriptor number of the program.
+/// The questions. Each gets a descriptor number of the program, and is asked
+/// with a ring's lock held: the answer may not close a ring ([`run_later`]).
 pub struct Host {
     /// The ring that this number stands for, if it is one.
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,
@@ -22,7 +25,8 @@ pub struct Host {
     /// The same for a file that a ring has just opened, whatever its number.
     pub recognise: fn(i32) -> Option<Arc<OpenDevice>>,
     /// Closes the number as the program's close(2) would, if it is one that
-    /// the host keeps; `None` if it is an ordinary descriptor.
+    /// the host keeps, but no ring: `EBADF`. `None` if it is an ordinary
+    /// descriptor.
     pub close: fn(i32) -> Option<Result<(), Errno>>,
 }
 
@@ -60,6 +64,11 @@ pub(crate) fn recognise(number: i32) -> Option<Arc<OpenDevice>> {
         return None;
     }
     (host()?.recognise)(number)
+}
+
+/// Does something soon, where no ring's lock is held: in the attendant.
+pub fn run_later(action: impl FnOnce() + Send + 'static) {
+    process().attendant.run(Box::new(action));
 }
 
 fn host() -> Option<&'static Host> {

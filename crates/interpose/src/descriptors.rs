@@ -43,8 +43,8 @@ pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 pub struct File {
     pub ring: Arc<Ring>,
     watched: AtomicBool,
-    /// By which the ring's state becomes visible to poll, once it is watched.
-    signal: Mutex<Option<OwnedDescriptor>>,
+    /// Held by who begins to watch it.
+    beginning: Mutex<()>,
     /// The eventfd's id, once somebody needs to recognise it.
     identity: AtomicU64,
 }
@@ -61,13 +61,13 @@ impl File {
     pub fn new(ring: Arc<Ring>) -> Arc<File> {
         UNWATCHED.fetch_add(1, Ordering::Relaxed);
         let watched = AtomicBool::new(false);
-        Arc::new(File { ring, watched, signal: Mutex::new(None), identity: AtomicU64::new(0) })
+        Arc::new(File { ring, watched, beginning: Mutex::new(()), identity: AtomicU64::new(0) })
     }
 
     /// The program polls the descriptor `number`: from now on it is readable
     /// when the kernel's would be.
     pub fn watch(&self, number: i32) {
-        let mut signal = self.signal.lock();
+        let one_at_a_time = self.beginning.lock();
         if self.watched.load(Ordering::Relaxed) {
             return;
         }
@@ -81,11 +81,10 @@ impl File {
                 return;
             }
             eventfd::drain(private.number());
-            self.ring.attach_descriptor(private.number());
-            *signal = Some(private);
+            self.ring.attach_descriptor(Arc::new(private));
             self.watched.store(true, Ordering::Relaxed);
             UNWATCHED.fetch_sub(1, Ordering::Relaxed);
-            drop(signal);
+            drop(one_at_a_time);
             self.ring.watch_readiness();
         }
     }
@@ -163,16 +162,25 @@ pub fn find(number: i32) -> Found<Using> {
 #[cold]
 #[inline(never)]
 fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
-    let file = {
-        let _removers_wait = process::current().descriptors.lock();
-        match entry.load(Ordering::Acquire) {
-            0 => return Found::Other,
-            INHERITED => return Found::Inherited,
-            // SAFETY: as in `find`; it stays in the table while the lock is held.
-            object => Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) })),
-        }
-    };
-    checked(Using { file: ManuallyDrop::new(file), held: None }, number)
+    match share(entry) {
+        Found::Ring(file) => checked(Using { file: ManuallyDrop::new(file), held: None }, number),
+        Found::Inherited => Found::Inherited,
+        Found::Other => Found::Other,
+    }
+}
+
+/// A share of its own in the file that stands in the table.
+fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
+    if entry.load(Ordering::Relaxed) == 0 {
+        return Found::Other;
+    }
+    let _removers_wait = process::current().descriptors.lock();
+    match entry.load(Ordering::Acquire) {
+        0 => Found::Other,
+        INHERITED => Found::Inherited,
+        // SAFETY: as in `find`; it stays in the table while the lock is held.
+        object => Found::Ring(Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
+    }
 }
 
 /// A low number may have ceased to be a ring unseen.
@@ -193,6 +201,37 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
         Found::Inherited => Found::Inherited,
         Found::Other => Found::Other,
     }
+}
+
+/// A share in a ring's file for the engine, which asks with a ring's lock held,
+/// perhaps this one's: if the program closes the last number meanwhile, the
+/// ring is closed where no lock is held.
+pub struct Inside(Option<Arc<File>>);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if let Some(file) = self.0.take().and_then(Arc::into_inner) {
+            usring_engine::host::run_later(move || drop(file));
+        }
+    }
+}
+
+/// Runs `work` on the ring's file that `number` stands for, inside the engine.
+pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
+    let Some(entry) = entry(number) else { return Found::Other };
+    let file = match share(entry) {
+        Found::Ring(file) => file,
+        Found::Inherited => return Found::Inherited,
+        Found::Other => return Found::Other,
+    };
+    if number < RESERVED_BASE && !is_still(&file, number) {
+        let _removed = Inside(remove(number));
+        let _shared = Inside(Some(file));
+        return Found::Other;
+    }
+    let result = work(&file);
+    drop(Inside(Some(file)));
+    Found::Ring(result)
 }
 
 /// Whether a low number is still the ring that it was made an alias of: calls

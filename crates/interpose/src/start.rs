@@ -1,9 +1,10 @@
 //! The constructor: opens the doors, before any other code of the program runs.
 
+use crate::descriptors::{self, Found};
 use crate::{environment, filter, libc, message, process, rings, signals, stacks, symbols, text};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::Host;
-use usring_sys::SystemCall;
+use usring_sys::{Errno, SystemCall, per_process};
 use usring_uapi::general as linux;
 
 /// Whether the doors are open; the symbols then take calls.
@@ -13,13 +14,20 @@ pub static OPEN: AtomicU32 = AtomicU32::new(0);
 const STATUS_NOT_SERVED: u64 = 125;
 
 static HOST: Host = Host {
-    ring_of: |number| crate::descriptors::get(number).map(|file| file.ring.clone()),
+    ring_of: |number| match descriptors::with_inside(number, |file| file.ring.clone()) {
+        Found::Ring(ring) => Some(ring),
+        _ => None,
+    },
     watch: |number| {
-        crate::descriptors::with(number, |file| file.watch(number));
+        descriptors::with_inside(number, |file| file.watch(number));
+    },
+    // A ring may not be closed through a ring.
+    close: |number| match descriptors::with_inside(number, |_| ()) {
+        Found::Ring(()) => Some(Err(Errno::EBADF)),
+        _ => crate::descriptor_calls::close_number(number),
     },
     device_of: |_| None,
     recognise: |_| None,
-    close: crate::descriptor_calls::close_number,
 };
 
 #[used]
@@ -54,6 +62,7 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
 
 fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     text::find();
+    per_process::prepare().map_err(|_| "the system lends no page that is emptied at fork (MADV_WIPEONFORK)")?;
     process::current();
     usring_engine::set_host(&HOST);
     libc::provide_threads();

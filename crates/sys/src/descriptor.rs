@@ -2,6 +2,7 @@
 
 use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
+use crate::set_once::SetOnce;
 use crate::{Errno, SystemCall};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -166,6 +167,27 @@ fn duplicate_private_from(number: i32, lowest: i32) -> Result<OwnedDescriptor, E
 static PARKED: PerProcess<Mutex<Vec<OwnedDescriptor>>> = PerProcess::new();
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
+/// Who looks at them again while the program does nothing that would.
+static KEEPER: SetOnce<fn()> = SetOnce::new();
+
+/// Names who is told when a duplicate is parked: from then on it calls
+/// [`look_at_parked`] now and then, until nothing is.
+pub fn set_keeper(keeper: &'static fn()) {
+    KEEPER.set(keeper);
+}
+
+/// Whether a duplicate waits for a lock to go.
+pub fn has_parked() -> bool {
+    PARKED_COUNT.load(Ordering::Relaxed) != 0
+}
+
+/// Closes the parked duplicates whose files nobody holds a lock on any more.
+pub fn look_at_parked() {
+    let mut parked = parked().lock();
+    parked.retain(|duplicate| is_locked(duplicate.number()));
+    PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
+}
+
 fn parked() -> &'static Mutex<Vec<OwnedDescriptor>> {
     PARKED.get_or_make(|| Mutex::new(Vec::new()))
 }
@@ -178,13 +200,16 @@ fn parked() -> &'static Mutex<Vec<OwnedDescriptor>> {
 /// on is parked, used again for the same file, and closed once the locks are
 /// gone.
 fn release(duplicate: OwnedDescriptor) {
-    if PARKED_COUNT.load(Ordering::Relaxed) == 0 && !is_locked(duplicate.number()) {
+    if !has_parked() && !is_locked(duplicate.number()) {
         return;
     }
-    let mut parked = parked().lock();
-    parked.push(duplicate);
-    parked.retain(|other| is_locked(other.number()));
-    PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
+    parked().lock().push(duplicate);
+    look_at_parked();
+    if has_parked()
+        && let Some(keeper) = KEEPER.get()
+    {
+        keeper();
+    }
 }
 
 /// A private duplicate that is given up when it is dropped, in such a way that
@@ -243,7 +268,7 @@ pub fn hold_settled(number: i32) -> Result<HeldDescriptor, Errno> {
 }
 
 fn hold_at(number: i32, lowest: i32) -> Result<HeldDescriptor, Errno> {
-    if PARKED_COUNT.load(Ordering::Relaxed) != 0 {
+    if has_parked() {
         let mut parked = parked().lock();
         if let Some(index) = parked.iter().position(|other| is_same_file(other.number(), number)) {
             let duplicate = parked.swap_remove(index);

@@ -55,10 +55,10 @@ impl Epoll {
         self.control(linux::EPOLL_CTL_DEL, number, &Event::default())
     }
 
-    /// Fills `events` with what is ready; waits as long as nothing is. For
-    /// threads of ours, which no signal interrupts.
-    pub fn wait(&self, events: &mut [Event]) -> Result<usize, Errno> {
-        self.collect(events, -1)
+    /// Fills `events` with what is ready; waits as long as nothing is, or as
+    /// many milliseconds. For threads of ours, which no signal interrupts.
+    pub fn wait(&self, events: &mut [Event], most: Option<u16>) -> Result<usize, Errno> {
+        self.collect(events, most.map_or(-1, i32::from))
     }
 
     /// Fills `events` with what is ready now; never waits.

@@ -14,6 +14,7 @@ use core::sync::atomic::Ordering;
 use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
 use usring_sys::clock::Clock;
 use usring_sys::mapping::PAGE;
+use usring_sys::per_process;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, thread};
 use usring_uapi::io_uring as abi;
@@ -68,6 +69,7 @@ impl Ring {
     pub fn setup(trust: AddressTrust, entries: u32, params: &mut io_uring_params) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
         check(params)?;
+        per_process::prepare()?;
         let (sq_entries, cq_entries) = layout::entries(entries, params.cq_entries, params.flags)?;
         let layout = Layout::new(sq_entries, cq_entries, params.flags);
         let memory = if params.flags & abi::IORING_SETUP_NO_MMAP != 0 {

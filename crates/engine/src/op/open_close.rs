@@ -194,10 +194,6 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.files.remove(sqe.file_index - 1).map(|()| 0));
     }
-    // A ring may not be closed through a ring.
-    if host::ring_of(sqe.fd).is_some() {
-        return IssueOutcome::done(Errno::EBADF.negative());
-    }
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))
 }

@@ -8,6 +8,7 @@
 //! epoll set into the attendant's, one-shot. When it fires the attendant
 //! drives the ring, and by leaving it arms it again.
 
+use crate::process::process;
 use crate::ring::{LockedRing, Ring};
 use crate::task_work;
 use alloc::boxed::Box;
@@ -16,7 +17,7 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use usring_sys::clock::Nanoseconds;
-use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, eventfd, thread};
@@ -24,10 +25,10 @@ use usring_uapi::io_uring as abi;
 
 type Action = Box<dyn FnOnce() + Send>;
 
-struct Birth {
-    name: &'static str,
-    life: Action,
-    stillborn: Action,
+/// What the attendant is asked to do.
+enum Errand {
+    Birth { name: &'static str, life: Action, stillborn: Action },
+    Run(Action),
 }
 
 #[derive(Default)]
@@ -38,14 +39,21 @@ pub(crate) struct Attendant {
 /// What the thread and its clients share.
 struct Post {
     set: Epoll,
-    /// Readable while there are births to attend to.
+    /// Readable while there are errands to run.
     bell: OwnedDescriptor,
-    births: Mutex<Vec<Birth>>,
+    errands: Mutex<Vec<Errand>>,
     rings: Mutex<BTreeMap<u64, Weak<Ring>>>,
     last_ring: AtomicU64,
 }
 
 const BELL: u64 = 0;
+
+/// How long, in milliseconds, until descriptors that wait for a record lock to
+/// go (`sys::descriptor`) are looked at again: nothing tells of its end.
+const BETWEEN_LOOKS: u16 = 1000;
+
+/// A descriptor has begun to wait: the attendant has to know.
+static RING_THE_BELL: fn() = || process().attendant.ring_the_bell();
 
 /// A ring's place in the attendant's set.
 #[derive(Default)]
@@ -70,11 +78,12 @@ impl Attendant {
         let fresh = Arc::new(Post {
             set: Epoll::new()?,
             bell: eventfd::create()?.into_private()?,
-            births: Mutex::new(Vec::new()),
+            errands: Mutex::new(Vec::new()),
             rings: Mutex::new(BTreeMap::new()),
             last_ring: AtomicU64::new(BELL),
         });
         fresh.set.add(fresh.bell.number(), epoll::IN, BELL)?;
+        descriptor::set_keeper(&RING_THE_BELL);
         let theirs = fresh.clone();
         thread::spawn("usring-attend", Box::new(move || theirs.attend()))?;
         *post = Some(fresh.clone());
@@ -84,31 +93,58 @@ impl Attendant {
     /// Starts a thread soon; `stillborn` runs if that is impossible.
     pub fn start_thread(&'static self, name: &'static str, life: Action, stillborn: Action) {
         let Ok(post) = self.post() else { return stillborn() };
-        post.births.lock().push(Birth { name, life, stillborn });
-        eventfd::signal(post.bell.number());
+        post.ask(Errand::Birth { name, life, stillborn });
+    }
+
+    fn ring_the_bell(&'static self) {
+        if let Ok(post) = self.post() {
+            eventfd::signal(post.bell.number());
+        }
+    }
+
+    /// Does something soon in a thread that holds no lock.
+    pub fn run(&'static self, action: Action) {
+        if let Ok(post) = self.post() {
+            post.ask(Errand::Run(action));
+        }
     }
 }
 
 impl Post {
+    fn ask(&self, errand: Errand) {
+        self.errands.lock().push(errand);
+        eventfd::signal(self.bell.number());
+    }
+
     fn attend(&self) {
         let mut events = [Event::default(); 32];
         loop {
-            let Ok(count) = self.set.wait(&mut events) else { continue };
+            let parked = descriptor::has_parked();
+            let waited = self.set.wait(&mut events, parked.then_some(BETWEEN_LOOKS));
+            if waited == Ok(0) {
+                descriptor::look_at_parked();
+            }
+            let Ok(count) = waited else { continue };
             for event in &events[..count] {
                 match event.data {
-                    BELL => self.give_birth(),
+                    BELL => self.run_errands(),
                     id => self.drive(id),
                 }
             }
         }
     }
 
-    fn give_birth(&self) {
+    fn run_errands(&self) {
         eventfd::drain(self.bell.number());
-        let births = core::mem::take(&mut *self.births.lock());
-        for birth in births {
-            if thread::spawn(birth.name, birth.life).is_err() {
-                (birth.stillborn)();
+        let errands = core::mem::take(&mut *self.errands.lock());
+        for errand in errands {
+            match errand {
+                Errand::Run(action) => action(),
+                Errand::Birth { name, life, stillborn } => {
+                    if thread::spawn(name, life).is_err() {
+                        stillborn();
+                    }
+                }
             }
         }
     }
@@ -180,7 +216,7 @@ fn watch(locked: &mut LockedRing) {
     if ring.attendance.armed.swap(true, Ordering::SeqCst) {
         return;
     }
-    let armed = crate::process::process().attendant.post().and_then(|post| post.arm(&ring, set.number()));
+    let armed = process().attendant.post().and_then(|post| post.arm(&ring, set.number()));
     if armed.is_err() {
         ring.attendance.armed.store(false, Ordering::SeqCst);
     }
@@ -192,7 +228,7 @@ pub(crate) fn forget(ring: &Arc<Ring>) {
     if id == 0 {
         return;
     }
-    if let Ok(post) = crate::process::process().attendant.post() {
+    if let Ok(post) = process().attendant.post() {
         post.rings.lock().remove(&id);
     }
 }

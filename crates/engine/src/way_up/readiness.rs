@@ -8,8 +8,9 @@
 use crate::ring::{LockedRing, Ring};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_ring::flags;
+use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::{eventfd, membarrier};
@@ -22,17 +23,15 @@ pub static SIGNALLED: AtomicU32 = AtomicU32::new(0);
 static WATCHED: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
 
 /// The state of one ring's descriptor.
+#[derive(Default)]
 pub(crate) struct Readiness {
-    /// The eventfd's number, −1 while there is none.
-    number: AtomicI32,
+    /// The eventfd, once there is one. Held while it is written to: others
+    /// bring news without the ring's lock, and a number that was closed in
+    /// between may be any file's by then.
+    descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
     watched: AtomicBool,
+    /// Changed with `descriptor` held only.
     signalled: AtomicBool,
-}
-
-impl Default for Readiness {
-    fn default() -> Self {
-        Readiness { number: AtomicI32::new(-1), watched: AtomicBool::new(false), signalled: AtomicBool::new(false) }
-    }
 }
 
 impl Readiness {
@@ -53,18 +52,20 @@ impl Readiness {
     #[cold]
     #[inline(never)]
     fn signal_watched(&self) {
+        let descriptor = self.descriptor.lock();
+        let Some(event) = &*descriptor else { return };
         if !self.signalled.swap(true, Ordering::SeqCst) {
             SIGNALLED.fetch_add(1, Ordering::SeqCst);
         }
-        eventfd::signal(self.number.load(Ordering::Acquire));
+        eventfd::signal(event.number());
     }
 
     fn unsignal(&self) {
+        let descriptor = self.descriptor.lock();
         if self.signalled.swap(false, Ordering::SeqCst) {
             SIGNALLED.fetch_sub(1, Ordering::SeqCst);
-            let number = self.number.load(Ordering::Acquire);
-            if number >= 0 {
-                eventfd::drain(number);
+            if let Some(event) = &*descriptor {
+                eventfd::drain(event.number());
             }
         }
     }
@@ -72,7 +73,8 @@ impl Readiness {
     /// The descriptor is gone.
     pub fn forget(&self) {
         self.watched.store(false, Ordering::Release);
-        self.number.store(-1, Ordering::Release);
+        let mut descriptor = self.descriptor.lock();
+        *descriptor = None;
         if self.signalled.swap(false, Ordering::SeqCst) {
             SIGNALLED.fetch_sub(1, Ordering::SeqCst);
         }
@@ -81,8 +83,8 @@ impl Readiness {
 
 impl Ring {
     /// Names the eventfd whose readability is to follow the CQ.
-    pub fn attach_descriptor(&self, number: i32) {
-        self.readiness.number.store(number, Ordering::Release);
+    pub fn attach_descriptor(&self, event: Arc<OwnedDescriptor>) {
+        *self.readiness.descriptor.lock() = Some(event);
     }
 
     /// From now on keeps the descriptor readable exactly while the CQ is not

@@ -15,7 +15,7 @@ use usring_sys::{Errno, eventfd};
 /// The descriptor of one ring, once there is one.
 #[derive(Default)]
 pub(super) struct Descriptor {
-    made: OnceLock<Option<OwnedDescriptor>>,
+    made: OnceLock<Option<Arc<OwnedDescriptor>>>,
 }
 
 type Table = Mutex<Vec<(RawFd, Weak<Ring>)>>;
@@ -35,7 +35,7 @@ impl Descriptor {
             return -1;
         }
         let made = self.made.get_or_init(|| make(ring).ok());
-        made.as_ref().map_or(-1, OwnedDescriptor::number)
+        made.as_ref().map_or(-1, |descriptor| descriptor.number())
     }
 
     /// The application has taken completions: if none is left, whoever polls
@@ -56,13 +56,13 @@ impl Descriptor {
     }
 }
 
-fn make(ring: &Arc<Ring>) -> Result<OwnedDescriptor, Errno> {
+fn make(ring: &Arc<Ring>) -> Result<Arc<OwnedDescriptor>, Errno> {
     let event = eventfd::create()?;
     // Where rings' numbers are looked for; if the process's limit ends below,
     // an ordinary number still serves whoever polls.
-    let descriptor = duplicate_from(event.number(), RESERVED_BASE).unwrap_or(event);
+    let descriptor = Arc::new(duplicate_from(event.number(), RESERVED_BASE).unwrap_or(event));
     table().push((descriptor.number(), Arc::downgrade(ring)));
-    ring.attach_descriptor(descriptor.number());
+    ring.attach_descriptor(descriptor.clone());
     ring.watch_readiness();
     Ok(descriptor)
 }
@@ -79,7 +79,11 @@ static HOST: Host = Host {
     watch: |_| (),
     device_of: |_| None,
     recognise: |_| None,
-    close: |_| None,
+    // A ring may not be closed through a ring; all else is an ordinary number.
+    close: |number| {
+        let is_ring = number >= RESERVED_BASE && ring_of(number).is_some();
+        is_ring.then_some(Err(Errno::EBADF))
+    },
 };
 
 /// From now on the engine asks here.

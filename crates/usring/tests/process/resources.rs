@@ -2,7 +2,11 @@
 
 use crate::alone_and_bounded;
 use crate::support::*;
+use std::io::Read;
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 use usring::{IoUring, opcode, squeue, types};
 
@@ -117,4 +121,105 @@ fn one_attendant_serves_all_rings_and_sq_threads_go_with_theirs() {
         eventually("none is left", || threads_named(SQ_THREAD) == 0);
         drop(rings);
     });
+}
+
+/// How many of this process's descriptors are the file at `path`.
+fn descriptors_of(path: &Path) -> usize {
+    let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
+    numbers.filter(|number| std::fs::read_link(number.as_ref().unwrap().path()).is_ok_and(|file| file == path)).count()
+}
+
+/// Another process that holds a record lock on a file until it is dropped.
+struct Holder(libc::pid_t);
+
+impl Holder {
+    fn of(file: &impl AsRawFd) -> Holder {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        // SAFETY: the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let lock = libc::flock { l_type: libc::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+            // SAFETY: the structure, a byte, and the end of this process.
+            unsafe {
+                let locked = libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock);
+                libc::write(writer.as_raw_fd(), [b'x'; 1].as_ptr().cast(), usize::from(locked == 0));
+                libc::close(writer.as_raw_fd());
+                libc::pause();
+                libc::_exit(0);
+            }
+        }
+        drop(writer);
+        assert!(child > 0);
+        let holder = Holder(child);
+        reader.read_exact(&mut [0]).expect("the child has the lock");
+        holder
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // SAFETY: our own child, not yet waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_locked_is_let_go_once_the_lock_has_gone() {
+    alone_and_bounded(|| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut ring = IoUring::new(4).unwrap();
+        let holder = Holder::of(&file);
+        assert_eq!(result(&mut ring, opcode::Fsync::new(types::Fd(file.as_raw_fd())).build()), 0);
+        assert_eq!(descriptors_of(file.path()), 2, "a close would cost locks");
+        drop(holder);
+        eventually("only our own is open", || descriptors_of(file.path()) == 1);
+    });
+}
+
+/// Set for the process that the test below starts.
+const IN_SANDBOX: &str = "USRING_TEST_IN_SANDBOX";
+
+#[test]
+fn a_system_without_pages_for_the_process_alone_gets_an_error() {
+    if std::env::var_os(IN_SANDBOX).is_some() {
+        let error = IoUring::new(4).err().and_then(|error| error.raw_os_error());
+        return assert_eq!(error, Some(libc::ENOMEM));
+    }
+    // In a process of its own: this one has had its page for long.
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", "resources::a_system_without_pages_for_the_process_alone_gets_an_error"]);
+    again.env(IN_SANDBOX, "");
+    // SAFETY: makes two system calls on memory of its own.
+    let output = unsafe { again.pre_exec(deny_wipe_on_fork) }.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// From now on madvise(MADV_WIPEONFORK) answers EINVAL, as where it is unknown.
+fn deny_wipe_on_fork() -> std::io::Result<()> {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let unless = |value: u32, skip: u8| libc::sock_filter {
+        jf: skip,
+        ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value)
+    };
+    let load = |offset: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
+    let answer = |value: u32| statement(libc::BPF_RET | libc::BPF_K, value);
+    // struct seccomp_data: the number first, the third argument at 32.
+    let mut filter = [
+        load(0),
+        unless(libc::SYS_madvise as u32, 3),
+        load(32),
+        unless(libc::MADV_WIPEONFORK as u32, 1),
+        answer(libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
+        answer(libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and what it points to live until the calls are over.
+    let installed = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    if installed { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
