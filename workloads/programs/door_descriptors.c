@@ -13,6 +13,7 @@
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 static struct io_uring ring;
 
@@ -326,6 +327,23 @@ static void a_low_limit_leaves_room_for_rings(void)
 	EQUAL(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
+/* Where no number of the range can be had, that is what is said. */
+static void a_hard_limit_is_told(void)
+{
+	int status;
+	pid_t child = fork();
+	if (child == 0) {
+		struct rlimit limit = { 256, 256 };
+		struct io_uring_params parameters = { 0 };
+		if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+			_exit(2);
+		_exit(syscall(SYS_io_uring_setup, 8, &parameters) < 0 && errno != EMFILE);
+	}
+	HOLDS(child > 0);
+	EQUAL(waitpid(child, &status, 0), child);
+	EQUAL(status, 0);
+}
+
 static void numbers_can_be_registered_with_a_thread(void)
 {
 	ring = new_ring(8, 0);
@@ -453,6 +471,7 @@ static const struct check checks[] = {
 	{ "anonymous memory is no ring", anonymous_memory_is_no_ring },
 	{ "a ring may be polled by its only other number", a_ring_may_be_polled_by_its_only_other_number },
 	{ "a low limit leaves room for rings", a_low_limit_leaves_room_for_rings },
+	{ "a hard limit is told", a_hard_limit_is_told },
 	{ "rings may be closed while others enter them", rings_may_be_closed_while_others_enter_them },
 	{ "a ring that is closed lives until the last has left", a_ring_that_is_closed_lives_until_the_last_has_left },
 	{ "numbers can be registered with a thread", numbers_can_be_registered_with_a_thread },

@@ -320,7 +320,10 @@ pub fn disown() {
 /// instruction, another process) looks once too often and misses nothing.
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     let low = eventfd::create_readable()?;
-    let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;
+    // EINVAL: the limit, also the hard one, ends below the range. The program
+    // has asked nothing wrong.
+    let no_room = |error| if error == Errno::EINVAL { Errno::EMFILE } else { error };
+    let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true).map_err(no_room)?;
     if reserved.number() as usize >= NUMBERS {
         return Err(Errno::EMFILE);
     }

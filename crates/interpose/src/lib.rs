@@ -2,7 +2,7 @@
 //! and the table of descriptors that are ours.
 //!
 //! A room per door: `filter` (the seccomp program that makes calls trap) and
-//! `sigsys` (what happens then), `patch` (call sites rewritten after their
+//! `own_signal` (what happens then), `patch` (call sites rewritten after their
 //! first trap), `symbols` (functions of libc that the loader binds to us
 //! first). All of them meet in `door`, which saves what a system call leaves
 //! alone, and in `dispatch`, which knows what each number means. `signals`
