@@ -44,7 +44,7 @@ fn a_precise_sleep_does_not_wait_for_the_slack() {
 #[test]
 fn the_overshoot_is_measured_once() {
     let measured = overshoot();
-    assert!(measured > 0 && measured < 50_000_000, "{measured} ns");
+    assert!(measured > 0 && measured <= 60_000, "{measured} ns");
     let start = Instant::now();
     assert_eq!((0..1000).map(|_| overshoot()).max(), Some(measured));
     assert!(start.elapsed() < Duration::from_millis(100), "a thousand measurements take a third of a second");

@@ -209,7 +209,8 @@ impl QueuePair for TestQueue {
 
 impl Drop for TestQueue {
     fn drop(&mut self) {
-        assert!(self.accepted.is_empty() && self.pending.is_empty(), "a call left requests behind");
+        let clean = self.accepted.is_empty() && self.pending.is_empty();
+        assert!(clean || std::thread::panicking(), "a call left requests behind");
         self.controls.queues.fetch_sub(1, Ordering::Relaxed);
     }
 }

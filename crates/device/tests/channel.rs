@@ -1,0 +1,307 @@
+//! How a channel waits: what each policy answers, and what that is worth on a
+//! device whose latency the test decides.
+#![cfg(not(loom))]
+
+mod test_device;
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use test_device::driver;
+use usring_device::{
+    Channel, Completions, Device, DeviceRequest, Manner, Operation, Pause, PollPolicy, QueueOptions, Submission,
+};
+use usring_sys::clock::Nanoseconds;
+use usring_sys::timer_slack::sleep_precisely;
+
+const MICROSECOND: u64 = 1_000;
+const POLLED: QueueOptions = QueueOptions { depth: 64, interrupts: false };
+use PollPolicy::{Classic, HybridAdaptive, HybridFixed, Interrupt};
+
+fn submit(channel: &mut Channel, token: u32) {
+    let request = DeviceRequest {
+        token,
+        operation: Operation::Flush,
+        durable: false,
+        registered: false,
+        offset: 0,
+        length: 0,
+        segments: &[],
+    };
+    assert_eq!(channel.submit(&request), Submission::Accepted);
+}
+
+/// An ordinary user: `depth` requests in flight, waits for one at least, and
+/// submits as many again.
+struct User {
+    channel: Channel,
+    completions: Completions,
+    depth: u32,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    requests: u64,
+    looks: u64,
+    waits: u64,
+    sleeps: Vec<Nanoseconds>,
+}
+
+impl Work {
+    /// The median sleep of all waits; 0 where most had none.
+    fn typical_sleep(&mut self) -> Nanoseconds {
+        self.sleeps.resize(self.waits as usize, 0);
+        self.sleeps.sort_unstable();
+        self.sleeps[self.sleeps.len() / 2]
+    }
+}
+
+/// What a quiet machine does at once, a busy one does sooner or later; what is
+/// broken, never.
+fn sooner_or_later<T: std::fmt::Debug>(mut attempt: impl FnMut() -> T, good: impl Fn(&T) -> bool) {
+    let mut last = attempt();
+    for _ in 0..60 {
+        if good(&last) {
+            return;
+        }
+        last = attempt();
+    }
+    panic!("{last:?}");
+}
+
+impl User {
+    fn new(device: &Device, manner: Manner, depth: u32) -> User {
+        let mut channel = device.open_channel_for(manner, POLLED).unwrap();
+        (0..depth).for_each(|token| submit(&mut channel, token));
+        channel.ring_doorbell();
+        User { channel, completions: Completions::new(), depth }
+    }
+
+    fn wait(&mut self, work: &mut Work) {
+        let mut wait = self.channel.begin_wait();
+        let mut slept = false;
+        work.waits += 1;
+        self.completions.clear();
+        loop {
+            self.channel.poll(&mut self.completions);
+            work.looks += 1;
+            if !self.completions.as_slice().is_empty() {
+                break;
+            }
+            match self.channel.pause(&mut wait) {
+                Pause::Spin => std::hint::spin_loop(),
+                Pause::Sleep(span) => {
+                    assert!(!slept, "once for each wait");
+                    slept = true;
+                    work.sleeps.push(span);
+                    sleep_precisely(span).unwrap();
+                }
+                Pause::Interrupt => panic!("nobody asked for interrupts"),
+            }
+        }
+        work.requests += self.completions.as_slice().len() as u64;
+    }
+
+    fn work(&mut self, requests: u64) -> Work {
+        let mut work = Work::default();
+        while work.requests < requests {
+            self.wait(&mut work);
+            for completion in self.completions.as_slice() {
+                submit(&mut self.channel, completion.token);
+            }
+            self.channel.ring_doorbell();
+            assert_eq!(self.channel.in_flight(), self.depth);
+        }
+        work
+    }
+
+    /// Lets the device end what it has.
+    fn finish(mut self) {
+        while self.channel.in_flight() > 0 {
+            self.wait(&mut Work::default());
+        }
+    }
+}
+
+fn latency(microseconds: u64) -> (Device, std::sync::Arc<test_device::Controls>, &'static usring_device::PolicyWord) {
+    let driver = driver(64 << 10);
+    driver.controls.latency.store(microseconds * MICROSECOND, Relaxed);
+    driver.device(Classic)
+}
+
+#[test]
+fn a_classic_wait_spins_and_never_sleeps() {
+    let (device, ..) = latency(300);
+    let mut user = User::new(&device, Manner::Ring, 1);
+    let work = user.work(100);
+    assert!(work.sleeps.is_empty());
+    assert!(work.looks > 5 * work.requests, "{work:?}");
+    user.finish();
+}
+
+#[test]
+fn a_hybrid_wait_sleeps_for_most_of_what_an_even_device_takes() {
+    let (device, _, policy) = latency(400);
+    policy.set(HybridAdaptive);
+    let mut user = User::new(&device, Manner::Ring, 1);
+    sooner_or_later(|| user.work(50).typical_sleep(), |sleep| (200..400).contains(&(sleep / MICROSECOND)));
+    user.finish();
+}
+
+#[test]
+fn a_device_that_gets_slower_is_slept_for_longer_and_a_faster_one_less() {
+    let (device, controls, policy) = latency(100);
+    policy.set(HybridAdaptive);
+    let mut user = User::new(&device, Manner::Ring, 1);
+    for microseconds in [100, 1_500, 150] {
+        controls.latency.store(microseconds * MICROSECOND, Relaxed);
+        let good = microseconds * 400..microseconds * 1_000;
+        sooner_or_later(|| user.work(50).typical_sleep(), |sleep| good.contains(sleep));
+    }
+    user.finish();
+}
+
+#[test]
+fn a_fast_device_is_not_slept_for() {
+    let (device, _, policy) = latency(2);
+    policy.set(HybridAdaptive);
+    let mut user = User::new(&device, Manner::Ring, 1);
+    sooner_or_later(|| user.work(500).typical_sleep(), |sleep| *sleep == 0);
+    user.work(500);
+    sooner_or_later(|| user.work(500).typical_sleep(), |sleep| *sleep == 0);
+    user.finish();
+}
+
+/// blk-mq's sleep, once for each request, came down to 167 requests a second.
+#[test]
+fn with_many_in_flight_hybrid_is_about_as_fast_as_classic() {
+    let (device, _, policy) = latency(200);
+    let mut user = User::new(&device, Manner::Ring, 32);
+    let mut rate = |choice| {
+        policy.set(choice);
+        let start = Instant::now();
+        let work = user.work(3_000);
+        work.requests as f64 / start.elapsed().as_secs_f64()
+    };
+    rate(HybridAdaptive);
+    // The best of all rounds: whoever else uses the processors makes none better.
+    let (mut classic, mut hybrid) = (0f64, 0f64);
+    let mut round = || {
+        classic = classic.max(rate(Classic));
+        hybrid = hybrid.max(rate(HybridAdaptive));
+        (hybrid, classic)
+    };
+    for _ in 0..5 {
+        round();
+    }
+    sooner_or_later(round, |(hybrid, classic)| *hybrid > 0.9 * classic);
+    user.finish();
+}
+
+#[test]
+fn a_calls_wait_sleeps_half_the_mean_of_the_window_before() {
+    const LATENCY: u64 = 1_000;
+    let (device, _, policy) = latency(LATENCY);
+    policy.set(HybridAdaptive);
+    let bytes = [0u8; 4096];
+    let segment = usring_sys::plain::IoVector { base: bytes.as_ptr().expose_provenance() as u64, length: 4096 };
+    let mut channel = device.open_channel_for(Manner::Call, POLLED).unwrap();
+    let mut completions = Completions::new();
+    let start = Instant::now();
+    let mut longest = Duration::ZERO;
+    let mut call = || {
+        let submitted = Instant::now();
+        let request = DeviceRequest {
+            token: 3,
+            operation: Operation::Write,
+            durable: false,
+            registered: false,
+            offset: 0,
+            length: 4096,
+            segments: &[segment],
+        };
+        assert_eq!(channel.submit(&request), Submission::Accepted);
+        channel.ring_doorbell();
+        let pause = channel.pause(&mut channel.begin_wait());
+        completions.clear();
+        while completions.as_slice().is_empty() {
+            channel.poll(&mut completions);
+        }
+        longest = longest.max(submitted.elapsed());
+        pause
+    };
+    while start.elapsed() < Duration::from_millis(80) {
+        // The call itself may take until the next window.
+        let pause = call();
+        assert!(pause == Pause::Spin || start.elapsed() > Duration::from_millis(100), "not in the first window");
+    }
+    let mut last = Pause::Spin;
+    while start.elapsed() < Duration::from_millis(350) {
+        last = call();
+    }
+    // A busy machine makes some calls longer than the device does.
+    let halves = LATENCY * 500..=longest.as_nanos() as u64 / 2 + 1;
+    assert!(matches!(last, Pause::Sleep(span) if halves.contains(&span)), "{last:?} is not in {halves:?}");
+}
+
+#[test]
+fn a_fixed_sleep_counts_from_the_oldest_request() {
+    let (device, controls, policy) = latency(0);
+    const SPAN: u64 = 50_000_000;
+    policy.set(HybridFixed(SPAN));
+    let mut channel = device.open_channel(POLLED).unwrap();
+    assert_eq!(channel.pause(&mut channel.begin_wait()), Pause::Spin, "nothing is out");
+    let asked = |channel: &mut Channel| {
+        let mut wait = channel.begin_wait();
+        let first = channel.pause(&mut wait);
+        assert_eq!(channel.pause(&mut wait), Pause::Spin, "once for each wait");
+        match first {
+            Pause::Sleep(span) => span,
+            _ => 0,
+        }
+    };
+    submit(&mut channel, 0);
+    channel.ring_doorbell();
+    let young = asked(&mut channel);
+    assert!(young > 0 && young <= SPAN);
+    sleep_precisely(10_000_000).unwrap();
+    submit(&mut channel, 1);
+    channel.ring_doorbell();
+    assert!(asked(&mut channel) + 10_000_000 <= young, "the oldest counts");
+    sleep_precisely(SPAN).unwrap();
+    assert_eq!(asked(&mut channel), 0);
+    // The third stays when the first two are done.
+    controls.latency.store(SPAN / 10, Relaxed);
+    submit(&mut channel, 2);
+    channel.ring_doorbell();
+    let mut completions = Completions::new();
+    channel.poll(&mut completions);
+    assert_eq!((completions.as_slice().len(), channel.in_flight()), (2, 1));
+    assert!(asked(&mut channel) > SPAN / 2, "the oldest of those that are out");
+    while channel.in_flight() > 0 {
+        channel.poll(&mut completions);
+    }
+}
+
+#[test]
+fn a_policy_may_change_with_requests_in_flight() {
+    let (device, controls, policy) = latency(20);
+    let mut user = User::new(&device, Manner::Ring, 16);
+    let spans = [Classic, HybridAdaptive, Interrupt, HybridFixed(5_000), HybridAdaptive, Interrupt, Classic];
+    for round in 0..400 {
+        controls.latency.store((round % 5) * 10 * MICROSECOND, Relaxed);
+        policy.set(spans[round as usize % spans.len()]);
+        user.work(1 + round % 40);
+    }
+    user.finish();
+}
+
+#[test]
+fn interrupts_are_offered_where_the_queue_pair_has_them() {
+    let (device, _, policy) = latency(0);
+    policy.set(Interrupt);
+    let mut channel = device.open_channel(QueueOptions { depth: 4, interrupts: true }).unwrap();
+    assert_eq!(channel.pause(&mut channel.begin_wait()), Pause::Interrupt);
+    let mut polled = device.open_channel(POLLED).unwrap();
+    assert_eq!(polled.pause(&mut polled.begin_wait()), Pause::Spin, "the policy was another when it was opened");
+    assert!(Pause::Spin < Pause::Sleep(1) && Pause::Sleep(1) < Pause::Sleep(2) && Pause::Sleep(2) < Pause::Interrupt);
+}
