@@ -61,10 +61,6 @@ impl Distribution {
         }
     }
 
-    pub fn is_constant(self) -> bool {
-        matches!(self, Distribution::Constant(_))
-    }
-
     /// Draws a span, in the unit of the parameters.
     #[inline]
     pub fn draw(self, random: &mut Random) -> u64 {

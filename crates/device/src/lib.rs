@@ -9,7 +9,7 @@
 //! | as a file | [`transfer`] (any read or write, and which way it takes), [`block_file`] (partial blocks, the device's end, one call at a time) |
 //! | drivers | [`driver`]: null, ram, file, vhost-user |
 //! | around any device | [`wrapper`]: delay, error |
-//! | time and chance | [`distribution`], `random`, `timeline`, `timer_interrupt` |
+//! | time and chance | [`distribution`], `random`, `batches`, `timeline`, `timer_interrupt` |
 //! | its text form | [`spec`]: `ram:size=1G` and the like |
 //!
 //! # The walk of a request
@@ -26,6 +26,7 @@
 
 extern crate alloc;
 
+mod batches;
 pub mod block_file;
 pub mod channel;
 pub mod device;

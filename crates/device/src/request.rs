@@ -85,6 +85,14 @@ impl Completions {
         self.list.push(completion);
     }
 
+    /// Appends as many as there is room for, and says how many those are.
+    #[inline]
+    pub fn take_from(&mut self, completions: &[Completion]) -> usize {
+        let taken = completions.len().min(MOST - self.list.len());
+        self.list.extend_from_slice(&completions[..taken]);
+        taken
+    }
+
     #[inline]
     pub fn clear(&mut self) {
         self.list.clear();

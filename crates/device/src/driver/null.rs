@@ -1,13 +1,14 @@
 //! A device that keeps nothing: every request is done after its latency, and no
 //! memory is touched. What is left is the cost of everything else.
 
+use crate::batches::{AT_ONCE, Batches};
 use crate::distribution::Distribution;
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::{Features, Geometry};
 use crate::random::Random;
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
 use crate::spec::{Kind, Layer, Opening, OptionRow, ValueKind, check_size};
-use crate::timeline::{AT_ONCE, Timeline};
+use crate::timeline::Timeline;
 use crate::timer_interrupt::TimerInterrupt;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -62,23 +63,73 @@ impl Driver for Null {
     }
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
-        let depth = options.depth;
+        let interrupt = TimerInterrupt::new(options.interrupts)?;
+        if let Distribution::Constant(latency) = self.latency {
+            return Ok(Box::new(ConstantQueue { batches: Batches::new(options.depth)?, latency, interrupt }));
+        }
         let mut accepted = Vec::new();
-        accepted.try_reserve_exact(depth as usize).map_err(|_| Errno::ENOMEM)?;
-        let in_order = self.latency.is_constant();
-        Ok(Box::new(NullQueue {
-            depth,
+        accepted.try_reserve_exact(options.depth as usize).map_err(|_| Errno::ENOMEM)?;
+        Ok(Box::new(DrawnQueue {
+            depth: options.depth,
             in_flight: 0,
             accepted,
-            timeline: if in_order { Timeline::in_order(depth)? } else { Timeline::sorted(depth)? },
+            timeline: Timeline::new(options.depth)?,
             latency: self.latency,
             random: Random::of(self.seed, self.queues.fetch_add(1, Ordering::Relaxed)),
-            interrupt: TimerInterrupt::new(options.interrupts)?,
+            interrupt,
         }))
     }
 }
 
-struct NullQueue {
+/// What a request will have done.
+#[inline]
+fn completion(request: &DeviceRequest) -> Completion {
+    let result = match request.operation {
+        Operation::Read | Operation::Write => request.length as i32,
+        Operation::Flush | Operation::Discard | Operation::WriteZeroes => 0,
+    };
+    Completion { token: request.token, result }
+}
+
+/// Where all take the same time.
+struct ConstantQueue {
+    batches: Batches,
+    /// In ticks.
+    latency: u64,
+    interrupt: TimerInterrupt,
+}
+
+impl QueuePair for ConstantQueue {
+    #[inline]
+    fn submit(&mut self, request: &DeviceRequest) -> Submission {
+        if self.batches.add(completion(request)) { Submission::Accepted } else { Submission::Full }
+    }
+
+    #[inline]
+    fn ring_doorbell(&mut self) {
+        let latency = self.latency;
+        self.batches.end_batch(|| if latency == 0 { AT_ONCE } else { Ticks(Ticks::now().0.saturating_add(latency)) });
+        self.interrupt.advance(self.batches.earliest());
+    }
+
+    #[inline]
+    fn poll(&mut self, completions: &mut Completions) {
+        if self.batches.collect(completions) {
+            self.interrupt.acknowledge();
+        }
+    }
+
+    fn interrupt(&self) -> Option<i32> {
+        self.interrupt.number()
+    }
+
+    fn arm_interrupt(&mut self) -> bool {
+        self.interrupt.arm(self.batches.earliest())
+    }
+}
+
+/// Where the time of each is drawn.
+struct DrawnQueue {
     depth: u32,
     in_flight: u32,
     /// Their time runs from the doorbell.
@@ -90,18 +141,13 @@ struct NullQueue {
     interrupt: TimerInterrupt,
 }
 
-impl QueuePair for NullQueue {
-    #[inline]
+impl QueuePair for DrawnQueue {
     fn submit(&mut self, request: &DeviceRequest) -> Submission {
         if self.in_flight == self.depth {
             return Submission::Full;
         }
         self.in_flight += 1;
-        let result = match request.operation {
-            Operation::Read | Operation::Write => request.length as i32,
-            Operation::Flush | Operation::Discard | Operation::WriteZeroes => 0,
-        };
-        self.accepted.push(Completion { token: request.token, result });
+        self.accepted.push(completion(request));
         Submission::Accepted
     }
 
@@ -109,26 +155,18 @@ impl QueuePair for NullQueue {
         if self.accepted.is_empty() {
             return;
         }
-        if let Distribution::Constant(latency) = self.latency {
-            let due = if latency == 0 { AT_ONCE } else { Ticks(Ticks::now().0.saturating_add(latency)) };
-            self.accepted.drain(..).for_each(|completion| self.timeline.add(due, completion));
-        } else {
-            let now = Ticks::now().0;
-            for completion in self.accepted.drain(..) {
-                let latency = self.latency.draw(&mut self.random);
-                self.timeline.add(Ticks(now.saturating_add(latency)), completion);
-            }
+        let now = Ticks::now().0;
+        for completion in self.accepted.drain(..) {
+            let latency = self.latency.draw(&mut self.random);
+            self.timeline.add(Ticks(now.saturating_add(latency)), completion);
         }
         self.interrupt.advance(self.timeline.earliest());
     }
 
-    #[inline]
     fn poll(&mut self, completions: &mut Completions) {
-        let before = completions.as_slice().len();
-        self.timeline.collect(completions);
-        let found = completions.as_slice().len() - before;
+        let found = self.timeline.collect(completions);
         if found > 0 {
-            self.in_flight -= found as u32;
+            self.in_flight -= found;
             self.interrupt.acknowledge();
         }
     }

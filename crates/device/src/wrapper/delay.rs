@@ -11,7 +11,6 @@ use crate::geometry::Geometry;
 use crate::random::Random;
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
 use crate::spec::{Kind, Layer, Opening, OptionRow, ValueKind, nothing_to_check};
-use crate::timeline::Timeline;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -78,10 +77,7 @@ impl Driver for Delay {
         let mut directions = Vec::new();
         directions.try_reserve_exact(depth as usize).map_err(|_| Errno::ENOMEM)?;
         directions.resize(depth as usize, 0);
-        let one = self.spans[0];
-        let in_order = one.is_constant() && self.spans.iter().all(|span| *span == one);
-        let timeline = if in_order { Timeline::in_order(depth)? } else { Timeline::sorted(depth)? };
-        let held = Held::new(self.inner.open_queue(options)?, timeline, options)?;
+        let held = Held::new(self.inner.open_queue(options)?, options)?;
         let span = Span { spans: self.spans.map(Distribution::in_ticks), directions, random: self.random() };
         Ok(Box::new(DelayQueue { held, span }))
     }

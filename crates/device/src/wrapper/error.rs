@@ -6,12 +6,12 @@
 //! pair. One that the device inside leaves to a worker is drawn for again there.
 
 use super::held::Held;
+use crate::batches::AT_ONCE;
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::Geometry;
 use crate::random::{Random, share_of};
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
 use crate::spec::{Kind, Layer, Opening, OptionRow, Probability, ValueKind};
-use crate::timeline::{AT_ONCE, Timeline};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -154,7 +154,7 @@ impl Driver for Faulty {
         late.try_reserve_exact(depth).map_err(|_| Errno::ENOMEM)?;
         late.resize(depth, false);
         segments.try_reserve_exact(self.geometry().segments as usize).map_err(|_| Errno::ENOMEM)?;
-        let held = Held::new(self.inner.open_queue(options)?, Timeline::sorted(options.depth)?, options)?;
+        let held = Held::new(self.inner.open_queue(options)?, options)?;
         let lateness = Lateness { late, by: Ticks(0).after(self.late_by).0 };
         let block = u64::from(self.geometry().block);
         Ok(Box::new(FaultyQueue { held, lateness, dice: self.dice(), block, drawn: None, segments }))

@@ -1,6 +1,7 @@
 //! A device's queue pair whose completions go through a timeline before they
 //! reach the user: what the wrappers have in common.
 
+use crate::batches::AT_ONCE;
 use crate::driver::{QueueOptions, QueuePair, Submission};
 use crate::request::{Completion, Completions, DeviceRequest};
 use crate::timeline::Timeline;
@@ -26,7 +27,8 @@ pub(super) struct Held {
 }
 
 impl Held {
-    pub fn new(inner: Box<dyn QueuePair>, timeline: Timeline, options: QueueOptions) -> Result<Held, Errno> {
+    pub fn new(inner: Box<dyn QueuePair>, options: QueueOptions) -> Result<Held, Errno> {
+        let timeline = Timeline::new(options.depth)?;
         let timer = TimerInterrupt::new(options.interrupts)?;
         let mut either = None;
         if let Some(number) = timer.number() {
@@ -56,7 +58,7 @@ impl Held {
     pub fn keep(&mut self, answer: Option<Completion>) {
         self.in_flight += 1;
         if let Some(completion) = answer {
-            self.timeline.add(crate::timeline::AT_ONCE, completion);
+            self.timeline.add(AT_ONCE, completion);
         }
     }
 
@@ -68,11 +70,9 @@ impl Held {
 
     pub fn poll(&mut self, completions: &mut Completions, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.take_in(due);
-        let before = completions.as_slice().len();
-        self.timeline.collect(completions);
-        let handed_over = completions.as_slice().len() - before;
+        let handed_over = self.timeline.collect(completions);
         if handed_over > 0 {
-            self.in_flight -= handed_over as u32;
+            self.in_flight -= handed_over;
             self.timer.acknowledge();
         } else {
             self.timer.advance(self.timeline.earliest());

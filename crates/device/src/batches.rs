@@ -1,0 +1,159 @@
+//! Completions that all take the same time: they come due in the order in which
+//! they were added, and those of one doorbell together. This is the way of a
+//! device whose own cost must not show, so a request is one store on the way
+//! in and a copy on the way out; times are kept by batch.
+
+use crate::request::{Completion, Completions};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use usring_sys::Errno;
+use usring_sys::ticks::Ticks;
+
+/// Rings of a power of two; positions count on for ever and wrap.
+pub(crate) struct Batches {
+    completions: Box<[Completion]>,
+    /// One place for each completion: a batch may be a single one.
+    batches: Box<[Batch]>,
+    depth: u32,
+    /// Of the completions: the next to leave, and the next to come.
+    head: u32,
+    tail: u32,
+    /// Of the batches.
+    first: u32,
+    last: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Batch {
+    due: Ticks,
+    /// Position behind its last completion.
+    end: u32,
+}
+
+/// Due at once, whatever the clock says.
+pub(crate) const AT_ONCE: Ticks = Ticks(0);
+
+impl Batches {
+    pub fn new(depth: u32) -> Result<Batches, Errno> {
+        let room = depth.checked_next_power_of_two().ok_or(Errno::ENOMEM)?;
+        Ok(Batches {
+            completions: ring(room, Completion { token: 0, result: 0 })?,
+            batches: ring(room, Batch { due: AT_ONCE, end: 0 })?,
+            depth,
+            head: 0,
+            tail: 0,
+            first: 0,
+            last: 0,
+        })
+    }
+
+    /// Adds one to the batch that the next doorbell ends. `false` if there is no room.
+    #[inline]
+    pub fn add(&mut self, completion: Completion) -> bool {
+        if self.tail.wrapping_sub(self.head) >= self.depth {
+            return false;
+        }
+        let mask = self.completions.len() - 1;
+        self.completions[self.tail as usize & mask] = completion;
+        self.tail = self.tail.wrapping_add(1);
+        true
+    }
+
+    /// The batch, if anything was added to it, is due then: not before the one before it.
+    #[inline]
+    pub fn end_batch(&mut self, due: impl FnOnce() -> Ticks) {
+        let mask = self.batches.len() - 1;
+        let ended = if self.first == self.last {
+            self.head
+        } else {
+            self.batches[self.last.wrapping_sub(1) as usize & mask].end
+        };
+        if ended != self.tail {
+            self.batches[self.last as usize & mask] = Batch { due: due(), end: self.tail };
+            self.last = self.last.wrapping_add(1);
+        }
+    }
+
+    /// When the next one is due.
+    #[inline]
+    pub fn earliest(&self) -> Option<Ticks> {
+        if self.first == self.last { None } else { Some(self.front().due) }
+    }
+
+    #[inline]
+    fn front(&self) -> Batch {
+        self.batches[self.first as usize & (self.batches.len() - 1)]
+    }
+
+    /// Hands over what is due, as far as there is room, and says whether that is
+    /// anything. Reads the clock once at most: not where nothing waits for it.
+    #[inline]
+    pub fn collect(&mut self, completions: &mut Completions) -> bool {
+        let now = match self.earliest() {
+            None => return false,
+            Some(AT_ONCE) => AT_ONCE,
+            Some(_) => Ticks::now(),
+        };
+        let start = self.head;
+        while self.first != self.last && self.front().due <= now {
+            let end = self.front().end;
+            let at = self.head as usize & (self.completions.len() - 1);
+            let batch = end.wrapping_sub(self.head) as usize;
+            // The rest of a batch that wraps comes in the next round.
+            let straight = batch.min(self.completions.len() - at);
+            let taken = completions.take_from(&self.completions[at..at + straight]);
+            self.head = self.head.wrapping_add(taken as u32);
+            if taken < straight {
+                break;
+            }
+            if self.head == end {
+                self.first = self.first.wrapping_add(1);
+            }
+        }
+        self.head != start
+    }
+}
+
+fn ring<T: Copy>(room: u32, value: T) -> Result<Box<[T]>, Errno> {
+    let mut places = Vec::new();
+    places.try_reserve_exact(room as usize).map_err(|_| Errno::ENOMEM)?;
+    places.resize(room as usize, value);
+    Ok(places.into_boxed_slice())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Positions count on for ever: past the end of their words, and round the
+    /// ring at every place of a batch.
+    #[test]
+    fn order_and_depth_hold_when_positions_wrap() {
+        let mut batches = Batches::new(5).unwrap();
+        for position in [&mut batches.head, &mut batches.tail, &mut batches.first, &mut batches.last] {
+            *position = u32::MAX - 40;
+        }
+        let mut completions = Completions::new();
+        let (mut added, mut seen) = (0, 0);
+        for round in 0..100 {
+            let size = 1 + round % 5;
+            for _ in 0..size {
+                assert!(batches.add(Completion { token: added, result: 0 }));
+                added += 1;
+                if added % 3 == 0 {
+                    batches.end_batch(|| AT_ONCE);
+                }
+            }
+            assert!(size < 5 || !batches.add(Completion { token: 0, result: 0 }), "no room is left");
+            batches.end_batch(|| AT_ONCE);
+            completions.clear();
+            assert!(batches.collect(&mut completions));
+            for completion in completions.as_slice() {
+                assert_eq!(completion.token, seen);
+                seen += 1;
+            }
+            assert_eq!(seen, added);
+            assert!(!batches.collect(&mut completions) && batches.earliest().is_none());
+        }
+    }
+}
