@@ -34,6 +34,7 @@ pub const CASES: &[Case] = &[
     ),
     case("readiness.backlog", backlog),
     case("readiness.deferred", deferred),
+    case("readiness.deferred_seen_without_waiting", deferred_seen_without_waiting),
     case("readiness.epoll_modify_and_delete", epoll_modify_and_delete),
     case("readiness.watched_by_another_ring", watched_by_another_ring),
     case("readiness.watched_by_itself", watched_by_itself),
@@ -322,6 +323,27 @@ fn deferred(t: &mut Transcript) {
     t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
     t.say(look(ring.fd, IN, 0));
+}
+
+/// The same for a program that never sleeps in its polls.
+fn deferred_seen_without_waiting(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+    let (reader, writer) = files::pipe();
+    t.say(look(ring.fd, IN, 0));
+    for user_data in 0..3 {
+        ring.push(poll(reader.as_raw_fd(), IN, user_data));
+        ring.submit();
+        t.say(look(ring.fd, IN, 0));
+        files::put(&writer, b"x");
+        t.say(format_args!("seen {}", crate::time::until(|| look(ring.fd, IN, 0).starts_with('1'))));
+        // And so it stays until the owner comes for it.
+        let seen = (0..100).filter(|_| look(ring.fd, IN, 0).starts_with('1')).count();
+        t.say(format_args!("readable {seen} of 100 times"));
+        t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+        t.in_order(&ring.reap());
+        t.say(look(ring.fd, IN, 0));
+        t.say(format_args!("{:?}", files::take(&reader, 1).map(|bytes| bytes.len())));
+    }
 }
 
 fn epoll_modify_and_delete(t: &mut Transcript) {

@@ -27,6 +27,7 @@ pub const CASES: &[Case] = &[
     case("threads.thread_local_rings", thread_local_rings),
     case("threads.main_thread_ends_first", main_thread_ends_first),
     case("threads.spawned_programs_meanwhile", spawned_programs_meanwhile),
+    case("threads.slow_close_delays_no_other_ring", slow_close_delays_no_other_ring),
 ];
 
 fn wait_for(fd: i32, complete: u32) -> i32 {
@@ -254,4 +255,54 @@ fn spawned_programs_meanwhile(t: &mut Transcript) {
         stop.store(true, Ordering::Relaxed);
         t.say(format_args!("programs that went well {right}"));
     });
+}
+
+/// A socket whose close(2) waits: it lingers, and its peer takes nothing more.
+fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
+    use std::io::Write;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let mut ours = std::net::TcpStream::connect(address).expect("a connection");
+    let (peer, _) = listener.accept().expect("a connection");
+    let linger = libc::linger { l_onoff: 1, l_linger: 2 };
+    let size = size_of::<libc::linger>() as u32;
+    // SAFETY: the option is ours to read.
+    let set = unsafe {
+        libc::setsockopt(ours.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), size)
+    };
+    assert_eq!(set, 0);
+    ours.set_nonblocking(true).expect("a flag");
+    while ours.write(&[0; 65536]).is_ok() {}
+    ours.set_nonblocking(false).expect("a flag");
+    (ours, peer)
+}
+
+/// What one ring's driver is held up by concerns no other ring, also where
+/// nobody is inside of that one and an event of the slow one came first.
+fn slow_close_delays_no_other_ring(t: &mut Transcript) {
+    use std::os::fd::IntoRawFd;
+    let (mut slow, mut other) = (Ring::new(4), Ring::new(4));
+    let (first, to_first) = files::pipe();
+    let (second, to_second) = files::pipe();
+    slow.push(poll(first.as_raw_fd(), libc::POLLIN, 1));
+    slow.submit();
+    other.push(poll(second.as_raw_fd(), libc::POLLIN, 2));
+    other.submit();
+    let (ours, _peer) = lingering();
+    let number = ours.into_raw_fd();
+    std::thread::scope(|scope| {
+        let closer = scope.spawn(|| {
+            slow.push(crate::sqe::close(number, 3));
+            slow.submit()
+        });
+        crate::time::until(|| !files::is_open(number));
+        files::put(&to_first, b"x");
+        crate::time::long_enough_to_notice();
+        files::put(&to_second, b"x");
+        let start = std::time::Instant::now();
+        t.say(format_args!("the other ring completes {}", other.watch(1)));
+        t.say(format_args!("at once {}", start.elapsed().as_secs() < 1));
+        t.result("submit", closer.join().expect("no panic"));
+    });
+    t.sorted(&slow.wait(2));
 }

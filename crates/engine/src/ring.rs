@@ -175,6 +175,12 @@ impl Ring {
         self.has(abi::IORING_SETUP_DEFER_TASKRUN)
     }
 
+    /// Whether others have brought something, or the attendant has called.
+    #[inline(always)]
+    pub(crate) fn has_work_left(&self) -> bool {
+        !self.task_work.is_empty() || self.attendance.is_called()
+    }
+
     /// Becomes the driver of the ring; waits while somebody else is.
     #[inline(always)]
     pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
@@ -203,7 +209,7 @@ struct Farewell<'a>(&'a Arc<Ring>);
 impl Drop for Farewell<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.0.task_work.is_empty() && !self.0.defers_task_work() {
+        if self.0.has_work_left() && !self.0.defers_task_work() {
             task_work::run_if_unattended(self.0);
         }
     }

@@ -6,7 +6,12 @@
 //!
 //! A driver that leaves a ring with armed files or timers puts the ring's
 //! epoll set into the attendant's, one-shot. When it fires the attendant
-//! drives the ring, and by leaving it arms it again.
+//! drives the ring, and by leaving it arms it again. It never waits for a
+//! ring's lock, or one slow driver would delay all rings: it leaves a call at
+//! the ring and tries the lock once, and whoever holds it looks for a call
+//! after letting go (the hand-over of `sys::mutex`). A waiter that watches the
+//! set itself switches the attendant off meanwhile: waking a thread for
+//! nothing costs more than two epoll_ctl(2).
 
 use crate::process::process;
 use crate::ring::{LockedRing, Ring};
@@ -62,6 +67,20 @@ pub(crate) struct Attendance {
     id: AtomicU64,
     /// Put in and not fired since.
     armed: AtomicBool,
+    /// It has fired, and nobody has looked since.
+    called: AtomicBool,
+}
+
+impl Attendance {
+    #[inline(always)]
+    pub fn is_called(&self) -> bool {
+        self.called.load(Ordering::Relaxed)
+    }
+
+    /// The caller is going to look.
+    pub fn take_call(&self) -> bool {
+        self.is_called() && self.called.swap(false, Ordering::SeqCst)
+    }
 }
 
 impl Attendant {
@@ -157,15 +176,8 @@ impl Post {
             task_work::announce_deferred(&ring, false);
             return;
         }
-        let mut locked = ring.lock();
-        if ring.wakers.sleep.is_led() {
-            // The event has woken the leader as well, who deals with it and
-            // arms this again when it leaves.
-            locked.unlock();
-            return task_work::run_if_unattended(&ring);
-        }
-        task_work::run_all(&mut locked);
-        locked.leave();
+        ring.attendance.called.store(true, Ordering::SeqCst);
+        task_work::run_if_unattended(&ring);
     }
 
     fn arm(&self, ring: &Arc<Ring>, set: i32) -> Result<(), Errno> {
@@ -213,12 +225,22 @@ fn watch(locked: &mut LockedRing) {
     }
     let ring = locked.ring.clone();
     let Some(set) = locked.polls.set() else { return };
-    if ring.attendance.armed.swap(true, Ordering::SeqCst) {
+    // A leader watches the set, and comes by here when it leaves.
+    if ring.wakers.sleep.is_led() || ring.attendance.armed.swap(true, Ordering::SeqCst) {
         return;
     }
     let armed = process().attendant.post().and_then(|post| post.arm(&ring, set.number()));
     if armed.is_err() {
         ring.attendance.armed.store(false, Ordering::SeqCst);
+    }
+}
+
+/// A waiter is about to watch the ring's set itself.
+pub(crate) fn stand_down(locked: &LockedRing) {
+    let attendance = &locked.ring.attendance;
+    let Some(set) = locked.polls.set().filter(|_| attendance.armed.swap(false, Ordering::SeqCst)) else { return };
+    if let Ok(post) = crate::process::process().attendant.post() {
+        let _ = post.set.modify(set.number(), epoll::ONESHOT, attendance.id.load(Ordering::Relaxed));
     }
 }
 

@@ -225,7 +225,7 @@ impl SqThread {
         let most = if rings.len() > 1 { SHARE } else { u32::MAX };
         let mut worked = false;
         for ring in rings {
-            if !ring.is_polled() && ring.memory.submitted() == 0 && ring.task_work.is_empty() {
+            if !ring.is_polled() && ring.memory.submitted() == 0 && !ring.has_work_left() {
                 continue;
             }
             let mut locked = ring.lock();
@@ -259,8 +259,8 @@ impl SqThread {
             let nothing = locked.sq.prepare_sleep();
             idle &= nothing || locked.disabled;
             locked.unlock();
-            // A worker may have found the lock taken just now.
-            idle &= ring.task_work.is_empty();
+            // A worker or the attendant may have found the lock taken just now.
+            idle &= !ring.has_work_left();
         }
         if idle {
             let _ = self.sleep.sleep(&ticket, None);

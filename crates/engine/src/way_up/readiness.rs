@@ -32,6 +32,9 @@ pub(crate) struct Readiness {
     watched: AtomicBool,
     /// Changed with `descriptor` held only.
     signalled: AtomicBool,
+    /// Its owner, on a ring that defers, has been told of work that is not on
+    /// the task-work list (files, timers) and has not come to look yet.
+    announced: AtomicBool,
 }
 
 impl Readiness {
@@ -46,6 +49,20 @@ impl Readiness {
     pub fn signal(&self) {
         if self.is_watched() {
             self.signal_watched();
+        }
+    }
+
+    /// Makes it readable until the owner has looked, whatever the CQ holds.
+    pub fn announce(&self) {
+        self.announced.store(true, Ordering::SeqCst);
+        self.signal();
+    }
+
+    /// The owner is about to look.
+    #[inline]
+    pub fn hear(&self) {
+        if self.announced.load(Ordering::Relaxed) {
+            self.announced.store(false, Ordering::SeqCst);
         }
     }
 
@@ -149,7 +166,13 @@ fn signalled() -> Vec<Arc<Ring>> {
 
 fn drain(locked: &LockedRing) {
     let ring = locked.ring;
-    if locked.cq.ready() == 0 && !locked.cq.has_overflow() && ring.task_work.is_empty() {
-        ring.readiness.unsignal();
+    let readiness = &ring.readiness;
+    let announced = || readiness.announced.load(Ordering::SeqCst);
+    if locked.cq.ready() == 0 && !locked.cq.has_overflow() && ring.task_work.is_empty() && !announced() {
+        readiness.unsignal();
+        // Who announces does not hold the lock: it may have come in between.
+        if announced() {
+            readiness.signal();
+        }
     }
 }

@@ -88,7 +88,7 @@ pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     if ring.has(abi::IORING_SETUP_TASKRUN_FLAG) {
         ring.memory.set_flag(abi::IORING_SQ_TASKRUN);
     }
-    ring.readiness.signal();
+    ring.readiness.announce();
     if let Some(event) = &*ring.told_of_work.lock() {
         event.tell(ring, by_worker);
     }
@@ -100,15 +100,20 @@ pub(crate) fn hear_announcement(locked: &LockedRing) {
     if locked.ring.memory.flags() & abi::IORING_SQ_TASKRUN != 0 {
         locked.sq.clear_flag(abi::IORING_SQ_TASKRUN);
     }
+    locked.ring.readiness.hear();
 }
 
 /// Runs what waits while nobody drives the ring. If somebody does, that
-/// driver looks at the list after it has released the lock.
+/// driver looks again after it has released the lock.
 #[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
-    while !ring.task_work.is_empty() {
+    while ring.has_work_left() {
         let Some(mut locked) = ring.try_lock() else { return };
-        run(&mut locked);
+        if ring.attendance.take_call() {
+            run_all(&mut locked);
+        } else {
+            run(&mut locked);
+        }
         locked.finish_batch();
         attendant::take_over(&mut locked);
         locked.unlock();

@@ -3,7 +3,7 @@
 //! of several waiters one leads and the others sleep on the sleep word.
 
 use crate::ring::{LockedRing, Ring};
-use crate::{fast_poll, task_work, timeout};
+use crate::{attendant, fast_poll, task_work, timeout};
 use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::epoll::Event;
@@ -134,6 +134,9 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, ready: u32, span: Option<Nanos
     }
     let leads = locked.polls.set().is_some() && ring.wakers.sleep.lead();
     let set = locked.polls.set().map_or(-1, |set| set.number());
+    if leads {
+        attendant::stand_down(&locked);
+    }
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
     let missing = call.completions - ready;
     let needed = if ring.defers_task_work() && call.minimum.is_none() { missing.min(MOST_NEEDED) } else { 1 };
