@@ -29,6 +29,7 @@ extern crate alloc;
 mod batches;
 pub mod block_file;
 pub mod channel;
+pub mod control;
 pub mod device;
 pub mod distribution;
 pub mod driver;

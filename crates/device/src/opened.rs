@@ -3,6 +3,7 @@
 use crate::device::Device;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
+use usring_sys::mutex::Mutex;
 use usring_uapi::general as linux;
 
 /// An open file description whose file is a device of ours. Duplicated
@@ -12,16 +13,22 @@ pub struct OpenDevice {
     /// `O_*`: the access mode and the status flags. fcntl(2) may change the
     /// latter at any time; a transfer looks once, so relaxed.
     flags: AtomicU32,
+    /// Held while a transfer takes place where the file is, and moves it on.
+    position: Mutex<()>,
 }
 
 impl OpenDevice {
     pub fn new(device: Arc<Device>, flags: u32) -> Self {
-        OpenDevice { device, flags: AtomicU32::new(flags) }
+        OpenDevice { device, flags: AtomicU32::new(flags), position: Mutex::new(()) }
     }
 
     #[inline]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    pub fn position(&self) -> &Mutex<()> {
+        &self.position
     }
 
     #[inline]

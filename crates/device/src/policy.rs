@@ -33,6 +33,25 @@ impl PollPolicy {
         }
     }
 
+    /// As a [`PolicyWord`] holds it.
+    pub const fn to_word(self) -> u64 {
+        match self {
+            PollPolicy::Interrupt => INTERRUPT,
+            PollPolicy::Classic => CLASSIC,
+            PollPolicy::HybridAdaptive => 0,
+            PollPolicy::HybridFixed(span) => span,
+        }
+    }
+
+    pub const fn from_word(word: u64) -> PollPolicy {
+        match word {
+            INTERRUPT => PollPolicy::Interrupt,
+            CLASSIC => PollPolicy::Classic,
+            0 => PollPolicy::HybridAdaptive,
+            span => PollPolicy::HybridFixed(span),
+        }
+    }
+
     pub fn polls(self) -> bool {
         self != PollPolicy::Interrupt
     }
@@ -61,17 +80,19 @@ const CLASSIC: u64 = u64::MAX - 1;
 
 impl PolicyWord {
     pub const fn new(policy: PollPolicy) -> Self {
-        PolicyWord(AtomicU64::new(encode(policy)))
+        PolicyWord(AtomicU64::new(policy.to_word()))
+    }
+
+    /// One in memory that the processes of a run share.
+    pub fn in_shared_memory(word: &'static AtomicU64) -> &'static PolicyWord {
+        // SAFETY: a `PolicyWord` is that word and nothing else
+        // (`repr(transparent)`), and any value of it is a policy.
+        unsafe { &*core::ptr::from_ref(word).cast::<PolicyWord>() }
     }
 
     #[inline]
     pub fn get(&self) -> PollPolicy {
-        match self.0.load(Ordering::Relaxed) {
-            INTERRUPT => PollPolicy::Interrupt,
-            CLASSIC => PollPolicy::Classic,
-            0 => PollPolicy::HybridAdaptive,
-            span => PollPolicy::HybridFixed(span),
-        }
+        PollPolicy::from_word(self.0.load(Ordering::Relaxed))
     }
 
     /// Whether it is one of the two hybrid ones.
@@ -81,15 +102,6 @@ impl PolicyWord {
     }
 
     pub fn set(&self, policy: PollPolicy) {
-        self.0.store(encode(policy), Ordering::Relaxed);
-    }
-}
-
-const fn encode(policy: PollPolicy) -> u64 {
-    match policy {
-        PollPolicy::Interrupt => INTERRUPT,
-        PollPolicy::Classic => CLASSIC,
-        PollPolicy::HybridAdaptive => 0,
-        PollPolicy::HybridFixed(span) => span,
+        self.0.store(policy.to_word(), Ordering::Relaxed);
     }
 }

@@ -2,6 +2,7 @@
 //! started the run can give: memory that all processes of the run share, and
 //! queues of a back end that one of them is connected to.
 
+use alloc::sync::Arc;
 use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
 
@@ -62,6 +63,32 @@ pub struct SharedRegion {
     pub slot: u32,
     /// Where the back end sees its start.
     pub address: u64,
+}
+
+impl<T: Supply + ?Sized> Supply for Arc<T> {
+    fn memory(&self, size: u64) -> Result<OwnedDescriptor, Errno> {
+        (**self).memory(size)
+    }
+
+    fn arena(&self) -> Result<OwnedDescriptor, Errno> {
+        (**self).arena()
+    }
+
+    fn queue(&self) -> Result<QueueGrant, Errno> {
+        (**self).queue()
+    }
+
+    fn return_queue(&self, index: u32) {
+        (**self).return_queue(index);
+    }
+
+    fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {
+        (**self).share(file, length)
+    }
+
+    fn unshare(&self, slot: u32) {
+        (**self).unshare(slot);
+    }
 }
 
 /// Supplies of a process that shares its devices with nobody.

@@ -22,8 +22,6 @@ pub struct Host {
     pub watch: fn(i32),
     /// The device that this number stands for, if it is one of ours.
     pub device_of: fn(i32) -> Option<Arc<OpenDevice>>,
-    /// The same for a file that a ring has just opened, whatever its number.
-    pub recognise: fn(i32) -> Option<Arc<OpenDevice>>,
     /// Closes the number as the program's close(2) would, if it is one that
     /// the host keeps, but no ring: `EBADF`. `None` if it is an ordinary
     /// descriptor.
@@ -41,7 +39,7 @@ pub fn set_host(host: &'static Host) {
 static HAS_DEVICES: AtomicBool = AtomicBool::new(false);
 
 /// Says that [`Host::device_of`] may find something from now on.
-pub fn announce_devices() {
+pub(crate) fn announce_devices() {
     HAS_DEVICES.store(true, Ordering::Relaxed);
 }
 
@@ -56,14 +54,6 @@ pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
         return None;
     }
     (host()?.device_of)(number)
-}
-
-/// The device that a file just opened by a ring is.
-pub(crate) fn recognise(number: i32) -> Option<Arc<OpenDevice>> {
-    if !has_devices() {
-        return None;
-    }
-    (host()?.recognise)(number)
 }
 
 /// Does something soon, where no ring's lock is held: in the attendant.

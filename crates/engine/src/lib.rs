@@ -17,6 +17,8 @@ extern crate alloc;
 
 mod calls;
 mod counters;
+pub mod device_file;
+pub mod devices;
 pub mod host;
 mod op;
 mod process;
@@ -42,3 +44,4 @@ pub use enter::EnterCall;
 pub use host::{Host, set_host};
 pub use readiness::drain_readiness;
 pub use ring::Ring;
+pub use usring_device::OpenDevice;

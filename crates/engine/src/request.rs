@@ -113,6 +113,9 @@ impl Request {
         } else {
             core::mem::forget(core::mem::replace(&mut self.operation, Operation::Nothing));
         }
+        if self.file.device.is_some() {
+            self.file.device = None;
+        }
         if !matches!(self.file.hold, Hold::Submitter) {
             self.file.hold = Hold::Submitter;
         }
@@ -139,6 +142,9 @@ pub(crate) struct FileUse {
     /// The number that system calls are given.
     pub number: i32,
     pub hold: Hold,
+    /// The device of ours that it stands for; noted where the request has to
+    /// remember it.
+    pub device: Option<Arc<OpenDevice>>,
 }
 
 /// What keeps that number meaning the same file.
@@ -150,8 +156,6 @@ pub(crate) enum Hold {
     Submitter,
     /// A registered file, which lives on even if its slot is updated.
     Registered(Arc<RegisteredFile>),
-    /// A block device of ours.
-    Device(Arc<OpenDevice>),
     /// A duplicate that is shared by all who wait for the same file.
     Shared(Arc<SharedHold>),
     /// A private duplicate of its own, made when the request had to wait.

@@ -6,7 +6,7 @@
 
 use crate::descriptors::{self, Found, duplicate_reserved};
 use crate::door::{Call, Outcome};
-use crate::process;
+use crate::{device_calls, devices, process};
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall};
@@ -22,6 +22,7 @@ pub fn close(call: &mut Call) -> Outcome {
 
 /// Closes a number that is ours; `None` if it is not.
 pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
+    devices::forget(number);
     if descriptor::is_private(number) {
         return process::is_own().then_some(Err(Errno::EBADF));
     }
@@ -46,6 +47,7 @@ pub fn close_range(call: &mut Call) -> Outcome {
     if flags & !UNSHARE != 0 || first > last || !process::is_own() {
         return call.pass();
     }
+    devices::forget_between(first, last);
     // Piece by piece around the numbers that are ours alone.
     let mut start = first;
     let mut result = Ok(0u64);
@@ -73,9 +75,13 @@ pub fn duplicate(call: &mut Call) -> Outcome {
     duplicate_from(call, call.arguments[0] as i32, RESERVED_BASE, false)
 }
 
-/// fcntl(2) with F_DUPFD or F_DUPFD_CLOEXEC.
+/// fcntl(2) with F_DUPFD or F_DUPFD_CLOEXEC; with F_SETFL where the run has
+/// devices.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, lowest, ..] = call.arguments;
+    if command as u32 == linux::F_SETFL {
+        return device_calls::set_flags(call);
+    }
     let close_on_exec = command as u32 == linux::F_DUPFD_CLOEXEC;
     if lowest as i32 as i64 != lowest as i64 && lowest as u32 as i32 >= 0 || (lowest as i32) < 0 {
         return call.pass();
@@ -87,6 +93,10 @@ pub fn control(call: &mut Call) -> Outcome {
 fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool) -> Outcome {
     if descriptor::is_private(number) && process::is_own() {
         return Err::<u64, _>(Errno::EBADF).into();
+    }
+    if devices::exist() && devices::is_device(number) {
+        let duplicate = duplicate_reserved(number, lowest, close_on_exec);
+        return duplicate.map(|duplicate| devices::enter(duplicate) as u64).into();
     }
     let Some(file) = descriptors::get(number) else { return call.pass() };
     if !process::is_own() {
@@ -103,6 +113,7 @@ fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool
 pub fn duplicate_onto(call: &mut Call) -> Outcome {
     let [old, new, ..] = call.arguments;
     let (old, new) = (old as i32, new as i32);
+    devices::forget(new);
     if (descriptor::is_private(old) || descriptor::is_private(new)) && process::is_own() {
         // EBUSY is what Linux answers when another thread is just about to
         // take the number.
@@ -133,6 +144,9 @@ pub fn map(call: &mut Call) -> Outcome {
     let flags = flags as u32;
     if flags & linux::MAP_ANONYMOUS != 0 {
         return call.pass();
+    }
+    if devices::is_device(number as i32) {
+        return Err::<u64, _>(Errno::ENODEV).into();
     }
     let mapped = descriptors::with(number as i32, |file| {
         if length == 0 || flags & (linux::MAP_SHARED | linux::MAP_PRIVATE) == 0 {

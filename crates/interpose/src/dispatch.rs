@@ -1,7 +1,7 @@
 //! What each trapped number means: the one place that all doors lead to.
 
 use crate::door::{Call, Outcome};
-use crate::{descriptor_calls, exec, patch, process, rings, signals};
+use crate::{descriptor_calls, device_calls, devices, exec, filter, patch, process, rings, signals};
 use usring_uapi::general as linux;
 
 /// Serves one call of the program. Called by the doors alone.
@@ -25,6 +25,26 @@ fn dispatch_other(call: &mut Call) -> Outcome {
         linux::__NR_io_uring_register => rings::register(call).into(),
         linux::__NR_rt_sigprocmask => signals::change_mask(call),
         linux::__NR_rt_sigaction => signals::change_action(call).into(),
+        linux::__NR_read
+        | linux::__NR_write
+        | linux::__NR_pread64
+        | linux::__NR_pwrite64
+        | linux::__NR_readv
+        | linux::__NR_writev
+        | linux::__NR_preadv
+        | linux::__NR_pwritev
+        | linux::__NR_preadv2
+        | linux::__NR_pwritev2
+        | linux::__NR_fsync
+        | linux::__NR_fdatasync
+        | linux::__NR_sync_file_range
+        | linux::__NR_lseek
+        | linux::__NR_ftruncate
+        | linux::__NR_fallocate => device_calls::on_file(call),
+        linux::__NR_sendfile | linux::__NR_splice | linux::__NR_copy_file_range => device_calls::between_files(call),
+        linux::__NR_open | linux::__NR_openat | linux::__NR_creat => device_calls::open(call),
+        linux::__NR_io_submit => device_calls::submit_aio(call),
+        filter::PROBE => devices::answer_probe(call),
         linux::__NR_close => descriptor_calls::close(call),
         linux::__NR_close_range => descriptor_calls::close_range(call),
         linux::__NR_dup => descriptor_calls::duplicate(call),

@@ -23,7 +23,7 @@ use crate::stacks;
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::DEFERRED;
-use usring_sys::syscall::PASS_MARK;
+use usring_sys::syscall::{PASS_MARK, PASS_MARK_ABOVE_FLAGS};
 use usring_uapi::general as linux;
 
 /// A call of the program on its way through a door; the doors keep it on the
@@ -438,6 +438,9 @@ impl Call {
         let mut arguments = self.arguments;
         match self.number as u32 {
             linux::__NR_mmap => arguments[3] |= u64::from(linux::MAP_DENYWRITE),
+            linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
+                arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
+            }
             _ => arguments[5] = PASS_MARK,
         }
         self.forward_to(self.number, arguments)

@@ -23,6 +23,7 @@ const PROBE: &[u8] = b"USRING_PROBE_FD=";
 /// Only there to make the number of our variables even.
 const PAD: &[u8] = b"USRING_PAD=";
 pub const PADDING: &[u8] = b"USRING_PAD=1\0";
+const DEVICES: &[u8] = b"USRING_DEVICES=";
 const STATISTICS: &[u8] = b"USRING_STATS=";
 
 /// What the environment said, kept for this process and its children. Copies:
@@ -118,7 +119,7 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
     if value(PAD).is_some() {
         return false;
     }
-    if value(STATISTICS).is_some() {
+    if value(STATISTICS).is_some() || value(DEVICES).is_some() {
         kept.variables.push(whole.into());
         return false;
     }
@@ -184,6 +185,12 @@ pub fn count_for(process: u32) {
         STATISTICS_FILE.store(&raw const *statistics as *mut Statistics, Ordering::Release);
         usring_engine::set_statistics(statistics, process);
     }
+}
+
+/// Path of the socket of the run, if it has devices.
+pub fn devices() -> Option<&'static [u8]> {
+    let variable = kept()?.variables.iter().find(|variable| variable.starts_with(DEVICES))?;
+    variable.strip_suffix(b"\0").map(|variable| &variable[DEVICES.len()..])
 }
 
 fn open_statistics() -> Option<&'static Statistics> {

@@ -6,6 +6,9 @@
 //! is one, the same for every process and every build: no address, no process
 //! id in it, and who finds it in place installs none.
 //!
+//! A run with devices adds a second, as constant, for calls on files; whoever
+//! finds that one in place installs none either.
+//!
 //! Calls of our own carry a mark in their sixth argument, which no call trapped
 //! here has a use for; mmap has one, and carries MAP_DENYWRITE (a flag that
 //! Linux ignores) instead.
@@ -48,6 +51,7 @@ const JUMP_EQUAL: u16 = 0x15;
 const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
 const RETURN: u16 = 0x06;
 const JUMP_BITS: u16 = 0x45;
+const AND: u16 = 0x54;
 
 // Offsets in struct seccomp_data.
 const NUMBER: u32 = 0;
@@ -60,6 +64,10 @@ const fn high(argument: u32) -> u32 {
 }
 
 const BASE: u32 = RESERVED_BASE as u32;
+/// Standard input and output lie below.
+const STANDARD_END: u32 = 2;
+/// O_LARGEFILE as the kernel has it, and as musl's loader passes it.
+const LARGE_FILE: u32 = 0o100_000;
 
 /// What makes a call trap, beyond its number.
 #[derive(Clone, Copy)]
@@ -76,6 +84,30 @@ enum When {
     DuplicatesReserved,
     /// rt_sigprocmask: there is a set, and it may block something.
     Blocks,
+    /// Where the run has devices.
+    Concerns(File),
+}
+
+/// What makes a call on files trap.
+#[derive(Clone, Copy)]
+enum File {
+    /// Whatever it works on.
+    Any,
+    /// The argument may be a device's number.
+    OnDevice(u32),
+    /// Either argument may be.
+    OnEither(u32, u32),
+    /// The same where the sixth argument is 32 bits of flags, and the mark stands
+    /// above them.
+    OnDeviceWithFlags(u32, u32),
+    /// open: the argument, its flags, is not as the loader has it.
+    Opens(u32),
+    /// lseek: for data or for holes.
+    SeeksHoles,
+    /// fcntl: sets the status flags.
+    SetsFlags,
+    /// mmap: of standard input or output.
+    MapsStandard,
 }
 
 /// In the order in which the filter looks. The kernel remembers which numbers
@@ -98,7 +130,46 @@ const RULES: [(u32, When); 15] = [
     (linux::__NR_close_range, When::Reserved(1)),
 ];
 
-const LENGTH: usize = 160;
+/// What traps besides where the run has devices: whatever moves a file's bytes.
+///
+/// A device's number lies in the reserved range, unless the program has made it
+/// its standard input or output. All others are left alone, and so is how the
+/// loader opens libraries: it works before there is a handler, and would be
+/// killed. (libc's `open` is seen by its symbol.)
+const DEVICE_RULES: [(u32, When); 26] = [
+    (linux::__NR_read, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_write, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_openat, When::Concerns(File::Opens(2))),
+    (linux::__NR_open, When::Concerns(File::Opens(1))),
+    (linux::__NR_creat, When::Concerns(File::Any)),
+    (linux::__NR_pread64, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_pwrite64, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_lseek, When::Concerns(File::SeeksHoles)),
+    (linux::__NR_fcntl, When::Concerns(File::SetsFlags)),
+    (linux::__NR_readv, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_writev, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_preadv, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_pwritev, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_preadv2, When::Concerns(File::OnDeviceWithFlags(0, 0))),
+    (linux::__NR_pwritev2, When::Concerns(File::OnDeviceWithFlags(0, 0))),
+    (linux::__NR_fsync, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_fdatasync, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_sync_file_range, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_ftruncate, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_fallocate, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_sendfile, When::Concerns(File::OnEither(0, 1))),
+    (linux::__NR_splice, When::Concerns(File::OnDeviceWithFlags(0, 2))),
+    (linux::__NR_copy_file_range, When::Concerns(File::OnDeviceWithFlags(0, 2))),
+    (linux::__NR_mmap, When::Concerns(File::MapsStandard)),
+    (linux::__NR_io_submit, When::Concerns(File::Any)),
+    // Not a call that anybody makes: by it a program finds the filter in place.
+    (PROBE, When::Concerns(File::Any)),
+];
+
+/// _sysctl(2), which Linux 5.5 and later do not have.
+pub const PROBE: u32 = linux::__NR__sysctl;
+
+const LENGTH: usize = 480;
 
 /// The filter under construction.
 struct Assembler {
@@ -138,6 +209,17 @@ impl Assembler {
         self.answer(RET_ALLOW);
     }
 
+    /// Goes on if either argument may be a device's number, else ALLOW.
+    const fn if_device(&mut self, one: u32, other: u32) {
+        self.load(low(one));
+        self.add(JUMP_GREATER_OR_EQUAL, BASE, 5, 0);
+        self.add(JUMP_GREATER_OR_EQUAL, STANDARD_END, 0, 4);
+        self.load(low(other));
+        self.add(JUMP_GREATER_OR_EQUAL, BASE, 2, 0);
+        self.add(JUMP_GREATER_OR_EQUAL, STANDARD_END, 0, 1);
+        self.answer(RET_ALLOW);
+    }
+
     const fn rule(&mut self, when: When) {
         match when {
             When::Always => {}
@@ -172,13 +254,59 @@ impl Assembler {
                 self.add(JUMP_EQUAL, 0, 0, 1);
                 self.answer(RET_ALLOW);
             }
+            When::Concerns(file) => return self.file_rule(file),
+        }
+        self.trap_unless_marked();
+    }
+
+    const fn file_rule(&mut self, file: File) {
+        match file {
+            File::Any => {}
+            File::OnDevice(argument) => self.if_device(argument, argument),
+            File::OnEither(one, other) => self.if_device(one, other),
+            File::OnDeviceWithFlags(one, other) => {
+                self.if_device(one, other);
+                self.load(high(5));
+                self.add(JUMP_EQUAL, (PASS_MARK >> 32) as u32, 0, 1);
+                self.answer(RET_ALLOW);
+                self.answer(RET_TRAP);
+                return;
+            }
+            File::Opens(argument) => {
+                self.load(low(argument));
+                self.add(AND, !linux::O_LARGEFILE & !LARGE_FILE, 0, 0);
+                self.add(JUMP_EQUAL, linux::O_RDONLY | linux::O_CLOEXEC, 0, 1);
+                self.answer(RET_ALLOW);
+            }
+            File::SeeksHoles => {
+                self.load(low(2));
+                self.add(JUMP_GREATER_OR_EQUAL, linux::SEEK_DATA, 1, 0);
+                self.answer(RET_ALLOW);
+                self.if_device(0, 0);
+            }
+            File::SetsFlags => {
+                self.load(low(1));
+                self.add(JUMP_EQUAL, linux::F_SETFL, 1, 0);
+                self.answer(RET_ALLOW);
+                self.if_device(0, 0);
+            }
+            File::MapsStandard => {
+                self.load(low(4));
+                self.add(JUMP_GREATER_OR_EQUAL, STANDARD_END, 0, 1);
+                self.answer(RET_ALLOW);
+                self.load(low(3));
+                self.add(JUMP_BITS, linux::MAP_DENYWRITE | linux::MAP_ANONYMOUS, 0, 1);
+                self.answer(RET_ALLOW);
+                self.answer(RET_TRAP);
+                return;
+            }
         }
         self.trap_unless_marked();
     }
 }
 
-/// The filter, assembled at compile time.
-const fn assemble() -> Assembler {
+/// A filter, assembled at compile time.
+const fn assemble(rules: &[(u32, When)]) -> Assembler {
     let nothing = Instruction { code: 0, jump_true: 0, jump_false: 0, value: 0 };
     let mut filter = Assembler { code: [nothing; LENGTH], length: 0 };
     filter.load(ARCH);
@@ -186,8 +314,8 @@ const fn assemble() -> Assembler {
     filter.answer(RET_ALLOW);
     filter.load(NUMBER);
     let mut rule = 0;
-    while rule < RULES.len() {
-        let (number, when) = RULES[rule];
+    while rule < rules.len() {
+        let (number, when) = rules[rule];
         // Over the rule's code, whose length is known once it is written.
         let jump = filter.length;
         filter.add(JUMP_EQUAL, number, 0, 0);
@@ -199,7 +327,8 @@ const fn assemble() -> Assembler {
     filter
 }
 
-static FILTER: Assembler = assemble();
+static FILTER: Assembler = assemble(&RULES);
+static DEVICE_FILTER: Assembler = assemble(&DEVICE_RULES);
 
 const PR_SET_NO_NEW_PRIVS: u64 = 38;
 const SECCOMP_SET_MODE_FILTER: u64 = 1;
@@ -211,8 +340,17 @@ const SECCOMP_FILTER_FLAG_SPEC_ALLOW: u64 = 4;
 
 /// Installs the filter for the whole process and everything it will start.
 pub fn install() -> Result<(), Errno> {
+    install_one(&FILTER)
+}
+
+/// The same for the calls that concern devices.
+pub fn install_for_devices() -> Result<(), Errno> {
+    install_one(&DEVICE_FILTER)
+}
+
+fn install_one(filter: &'static Assembler) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_prctl, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0]).run()?;
-    let program = Program { length: FILTER.length as u16, instructions: FILTER.code.as_ptr() };
+    let program = Program { length: filter.length as u16, instructions: filter.code.as_ptr() };
     let flags = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     let arguments = [SECCOMP_SET_MODE_FILTER, flags, &raw const program as u64, 0, 0];
     match SystemCall::new(linux::__NR_seccomp, arguments).run()? {

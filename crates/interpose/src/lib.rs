@@ -19,6 +19,8 @@ extern crate alloc;
 mod allocator;
 mod descriptor_calls;
 mod descriptors;
+mod device_calls;
+mod devices;
 mod dispatch;
 mod door;
 mod environment;

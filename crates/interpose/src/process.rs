@@ -6,7 +6,7 @@
 //! would change tables for good asks [`is_own`] first.
 
 use crate::hazard::{self, PutAside};
-use crate::{descriptors, environment, frames, registered, stacks};
+use crate::{descriptors, devices, environment, frames, registered, stacks};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::readiness;
@@ -60,6 +60,7 @@ fn begin() -> &'static Process {
         descriptor::close_private_after_fork();
         hazard::forget_after_fork();
         descriptors::disown();
+        devices::disown();
         registered::disown();
         environment::count_for(id);
     }

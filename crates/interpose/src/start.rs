@@ -1,7 +1,7 @@
 //! The constructor: opens the doors, before any other code of the program runs.
 
 use crate::descriptors::{self, Found};
-use crate::{environment, filter, libc, message, process, rings, signals, stacks, symbols, text};
+use crate::{devices, environment, filter, libc, message, process, rings, signals, stacks, symbols, text};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::Host;
 use usring_sys::{Errno, SystemCall, per_process};
@@ -26,8 +26,7 @@ static HOST: Host = Host {
         Found::Ring(()) => Some(Err(Errno::EBADF)),
         _ => crate::descriptor_calls::close_number(number),
     },
-    device_of: |_| None,
-    recognise: |_| None,
+    device_of: devices::get,
 };
 
 #[used]
@@ -76,6 +75,7 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
         }
     }
     environment::count_for(process::id());
+    devices::learn()?;
     OPEN.store(1, Ordering::Relaxed);
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::door::{CALL_SIZE, Call};
 use crate::libc::{self, BOUND};
 use crate::process;
 use crate::start::OPEN;
+use crate::{device_calls, devices};
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -168,6 +169,8 @@ macro_rules! with_descriptor {
                     "jb 2f",
                     "cmp dword ptr [rip + {low_aliases}], 0",
                     "jne 2f",
+                    "cmp byte ptr [rip + {exist}], 0",
+                    "jne 2f",
                     "cmp qword ptr [rip + {real}], 0",
                     "je {fallback}",
                     "jmp [rip + {real}]",
@@ -180,6 +183,41 @@ macro_rules! with_descriptor {
                     base = const RESERVED_BASE,
                     reserved = const RESERVED,
                     low_aliases = sym LOW_ALIASES,
+                    exist = sym devices::EXIST,
+                    real = sym $real,
+                    fallback = sym $fallback,
+                    number = const $number,
+                )
+            }
+        )*
+
+        raw!($fallback, $number, "nop");
+    };
+}
+
+/// A symbol that only concerns us where the run has devices: then each call is
+/// looked at.
+macro_rules! with_devices {
+    ($real:ident, $fallback:ident, $number:expr, $($name:ident)*) => {
+        static $real: AtomicUsize = AtomicUsize::new(0);
+        $(
+            /// # Safety
+            /// As for the function of this name in libc.
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = "usring_door")]
+            pub unsafe extern "C" fn $name() {
+                naked_asm!(
+                    "cmp qword ptr [rip + {real}], 0",
+                    "je {fallback}",
+                    "cmp byte ptr [rip + {exist}], 0",
+                    "jne 2f",
+                    "jmp [rip + {real}]",
+                    "2:",
+                    "lea r11, [rip + {real}]",
+                    "mov eax, {number}",
+                    "jmp usring_symbol_call",
+                    exist = sym devices::EXIST,
                     real = sym $real,
                     fallback = sym $fallback,
                     number = const $number,
@@ -252,6 +290,21 @@ with_descriptor!(REAL_DUP2, raw_dup2, linux::__NR_dup2, "rdi", "rsi", dup2);
 with_descriptor!(REAL_DUP3, raw_dup3, linux::__NR_dup3, "rdi", "rsi", dup3);
 with_descriptor!(REAL_FCNTL, raw_fcntl, linux::__NR_fcntl, "rdi", "rdi", fcntl fcntl64);
 with_descriptor!(REAL_MMAP, raw_mmap, linux::__NR_mmap, "r8", "r8", mmap mmap64);
+
+with_devices!(REAL_READ, raw_read, linux::__NR_read, read);
+with_devices!(REAL_WRITE, raw_write, linux::__NR_write, write);
+with_devices!(REAL_PREAD, raw_pread, linux::__NR_pread64, pread pread64);
+with_devices!(REAL_PWRITE, raw_pwrite, linux::__NR_pwrite64, pwrite pwrite64);
+with_devices!(REAL_READV, raw_readv, linux::__NR_readv, readv);
+with_devices!(REAL_WRITEV, raw_writev, linux::__NR_writev, writev);
+with_devices!(REAL_PREADV, raw_preadv, linux::__NR_preadv, preadv preadv64);
+with_devices!(REAL_PWRITEV, raw_pwritev, linux::__NR_pwritev, pwritev pwritev64);
+with_devices!(REAL_FSYNC, raw_fsync, linux::__NR_fsync, fsync);
+with_devices!(REAL_FDATASYNC, raw_fdatasync, linux::__NR_fdatasync, fdatasync);
+with_devices!(REAL_FTRUNCATE, raw_ftruncate, linux::__NR_ftruncate, ftruncate ftruncate64);
+with_devices!(REAL_FALLOCATE, raw_fallocate, linux::__NR_fallocate, fallocate fallocate64);
+with_devices!(REAL_OPEN, raw_open, linux::__NR_open, open open64);
+with_devices!(REAL_OPENAT, raw_openat, linux::__NR_openat, openat openat64);
 
 // The size of a signal set is an argument that C does not have.
 sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
@@ -389,6 +442,20 @@ pub fn resolve() {
         (c"dup3", &REAL_DUP3),
         (c"fcntl", &REAL_FCNTL),
         (c"mmap", &REAL_MMAP),
+        (c"read", &REAL_READ),
+        (c"write", &REAL_WRITE),
+        (c"pread64", &REAL_PREAD),
+        (c"pwrite64", &REAL_PWRITE),
+        (c"readv", &REAL_READV),
+        (c"writev", &REAL_WRITEV),
+        (c"preadv", &REAL_PREADV),
+        (c"pwritev", &REAL_PWRITEV),
+        (c"fsync", &REAL_FSYNC),
+        (c"fdatasync", &REAL_FDATASYNC),
+        (c"ftruncate", &REAL_FTRUNCATE),
+        (c"fallocate", &REAL_FALLOCATE),
+        (c"open", &REAL_OPEN),
+        (c"openat", &REAL_OPENAT),
         (c"poll", &REAL_POLL),
         (c"ppoll", &REAL_PPOLL),
         (c"select", &REAL_SELECT),
@@ -404,13 +471,18 @@ pub fn resolve() {
 
 /// Whether a call by a symbol is ours to answer, or libc's.
 extern "C" fn concerns(call: &Call) -> u64 {
-    let is_ours = |number: u64| descriptors::is_known(number as i32) || descriptor::is_private(number as i32);
+    let is_ours = |number: u64| {
+        let number = number as i32;
+        descriptors::is_known(number) || devices::is_remembered(number) || descriptor::is_private(number)
+    };
     let [first, second, .., fifth, _] = call.arguments;
     let ours = match call.number as u32 {
         linux::__NR_mmap => is_ours(fifth),
         linux::__NR_fcntl => matches!(second as u32, linux::F_DUPFD | linux::F_DUPFD_CLOEXEC) && is_ours(first),
         linux::__NR_dup2 | linux::__NR_dup3 => is_ours(first) || is_ours(second),
-        _ => is_ours(first),
+        linux::__NR_close | linux::__NR_dup => is_ours(first),
+        linux::__NR_open | linux::__NR_openat => device_calls::is_path_of_device(call),
+        _ => devices::is_device(first as i32),
     };
     u64::from(ours)
 }

@@ -3,7 +3,7 @@
 use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
 use crate::set_once::SetOnce;
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, UserAddress};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use linux_raw_sys::general as linux;
@@ -422,9 +422,18 @@ pub fn same_file(one: i32, other: i32) -> Option<bool> {
 
 /// fstat(2).
 pub fn identity(number: i32) -> Result<FileIdentity, Errno> {
+    identity_by(|buffer| SystemCall::new(linux::__NR_fstat, [number as u64, buffer, 0, 0, 0]))
+}
+
+/// fstatat(2) of a path of the program's, links followed.
+pub fn identity_of_path(directory: i32, path: UserAddress) -> Result<FileIdentity, Errno> {
+    let arguments = |buffer| [directory as u64, path.0, buffer, 0, 0];
+    identity_by(|buffer| SystemCall::new(linux::__NR_newfstatat, arguments(buffer)))
+}
+
+fn identity_by(call: impl FnOnce(u64) -> SystemCall) -> Result<FileIdentity, Errno> {
     let mut buffer = core::mem::MaybeUninit::<linux::stat>::zeroed();
-    let address = buffer.as_mut_ptr() as u64;
-    SystemCall::new(linux::__NR_fstat, [number as u64, address, 0, 0, 0]).run()?;
+    call(buffer.as_mut_ptr() as u64).run()?;
     // SAFETY: `stat` is plain numbers, zeroed above and filled by the kernel.
     let stat = unsafe { buffer.assume_init() };
     Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino, size: stat.st_size as u64, mode: stat.st_mode })

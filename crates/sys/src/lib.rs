@@ -42,6 +42,7 @@ pub mod thread;
 pub mod ticks;
 pub mod timer_slack;
 pub mod timerfd;
+pub mod unix_socket;
 pub mod user_memory;
 pub mod wait;
 

@@ -3,7 +3,7 @@
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, user_memory};
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
 pub const PAGE: usize = 4096;
@@ -104,6 +104,14 @@ pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
     let file = OwnedDescriptor::from_raw(number as i32).into_private()?;
     SystemCall::new(linux::__NR_ftruncate, [file.number() as u64, length, 0, 0, 0]).run()?;
     Ok(file)
+}
+
+/// Maps a page of words that several processes share, for good.
+pub fn shared_words(file: &OwnedDescriptor) -> Result<&'static [AtomicU64], Errno> {
+    let address = map(PAGE, linux::MAP_SHARED, Some((file.number(), 0)))?;
+    // SAFETY: 1. The mapping is a page, aligned for words, and never unmapped.
+    // 2. Any bytes are words, and other processes reach them as atomics, too.
+    Ok(unsafe { core::slice::from_raw_parts(address as *const AtomicU64, PAGE / size_of::<AtomicU64>()) })
 }
 
 /// mremap(2) with an old size of zero maps the pages of a shared mapping a

@@ -4,11 +4,15 @@
 use crate::Errno;
 use core::arch::asm;
 
-/// Sixth argument of a call that must not be caught by usring's filter. Every
-/// call the filter traps takes five arguments or fewer (mmap carries
-/// `MAP_DENYWRITE`, which Linux ignores, instead), so the kernel never looks
-/// at this register.
+/// Sixth argument of a call that must not be caught by usring's filter. Most
+/// calls that the filters trap take five arguments or fewer, so the kernel never
+/// looks at this register; for others see [`PASS_MARK_ABOVE_FLAGS`], and mmap
+/// carries `MAP_DENYWRITE`, which Linux ignores.
 pub const PASS_MARK: u64 = 0x7573_7269_6e67_3031;
+
+/// The same for calls whose sixth argument is 32 bits of flags (preadv2(2),
+/// copy_file_range(2) and the like): the kernel drops what stands above them.
+pub const PASS_MARK_ABOVE_FLAGS: u64 = PASS_MARK & !0xffff_ffff;
 
 /// An address that the program handed in: a number until
 /// [`crate::user_memory`] or a system call has used it.

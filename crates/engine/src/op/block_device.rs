@@ -39,7 +39,7 @@ fn find<'a>(
     sqe: &Sqe,
 ) -> Option<&'a Arc<OpenDevice>> {
     match &file.hold {
-        Hold::Device(file) => Some(file),
+        _ if file.device.is_some() => file.device.as_ref(),
         Hold::Registered(file) => file.device(),
         _ if sqe.flags & sqe_flags::FIXED_FILE != 0 => files.get(sqe.fd as u32)?.device(),
         _ => opened.look_up(file.number),
@@ -83,11 +83,19 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
         Route::Nothing => IssueOutcome::done(0),
         Route::Refused(error) => IssueOutcome::done(error.negative()),
         Route::BlockFile => {
-            request.file.hold = Hold::Device(file.clone());
+            request.file.device = Some(file.clone());
             IssueOutcome::NeedsWorker
         }
     };
     Some(outcome)
+}
+
+/// Notes the device of a request that goes to a worker, if its file is one.
+pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
+    let RingState { files, opened, .. } = &mut **locked;
+    if host::has_devices() && request.file.device.is_none() {
+        request.file.device = find(files, opened, &request.file, &request.sqe).cloned();
+    }
 }
 
 /// A file that does not poll, if it is one and open for this.

@@ -2,6 +2,7 @@
 //! whatever memory of the program was copied when the request was prepared.
 
 use super::Operation;
+use crate::device_file;
 use crate::request::Request;
 use crate::workers::Blocking;
 use alloc::vec::Vec;
@@ -40,7 +41,11 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
         }
         _ => return Errno::EINVAL.negative(),
     };
-    answer(blocking.run(&call))
+    let on_device = match &request.file.device {
+        Some(file) => device_file::system_call(file, number, &call),
+        None => None,
+    };
+    answer(on_device.unwrap_or_else(|| blocking.run(&call)))
 }
 
 /// A system call's answer as a CQE's result.

@@ -7,6 +7,7 @@
 
 use super::Operation;
 use super::block_device;
+use crate::device_file;
 use crate::issue::{Answer, IssueOutcome};
 use crate::registered_files::RegisteredFile;
 use crate::request::{Hold, Request};
@@ -15,6 +16,7 @@ use crate::workers::Blocking;
 use alloc::vec::Vec;
 use usring_device::{DeviceRequest, OpenDevice, Operation as DeviceOperation, Transfer};
 use usring_sys::plain::IoVector;
+use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
@@ -203,6 +205,13 @@ impl ReadWrite {
         IssueOutcome::Done(Answer { result, failed: self.is_short(result) })
     }
 
+    /// Does it, blocking, on a device.
+    fn on_block_file(&self, file: &OpenDevice, number: i32) -> i32 {
+        let flags = self.flags & !linux::RWF_NOWAIT;
+        let done = device_file::ring_transfer(file, number, self.writes, self.members(), self.offset, flags);
+        done.map_or_else(Errno::negative, |bytes| bytes as i32)
+    }
+
     /// Drops what has been transferred from the vector.
     fn advance(&mut self, bytes: u64) {
         self.done += bytes;
@@ -224,7 +233,8 @@ impl ReadWrite {
     fn call(&self, number: i32, extra_flags: u32) -> SystemCall {
         let members = self.members();
         let system_call = if self.writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
-        let flags = u64::from(self.flags | extra_flags);
+        // The flags are 32 bits to the kernel; above them goes the mark.
+        let flags = u64::from(self.flags | extra_flags) | PASS_MARK_ABOVE_FLAGS;
         // The offset is passed as two halves; on 64 bits the low one is all.
         let arguments = [number as u64, members.as_ptr() as u64, members.len() as u64, self.offset, 0, flags];
         SystemCall::with_six(system_call, arguments)
@@ -402,6 +412,9 @@ fn without_nowait(transfer: &ReadWrite, number: i32) -> IssueOutcome {
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Errno::EINVAL.negative() };
+    if let Some(file) = &request.file.device {
+        return transfer.on_block_file(file, number);
+    }
     loop {
         match blocking.run(&transfer.call(number, 0)) {
             Ok(bytes) => {

@@ -5,6 +5,7 @@
 //! its tag is posted when the last of them is done.
 
 use crate::complete;
+use crate::devices;
 use crate::host;
 use crate::poll_table::Registration;
 use crate::ring::LockedRing;
@@ -114,7 +115,7 @@ impl RegisteredFiles {
 
     /// Puts a new file where a request wants it; answers the CQE's result.
     pub fn install(&mut self, slot: Slot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
-        let device = host::recognise(descriptor.number());
+        let device = if host::has_devices() { devices::recognise(descriptor.number()) } else { None };
         self.place(slot, Arc::new(RegisteredFile::new(descriptor, device)))
     }
 

@@ -234,7 +234,7 @@ impl PollTable {
                     return Ok(Place { tag, was_on: true });
                 }
             }
-            Hold::Submitter | Hold::Device(_) | Hold::Duplicate(_) => {}
+            Hold::Submitter | Hold::Duplicate(_) => {}
         }
         match self.waited_for(file.number, interest) {
             Some(index) => Ok(self.share(index, file)),

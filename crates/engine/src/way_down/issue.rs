@@ -143,9 +143,12 @@ fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno>
 
 /// Keeps the file of a request that has to wait; a poll keeps one that is not
 /// registered by itself.
-fn keep_file(locked: &LockedRing, request: &mut Request, polls: bool) -> Result<(), Errno> {
+fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Result<(), Errno> {
     if !request.row.needs_file {
         return Ok(());
+    }
+    if !polls {
+        block_device::note(locked, request);
     }
     if request.has_flag(sqe_flags::FIXED_FILE) {
         if matches!(request.file.hold, Hold::Submitter) {

@@ -78,7 +78,6 @@ static HOST: Host = Host {
     // Every ring that has a descriptor is watched.
     watch: |_| (),
     device_of: |_| None,
-    recognise: |_| None,
     // A ring may not be closed through a ring; all else is an ordinary number.
     close: |number| {
         let is_ring = number >= RESERVED_BASE && ring_of(number).is_some();

@@ -15,6 +15,8 @@ const PROBE: &str = "USRING_PROBE_FD";
 /// where they were it can then hide the gap from who looks for the auxiliary
 /// vector behind the environment (Go does).
 const PAD: &str = "USRING_PAD";
+/// Path of the socket of the run that has devices.
+const DEVICES: &str = "USRING_DEVICES";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
@@ -25,7 +27,7 @@ pub struct Environment(Vec<(OsString, OsString)>);
 impl Environment {
     /// Our own, without what an outer usring may have left for itself.
     pub fn inherited() -> Environment {
-        let for_us = |name: &OsStr| name == PROBE || name == STATISTICS || name == PAD;
+        let for_us = |name: &OsStr| name == PROBE || name == STATISTICS || name == DEVICES || name == PAD;
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
 
@@ -65,10 +67,14 @@ impl Environment {
         *self.entry(STATISTICS) = path.into();
     }
 
+    pub fn devices(&mut self, socket: &Path) {
+        *self.entry(DEVICES) = socket.into();
+    }
+
     /// Whether the constructor takes this variable out of the environment.
     fn is_for_library((name, value): &(OsString, OsString)) -> bool {
         let alone = || !value.as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
-        [PROBE, NO_PATCH, STATISTICS].iter().any(|known| name == known) || (name == PRELOAD && alone())
+        [PROBE, NO_PATCH, STATISTICS, DEVICES].iter().any(|known| name == known) || (name == PRELOAD && alone())
     }
 
     /// As execve(2) wants it.

@@ -4,6 +4,7 @@
 //!   can be served, [`library`] finds what is loaded into it, [`environment`]
 //!   tells it, [`deny`] closes the kernel's io_uring, [`supervise`] stays beside
 //!   it and [`statistics`] prints what was counted.
+//! - [`devices`] are what `run --device` makes and `ctl` looks at.
 //! - [`doctor`] says what works here, by way of [`probe`]; [`demo`] shows it,
 //!   [`bench`] measures it; all three start [`child`]ren, as any user would.
 //!
@@ -14,6 +15,7 @@ mod bench;
 mod child;
 mod demo;
 mod deny;
+mod devices;
 mod doctor;
 mod environment;
 mod executable;
@@ -80,6 +82,7 @@ enum Command {
     Doctor(doctor::Options),
     Demo(demo::Options),
     Bench(bench::Options),
+    Ctl(devices::ctl::Options),
     /// Deny a program the kernel's io_uring and give it nothing instead.
     #[command(hide = true)]
     Denied(run::DeniedOptions),
@@ -112,6 +115,7 @@ fn dispatch(command: Command) -> u8 {
         Command::Demo(options) => ("demo", demo::run(&options)),
         Command::DemoProgram(options) => ("demo-program", demo::program::run(&options)),
         Command::Bench(options) => ("bench", bench::run(&options)),
+        Command::Ctl(options) => ("ctl", devices::control(&options)),
         Command::Denied(options) => ("denied", run::denied(&options)),
         Command::Probe => ("probe", probe::run()),
     };

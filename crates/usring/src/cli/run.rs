@@ -1,8 +1,10 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! Without `--stats` this process becomes the program (same process id, no
-//! second process); with it, it stays beside the program, see [`supervise`].
+//! Without `--stats` and `--device` this process becomes the program (same
+//! process id, no second process); with them, it stays beside the program, see
+//! [`supervise`].
 
+use super::devices::{self, Devices};
 use super::environment::Environment;
 use super::executable::{self, Executable};
 use super::statistics::StatisticsFile;
@@ -18,6 +20,7 @@ const EXAMPLES: &str = "\
 Examples:
   usring run -- node server.js
   usring run --deny-kernel --stats -- qemu-img bench -i io_uring -t none disk.img
+  usring run --device /tmp/disk=ram:size=1G -- fio --name=job --filename=/tmp/disk --ioengine=io_uring --hipri
 
 Exit status: the program's own. If it never started: 125 if usring cannot serve it (it says why),
 126 if it cannot be executed, 127 if it was not found.
@@ -40,6 +43,15 @@ pub struct Options {
     /// Leave the program's code as it is: every call goes through the trap (about 2 µs instead of some 20 ns).
     #[arg(long)]
     pub no_patch: bool,
+
+    /// Give the program a block device: PATH, which must not exist yet, appears to it as a file of the device's size.
+    /// SPEC is null:size=1T,latency=10us, ram:size=1G, file:path=FILE or the like.
+    #[arg(long = "device", value_name = "PATH=SPEC", value_parser = devices::parse)]
+    pub devices: Vec<devices::DeviceOption>,
+
+    /// On a device that does not poll (poll=interrupt), let polled rings wait for interrupts instead of refusing them.
+    #[arg(long)]
+    pub iopoll_fallback: bool,
 
     /// The program, looked up in PATH, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
@@ -75,15 +87,28 @@ pub fn run(options: &Options) -> Outcome {
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
-    if !options.stats {
+    let devices = match options.devices.as_slice() {
+        [] => None,
+        list => Some(Devices::create(list, options.iopoll_fallback)?),
+    };
+    if let Some(devices) = &devices {
+        environment.devices(devices.socket_path());
+    }
+    if !options.stats && devices.is_none() {
         let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
         return launch.execute().map(|never| match never {});
     }
-    let statistics = StatisticsFile::create()?;
-    environment.statistics(&statistics.path());
+    let statistics = if options.stats { Some(StatisticsFile::create()?) } else { None };
+    if let Some(statistics) = &statistics {
+        environment.statistics(&statistics.path());
+    }
     let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
-    let ended = supervise::run(&launch)?;
-    report(&statistics, &probe);
+    let ended = supervise::run(&launch, || devices.as_ref().map_or(Ok(()), Devices::serve))?;
+    if let Some(statistics) = &statistics {
+        report(statistics, &probe);
+    }
+    // Before we end as the program did, perhaps by a signal.
+    drop(devices);
     Ok(ended.mirror())
 }
 

@@ -15,9 +15,10 @@ pub enum Ended {
     Killed(i32),
 }
 
-/// Runs the program to its end.
-pub fn run(launch: &Launch) -> Result<Ended, Failure> {
-    let failed = |error| Failure::new(format!("cannot supervise a program ({error}); run it without --stats"));
+/// Runs the program to its end; `started` runs here once it has been started.
+pub fn run(launch: &Launch, started: impl FnOnce() -> Result<(), Failure>) -> Result<Ended, Failure> {
+    let failed =
+        |error| Failure::new(format!("cannot supervise a program ({error}); run it without --stats and --device"));
     // Before the fork, so that no signal falls between the two of us.
     let program_mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map_err(failed)?;
     let program_sigchld = reset(Signal::SIGCHLD).map_err(failed)?;
@@ -25,7 +26,10 @@ pub fn run(launch: &Launch) -> Result<Ended, Failure> {
     // SAFETY: this process has one thread, so the child may do anything.
     match unsafe { fork() }.map_err(failed)? {
         ForkResult::Child => become_program(launch, &program_mask, &program_sigchld),
-        ForkResult::Parent { child } => wait(child, &signals),
+        ForkResult::Parent { child } => {
+            started().inspect_err(|_| send(child, libc::SIGKILL))?;
+            wait(child, &signals)
+        }
     }
 }
 

@@ -1,0 +1,178 @@
+//! System calls on a file that stands for a device: a program's plain ones, and
+//! what a ring leaves to a worker. The answers are those of a Linux block
+//! device; where it shows as a regular file (fstat(2) finds one of the device's
+//! size), calls that a program then makes are not refused without need.
+//!
+//! The position is the kernel's own, that of the file which stands for the
+//! device: so duplicates, children and the next program share it.
+
+use alloc::vec::Vec;
+use usring_device::{OpenDevice, Operation, Transfer};
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+/// Most members of a vector (UIO_MAXIOV).
+const VECTOR_LIMIT: u64 = 1024;
+/// RWF_* that mean something here, or nothing anywhere.
+const KNOWN_FLAGS: u32 = linux::RWF_HIPRI | linux::RWF_DSYNC | linux::RWF_SYNC | linux::RWF_NOWAIT;
+
+/// Carries out a system call of the program on a device. `None`: it is one that
+/// the kernel may answer for the file that stands for the device.
+pub fn system_call(file: &OpenDevice, number: i32, call: &SystemCall) -> Option<Result<u64, Errno>> {
+    let [_, a, b, c, _, f] = call.arguments;
+    let answer = match call.number {
+        linux::__NR_read => at_position(file, number, Direction::Read, &[one(a, b)], 0),
+        linux::__NR_write => at_position(file, number, Direction::Write, &[one(a, b)], 0),
+        linux::__NR_pread64 => transfer(file, Direction::Read, &[one(a, b)], c, 0),
+        linux::__NR_pwrite64 => transfer(file, Direction::Write, &[one(a, b)], c, 0),
+        linux::__NR_readv => vector(a, b).and_then(|list| at_position(file, number, Direction::Read, &list, 0)),
+        linux::__NR_writev => vector(a, b).and_then(|list| at_position(file, number, Direction::Write, &list, 0)),
+        linux::__NR_preadv => vector(a, b).and_then(|list| transfer(file, Direction::Read, &list, c, 0)),
+        linux::__NR_pwritev => vector(a, b).and_then(|list| transfer(file, Direction::Write, &list, c, 0)),
+        linux::__NR_preadv2 => vectored(file, number, Direction::Read, (a, b), c, f as u32),
+        linux::__NR_pwritev2 => vectored(file, number, Direction::Write, (a, b), c, f as u32),
+        linux::__NR_fsync | linux::__NR_fdatasync => file.device().as_file().flush().map(|()| 0),
+        // Nothing is kept back that could be written out.
+        linux::__NR_sync_file_range => Ok(0),
+        linux::__NR_fallocate => allocate(file, a as u32, b, c),
+        linux::__NR_ftruncate => resize(file, a),
+        linux::__NR_lseek if matches!(b as u32, linux::SEEK_DATA | linux::SEEK_HOLE) => Err(Errno::EINVAL),
+        linux::__NR_mmap => Err(Errno::ENODEV),
+        // Programs then fall back on reading and writing.
+        linux::__NR_sendfile | linux::__NR_splice | linux::__NR_copy_file_range => Err(Errno::EINVAL),
+        _ => return None,
+    };
+    Some(answer)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Read,
+    Write,
+}
+
+fn one(base: u64, length: u64) -> IoVector {
+    IoVector { base, length }
+}
+
+fn vector(address: u64, count: u64) -> Result<Vec<IoVector>, Errno> {
+    if count > VECTOR_LIMIT {
+        return Err(Errno::EINVAL);
+    }
+    user_memory::read_array(UserAddress(address), count as usize)
+}
+
+fn vectored(
+    file: &OpenDevice,
+    number: i32,
+    direction: Direction,
+    (address, count): (u64, u64),
+    offset: u64,
+    flags: u32,
+) -> Result<u64, Errno> {
+    let list = vector(address, count)?;
+    match offset {
+        u64::MAX => at_position(file, number, direction, &list, flags),
+        offset => transfer(file, direction, &list, offset, flags),
+    }
+}
+
+fn transfer(
+    file: &OpenDevice,
+    direction: Direction,
+    segments: &[IoVector],
+    offset: u64,
+    flags: u32,
+) -> Result<u64, Errno> {
+    let (allowed, operation) = match direction {
+        Direction::Read => (file.may_read(), Operation::Read),
+        Direction::Write => (file.may_write(), Operation::Write),
+    };
+    if !allowed {
+        return Err(Errno::EBADF);
+    }
+    if offset > i64::MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    if flags & !KNOWN_FLAGS != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if flags & linux::RWF_NOWAIT != 0 {
+        // A device always has to be waited for.
+        return Err(Errno::EAGAIN);
+    }
+    let durable = file.is_durable() || flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0;
+    let appends = direction == Direction::Write && file.appends();
+    // O_APPEND means the end, where a device has no room.
+    let offset = if appends { file.device().geometry().size } else { offset };
+    let transfer = Transfer { operation, durable, registered: false, direct: file.is_direct(), offset, segments };
+    file.device().as_file().transfer(&transfer)
+}
+
+/// From or to where the file is, which moves on by what was transferred.
+fn at_position(
+    file: &OpenDevice,
+    number: i32,
+    direction: Direction,
+    segments: &[IoVector],
+    flags: u32,
+) -> Result<u64, Errno> {
+    let _one_at_a_time = file.position().lock();
+    let position = seek(number, 0)?;
+    let bytes = transfer(file, direction, segments, position, flags)?;
+    seek(number, bytes)?;
+    Ok(bytes)
+}
+
+/// Moves the position on; answers where it is.
+fn seek(number: i32, by: u64) -> Result<u64, Errno> {
+    SystemCall::new(linux::__NR_lseek, [number as u64, by, u64::from(linux::SEEK_CUR), 0, 0]).run()
+}
+
+/// A transfer of a ring that no queue pair takes as it is; `offset` may be −1.
+pub(crate) fn ring_transfer(
+    file: &OpenDevice,
+    number: i32,
+    writes: bool,
+    segments: &[IoVector],
+    offset: u64,
+    flags: u32,
+) -> Result<u64, Errno> {
+    let direction = if writes { Direction::Write } else { Direction::Read };
+    match offset {
+        u64::MAX => at_position(file, number, direction, segments, flags),
+        offset => transfer(file, direction, segments, offset, flags),
+    }
+}
+
+/// fallocate(2). All blocks exist from the start.
+fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u64, Errno> {
+    const PUNCH: u32 = linux::FALLOC_FL_PUNCH_HOLE | linux::FALLOC_FL_KEEP_SIZE;
+    if !file.may_write() {
+        return Err(Errno::EBADF);
+    }
+    if offset as i64 <= -1 || length as i64 <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let size = file.device().geometry().size;
+    let end = offset.checked_add(length).filter(|end| *end <= size).ok_or(Errno::ENOSPC)?;
+    let _ = end;
+    let block_file = file.device().as_file();
+    match mode & !linux::FALLOC_FL_KEEP_SIZE {
+        0 => Ok(0),
+        _ if mode == PUNCH => block_file.write_zeroes(offset, length, false).map(|()| 0),
+        linux::FALLOC_FL_ZERO_RANGE => block_file.write_zeroes(offset, length, true).map(|()| 0),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+/// ftruncate(2): a device keeps its size.
+fn resize(file: &OpenDevice, length: u64) -> Result<u64, Errno> {
+    match length as i64 {
+        ..=-1 => Err(Errno::EINVAL),
+        _ if !file.may_write() => Err(Errno::EINVAL),
+        _ if length > file.device().geometry().size => Err(Errno::EFBIG),
+        _ => Ok(0),
+    }
+}

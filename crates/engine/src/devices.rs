@@ -1,0 +1,93 @@
+//! The devices of a run, in one of its processes: which there are, which files
+//! stand for them, and the drivers, made anew in each process (a queue pair and
+//! the kernel's AIO belong to the process that opened them).
+
+use crate::host;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::AtomicU64;
+use usring_device::control::{Control, FALLBACK, Kind, RemoteSupply};
+use usring_device::{Device, OpenDevice, PolicyWord, spec};
+use usring_sys::descriptor::{self, FileIdentity};
+use usring_sys::per_process::PerProcess;
+use usring_sys::set_once::SetOnce;
+use usring_sys::{Errno, UserAddress, mapping};
+
+/// What a process has of the run's devices.
+struct Devices {
+    list: Vec<Known>,
+}
+
+struct Known {
+    /// `st_dev` and `st_ino` of the file that stands for it.
+    identity: (u64, u64),
+    device: Arc<Device>,
+}
+
+static CONTROL: SetOnce<Control> = SetOnce::new();
+static DEVICES: PerProcess<Devices> = PerProcess::new();
+
+/// Learns the run's devices from the socket at this path.
+///
+/// Errors: those of the socket and the answers ([`Control::ask`]), and of the
+/// drivers.
+pub fn connect(socket: &[u8]) -> Result<(), Errno> {
+    CONTROL.set(Box::leak(Box::new(Control::at(socket))));
+    let devices = open_all()?;
+    DEVICES.get_or_make(|| devices);
+    host::announce_devices();
+    Ok(())
+}
+
+fn open_all() -> Result<Devices, Errno> {
+    let Some(control) = CONTROL.get() else { return Ok(Devices { list: Vec::new() }) };
+    let answered = control.ask(Kind::List, 0, [0; 4], None)?;
+    let page = answered.descriptors.first().ok_or(Errno::EINVAL)?;
+    let policies = mapping::shared_words(page)?;
+    let list = (0..answered.values[0] as u32).map(|index| open(control, index, policies)).collect::<Result<_, _>>()?;
+    Ok(Devices { list })
+}
+
+fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result<Known, Errno> {
+    let described = control.ask(Kind::Describe, index, [0; 4], None)?;
+    let [st_dev, st_ino, flags, _] = described.values;
+    let text = described.text.split(|byte| *byte == 0).next().unwrap_or(&[]);
+    let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+    let spec = spec::parse(text).map_err(|_| Errno::EINVAL)?;
+    let driver = spec.open(Box::new(RemoteSupply::new(control.clone(), index)))?;
+    let policy = PolicyWord::in_shared_memory(policies.get(index as usize).ok_or(Errno::EINVAL)?);
+    let device = Arc::new(Device::new(driver, policy, flags & FALLBACK != 0));
+    Ok(Known { identity: (st_dev, st_ino), device })
+}
+
+/// Whether a path of the program's leads to a device.
+pub fn is_path_of_one(directory: i32, path: UserAddress) -> bool {
+    descriptor::identity_of_path(directory, path).is_ok_and(|identity| find(&identity).is_some())
+}
+
+/// Whether a number is still open on the same device.
+pub fn is_still(file: &OpenDevice, number: i32) -> bool {
+    let found = descriptor::identity(number).ok().and_then(|identity| find(&identity));
+    found.is_some_and(|known| Arc::ptr_eq(&known.device, file.device()))
+}
+
+fn find(identity: &FileIdentity) -> Option<&'static Known> {
+    let devices = match DEVICES.get() {
+        Some(devices) => devices,
+        None => {
+            let opened = open_all().ok()?;
+            DEVICES.get_or_make(|| opened)
+        }
+    };
+    devices.list.iter().find(|known| known.identity == (identity.device, identity.inode))
+}
+
+/// The device that an open file stands for, whatever process opened it.
+/// Answers `None` in a child that cannot reach the run's starter any more: its
+/// calls then meet the empty file, which nothing can be lost in.
+pub fn recognise(number: i32) -> Option<Arc<OpenDevice>> {
+    let known = find(&descriptor::identity(number).ok()?)?;
+    let flags = descriptor::status_flags(number).ok()?;
+    Some(Arc::new(OpenDevice::new(known.device.clone(), flags)))
+}

@@ -1,0 +1,89 @@
+//! A program's plain system calls where the run has devices: which of them
+//! concern one, and what the table of devices has to learn from the others.
+
+use crate::door::{Call, Outcome};
+use crate::{descriptors, devices};
+use usring_engine::device_file;
+use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
+use usring_sys::syscall::PASS_MARK;
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+/// Calls that work on the file in their first argument.
+pub fn on_file(call: &mut Call) -> Outcome {
+    let number = call.arguments[0] as i32;
+    let system_call = SystemCall::with_six(call.number as u32, call.arguments);
+    match devices::with(number, |file| device_file::system_call(file, number, &system_call)) {
+        Some(Some(answer)) => answer.into(),
+        _ => call.pass(),
+    }
+}
+
+/// sendfile(2), splice(2), copy_file_range(2): nothing is moved past us.
+pub fn between_files(call: &mut Call) -> Outcome {
+    let other = match call.number as u32 {
+        linux::__NR_sendfile => 1,
+        _ => 2,
+    };
+    let concerned = devices::is_device(call.arguments[0] as i32) || devices::is_device(call.arguments[other] as i32);
+    if concerned { Err::<u64, _>(Errno::EINVAL).into() } else { call.pass() }
+}
+
+/// open(2), openat(2) and creat(2): a device gets a number in the reserved
+/// range, and keeps its size whatever O_TRUNC says.
+pub fn open(call: &mut Call) -> Outcome {
+    if is_path_of_device(call) { open_device(call).into() } else { call.pass() }
+}
+
+/// Whether a call that opens names a device.
+pub fn is_path_of_device(call: &Call) -> bool {
+    let [first, second, ..] = call.arguments;
+    let (directory, path) = match call.number as u32 {
+        linux::__NR_openat => (first, second),
+        _ => (linux::AT_FDCWD as u64, first),
+    };
+    usring_engine::devices::is_path_of_one(directory as i32, UserAddress(path))
+}
+
+fn open_device(call: &Call) -> Result<u64, Errno> {
+    let [first, second, third, fourth, ..] = call.arguments;
+    let arguments = match call.number as u32 {
+        linux::__NR_openat => [first, second, third, fourth, 0],
+        linux::__NR_open => [linux::AT_FDCWD as u64, first, second, third, 0],
+        // creat(2)
+        _ => [linux::AT_FDCWD as u64, first, u64::from(linux::O_CREAT | linux::O_WRONLY), second, 0],
+    };
+    let [directory, path, flags, mode, _] = arguments;
+    let flags = flags & !u64::from(linux::O_TRUNC);
+    let opened = SystemCall::new(linux::__NR_openat, [directory, path, flags, mode, 0]).run_once()?;
+    let opened = OwnedDescriptor::from_raw(opened as i32);
+    let close_on_exec = flags as u32 & linux::O_CLOEXEC != 0;
+    let reserved = descriptors::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec)?;
+    Ok(devices::enter(reserved) as u64)
+}
+
+/// fcntl(2) with F_SETFL.
+pub fn set_flags(call: &mut Call) -> Outcome {
+    let mut arguments = call.arguments;
+    arguments[5] = PASS_MARK;
+    let set = SystemCall::with_six(call.number as u32, arguments).run_once();
+    devices::flags_changed(call.arguments[0] as i32);
+    set.into()
+}
+
+/// io_submit(2): the kernel's AIO would read and write the file that only
+/// stands for the device.
+pub fn submit_aio(call: &mut Call) -> Outcome {
+    /// Where `aio_fildes` stands in `struct iocb`.
+    const DESCRIPTOR: u64 = 20;
+    const MOST: u64 = 65536;
+    let [_, count, list, ..] = call.arguments;
+    for index in 0..count.min(MOST) {
+        let Ok(iocb) = user_memory::read::<u64>(UserAddress(list).offset(8 * index)) else { break };
+        let Ok(number) = user_memory::read::<u32>(UserAddress(iocb).offset(DESCRIPTOR)) else { break };
+        if devices::is_device(number as i32) {
+            return Err::<u64, _>(Errno::EINVAL).into();
+        }
+    }
+    call.pass()
+}

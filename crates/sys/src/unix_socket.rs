@@ -1,0 +1,122 @@
+//! Unix sockets of whole messages (SOCK_SEQPACKET), with descriptors on board:
+//! how a process of a run asks the one that started it.
+
+use crate::descriptor::OwnedDescriptor;
+use crate::{Errno, SystemCall};
+use alloc::vec::Vec;
+use linux_raw_sys::general as linux;
+
+// linux/socket.h, linux/un.h.
+const AF_UNIX: u64 = 1;
+const SOCK_SEQPACKET: u64 = 5;
+const SOCK_CLOEXEC: u64 = linux::O_CLOEXEC as u64;
+const SOL_SOCKET: i32 = 1;
+const SCM_RIGHTS: i32 = 1;
+const MSG_NOSIGNAL: u64 = 0x4000;
+const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
+const PATH_LIMIT: usize = 108;
+
+/// Most descriptors of one message.
+pub const DESCRIPTORS: usize = 8;
+
+/// `struct sockaddr_un`.
+#[repr(C)]
+struct Address {
+    family: u16,
+    path: [u8; PATH_LIMIT],
+}
+
+/// `struct msghdr` of the kernel.
+#[repr(C)]
+struct Header {
+    name: u64,
+    name_length: u64,
+    vectors: u64,
+    vector_count: u64,
+    control: u64,
+    control_length: u64,
+    flags: u64,
+}
+
+/// A control message of descriptors.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct Control {
+    length: u64,
+    level: i32,
+    kind: i32,
+    numbers: [i32; DESCRIPTORS],
+}
+
+/// Length of a control message's head.
+const CONTROL_HEAD: u64 = 16;
+
+/// A connected socket.
+pub struct Connection(OwnedDescriptor);
+
+impl Connection {
+    /// Connects to a path in the file system. `EINVAL`: the path is too long.
+    pub fn open(path: &[u8]) -> Result<Connection, Errno> {
+        let mut address = Address { family: AF_UNIX as u16, path: [0; PATH_LIMIT] };
+        if path.len() >= PATH_LIMIT {
+            return Err(Errno::EINVAL);
+        }
+        address.path[..path.len()].copy_from_slice(path);
+        let kind = SOCK_SEQPACKET | SOCK_CLOEXEC;
+        let number = SystemCall::new(linux::__NR_socket, [AF_UNIX, kind, 0, 0, 0]).run()?;
+        let socket = OwnedDescriptor::from_raw(number as i32).into_private()?;
+        let length = size_of::<u16>() + path.len() + 1;
+        let arguments = [socket.number() as u64, &raw const address as u64, length as u64, 0, 0];
+        SystemCall::new(linux::__NR_connect, arguments).run()?;
+        Ok(Connection(socket))
+    }
+
+    /// Sends one message, with a descriptor that is only lent.
+    pub fn send(&self, message: &[u8], lent: Option<i32>) -> Result<(), Errno> {
+        let vector = [message.as_ptr() as u64, message.len() as u64];
+        let mut control =
+            Control { length: CONTROL_HEAD + 4, level: SOL_SOCKET, kind: SCM_RIGHTS, ..Default::default() };
+        control.numbers[0] = lent.unwrap_or(-1);
+        let header = Header {
+            name: 0,
+            name_length: 0,
+            vectors: vector.as_ptr() as u64,
+            vector_count: 1,
+            control: lent.map_or(0, |_| &raw const control as u64),
+            control_length: lent.map_or(0, |_| control.length.next_multiple_of(8)),
+            flags: 0,
+        };
+        let arguments = [self.0.number() as u64, &raw const header as u64, MSG_NOSIGNAL, 0, 0];
+        SystemCall::new(linux::__NR_sendmsg, arguments).run().map(drop)
+    }
+
+    /// Receives one message and its descriptors, numbered out of the program's way.
+    ///
+    /// `EPIPE`: the other side has gone. `EOVERFLOW`: the message did not fit.
+    pub fn receive(&self, message: &mut [u8]) -> Result<(usize, Vec<OwnedDescriptor>), Errno> {
+        let vector = [message.as_mut_ptr() as u64, message.len() as u64];
+        let mut control = Control::default();
+        let mut header = Header {
+            name: 0,
+            name_length: 0,
+            vectors: vector.as_ptr() as u64,
+            vector_count: 1,
+            control: &raw mut control as u64,
+            control_length: size_of::<Control>() as u64,
+            flags: 0,
+        };
+        let arguments = [self.0.number() as u64, &raw mut header as u64, MSG_CMSG_CLOEXEC, 0, 0];
+        let length = SystemCall::new(linux::__NR_recvmsg, arguments).run()? as usize;
+        let came = header.control_length >= CONTROL_HEAD && control.level == SOL_SOCKET && control.kind == SCM_RIGHTS;
+        let count = if came { (control.length.saturating_sub(CONTROL_HEAD) / 4) as usize } else { 0 };
+        // First all of them are owned, then they are moved.
+        let raw: Vec<_> = control.numbers.iter().take(count).map(|number| OwnedDescriptor::from_raw(*number)).collect();
+        let descriptors = raw.into_iter().map(OwnedDescriptor::into_private).collect::<Result<_, _>>()?;
+        const TRUNCATED: u64 = 0x20 | 0x8;
+        match (length, header.flags & TRUNCATED) {
+            (0, _) => Err(Errno::EPIPE),
+            (_, 0) => Ok((length, descriptors)),
+            _ => Err(Errno::EOVERFLOW),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `usring ctl`: looks at the devices of runs, and changes how they are waited
+//! for, while they run.
+
+use super::policies::Policies;
+use super::socket;
+use crate::cli::{Failure, Outcome};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::FromRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use usring_device::PollPolicy;
+use usring_device::control::{Control, Kind};
+use usring_sys::Errno;
+
+const EXAMPLES: &str = "\
+Examples:
+  usring ctl                          the devices of all your runs
+  usring ctl /tmp/disk                one of them
+  usring ctl /tmp/disk poll=classic   from now on, spin for its completions
+
+Policies: interrupt (sleep until the device tells), classic (spin), hybrid (sleep for a part of the
+expected time, then spin), hybrid:5us (sleep that long, then spin). The change takes effect with the
+next wait; a device that is set to interrupt refuses polled rings (EOPNOTSUPP), unless the run was
+started with --iopoll-fallback.";
+
+/// Look at the devices of running programs, and change how they are waited for.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// The device's PATH, as it was given to `usring run --device`.
+    path: Option<PathBuf>,
+
+    /// poll=POLICY: what to change.
+    #[arg(requires = "path", value_parser = parse_change, value_name = "poll=POLICY")]
+    change: Option<PollPolicy>,
+}
+
+fn parse_change(text: &str) -> Result<PollPolicy, String> {
+    let policy = text.strip_prefix("poll=").and_then(PollPolicy::parse);
+    policy.ok_or_else(|| "expected poll=interrupt, poll=classic, poll=hybrid or poll=hybrid:SPAN (5us, 1ms)".into())
+}
+
+/// A device of a run, as its starter describes it.
+struct Found {
+    path: PathBuf,
+    spec: String,
+    size: u64,
+    policies: Policies,
+    index: usize,
+    /// Process id of the starter, as the socket is named.
+    run: String,
+}
+
+pub fn run(options: &Options) -> Outcome {
+    let mut found = Vec::new();
+    for path in socket::all() {
+        match look(&path) {
+            Ok(devices) => found.extend(devices),
+            // A run that was killed has left its socket.
+            Err(Errno::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
+            Err(error) => eprintln!("usring ctl: {} does not answer ({error})", path.display()),
+        }
+    }
+    if let Some(path) = &options.path {
+        let wanted = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        found.retain(|device| device.path == wanted);
+        if found.is_empty() {
+            return Err(Failure::with_status(1, format!("{} is no device of a run of yours", wanted.display())));
+        }
+    }
+    for device in &found {
+        if let Some(policy) = options.change {
+            let set = device.policies.set(device.index, policy);
+            set.map_err(|error| Failure::new(format!("cannot change {} ({error})", device.path.display())))?;
+        }
+        show(device)?;
+    }
+    if found.is_empty() {
+        println!("no devices: none of your runs was started with `usring run --device`");
+    }
+    Ok(0)
+}
+
+fn show(device: &Found) -> Result<(), Failure> {
+    let policy = device.policies.get(device.index);
+    let policy = policy.map_err(|error| Failure::new(format!("cannot read the policy ({error})")))?;
+    println!("{}", device.path.display());
+    println!("  device  {}", device.spec);
+    println!("  size    {} bytes", device.size);
+    println!("  poll    {policy}");
+    println!("  run     {}", device.run);
+    Ok(())
+}
+
+fn look(socket: &Path) -> Result<Vec<Found>, Errno> {
+    let control = Control::at(socket.as_os_str().as_bytes());
+    let run = socket.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let list = control.ask(Kind::List, 0, [0; 4], None)?;
+    let mut found = Vec::new();
+    for index in 0..list.values[0] as usize {
+        // Each holds the page by itself.
+        let page = control.ask(Kind::List, 0, [0; 4], None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
+        // SAFETY: the descriptor has come with the answer and is given up here.
+        let policies = Policies::from_file(unsafe { File::from_raw_fd(page.into_raw()) });
+        let described = control.ask(Kind::Describe, index as u32, [0; 4], None)?;
+        let split = described.text.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;
+        let spec = String::from_utf8_lossy(&described.text[..split]).into_owned();
+        let path = PathBuf::from(OsString::from_vec(described.text[split + 1..].to_vec()));
+        found.push(Found { path, spec, size: described.values[3], policies, index, run: run.clone() });
+    }
+    Ok(found)
+}

@@ -1,0 +1,152 @@
+//! `usring run --device PATH=SPEC`: the devices of a run, for as long as it
+//! lasts. [`placeholder`] is the file by which the program names a device,
+//! [`socket`] where `usring ctl` finds the run, and [`server`] answers what the
+//! program's processes and `usring ctl` ask.
+
+pub mod ctl;
+mod placeholder;
+mod policies;
+mod server;
+mod socket;
+
+use super::{Failure, Outcome};
+use placeholder::Placeholder;
+use policies::Policies;
+use socket::Socket;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use usring::control::vhost_user::VhostUser;
+use usring_device::driver::vhost_user;
+use usring_device::{Geometry, OwnSupply, Spec, Supply, spec};
+use usring_sys::Errno;
+use usring_sys::descriptor::{self, OwnedDescriptor};
+
+/// Most devices of a run.
+const MOST: usize = policies::ROOM;
+
+/// A `PATH=SPEC` of the command line.
+#[derive(Clone)]
+pub struct DeviceOption {
+    path: PathBuf,
+    spec: Spec,
+}
+
+/// Reads `PATH=SPEC`; what is wrong is said in one sentence.
+pub fn parse(text: &str) -> Result<DeviceOption, String> {
+    let (path, spec) = text.split_once('=').ok_or("expected PATH=SPEC, for example /tmp/disk=ram:size=1G")?;
+    if path.is_empty() {
+        return Err("the PATH before '=' is empty".into());
+    }
+    let spec = spec::parse(spec).map_err(|error| error.to_string())?;
+    Ok(DeviceOption { path: path.into(), spec })
+}
+
+/// One device of the run.
+pub struct RunDevice {
+    /// Absolute.
+    path: PathBuf,
+    spec: Spec,
+    geometry: Geometry,
+    placeholder: Placeholder,
+    supply: Arc<dyn Supply>,
+}
+
+/// The devices of a run. Dropped, they are gone: placeholders, socket and all,
+/// though the thread that answers lives on with the process.
+pub struct Devices {
+    list: Arc<Vec<Arc<RunDevice>>>,
+    policies: Arc<Policies>,
+    socket: Socket,
+    fallback: bool,
+}
+
+impl Devices {
+    /// Opens the devices and makes their files.
+    pub fn create(options: &[DeviceOption], fallback: bool) -> Result<Devices, Failure> {
+        if options.len() > MOST {
+            return Err(Failure::new(format!("at most {MOST} devices can be given")));
+        }
+        let mut list = Vec::new();
+        for option in options {
+            list.push(Arc::new(RunDevice::create(option)?));
+        }
+        let policies = Policies::create(list.iter().map(|device| device.spec.policy()))?;
+        Ok(Devices { list: Arc::new(list), policies: Arc::new(policies), socket: Socket::create()?, fallback })
+    }
+
+    /// Where the program's processes ask.
+    pub fn socket_path(&self) -> &Path {
+        self.socket.path()
+    }
+
+    /// Answers questions from now on, on a thread of its own. After the fork
+    /// that makes the program: a process with two threads should not fork.
+    pub fn serve(&self) -> Result<(), Failure> {
+        let server = server::Server {
+            devices: self.list.clone(),
+            policies: self.policies.clone(),
+            listener: self.socket.listener()?,
+            fallback: self.fallback,
+        };
+        let started = std::thread::Builder::new().name("usring-control".into()).spawn(move || server.run());
+        started.map(drop).map_err(|error| Failure::new(format!("cannot start the thread for devices ({error})")))
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        self.list.iter().for_each(|device| device.placeholder.remove());
+    }
+}
+
+impl RunDevice {
+    fn create(option: &DeviceOption) -> Result<RunDevice, Failure> {
+        let path = std::path::absolute(&option.path)
+            .map_err(|error| Failure::new(format!("{}: {error}", option.path.display())))?;
+        let supply = supply_for(option)?;
+        let driver = option.spec.open(Box::new(supply.clone())).map_err(|error| {
+            Failure::new(format!("cannot open the device {} for {} ({error})", option.spec, path.display()))
+        })?;
+        let geometry = driver.geometry();
+        let placeholder = Placeholder::create(&path, geometry.size)?;
+        Ok(RunDevice { path, spec: option.spec.clone(), geometry, placeholder, supply })
+    }
+}
+
+/// What the device's drivers will ask for, in all processes of the run.
+fn supply_for(option: &DeviceOption) -> Result<Arc<dyn Supply>, Failure> {
+    let Some(options) = vhost_user::Options::of(option.spec.device()) else {
+        return Ok(Arc::new(KeptSupply::default()));
+    };
+    let name = option.path.display().to_string();
+    let report = Box::new(move |what: std::fmt::Arguments<'_>| eprintln!("usring: {name}: {what}"));
+    let back_end = VhostUser::connect(&options, report).map_err(Failure::new)?;
+    let supply: Arc<dyn Supply> = Arc::from(back_end.supply());
+    // Connected for as long as the run lasts.
+    std::mem::forget(back_end);
+    Ok(supply)
+}
+
+/// The memory of a device, made once and given to every process.
+#[derive(Default)]
+struct KeptSupply {
+    memory: std::sync::Mutex<Option<OwnedDescriptor>>,
+}
+
+impl Supply for KeptSupply {
+    fn memory(&self, size: u64) -> Result<OwnedDescriptor, Errno> {
+        let mut memory = self.memory.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let kept = match memory.take() {
+            Some(kept) => kept,
+            None => OwnSupply.memory(size)?,
+        };
+        let duplicate = descriptor::duplicate_private(kept.number());
+        *memory = Some(kept);
+        duplicate
+    }
+}
+
+/// `ctl` as a subcommand.
+pub fn control(options: &ctl::Options) -> Outcome {
+    ctl::run(options)
+}

@@ -1,0 +1,66 @@
+//! The file by which a program names a device: sparse, as long as the device,
+//! and never read or written.
+
+use crate::cli::Failure;
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Removed when it is dropped.
+pub struct Placeholder {
+    path: PathBuf,
+    /// Kept open: nobody else can have its inode while the run lasts.
+    file: File,
+    identity: (u64, u64),
+}
+
+impl Placeholder {
+    /// Makes the file, where no file may be yet.
+    pub fn create(path: &Path, size: u64) -> Result<Placeholder, Failure> {
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
+                let name = path.display();
+                Failure::new(match error.kind() {
+                    ErrorKind::AlreadyExists => {
+                        format!(
+                            "{name} exists already; a device needs a path of its own, and no existing file is touched"
+                        )
+                    }
+                    _ => format!("cannot make {name} ({error})"),
+                })
+            })?;
+        let identity = file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
+        let identity =
+            identity.map_err(|error| Failure::new(format!("cannot look at {} ({error})", path.display())))?;
+        let placeholder = Placeholder { path: path.into(), file, identity };
+        placeholder.file.set_len(size).map_err(|error| {
+            let name = path.display();
+            Failure::new(format!(
+                "{name} cannot be as long as the device, {size} bytes ({error}); choose a file system that allows it"
+            ))
+        })?;
+        Ok(placeholder)
+    }
+
+    /// `st_dev` and `st_ino`.
+    pub fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
+
+    /// Removes the file, unless something else lies at its path by now.
+    pub fn remove(&self) {
+        let still = std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.identity);
+        if still {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Placeholder {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}

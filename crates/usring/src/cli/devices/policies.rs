@@ -1,0 +1,55 @@
+//! The page that all processes of a run share: one word per device says how
+//! its completions are waited for ([`usring_device::PolicyWord`]). It is a file
+//! here, and read and written as one; only the program's processes map it.
+
+use crate::cli::Failure;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use usring_device::PollPolicy;
+
+/// Bytes of the page.
+const LENGTH: u64 = 4096;
+/// Devices that have a word in it.
+pub const ROOM: usize = LENGTH as usize / 8;
+
+pub struct Policies(File);
+
+impl Policies {
+    pub fn create(policies: impl Iterator<Item = PollPolicy>) -> Result<Policies, Failure> {
+        let create = || {
+            let file = File::from(memfd_create(c"usring-policies", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from)?);
+            file.set_len(LENGTH)?;
+            let page = Policies(file);
+            for (index, policy) in policies.enumerate() {
+                page.set(index, policy)?;
+            }
+            Ok(page)
+        };
+        create().map_err(|error: io::Error| Failure::new(format!("cannot make the devices' shared page ({error})")))
+    }
+
+    /// The page of a run, from its starter.
+    pub fn from_file(file: File) -> Policies {
+        Policies(file)
+    }
+
+    pub fn get(&self, index: usize) -> io::Result<PollPolicy> {
+        let mut word = [0; 8];
+        self.0.read_exact_at(&mut word, index as u64 * 8)?;
+        Ok(PollPolicy::from_word(u64::from_ne_bytes(word)))
+    }
+
+    /// One write of an aligned word, which the kernel copies in one piece.
+    pub fn set(&self, index: usize, policy: PollPolicy) -> io::Result<()> {
+        self.0.write_all_at(&policy.to_word().to_ne_bytes(), index as u64 * 8)
+    }
+}
+
+impl AsRawFd for Policies {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}

@@ -1,0 +1,191 @@
+//! Answers what the program's processes and `usring ctl` ask.
+
+use super::RunDevice;
+use super::policies::Policies;
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, RecvMsg, accept, getsockopt, recvmsg, sendmsg, setsockopt, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+use nix::unistd::getuid;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use usring_device::control::{Answer, FALLBACK, Kind, LONGEST, QUESTION_LENGTH, Question};
+use usring_sys::descriptor::OwnedDescriptor;
+
+/// Who connects has its question ready, or is not waited for longer.
+const PATIENCE_SECONDS: i64 = 5;
+
+pub struct Server {
+    pub devices: Arc<Vec<Arc<RunDevice>>>,
+    pub policies: Arc<Policies>,
+    pub listener: OwnedFd,
+    pub fallback: bool,
+}
+
+/// What goes back, beside the errno.
+#[derive(Default)]
+struct Reply {
+    values: [u64; 4],
+    text: Vec<u8>,
+    /// Sent along, and closed here.
+    owned: Vec<OwnedDescriptor>,
+    /// Sent along, and kept.
+    kept: Vec<RawFd>,
+    /// Given away with it.
+    queue: Option<(Arc<RunDevice>, u32)>,
+}
+
+/// Who has a queue of a back end, for as long as the connection lasts.
+struct User {
+    connection: OwnedFd,
+    device: Arc<RunDevice>,
+    queue: u32,
+}
+
+impl Server {
+    /// Serves until the process ends.
+    pub fn run(&self) {
+        let mut users = Vec::new();
+        loop {
+            self.wait(&mut users);
+            match accept(self.listener.as_raw_fd()) {
+                Ok(number) => {
+                    // SAFETY: accept has just made the descriptor; nobody else
+                    // knows it.
+                    let connection = unsafe { OwnedFd::from_raw_fd(number) };
+                    // Whoever hangs up has no answer to miss.
+                    if let Ok(Some((device, queue))) = self.serve(&connection) {
+                        users.push(User { connection, device, queue });
+                    }
+                }
+                Err(Errno::EINTR | Errno::ECONNABORTED) => {}
+                // Out of descriptors for a moment, perhaps.
+                Err(_) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            }
+        }
+    }
+
+    /// Until somebody connects. Takes back the queues of users who have gone.
+    fn wait(&self, users: &mut Vec<User>) {
+        loop {
+            let mut watched = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
+            watched.extend(users.iter().map(|user| PollFd::new(user.connection.as_fd(), PollFlags::POLLIN)));
+            if poll(&mut watched, PollTimeout::NONE).is_err() {
+                continue;
+            }
+            let events: Vec<bool> = watched.iter().map(|one| one.any().unwrap_or(true)).collect();
+            for index in (0..users.len()).rev().filter(|index| events[index + 1]) {
+                let user = users.swap_remove(index);
+                user.device.supply.return_queue(user.queue);
+            }
+            if events[0] {
+                return;
+            }
+        }
+    }
+
+    /// Answers a question; says which queue was given to whoever asked.
+    fn serve(&self, connection: &OwnedFd) -> nix::Result<Option<(Arc<RunDevice>, u32)>> {
+        if getsockopt(connection, PeerCredentials)?.uid() != getuid().as_raw() {
+            return Ok(None);
+        }
+        setsockopt(connection, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE_SECONDS))?;
+        let mut buffer = [0; QUESTION_LENGTH];
+        let mut vectors = [IoSliceMut::new(&mut buffer)];
+        let mut room = cmsg_space!([RawFd; 1]);
+        let message: RecvMsg<()> =
+            recvmsg(connection.as_raw_fd(), &mut vectors, Some(&mut room), MsgFlags::MSG_CMSG_CLOEXEC)?;
+        let lent = lent_descriptor(&message);
+        let length = message.bytes;
+        let question = Question::from_bytes(&buffer[..length]);
+        let (error, reply) = match question.map_or(Err(Errno::EINVAL as i32), |question| self.answer(&question, lent)) {
+            Ok(reply) => (0, reply),
+            Err(error) => (error, Reply::default()),
+        };
+        let head = Answer { error: error as u32, values: reply.values }.to_bytes();
+        let vectors = [IoSlice::new(&head), IoSlice::new(&reply.text)];
+        let numbers: Vec<RawFd> = reply.owned.iter().map(OwnedDescriptor::number).chain(reply.kept).collect();
+        let rights = [ControlMessage::ScmRights(&numbers)];
+        let along = if numbers.is_empty() { &[][..] } else { &rights[..] };
+        let sent = sendmsg::<()>(connection.as_raw_fd(), &vectors, along, MsgFlags::MSG_NOSIGNAL, None);
+        let granted = reply.queue;
+        if let (Err(_), Some((device, queue))) = (&sent, &granted) {
+            device.supply.return_queue(*queue);
+        }
+        sent.map(|_| granted)
+    }
+
+    /// The answer, or an errno.
+    fn answer(&self, question: &Question, lent: Option<OwnedFd>) -> Result<Reply, i32> {
+        let kind = Kind::from_number(question.kind).ok_or(Errno::EINVAL as i32)?;
+        if kind == Kind::List {
+            let values = [self.devices.len() as u64, 0, 0, 0];
+            return Ok(Reply { values, kept: vec![self.policies.as_raw_fd()], ..Default::default() });
+        }
+        let device = self.devices.get(question.device as usize).ok_or(Errno::ENODEV as i32)?;
+        if kind == Kind::Describe {
+            return Ok(self.describe(device));
+        }
+        supply(device, kind, question.values[0], lent).map_err(|error| -error.negative())
+    }
+
+    fn describe(&self, device: &RunDevice) -> Reply {
+        let (st_dev, st_ino) = device.placeholder.identity();
+        let flags = if self.fallback { FALLBACK } else { 0 };
+        // The SPEC, a NUL, and the path for people.
+        let mut text = device.spec.to_string().into_bytes();
+        text.push(0);
+        text.extend_from_slice(device.path.as_os_str().as_bytes());
+        text.truncate(LONGEST / 2);
+        Reply { values: [st_dev, st_ino, flags, device.geometry.size], text, ..Default::default() }
+    }
+}
+
+/// What a driver asks of its device's supplies.
+fn supply(device: &Arc<RunDevice>, kind: Kind, value: u64, lent: Option<OwnedFd>) -> Result<Reply, usring_sys::Errno> {
+    let supply = &device.supply;
+    match kind {
+        Kind::Memory => Ok(Reply { owned: vec![supply.memory(value)?], ..Default::default() }),
+        Kind::Arena => Ok(Reply { owned: vec![supply.arena()?], ..Default::default() }),
+        Kind::Queue => {
+            let grant = supply.queue()?;
+            let owned = vec![grant.kick, grant.call, grant.settled];
+            let queue = Some((device.clone(), grant.index));
+            Ok(Reply { values: [u64::from(grant.index), 0, 0, 0], owned, queue, ..Default::default() })
+        }
+        Kind::ReturnQueue => {
+            supply.return_queue(value as u32);
+            Ok(Reply::default())
+        }
+        Kind::Share => {
+            let file = lent.ok_or(usring_sys::Errno::EBADF)?;
+            let region = supply.share(file.as_raw_fd(), value)?;
+            Ok(Reply { values: [u64::from(region.slot), region.address, 0, 0], ..Default::default() })
+        }
+        Kind::Unshare => {
+            supply.unshare(value as u32);
+            Ok(Reply::default())
+        }
+        Kind::List | Kind::Describe => Err(usring_sys::Errno::EINVAL),
+    }
+}
+
+fn lent_descriptor(message: &RecvMsg<()>) -> Option<OwnedFd> {
+    let mut lent = None;
+    for control in message.cmsgs().ok()? {
+        if let ControlMessageOwned::ScmRights(numbers) = control {
+            for number in numbers {
+                // SAFETY: recvmsg has just made the descriptor; nobody else
+                // knows it.
+                lent = Some(unsafe { OwnedFd::from_raw_fd(number) });
+            }
+        }
+    }
+    lent
+}

@@ -1,0 +1,89 @@
+//! Where a run can be found: a Unix socket named by the starter's process id,
+//! in a folder that only the same user can enter.
+
+use crate::cli::Failure;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use nix::unistd::getuid;
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Removed when it is dropped.
+pub struct Socket {
+    path: PathBuf,
+    descriptor: OwnedFd,
+}
+
+impl Socket {
+    pub fn create() -> Result<Socket, Failure> {
+        let folder = folder();
+        prepare(&folder)?;
+        let path = folder.join(format!("{}.sock", std::process::id()));
+        let failed = |error| Failure::new(format!("cannot make the control socket {} ({error})", path.display()));
+        // Left by a killed run that had our process id.
+        let _ = fs::remove_file(&path);
+        let descriptor =
+            socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).map_err(failed)?;
+        let address = UnixAddr::new(&path).map_err(failed)?;
+        bind(descriptor.as_raw_fd(), &address).map_err(failed)?;
+        let socket = Socket { path, descriptor };
+        let failed = |error| Failure::new(format!("cannot listen on {} ({error})", socket.path.display()));
+        listen(&socket.descriptor, Backlog::MAXCONN).map_err(failed)?;
+        Ok(socket)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The listening socket, for the thread that serves it.
+    pub fn listener(&self) -> Result<OwnedFd, Failure> {
+        self.descriptor
+            .try_clone()
+            .map_err(|error| Failure::new(format!("cannot duplicate the control socket ({error})")))
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The folder of this user's sockets.
+fn folder() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(folder) if Path::new(&folder).is_dir() => Path::new(&folder).join("usring"),
+        _ => std::env::temp_dir().join(format!("usring-{}", getuid())),
+    }
+}
+
+/// Makes sure that the folder is there and nobody else's.
+fn prepare(folder: &Path) -> Result<(), Failure> {
+    let created = fs::DirBuilder::new().mode(0o700).create(folder);
+    let metadata = match created {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+        _ => fs::symlink_metadata(folder),
+    };
+    let metadata = metadata.map_err(|error| {
+        Failure::new(format!("cannot make the folder {} for the control socket ({error})", folder.display()))
+    })?;
+    let private = metadata.is_dir() && metadata.uid() == getuid().as_raw() && metadata.mode() & 0o077 == 0;
+    if private {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{} is not a folder that only you can enter; remove it, or set XDG_RUNTIME_DIR to one that is",
+        folder.display()
+    )))
+}
+
+/// The sockets of this user's runs, dead ones among them.
+pub fn all() -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder()) else { return Vec::new() };
+    let mut paths: Vec<_> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
+    paths.sort();
+    paths
+}
