@@ -217,6 +217,7 @@ mod model {
     use super::*;
     use crate::mapping::Mapping;
     use crate::sync::{AtomicU16, AtomicU32, UnsafeCell};
+    use crate::{Errno, UserAddress};
     use core::mem::MaybeUninit;
     use std::vec::Vec;
 
@@ -260,6 +261,16 @@ mod model {
 
         pub fn header_word(&self, offset: usize) -> &AtomicU32 {
             self.word(offset)
+        }
+
+        /// No model has a program's memory.
+        pub fn copy_in(&self, _: usize, _: usize, _: UserAddress) -> Result<(), Errno> {
+            Err(Errno::EFAULT)
+        }
+
+        /// As above.
+        pub fn copy_out(&self, _: usize, _: usize, _: UserAddress) -> Result<(), Errno> {
+            Err(Errno::EFAULT)
         }
 
         /// Half words are kept apart from words: a place is used as one or the other.

@@ -4,6 +4,7 @@
 use super::caller::Caller;
 use crate::device::Device;
 use crate::policy::PollPolicy;
+use core::array;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};
@@ -41,7 +42,7 @@ impl DerefMut for Seat<'_> {
 
 impl Default for Callers {
     fn default() -> Self {
-        Callers { seats: Default::default(), open: AtomicU32::new(0), turns: [const { Mutex::new(()) }; TURNS] }
+        Callers { seats: Default::default(), open: AtomicU32::new(0), turns: array::from_fn(|_| Mutex::new(())) }
     }
 }
 

@@ -4,7 +4,8 @@
 //!
 //! | part | file |
 //! |---|---|
-//! | the shared memory, and what happens when the back end goes | [`arena`] |
+//! | the shared memory | [`arena`] |
+//! | what happens when the back end goes | [`generation`] |
 //! | a queue pair | [`queue`] |
 //! | the program's memory that the back end sees | [`shares`] |
 //! | the virtio block device | [`block`] |
@@ -15,12 +16,12 @@
 
 pub mod arena;
 pub mod block;
+pub mod generation;
 mod queue;
 mod shares;
 
 use crate::driver::{Driver, QueueOptions, QueuePair};
 use crate::geometry::Geometry;
-use crate::request::DeviceRequest;
 use crate::spec::{Kind, Layer, Opened, Opening, OptionRow, ValueKind};
 use crate::supply::Supply;
 use alloc::boxed::Box;
@@ -108,10 +109,6 @@ impl Driver for Handle {
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
         let grant = self.0.supply.queue()?;
         Ok(Box::new(Queue::new(Arc::clone(&self.0), grant, options)?))
-    }
-
-    fn execute(&self, _: &DeviceRequest) -> Result<u32, Errno> {
-        Err(Errno::EOPNOTSUPP)
     }
 
     /// Whole pages that nobody else sees become pages of a file, with what they

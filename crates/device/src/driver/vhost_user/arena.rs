@@ -10,22 +10,9 @@
 //! ```
 //! To the back end a byte of it has the address [`BASE`] + its offset.
 //!
-//! # When the back end goes and another one comes
-//! The queue's rings have one writer on our side, the queue's user; the control
-//! plane only hands them to back ends. It says so through two words:
-//!
-//! 1. The connection is lost. Users notice nothing: they add requests, and what
-//!    the old back end still completes is completed.
-//! 2. Another back end has answered, so the old one is gone. The control plane
-//!    raises `generation` and makes every queue's interrupt readable. It starts no queue.
-//! 3. A user who sees a new generation puts his rings in order (takes what is
-//!    used, lays out the rest anew) and stores it in `settled`, with release
-//!    ([`Edge::Settled`]); then he tells the control plane.
-//! 4. The control plane starts a queue once `settled` has the present
-//!    generation: the back end reads rings that nobody else rearranges.
-//!
-//! The generation is odd once the device is dead: users answer EIO.
+//! The generation and the settled words are told of in [`super::generation`].
 
+use super::generation;
 use crate::virtqueue::{DESCRIPTOR, Places};
 use usring_sys::Errno;
 use usring_sys::descriptor::{OwnedDescriptor, identity};
@@ -122,7 +109,7 @@ impl Arena {
             u64::from(write_back),
         ];
         memory.write(PARAMETERS, words);
-        memory.word(GENERATION).store(2, Ordering::Relaxed);
+        generation::first(&memory, GENERATION);
         Ok(Arena { memory: Arc::new(memory) })
     }
 
@@ -165,21 +152,19 @@ impl Arena {
         QueueArea { base: HEADER + index as usize * QUEUE }
     }
 
-    /// Step 2: a back end has come. Whoever calls this makes the queues' interrupts readable.
+    /// Another back end has come. Whoever calls this makes the queues' interrupts readable.
     pub fn begin_generation(&self) {
-        let generation = self.memory.word(GENERATION);
-        generation.store((generation.load(Ordering::Relaxed) & !1).wrapping_add(2), Edge::Generation.release());
+        generation::begin(&self.memory, GENERATION, self.generation());
     }
 
     /// There will be no other back end. Whoever calls this makes the queues' interrupts readable.
     pub fn end(&self) {
-        let generation = self.memory.word(GENERATION);
-        generation.store(generation.load(Ordering::Relaxed) | 1, Edge::Generation.release());
+        generation::end(&self.memory, GENERATION, self.generation());
     }
 
     #[inline]
     pub fn generation(&self) -> u32 {
-        self.memory.word(GENERATION).load(Edge::Generation.acquire())
+        generation::present(&self.memory, GENERATION)
     }
 
     /// Makes a queue's rings all zero and its own for this generation. Only while nobody uses it.
@@ -196,12 +181,6 @@ impl Arena {
     }
 }
 
-/// Whether a generation is the device's end.
-#[inline]
-pub fn is_end(generation: u32) -> bool {
-    generation & 1 != 0
-}
-
 /// One queue's part of the arena.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueArea {
@@ -213,14 +192,14 @@ impl QueueArea {
         Places { descriptors: self.base, available: self.base + AVAILABLE, used: self.base + USED, size: QUEUE_SIZE }
     }
 
-    /// Step 3: the rings are in order for this generation.
+    /// The rings are in order for this generation.
     pub fn settle(&self, memory: &SharedMemory, generation: u32) {
-        memory.word(self.base + SETTLED).store(generation, Edge::Settled.release());
+        generation::settle(memory, self.base + SETTLED, generation);
     }
 
     /// The generation that the rings are in order for.
     pub fn settled(&self, memory: &SharedMemory) -> u32 {
-        memory.word(self.base + SETTLED).load(Edge::Settled.acquire())
+        generation::settled(memory, self.base + SETTLED)
     }
 
     /// Counts a read or write: by way of the bounce memory, or without a copy.

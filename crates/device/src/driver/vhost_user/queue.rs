@@ -10,6 +10,7 @@
 use super::VhostUser;
 use super::arena::{self, QUEUE_SIZE, QueueArea, slot};
 use super::block::{self, feature};
+use super::generation;
 use super::shares::KnownShares;
 use crate::driver::{QueueOptions, QueuePair, Submission};
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
@@ -29,7 +30,7 @@ pub struct Queue {
     /// Somebody may be asleep until the next completion.
     armed: bool,
     indirect: bool,
-    /// What the rings are in order for: see [`super::arena`].
+    /// What the rings are in order for: see [`super::generation`].
     generation: u32,
     /// Descriptors of the main table that no chain has.
     free: Vec<u16>,
@@ -103,7 +104,7 @@ impl Queue {
     }
 
     fn is_dead(&self) -> bool {
-        arena::is_end(self.generation)
+        generation::is_end(self.generation)
     }
 
     /// What is wrong with a request, whatever state the queue is in.
@@ -277,7 +278,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The control plane has something to say: see [`super::arena`].
+    /// The control plane has something to say: see [`super::generation`].
     #[cold]
     fn change_generation(&mut self, generation: u32) {
         self.generation = generation;

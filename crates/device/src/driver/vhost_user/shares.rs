@@ -72,7 +72,7 @@ impl KnownShares {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

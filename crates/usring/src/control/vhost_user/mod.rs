@@ -5,7 +5,7 @@
 //! One thread, the attendant, watches the connection. Everybody who asks for a
 //! queue or shares memory does the asking himself, under the same lock. How
 //! the users of queues learn of a new back end is told in
-//! [`usring_device::driver::vhost_user::arena`].
+//! [`usring_device::driver::vhost_user::generation`].
 
 mod connection;
 mod record;
@@ -17,8 +17,8 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use usring_device::driver::vhost_user::Options;
 use usring_device::driver::vhost_user::arena::{Arena, BASE, Parameters};
+use usring_device::driver::vhost_user::{Options, generation};
 use usring_device::{QueueGrant, SharedRegion, Supply};
 use usring_sys::Errno;
 use usring_sys::descriptor::{OwnedDescriptor, duplicate_private};
@@ -343,7 +343,7 @@ impl Shared {
         let start = Instant::now();
         loop {
             let mut state = self.lock();
-            if usring_device::driver::vhost_user::arena::is_end(self.arena.generation()) {
+            if generation::is_end(self.arena.generation()) {
                 return Err(Errno::EIO);
             }
             self.take_back_queues(&mut state);
