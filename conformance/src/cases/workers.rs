@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use super::reg;
-use crate::case::{Case, case, differs};
+use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::Ring;
@@ -16,7 +16,9 @@ pub const CASES: &[Case] = &[
     case("workers.one_at_a_time", one_at_a_time),
     case("workers.unbounded_beside_bounded", unbounded_beside_bounded),
     case("workers.waiting_pipe_occupies_none", waiting_pipe_occupies_none),
-    differs("workers.affinity", affinity, "the workers' affinity is refused as by a kernel before 5.14"),
+    case("workers.affinity", affinity),
+    case("workers.affinity_is_kept", affinity_is_kept),
+    case("workers.affinity_of_no_processor", affinity_of_no_processor),
     case("workers.many_blocking", many_blocking),
     case("workers.writes_to_one_file", writes_to_one_file),
     case("workers.ring_closes", ring_closes),
@@ -125,6 +127,42 @@ fn affinity(t: &mut Transcript) {
     t.result("length 0", ring.register(reg::IOWQ_AFF, mask.as_ptr(), 0));
     t.result("unregister", ring.register(reg::UNREGISTER_IOWQ_AFF, none, 0));
     t.result("unregister, count 1", ring.register(reg::UNREGISTER_IOWQ_AFF, none, 1));
+}
+
+/// What the system says of the processors that a worker may run on.
+fn processors_of_worker() -> Option<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").ok()?;
+    let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let mut workers = statuses.filter(|status| status.starts_with("Name:\tiou-wrk"));
+    let status = workers.next()?;
+    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).map(String::from)
+}
+
+fn affinity_is_kept(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let fifo = files::Fifo::new();
+    t.result("cpu 0", ring.register(reg::IOWQ_AFF, [1u64; 1].as_ptr(), 8));
+    ring.push(fifo.open(1));
+    ring.submit();
+    let placed = crate::time::until(|| processors_of_worker().as_deref() == Some("0"));
+    t.say(format_args!("the worker is there {placed}"));
+    let _other = fifo.release();
+    for entry in ring.wait(1) {
+        t.outcome("open", entry.res.into());
+    }
+}
+
+fn affinity_of_no_processor(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.result("none", ring.register(reg::IOWQ_AFF, [0u64; 1].as_ptr(), 8));
+    t.result("cpu 500", ring.register(reg::IOWQ_AFF, [0, 0, 0, 0, 0, 0, 0, 1u64 << 52].as_ptr(), 64));
+    t.result("cpu 60", ring.register(reg::IOWQ_AFF, [1u64 << 60].as_ptr(), 8));
+    t.result("cpu 60 and 0", ring.register(reg::IOWQ_AFF, [1u64 << 60 | 1].as_ptr(), 8));
+    t.result("one byte", ring.register(reg::IOWQ_AFF, [1u8; 1].as_ptr(), 1));
+    t.result("longer than any", ring.register(reg::IOWQ_AFF, [1u64, 0].repeat(1000).as_ptr(), 8 * 2000));
+    let file = files::memory_file(b"x");
+    let mut byte = [0u8; 1];
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut byte, 0, 1).forced_async()));
 }
 
 fn many_blocking(t: &mut Transcript) {

@@ -6,7 +6,8 @@ use linux_raw_sys::general as linux;
 /// Processors that an affinity mask here can name.
 const LIMIT: usize = 1024;
 
-type Mask = [u64; LIMIT / 64];
+/// An affinity mask, as sched_setaffinity(2) takes it.
+pub type Mask = [u64; LIMIT / 64];
 
 fn allowed() -> Mask {
     let mut mask: Mask = [0; LIMIT / 64];
@@ -26,12 +27,28 @@ pub fn is_allowed(processor: u32) -> bool {
     processor < LIMIT && allowed()[processor / 64] & 1 << (processor % 64) != 0
 }
 
+/// Whether this thread may run on every processor of a mask. Beyond the last
+/// that it may run on there are none, as far as anybody can tell it.
+pub fn are_allowed(mask: &Mask) -> bool {
+    let allowed = allowed();
+    let last = allowed.iter().rposition(|&word| word != 0).unwrap_or(0);
+    let beyond = u64::MAX.checked_shl(u64::BITS - allowed[last].leading_zeros()).unwrap_or(0);
+    let refused = |index: usize| mask[index] & !allowed[index];
+    (0..last).all(|index| refused(index) == 0) && refused(last) & !beyond == 0
+}
+
+/// Lets this thread run on these processors, as far as the system lets it; an
+/// empty mask changes nothing.
+pub fn stay_among(mask: &Mask) {
+    let arguments = [0, size_of::<Mask>() as u64, mask.as_ptr() as u64, 0, 0];
+    let _ = SystemCall::new(linux::__NR_sched_setaffinity, arguments).run();
+}
+
 /// Ties this thread to one processor, if it may run there.
 pub fn stay_on(processor: u32) {
     let mut mask: Mask = [0; LIMIT / 64];
     mask[processor as usize / 64] = 1 << (processor % 64);
-    let arguments = [0, size_of::<Mask>() as u64, mask.as_ptr() as u64, 0, 0];
-    let _ = SystemCall::new(linux::__NR_sched_setaffinity, arguments).run();
+    stay_among(&mask);
 }
 
 /// Lets others run first (sched_yield(2)).

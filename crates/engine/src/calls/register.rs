@@ -11,6 +11,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock};
 use usring_sys::descriptor;
+use usring_sys::processor::{self, Mask};
 use usring_sys::{Errno, UserAddress, thread, user_memory};
 use usring_uapi::Timespec;
 use usring_uapi::general as linux;
@@ -94,6 +95,12 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
         n if n == number(op::IORING_REGISTER_ENABLE_RINGS) => enable(locked, call),
         n if n == number(op::IORING_REGISTER_RESTRICTIONS) => restrict(locked, call),
         n if n == number(op::IORING_REGISTER_IOWQ_MAX_WORKERS) => worker_limits(call),
+        n if n == number(op::IORING_REGISTER_IOWQ_AFF) => place_workers(call),
+        n if n == number(op::IORING_UNREGISTER_IOWQ_AFF) => {
+            call.need_nothing()?;
+            process().workers.place(None);
+            Ok(0)
+        }
         n if n == number(op::IORING_REGISTER_PBUF_RING) => register_buffer_ring(locked, call),
         n if n == number(op::IORING_UNREGISTER_PBUF_RING) => unregister_buffer_ring(locked, call),
         n if n == number(op::IORING_REGISTER_PBUF_STATUS) => buffer_ring_status(locked, call),
@@ -257,6 +264,24 @@ fn worker_limits(call: Call) -> Result<u32, Errno> {
     }
     let old = process().workers.exchange_limits(new);
     user_memory::write(call.argument, old).map(|()| 0)
+}
+
+/// A mask of processors, `count` bytes long; what is beyond any processor is
+/// not looked at.
+fn place_workers(call: Call) -> Result<u32, Errno> {
+    if call.argument.is_null() || call.count == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut mask: Mask = Default::default();
+    let length = (call.count as usize).min(size_of::<Mask>());
+    for (index, byte) in user_memory::read_array::<u8>(call.argument, length)?.into_iter().enumerate() {
+        mask[index / 8] |= u64::from(byte) << (index % 8 * 8);
+    }
+    if !processor::are_allowed(&mask) {
+        return Err(Errno::EINVAL);
+    }
+    process().workers.place(Some(mask));
+    Ok(0)
 }
 
 /// `struct io_uring_buf_reg`: address, entries, group, flags, reserved.

@@ -17,6 +17,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::mutex::{Guard, Mutex};
+use usring_sys::processor::Mask;
 use usring_sys::{Errno, SystemCall, futex, processor, signals, wait};
 use usring_uapi::Sqe;
 use usring_uapi::general::O_DIRECT;
@@ -106,6 +107,15 @@ struct ClassState {
 struct PoolState {
     classes: [ClassState; 2],
     running: Vec<Running>,
+    placement: Placement,
+}
+
+/// Where workers may run (REGISTER_IOWQ_AFF). Each looks before its next job.
+#[derive(Clone, Copy, Default)]
+struct Placement {
+    /// Counts the changes; 0 as long as a worker may run where it was born.
+    version: u32,
+    processors: Mask,
 }
 
 /// All workers of the process.
@@ -188,10 +198,16 @@ impl WorkerPool {
     fn work(&self, class: Class) {
         let slot = Arc::new(WorkerSlot::default());
         slot.thread.store(signals::thread_id(), Ordering::Relaxed);
+        let mut placed = 0;
         let mut state = self.state.lock();
         loop {
             if let Some(job) = state.next_job(class, &slot) {
+                let placement = state.placement;
                 drop(state);
+                if placement.version != placed {
+                    placed = placement.version;
+                    processor::stay_among(&placement.processors);
+                }
                 state = self.run_job(job, &slot);
                 continue;
             }
@@ -225,6 +241,13 @@ impl WorkerPool {
         drop(state);
         finish(job.request, job.ring, result);
         self.state.lock()
+    }
+
+    /// From now on workers run on these processors only, or on all again.
+    pub fn place(&self, processors: Option<Mask>) {
+        let placement = &mut self.state.lock().placement;
+        placement.version += 1;
+        placement.processors = processors.unwrap_or_else(|| Mask::default().map(|_| u64::MAX));
     }
 
     /// The limits of both pools; non-zero members of `new` replace them. What
