@@ -8,7 +8,7 @@ use usring_uapi::{io_uring as u, opcode};
 
 use super::buffer_group::select;
 use super::reg;
-use crate::case::{Case, case, differs};
+use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
@@ -33,7 +33,11 @@ pub const CASES: &[Case] = &[
     case("buffer_ring.length_is_a_cap", length_is_a_cap),
     case("buffer_ring.bad_buffer", bad_buffer),
     case("buffer_ring.error_uses_buffer_up", error_uses_buffer_up),
-    differs("buffer_ring.incremental", incremental, "IOU_PBUF_RING_INC is refused as by a kernel before 6.12"),
+    case("buffer_ring.incremental", incremental),
+    case("buffer_ring.incremental_entry", incremental_entry),
+    case("buffer_ring.incremental_from_file", incremental_from_file),
+    case("buffer_ring.incremental_nothing_read", incremental_nothing_read),
+    case("buffer_ring.incremental_waits", incremental_waits),
     case("buffer_ring.unregister_while_waiting", unregister_while_waiting),
 ];
 
@@ -376,6 +380,84 @@ fn incremental(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), length, 3, user_data)));
     }
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
+}
+
+/// An incremental ring of two buffers in our own pages.
+fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
+    assert_eq!(register(ring, &registration(memory.at(0), 4, 3, 2)), 0);
+    let mut group = Group { entries: memory.address, mask: 3, tail: 0, buffers: Pages::new(1) };
+    group.add(0, SIZE, 10);
+    group.add(1, SIZE, 11);
+    group
+}
+
+impl Group {
+    /// How far an entry has been moved on in its buffer, and what it has left.
+    fn state(&self, slot: u16) -> String {
+        // SAFETY: one of the ring's entries.
+        let (address, length) = unsafe {
+            let entry = self.entries.add(usize::from(slot) * 16);
+            (entry.cast::<u64>().read_volatile(), entry.add(8).cast::<u32>().read_volatile())
+        };
+        format!("at {} left {length}", address - self.buffers.at(usize::from(slot) * SIZE as usize))
+    }
+}
+
+/// What is used up is taken off the entry in the ring's memory.
+fn incremental_entry(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let group = incremental_group(&ring, &memory);
+    let (reader, _writer) = filled(b"abcdefghijklmnopqrstuvwxyz");
+    for (user_data, length) in [(1, 6), (2, 10), (3, 6)] {
+        t.entry(&ring.one(select(reader.as_raw_fd(), length, 3, user_data)));
+        t.say(format_args!("{}, {}", group.state(0), group.state(1)));
+    }
+    // Without a bound it is the rest of the buffer.
+    t.entry(&ring.one(select(reader.as_raw_fd(), 0, 3, 4)));
+    t.say(format_args!("{}, {}", group.state(0), group.state(1)));
+}
+
+/// A file that is always ready uses up what was asked for, at once.
+fn incremental_from_file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let group = incremental_group(&ring, &memory);
+    let file = files::memory_file(b"abcdefgh");
+    for (user_data, offset, length) in [(1, 0, 4), (2, 4, 6), (3, 8, 4), (4, 0, 4)] {
+        let from = select(file.as_raw_fd(), length, 3, user_data).with(|sqe| sqe.off = offset);
+        t.entry(&ring.one(from));
+        t.say(format_args!("{}, {}", group.state(0), group.state(1)));
+    }
+}
+
+/// What transfers nothing uses nothing up.
+fn incremental_nothing_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let group = incremental_group(&ring, &memory);
+    let (reader, writer) = files::pipe();
+    t.entry(&ring.one(select(writer.as_raw_fd(), 4, 3, 1)));
+    t.say(group.state(0));
+    drop(writer);
+    t.entry(&ring.one(select(reader.as_raw_fd(), 4, 3, 2)));
+    t.say(group.state(0));
+}
+
+/// Who waits has taken nothing; of two the second goes on where the first ended.
+fn incremental_waits(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = incremental_group(&ring, &memory);
+    let (reader, writer) = files::pipe();
+    ring.push(select(reader.as_raw_fd(), 4, 3, 1));
+    ring.submit();
+    t.say(group.state(0));
+    let (other, _writer) = filled(b"first");
+    t.entry(&ring.one(select(other.as_raw_fd(), 16, 3, 2)));
+    files::put(&writer, b"second");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("{} {}", group.text(0), group.state(0)));
 }
 
 fn unregister_while_waiting(t: &mut Transcript) {

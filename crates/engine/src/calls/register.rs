@@ -23,6 +23,8 @@ use usring_uapi::opcode;
 const PROBE_SUPPORTED: u16 = 1;
 /// IOU_PBUF_RING_MMAP: the ring's memory is the kernel's to give.
 const BUFFER_RING_MMAP: u16 = 1;
+/// IOU_PBUF_RING_INC: buffers are used up piece by piece.
+const BUFFER_RING_INCREMENTAL: u16 = 2;
 
 const fn number(opcode: op) -> u32 {
     opcode as u32
@@ -305,8 +307,7 @@ fn read_buffer_ring(call: Call) -> Result<BufferRingHeader, Errno> {
 
 fn register_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     let header = read_buffer_ring(call)?;
-    // Incremental consumption (IOU_PBUF_RING_INC) is not offered.
-    if header.flags & !BUFFER_RING_MMAP != 0 {
+    if header.flags & !(BUFFER_RING_MMAP | BUFFER_RING_INCREMENTAL) != 0 {
         return Err(Errno::EINVAL);
     }
     let address = if header.flags & BUFFER_RING_MMAP != 0 {
@@ -320,7 +321,8 @@ fn register_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errn
         }
         Some(UserAddress(header.address))
     };
-    locked.groups.register_ring(header.group, header.entries, address).map(|()| 0)
+    let incremental = header.flags & BUFFER_RING_INCREMENTAL != 0;
+    locked.groups.register_ring(header.group, header.entries, address, incremental).map(|()| 0)
 }
 
 fn unregister_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {

@@ -270,6 +270,12 @@ fn issue_selecting(locked: &mut LockedRing, request: &mut Request) -> IssueOutco
     if request.buffer.is_some() {
         return_buffer(locked, request, &outcome);
     }
+    if let Some(buffer) = &mut request.buffer {
+        match &outcome {
+            IssueOutcome::Done(answer) => locked.groups.used(buffer, answer.result.max(0) as u32),
+            _ => locked.groups.used(buffer, buffer.length),
+        }
+    }
     outcome
 }
 
@@ -434,7 +440,9 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
     let wanted = u32::try_from(transfer.wanted).unwrap_or(u32::MAX);
-    let buffer = locked.groups.select(request.sqe.buf_index, wanted)?;
+    let number = request.file.number;
+    let waits_never = || !descriptor::identity(number).is_ok_and(|identity| identity.can_wait());
+    let buffer = locked.groups.select(request.sqe.buf_index, wanted, waits_never)?;
     transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     transfer.total = transfer.first.length;
     request.buffer = Some(buffer);

@@ -13,6 +13,8 @@ use usring_uapi::io_uring as abi;
 
 /// Bytes of an entry of a buffer ring (`struct io_uring_buf`).
 const ENTRY_SIZE: usize = 16;
+/// Where an entry has its buffer's length.
+const LENGTH_OFFSET: usize = 8;
 /// The tail lies in the reserved field of the first entry.
 const TAIL_OFFSET: usize = 14;
 /// A ring's size is below this.
@@ -27,6 +29,18 @@ pub(crate) struct SelectedBuffer {
     pub length: u32,
     /// Taken from a buffer ring, which counts how far it has come.
     pub from_ring: bool,
+    pub usage: Usage,
+}
+
+/// How much of a buffer is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Usage {
+    /// All of it.
+    Whole,
+    /// Of an incremental ring: as much as the transfer will be long.
+    Open,
+    /// Of an incremental ring: some of it; the rest is for the next.
+    Partial,
 }
 
 struct Classic {
@@ -40,6 +54,8 @@ struct BufferRing {
     entries: u32,
     /// Ours; the program owns the tail.
     head: u16,
+    /// A transfer uses up as much of a buffer as it is long (IOU_PBUF_RING_INC).
+    incremental: bool,
 }
 
 enum Group {
@@ -54,29 +70,51 @@ pub(crate) struct BufferGroups {
 
 impl BufferGroups {
     /// Takes the next buffer of a group; at most `wanted` bytes of it count,
-    /// all of them if that is 0.
-    pub fn select(&mut self, group: u16, wanted: u32) -> Result<SelectedBuffer, Errno> {
+    /// all of them if that is 0. `decides` says, for an incremental ring,
+    /// whether that many are used up at once, however long the transfer will be.
+    pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
         let bound = |length: u32| if wanted == 0 { length } else { length.min(wanted) };
         match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
             Group::Classic(buffers) => {
                 let Classic { id, address, length } = buffers.pop_front().ok_or(Errno::ENOBUFS)?;
-                Ok(SelectedBuffer { group, id, address, length: bound(length), from_ring: false })
+                Ok(SelectedBuffer { group, id, address, length: bound(length), from_ring: false, usage: Usage::Whole })
             }
             Group::Ring(ring) => {
-                let (address, length, id) = ring.take().ok_or(Errno::ENOBUFS)?;
-                Ok(SelectedBuffer { group, id, address, length: bound(length), from_ring: true })
+                let (address, length, id) = ring.first().ok_or(Errno::ENOBUFS)?;
+                let length = bound(length);
+                let usage = if !ring.incremental {
+                    ring.head = ring.head.wrapping_add(1);
+                    Usage::Whole
+                } else if decides() {
+                    ring.usage_of(length)
+                } else {
+                    Usage::Open
+                };
+                Ok(SelectedBuffer { group, id, address, length, from_ring: true, usage })
             }
         }
     }
 
     /// A buffer that was not used after all is the next to be taken again.
     pub fn give_back(&mut self, buffer: Option<SelectedBuffer>) {
-        let Some(SelectedBuffer { group, id, address, length, from_ring }) = buffer else { return };
+        let Some(SelectedBuffer { group, id, address, length, from_ring, .. }) = buffer else { return };
         match self.groups.get_mut(&group) {
             Some(Group::Classic(buffers)) if !from_ring => buffers.push_front(Classic { id, address, length }),
-            Some(Group::Ring(ring)) if from_ring => ring.head = ring.head.wrapping_sub(1),
+            // Of an incremental ring it was never taken, or is used up already.
+            Some(Group::Ring(ring)) if from_ring && !ring.incremental => ring.head = ring.head.wrapping_sub(1),
             _ => {}
         }
+    }
+
+    /// A transfer of this length was made with a buffer.
+    pub fn used(&mut self, buffer: &mut SelectedBuffer, length: u32) {
+        if buffer.usage != Usage::Open {
+            return;
+        }
+        buffer.usage = match self.groups.get_mut(&buffer.group) {
+            Some(Group::Ring(ring)) if ring.incremental => ring.usage_of(length),
+            _ => Usage::Whole,
+        };
     }
 
     /// The CQE flags that name the buffer a request has used; it is the
@@ -85,7 +123,10 @@ impl BufferGroups {
     pub fn flags_of(&mut self, buffer: &mut Option<SelectedBuffer>) -> u32 {
         match buffer.take() {
             None => 0,
-            Some(buffer) => abi::IORING_CQE_F_BUFFER | u32::from(buffer.id) << abi::IORING_CQE_BUFFER_SHIFT,
+            Some(buffer) => {
+                let more = if buffer.usage == Usage::Partial { abi::IORING_CQE_F_BUF_MORE } else { 0 };
+                more | abi::IORING_CQE_F_BUFFER | u32::from(buffer.id) << abi::IORING_CQE_BUFFER_SHIFT
+            }
         }
     }
 
@@ -124,7 +165,13 @@ impl BufferGroups {
 
     /// REGISTER_PBUF_RING. The program's own memory at `address`, or ours, to
     /// be mapped by the program, if that is null.
-    pub fn register_ring(&mut self, group: u16, entries: u32, address: Option<UserAddress>) -> Result<(), Errno> {
+    pub fn register_ring(
+        &mut self,
+        group: u16,
+        entries: u32,
+        address: Option<UserAddress>,
+        incremental: bool,
+    ) -> Result<(), Errno> {
         if !entries.is_power_of_two() || entries >= ENTRIES_LIMIT {
             return Err(Errno::EINVAL);
         }
@@ -138,7 +185,7 @@ impl BufferGroups {
             Some(address) => SharedMemory::of_program(address, size)?,
             None => SharedMemory::new(Mapping::shared(size)?),
         };
-        let ring = BufferRing { memory: Arc::new(memory), entries, head: 0 };
+        let ring = BufferRing { memory: Arc::new(memory), entries, head: 0, incremental };
         self.groups.insert(group, Group::Ring(ring));
         Ok(())
     }
@@ -186,16 +233,57 @@ impl BufferRing {
         value
     }
 
-    fn take(&mut self) -> Option<(UserAddress, u32, u16)> {
+    /// Writes where the program reads; memory that is gone takes nothing.
+    fn write<T: Plain>(&self, offset: usize, value: T) {
+        if self.memory.mapping().is_some() {
+            self.memory.write(offset, value);
+        } else {
+            let _ = user_memory::write(UserAddress((self.memory.address() + offset) as u64), value);
+        }
+    }
+
+    /// The offset of the next buffer's entry.
+    fn entry(&self) -> usize {
+        (u32::from(self.head) & (self.entries - 1)) as usize * ENTRY_SIZE
+    }
+
+    /// Uses up so many bytes of an incremental ring, beginning with the next
+    /// buffer. What is left of one stays the next, its entry moved on. Answers
+    /// whether something is.
+    fn consume(&mut self, mut length: u32) -> bool {
+        if length == 0 {
+            return true;
+        }
+        while length > 0 {
+            let entry = self.entry();
+            let Some([address, rest]) = self.read::<[u64; 2]>(entry) else { return false };
+            let has = rest as u32;
+            let used = length.min(has);
+            if has != used || used == 0 {
+                self.write(entry, address.wrapping_add(u64::from(used)));
+                self.write(entry + LENGTH_OFFSET, has - used);
+                return true;
+            }
+            self.write(entry + LENGTH_OFFSET, 0u32);
+            self.head = self.head.wrapping_add(1);
+            length -= used;
+        }
+        false
+    }
+
+    fn usage_of(&mut self, length: u32) -> Usage {
+        if self.consume(length) { Usage::Partial } else { Usage::Whole }
+    }
+
+    /// The next buffer.
+    fn first(&self) -> Option<(UserAddress, u32, u16)> {
         // Partner: the program's release of the tail after it wrote entries.
         let tail: u16 = self.read(TAIL_OFFSET)?;
         if tail == self.head {
             return None;
         }
-        let index = u32::from(self.head) & (self.entries - 1);
-        let [address, rest]: [u64; 2] = self.read(index as usize * ENTRY_SIZE)?;
+        let [address, rest]: [u64; 2] = self.read(self.entry())?;
         let (length, id) = (rest as u32, (rest >> 32) as u16);
-        self.head = self.head.wrapping_add(1);
         Some((UserAddress(address), length, id))
     }
 }
