@@ -259,6 +259,19 @@ impl Submitter<'_> {
         self.register_nothing(op::IORING_REGISTER_ENABLE_RINGS).map(drop)
     }
 
+    /// Workers, those of all rings of this process, run on these processors from
+    /// their next request on.
+    ///
+    /// Errors: `EINVAL` (not one that this thread may run on).
+    pub fn register_iowq_aff(&self, cpu_set: &libc::cpu_set_t) -> io::Result<()> {
+        self.register_with(op::IORING_REGISTER_IOWQ_AFF, cpu_set, size_of::<libc::cpu_set_t>() as u32).map(drop)
+    }
+
+    /// Workers run wherever the process may again.
+    pub fn unregister_iowq_aff(&self) -> io::Result<()> {
+        self.register_nothing(op::IORING_UNREGISTER_IOWQ_AFF).map(drop)
+    }
+
     /// Exchanges the limits of workers, for all rings of this process: of those
     /// that work on regular files and block devices, and of those that may wait
     /// for ever. 0 leaves a limit as it is.

@@ -9,16 +9,6 @@ use std::os::fd::RawFd;
 use usring_uapi::io_uring::io_uring_register_op as op;
 
 impl Submitter<'_> {
-    /// Not available: `EINVAL`. Workers run where the process may.
-    pub fn register_iowq_aff(&self, cpu_set: &libc::cpu_set_t) -> io::Result<()> {
-        self.register_with(op::IORING_REGISTER_IOWQ_AFF, cpu_set, size_of::<libc::cpu_set_t>() as u32).map(drop)
-    }
-
-    /// Not available: `EINVAL`.
-    pub fn unregister_iowq_aff(&self) -> io::Result<()> {
-        self.register_nothing(op::IORING_UNREGISTER_IOWQ_AFF).map(drop)
-    }
-
     /// Not available: `EINVAL`. Register the buffers with each ring.
     pub fn register_buffers_clone(&self, src_fd: RawFd) -> io::Result<()> {
         self.register_buffers_clone_offset(src_fd, 0, 0, 0, CloneBuffersFlags::empty())

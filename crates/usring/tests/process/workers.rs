@@ -173,3 +173,39 @@ fn a_raised_limit_serves_what_waits_already() {
         assert_eq!(collect(&mut ring, 1)[0].user_data, 1);
     });
 }
+
+/// The processors that each worker may run on, as the system lists them.
+fn places_of_workers() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let workers = statuses.filter(|status| status.starts_with(&format!("Name:\t{WORKER}")));
+    let list =
+        |status: String| status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(String::from));
+    workers.filter_map(list).collect()
+}
+
+#[test]
+fn workers_stay_where_they_are_told_to() {
+    alone_and_bounded(|| {
+        let (mut ring, file) = (ring(), file_with(b"1234"));
+        assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
+        let everywhere = places_of_workers();
+        // SAFETY: plain numbers; zero is an empty set.
+        let (mut allowed, mut first): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };
+        // SAFETY: the set, and what the system says of this thread.
+        let own = unsafe {
+            libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed);
+            (0..1024).find(|&processor| libc::CPU_ISSET(processor, &allowed)).unwrap()
+        };
+        // SAFETY: the set.
+        unsafe { libc::CPU_SET(own, &mut first) };
+        ring.submitter().register_iowq_aff(&first).unwrap();
+        assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
+        assert!(places_of_workers().contains(&own.to_string()));
+        ring.submitter().unregister_iowq_aff().unwrap();
+        eventually("each is told otherwise by its next request", || {
+            result(&mut ring, by_worker(&file, &mut [0; 4]));
+            places_of_workers() == everywhere
+        });
+    });
+}
