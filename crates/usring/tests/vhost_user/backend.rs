@@ -88,15 +88,7 @@ impl Backend {
     }
 
     pub fn connect(&self, options: &str) -> Device {
-        let text = format!("vhost-user:socket={}{options}", self.socket());
-        let spec = spec::parse(&text).unwrap();
-        let (sentences, told) = std::sync::mpsc::channel();
-        let report = Box::new(move |sentence: std::fmt::Arguments<'_>| {
-            let _ = sentences.send(sentence.to_string());
-        });
-        let control = VhostUser::connect(&Options::of(spec.device()).unwrap(), report).unwrap();
-        let driver = spec.open(control.supply()).unwrap();
-        Device { driver, control, told }
+        Device::connect(&self.socket(), options)
     }
 }
 
@@ -115,6 +107,17 @@ pub struct Device {
 }
 
 impl Device {
+    pub fn connect(socket: &str, options: &str) -> Device {
+        let spec = spec::parse(&format!("vhost-user:socket={socket}{options}")).unwrap();
+        let (sentences, told) = std::sync::mpsc::channel();
+        let report = Box::new(move |sentence: std::fmt::Arguments<'_>| {
+            let _ = sentences.send(sentence.to_string());
+        });
+        let control = VhostUser::connect(&Options::of(spec.device()).unwrap(), report).unwrap();
+        let driver = spec.open(control.supply()).unwrap();
+        Device { driver, control, told }
+    }
+
     pub fn queue(&self, interrupts: bool) -> Box<dyn QueuePair> {
         self.driver.open_queue(QueueOptions { depth: 128, interrupts }).unwrap()
     }

@@ -4,12 +4,14 @@
 #![cfg(feature = "vhost-user")]
 
 mod backend;
+mod plain;
+mod resending;
 mod user;
 
 use backend::{Backend, LIMIT, is_there};
 use std::io::{Read, Seek, SeekFrom};
 use std::time::Instant;
-use user::{Traffic, read, request, run, vector, wait, wait_asleep};
+use user::{Pages, Traffic, read, request, run, vector, wait, wait_asleep};
 use usring_device::{DeviceRequest, Operation, QueueOptions, QueuePair, Submission};
 use usring_sys::Errno;
 
@@ -164,12 +166,13 @@ fn registered_memory_reaches_the_back_end_without_a_copy() {
     }
     let backend = Backend::start("raw", MEGABYTE, 1);
     let device = backend.connect("");
-    let buffer = vec![0x5au8; 64 * 1024];
+    let pages = Pages::new(64 * 1024, 0x5a);
+    // Neither end on a page: the pages that are whole are shared.
+    let buffer = &pages[100..60 * 1024];
     let mut queue = device.queue(false);
-    device.driver.share_memory(vector(&buffer));
-    assert!(buffer.iter().all(|byte| *byte == 0x5a), "sharing keeps what the memory holds");
-    let start = buffer.as_ptr() as usize;
-    let inside = &buffer[start.next_multiple_of(4096) - start..][..32 * 1024];
+    device.driver.share_memory(vector(buffer));
+    assert!(pages.iter().all(|byte| *byte == 0x5a), "sharing keeps what the memory holds");
+    let inside = &pages[8192..][..32 * 1024];
     let segments = [vector(&inside[..4096]), vector(&inside[8192..12288])];
     let registered = |operation, registered| DeviceRequest { registered, ..request(1, operation, 4096, &segments) };
     assert_eq!(run(&mut *queue, &registered(Operation::Write, true)), 8192);
@@ -183,7 +186,7 @@ fn registered_memory_reaches_the_back_end_without_a_copy() {
     // An address alone does not make it shared memory, nor does memory that was given back.
     assert_eq!(run(&mut *queue, &registered(Operation::Read, false)), 8192);
     assert_eq!(device.control.counts(), (3, 2));
-    device.driver.unshare_memory(vector(&buffer));
+    device.driver.unshare_memory(vector(buffer));
     assert_eq!(run(&mut *queue, &registered(Operation::Read, true)), 8192);
     assert_eq!(device.control.counts(), (4, 2));
 }

@@ -9,6 +9,45 @@ pub fn vector(bytes: &[u8]) -> IoVector {
     IoVector { base: bytes.as_ptr() as u64, length: bytes.len() as u64 }
 }
 
+/// Pages of a test's own, to be registered: what an allocator hands out may
+/// have been registered by another test before.
+pub struct Pages(*mut u8, usize);
+
+impl Pages {
+    pub fn new(length: usize, fill: u8) -> Pages {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+        assert_ne!(address, libc::MAP_FAILED);
+        let mut pages = Pages(address.cast(), length);
+        pages.fill(fill);
+        pages
+    }
+}
+
+impl std::ops::Deref for Pages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped, filled, and written by the device only while a request is out.
+        unsafe { std::slice::from_raw_parts(self.0, self.1) }
+    }
+}
+
+impl std::ops::DerefMut for Pages {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.0, self.1) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, whatever lies there by now.
+        unsafe { libc::munmap(self.0.cast(), self.1) };
+    }
+}
+
 /// A request with all that is usual.
 pub fn request(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();

@@ -1,0 +1,171 @@
+//! Back ends that offer next to nothing, and what is sent again to the one
+//! that comes after another: with the back end of [`crate::plain`].
+
+use crate::MEGABYTE;
+use crate::backend::Device;
+use crate::plain::{Disk, EVENT_INDEX, FLUSH, INDIRECT, Plain, Plan};
+use crate::user::{Pages, Traffic, read, request, run, vector, wait, wait_asleep};
+use usring_device::{DeviceRequest, Operation, QueuePair, Submission};
+use vhost::vhost_user::VhostUserProtocolFeatures;
+
+const NOTHING: VhostUserProtocolFeatures = VhostUserProtocolFeatures::CONFIG;
+const RECORD: VhostUserProtocolFeatures = VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+const ACKNOWLEDGES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::REPLY_ACK;
+
+struct Place {
+    folder: tempfile::TempDir,
+    disk: Disk,
+}
+
+impl Place {
+    fn new() -> Place {
+        let disk = Disk::default();
+        disk.blocks.lock().unwrap().resize(MEGABYTE as usize, 0);
+        Place { folder: tempfile::tempdir().unwrap(), disk }
+    }
+
+    fn socket(&self) -> String {
+        self.folder.path().join("socket").to_str().unwrap().to_owned()
+    }
+
+    fn start(&self, features: u64, protocol: VhostUserProtocolFeatures, plan: Plan) -> Plain {
+        Plain::start(&self.socket(), self.disk.clone(), features, protocol, plan)
+    }
+}
+
+#[test]
+fn a_back_end_that_offers_next_to_nothing_is_served_all_the_same() {
+    for features in [0, INDIRECT, EVENT_INDEX, INDIRECT | EVENT_INDEX] {
+        let place = Place::new();
+        let _back = place.start(features, NOTHING, Plan::Serve);
+        let device = Device::connect(&place.socket(), "");
+        let shared = Pages::new(64 * 1024, 0x77);
+        device.driver.share_memory(vector(&shared));
+        let mut queue = device.queue(true);
+        let mut traffic = Traffic::new(0, 64, 16);
+        traffic.run(&mut *queue, 500);
+        traffic.submit(&mut *queue);
+        let ended = wait_asleep(&mut *queue, traffic.out());
+        traffic.take(&ended);
+        traffic.verify(&mut *queue);
+        // As many descriptors as it takes, and as many at once as there are.
+        let transfer = device.driver.geometry().transfer as usize;
+        assert!(transfer > 100_000);
+        let bytes: Vec<u8> = (0..transfer).map(|at| (at / 5) as u8).collect();
+        assert_eq!(run(&mut *queue, &request(0, Operation::Write, 512 * 1024, &[vector(&bytes)])), transfer as i32);
+        let into = vec![vec![0u8; transfer]; 64];
+        let mut accepted = 0;
+        for buffer in &into {
+            let segments = [vector(buffer)];
+            match queue.submit(&request(accepted, Operation::Read, 512 * 1024, &segments)) {
+                Submission::Accepted => accepted += 1,
+                other => assert_eq!(other, Submission::Full),
+            }
+        }
+        assert_eq!(accepted == 64, features & INDIRECT != 0);
+        queue.ring_doorbell();
+        wait(&mut *queue, accepted as usize);
+        assert!(into[..accepted as usize].iter().all(|buffer| *buffer == bytes));
+        // Memory that was shared before the queue was at work is seen at once.
+        let inside = [vector(&shared[4096..][..8192])];
+        let write = DeviceRequest { registered: true, ..request(0, Operation::Write, 0, &inside) };
+        assert_eq!(run(&mut *queue, &write), 8192);
+        assert_eq!(device.control.counts().1, 1);
+        assert_eq!(read(&mut *queue, 0, 8192), vec![0x77; 8192]);
+        // What comes later is not, and is copied.
+        let late = Pages::new(64 * 1024, 0x88);
+        device.driver.share_memory(vector(&late));
+        let outside = [vector(&late[..4096])];
+        let write = DeviceRequest { registered: true, ..request(0, Operation::Write, 0, &outside) };
+        assert_eq!(run(&mut *queue, &write), 4096);
+        assert_eq!(device.control.counts().1, 1);
+    }
+}
+
+/// Eight writes; a back end that takes six of them, completes some and dies;
+/// another; what either wrote, in order.
+fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: bool) -> Vec<u64> {
+    let place = Place::new();
+    let plan = Plan::Die { takes: 6, completes: completes.to_vec(), torn };
+    let back = place.start(INDIRECT | EVENT_INDEX, protocol, plan);
+    let device = Device::connect(&place.socket(), ",reconnect=on");
+    let mut queue = device.queue(false);
+    let buffers: Vec<_> = (0..8u8).map(|number| vec![number + 1; 512]).collect();
+    let submit = |queue: &mut dyn QueuePair, numbers: std::ops::Range<usize>| {
+        for number in numbers {
+            let segments = [vector(&buffers[number])];
+            let write = request(number as u32, Operation::Write, number as u64 * 512, &segments);
+            assert_eq!(queue.submit(&write), Submission::Accepted);
+        }
+        queue.ring_doorbell();
+    };
+    submit(&mut *queue, 0..6);
+    back.has_died();
+    submit(&mut *queue, 6..8);
+    let _back = place.start(INDIRECT | EVENT_INDEX, protocol, Plan::Serve);
+    let mut ended: Vec<_> =
+        wait(&mut *queue, 8).iter().map(|completion| (completion.token, completion.result)).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, (0..8).map(|token| (token, 512)).collect::<Vec<_>>());
+    let blocks = place.disk.blocks.lock().unwrap();
+    assert!(buffers.iter().enumerate().all(|(number, buffer)| blocks[number * 512..][..512] == buffer[..]));
+    place.disk.written.lock().unwrap().clone()
+}
+
+#[test]
+fn what_a_dead_back_end_has_not_completed_is_sent_again_in_its_order() {
+    for protocol in [NOTHING, ACKNOWLEDGES, RECORD, RECORD | ACKNOWLEDGES] {
+        assert_eq!(die_between(protocol, &[4, 1], false), [4, 1, 0, 2, 3, 5, 6, 7], "{protocol:?}");
+        assert_eq!(die_between(protocol, &[], false), [0, 1, 2, 3, 4, 5, 6, 7], "{protocol:?}");
+        assert_eq!(die_between(protocol, &[5, 4, 3, 2, 1, 0], false), [5, 4, 3, 2, 1, 0, 6, 7], "{protocol:?}");
+    }
+}
+
+#[test]
+fn a_record_that_was_torn_sends_nothing_twice() {
+    assert_eq!(die_between(RECORD, &[3, 0], true), [3, 0, 1, 2, 4, 5, 6, 7]);
+}
+
+#[test]
+fn a_queue_that_changes_hands_leaves_nothing_in_the_record() {
+    let place = Place::new();
+    let plan = Plan::Die { takes: 3, completes: vec![1], torn: false };
+    let back = place.start(INDIRECT, RECORD, plan);
+    let device = Device::connect(&place.socket(), ",reconnect=on");
+    let mut queue = device.queue(false);
+    let buffer = vec![1u8; 512];
+    for number in 0..3 {
+        let segments = [vector(&buffer)];
+        assert_eq!(queue.submit(&request(number, Operation::Write, 512, &segments)), Submission::Accepted);
+    }
+    queue.ring_doorbell();
+    back.has_died();
+    // Its user goes with it; the next has nothing to do with what he left.
+    while !device.told.recv_timeout(crate::backend::LIMIT).unwrap().contains("wait until it is back") {}
+    drop(queue);
+    let _back = place.start(INDIRECT, RECORD, Plan::Serve);
+    let mut queue = device.queue(false);
+    let segments = [vector(&buffer)];
+    assert_eq!(run(&mut *queue, &request(0, Operation::Write, 1024, &segments)), 512);
+    assert_eq!(*place.disk.written.lock().unwrap(), [1, 2]);
+}
+
+#[test]
+fn a_durable_write_is_followed_by_a_flush_before_it_completes() {
+    let place = Place::new();
+    let _back = place.start(INDIRECT | EVENT_INDEX, NOTHING, Plan::Serve);
+    let device = Device::connect(&place.socket(), "");
+    for interrupts in [false, true] {
+        let mut queue = device.queue(interrupts);
+        let buffer = vec![1u8; 512];
+        let segments = [vector(&buffer)];
+        for (sector, durable) in [(3, true), (4, false)] {
+            let write = DeviceRequest { durable, ..request(0, Operation::Write, sector * 512, &segments) };
+            assert_eq!(queue.submit(&write), Submission::Accepted);
+            queue.ring_doorbell();
+            let ended = if interrupts { wait_asleep(&mut *queue, 1) } else { wait(&mut *queue, 1) };
+            assert_eq!(ended[0].result, 512);
+        }
+        assert_eq!(std::mem::take(&mut *place.disk.written.lock().unwrap()), [3, FLUSH, 4]);
+    }
+}
