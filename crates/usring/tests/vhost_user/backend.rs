@@ -73,7 +73,7 @@ impl Backend {
             .unwrap();
         self.daemon = Some(daemon);
         let start = Instant::now();
-        while !Path::new(&self.socket()).exists() {
+        while !listens(&self.socket()) {
             assert!(start.elapsed() < LIMIT, "the back end does not listen");
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -90,6 +90,14 @@ impl Backend {
     pub fn connect(&self, options: &str) -> Device {
         Device::connect(&self.socket(), options)
     }
+}
+
+/// Whether a socket is not only there but takes connections: a flag of it in
+/// /proc, because a connection made to find out would be the one it serves.
+fn listens(path: &str) -> bool {
+    const ACCEPTS: &str = "00010000";
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    sockets.lines().any(|line| line.ends_with(path) && line.split_whitespace().nth(3) == Some(ACCEPTS))
 }
 
 impl Drop for Backend {

@@ -81,7 +81,8 @@ impl Drop for Plain {
     fn drop(&mut self) {
         let _ = self.stop.send(());
         if let Some(life) = self.life.take() {
-            let _ = life.join();
+            let end = life.join();
+            assert!(end.is_ok() || std::thread::panicking(), "the back end met what it should never meet");
         }
     }
 }

@@ -2,10 +2,11 @@
 //! that comes after another: with the back end of [`crate::plain`].
 
 use crate::MEGABYTE;
-use crate::backend::Device;
+use crate::backend::{Device, LIMIT};
 use crate::plain::{Disk, EVENT_INDEX, FLUSH, INDIRECT, Plain, Plan};
 use crate::user::{Pages, Traffic, read, request, run, vector, wait, wait_asleep};
-use usring_device::{DeviceRequest, Operation, QueuePair, Submission};
+use usring_device::{Completions, DeviceRequest, Operation, QueuePair, Submission};
+use usring_sys::Errno;
 use vhost::vhost_user::VhostUserProtocolFeatures;
 
 const NOTHING: VhostUserProtocolFeatures = VhostUserProtocolFeatures::CONFIG;
@@ -82,6 +83,10 @@ fn a_back_end_that_offers_next_to_nothing_is_served_all_the_same() {
     }
 }
 
+fn wait_for_sentence(device: &Device, end: &str) {
+    while !device.told.recv_timeout(LIMIT).unwrap().ends_with(end) {}
+}
+
 /// Eight writes; a back end that takes six of them, completes some and dies;
 /// another; what either wrote, in order.
 fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: bool) -> Vec<u64> {
@@ -103,6 +108,8 @@ fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: b
     back.has_died();
     submit(&mut *queue, 6..8);
     let _back = place.start(INDIRECT | EVENT_INDEX, protocol, Plan::Serve);
+    // Nobody looks before the other one is there: what was completed is still to be taken.
+    wait_for_sentence(&device, "socket is back");
     let mut ended: Vec<_> =
         wait(&mut *queue, 8).iter().map(|completion| (completion.token, completion.result)).collect();
     ended.sort_unstable();
@@ -141,7 +148,7 @@ fn a_queue_that_changes_hands_leaves_nothing_in_the_record() {
     queue.ring_doorbell();
     back.has_died();
     // Its user goes with it; the next has nothing to do with what he left.
-    while !device.told.recv_timeout(crate::backend::LIMIT).unwrap().contains("wait until it is back") {}
+    wait_for_sentence(&device, "wait until it is back");
     drop(queue);
     let _back = place.start(INDIRECT, RECORD, Plan::Serve);
     let mut queue = device.queue(false);
@@ -168,4 +175,35 @@ fn a_durable_write_is_followed_by_a_flush_before_it_completes() {
         }
         assert_eq!(std::mem::take(&mut *place.disk.written.lock().unwrap()), [3, FLUSH, 4]);
     }
+}
+
+/// Somebody is asleep, with a request out, when the back end goes.
+fn asleep_meanwhile(options: &str, afterwards: impl FnOnce(&Place) -> Option<Plain>) -> i32 {
+    let place = Place::new();
+    let never = Plan::Die { takes: usize::MAX, completes: Vec::new(), torn: false };
+    let back = place.start(INDIRECT | EVENT_INDEX, NOTHING, never);
+    let device = Device::connect(&place.socket(), options);
+    let mut queue = device.queue(true);
+    let buffer = vec![1u8; 512];
+    let segments = [vector(&buffer)];
+    assert_eq!(queue.submit(&request(0, Operation::Write, 512, &segments)), Submission::Accepted);
+    queue.ring_doorbell();
+    assert!(queue.arm_interrupt());
+    let _others = (drop(back), afterwards(&place));
+    let mut completions = Completions::new();
+    // Nothing but the interrupt makes this user look.
+    while completions.as_slice().is_empty() {
+        let mut watched = libc::pollfd { fd: queue.interrupt().unwrap(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, as it says.
+        assert_eq!(unsafe { libc::poll(&mut watched, 1, LIMIT.as_millis() as i32) }, 1, "the sleeper is forgotten");
+        queue.poll(&mut completions);
+    }
+    completions.as_slice()[0].result
+}
+
+#[test]
+fn a_sleeper_is_woken_when_the_back_end_goes_and_when_another_comes() {
+    assert_eq!(asleep_meanwhile("", |_| None), Errno::EIO.negative());
+    let another = |place: &Place| Some(place.start(INDIRECT | EVENT_INDEX, NOTHING, Plan::Serve));
+    assert_eq!(asleep_meanwhile(",reconnect=on", another), 512);
 }

@@ -274,9 +274,9 @@ impl Shared {
             Ok(connection) => {
                 state.connection = Some(connection);
                 state.last_failure.clear();
-                self.tell(format_args!("is back"));
                 self.arena.begin_generation();
                 state.call_all();
+                self.tell(format_args!("is back"));
             }
             Err(failure) => {
                 let failure: Failure = failure;
