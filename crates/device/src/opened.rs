@@ -47,13 +47,6 @@ impl OpenDevice {
         self.has(linux::O_DIRECT)
     }
 
-    /// Whether writes go to where the file ends (O_APPEND), which on a device
-    /// is nowhere.
-    #[inline]
-    pub fn appends(&self) -> bool {
-        self.has(linux::O_APPEND)
-    }
-
     /// Whether a write is durable when it is done (O_DSYNC, O_SYNC).
     #[inline]
     pub fn is_durable(&self) -> bool {

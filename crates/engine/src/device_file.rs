@@ -14,8 +14,9 @@ use usring_uapi::general as linux;
 
 /// Most members of a vector (UIO_MAXIOV).
 const VECTOR_LIMIT: u64 = 1024;
-/// RWF_* that mean something here, or nothing anywhere.
-const KNOWN_FLAGS: u32 = linux::RWF_HIPRI | linux::RWF_DSYNC | linux::RWF_SYNC | linux::RWF_NOWAIT;
+/// RWF_* that a block device takes. Where a write is to go to the file's end it
+/// goes where it would go without (O_APPEND, too): Linux does not append there.
+const KNOWN_FLAGS: u32 = linux::RWF_HIPRI | linux::RWF_DSYNC | linux::RWF_SYNC | linux::RWF_NOWAIT | linux::RWF_APPEND;
 
 /// Carries out a system call of the program on a device. `None`: it is one that
 /// the kernel may answer for the file that stands for the device.
@@ -33,8 +34,7 @@ pub fn system_call(file: &OpenDevice, number: i32, call: &SystemCall) -> Option<
         linux::__NR_preadv2 => vectored(file, number, Direction::Read, (a, b), c, f as u32),
         linux::__NR_pwritev2 => vectored(file, number, Direction::Write, (a, b), c, f as u32),
         linux::__NR_fsync | linux::__NR_fdatasync => file.device().as_file().flush().map(|()| 0),
-        // Nothing is kept back that could be written out.
-        linux::__NR_sync_file_range => Ok(0),
+        linux::__NR_sync_file_range => sync_range(a, b, c as u32),
         linux::__NR_fallocate => allocate(file, a as u32, b, c),
         linux::__NR_ftruncate => resize(file, a),
         linux::__NR_lseek if matches!(b as u32, linux::SEEK_DATA | linux::SEEK_HOLE) => Err(Errno::EINVAL),
@@ -52,8 +52,10 @@ enum Direction {
     Write,
 }
 
+/// As access_ok() sees it: what no address space can hold is a bad address. (In
+/// a vector it is EINVAL.)
 fn one(base: u64, length: u64) -> IoVector {
-    IoVector { base, length }
+    IoVector { base, length: length.min(i64::MAX as u64) }
 }
 
 fn vector(address: u64, count: u64) -> Result<Vec<IoVector>, Errno> {
@@ -103,9 +105,6 @@ fn transfer(
         return Err(Errno::EAGAIN);
     }
     let durable = file.is_durable() || flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0;
-    let appends = direction == Direction::Write && file.appends();
-    // O_APPEND means the end, where a device has no room.
-    let offset = if appends { file.device().geometry().size } else { offset };
     let transfer = Transfer { operation, durable, registered: false, direct: file.is_direct(), offset, segments };
     file.device().as_file().transfer(&transfer)
 }
@@ -146,29 +145,55 @@ pub(crate) fn ring_transfer(
     }
 }
 
-/// fallocate(2). All blocks exist from the start.
+/// fallocate(2). All blocks exist from the start, so a plain allocation has
+/// nothing to do; a block device of Linux refuses it, a regular file does not.
 fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u64, Errno> {
-    const PUNCH: u32 = linux::FALLOC_FL_PUNCH_HOLE | linux::FALLOC_FL_KEEP_SIZE;
-    if !file.may_write() {
-        return Err(Errno::EBADF);
-    }
+    const KEEP_SIZE: u32 = linux::FALLOC_FL_KEEP_SIZE;
+    const PUNCH: u32 = linux::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
+    const ZERO: u32 = linux::FALLOC_FL_ZERO_RANGE;
     if offset as i64 <= -1 || length as i64 <= 0 {
         return Err(Errno::EINVAL);
     }
-    let size = file.device().geometry().size;
-    let end = offset.checked_add(length).filter(|end| *end <= size).ok_or(Errno::ENOSPC)?;
-    let _ = end;
+    if !matches!(mode & !KEEP_SIZE, 0 | ZERO) && mode != PUNCH {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if !file.may_write() {
+        return Err(Errno::EBADF);
+    }
+    let length = within(file, mode & KEEP_SIZE != 0, offset, length)?;
     let block_file = file.device().as_file();
-    match mode & !linux::FALLOC_FL_KEEP_SIZE {
+    match mode & !KEEP_SIZE {
         0 => Ok(0),
-        _ if mode == PUNCH => block_file.write_zeroes(offset, length, false).map(|()| 0),
-        linux::FALLOC_FL_ZERO_RANGE => block_file.write_zeroes(offset, length, true).map(|()| 0),
-        _ => Err(Errno::EOPNOTSUPP),
+        ZERO => block_file.write_zeroes(offset, length, true).map(|()| 0),
+        _ => block_file.write_zeroes(offset, length, false).map(|()| 0),
     }
 }
 
-/// ftruncate(2): a device keeps its size.
-fn resize(file: &OpenDevice, length: u64) -> Result<u64, Errno> {
+/// What of a range is the device's: all of it, or what lies before its end where
+/// the size is to be kept.
+fn within(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Result<u64, Errno> {
+    let size = file.device().geometry().size;
+    if offset + length > i64::MAX as u64 {
+        return Err(Errno::EFBIG);
+    }
+    if offset >= size || (offset + length > size && !keeps_size) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(length.min(size - offset))
+}
+
+/// sync_file_range(2). Nothing is kept back that could be written out.
+fn sync_range(offset: u64, length: u64, flags: u32) -> Result<u64, Errno> {
+    const FLAGS: u32 =
+        linux::SYNC_FILE_RANGE_WAIT_BEFORE | linux::SYNC_FILE_RANGE_WRITE | linux::SYNC_FILE_RANGE_WAIT_AFTER;
+    let end = (offset as i64).checked_add(length as i64);
+    let valid = flags & !FLAGS == 0 && offset as i64 >= 0 && end.is_some_and(|end| end >= offset as i64);
+    if valid { Ok(0) } else { Err(Errno::EINVAL) }
+}
+
+/// ftruncate(2): a device keeps its size. Linux refuses all of it; here what a
+/// program does to a file that it is about to fill is let through.
+pub fn resize(file: &OpenDevice, length: u64) -> Result<u64, Errno> {
     match length as i64 {
         ..=-1 => Err(Errno::EINVAL),
         _ if !file.may_write() => Err(Errno::EINVAL),

@@ -13,6 +13,7 @@ use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::per_process::PerProcess;
 use usring_sys::set_once::SetOnce;
 use usring_sys::{Errno, UserAddress, mapping};
+use usring_uapi::general as linux;
 
 /// What a process has of the run's devices.
 struct Devices {
@@ -61,9 +62,10 @@ fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result
     Ok(Known { identity: (st_dev, st_ino), device })
 }
 
-/// Whether a path of the program's leads to a device.
-pub fn is_path_of_one(directory: i32, path: UserAddress) -> bool {
-    descriptor::identity_of_path(directory, path).is_ok_and(|identity| find(&identity).is_some())
+/// The device that a path of the program's leads to.
+pub fn of_path(directory: i32, path: UserAddress) -> Option<OpenDevice> {
+    let known = find(&descriptor::identity_of_path(directory, path).ok()?)?;
+    Some(OpenDevice::new(known.device.clone(), linux::O_RDWR))
 }
 
 /// Whether a number is still open on the same device.

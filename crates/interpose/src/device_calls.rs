@@ -2,7 +2,7 @@
 //! concern one, and what the table of devices has to learn from the others.
 
 use crate::door::{Call, Outcome};
-use crate::{descriptors, devices};
+use crate::{descriptors, devices, filter};
 use usring_engine::device_file;
 use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
 use usring_sys::syscall::PASS_MARK;
@@ -29,8 +29,34 @@ pub fn between_files(call: &mut Call) -> Outcome {
     if concerned { Err::<u64, _>(Errno::EINVAL).into() } else { call.pass() }
 }
 
-/// open(2), openat(2) and creat(2): a device gets a number in the reserved
-/// range, and keeps its size whatever O_TRUNC says.
+/// ioctl(2) where the kernel would look at what the file itself holds, which is
+/// nothing: cp(1) would make its copy of that.
+pub fn control(call: &mut Call) -> Outcome {
+    let [number, command, argument, ..] = call.arguments;
+    let is_device = |number: u64| devices::is_device(number as i32);
+    let concerned = match command as u32 {
+        filter::FICLONE => is_device(number) || is_device(argument),
+        // `struct file_clone_range` begins with the descriptor.
+        filter::FICLONERANGE => {
+            is_device(number) || user_memory::read::<u64>(UserAddress(argument)).is_ok_and(is_device)
+        }
+        filter::FIEMAP => is_device(number),
+        _ => false,
+    };
+    if concerned { Err::<u64, _>(Errno::EOPNOTSUPP).into() } else { call.pass() }
+}
+
+/// truncate(2): as ftruncate(2) by a descriptor that may write.
+pub fn truncate(call: &mut Call) -> Outcome {
+    let [path, length, ..] = call.arguments;
+    match usring_engine::devices::of_path(linux::AT_FDCWD, UserAddress(path)) {
+        Some(device) => device_file::resize(&device, length).into(),
+        None => call.pass(),
+    }
+}
+
+/// open(2), openat(2), openat2(2) and creat(2): a device gets a number in the
+/// reserved range, and keeps its size whatever O_TRUNC says.
 pub fn open(call: &mut Call) -> Outcome {
     if is_path_of_device(call) { open_device(call).into() } else { call.pass() }
 }
@@ -39,24 +65,36 @@ pub fn open(call: &mut Call) -> Outcome {
 pub fn is_path_of_device(call: &Call) -> bool {
     let [first, second, ..] = call.arguments;
     let (directory, path) = match call.number as u32 {
-        linux::__NR_openat => (first, second),
+        linux::__NR_openat | linux::__NR_openat2 => (first, second),
         _ => (linux::AT_FDCWD as u64, first),
     };
-    usring_engine::devices::is_path_of_one(directory as i32, UserAddress(path))
+    usring_engine::devices::of_path(directory as i32, UserAddress(path)).is_some()
 }
+
+/// Members of `struct open_how`.
+const HOW: usize = 3;
 
 fn open_device(call: &Call) -> Result<u64, Errno> {
     let [first, second, third, fourth, ..] = call.arguments;
-    let arguments = match call.number as u32 {
-        linux::__NR_openat => [first, second, third, fourth, 0],
-        linux::__NR_open => [linux::AT_FDCWD as u64, first, second, third, 0],
+    let here = linux::AT_FDCWD as u64;
+    let (directory, path, how, number) = match call.number as u32 {
+        linux::__NR_openat2 if fourth < 8 * HOW as u64 => return Err(Errno::EINVAL),
+        linux::__NR_openat2 => {
+            (first, second, user_memory::read::<[u64; HOW]>(UserAddress(third))?, linux::__NR_openat2)
+        }
+        linux::__NR_openat => (first, second, [third, fourth, 0], linux::__NR_openat),
+        linux::__NR_open => (here, first, [second, third, 0], linux::__NR_openat),
         // creat(2)
-        _ => [linux::AT_FDCWD as u64, first, u64::from(linux::O_CREAT | linux::O_WRONLY), second, 0],
+        _ => (here, first, [u64::from(linux::O_CREAT | linux::O_WRONLY), second, 0], linux::__NR_openat),
     };
-    let [directory, path, flags, mode, _] = arguments;
+    let [flags, mode, resolve] = how;
     let flags = flags & !u64::from(linux::O_TRUNC);
-    let opened = SystemCall::new(linux::__NR_openat, [directory, path, flags, mode, 0]).run_once()?;
-    let opened = OwnedDescriptor::from_raw(opened as i32);
+    let how = [flags, mode, resolve];
+    let arguments = match number {
+        linux::__NR_openat2 => [directory, path, &raw const how as u64, size_of_val(&how) as u64, 0],
+        _ => [directory, path, flags, mode, 0],
+    };
+    let opened = OwnedDescriptor::from_raw(SystemCall::new(number, arguments).run_once()? as i32);
     let close_on_exec = flags as u32 & linux::O_CLOEXEC != 0;
     let reserved = descriptors::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec)?;
     Ok(devices::enter(reserved) as u64)

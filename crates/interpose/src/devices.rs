@@ -1,14 +1,13 @@
 //! Which descriptor numbers stand for devices of the run.
 //!
 //! What open(2) gives the program for a device lies in the reserved range, so
-//! that the filter sees every call on it. By dup2, by inheritance, or sent from
-//! another process, a device may have a lower number, too: calls on those are
-//! seen by libc's symbols, and on standard input and output by the filter.
+//! that the filter sees it closed and duplicated. By dup2, by inheritance, or sent
+//! from another process, a device may have a lower number, too.
 //!
 //! What a number stands for is found out by the file's inode when it is first
 //! used, and remembered until the number is closed or becomes a duplicate of
-//! another. Low numbers may be closed unseen; so a low one that is remembered as
-//! a device is looked at each time. To forget too much does no harm.
+//! another. Low numbers are opened and closed unseen; so a low one is looked at
+//! each time. To forget too much does no harm.
 
 use crate::descriptors::NUMBERS;
 use crate::door::{Call, Outcome};
@@ -91,8 +90,8 @@ pub fn get(number: i32) -> Option<Arc<OpenDevice>> {
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     let entry = entry(number)?;
     match entry.load(Ordering::Acquire) {
-        OTHER => None,
-        UNKNOWN => with_recognised(number, work),
+        OTHER if number >= RESERVED_BASE => None,
+        OTHER | UNKNOWN => with_recognised(number, work),
         _ => {
             let answer = with_known(entry, |file| is_still(file, number).then(|| work(file)));
             if let Some(None) = answer {

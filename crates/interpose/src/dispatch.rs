@@ -42,7 +42,9 @@ fn dispatch_other(call: &mut Call) -> Outcome {
         | linux::__NR_ftruncate
         | linux::__NR_fallocate => device_calls::on_file(call),
         linux::__NR_sendfile | linux::__NR_splice | linux::__NR_copy_file_range => device_calls::between_files(call),
-        linux::__NR_open | linux::__NR_openat | linux::__NR_creat => device_calls::open(call),
+        linux::__NR_open | linux::__NR_openat | linux::__NR_creat | linux::__NR_openat2 => device_calls::open(call),
+        linux::__NR_truncate => device_calls::truncate(call),
+        linux::__NR_ioctl => device_calls::control(call),
         linux::__NR_io_submit => device_calls::submit_aio(call),
         filter::PROBE => devices::answer_probe(call),
         linux::__NR_close => descriptor_calls::close(call),

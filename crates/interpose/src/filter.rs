@@ -64,10 +64,21 @@ const fn high(argument: u32) -> u32 {
 }
 
 const BASE: u32 = RESERVED_BASE as u32;
-/// Standard input and output lie below.
-const STANDARD_END: u32 = 2;
 /// O_LARGEFILE as the kernel has it, and as musl's loader passes it.
 const LARGE_FILE: u32 = 0o100_000;
+/// How much of a library glibc's loader reads at once, and musl's.
+const LOADER_READS: [u32; 2] = [832, 960];
+/// What the loader reads by pread (program headers, notes) is not whole sectors.
+const SECTOR: u32 = 512;
+/// Vectors by which musl reads a file of its loader's.
+const TWO: u32 = 2;
+/// Where the loader complains.
+const STANDARD_ERROR: u32 = 2;
+/// `ioctl` commands by which one file becomes another's contents, or tells where
+/// it has any: FICLONE, FICLONERANGE, FS_IOC_FIEMAP.
+pub const FICLONE: u32 = 0x4004_9409;
+pub const FICLONERANGE: u32 = 0x4020_940d;
+pub const FIEMAP: u32 = 0xc020_660b;
 
 /// What makes a call trap, beyond its number.
 #[derive(Clone, Copy)]
@@ -93,21 +104,27 @@ enum When {
 enum File {
     /// Whatever it works on.
     Any,
-    /// The argument may be a device's number.
-    OnDevice(u32),
-    /// Either argument may be.
-    OnEither(u32, u32),
     /// The same where the sixth argument is 32 bits of flags, and the mark stands
     /// above them.
-    OnDeviceWithFlags(u32, u32),
+    AnyWithFlags,
+    /// read: not as the loader reads.
+    Reads,
+    /// pread64: not as the loader reads.
+    ReadsAt,
+    /// readv: not as musl's loader reads.
+    ReadsVector,
+    /// writev: not as a loader complains.
+    WritesVector,
     /// open: the argument, its flags, is not as the loader has it.
     Opens(u32),
     /// lseek: for data or for holes.
     SeeksHoles,
     /// fcntl: sets the status flags.
     SetsFlags,
-    /// mmap: of standard input or output.
-    MapsStandard,
+    /// mmap: shares a file's pages.
+    Shares,
+    /// ioctl: the kernel would look at the file's own contents.
+    Clones,
 }
 
 /// In the order in which the filter looks. The kernel remembers which numbers
@@ -130,37 +147,42 @@ const RULES: [(u32, When); 15] = [
     (linux::__NR_close_range, When::Reserved(1)),
 ];
 
-/// What traps besides where the run has devices: whatever moves a file's bytes.
+/// What traps besides where the run has devices: whatever moves a file's bytes,
+/// for a device may have any number (a shell's redirection, a descriptor that
+/// was sent).
 ///
-/// A device's number lies in the reserved range, unless the program has made it
-/// its standard input or output. All others are left alone, and so is how the
-/// loader opens libraries: it works before there is a handler, and would be
-/// killed. (libc's `open` is seen by its symbol.)
-const DEVICE_RULES: [(u32, When); 26] = [
-    (linux::__NR_read, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_write, When::Concerns(File::OnDevice(0))),
+/// Left alone is what the loader does: it works before there is a handler, and
+/// would be killed. It has the lowest free numbers, standard input's among them
+/// where that is closed; so it is told by the manner of its calls. (Who calls in
+/// the same manner by libc's functions is seen by their symbols.)
+const DEVICE_RULES: [(u32, When); 29] = [
+    (linux::__NR_read, When::Concerns(File::Reads)),
+    (linux::__NR_write, When::Concerns(File::Any)),
     (linux::__NR_openat, When::Concerns(File::Opens(2))),
     (linux::__NR_open, When::Concerns(File::Opens(1))),
     (linux::__NR_creat, When::Concerns(File::Any)),
-    (linux::__NR_pread64, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_pwrite64, When::Concerns(File::OnDevice(0))),
+    (linux::__NR_openat2, When::Concerns(File::Any)),
+    (linux::__NR_pread64, When::Concerns(File::ReadsAt)),
+    (linux::__NR_pwrite64, When::Concerns(File::Any)),
     (linux::__NR_lseek, When::Concerns(File::SeeksHoles)),
     (linux::__NR_fcntl, When::Concerns(File::SetsFlags)),
-    (linux::__NR_readv, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_writev, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_preadv, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_pwritev, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_preadv2, When::Concerns(File::OnDeviceWithFlags(0, 0))),
-    (linux::__NR_pwritev2, When::Concerns(File::OnDeviceWithFlags(0, 0))),
-    (linux::__NR_fsync, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_fdatasync, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_sync_file_range, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_ftruncate, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_fallocate, When::Concerns(File::OnDevice(0))),
-    (linux::__NR_sendfile, When::Concerns(File::OnEither(0, 1))),
-    (linux::__NR_splice, When::Concerns(File::OnDeviceWithFlags(0, 2))),
-    (linux::__NR_copy_file_range, When::Concerns(File::OnDeviceWithFlags(0, 2))),
-    (linux::__NR_mmap, When::Concerns(File::MapsStandard)),
+    (linux::__NR_readv, When::Concerns(File::ReadsVector)),
+    (linux::__NR_writev, When::Concerns(File::WritesVector)),
+    (linux::__NR_preadv, When::Concerns(File::Any)),
+    (linux::__NR_pwritev, When::Concerns(File::Any)),
+    (linux::__NR_preadv2, When::Concerns(File::AnyWithFlags)),
+    (linux::__NR_pwritev2, When::Concerns(File::AnyWithFlags)),
+    (linux::__NR_fsync, When::Concerns(File::Any)),
+    (linux::__NR_fdatasync, When::Concerns(File::Any)),
+    (linux::__NR_sync_file_range, When::Concerns(File::Any)),
+    (linux::__NR_truncate, When::Concerns(File::Any)),
+    (linux::__NR_ftruncate, When::Concerns(File::Any)),
+    (linux::__NR_fallocate, When::Concerns(File::Any)),
+    (linux::__NR_sendfile, When::Concerns(File::Any)),
+    (linux::__NR_splice, When::Concerns(File::AnyWithFlags)),
+    (linux::__NR_copy_file_range, When::Concerns(File::AnyWithFlags)),
+    (linux::__NR_mmap, When::Concerns(File::Shares)),
+    (linux::__NR_ioctl, When::Concerns(File::Clones)),
     (linux::__NR_io_submit, When::Concerns(File::Any)),
     // Not a call that anybody makes: by it a program finds the filter in place.
     (PROBE, When::Concerns(File::Any)),
@@ -209,17 +231,6 @@ impl Assembler {
         self.answer(RET_ALLOW);
     }
 
-    /// Goes on if either argument may be a device's number, else ALLOW.
-    const fn if_device(&mut self, one: u32, other: u32) {
-        self.load(low(one));
-        self.add(JUMP_GREATER_OR_EQUAL, BASE, 5, 0);
-        self.add(JUMP_GREATER_OR_EQUAL, STANDARD_END, 0, 4);
-        self.load(low(other));
-        self.add(JUMP_GREATER_OR_EQUAL, BASE, 2, 0);
-        self.add(JUMP_GREATER_OR_EQUAL, STANDARD_END, 0, 1);
-        self.answer(RET_ALLOW);
-    }
-
     const fn rule(&mut self, when: When) {
         match when {
             When::Always => {}
@@ -259,19 +270,52 @@ impl Assembler {
         self.trap_unless_marked();
     }
 
+    /// Goes on unless the loader transfers in this manner; then ALLOW.
+    const fn unless_loader(&mut self, file: File) {
+        match file {
+            File::Reads => {
+                self.load(low(0));
+                self.add(JUMP_GREATER_OR_EQUAL, BASE, 4, 0);
+                self.load(low(2));
+                self.add(JUMP_EQUAL, LOADER_READS[0], 1, 0);
+                self.add(JUMP_EQUAL, LOADER_READS[1], 0, 1);
+                self.answer(RET_ALLOW);
+            }
+            File::ReadsAt => {
+                self.load(low(0));
+                self.add(JUMP_GREATER_OR_EQUAL, BASE, 3, 0);
+                self.load(low(2));
+                self.add(JUMP_BITS, SECTOR - 1, 0, 1);
+                self.answer(RET_ALLOW);
+            }
+            File::ReadsVector => {
+                self.load(low(0));
+                self.add(JUMP_EQUAL, 0, 4, 0);
+                self.add(JUMP_GREATER_OR_EQUAL, BASE, 3, 0);
+                self.load(low(2));
+                self.add(JUMP_EQUAL, TWO, 0, 1);
+                self.answer(RET_ALLOW);
+            }
+            File::WritesVector => {
+                self.load(low(0));
+                self.add(JUMP_EQUAL, STANDARD_ERROR, 0, 1);
+                self.answer(RET_ALLOW);
+            }
+            _ => {}
+        }
+    }
+
     const fn file_rule(&mut self, file: File) {
         match file {
             File::Any => {}
-            File::OnDevice(argument) => self.if_device(argument, argument),
-            File::OnEither(one, other) => self.if_device(one, other),
-            File::OnDeviceWithFlags(one, other) => {
-                self.if_device(one, other);
+            File::AnyWithFlags => {
                 self.load(high(5));
                 self.add(JUMP_EQUAL, (PASS_MARK >> 32) as u32, 0, 1);
                 self.answer(RET_ALLOW);
                 self.answer(RET_TRAP);
                 return;
             }
+            File::Reads | File::ReadsAt | File::ReadsVector | File::WritesVector => self.unless_loader(file),
             File::Opens(argument) => {
                 self.load(low(argument));
                 self.add(AND, !linux::O_LARGEFILE & !LARGE_FILE, 0, 0);
@@ -282,23 +326,26 @@ impl Assembler {
                 self.load(low(2));
                 self.add(JUMP_GREATER_OR_EQUAL, linux::SEEK_DATA, 1, 0);
                 self.answer(RET_ALLOW);
-                self.if_device(0, 0);
             }
             File::SetsFlags => {
                 self.load(low(1));
                 self.add(JUMP_EQUAL, linux::F_SETFL, 1, 0);
                 self.answer(RET_ALLOW);
-                self.if_device(0, 0);
             }
-            File::MapsStandard => {
-                self.load(low(4));
-                self.add(JUMP_GREATER_OR_EQUAL, STANDARD_END, 0, 1);
-                self.answer(RET_ALLOW);
+            File::Shares => {
                 self.load(low(3));
-                self.add(JUMP_BITS, linux::MAP_DENYWRITE | linux::MAP_ANONYMOUS, 0, 1);
+                self.add(JUMP_BITS, linux::MAP_DENYWRITE | linux::MAP_ANONYMOUS, 1, 0);
+                self.add(JUMP_BITS, linux::MAP_SHARED, 1, 0);
                 self.answer(RET_ALLOW);
                 self.answer(RET_TRAP);
                 return;
+            }
+            File::Clones => {
+                self.load(low(1));
+                self.add(JUMP_EQUAL, FICLONE, 3, 0);
+                self.add(JUMP_EQUAL, FICLONERANGE, 2, 0);
+                self.add(JUMP_EQUAL, FIEMAP, 1, 0);
+                self.answer(RET_ALLOW);
             }
         }
         self.trap_unless_marked();

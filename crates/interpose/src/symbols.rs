@@ -294,6 +294,8 @@ with_descriptor!(REAL_MMAP, raw_mmap, linux::__NR_mmap, "r8", "r8", mmap mmap64)
 with_devices!(REAL_READ, raw_read, linux::__NR_read, read);
 with_devices!(REAL_WRITE, raw_write, linux::__NR_write, write);
 with_devices!(REAL_PREAD, raw_pread, linux::__NR_pread64, pread pread64);
+with_devices!(REAL_PREAD_CHK, raw_pread_chk, linux::__NR_pread64, __pread_chk __pread64_chk);
+with_devices!(REAL_READ_CHK, raw_read_chk, linux::__NR_read, __read_chk);
 with_devices!(REAL_PWRITE, raw_pwrite, linux::__NR_pwrite64, pwrite pwrite64);
 with_devices!(REAL_READV, raw_readv, linux::__NR_readv, readv);
 with_devices!(REAL_WRITEV, raw_writev, linux::__NR_writev, writev);
@@ -445,6 +447,8 @@ pub fn resolve() {
         (c"read", &REAL_READ),
         (c"write", &REAL_WRITE),
         (c"pread64", &REAL_PREAD),
+        (c"__pread64_chk", &REAL_PREAD_CHK),
+        (c"__read_chk", &REAL_READ_CHK),
         (c"pwrite64", &REAL_PWRITE),
         (c"readv", &REAL_READV),
         (c"writev", &REAL_WRITEV),
@@ -477,7 +481,7 @@ extern "C" fn concerns(call: &Call) -> u64 {
     };
     let [first, second, .., fifth, _] = call.arguments;
     let ours = match call.number as u32 {
-        linux::__NR_mmap => is_ours(fifth),
+        linux::__NR_mmap => is_ours(fifth) || devices::is_device(fifth as i32),
         linux::__NR_fcntl => matches!(second as u32, linux::F_DUPFD | linux::F_DUPFD_CLOEXEC) && is_ours(first),
         linux::__NR_dup2 | linux::__NR_dup3 => is_ours(first) || is_ours(second),
         linux::__NR_close | linux::__NR_dup => is_ours(first),

@@ -3,6 +3,7 @@
 
 use crate::descriptor::{HeldDescriptor, OwnedDescriptor, duplicate_private};
 use crate::plain::IoVector;
+use crate::syscall::PASS_MARK_ABOVE_FLAGS;
 use crate::{Errno, SystemCall};
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -103,8 +104,11 @@ fn transfer(calls: [u32; 2], number: i32, offset: u64, segments: &[IoVector], fl
     let [vector, count] = [segments.as_ptr() as u64, segments.len() as u64];
     let call = match flags {
         0 => SystemCall::new(calls[0], [number as u64, vector, count, offset, 0]),
-        // The sixth argument leaves no room for our mark.
-        _ => SystemCall::with_six(calls[1], [number as u64, vector, count, offset, 0, u64::from(flags)]),
+        // The flags are 32 bits to the kernel; above them goes the mark.
+        _ => SystemCall::with_six(
+            calls[1],
+            [number as u64, vector, count, offset, 0, u64::from(flags) | PASS_MARK_ABOVE_FLAGS],
+        ),
     };
     // Linux transfers less than 2³¹ bytes in one call.
     call.run().map(|bytes| bytes as u32)

@@ -2,12 +2,12 @@
 
 use super::Operation;
 use super::call::Call;
-use crate::host;
 use crate::issue::IssueOutcome;
 use crate::registered_files::Slot;
 use crate::request::Request;
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
+use crate::{devices, host};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_sys::descriptor::{self, OwnedDescriptor};
@@ -127,6 +127,11 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
         how[0] |= u64::from(linux::O_CLOEXEC);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
+    // A device keeps its size.
+    let truncates = how[0] & u64::from(linux::O_TRUNC) != 0;
+    if truncates && host::has_devices() && devices::of_path(sqe.fd, UserAddress(path.as_ptr() as u64)).is_some() {
+        how[0] &= !u64::from(linux::O_TRUNC);
+    }
     let open = Open { directory: sqe.fd, path, how: Box::new(how), slot, attempted: false, opened: None };
     request.operation = Operation::Open(open);
     Ok(())
