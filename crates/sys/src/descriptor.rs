@@ -254,8 +254,8 @@ impl Drop for HeldDescriptor {
     }
 }
 
-/// A private duplicate for a request that has to wait: a parked one of the
-/// same file, or a new one.
+/// A private duplicate, for a request that has to wait or to be registered: a
+/// parked one of the same file, or a new one.
 pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, private_base())
 }

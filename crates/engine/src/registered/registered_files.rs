@@ -116,7 +116,7 @@ impl RegisteredFiles {
     /// Puts a new file where a request wants it; answers the CQE's result.
     pub fn install(&mut self, slot: Slot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
         let device = if host::has_devices() { devices::recognise(descriptor.number()) } else { None };
-        self.place(slot, Arc::new(RegisteredFile::new(descriptor, device)))
+        self.place(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
     }
 
     fn place(&mut self, slot: Slot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
@@ -239,18 +239,18 @@ impl RegisteredFiles {
 
 impl RegisteredFile {
     /// `device` is what the file stands for, if it is one of ours.
-    fn new(descriptor: OwnedDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
+    fn new(descriptor: HeldDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
         let direct = descriptor::is_direct(descriptor.number());
-        RegisteredFile { registrations: Mutex::default(), descriptor: HeldDescriptor::new(descriptor), direct, device }
+        RegisteredFile { registrations: Mutex::default(), descriptor, direct, device }
     }
 
     fn of_program(number: i32) -> Result<Arc<Self>, Errno> {
-        let descriptor = duplicate_of_program(number)?;
+        let descriptor = hold_of_program(number)?;
         Ok(Arc::new(RegisteredFile::new(descriptor, host::device_of(number))))
     }
 }
 
-fn duplicate_of_program(number: i32) -> Result<OwnedDescriptor, Errno> {
+fn hold_of_program(number: i32) -> Result<HeldDescriptor, Errno> {
     if crate::host::ring_of(number).is_some() {
         // A ring in a ring's table could keep itself alive for ever.
         return Err(Errno::EBADF);
@@ -259,7 +259,7 @@ fn duplicate_of_program(number: i32) -> Result<OwnedDescriptor, Errno> {
     if descriptor::status_flags(number)? & O_PATH != 0 {
         return Err(Errno::EBADF);
     }
-    descriptor::duplicate_private(number)
+    descriptor::hold(number)
 }
 
 /// REGISTER_FILES and REGISTER_FILES2.
