@@ -302,23 +302,26 @@ impl PollTable {
         let tag = tag_of(index, &self.slots[index as usize]);
         let switch = if interest.multishot { Switch::On } else { Switch::Once };
         let known = settled && self.number_mut(of).registered;
-        if let Err(error) = self.switch_to(number, interest, switch, tag, known) {
-            self.free.push(index);
-            self.number_mut(of).registered = false;
-            if error == Errno::EINVAL
-                && let Some(other) = self.waited_for_elsewhere(number, interest)
-            {
-                return Ok(self.share(other, file));
+        match self.switch_to(number, interest, switch, tag, known) {
+            Ok(true) => {}
+            Ok(false) => {
+                let lockable = !descriptor::identity(number).is_ok_and(|identity| identity.is_never_locked());
+                self.number_mut(of).lockable |= lockable;
             }
-            if matches!(file.hold, Hold::Submitter) {
-                file.number = number;
-                file.hold = Hold::Duplicate(descriptor);
+            Err(error) => {
+                self.free.push(index);
+                self.number_mut(of).registered = false;
+                if error == Errno::EINVAL
+                    && let Some(other) = self.waited_for_elsewhere(number, interest)
+                {
+                    return Ok(self.share(other, file));
+                }
+                if matches!(file.hold, Hold::Submitter) {
+                    file.number = number;
+                    file.hold = Hold::Duplicate(descriptor);
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
-        if !known {
-            let lockable = !descriptor::identity(number).is_ok_and(|identity| identity.is_never_locked());
-            self.number_mut(of).lockable |= lockable;
         }
         if !self.number_mut(of).lockable {
             descriptor.assume_never_locked();
@@ -390,22 +393,23 @@ impl PollTable {
     }
 
     /// Tells the epoll set; `known` says that the registration should be there.
-    fn switch_to(&self, number: i32, interest: Interest, to: Switch, tag: Tag, known: bool) -> Result<(), Errno> {
+    /// Answers whether it was.
+    fn switch_to(&self, number: i32, interest: Interest, to: Switch, tag: Tag, known: bool) -> Result<bool, Errno> {
         let Some(set) = &self.set else { return Err(Errno::ENOMEM) };
         let events = match to {
-            Switch::Off => epoll::EDGE,
+            Switch::Off => epoll::ONESHOT,
             Switch::Once => interest.events | epoll::ONESHOT,
             Switch::On => interest.events | epoll::EDGE,
         };
         if known {
             match set.modify(number, events, tag) {
-                Err(Errno::ENOENT) => set.add(number, events, tag),
-                told => told,
+                Err(Errno::ENOENT) => set.add(number, events, tag).map(|()| false),
+                told => told.map(|()| true),
             }
         } else {
             match set.add(number, events, tag) {
-                Err(Errno::EEXIST) => set.modify(number, events, tag),
-                told => told,
+                Err(Errno::EEXIST) => set.modify(number, events, tag).map(|()| true),
+                told => told.map(|()| false),
             }
         }
     }
@@ -463,10 +467,7 @@ impl PollTable {
     pub(super) fn begin_round(&mut self, tag: Tag) -> bool {
         let Some(slot) = self.slot(tag) else { return false };
         if slot.waiters.is_empty() {
-            // A registered file at rest. One such event is enough.
-            let (number, interest) = (slot.number(), slot.interest);
-            slot.switch = Switch::Off;
-            let _ = self.switch_to(number, interest, Switch::Off, tag, true);
+            self.rest(tag);
             return false;
         }
         slot.round = slot.round.wrapping_add(1);
@@ -475,6 +476,22 @@ impl PollTable {
             slot.switch = Switch::Off;
         }
         true
+    }
+
+    /// An event of a registered file that nobody waits for: the first of them
+    /// switches its registration off. What cannot be switched off (error,
+    /// hang-up) is told of once more, and then no longer.
+    #[cold]
+    fn rest(&mut self, tag: Tag) {
+        let Some(slot) = self.slot(tag) else { return };
+        let Home::Registered { file, number } = &slot.home else { return };
+        // Of a file that has gone the number may be another one's by now.
+        let (Some(_held), number) = (file.upgrade(), *number) else { return };
+        if slot.switch != Switch::Off {
+            slot.switch = Switch::Off;
+            let interest = slot.interest;
+            let _ = self.switch_to(number, interest, Switch::Off, tag, true);
+        }
     }
 
     /// The next one to be called in this round.

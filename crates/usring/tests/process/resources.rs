@@ -2,8 +2,9 @@
 
 use crate::alone_and_bounded;
 use crate::support::*;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -222,4 +223,87 @@ fn deny_wipe_on_fork() -> std::io::Result<()> {
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
     };
     if installed { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn a_registered_file_that_hangs_up_while_nobody_waits_for_it_costs_nothing() {
+    alone_and_bounded(|| {
+        let ((local, remote), (reader, _writer)) = (UnixStream::pair().unwrap(), pipe());
+        let (mut buffer, mut waiting) = ([0; 4], [0; 4]);
+        let mut ring = IoUring::new(4).unwrap();
+        ring.submitter().register_files(&[local.as_raw_fd()]).unwrap();
+        submit(
+            &mut ring,
+            &[opcode::Read::new(types::Fixed(0), buffer.as_mut_ptr(), 4).build(), read(&reader, &mut waiting)],
+        );
+        (&remote).write_all(b"data").unwrap();
+        assert_eq!(collect(&mut ring, 1)[0].result, 4);
+        drop(remote);
+        let before = processor_time();
+        wait_at_most(&ring, 1, Duration::from_millis(300));
+        let inside = processor_time() - before;
+        std::thread::sleep(Duration::from_millis(300));
+        let outside = processor_time() - before - inside;
+        assert!(inside < Duration::from_millis(60), "{inside:?} of processor time in a wait");
+        assert!(outside < Duration::from_millis(60), "{outside:?} of processor time beside the program");
+    });
+}
+
+/// Whether somebody holds a record lock on a file: asked by an open file that
+/// was there before the lock, for closing one would end the process's locks.
+fn is_locked(probe: &impl AsRawFd) -> bool {
+    let mut lock = libc::flock { l_type: libc::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    // SAFETY: the structure.
+    assert_eq!(unsafe { libc::fcntl(probe.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) }, 0);
+    lock.l_type != libc::F_UNLCK as i16
+}
+
+#[track_caller]
+fn lock(file: &impl AsRawFd) {
+    let lock = libc::flock { l_type: libc::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    // SAFETY: the structure.
+    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) }, 0);
+}
+
+#[test]
+fn a_locked_file_that_is_registered_again_and_again_keeps_one_descriptor() {
+    alone_and_bounded(|| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let ring = IoUring::new(4).unwrap();
+        lock(&file);
+        for _ in 0..100 {
+            ring.submitter().register_files(&[file.as_raw_fd()]).unwrap();
+            ring.submitter().unregister_files().unwrap();
+        }
+        assert!(descriptors_of(file.path()) <= 2, "{} descriptors", descriptors_of(file.path()));
+    });
+}
+
+#[test]
+fn record_locks_outlive_a_wait_by_a_number_that_has_meant_a_socket() {
+    alone_and_bounded(|| {
+        let ((local, remote), mut buffer) = (UnixStream::pair().unwrap(), [0; 4]);
+        let mut ring = IoUring::new(4).unwrap();
+        submit(&mut ring, &[read(&local, &mut buffer)]);
+        (&remote).write_all(b"data").unwrap();
+        assert_eq!(collect(&mut ring, 1)[0].result, 4);
+        let (mut master, mut terminal) = (0, 0);
+        let null = std::ptr::null_mut();
+        // SAFETY: two numbers; and both are the test's.
+        let probe = unsafe {
+            assert_eq!(libc::openpty(&raw mut master, &raw mut terminal, null, null.cast(), null.cast()), 0);
+            let path = std::ffi::CStr::from_ptr(libc::ttyname(terminal)).to_owned();
+            let probe = std::fs::OpenOptions::new().read(true).write(true).open(path.to_str().unwrap()).unwrap();
+            assert_eq!(libc::dup2(terminal, local.as_raw_fd()), local.as_raw_fd());
+            probe
+        };
+        lock(&local);
+        assert!(is_locked(&probe));
+        submit(&mut ring, &[read(&local, &mut buffer)]);
+        // SAFETY: two bytes.
+        assert_eq!(unsafe { libc::write(master, b"x\n".as_ptr().cast(), 2) }, 2);
+        assert_eq!(collect(&mut ring, 1)[0].result, 2);
+        assert_eq!(result(&mut ring, nop(1)), 0);
+        assert!(is_locked(&probe), "the lock is lost");
+    });
 }
