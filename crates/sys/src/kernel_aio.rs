@@ -9,10 +9,8 @@
 mod completion_ring;
 
 pub use completion_ring::CompletionRing;
-#[cfg(not(loom))]
 pub use context::{Batch, Context};
 
-#[cfg(not(loom))]
 mod context {
     use super::CompletionRing;
     use crate::mapping::PAGE;

@@ -246,6 +246,12 @@ mod model {
             SharedMemory::model(mapping.length())
         }
 
+        /// # Safety
+        /// None is needed: what lies at the address is not touched.
+        pub unsafe fn borrowed(_: usize, length: usize) -> Self {
+            SharedMemory::model(length)
+        }
+
         pub fn mapping(&self) -> Option<&Mapping> {
             None
         }
