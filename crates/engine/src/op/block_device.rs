@@ -110,14 +110,29 @@ fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
     IssueOutcome::done(error.negative())
 }
 
-/// Which devices the program's numbers stand for, remembered for one batch.
+/// Which devices the program's numbers stand for, remembered within one
+/// submission. What is issued later asks anew: the program may have closed and
+/// opened anything.
 #[derive(Default)]
 pub(crate) struct OpenedDevices {
+    remembers: bool,
     last: Option<(i32, Option<Arc<OpenDevice>>)>,
 }
 
 impl OpenedDevices {
-    /// A new batch: the program may have closed and opened anything.
+    #[inline]
+    pub fn begin_submission(&mut self) {
+        self.forget();
+        self.remembers = true;
+    }
+
+    #[inline]
+    pub fn end_submission(&mut self) {
+        self.forget();
+        self.remembers = false;
+    }
+
+    /// A number has been closed.
     #[inline]
     pub fn forget(&mut self) {
         if self.last.is_some() {
@@ -127,7 +142,7 @@ impl OpenedDevices {
 
     #[inline]
     fn look_up(&mut self, number: i32) -> Option<&Arc<OpenDevice>> {
-        if self.last.as_ref().is_none_or(|(known, _)| *known != number) {
+        if !self.remembers || self.last.as_ref().is_none_or(|(known, _)| *known != number) {
             self.last = Some((number, host::device_of(number)));
         }
         self.last.as_ref().and_then(|(_, file)| file.as_ref())

@@ -199,6 +199,9 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.files.remove(sqe.file_index - 1).map(|()| 0));
     }
+    // What was remembered of the number is of this file.
+    locked.opened.forget();
+    locked.direct = None;
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))
 }

@@ -16,7 +16,7 @@ use usring_uapi::{Sqe, sqe_flags};
 pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.sq.pending().min(wanted);
     locked.direct = None;
-    locked.opened.forget();
+    locked.opened.begin_submission();
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
     let mut taken = 0;
     for _ in 0..available {
@@ -35,6 +35,7 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     }
     link::end_of_batch(locked);
     issue::run_issuable(locked);
+    locked.opened.end_submission();
     locked.devices.ring_doorbells();
     locked.sq.commit();
     taken
