@@ -276,7 +276,7 @@ impl<'a> LockedRing<'a> {
     #[cold]
     #[inline(never)]
     pub fn is_due_for_a_look(&mut self) -> bool {
-        if self.polls.armed() == 0 && self.timeouts.is_empty() {
+        if self.polls.armed() == 0 && self.timeouts.is_empty() && self.devices.in_flight() == 0 {
             return false;
         }
         self.unlooked += 1;

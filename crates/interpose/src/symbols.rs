@@ -475,6 +475,8 @@ pub fn resolve() {
 
 /// Whether a call by a symbol is ours to answer, or libc's.
 extern "C" fn concerns(call: &Call) -> u64 {
+    // A child disowns what it has inherited before it makes anything of its own.
+    process::current();
     let is_ours = |number: u64| {
         let number = number as i32;
         descriptors::is_known(number) || devices::is_remembered(number) || descriptor::is_private(number)

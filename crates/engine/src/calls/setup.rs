@@ -160,7 +160,7 @@ impl Ring {
     /// more: what they wait for is broken off, what they write is finished.
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();
-        while !self.is_inherited() && workers::is_busy_for(self) {
+        while !self.is_inherited() && workers::break_off(self) {
             let _ = wait::pause(self);
         }
     }

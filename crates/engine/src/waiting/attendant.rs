@@ -13,6 +13,7 @@
 //! set itself switches the attendant off meanwhile: waking a thread for
 //! nothing costs more than two epoll_ctl(2).
 
+use crate::device_queues;
 use crate::process::process;
 use crate::ring::{LockedRing, Ring};
 use crate::task_work;
@@ -197,7 +198,7 @@ impl Post {
 /// ring waits for.
 #[inline(always)]
 pub(crate) fn take_over(locked: &mut LockedRing) {
-    if locked.polls.armed() != 0 || !locked.timeouts.is_empty() {
+    if locked.polls.armed() != 0 || !locked.timeouts.is_empty() || locked.devices.in_flight() != 0 {
         take_over_waits(locked);
     }
 }
@@ -205,6 +206,10 @@ pub(crate) fn take_over(locked: &mut LockedRing) {
 #[inline(never)]
 fn take_over_waits(locked: &mut LockedRing) {
     let ring = locked.ring;
+    // Who asks a polled ring for events looks for them itself.
+    if locked.devices.in_flight() != 0 && !ring.is_polled() && !ring.defers_task_work() {
+        device_queues::settle(locked);
+    }
     if ring.defers_task_work() && !hears_announcements(locked) {
         return;
     }
@@ -219,6 +224,9 @@ fn hears_announcements(locked: &LockedRing) -> bool {
 }
 
 fn watch(locked: &mut LockedRing) {
+    if locked.devices.in_flight() != 0 && !locked.ring.is_polled() {
+        device_queues::arm_interrupts(locked);
+    }
     let until: Option<Nanoseconds> = locked.timeouts.until_next();
     if crate::fast_poll::arm_timer(locked, until).is_err() {
         return;

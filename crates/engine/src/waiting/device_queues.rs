@@ -7,16 +7,16 @@
 //! interrupts.
 
 use crate::complete;
-use crate::issue::Answer;
-use crate::op::Operation;
+use crate::fast_poll;
+use crate::issue::{self, Answer};
+use crate::op::{Operation, block_device};
 use crate::request::RequestEntry;
 use crate::ring::{LockedRing, Ring};
-use crate::workers;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::{Channel, Completions, Device, Pause, QueueOptions, Submission, Wait};
-use usring_sys::Errno;
+use usring_sys::{Errno, epoll};
 use usring_uapi::io_uring as abi;
 
 /// Requests that may be out on one channel: as many as the CQ has room for,
@@ -43,6 +43,11 @@ struct DeviceQueue {
     free: Vec<u32>,
     /// Did not fit.
     backlog: VecDeque<RequestEntry>,
+    /// Its interrupt is in the ring's epoll set.
+    watched: bool,
+    /// The interrupt was armed, and neither has it fired nor has anything
+    /// completed since.
+    armed: bool,
 }
 
 /// Names a channel of the ring.
@@ -77,8 +82,16 @@ impl DeviceQueues {
             out: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             backlog: VecDeque::new(),
+            watched: false,
+            armed: false,
         });
         Ok(ChannelIndex(self.channels.len() as u32 - 1))
+    }
+
+    /// Whether a device with requests out has no interrupt: only a poll finds
+    /// what it completes.
+    fn cannot_tell(&self) -> bool {
+        self.channels.iter().any(|queue| queue.channel.in_flight() > 0 && queue.channel.interrupt().is_none())
     }
 
     /// A wait on all channels begins.
@@ -118,10 +131,10 @@ impl DeviceQueues {
 pub(crate) fn submit(locked: &mut LockedRing, request: RequestEntry, index: ChannelIndex) {
     let queues = &mut locked.devices;
     let queue = &mut queues.channels[index.0 as usize];
-    let (Some(token), true) = (queue.free.pop(), queue.backlog.is_empty()) else {
-        queues.in_flight += 1;
-        return queue.backlog.push_back(request);
-    };
+    if !queue.backlog.is_empty() {
+        return not_accepted(locked, request, index, Submission::Full);
+    }
+    let Some(token) = queue.free.pop() else { return not_accepted(locked, request, index, Submission::Full) };
     let submission = match &request.operation {
         Operation::ReadWrite(transfer) => {
             queue.channel.submit(&transfer.as_device_request(token, request.fixed_buffer.is_some()))
@@ -139,11 +152,13 @@ pub(crate) fn submit(locked: &mut LockedRing, request: RequestEntry, index: Chan
 }
 
 #[cold]
-fn not_accepted(locked: &mut LockedRing, request: RequestEntry, index: ChannelIndex, submission: Submission) {
+fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex, submission: Submission) {
     match submission {
         Submission::Refused(error) => complete::complete(locked, request, error.negative().into()),
-        Submission::NeedsWorker => workers::hand_over(locked, request),
+        Submission::NeedsWorker => issue::hand_to_worker(locked, request),
         Submission::Full | Submission::Accepted => {
+            // It may find out later that it needs a worker.
+            block_device::note(locked, &mut request);
             locked.devices.in_flight += 1;
             locked.devices.channels[index.0 as usize].backlog.push_back(request);
         }
@@ -179,6 +194,7 @@ fn reap_one(locked: &mut LockedRing, index: usize) {
             complete::complete(locked, request, Answer { result: completion.result, failed });
         }
         if found > 0 {
+            locked.devices.channels[index].armed = false;
             submit_backlog(locked, index);
         }
         if locked.devices.completions.has_room() {
@@ -200,6 +216,52 @@ fn submit_backlog(locked: &mut LockedRing, index: usize) {
     }
 }
 
+/// Has the devices tell the ring's epoll set of what they complete, on a ring
+/// that sleeps for it. `false` if something may have completed already, or the
+/// device cannot tell: the caller looks again first.
+pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
+    let mut all = true;
+    for index in 0..locked.devices.channels.len() {
+        let queue = &locked.devices.channels[index];
+        if queue.channel.in_flight() > 0 && !queue.armed {
+            all &= arm_one(locked, index).is_ok_and(|armed| armed);
+        }
+    }
+    all
+}
+
+fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
+    let interrupt = locked.devices.channels[index].channel.interrupt().ok_or(Errno::EOPNOTSUPP)?;
+    if !locked.devices.channels[index].watched {
+        fast_poll::ensure_set(locked)?;
+        let set = locked.polls.set().ok_or(Errno::ENOMEM)?;
+        set.add(interrupt, epoll::IN | epoll::EDGE, fast_poll::DEVICE_DATA)?;
+        locked.devices.channels[index].watched = true;
+    }
+    let queue = &mut locked.devices.channels[index];
+    queue.armed = queue.channel.arm_interrupt();
+    Ok(queue.armed)
+}
+
+/// A device has told the epoll set: which one, is not asked.
+pub(crate) fn interrupted(locked: &mut LockedRing) {
+    locked.devices.channels.iter_mut().for_each(|queue| queue.armed = false);
+    reap(locked);
+}
+
+/// The driver of a ring that is not polled leaves: completes what is done, and
+/// lets the devices tell of the rest.
+pub(crate) fn settle(locked: &mut LockedRing) {
+    while locked.devices.in_flight() > 0 && !arm_interrupts(locked) {
+        let before = locked.devices.in_flight();
+        reap(locked);
+        locked.finish_batch();
+        if locked.devices.in_flight() == before && locked.devices.cannot_tell() {
+            return;
+        }
+    }
+}
+
 /// The ring goes away: what is out is forgotten. A queue pair that is dropped
 /// sees to it that its device touches no memory any more, which may take as
 /// long as the device does, so not under the ring's lock.
@@ -212,5 +274,12 @@ impl Ring {
     #[inline]
     pub(crate) fn is_polled(&self) -> bool {
         self.has(abi::IORING_SETUP_IOPOLL)
+    }
+
+    /// Whether the SQ thread does that, and nobody else.
+    #[inline]
+    pub(crate) fn is_polled_by_thread(&self) -> bool {
+        const BOTH: u32 = abi::IORING_SETUP_IOPOLL | abi::IORING_SETUP_SQPOLL;
+        self.flags & BOTH == BOTH
     }
 }

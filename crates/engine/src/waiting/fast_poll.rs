@@ -15,6 +15,7 @@
 //! one of the exclusive waiters were called for them, the others' might be lost.
 
 use crate::complete;
+use crate::device_queues;
 use crate::host;
 use crate::issue;
 use crate::op::Operation;
@@ -40,6 +41,8 @@ pub(crate) enum Purpose {
 
 /// Event data of descriptors that are no request: only wakes the waiter.
 pub(crate) const WAKE_DATA: u64 = u64::MAX;
+/// That of devices' interrupts.
+pub(crate) const DEVICE_DATA: u64 = u64::MAX - 1;
 
 /// Arms a request that would block; its file decides: what cannot be polled
 /// goes to a worker.
@@ -148,6 +151,10 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
         let (data, mask) = (event.data, event.events);
         if data == WAKE_DATA {
             // It has woken us, edge-triggered: nothing to read.
+            continue;
+        }
+        if data == DEVICE_DATA {
+            device_queues::interrupted(locked);
             continue;
         }
         fire(locked, data, mask);

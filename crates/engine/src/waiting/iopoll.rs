@@ -29,8 +29,18 @@ pub(crate) fn poll(ring: &Arc<Ring>, minimum: u32) -> Result<(), Errno> {
         task_work::run(&mut locked);
         device_queues::reap(&mut locked);
         locked.finish_batch();
-        if locked.cq.ready() >= minimum || locked.devices.in_flight() == 0 {
+        if locked.cq.ready() >= minimum {
             break;
+        }
+        if locked.devices.in_flight() == 0 {
+            if !workers::have_requests_of(ring) {
+                break;
+            }
+            // What no queue pair could take is under way all the same.
+            locked.leave();
+            wait::pause(ring)?;
+            locked = ring.lock();
+            continue;
         }
         if signals::interrupted() {
             let nothing = locked.cq.ready() == 0;
@@ -59,10 +69,6 @@ pub(crate) fn poll(ring: &Arc<Ring>, minimum: u32) -> Result<(), Errno> {
             }
         };
     }
-    let short = locked.cq.ready() < minimum;
     locked.leave();
-    if short && workers::is_busy_for(ring) {
-        return wait::wait(ring, &wait::WaitCall { completions: minimum, ..Default::default() });
-    }
     Ok(())
 }

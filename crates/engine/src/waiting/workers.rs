@@ -354,8 +354,16 @@ pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Ca
     Cancelled::Running
 }
 
+/// Whether workers have, or will have, requests of a ring.
+pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
+    let state = process().workers.state.lock();
+    let is_of_ring = |other: &Arc<Ring>| Arc::ptr_eq(other, ring);
+    let waits = state.classes.iter().any(|pool| pool.queue.iter().any(|job| is_of_ring(&job.ring)));
+    waits || state.running.iter().any(|running| is_of_ring(&running.ring))
+}
+
 /// Breaks off what workers still do for a closed ring; answers whether there
 /// was anything.
-pub(crate) fn is_busy_for(ring: &Arc<Ring>) -> bool {
+pub(crate) fn break_off(ring: &Arc<Ring>) -> bool {
     !matches!(cancel(ring, |_| true), Cancelled::Nothing)
 }

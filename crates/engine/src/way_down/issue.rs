@@ -129,6 +129,11 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
     }
 }
 
+/// Leaves a request to a thread that may block.
+pub(crate) fn hand_to_worker(locked: &mut LockedRing, request: RequestEntry) {
+    suspend(locked, request, IssueOutcome::NeedsWorker);
+}
+
 /// Finds the number that system calls are to use (the kernel's
 /// `io_assign_file`: at issue, so that a link may open what its next one uses).
 #[inline]

@@ -9,6 +9,7 @@
 
 use crate::attendant;
 use crate::complete;
+use crate::device_queues;
 use crate::issue;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::{LockedRing, Ring};
@@ -158,5 +159,6 @@ fn run_batch(locked: &mut LockedRing) {
 pub(crate) fn run_all(locked: &mut LockedRing) {
     run(locked);
     fast_poll::look(locked);
+    device_queues::reap(locked);
     timeout::expire(locked);
 }

@@ -2,6 +2,7 @@
 //! the ring's files and timers itself, so a completion costs no second thread;
 //! of several waiters one leads and the others sleep on the sleep word.
 
+use crate::device_queues;
 use crate::ring::{LockedRing, Ring};
 use crate::{attendant, fast_poll, task_work, timeout};
 use alloc::sync::Arc;
@@ -37,6 +38,9 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         task_work::hear_announcement(&locked);
         task_work::run(&mut locked);
         timeout::expire(&mut locked);
+        if !ring.is_polled_by_thread() {
+            device_queues::reap(&mut locked);
+        }
         // Who is going to sleep sees in the epoll set what is there already.
         let asks = locked.cq.ready() < call.completions.max(1) && call.completions == 0;
         if !looked && locked.polls.armed() > 0 && (asks || ring.defers_task_work() && locked.is_due_for_a_look()) {
@@ -127,7 +131,13 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
 /// lock is given up, the last look at the task-work list after it.
 fn sleep(mut locked: LockedRing, call: &WaitCall, ready: u32, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
-    let watches_files = locked.polls.armed() > 0 || call.mask.is_some();
+    let watches_devices = locked.devices.in_flight() > 0 && !ring.is_polled_by_thread();
+    if watches_devices && !device_queues::arm_interrupts(&mut locked) {
+        // Something is there already.
+        locked.leave();
+        return Ok(());
+    }
+    let watches_files = locked.polls.armed() > 0 || watches_devices || call.mask.is_some();
     if watches_files && let Err(error) = fast_poll::ensure_set(&mut locked) {
         locked.leave();
         return Err(error);
