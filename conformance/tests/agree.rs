@@ -38,7 +38,7 @@ rooms! {
     sync fixed_io streams open_close direct stat poll poll_multishot timeout timeout_remove
     link_timeout link drain skip_success sync_cancel cancel file_life one_file registered_files
     files_update registered_buffers buffer_group buffer_ring eventfd probe restrictions ring_fds
-    workers clock personality sq_thread iopoll task_work single_issuer shapes readiness descriptor fork
+    workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor fork
     exec exit signals stress hostile kinds disk threads
 }
 

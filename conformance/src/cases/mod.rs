@@ -59,6 +59,7 @@ mod task_work;
 mod threads;
 mod timeout;
 mod timeout_remove;
+mod uring_cmd;
 mod vectored;
 mod workers;
 
@@ -108,6 +109,7 @@ pub const ROOMS: &[&[Case]] = &[
     personality::CASES,
     sq_thread::CASES,
     iopoll::CASES,
+    uring_cmd::CASES,
     task_work::CASES,
     single_issuer::CASES,
     shapes::CASES,

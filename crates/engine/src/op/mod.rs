@@ -18,6 +18,7 @@ pub(crate) mod provide_buffers;
 pub(crate) mod read_write;
 pub(crate) mod sync;
 pub(crate) mod timeout;
+pub(crate) mod uring_cmd;
 
 /// What a family's prep made of the SQE. With a tag of its own (and not one
 /// folded into some field), which every request is asked for at its end.
@@ -37,6 +38,7 @@ pub(crate) enum Operation {
     TimeoutUpdate(timeout::TimeoutUpdate),
     Cancel(crate::cancel::CancelKey),
     EpollControl(epoll_ctl::EpollControl),
+    Command(uring_cmd::Command),
 }
 
 impl Operation {
@@ -48,7 +50,7 @@ impl Operation {
             Operation::Call(_) | Operation::Open(_) => true,
             Operation::Nothing | Operation::Nop(_) | Operation::Poll(_) | Operation::PollUpdate(_) => false,
             Operation::Timeout(_) | Operation::LinkTimeout(_) | Operation::TimeoutUpdate(_) => false,
-            Operation::Cancel(_) | Operation::EpollControl(_) => false,
+            Operation::Cancel(_) | Operation::EpollControl(_) | Operation::Command(_) => false,
         }
     }
 
@@ -65,7 +67,7 @@ impl Operation {
 const _: () = {
     assert!(!needs_drop::<(nop::Nop, crate::fast_poll::Interest, poll::PollUpdate)>());
     assert!(!needs_drop::<(crate::timeout::Deadline, timeout::TimeoutUpdate)>());
-    assert!(!needs_drop::<(crate::cancel::CancelKey, epoll_ctl::EpollControl)>());
+    assert!(!needs_drop::<(crate::cancel::CancelKey, epoll_ctl::EpollControl, uring_cmd::Command)>());
 };
 
 /// Whether a worker's result breaks an ordinary link: an error, or fewer bytes

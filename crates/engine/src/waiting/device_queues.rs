@@ -10,12 +10,16 @@ use crate::complete;
 use crate::fast_poll;
 use crate::issue::{self, Answer};
 use crate::op::{Operation, block_device};
-use crate::request::RequestEntry;
+use crate::request::{RequestEntry, RequestId};
 use crate::ring::{LockedRing, Ring};
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use usring_device::estimate::RingEstimate;
 use usring_device::{Channel, Completions, Device, Pause, QueueOptions, Submission, Wait};
+use usring_sys::clock::Nanoseconds;
+use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll};
 use usring_uapi::io_uring as abi;
 
@@ -32,6 +36,29 @@ pub(crate) struct DeviceQueues {
     in_flight: u32,
     /// Something was accepted since the devices were last told.
     untold: bool,
+    /// Of a ring with HYBRID_IOPOLL.
+    hybrid: Option<Box<Hybrid>>,
+}
+
+/// IORING_SETUP_HYBRID_IOPOLL as the kernel has it: one estimate for the ring,
+/// and one sleep for each request, before it is polled for the first time.
+struct Hybrid {
+    estimate: RingEstimate,
+    /// Not polled for yet, in the order of submission.
+    fresh: VecDeque<Fresh>,
+}
+
+struct Fresh {
+    channel: u32,
+    token: u32,
+    id: RequestId,
+    since: Ticks,
+}
+
+/// The sleep before a request's first poll.
+pub(crate) struct Nap {
+    pub span: Nanoseconds,
+    since: Ticks,
 }
 
 struct DeviceQueue {
@@ -75,6 +102,9 @@ impl DeviceQueues {
         let depth = ring.memory.layout().cq_entries.clamp(*DEPTHS.start(), *DEPTHS.end());
         let interrupts = !ring.is_polled() || device.waits_when_polled();
         let channel = device.open_channel(QueueOptions { depth, interrupts })?;
+        if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
+            self.hybrid = Some(Box::new(Hybrid { estimate: RingEstimate::new(), fresh: VecDeque::new() }));
+        }
         self.channels.push(DeviceQueue {
             device: device.clone(),
             wait: channel.begin_wait(),
@@ -92,6 +122,25 @@ impl DeviceQueues {
     /// what it completes.
     fn cannot_tell(&self) -> bool {
         self.channels.iter().any(|queue| queue.channel.in_flight() > 0 && queue.channel.interrupt().is_none())
+    }
+
+    /// The next request that has not been polled for, on a ring with HYBRID_IOPOLL.
+    pub fn next_nap(&mut self) -> Option<Nap> {
+        let hybrid = self.hybrid.as_mut()?;
+        while let Some(fresh) = hybrid.fresh.pop_front() {
+            let out = &self.channels[fresh.channel as usize].out[fresh.token as usize];
+            if out.as_ref().is_some_and(|request| request.id == fresh.id) {
+                return Some(Nap { span: hybrid.estimate.sleep(), since: fresh.since });
+            }
+        }
+        None
+    }
+
+    /// The poll after that sleep is over.
+    pub fn end_nap(&mut self, nap: &Nap) {
+        if let Some(hybrid) = &mut self.hybrid {
+            hybrid.estimate.record(Ticks::now().since(nap.since), nap.span);
+        }
     }
 
     /// A wait on all channels begins.
@@ -113,7 +162,11 @@ impl DeviceQueues {
                 (Some(one), other) => one.min(other),
             });
         }
-        all.unwrap_or(Pause::Spin)
+        match all {
+            // Its sleeps are those of each request.
+            Some(Pause::Sleep(_)) if self.hybrid.is_some() => Pause::Spin,
+            pause => pause.unwrap_or(Pause::Spin),
+        }
     }
 
     /// Tells the devices of what was accepted, once per batch.
@@ -142,6 +195,9 @@ pub(crate) fn submit(locked: &mut LockedRing, request: RequestEntry, index: Chan
         _ => Submission::Refused(Errno::EINVAL),
     };
     if submission == Submission::Accepted {
+        if let Some(hybrid) = &mut queues.hybrid {
+            hybrid.fresh.push_back(Fresh { channel: index.0, token, id: request.id, since: Ticks::now() });
+        }
         queue.out[token as usize] = Some(request);
         queues.in_flight += 1;
         queues.untold = true;

@@ -2,7 +2,7 @@
 //! and nothing interrupts it.
 
 use crate::device_queues;
-use crate::ring::Ring;
+use crate::ring::{LockedRing, Ring};
 use crate::{task_work, wait, workers};
 use alloc::sync::Arc;
 use usring_device::Pause;
@@ -27,7 +27,7 @@ pub(crate) fn poll(ring: &Arc<Ring>, minimum: u32) -> Result<(), Errno> {
     let mut looks = 0;
     loop {
         task_work::run(&mut locked);
-        device_queues::reap(&mut locked);
+        locked = look(ring, locked);
         locked.finish_batch();
         if locked.cq.ready() >= minimum {
             break;
@@ -71,4 +71,21 @@ pub(crate) fn poll(ring: &Arc<Ring>, minimum: u32) -> Result<(), Errno> {
     }
     locked.leave();
     Ok(())
+}
+
+/// One look at the devices; on a ring with HYBRID_IOPOLL, after the sleep that
+/// the next request's first poll is worth.
+fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
+    let nap = locked.devices.next_nap();
+    if let Some(nap) = nap.as_ref().filter(|nap| nap.span > 0) {
+        locked.unlock();
+        // Ended early by a signal: the caller sees that.
+        let _ = timer_slack::sleep_precisely(nap.span);
+        locked = ring.lock();
+    }
+    device_queues::reap(&mut locked);
+    if let Some(nap) = &nap {
+        locked.devices.end_nap(nap);
+    }
+    locked
 }

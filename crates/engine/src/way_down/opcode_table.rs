@@ -5,7 +5,7 @@
 use crate::issue::IssueOutcome;
 use crate::op::{
     self, cancel, descriptor, epoll_ctl, files_update, nop, open_close, path, poll, provide_buffers, read_write, sync,
-    timeout,
+    timeout, uring_cmd,
 };
 use crate::request::Request;
 use crate::ring::LockedRing;
@@ -84,6 +84,7 @@ const fn table() -> [Row; COUNT] {
     rows[opcode::WRITE as usize] = WRITE;
     rows[opcode::WRITEV as usize] = WRITE;
     rows[opcode::WRITE_FIXED as usize] = WRITE;
+    rows[opcode::URING_CMD as usize] = COMMAND;
     rows[opcode::FSYNC as usize] = Row { prepare: sync::prepare_fsync, ..CALL_ON_FILE };
     rows[opcode::SYNC_FILE_RANGE as usize] = Row { prepare: sync::prepare_sync_file_range, ..CALL_ON_FILE };
     rows[opcode::FALLOCATE as usize] =
@@ -129,6 +130,15 @@ const fn table() -> [Row; COUNT] {
         Row { prepare: descriptor::prepare_install, issue: descriptor::issue_install, ..ON_FILE };
     rows
 }
+
+const COMMAND: Row = Row {
+    prepare: uring_cmd::prepare,
+    issue: uring_cmd::issue,
+    work: Some(uring_cmd::work),
+    takes_ioprio: true,
+    allowed_on_polled_ring: true,
+    ..ON_FILE
+};
 
 const OPEN: Row = Row { issue: open_close::issue_open, work: Some(open_close::work_open), ..CALL };
 
