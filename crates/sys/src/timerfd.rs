@@ -17,15 +17,21 @@ pub fn create() -> Result<OwnedDescriptor, Errno> {
 /// Lets the timer fire once, this long from now; it is unreadable until then.
 pub fn arm(number: i32, span: Nanoseconds) -> Result<(), Errno> {
     // Zero would disarm it.
-    set(number, span.max(1))
+    set(number, 0, span.max(1))
+}
+
+/// The same at this time on the monotonic clock; at once if that is past.
+pub fn arm_at(number: i32, time: Nanoseconds) -> Result<(), Errno> {
+    set(number, linux::TFD_TIMER_ABSTIME, time.max(1))
 }
 
 /// The timer does not fire, and is unreadable even if it has.
 pub fn disarm(number: i32) -> Result<(), Errno> {
-    set(number, 0)
+    set(number, 0, 0)
 }
 
-fn set(number: i32, span: Nanoseconds) -> Result<(), Errno> {
-    let value = [Timespec::default(), timespec(span)];
-    SystemCall::new(linux::__NR_timerfd_settime, [number as u64, 0, &raw const value as u64, 0, 0]).run().map(drop)
+fn set(number: i32, flags: u32, time: Nanoseconds) -> Result<(), Errno> {
+    let value = [Timespec::default(), timespec(time)];
+    let arguments = [number as u64, u64::from(flags), &raw const value as u64, 0, 0];
+    SystemCall::new(linux::__NR_timerfd_settime, arguments).run().map(drop)
 }

@@ -22,7 +22,6 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::mutex::Mutex;
@@ -227,8 +226,8 @@ fn watch(locked: &mut LockedRing) {
     if locked.devices.in_flight() != 0 && !locked.ring.is_polled() {
         device_queues::arm_interrupts(locked);
     }
-    let until: Option<Nanoseconds> = locked.timeouts.until_next();
-    if crate::fast_poll::arm_timer(locked, until).is_err() {
+    let due = locked.timeouts.next_due();
+    if crate::fast_poll::arm_timer(locked, due).is_err() {
         return;
     }
     let ring = locked.ring.clone();

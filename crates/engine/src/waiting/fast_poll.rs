@@ -43,6 +43,8 @@ pub(crate) enum Purpose {
 pub(crate) const WAKE_DATA: u64 = u64::MAX;
 /// That of devices' interrupts.
 pub(crate) const DEVICE_DATA: u64 = u64::MAX - 1;
+/// That of the timer: it has fired.
+const TIMER_DATA: u64 = u64::MAX - 2;
 
 /// Arms a request that would block; its file decides: what cannot be polled
 /// goes to a worker.
@@ -108,21 +110,35 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Lets the set wake its watcher when the ring's next timer is due.
-pub(crate) fn arm_timer(locked: &mut LockedRing, until: Option<Nanoseconds>) -> Result<(), Errno> {
-    let Some(until) = until else { return Ok(()) };
+/// Lets the set wake its watcher when the ring's next timer is due. Where it
+/// will do so earlier already, that is left: who deals with that event comes by
+/// here again, and a ring whose timers are far away costs its drivers no call.
+/// (Of a ring that defers, others see the event and leave it where it is.)
+#[inline]
+pub(crate) fn arm_timer(locked: &mut LockedRing, due: Option<Nanoseconds>) -> Result<(), Errno> {
+    let Some(due) = due else { return Ok(()) };
+    let fires = locked.polls.timer_fires;
+    if fires != 0 && fires <= due && !locked.ring.defers_task_work() {
+        return Ok(());
+    }
+    arm_timer_anew(locked, due)
+}
+
+#[inline(never)]
+fn arm_timer_anew(locked: &mut LockedRing, due: Nanoseconds) -> Result<(), Errno> {
     ensure_set(locked)?;
     if locked.polls.timer.is_none() {
         let timer = timerfd::create()?;
         if let Some(set) = locked.polls.set() {
-            set.add(timer.number(), epoll::IN | epoll::EDGE, WAKE_DATA)?;
+            set.add(timer.number(), epoll::IN | epoll::EDGE, TIMER_DATA)?;
         }
         locked.polls.timer = Some(timer);
     }
-    match &locked.polls.timer {
-        Some(timer) => timerfd::arm(timer.number(), until),
-        None => Ok(()),
+    if let Some(timer) = &locked.polls.timer {
+        timerfd::arm_at(timer.number(), due)?;
+        locked.polls.timer_fires = due.max(1);
     }
+    Ok(())
 }
 
 /// Looks which armed files are ready now, without waiting. While somebody
@@ -155,6 +171,10 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
         }
         if data == DEVICE_DATA {
             device_queues::interrupted(locked);
+            continue;
+        }
+        if data == TIMER_DATA {
+            locked.polls.timer_fires = 0;
             continue;
         }
         fire(locked, data, mask);

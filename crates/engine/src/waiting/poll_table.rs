@@ -47,6 +47,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use usring_sys::Errno;
+use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll};
 
@@ -198,6 +199,8 @@ pub(crate) struct PollTable {
     sweep_at: usize,
     /// In the set while nobody is inside: the next timer.
     pub timer: Option<OwnedDescriptor>,
+    /// When it fires, on the monotonic clock; 0 once that has been seen.
+    pub timer_fires: Nanoseconds,
 }
 
 impl PollTable {

@@ -84,6 +84,19 @@ impl Timeouts {
         spans.min()
     }
 
+    /// When the next timer is due, on the monotonic clock. Asks no clock where
+    /// there are no timers on others.
+    pub fn next_due(&self) -> Option<Nanoseconds> {
+        let due = CLOCKS.iter().filter_map(|&clock| {
+            let (&(at, _), _) = self.by_clock[lane(clock)].first_key_value()?;
+            match clock {
+                Clock::Monotonic => Some(at),
+                _ => Some(Clock::Monotonic.now().saturating_add(at.saturating_sub(clock.now()))),
+            }
+        });
+        due.min()
+    }
+
     /// CQEs up to this tail of the CQ, less those of timeouts that have ended
     /// by themselves: what counted timeouts count. (A timeout that is removed
     /// or refused counts like any other request, and so does a tag.)

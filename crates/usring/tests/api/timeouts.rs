@@ -196,3 +196,21 @@ fn hundreds_of_timeouts_all_expire() {
         assert!(done.iter().all(|done| done.result == TIME));
     });
 }
+
+#[test]
+fn timers_end_one_after_another_while_nobody_is_inside() {
+    bounded(|| {
+        let mut ring = IoUring::new(8).unwrap();
+        let times = [60, 10, 30, 1000].map(|milliseconds| timespec(Duration::from_millis(milliseconds)));
+        for (index, time) in times.iter().enumerate() {
+            submit(&mut ring, &[opcode::Timeout::new(time).build().user_data(index as u64)]);
+        }
+        let mut order = Vec::new();
+        eventually("three have ended", || {
+            // In memory only.
+            order.extend(ring.completion().map(|done| done.user_data()));
+            order.len() == 3
+        });
+        assert_eq!(order, [1, 2, 0]);
+    });
+}
