@@ -32,7 +32,7 @@ mod way_up;
 
 // The rooms go by their own names, whichever corridor they lie on.
 use registered::{buffer_group, registered_buffers, registered_files, restrictions};
-use waiting::{attendant, cancel, device_queues, fast_poll, iopoll, poll_table, sq_thread, timeout, workers};
+use waiting::{attendant, cancel, cq_wait, device_queues, fast_poll, iopoll, poll_table, sq_thread, timeout, workers};
 use way_down::{drain, issue, link, opcode_table, submit};
 use way_up::{complete, task_work, wait};
 
@@ -42,6 +42,7 @@ pub use way_up::readiness;
 pub use counters::set_statistics;
 pub use enter::EnterCall;
 pub use host::{Host, set_host};
+pub use iopoll::have_enter_poll;
 pub use readiness::drain_readiness;
 pub use ring::Ring;
 pub use usring_device::OpenDevice;

@@ -8,6 +8,7 @@
 use crate::attendant::{self, Attendance};
 use crate::buffer_group::BufferGroups;
 use crate::counters::RingCounters;
+use crate::cq_wait::CqWaits;
 use crate::device_queues::DeviceQueues;
 use crate::drain::Drain;
 use crate::link::Chain;
@@ -54,6 +55,7 @@ pub struct Ring {
     pub(crate) issuer: AtomicUsize,
     pub(crate) attendance: Attendance,
     pub(crate) sq_thread: SqThreadHandle,
+    pub(crate) cq_waits: CqWaits,
     /// The registered eventfd of a ring that defers: it tells of work that has
     /// come, which other threads bring without the ring's lock.
     pub(crate) told_of_work: Mutex<Option<Arc<EventDescriptor>>>,
@@ -139,6 +141,7 @@ impl Ring {
             issuer: AtomicUsize::new(0),
             attendance: Attendance::default(),
             sq_thread: SqThreadHandle::default(),
+            cq_waits: CqWaits::default(),
             told_of_work: Mutex::new(None),
             made_by: process(),
             state: Mutex::new(state),
@@ -330,20 +333,30 @@ impl<'a> LockedRing<'a> {
 
     #[inline(always)]
     fn release(mut self) -> Farewell<'a> {
-        let posted = core::mem::take(&mut self.posted);
+        let news = self.take_news();
         let ring = self.ring;
         drop(self.state);
-        if posted {
-            ring.wakers.wake_all();
+        if let Some(ready) = news {
+            ring.wakers.wake_all(ready);
         }
         self.farewell
     }
 
     /// Wakes sleepers for what was published, while the lock is held still.
     pub fn wake_others(&mut self) {
-        if core::mem::take(&mut self.posted) {
-            self.ring.wakers.wake_all();
+        if let Some(ready) = self.take_news() {
+            self.ring.wakers.wake_all(ready);
         }
+    }
+
+    /// What sleepers are to be woken for: so many CQEs, or, whatever they wait
+    /// for, a timeout that has ended, which ends every wait.
+    #[inline(always)]
+    fn take_news(&mut self) -> Option<u32> {
+        if !core::mem::take(&mut self.posted) {
+            return None;
+        }
+        Some(if core::mem::take(&mut self.timeouts.just_ended) { u32::MAX } else { self.cq.ready() })
     }
 }
 

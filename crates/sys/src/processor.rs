@@ -1,6 +1,7 @@
 //! The processors that threads run on.
 
 use crate::SystemCall;
+use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
 /// Processors that an affinity mask here can name.
@@ -19,6 +20,18 @@ fn allowed() -> Mask {
 /// How many processors this thread may run on; at least one.
 pub fn count() -> u32 {
     allowed().iter().map(|word| word.count_ones()).sum::<u32>().max(1)
+}
+
+/// Whether the process has but one processor, as it was at the first question.
+pub fn is_only() -> bool {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let known = COUNT.load(Ordering::Relaxed);
+    if known != 0 {
+        return known == 1;
+    }
+    let count = count();
+    COUNT.store(count, Ordering::Relaxed);
+    count == 1
 }
 
 /// Whether this thread may run on a processor.

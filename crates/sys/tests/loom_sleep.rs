@@ -130,6 +130,24 @@ fn a_sleeper_that_needs_two_is_woken_by_the_second_of_two_wakers() {
     });
 }
 
+/// Entries are counted by whoever posts them, and not by the weight of a list.
+#[test]
+fn who_waits_for_two_entries_is_woken_by_whoever_posts_the_second() {
+    loom::model(|| {
+        let ring = Ring::new();
+        let tail = Arc::new(AtomicU32::new(0));
+        let posts = tail.clone();
+        let poster = spawn(&ring, move |ring| {
+            for ready in 1..=2 {
+                posts.store(ready, Ordering::Release);
+                ring.carry_out(ring.sleep.wake_target(ready));
+            }
+        });
+        ring.wait(Sleeper::Futex, 2, || tail.load(Ordering::Acquire) >= 2);
+        poster.join().unwrap();
+    });
+}
+
 #[test]
 fn a_leader_and_a_futex_sleeper_are_both_woken_for_what_both_wait_for() {
     bounded(|| {

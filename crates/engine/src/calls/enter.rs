@@ -1,5 +1,6 @@
 //! io_uring_enter(2).
 
+use crate::cq_wait;
 use crate::iopoll;
 use crate::ring::{LockedRing, Ring};
 use crate::submit;
@@ -126,10 +127,13 @@ impl Ring {
     /// for room, or waits for completions.
     #[inline(never)]
     fn enter_polled(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
-        if self.lock().disabled {
+        if self.has(abi::IORING_SETUP_R_DISABLED) && self.lock().disabled {
             return Err(Errno::EBADFD);
         }
-        self.flush_overflow();
+        // No look at anything that needs the lock, which the SQ thread wants all the time.
+        if self.memory.flags() & abi::IORING_SQ_CQ_OVERFLOW != 0 {
+            self.flush_overflow();
+        }
         self.sq_thread.check_alive()?;
         if call.has(abi::IORING_ENTER_SQ_WAKEUP) {
             self.sq_thread.wake();
@@ -138,7 +142,11 @@ impl Ring {
             self.sq_thread.wait_for_room(self)?;
         }
         if call.has(abi::IORING_ENTER_GETEVENTS) {
-            let waited = self.get_events(call);
+            let waited = if self.is_polled() && iopoll::enters_poll() {
+                self.poll_for_events(call)
+            } else {
+                self.get_events(call)
+            };
             if call.to_submit == 0 {
                 waited?;
             }
@@ -182,6 +190,9 @@ impl Ring {
         }
         let mut wait_call = self.read_argument(call)?;
         wait_call.completions = call.min_complete.min(self.memory.layout().cq_entries);
+        if self.is_polled() && wait_call.mask.is_none() {
+            return cq_wait::wait(self, &mut wait_call);
+        }
         wait::wait(self, &wait_call)
     }
 

@@ -3,13 +3,28 @@
 
 use crate::device_queues;
 use crate::ring::{LockedRing, Ring};
-use crate::{task_work, wait, workers};
+use crate::wait::{self, WaitCall};
+use crate::{task_work, workers};
 use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
 use usring_device::Pause;
 use usring_sys::{Errno, signals, timer_slack};
 
 /// Looks between two chances for others to take the ring's lock.
 const LOOKS_PER_TURN: u32 = 64;
+
+/// Beside an SQ thread enter polls, too, as kernels before 5.7 had it: to see
+/// what it is worth that it does not.
+static POLLING_ENTER: AtomicBool = AtomicBool::new(false);
+
+/// See [`POLLING_ENTER`].
+pub fn have_enter_poll() {
+    POLLING_ENTER.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn enters_poll() -> bool {
+    POLLING_ENTER.load(Ordering::Relaxed)
+}
 
 /// enter(2) with GETEVENTS on a polled ring without an SQ thread: comes back
 /// at once if there is a CQE, else polls until there are `minimum` or nothing
@@ -65,7 +80,7 @@ pub(crate) fn poll(ring: &Arc<Ring>, minimum: u32) -> Result<(), Errno> {
             }
             Pause::Interrupt => {
                 locked.unlock();
-                return wait::wait(ring, &wait::WaitCall { completions: minimum, ..Default::default() });
+                return wait::wait(ring, &WaitCall { completions: minimum, ..Default::default() });
             }
         };
     }

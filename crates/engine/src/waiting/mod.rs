@@ -1,9 +1,10 @@
 //! Who waits for what: a file to be ready (`fast_poll`), a device (`device_queues`,
-//! polled by `iopoll`), a thread that may block (`workers`), time (`timeout`), the program itself (`sq_thread`); who
+//! polled by `iopoll`; beside an SQ thread, which does that, `cq_wait`), a thread that may block (`workers`), time (`timeout`), the program itself (`sq_thread`); who
 //! watches while nobody is inside (`attendant`), and who ends a wait (`cancel`).
 
 pub(crate) mod attendant;
 pub(crate) mod cancel;
+pub(crate) mod cq_wait;
 pub(crate) mod device_queues;
 pub(crate) mod fast_poll;
 pub(crate) mod iopoll;

@@ -17,10 +17,11 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::clock::Nanoseconds;
 use usring_sys::mutex::Mutex;
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
-use usring_sys::{Errno, processor, wait};
+use usring_sys::ticks::{self, Ticks};
+use usring_sys::{Errno, processor, timer_slack, wait};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
@@ -52,6 +53,11 @@ struct SqThread {
 
 /// Gives a new ring its thread: that of the ring it attaches to, or its own.
 pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
+    ticks::calibrate();
+    if ring.is_polled() {
+        // Asked here once, and not in the middle of a wait.
+        timer_slack::overshoot();
+    }
     let idle = match params.sq_thread_idle {
         0 => DEFAULT_IDLE,
         milliseconds => u64::from(milliseconds) * MILLISECOND,
@@ -190,7 +196,7 @@ impl SqThread {
         }
         let mut seen = self.changes.load(Ordering::SeqCst);
         let mut rings = self.rings.lock().clone();
-        let mut last_work = Clock::Monotonic.now();
+        let mut last_work = Ticks::now();
         loop {
             let changes = self.changes.load(Ordering::SeqCst);
             if changes != seen {
@@ -206,17 +212,17 @@ impl SqThread {
                 continue;
             }
             if self.serve(&rings) {
-                last_work = Clock::Monotonic.now();
+                last_work = Ticks::now();
                 continue;
             }
-            if Clock::Monotonic.now().saturating_sub(last_work) < self.idle.load(Ordering::Relaxed) {
+            if Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed) {
                 // The bound of this spin is the idle time that the program
-                // chose; the processor is anybody's meanwhile.
-                processor::give_way();
+                // chose.
+                spin();
                 continue;
             }
             self.sleep(&rings, seen);
-            last_work = Clock::Monotonic.now();
+            last_work = Ticks::now();
         }
     }
 
@@ -272,6 +278,19 @@ impl SqThread {
             locked.sq.end_sleep();
             locked.unlock();
         }
+    }
+}
+
+/// Before the next look. Where there is but one processor, what is looked for
+/// can only come from whoever gets it meanwhile. Elsewhere the thread keeps its
+/// own, as the kernel's does: whoever else wants to run there gets a share by
+/// the scheduler's rule, but one who gives way to them waits for all of theirs,
+/// some milliseconds each time.
+fn spin() {
+    if processor::is_only() {
+        processor::give_way();
+    } else {
+        core::hint::spin_loop();
     }
 }
 

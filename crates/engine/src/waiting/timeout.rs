@@ -54,6 +54,8 @@ pub(crate) struct Timeouts {
     /// How often a TIMEOUT has ended by time or count: each ends a wait,
     /// however many completions it still wants (the kernel's `cq_timeouts`).
     pub ended: i64,
+    /// One has since sleepers were woken last.
+    pub just_ended: bool,
 }
 
 fn lane(clock: Clock) -> usize {
@@ -67,6 +69,11 @@ fn lane(clock: Clock) -> usize {
 impl Timeouts {
     pub fn is_empty(&self) -> bool {
         self.by_clock.iter().all(BTreeMap::is_empty)
+    }
+
+    fn count_ended(&mut self) {
+        self.ended += 1;
+        self.just_ended = true;
     }
 
     /// Whether completions have been counted that a timeout waits for.
@@ -203,7 +210,7 @@ pub(crate) fn flush_counted(locked: &mut LockedRing) {
     }
     let completions = locked.timeouts.count_to(tail);
     while let Some(timer) = locked.timeouts.pop_counted(completions) {
-        locked.timeouts.ended += 1;
+        locked.timeouts.count_ended();
         complete::complete(locked, timer.request, 0.into());
     }
 }
@@ -230,7 +237,7 @@ pub(crate) fn expire(locked: &mut LockedRing) {
 }
 
 fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Deadline, now: Nanoseconds) {
-    locked.timeouts.ended += 1;
+    locked.timeouts.count_ended();
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
     if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {

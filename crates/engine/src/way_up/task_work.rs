@@ -50,11 +50,11 @@ impl Wakers {
         target != Wake::Nobody && self.carry_out(target)
     }
 
-    /// Wakes every sleeper for CQEs that were published before the lock was
-    /// released: each waits for a number of its own.
+    /// Wakes sleepers for CQEs that were published before the lock was
+    /// released, so many of which are ready now: not who waits for more.
     #[inline(always)]
-    pub fn wake_all(&self) {
-        while self.wake_one(u32::MAX) {}
+    pub fn wake_all(&self, ready: u32) {
+        while self.wake_one(ready) {}
     }
 
     #[inline(never)]

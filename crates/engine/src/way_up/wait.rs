@@ -24,9 +24,6 @@ pub(crate) struct WaitCall {
     pub mask: Option<u64>,
 }
 
-/// The task-work list's weight goes no higher.
-const MOST_NEEDED: u32 = 0xffff;
-
 /// Waits. `EINTR` and `ETIME` only if no CQE is there at all.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
@@ -55,7 +52,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.leave();
             return Ok(());
         }
-        let span = match time_left(&mut call, ready, &mut locked) {
+        let span = match time_left(&mut call, ready, locked.timeouts.until_next()) {
             Ok(span) => span,
             // Time is up: one look all the same.
             Err(_) if !looked && locked.polls.armed() > 0 => {
@@ -69,7 +66,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
                 return if ready > 0 { Ok(()) } else { Err(error) };
             }
         };
-        match sleep(locked, &call, ready, span) {
+        match sleep(locked, &call, span) {
             Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),
             Err(error) => return Err(error),
@@ -87,8 +84,11 @@ fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
 }
 
 /// How long to sleep at most; `ETIME` if the deadline has passed.
-fn time_left(call: &mut WaitCall, ready: u32, locked: &mut LockedRing) -> Result<Option<Nanoseconds>, Errno> {
-    let mut span = locked.timeouts.until_next();
+pub(crate) fn time_left(
+    call: &mut WaitCall,
+    ready: u32,
+    mut span: Option<Nanoseconds>,
+) -> Result<Option<Nanoseconds>, Errno> {
     let mut shorten = |other: Nanoseconds| span = Some(span.map_or(other, |span| span.min(other)));
     if let Some(minimum) = call.minimum {
         let now = Clock::Monotonic.now();
@@ -129,7 +129,7 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
 
 /// Sleeps once. Takes the lock's guard: the announcement is made before the
 /// lock is given up, the last look at the task-work list after it.
-fn sleep(mut locked: LockedRing, call: &WaitCall, ready: u32, span: Option<Nanoseconds>) -> Result<(), Errno> {
+fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     let watches_devices = locked.devices.in_flight() > 0 && !ring.is_polled_by_thread();
     if watches_devices && !device_queues::arm_interrupts(&mut locked) {
@@ -148,16 +148,14 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, ready: u32, span: Option<Nanos
         attendant::stand_down(&locked);
     }
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
-    let missing = call.completions - ready;
-    let needed = if ring.defers_task_work() && call.minimum.is_none() { missing.min(MOST_NEEDED) } else { 1 };
     // Before the announcement, or this waiter would wake itself for what it
     // has published.
     locked.wake_others();
-    let ticket = ring.wakers.sleep.announce(kind, needed);
+    let ticket = ring.wakers.sleep.announce(kind, call.completions);
     locked.unlock();
 
     let mut events = [Event::default(); 64];
-    let outcome = if ring.task_work.weight() >= needed {
+    let outcome = if !ring.task_work.is_empty() {
         Ok(0)
     } else if leads {
         wait::epoll(set, &mut events, span, call.mask)

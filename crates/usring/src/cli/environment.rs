@@ -8,6 +8,9 @@ use std::path::Path;
 const PRELOAD: &str = "LD_PRELOAD";
 /// Call sites are not rewritten: every call goes through the trap.
 const NO_PATCH: &str = "USRING_NO_PATCH";
+/// On a polled ring with an SQ thread, enter polls as well; set by hand, and by
+/// `usring bench sqpoll-iopoll`.
+pub const POLLING_ENTER: &str = "USRING_POLLING_ENTER";
 /// An eventfd: the first process probes its doors, writes 1 here and closes
 /// it; if the probe fails it says why and exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
@@ -74,7 +77,8 @@ impl Environment {
     /// Whether the constructor takes this variable out of the environment.
     fn is_for_library((name, value): &(OsString, OsString)) -> bool {
         let alone = || !value.as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
-        [PROBE, NO_PATCH, STATISTICS, DEVICES].iter().any(|known| name == known) || (name == PRELOAD && alone())
+        [PROBE, NO_PATCH, POLLING_ENTER, STATISTICS, DEVICES].iter().any(|known| name == known)
+            || (name == PRELOAD && alone())
     }
 
     /// As execve(2) wants it.
