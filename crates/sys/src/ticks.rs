@@ -73,14 +73,26 @@ fn is_even() -> bool {
 }
 
 fn compare() -> u64 {
-    let start = (Clock::Monotonic.now(), counter());
+    let start = read_both();
     loop {
-        let span = Clock::Monotonic.now() - start.0;
+        let end = read_both();
+        let span = end.0 - start.0;
         if span >= COMPARISON {
-            let ticks = (counter() - start.1).max(1);
+            let ticks = (end.1 - start.1).max(1);
             return ((u128::from(span) << 32) / u128::from(ticks)) as u64;
         }
     }
+}
+
+/// Clock and counter at one moment: of a few pairs the closest, or a thread that
+/// loses its processor between the two would count wrongly for good.
+fn read_both() -> (Nanoseconds, u64) {
+    let pair = || {
+        let (before, clock, after) = (counter(), Clock::Monotonic.now(), counter());
+        (after - before, (clock, before + (after - before) / 2))
+    };
+    let closest = [pair(), pair(), pair(), pair()].into_iter().min();
+    closest.map_or_else(Default::default, |(_, both)| both)
 }
 
 #[cfg(all(test, not(loom)))]
