@@ -10,6 +10,11 @@ use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, mapping, user_memory};
 use linux_raw_sys::general as linux;
 
+/// Bytes of a line of the processor's cache.
+const LINE: u64 = 64;
+/// Bytes whose lines are fetched ahead of a copy.
+const FETCHED: u64 = 512;
+
 /// The whole of a memory file, mapped. Pages come as they are touched.
 #[derive(Debug)]
 pub struct BulkMemory {
@@ -37,6 +42,18 @@ impl BulkMemory {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.length as u64);
         assert!(inside, "{length} bytes at {offset} do not lie in memory of {}", self.length);
         (self.address + offset as usize) as *mut u8
+    }
+
+    /// Says that these bytes are going to be copied soon: the processor fetches
+    /// their beginning meanwhile, behind which it goes on by itself.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, length: u64) {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let start = self.at(offset, length);
+        for line in 0..length.min(FETCHED) / LINE {
+            // SAFETY: the instruction reads nothing and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add((line * LINE) as usize).cast()) };
+        }
     }
 
     /// Copies bytes to the program. After `EFAULT` a part may have been copied.

@@ -1,9 +1,9 @@
 //! A device in memory that all processes of a run share.
 //!
-//! A transfer is copied at submission, as Linux's own RAM disk does it. Copying
-//! at the next look would cost the poller the same, and the segments would
-//! have to be kept until then; this way a queue pair that is dropped has
-//! nothing left to touch the program's memory with.
+//! A transfer is copied on its way in, as Linux's own RAM disk does it, but one
+//! request late: while one is copied, the processor fetches the blocks of the
+//! next, for which it would have to wait otherwise. The doorbell copies the last
+//! one of its batch.
 
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::{Features, Geometry};
@@ -15,6 +15,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use usring_sys::bulk_memory::BulkMemory;
 use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, eventfd};
 
 pub static KIND: Kind = Kind {
@@ -61,7 +62,8 @@ impl Driver for Ram {
         done.try_reserve_exact(options.depth as usize).map_err(|_| Errno::ENOMEM)?;
         let event = if options.interrupts { Some(eventfd::create()?.into_private()?) } else { None };
         let memory = self.memory.clone();
-        Ok(Box::new(RamQueue { memory, depth: options.depth as usize, done, event, armed: false, signalled: false }))
+        let depth = options.depth as usize;
+        Ok(Box::new(RamQueue { memory, depth, done, next: None, event, armed: false, signalled: false }))
     }
 
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
@@ -70,7 +72,9 @@ impl Driver for Ram {
                 self.memory.punch(request.offset, request.length)?;
                 Ok(0)
             }
-            Operation::Read | Operation::Write | Operation::Flush => transfer(&self.memory, request),
+            Operation::Read | Operation::Write | Operation::Flush => {
+                transfer(&self.memory, request.operation, request.offset, request.segments)
+            }
         }
     }
 }
@@ -79,6 +83,8 @@ struct RamQueue {
     memory: Arc<BulkMemory>,
     depth: usize,
     done: VecDeque<Completion>,
+    /// Accepted, being fetched, and not yet copied.
+    next: Option<Next>,
     event: Option<OwnedDescriptor>,
     /// Somebody may be asleep on the event.
     armed: bool,
@@ -86,11 +92,43 @@ struct RamQueue {
     signalled: bool,
 }
 
+/// A read or write of one piece.
+#[derive(Clone, Copy)]
+struct Next {
+    token: u32,
+    operation: Operation,
+    offset: u64,
+    segment: IoVector,
+}
+
+impl RamQueue {
+    #[inline]
+    fn finish(&mut self, token: u32, result: Result<u32, Errno>) {
+        let result = result.map_or_else(Errno::negative, |bytes| bytes as i32);
+        self.done.push_back(Completion { token, result });
+    }
+
+    #[inline]
+    fn copy_next(&mut self) {
+        if let Some(Next { token, operation, offset, segment }) = self.next.take() {
+            let result = transfer(&self.memory, operation, offset, &[segment]);
+            self.finish(token, result);
+        }
+    }
+}
+
 impl QueuePair for RamQueue {
     #[inline]
     fn submit(&mut self, request: &DeviceRequest) -> Submission {
-        if self.done.len() == self.depth {
+        if self.done.len() + usize::from(self.next.is_some()) == self.depth {
             return Submission::Full;
+        }
+        let &DeviceRequest { token, operation, offset, .. } = request;
+        if let (Operation::Read | Operation::Write, &[segment]) = (operation, request.segments) {
+            self.memory.prefetch(offset, segment.length);
+            self.copy_next();
+            self.next = Some(Next { token, operation, offset, segment });
+            return Submission::Accepted;
         }
         let result = match request.operation {
             Operation::Discard => return Submission::NeedsWorker,
@@ -99,15 +137,17 @@ impl QueuePair for RamQueue {
                 self.memory.zero(request.offset, request.length);
                 Ok(0)
             }
-            Operation::Read | Operation::Write | Operation::Flush => transfer(&self.memory, request),
+            Operation::Read | Operation::Write | Operation::Flush => {
+                transfer(&self.memory, operation, offset, request.segments)
+            }
         };
-        let result = result.map_or_else(Errno::negative, |bytes| bytes as i32);
-        self.done.push_back(Completion { token: request.token, result });
+        self.finish(token, result);
         Submission::Accepted
     }
 
     #[inline]
     fn ring_doorbell(&mut self) {
+        self.copy_next();
         if self.armed
             && !self.done.is_empty()
             && let Some(event) = &self.event
@@ -145,16 +185,16 @@ impl QueuePair for RamQueue {
 /// Copies what a read or write asks for; nothing for a flush, since memory is
 /// as durable as it gets.
 #[inline]
-fn transfer(memory: &BulkMemory, request: &DeviceRequest) -> Result<u32, Errno> {
-    let mut offset = request.offset;
-    for segment in request.segments {
+fn transfer(memory: &BulkMemory, operation: Operation, start: u64, segments: &[IoVector]) -> Result<u32, Errno> {
+    let mut offset = start;
+    for segment in segments {
         let address = UserAddress(segment.base);
-        if request.operation == Operation::Read {
+        if operation == Operation::Read {
             memory.copy_to_user(offset, address, segment.length)?;
         } else {
             memory.copy_from_user(offset, address, segment.length)?;
         }
         offset += segment.length;
     }
-    Ok((offset - request.offset) as u32)
+    Ok((offset - start) as u32)
 }
