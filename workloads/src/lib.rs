@@ -7,6 +7,8 @@
 //! `programs/`; [`harness`] starts them and waits for them.
 
 pub mod harness;
+pub mod latencies;
 pub mod options;
+pub mod random;
 pub mod site;
 pub mod stopwatch;

@@ -3,6 +3,11 @@
 use std::arch::asm;
 use std::str::FromStr;
 
+/// Wait for completions.
+pub const GETEVENTS: u32 = 1;
+/// Wake the SQ thread.
+pub const SQ_WAKEUP: u32 = 2;
+
 /// A kind of call site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Site {
@@ -31,14 +36,19 @@ impl Site {
     /// Submits and waits; what the call answers.
     #[inline]
     pub fn enter(self, ring: i32, to_submit: u32, min_complete: u32) -> i64 {
-        const GETEVENTS: u32 = 1;
+        self.enter_with(ring, to_submit, min_complete, GETEVENTS)
+    }
+
+    /// The same with any flags of the call.
+    #[inline]
+    pub fn enter_with(self, ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
         match self {
-            Site::Inline => enter_inline(ring, to_submit, min_complete, GETEVENTS),
-            Site::Bare => enter_bare(ring, to_submit, min_complete, GETEVENTS),
+            Site::Inline => enter_inline(ring, to_submit, min_complete, flags),
+            Site::Bare => enter_bare(ring, to_submit, min_complete, flags),
             Site::Libc => {
                 let none = std::ptr::null::<libc::c_void>();
                 // SAFETY: the call gets no address.
-                unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, to_submit, min_complete, GETEVENTS, none, 0) }
+                unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, to_submit, min_complete, flags, none, 0) }
             }
         }
     }

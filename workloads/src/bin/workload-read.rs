@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use workloads::options::{self, Options};
+use workloads::random::Random;
 use workloads::site::Site;
 use workloads::stopwatch;
 
@@ -54,18 +55,6 @@ fn make_file(folder: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Marsaglia's xorshift: which block is next.
-struct Blocks(u64);
-
-impl Blocks {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % BLOCKS
-    }
-}
-
 fn first_bytes(bytes: &[u8]) -> u64 {
     bytes[..8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
@@ -75,11 +64,11 @@ fn by_ring(file: &File, batch: u32, span: Duration) -> Result<(), String> {
     let number = ring.as_raw_fd();
     let (_, mut submission, mut completion) = ring.split();
     let mut buffers = vec![[0u8; BLOCK]; batch as usize];
-    let mut blocks = Blocks(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::default();
     let file = types::Fd(file.as_raw_fd());
     stopwatch::print(span, || {
         for (index, buffer) in buffers.iter_mut().enumerate() {
-            let block = blocks.next();
+            let block = random.below(BLOCKS);
             let read = opcode::Read::new(file, buffer.as_mut_ptr(), BLOCK as u32).offset(block * BLOCK as u64);
             let read = read.build().user_data(block << 32 | index as u64);
             // SAFETY: the buffer lives as long as the ring, and is looked at
@@ -105,9 +94,9 @@ fn by_ring(file: &File, batch: u32, span: Duration) -> Result<(), String> {
 
 fn by_call(span: Duration, read: impl Fn(&mut [u8], u64) -> std::io::Result<usize>) -> Result<(), String> {
     let mut buffer = [0; BLOCK];
-    let mut blocks = Blocks(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::default();
     stopwatch::print(span, || {
-        let block = blocks.next();
+        let block = random.below(BLOCKS);
         let length = read(&mut buffer, block * BLOCK as u64).map_err(|error| error.to_string())?;
         let right = length == BLOCK && first_bytes(&buffer) == block;
         if right { Ok(1) } else { Err("a block was not what it should be".into()) }

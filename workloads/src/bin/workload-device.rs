@@ -1,0 +1,303 @@
+//! Reads of 4 KiB from a file or block device through a ring, as fio's
+//! t/io_uring makes them: so many in flight, submitted and reaped in batches,
+//! with registered buffers and files. The lightest generator that ordinary
+//! calls allow, so that what is measured is the ring and the device.
+//!
+//! `workload-device --path FILE [--depth N] [--batch N] [--wait N]
+//! [--polled 0|1] [--sq-thread 0|1] [--registered 0|1] [--order random|sequential]
+//! [--latencies 0|1] [--direct 0|1] [--milliseconds N]`
+//!
+//! `--by copy --size BYTES` copies blocks from random places of memory instead:
+//! the floor of a device in memory. `--make BYTES` first makes the file, and
+//! `--fill 1` writes all of it.
+
+use io_uring::{IoUring, opcode, squeue, types};
+use std::fs::{File, OpenOptions};
+use std::hint::black_box;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use workloads::latencies::Latencies;
+use workloads::options::{self, Options};
+use workloads::random::Random;
+use workloads::site::{GETEVENTS, SQ_WAKEUP, Site};
+use workloads::stopwatch;
+
+const BLOCK: usize = 4096;
+
+fn main() -> ExitCode {
+    options::run(workload)
+}
+
+fn workload(options: &Options) -> Result<(), String> {
+    let span = Duration::from_millis(options.value("milliseconds", 200)?);
+    if options.value("by", "ring".to_owned())? == "copy" {
+        stopwatch::pin();
+        return copies(options.value("size", 1 << 28)?, span);
+    }
+    let shape = Shape::from(options)?;
+    if !shape.sq_thread {
+        stopwatch::pin();
+    }
+    let file = shape.open(options.value("make", 0)?)?;
+    let blocks = file.metadata().map_err(|error| error.to_string())?.len() / BLOCK as u64;
+    if blocks == 0 {
+        return Err("the file has no whole block".into());
+    }
+    if options.value("fill", 0)? != 0 {
+        fill(&file, blocks)?;
+    }
+    Generator::new(&shape, file, blocks)?.run(span)
+}
+
+/// What is done.
+struct Shape {
+    path: PathBuf,
+    depth: u32,
+    /// Submitted together.
+    batch: u32,
+    /// Waited for together.
+    wait: u32,
+    polled: bool,
+    sq_thread: bool,
+    registered: bool,
+    random: bool,
+    latencies: bool,
+    direct: bool,
+}
+
+impl Shape {
+    fn from(options: &Options) -> Result<Shape, String> {
+        let flag = |name: &str, default: u8| options.value(name, default).map(|value| value != 0);
+        let depth: u32 = options.value("depth", 128)?;
+        let path: PathBuf = options.value("path", PathBuf::new())?;
+        let order: String = options.value("order", "random".to_owned())?;
+        Ok(Shape {
+            path,
+            depth,
+            batch: options.value("batch", 32)?.clamp(1, depth),
+            wait: options.value("wait", 32)?.clamp(1, depth),
+            polled: flag("polled", 1)?,
+            sq_thread: flag("sq-thread", 0)?,
+            registered: flag("registered", 1)?,
+            random: order == "random",
+            latencies: flag("latencies", 0)?,
+            direct: flag("direct", 1)?,
+        })
+    }
+
+    /// The file; if it is to have `make` bytes, a new one, whose name goes at
+    /// once.
+    fn open(&self, make: u64) -> Result<File, String> {
+        let told = |error: std::io::Error| format!("{}: {error}", self.path.display());
+        let flags = if self.direct { libc::O_DIRECT } else { 0 };
+        let mut how = OpenOptions::new();
+        how.read(true).write(true).create_new(make > 0).custom_flags(flags);
+        let file = how.open(&self.path).map_err(told)?;
+        if make > 0 {
+            std::fs::remove_file(&self.path).and_then(|()| file.set_len(make)).map_err(told)?;
+        }
+        Ok(file)
+    }
+
+    fn ring(&self) -> Result<IoUring, String> {
+        let mut builder = IoUring::builder();
+        if self.polled {
+            builder.setup_iopoll();
+        }
+        if self.sq_thread {
+            builder.setup_sqpoll(1000);
+        }
+        builder.build(self.depth).map_err(|error| format!("no ring: {error}"))
+    }
+}
+
+/// A block of memory that direct I/O takes.
+#[derive(Clone)]
+#[repr(C, align(4096))]
+struct Buffer([u8; BLOCK]);
+
+/// Writes all of a file, so that no read is one of a hole.
+fn fill(file: &File, blocks: u64) -> Result<(), String> {
+    const TOGETHER: u64 = 64;
+    let mut bytes = vec![Buffer([1; BLOCK]); TOGETHER as usize];
+    for block in (0..blocks).step_by(TOGETHER as usize) {
+        let count = (blocks - block).min(TOGETHER);
+        for (at, buffer) in bytes.iter_mut().enumerate() {
+            buffer.0[..8].copy_from_slice(&(block + at as u64).to_le_bytes());
+        }
+        // SAFETY: buffers lie one behind the other and consist of bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), count as usize * BLOCK) };
+        file.write_all_at(bytes, block * BLOCK as u64).map_err(|error| format!("block {block}: {error}"))?;
+    }
+    file.sync_all().map_err(|error| error.to_string())
+}
+
+/// One place of the queue: which request is in it, and since when.
+struct Slot {
+    buffer: *mut u8,
+    submitted: Instant,
+}
+
+struct Generator<'a> {
+    shape: &'a Shape,
+    ring: IoUring,
+    file: File,
+    blocks: u64,
+    next: u64,
+    random: Random,
+    slots: Vec<Slot>,
+    /// Held for the slots, which point into them.
+    _buffers: Vec<Buffer>,
+    free: Vec<u32>,
+    latencies: Latencies,
+}
+
+impl Generator<'_> {
+    fn new(shape: &Shape, file: File, blocks: u64) -> Result<Generator<'_>, String> {
+        let ring = shape.ring()?;
+        let mut buffers = vec![Buffer([1; BLOCK]); shape.depth as usize];
+        let submitted = Instant::now();
+        let slots: Vec<_> =
+            buffers.iter_mut().map(|buffer| Slot { buffer: buffer.0.as_mut_ptr(), submitted }).collect();
+        if shape.registered {
+            let vector = |slot: &Slot| libc::iovec { iov_base: slot.buffer.cast(), iov_len: BLOCK };
+            let vectors: Vec<_> = slots.iter().map(vector).collect();
+            // SAFETY: the buffers live as long as the ring, which is dropped before them.
+            let done = unsafe { ring.submitter().register_buffers(&vectors) };
+            done.map_err(|error| format!("buffers are not registered: {error}"))?;
+            let done = ring.submitter().register_files(&[file.as_raw_fd()]);
+            done.map_err(|error| format!("the file is not registered: {error}"))?;
+        }
+        Ok(Generator {
+            shape,
+            ring,
+            file,
+            blocks,
+            next: 0,
+            random: Random::default(),
+            slots,
+            _buffers: buffers,
+            free: (0..shape.depth).collect(),
+            latencies: Latencies::default(),
+        })
+    }
+
+    /// After a warm-up, for about `span`; prints a line of JSON.
+    fn run(&mut self, span: Duration) -> Result<(), String> {
+        stopwatch::measure(span / 5, || self.round())?;
+        self.latencies.clear();
+        let sample = stopwatch::measure(span, || self.round())?;
+        print!("{{{sample}");
+        for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
+            if let Some(latency) = self.latencies.within(share) {
+                print!(", \"{name}\": {latency}");
+            }
+        }
+        println!("}}");
+        Ok(())
+    }
+
+    /// Fills the queue by a batch, and takes what is done once it is full.
+    fn round(&mut self) -> Result<u64, String> {
+        let batch = self.shape.batch.min(self.free.len() as u32);
+        let now = if self.shape.latencies { Some(Instant::now()) } else { None };
+        for _ in 0..batch {
+            let Some(index) = self.free.pop() else { break };
+            let entry = self.entry(index);
+            if let Some(now) = now {
+                self.slots[index as usize].submitted = now;
+            }
+            // SAFETY: the buffer lives as long as the ring, and nobody reads it.
+            unsafe { self.ring.submission().push(&entry) }.map_err(|_| "the SQ is full")?;
+        }
+        let wanted = if self.free.is_empty() { self.shape.wait } else { 0 };
+        self.enter(batch, wanted)?;
+        if wanted == 0 { Ok(0) } else { self.reap() }
+    }
+
+    #[inline]
+    fn entry(&mut self, index: u32) -> squeue::Entry {
+        let block = if self.shape.random {
+            self.random.below(self.blocks)
+        } else {
+            self.next = (self.next + 1) % self.blocks;
+            self.next
+        };
+        let (buffer, offset) = (self.slots[index as usize].buffer, block * BLOCK as u64);
+        let entry = if self.shape.registered {
+            opcode::ReadFixed::new(types::Fixed(0), buffer, BLOCK as u32, index as u16).offset(offset).build()
+        } else {
+            opcode::Read::new(types::Fd(self.file.as_raw_fd()), buffer, BLOCK as u32).offset(offset).build()
+        };
+        entry.user_data(u64::from(index))
+    }
+
+    /// An SQ thread takes what is in the SQ by itself: the call is made to wake
+    /// it, or to wait.
+    fn enter(&mut self, submitted: u32, wanted: u32) -> Result<(), String> {
+        let mut flags = if wanted > 0 { GETEVENTS } else { 0 };
+        if self.shape.sq_thread {
+            if self.ring.submission().need_wakeup() {
+                flags |= SQ_WAKEUP;
+            }
+            if flags == 0 || flags == GETEVENTS && self.ring.completion().len() >= wanted as usize {
+                return Ok(());
+            }
+        }
+        match Site::Inline.enter_with(self.ring.as_raw_fd(), submitted, wanted, flags) {
+            answer if answer == i64::from(submitted) => Ok(()),
+            answer => Err(format!("of {submitted} reads {answer} were submitted")),
+        }
+    }
+
+    fn reap(&mut self) -> Result<u64, String> {
+        let mut now = None;
+        let mut reaped = 0;
+        for entry in self.ring.completion() {
+            if entry.result() != BLOCK as i32 {
+                return Err(format!("a read answered {}", entry.result()));
+            }
+            let index = entry.user_data() as u32;
+            if self.shape.latencies {
+                let now = *now.get_or_insert_with(Instant::now);
+                self.latencies.add(now - self.slots[index as usize].submitted);
+            }
+            self.free.push(index);
+            reaped += 1;
+        }
+        Ok(reaped)
+    }
+}
+
+/// Memory of the kind that a device in memory has: shared, and written once.
+fn shared_memory(size: usize) -> Result<&'static mut [u8], String> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping, which nothing else names and which stays.
+    let memory = unsafe {
+        let address = libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0);
+        if address == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error().to_string());
+        }
+        std::slice::from_raw_parts_mut(address.cast::<u8>(), size)
+    };
+    memory.fill(1);
+    Ok(memory)
+}
+
+fn copies(size: usize, span: Duration) -> Result<(), String> {
+    let source = shared_memory(size)?;
+    let mut targets = vec![Buffer([0; BLOCK]); 128];
+    let (mut random, mut turn) = (Random::default(), 0);
+    let blocks = (size / BLOCK) as u64;
+    stopwatch::print(span, || {
+        let start = random.below(blocks) as usize * BLOCK;
+        turn = (turn + 1) % targets.len();
+        targets[turn].0.copy_from_slice(black_box(&source[start..start + BLOCK]));
+        black_box(&targets[turn]);
+        Ok(1)
+    })
+}

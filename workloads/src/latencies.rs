@@ -1,0 +1,84 @@
+//! How long each of many operations took: counts by length, in steps of 1.6 %
+//! and without a list of all of them.
+
+use std::time::Duration;
+
+/// Steps of a doubling.
+const STEPS: u64 = 64;
+const STEP_BITS: u32 = STEPS.ilog2();
+
+/// The counts.
+pub struct Latencies {
+    counts: Vec<u64>,
+    total: u64,
+}
+
+impl Default for Latencies {
+    fn default() -> Latencies {
+        Latencies { counts: vec![0; (STEPS * 64) as usize], total: 0 }
+    }
+}
+
+impl Latencies {
+    #[inline]
+    pub fn add(&mut self, latency: Duration) {
+        self.counts[place(latency.as_nanos() as u64)] += 1;
+        self.total += 1;
+    }
+
+    pub fn clear(&mut self) {
+        *self = Latencies::default();
+    }
+
+    /// Nanoseconds that this share of the operations did not exceed; nothing
+    /// if there was none.
+    pub fn within(&self, share: f64) -> Option<u64> {
+        let wanted = ((self.total as f64 * share).ceil() as u64).max(1);
+        let mut seen = 0;
+        let reaches = |count: &u64| {
+            seen += count;
+            seen >= wanted
+        };
+        self.counts.iter().position(reaches).map(value)
+    }
+}
+
+fn place(nanoseconds: u64) -> usize {
+    let doubling = nanoseconds.max(STEPS).ilog2() - STEP_BITS;
+    (u64::from(doubling) * STEPS + (nanoseconds >> doubling)) as usize
+}
+
+/// The least that falls into a place.
+fn value(place: usize) -> u64 {
+    let place = place as u64;
+    if place < 2 * STEPS {
+        return place;
+    }
+    let doubling = place / STEPS - 1;
+    (place - doubling * STEPS) << doubling
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_is_kept_to_two_percent() {
+        for nanoseconds in [0, 1, 63, 64, 65, 127, 128, 129, 1000, 4095, 4096, 99_999, 1 << 40] {
+            let kept = value(place(nanoseconds));
+            assert!(kept <= nanoseconds && nanoseconds - kept <= nanoseconds / 60, "{nanoseconds} became {kept}");
+        }
+    }
+
+    #[test]
+    fn shares_are_counted_from_the_shortest() {
+        let mut latencies = Latencies::default();
+        assert_eq!(latencies.within(0.5), None);
+        for nanoseconds in 1..=100 {
+            latencies.add(Duration::from_nanos(nanoseconds));
+        }
+        assert_eq!(latencies.within(0.5), Some(50));
+        assert_eq!(latencies.within(0.99), Some(99));
+        assert_eq!(latencies.within(1.0), Some(100));
+    }
+}
