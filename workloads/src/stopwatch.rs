@@ -27,7 +27,7 @@ impl fmt::Display for Sample {
     }
 }
 
-/// See [`print`].
+/// See [`print()`].
 pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) -> Result<Sample, String> {
     // The clock is read once per so many steps, so that it weighs nothing.
     const STEPS: u32 = 16;

@@ -114,7 +114,7 @@ fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// The functions of libc that the library stands in front of.
+/// What libusring.so stands in front of.
 const OFFERED: [&str; 43] = [
     "__poll_chk",
     "__ppoll_chk",

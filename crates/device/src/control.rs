@@ -23,22 +23,22 @@ pub const LONGEST: usize = 8192;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// → values[0]: how many devices; descriptor: the page of their policies.
+    /// → `values[0]`: how many devices; descriptor: the page of their policies.
     List = 1,
     /// Of a device → values: st_dev and st_ino of its file, [`FALLBACK`]; text: its SPEC.
     Describe = 2,
-    /// values[0]: size → descriptor: the memory that holds the device's blocks.
+    /// `values[0]`: size → descriptor: the memory that holds the device's blocks.
     Memory = 3,
     /// → descriptor: the memory that a back end's queues lie in.
     Arena = 4,
-    /// → values[0]: its index; descriptors: kick, call, settled. The queue is
+    /// → `values[0]`: its index; descriptors: kick, call, settled. The queue is
     /// taken back when this connection ends, however that happens.
     Queue = 5,
-    /// values[0]: index. → When it is answered, the back end has let go of the queue.
+    /// `values[0]`: index. → When it is answered, the back end has let go of the queue.
     ReturnQueue = 6,
-    /// values[0]: length, with a file of memory → values: slot and address.
+    /// `values[0]`: length, with a file of memory → values: slot and address.
     Share = 7,
-    /// values[0]: slot.
+    /// `values[0]`: slot.
     Unshare = 8,
 }
 

@@ -3,6 +3,7 @@
 //! thread.
 
 pub mod file;
+pub mod gone;
 pub mod null;
 pub mod ram;
 pub mod vhost_user;

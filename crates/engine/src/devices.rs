@@ -8,9 +8,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 use usring_device::control::{Control, FALLBACK, Kind, RemoteSupply};
-use usring_device::{Device, OpenDevice, PolicyWord, spec};
+use usring_device::driver::gone::Gone;
+use usring_device::{Device, Geometry, OpenDevice, PolicyWord, PollPolicy, spec};
 use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::per_process::PerProcess;
+use usring_sys::plain::IoVector;
 use usring_sys::set_once::SetOnce;
 use usring_sys::{Errno, UserAddress, mapping};
 use usring_uapi::general as linux;
@@ -21,13 +23,19 @@ struct Devices {
 }
 
 struct Known {
-    /// `st_dev` and `st_ino` of the file that stands for it.
-    identity: (u64, u64),
+    identity: Identity,
     device: Arc<Device>,
 }
 
 static CONTROL: SetOnce<Control> = SetOnce::new();
 static DEVICES: PerProcess<Devices> = PerProcess::new();
+
+/// Which files stand for devices, and of what shape: what a child knows that
+/// cannot reach the run's starter any more.
+static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
+
+/// `st_dev` and `st_ino` of the file that stands for a device.
+type Identity = (u64, u64);
 
 /// Learns the run's devices from the socket at this path.
 ///
@@ -36,6 +44,8 @@ static DEVICES: PerProcess<Devices> = PerProcess::new();
 pub fn connect(socket: &[u8]) -> Result<(), Errno> {
     CONTROL.set(Box::leak(Box::new(Control::at(socket))));
     let devices = open_all()?;
+    let shapes = devices.list.iter().map(|known| (known.identity, *known.device.geometry())).collect();
+    SHAPES.set(Box::leak(Box::new(shapes)));
     DEVICES.get_or_make(|| devices);
     host::announce_devices();
     Ok(())
@@ -50,6 +60,16 @@ fn open_all() -> Result<Devices, Errno> {
     Ok(Devices { list })
 }
 
+/// In a child of a run whose starter has ended.
+fn all_gone() -> Devices {
+    static POLICY: PolicyWord = PolicyWord::new(PollPolicy::Classic);
+    let gone = |(identity, geometry): &(Identity, Geometry)| Known {
+        identity: *identity,
+        device: Arc::new(Device::new(Box::new(Gone(*geometry)), &POLICY, false)),
+    };
+    Devices { list: SHAPES.get().map_or(Vec::new(), |shapes| shapes.iter().map(gone).collect()) }
+}
+
 fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result<Known, Errno> {
     let described = control.ask(Kind::Describe, index, [0; 4], None)?;
     let [st_dev, st_ino, flags, _] = described.values;
@@ -60,6 +80,19 @@ fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result
     let policy = PolicyWord::in_shared_memory(policies.get(index as usize).ok_or(Errno::EINVAL)?);
     let device = Arc::new(Device::new(driver, policy, flags & FALLBACK != 0));
     Ok(Known { identity: (st_dev, st_ino), device })
+}
+
+/// The program has registered memory for many transfers: devices whose back end
+/// can share it do so.
+pub(crate) fn share(memory: &[IoVector]) {
+    let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
+    devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().share_memory(*part)));
+}
+
+/// Counterpart of [`share`].
+pub(crate) fn unshare(memory: &[IoVector]) {
+    let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
+    devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_memory(*part)));
 }
 
 /// The device that a path of the program's leads to.
@@ -78,7 +111,7 @@ fn find(identity: &FileIdentity) -> Option<&'static Known> {
     let devices = match DEVICES.get() {
         Some(devices) => devices,
         None => {
-            let opened = open_all().ok()?;
+            let opened = open_all().unwrap_or_else(|_| all_gone());
             DEVICES.get_or_make(|| opened)
         }
     };
@@ -86,8 +119,6 @@ fn find(identity: &FileIdentity) -> Option<&'static Known> {
 }
 
 /// The device that an open file stands for, whatever process opened it.
-/// Answers `None` in a child that cannot reach the run's starter any more: its
-/// calls then meet the empty file, which nothing can be lost in.
 pub fn recognise(number: i32) -> Option<Arc<OpenDevice>> {
     let known = find(&descriptor::identity(number).ok()?)?;
     let flags = descriptor::status_flags(number).ok()?;

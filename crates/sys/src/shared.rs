@@ -55,7 +55,7 @@ mod machine {
         /// Memory that somebody else owns.
         ///
         /// # Safety
-        /// `length` bytes at `address` (aligned to [`LEAST`], and as many at
+        /// `length` bytes at `address` (aligned to `LEAST`, and as many at
         /// least) stay mapped, readable and writable for as long as this lives,
         /// and nobody holds references into them.
         pub unsafe fn borrowed(address: usize, length: usize) -> Self {

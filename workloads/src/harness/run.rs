@@ -26,8 +26,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// `options` are more of `usring run`'s.
-    pub(super) fn new(stage: &Path, world: World, options: &[String], program: &Path) -> Run {
+    pub(super) fn new(stage: &Path, world: World, program: &Path) -> Run {
         let mut words = Vec::new();
         if world.is_confined() {
             words.push(stage.join("tools/confine").into_os_string());
@@ -39,13 +38,12 @@ impl Run {
             words.push(stage.join("tools/usring").into());
             words.push("run".into());
             words.extend(world.options().iter().map(Into::into));
-            words.extend(options.iter().map(Into::into));
             words.push("--".into());
         }
         words.push(program.into());
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(stage).stdin(Stdio::null());
-        command.env("LC_ALL", "C").env("HOME", stage).env("TMPDIR", stage).env("XDG_RUNTIME_DIR", stage);
+        command.env("LC_ALL", "C").env("HOME", stage).env("TMPDIR", stage);
         // A group of its own, so that all of it can be ended by its id.
         command.process_group(0);
         Run { command, limit: DEFAULT_LIMIT, world }

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | the shared memory | [`arena`] |
 //! | what happens when the back end goes | [`generation`] |
-//! | a queue pair | [`queue`] |
+//! | a queue pair | `queue` |
 //! | the program's memory that the back end sees | [`shares`] |
 //! | the virtio block device | [`block`] |
 //! | the rings | [`crate::virtqueue`] |
@@ -39,6 +39,7 @@ pub static KIND: Kind = Kind {
         OptionRow { name: "socket", value: ValueKind::Text, required: true },
         OptionRow { name: "reconnect", value: ValueKind::Switch, required: false },
         OptionRow { name: "queues", value: ValueKind::Number, required: false },
+        OptionRow { name: "zero-copy", value: ValueKind::Switch, required: false },
     ],
     check: check_queues,
     open: Opening::Device(open),
@@ -78,7 +79,7 @@ impl<'a> Options<'a> {
     }
 }
 
-fn open(_: &Layer, supply: Box<dyn Supply>) -> Opened {
+fn open(layer: &Layer, supply: Box<dyn Supply>) -> Opened {
     let arena = Arena::open(supply.arena()?)?;
     let parameters = arena.parameters();
     Ok(Box::new(Handle(Arc::new(VhostUser {
@@ -86,6 +87,7 @@ fn open(_: &Layer, supply: Box<dyn Supply>) -> Opened {
         parameters,
         arena,
         shares: Shares::default(),
+        zero_copy: layer.switch("zero-copy").unwrap_or(false),
         supply,
     }))))
 }
@@ -96,6 +98,10 @@ struct VhostUser {
     parameters: Parameters,
     geometry: Geometry,
     shares: Shares,
+    /// Registered memory may be shared with the back end. The user decides: what
+    /// another thread writes there while it is registered can be lost, and a
+    /// forked child then shares it, too.
+    zero_copy: bool,
     supply: Box<dyn Supply>,
 }
 
@@ -114,7 +120,7 @@ impl Driver for Handle {
     /// Whole pages that nobody else sees become pages of a file, with what they
     /// hold, at the same addresses; the back end maps the same file.
     fn share_memory(&self, memory: IoVector) {
-        let Some((start, length)) = whole_pages(memory) else { return };
+        let Some((start, length)) = whole_pages(memory).filter(|_| self.0.zero_copy) else { return };
         let address = UserAddress(start);
         if user_memory::probe_writable(address, length).is_err() || !mapping::is_private(address, length) {
             return;

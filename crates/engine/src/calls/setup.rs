@@ -152,8 +152,10 @@ impl Ring {
         *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
         let devices = device_queues::dissolve(&mut locked);
+        let mut buffers = core::mem::take(&mut locked.buffers);
         locked.unlock();
         drop(devices);
+        buffers.unshare();
     }
 
     /// Closes the ring and waits until no worker touches memory for it any

@@ -2,6 +2,8 @@
 //! buffer is an address range that READ_FIXED and WRITE_FIXED are held to.
 
 use crate::complete;
+use crate::devices;
+use crate::host;
 use crate::ring::LockedRing;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -28,6 +30,8 @@ pub(crate) struct RegisteredBuffers {
     entries: Option<Vec<Slot>>,
     /// Taken out, tagged, and perhaps still held by a request.
     retired: Vec<Arc<RegisteredBuffer>>,
+    /// What was offered to the run's devices, in as few parts as possible.
+    shared: Vec<IoVector>,
 }
 
 impl RegisteredBuffers {
@@ -45,6 +49,11 @@ impl RegisteredBuffers {
             return Err(Errno::EFAULT);
         }
         Ok(buffer.clone())
+    }
+
+    /// The run's devices need the memory no more.
+    pub fn unshare(&mut self) {
+        devices::unshare(&core::mem::take(&mut self.shared));
     }
 
     fn retire(&mut self, slot: Slot) {
@@ -107,13 +116,36 @@ pub(crate) fn register(
         return Err(Errno::EINVAL);
     }
     let entries = (0..u64::from(count)).map(|index| read_slot(vector, tags, index)).collect::<Result<Vec<_>, _>>()?;
+    if host::has_devices() {
+        locked.buffers.shared = coalesce(&entries);
+        devices::share(&locked.buffers.shared);
+    }
     locked.buffers.entries = Some(entries);
     Ok(0)
+}
+
+/// The buffers' memory in as few parts as possible, for a back end has room for
+/// few.
+fn coalesce(slots: &[Slot]) -> Vec<IoVector> {
+    let mut parts: Vec<IoVector> =
+        slots.iter().flatten().map(|buffer| IoVector { base: buffer.address, length: buffer.length }).collect();
+    parts.sort_unstable_by_key(|part| part.base);
+    let mut whole: Vec<IoVector> = Vec::new();
+    for part in parts {
+        match whole.last_mut() {
+            Some(last) if part.base <= last.base + last.length => {
+                last.length = last.length.max(part.base + part.length - last.base);
+            }
+            _ => whole.push(part),
+        }
+    }
+    whole
 }
 
 /// UNREGISTER_BUFFERS.
 pub(crate) fn unregister(locked: &mut LockedRing) -> Result<u32, Errno> {
     let entries = locked.buffers.entries.take().ok_or(Errno::ENXIO)?;
+    locked.buffers.unshare();
     entries.into_iter().for_each(|slot| locked.buffers.retire(slot));
     Ok(0)
 }

@@ -2,13 +2,14 @@
 //!
 //! Without `--stats` and `--device` this process becomes the program (same
 //! process id, no second process); with them, it stays beside the program, see
-//! [`supervise`].
+//! [`super::supervise`].
 
 use super::devices::{self, Devices};
 use super::environment::Environment;
 use super::executable::{self, Executable};
 use super::statistics::StatisticsFile;
-use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library, supervise};
+use super::supervise::Supervisor;
+use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::convert::Infallible;
@@ -87,6 +88,11 @@ pub fn run(options: &Options) -> Outcome {
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
+    if !options.stats && options.devices.is_empty() {
+        let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
+        return launch.execute().map(|never| match never {});
+    }
+    let supervisor = Supervisor::begin()?;
     let devices = match options.devices.as_slice() {
         [] => None,
         list => Some(Devices::create(list, options.iopoll_fallback)?),
@@ -94,16 +100,12 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(devices) = &devices {
         environment.devices(devices.socket_path());
     }
-    if !options.stats && devices.is_none() {
-        let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
-        return launch.execute().map(|never| match never {});
-    }
     let statistics = if options.stats { Some(StatisticsFile::create()?) } else { None };
     if let Some(statistics) = &statistics {
         environment.statistics(&statistics.path());
     }
     let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
-    let ended = supervise::run(&launch, || devices.as_ref().map_or(Ok(()), Devices::serve))?;
+    let ended = supervisor.run(&launch, || devices.as_ref().map_or(Ok(()), Devices::serve))?;
     if let Some(statistics) = &statistics {
         report(statistics, &probe);
     }

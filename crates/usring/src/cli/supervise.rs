@@ -15,20 +15,39 @@ pub enum Ended {
     Killed(i32),
 }
 
-/// Runs the program to its end; `started` runs here once it has been started.
-pub fn run(launch: &Launch, started: impl FnOnce() -> Result<(), Failure>) -> Result<Ended, Failure> {
-    let failed =
-        |error| Failure::new(format!("cannot supervise a program ({error}); run it without --stats and --device"));
-    // Before the fork, so that no signal falls between the two of us.
-    let program_mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map_err(failed)?;
-    let program_sigchld = reset(Signal::SIGCHLD).map_err(failed)?;
-    let signals = SignalFd::with_flags(&SigSet::all(), nix::sys::signalfd::SfdFlags::SFD_CLOEXEC).map_err(failed)?;
-    // SAFETY: this process has one thread, so the child may do anything.
-    match unsafe { fork() }.map_err(failed)? {
-        ForkResult::Child => become_program(launch, &program_mask, &program_sigchld),
-        ForkResult::Parent { child } => {
-            started().inspect_err(|_| send(child, libc::SIGKILL))?;
-            wait(child, &signals)
+/// Has taken over this process's signals: they come by a descriptor.
+pub struct Supervisor {
+    /// What the program is to find, as we found it.
+    program_mask: SigSet,
+    program_sigchld: SigAction,
+    signals: SignalFd,
+}
+
+fn failed(error: nix::errno::Errno) -> Failure {
+    Failure::new(format!("cannot supervise a program ({error}); run it without --stats and --device"))
+}
+
+impl Supervisor {
+    /// Before any thread is made, so that each blocks all signals; and before
+    /// the fork, so that none falls between the two of us.
+    pub fn begin() -> Result<Supervisor, Failure> {
+        let program_mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map_err(failed)?;
+        let program_sigchld = reset(Signal::SIGCHLD).map_err(failed)?;
+        let signals =
+            SignalFd::with_flags(&SigSet::all(), nix::sys::signalfd::SfdFlags::SFD_CLOEXEC).map_err(failed)?;
+        Ok(Supervisor { program_mask, program_sigchld, signals })
+    }
+
+    /// Runs the program to its end; `started` runs here once it has been started.
+    pub fn run(&self, launch: &Launch, started: impl FnOnce() -> Result<(), Failure>) -> Result<Ended, Failure> {
+        // SAFETY: the child only makes system calls, and allocates, which
+        // libc's fork provides for; our other threads hold nothing else of it.
+        match unsafe { fork() }.map_err(failed)? {
+            ForkResult::Child => become_program(launch, &self.program_mask, &self.program_sigchld),
+            ForkResult::Parent { child } => {
+                started().inspect_err(|_| send(child, libc::SIGKILL))?;
+                wait(child, &self.signals)
+            }
         }
     }
 }

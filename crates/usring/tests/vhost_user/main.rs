@@ -165,7 +165,7 @@ fn registered_memory_reaches_the_back_end_without_a_copy() {
         return;
     }
     let backend = Backend::start("raw", MEGABYTE, 1);
-    let device = backend.connect("");
+    let device = backend.connect(",zero-copy=on");
     let pages = Pages::new(64 * 1024, 0x5a);
     // Neither end on a page: the pages that are whole are shared.
     let buffer = &pages[100..60 * 1024];

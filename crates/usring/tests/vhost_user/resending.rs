@@ -39,7 +39,7 @@ fn a_back_end_that_offers_next_to_nothing_is_served_all_the_same() {
     for features in [0, INDIRECT, EVENT_INDEX, INDIRECT | EVENT_INDEX] {
         let place = Place::new();
         let _back = place.start(features, NOTHING, Plan::Serve);
-        let device = Device::connect(&place.socket(), "");
+        let device = Device::connect(&place.socket(), ",zero-copy=on");
         let shared = Pages::new(64 * 1024, 0x77);
         device.driver.share_memory(vector(&shared));
         let mut queue = device.queue(true);
