@@ -7,8 +7,8 @@
 //! | the shared memory | [`arena`] |
 //! | what happens when the back end goes | [`generation`] |
 //! | a queue pair | `queue` |
-//! | the program's memory that the back end sees | [`shares`] |
-//! | the virtio block device | [`block`] |
+//! | the program's memory that the back end sees | `shares` |
+//! | the virtio block device | `block` |
 //! | the rings | [`crate::virtqueue`] |
 //!
 //! The connection itself is the control plane's ([`Supply`]): one per device,

@@ -17,7 +17,7 @@ const LOOKS_PER_TURN: u32 = 64;
 /// what it is worth that it does not.
 static POLLING_ENTER: AtomicBool = AtomicBool::new(false);
 
-/// See [`POLLING_ENTER`].
+/// See `POLLING_ENTER`.
 pub fn have_enter_poll() {
     POLLING_ENTER.store(true, Ordering::Relaxed);
 }
