@@ -15,7 +15,10 @@ mod run;
 mod stage;
 mod statistics;
 
-pub use debian::{CC, FIO, GO, LIBURING, MAKE, MARIADB, MUSL, Package, QEMU_IMG, STRESS_NG, node, python, require};
+pub use debian::{
+    CC, FIO, GO, LIBURING, MAKE, MARIADB, MUSL, PYTHON, Package, QEMU_IMG, QEMU_STORAGE_DAEMON, STRESS_NG, node,
+    python, require,
+};
 pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;
 pub use statistics::Statistics;

@@ -26,7 +26,8 @@ pub struct Run {
 }
 
 impl Run {
-    pub(super) fn new(stage: &Path, world: World, program: &Path) -> Run {
+    /// `options` are more of `usring run`'s.
+    pub(super) fn new(stage: &Path, world: World, options: &[String], program: &Path) -> Run {
         let mut words = Vec::new();
         if world.is_confined() {
             words.push(stage.join("tools/confine").into_os_string());
@@ -38,12 +39,13 @@ impl Run {
             words.push(stage.join("tools/usring").into());
             words.push("run".into());
             words.extend(world.options().iter().map(Into::into));
+            words.extend(options.iter().map(Into::into));
             words.push("--".into());
         }
         words.push(program.into());
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(stage).stdin(Stdio::null());
-        command.env("LC_ALL", "C").env("HOME", stage).env("TMPDIR", stage);
+        command.env("LC_ALL", "C").env("HOME", stage).env("TMPDIR", stage).env("XDG_RUNTIME_DIR", stage);
         // A group of its own, so that all of it can be ended by its id.
         command.process_group(0);
         Run { command, limit: DEFAULT_LIMIT, world }

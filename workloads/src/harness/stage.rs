@@ -92,7 +92,21 @@ impl Stage {
 
     /// A program on this stage, to be given its arguments and started.
     pub fn program(&self, world: World, program: impl AsRef<Path>) -> Run {
-        Run::new(&self.path(""), world, program.as_ref())
+        Run::new(&self.path(""), world, &[], program.as_ref())
+    }
+
+    /// The same in a run that has these devices, each `PATH=SPEC`. A relative PATH
+    /// is one of the stage.
+    pub fn program_on_devices(&self, world: World, devices: &[&str], program: impl AsRef<Path>) -> Run {
+        assert!(!super::on_kernel(), "the kernel has no devices of usring's");
+        let options: Vec<_> = devices.iter().map(|device| format!("--device={device}")).collect();
+        Run::new(&self.path(""), world, &options, program.as_ref())
+    }
+
+    /// What runs with devices have left in the folder of their sockets.
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path("usring")).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).collect()
     }
 
     /// A file of `programs/` that needs no compiler.

@@ -22,17 +22,17 @@ fn fio(stage: &Stage, world: World, options: &[&str]) -> Run {
 }
 
 /// What fio reports. It prints words before the document.
-fn report(finished: &Finished) -> Value {
+pub fn report(finished: &Finished) -> Value {
     let begin = finished.stdout.find('{').unwrap_or_else(|| panic!("no JSON: {}", finished.report()));
     serde_json::from_str(&finished.stdout[begin..]).unwrap_or_else(|error| panic!("{error}: {}", finished.report()))
 }
 
-fn number(job: &Value, place: &str) -> u64 {
+pub fn number(job: &Value, place: &str) -> u64 {
     job.pointer(place).and_then(Value::as_u64).unwrap_or_else(|| panic!("no number at {place}: {job:#}"))
 }
 
 /// One job's part of the report, which must speak of no error.
-fn job<'a>(document: &'a Value, name: &str, finished: &Finished) -> &'a Value {
+pub fn job<'a>(document: &'a Value, name: &str, finished: &Finished) -> &'a Value {
     let jobs = document["jobs"].as_array().expect("a list of jobs");
     let found = jobs.iter().find(|job| job["jobname"] == name);
     let job = found.unwrap_or_else(|| panic!("no job {name}: {}", finished.report()));

@@ -7,6 +7,8 @@
 //! that know nothing of io_uring, `memory` about what rings cost.
 
 mod cpython;
+mod device_files;
+mod devices;
 mod docker_profile;
 mod fio;
 mod io_uring_crate;

@@ -1,0 +1,226 @@
+//! fio on devices of a run: rings that poll for their completions (`hipri`), and
+//! plain system calls. What was written is read again and checked.
+
+use crate::fio::{job, number, report};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+use workloads::harness::{FIO, Finished, Run, Stage, World, require};
+
+const READS: &[&str] = &["read", "readv", "read_fixed"];
+const WRITES: &[&str] = &["write", "writev", "write_fixed"];
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 1024;
+const SIZE: u64 = BLOCK * BLOCKS;
+
+/// A polled ring.
+const RING: [&str; 4] = ["ioengine=io_uring", "hipri=1", "direct=1", "bs=4k"];
+
+/// fio on `disk`, a device of this SPEC; what follows are its options, `--` left
+/// out.
+fn fio(stage: &Stage, world: World, spec: &str, options: &[&str]) -> Run {
+    let run = stage.program_on_devices(world, &[&format!("disk={spec}")], require(&FIO));
+    let run = run.args(["--output-format=json", "--name=job", "--filename=disk"]);
+    run.args(options.iter().map(|option| format!("--{option}")))
+}
+
+/// That nothing of a run is left but the program's answer.
+pub fn is_tidy(stage: &Stage) {
+    assert!(!stage.path("disk").exists(), "the device's file is still there");
+    assert!(stage.sockets().is_empty(), "the run's socket is still there: {:?}", stage.sockets());
+}
+
+/// Runs it; every job has to be without error.
+fn succeeds(stage: &Stage, run: Run) -> (Finished, Value) {
+    let finished = run.finish().succeeded();
+    is_tidy(stage);
+    let document = report(&finished);
+    job(&document, "job", &finished);
+    (finished, document)
+}
+
+/// The sum of a figure over all jobs, none of which may have had an error.
+fn sum(document: &Value, place: &str, finished: &Finished) -> u64 {
+    let jobs = document["jobs"].as_array().expect("a list of jobs");
+    assert!(jobs.iter().all(|job| number(job, "/error") == 0), "{}", finished.report());
+    jobs.iter().map(|job| number(job, place)).sum()
+}
+
+/// The devices that keep what is written to them.
+fn keepers(stage: &Stage) -> [String; 2] {
+    let file = stage.write("backing", "");
+    File::options().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
+    [format!("ram:size={SIZE}"), "file:path=backing".into()]
+}
+
+fn verified(stage: &Stage, world: World, spec: &str, options: &[&str]) {
+    let size = format!("size={SIZE}");
+    let job = [&size, "rw=randwrite", "verify=crc32c", "verify_fatal=1", "randseed=7"];
+    let (finished, document) = succeeds(stage, fio(stage, world, spec, &[&RING[..], &job, options].concat()));
+    for place in ["/write/io_bytes", "/read/io_bytes"] {
+        assert_eq!(sum(&document, place, &finished), SIZE, "{spec} {options:?} {place}: {}", finished.report());
+    }
+    for place in ["/write/short_ios", "/read/short_ios"] {
+        assert_eq!(sum(&document, place, &finished), 0, "{spec} {options:?} {place}: {}", finished.report());
+    }
+    finished.served(WRITES, BLOCKS).served(READS, BLOCKS).without_errors(&[]);
+}
+
+pub fn every_depth(world: World) {
+    let stage = Stage::new();
+    for spec in keepers(&stage) {
+        for depth in ["iodepth=1", "iodepth=32", "iodepth=128"] {
+            for ring in [&[][..], &["sqthread_poll=1"], &["registerfiles=1", "fixedbufs=1"]] {
+                verified(&stage, world, &spec, &[&[depth], ring].concat());
+            }
+        }
+    }
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_by_polled_rings_of_every_depth() {
+    every_depth(World::Denied);
+}
+
+#[test]
+fn fio_verifies_through_the_trap() {
+    let stage = Stage::new();
+    for spec in keepers(&stage) {
+        verified(&stage, World::Unpatched, &spec, &["iodepth=32"]);
+    }
+}
+
+#[test]
+fn processes_and_threads_share_a_device() {
+    let stage = Stage::new();
+    let [size, place] = [format!("size={}", SIZE / 2), format!("offset_increment={}", SIZE / 2)];
+    for spec in keepers(&stage) {
+        for thread in ["thread=0", "thread=1"] {
+            verified(&stage, World::Denied, &spec, &["iodepth=16", "numjobs=2", thread, &size, &place]);
+        }
+    }
+}
+
+#[test]
+fn a_null_device_takes_everything() {
+    let stage = Stage::new();
+    let size = format!("size={SIZE}");
+    for spec in ["null:size=1T", "null:size=1T,latency=10us", "null:size=1T,latency=exponential(20us),poll=hybrid"] {
+        for (rw, opcodes) in [("rw=randwrite", WRITES), ("rw=randread", READS)] {
+            for depth in ["iodepth=1", "iodepth=128"] {
+                for thread in ["sqthread_poll=0", "sqthread_poll=1"] {
+                    let options = [&RING[..], &[&size, rw, depth, thread]].concat();
+                    let (finished, _) = succeeds(&stage, fio(&stage, World::Denied, spec, &options));
+                    finished.served(opcodes, BLOCKS).without_errors(&[]);
+                }
+            }
+        }
+    }
+}
+
+/// Plain calls, of whole blocks, of parts of blocks, and past the page cache.
+#[test]
+fn fio_verifies_what_it_wrote_by_plain_calls() {
+    let stage = Stage::new();
+    let size = format!("size={SIZE}");
+    for spec in keepers(&stage) {
+        for call in [
+            &["ioengine=psync", "direct=1", "bs=4k"][..],
+            &["ioengine=psync", "direct=0", "bs=1k"],
+            &["ioengine=psync", "direct=0", "bs=3k"],
+            &["ioengine=psync", "direct=0", "bsrange=512-9k", "bs_unaligned=1"],
+            &["ioengine=sync", "direct=0", "bs=512"],
+            &["ioengine=vsync", "direct=0", "bs=4k"],
+            &["ioengine=pvsync", "direct=0", "bs=3k"],
+            &["ioengine=pvsync2", "direct=1", "bs=4k"],
+            &["ioengine=pvsync2", "direct=1", "bs=4k", "hipri=1"],
+        ] {
+            let job = [&size, "rw=randwrite", "verify=crc32c", "verify_fatal=1", "norandommap=0", "end_fsync=1"];
+            let run = fio(&stage, World::Denied, &spec, &[call, &job].concat());
+            let (finished, document) = succeeds(&stage, run);
+            let written = sum(&document, "/write/io_bytes", &finished);
+            // Of blocks that are no whole part of the device some find no room.
+            assert!(written > SIZE / 4 * 3 && written <= SIZE, "{spec} {call:?}: {}", finished.report());
+            assert_eq!(sum(&document, "/read/io_bytes", &finished), written, "{spec} {call:?}: {}", finished.report());
+        }
+    }
+}
+
+/// fio's own word for it is errno 5.
+#[test]
+fn an_error_of_the_device_is_the_programs() {
+    const EIO: u64 = 5;
+    let stage = Stage::new();
+    for call in [&RING[..], &["ioengine=psync", "direct=1", "bs=4k"]] {
+        let job = [&["size=1m", "rw=randwrite"], call].concat();
+        let finished = fio(&stage, World::Denied, "error(ram:size=1M,eio=0.05,seed=1)", &job).finish();
+        is_tidy(&stage);
+        assert!(!finished.status.success(), "{}", finished.report());
+        let document = report(&finished);
+        assert_eq!(number(&document["jobs"][0], "/error"), EIO, "{}", finished.report());
+        // Told to go on, it counts them.
+        let job = [&job[..], &["continue_on_error=all", "ignore_error=,EIO"]].concat();
+        let finished = fio(&stage, World::Denied, "error(ram:size=1M,eio=0.5,seed=1)", &job).finish();
+        let document = report(&finished);
+        let errors = number(&document["jobs"][0], "/total_err");
+        assert!((20..236).contains(&errors), "{errors} of 256: {}", finished.report());
+    }
+}
+
+#[test]
+fn a_delayed_device_takes_its_time() {
+    let stage = Stage::new();
+    let job = ["size=64k", "rw=write", "iodepth=1"];
+    let run = fio(&stage, World::Denied, "delay(ram:size=1M,write=10ms)", &[&RING[..], &job].concat());
+    let (finished, document) = succeeds(&stage, run);
+    // Sixteen writes, one after the other; fio counts milliseconds.
+    let runtime = sum(&document, "/write/runtime", &finished);
+    assert!((155..5_000).contains(&runtime), "{runtime} ms: {}", finished.report());
+}
+
+/// What is looked for appears soon.
+pub fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "waited in vain: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_program_on_a_device_that_never_answers_can_be_killed() {
+    let stage = Stage::new();
+    let ring = [&RING[..], &["size=1m", "rw=randread"]].concat();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGQUIT] {
+        let devices = ["disk=error(ram:size=1M,never=1)"];
+        let shell = stage.program_on_devices(World::Denied, &devices, "/bin/sh");
+        let started = shell.args(["-c", "echo started >&2; exec cat disk"]).start();
+        soon("the shell's word", || started.stderr_so_far().contains("started").then_some(()));
+        kill(Pid::from_raw(started.id().cast_signed()), signal).unwrap();
+        let finished = started.finish();
+        assert_eq!(finished.status.signal(), Some(signal as i32), "{}", finished.report());
+        is_tidy(&stage);
+    }
+    // fio has a handler and waits for its requests.
+    let started =
+        fio(&stage, World::Denied, "error(ram:size=1M,never=1)", &[&ring[..], &["thread=1"]].concat()).start();
+    let children = format!("/proc/{0}/task/{0}/children", started.id());
+    let program = soon("fio's process", || {
+        std::fs::read_to_string(&children).unwrap().split_whitespace().next().map(|child| child.parse().unwrap())
+    });
+    kill(Pid::from_raw(program), Signal::SIGKILL).unwrap();
+    let finished = started.finish();
+    assert_eq!(finished.status.signal(), Some(Signal::SIGKILL as i32), "{}", finished.report());
+    is_tidy(&stage);
+}
+
+#[test]
+fn fio_verifies_as_nobody_under_dockers_rules() {
+    every_depth(World::Confined);
+}
