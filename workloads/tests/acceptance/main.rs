@@ -19,3 +19,4 @@ mod node;
 mod qemu_img;
 mod stress_ng;
 mod transparency;
+mod vhost_user;

@@ -1,0 +1,150 @@
+//! Devices that another process serves: QEMU's storage daemon, with raw and with
+//! qcow2 images, alive, killed, and started again.
+
+use crate::devices::{is_tidy, soon};
+use crate::fio::{job, number, report};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use workloads::harness::{FIO, Finished, QEMU_IMG, QEMU_STORAGE_DAEMON, Run, Stage, World, require};
+
+const SIZE: u64 = 16 << 20;
+/// fio's word for what a back end that has gone leaves behind.
+const EIO: u64 = 5;
+
+/// The daemon, serving one image. Dropped, it is killed.
+struct BackEnd {
+    daemon: Child,
+    socket: PathBuf,
+}
+
+impl BackEnd {
+    fn start(stage: &Stage, format: &str) -> BackEnd {
+        let (image, socket) = (stage.path("image"), stage.path("back-end"));
+        if !image.exists() {
+            let mut command = Command::new(require(&QEMU_IMG));
+            let created = command.args(["create", "-q", "-f", format]).arg(&image).arg(SIZE.to_string()).status();
+            assert!(created.unwrap().success());
+        }
+        let _ = std::fs::remove_file(&socket);
+        let file = format!("driver=file,node-name=file,filename={},locking=off", image.display());
+        let node = format!("driver={format},node-name=node,file=file");
+        let export = format!(
+            "type=vhost-user-blk,id=export,node-name=node,addr.type=unix,addr.path={},writable=on,num-queues=4,writethrough=on",
+            socket.display()
+        );
+        let mut command = Command::new(require(&QEMU_STORAGE_DAEMON));
+        command.args(["--blockdev", &file, "--blockdev", &node, "--export", &export]).stdin(Stdio::null());
+        let back_end = BackEnd { daemon: command.spawn().unwrap(), socket };
+        soon("the back end's socket", || back_end.socket.exists().then_some(()));
+        back_end
+    }
+
+    /// kill -9.
+    fn kill(&mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+    }
+}
+
+impl Drop for BackEnd {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn fio(stage: &Stage, reconnect: &str, options: &[&str]) -> Run {
+    let device = format!("disk=vhost-user:socket=back-end,reconnect={reconnect}");
+    let run = stage.program_on_devices(World::Denied, &[&device], require(&FIO));
+    let run = run.args(["--output-format=json", "--name=job", "--filename=disk", "--bs=4k", "--direct=1"]);
+    run.args(["--rw=randwrite", "--verify=crc32c", "--verify_fatal=1"]).args(options)
+}
+
+fn bytes(finished: &Finished, place: &str) -> u64 {
+    number(job(&report(finished), "job", finished), place)
+}
+
+fn verified(format: &str) {
+    let stage = Stage::new();
+    let _back_end = BackEnd::start(&stage, format);
+    for options in [
+        &["--ioengine=io_uring", "--hipri=1", "--iodepth=1", "--size=1m"][..],
+        &["--ioengine=io_uring", "--hipri=1", "--iodepth=32", "--size=8m"],
+        &["--ioengine=io_uring", "--hipri=1", "--iodepth=32", "--size=8m", "--fixedbufs=1", "--registerfiles=1"],
+        &["--ioengine=io_uring", "--hipri=1", "--iodepth=8", "--size=4m", "--sqthread_poll=1"],
+        &["--ioengine=psync", "--size=1m", "--end_fsync=1"],
+        &["--ioengine=psync", "--size=1m", "--direct=0", "--bs=3k"],
+    ] {
+        let finished = fio(&stage, "off", options).finish().succeeded();
+        let written = bytes(&finished, "/write/io_bytes");
+        assert!(written > 1_000_000, "{}", finished.report());
+        assert_eq!(bytes(&finished, "/read/io_bytes"), written, "{}", finished.report());
+        finished.without_errors(&[]);
+        is_tidy(&stage);
+    }
+}
+
+#[test]
+fn fio_verifies_on_a_raw_image_of_another_process() {
+    verified("raw");
+}
+
+#[test]
+fn fio_verifies_on_a_qcow2_image_of_another_process() {
+    verified("qcow2");
+}
+
+/// What is in the middle of its way when the back end is killed comes to its
+/// right end with the next one.
+#[test]
+fn a_back_end_that_is_killed_and_started_again_loses_nothing() {
+    for format in ["raw", "qcow2"] {
+        let stage = Stage::new();
+        let mut back_end = BackEnd::start(&stage, format);
+        // At this rate it takes three seconds to write.
+        let options = ["--ioengine=io_uring", "--hipri=1", "--iodepth=16", "--size=12m", "--rate_iops=1000"];
+        let started = fio(&stage, "on", &options).start();
+        for _ in 0..3 {
+            let image = stage.path("image");
+            let allocated = || std::os::unix::fs::MetadataExt::blocks(&image.metadata().unwrap());
+            let before = allocated();
+            soon("more in the image", || (allocated() > before).then_some(()));
+            back_end.kill();
+            back_end = BackEnd::start(&stage, format);
+        }
+        let finished = started.finish().succeeded();
+        let (written, read) = (bytes(&finished, "/write/io_bytes"), bytes(&finished, "/read/io_bytes"));
+        assert_eq!((written, read), (12 << 20, 12 << 20), "{format}: {}", finished.report());
+        finished.without_errors(&[]);
+        is_tidy(&stage);
+    }
+}
+
+#[test]
+fn without_reconnect_a_back_end_that_goes_leaves_eio_and_nobody_hanging() {
+    for options in [
+        &["--ioengine=io_uring", "--hipri=1", "--iodepth=16", "--size=12m", "--rate_iops=1000"][..],
+        &["--ioengine=psync", "--size=12m", "--rate_iops=1000"],
+    ] {
+        let stage = Stage::new();
+        let mut back_end = BackEnd::start(&stage, "raw");
+        let started = fio(&stage, "off", options).start();
+        let image = stage.path("image");
+        let allocated = || std::os::unix::fs::MetadataExt::blocks(&image.metadata().unwrap());
+        soon("something in the image", || (allocated() > 64).then_some(()));
+        back_end.kill();
+        let finished = started.finish();
+        assert!(!finished.status.success(), "{}", finished.report());
+        assert_eq!(number(&report(&finished)["jobs"][0], "/error"), EIO, "{}", finished.report());
+        is_tidy(&stage);
+    }
+}
+
+#[test]
+fn a_run_whose_back_end_is_not_there_does_not_start() {
+    let stage = Stage::new();
+    let finished = fio(&stage, "off", &[]).finish();
+    assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
+    assert!(finished.stderr.contains("back-end"), "{}", finished.report());
+    is_tidy(&stage);
+}
