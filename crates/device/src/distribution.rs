@@ -1,7 +1,7 @@
 //! How long something takes: always the same, or drawn by chance.
 
 use crate::random::Random;
-use crate::spec::span;
+use crate::span;
 use core::fmt;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
@@ -32,16 +32,16 @@ impl Distribution {
     /// `normal(10us,2us)`; `None` if it is none.
     pub fn parse(text: &str) -> Option<Distribution> {
         let Some((name, parameters)) = text.split_once('(') else {
-            return span(text).map(Distribution::Constant);
+            return span::parse(text).map(Distribution::Constant);
         };
         let parameters = parameters.strip_suffix(')')?;
         let pair = || {
             let (one, other) = parameters.split_once(',')?;
-            Some((span(one)?, span(other)?))
+            Some((span::parse(one)?, span::parse(other)?))
         };
         match name {
             "uniform" => pair().filter(|(from, to)| from <= to).map(|(from, to)| Distribution::Uniform { from, to }),
-            "exponential" => span(parameters).map(|mean| Distribution::Exponential { mean }),
+            "exponential" => span::parse(parameters).map(|mean| Distribution::Exponential { mean }),
             "normal" => pair().map(|(mean, deviation)| Distribution::Normal { mean, deviation }),
             _ => None,
         }
@@ -109,7 +109,7 @@ impl fmt::Display for Distribution {
         struct Span(Nanoseconds);
         impl fmt::Display for Span {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                crate::spec::write_span(f, self.0)
+                span::write(f, self.0)
             }
         }
         match *self {

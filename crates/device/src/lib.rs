@@ -39,6 +39,7 @@ pub mod opened;
 pub mod policy;
 mod random;
 pub mod request;
+pub mod span;
 pub mod spec;
 pub mod supply;
 mod timeline;

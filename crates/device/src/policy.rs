@@ -26,7 +26,7 @@ impl PollPolicy {
             "interrupt" => Some(PollPolicy::Interrupt),
             "classic" => Some(PollPolicy::Classic),
             "hybrid" => Some(PollPolicy::HybridAdaptive),
-            _ => match crate::spec::span(text.strip_prefix("hybrid:")?)? {
+            _ => match crate::span::parse(text.strip_prefix("hybrid:")?)? {
                 0 => None,
                 span => Some(PollPolicy::HybridFixed(span)),
             },

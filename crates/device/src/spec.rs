@@ -22,8 +22,7 @@ mod value;
 
 pub use error::{Problem, SpecError};
 pub use kinds::KINDS;
-pub(crate) use value::write_span;
-pub use value::{Probability, Value, ValueKind, span};
+pub use value::{Probability, Value, ValueKind};
 
 use crate::distribution::Distribution;
 use crate::driver::Driver;

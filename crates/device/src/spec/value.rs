@@ -62,7 +62,7 @@ impl Value {
         match kind {
             ValueKind::Size => size(text).map(Value::Size),
             ValueKind::Block => size(text).filter(|size| matches!(size, 512 | 4096)).map(Value::Size),
-            ValueKind::Span => span(text).map(Value::Span),
+            ValueKind::Span => crate::span::parse(text).map(Value::Span),
             ValueKind::Distribution => Distribution::parse(text).map(Value::Distribution),
             ValueKind::Probability => Probability::parse(text).map(Value::Probability),
             ValueKind::Number => number(text).map(Value::Number),
@@ -82,7 +82,7 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Size(bytes) => write_size(f, *bytes),
-            Value::Span(span) => write_span(f, *span),
+            Value::Span(span) => crate::span::write(f, *span),
             Value::Distribution(distribution) => distribution.fmt(f),
             Value::Probability(probability) => probability.fmt(f),
             Value::Number(number) => number.fmt(f),
@@ -121,29 +121,6 @@ fn write_size(f: &mut fmt::Formatter<'_>, bytes: u64) -> fmt::Result {
     match UNITS.iter().rev().find(|(_, shift)| bytes != 0 && bytes.trailing_zeros() >= *shift) {
         Some((unit, shift)) => write!(f, "{}{unit}", bytes >> shift),
         None => write!(f, "{bytes}"),
-    }
-}
-
-/// A span of time: a number with `ns`, `us`, `ms` or `s`. `None` if it is none, or too long to count.
-pub fn span(text: &str) -> Option<Nanoseconds> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let (digits, unit) = text.split_at(digits);
-    let scale = match unit {
-        "ns" => 1,
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
-        _ => return None,
-    };
-    number(digits)?.checked_mul(scale)
-}
-
-/// In the largest unit that leaves nothing over.
-pub fn write_span(f: &mut fmt::Formatter<'_>, span: Nanoseconds) -> fmt::Result {
-    let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
-    match units.iter().find(|(scale, _)| span != 0 && span.is_multiple_of(*scale)) {
-        Some((scale, unit)) => write!(f, "{}{unit}", span / scale),
-        None => write!(f, "{span}ns"),
     }
 }
 
