@@ -29,6 +29,7 @@ use crate::driver::Driver;
 use crate::policy::PollPolicy;
 use crate::supply::Supply;
 use alloc::boxed::Box;
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 use usring_sys::Errno;
@@ -106,6 +107,21 @@ impl Spec {
     /// How the device is waited for until somebody changes it.
     pub fn policy(&self) -> PollPolicy {
         self.poll.unwrap_or_default()
+    }
+
+    /// The same device for a process in another folder: `absolute` is given each
+    /// path of the text.
+    pub fn with_paths<E>(mut self, absolute: impl Fn(&str) -> Result<String, E>) -> Result<Spec, E> {
+        let mut layer = Some(&mut self.outermost);
+        while let Some(Layer { kind, inner, values }) = layer {
+            for (name, value) in values {
+                if let (Some(ValueKind::Path), Value::Text(path)) = (kind.row(name).map(|row| row.value), value) {
+                    *path = absolute(path)?;
+                }
+            }
+            layer = inner.as_deref_mut();
+        }
+        Ok(self)
     }
 
     /// The device itself, inside all wrappers.

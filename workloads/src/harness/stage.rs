@@ -98,9 +98,14 @@ impl Stage {
     /// The same in a run that has these devices, each `PATH=SPEC`. A relative PATH
     /// is one of the stage.
     pub fn program_on_devices(&self, world: World, devices: &[&str], program: impl AsRef<Path>) -> Run {
-        assert!(!super::on_kernel(), "the kernel has no devices of usring's");
         let options: Vec<_> = devices.iter().map(|device| format!("--device={device}")).collect();
-        Run::new(&self.path(""), world, &options, program.as_ref())
+        self.program_with(world, &options, program)
+    }
+
+    /// The same with other options of `usring run`.
+    pub fn program_with(&self, world: World, options: &[String], program: impl AsRef<Path>) -> Run {
+        assert!(!super::on_kernel(), "the kernel has no devices of usring's");
+        Run::new(&self.path(""), world, options, program.as_ref())
     }
 
     /// What runs with devices have left in the folder of their sockets.

@@ -16,8 +16,9 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;
 const SIZE: u64 = BLOCK * BLOCKS;
 
-/// A polled ring.
+/// A ring that polls, and one that is told.
 const RING: [&str; 4] = ["ioengine=io_uring", "hipri=1", "direct=1", "bs=4k"];
+const TOLD: [&str; 3] = ["ioengine=io_uring", "direct=1", "bs=4k"];
 
 /// fio on `disk`, a device of this SPEC; what follows are its options, `--` left
 /// out.
@@ -57,9 +58,13 @@ fn keepers(stage: &Stage) -> [String; 2] {
 }
 
 fn verified(stage: &Stage, world: World, spec: &str, options: &[&str]) {
+    verified_by(stage, world, spec, &RING, options);
+}
+
+fn verified_by(stage: &Stage, world: World, spec: &str, ring: &[&str], options: &[&str]) {
     let size = format!("size={SIZE}");
     let job = [&size, "rw=randwrite", "verify=crc32c", "verify_fatal=1", "randseed=7"];
-    let (finished, document) = succeeds(stage, fio(stage, world, spec, &[&RING[..], &job, options].concat()));
+    let (finished, document) = succeeds(stage, fio(stage, world, spec, &[ring, &job, options].concat()));
     for place in ["/write/io_bytes", "/read/io_bytes"] {
         assert_eq!(sum(&document, place, &finished), SIZE, "{spec} {options:?} {place}: {}", finished.report());
     }
@@ -83,6 +88,38 @@ pub fn every_depth(world: World) {
 #[test]
 fn fio_verifies_what_it_wrote_by_polled_rings_of_every_depth() {
     every_depth(World::Denied);
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_by_rings_that_are_told() {
+    let stage = Stage::new();
+    let [ram, file] = keepers(&stage);
+    let slow = format!("delay({ram},read=exponential(50us),write=100us),poll=interrupt");
+    for spec in [&ram, &file, &slow] {
+        for options in [&["iodepth=1"][..], &["iodepth=64"], &["iodepth=32", "sqthread_poll=1"]] {
+            verified_by(&stage, World::Denied, spec, &TOLD, options);
+        }
+        // Through no page cache, and by parts of blocks.
+        verified_by(&stage, World::Denied, spec, &TOLD, &["iodepth=16", "direct=0", "bs=4k", "fixedbufs=1"]);
+    }
+}
+
+/// fio's own word for it is errno 95.
+#[test]
+fn a_device_that_does_not_poll_refuses_polled_rings_unless_told_to_fall_back() {
+    const EOPNOTSUPP: u64 = 95;
+    let stage = Stage::new();
+    let job = ["--output-format=json", "--name=job", "--filename=disk", "--size=1m", "--rw=randread"];
+    let ring = RING.map(|option| format!("--{option}"));
+    let device = "--device=disk=ram:size=1M,poll=interrupt".to_owned();
+    let run = |options: &[String]| {
+        let run = stage.program_with(World::Denied, options, require(&FIO)).args(job).args(&ring).finish();
+        is_tidy(&stage);
+        run
+    };
+    let refused = run(std::slice::from_ref(&device));
+    assert_eq!(number(&report(&refused)["jobs"][0], "/error"), EOPNOTSUPP, "{}", refused.report());
+    run(&[device, "--iopoll-fallback".into()]).succeeded().served(READS, 256).without_errors(&[]);
 }
 
 #[test]

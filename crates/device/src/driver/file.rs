@@ -42,7 +42,7 @@ use usring_uapi::general as linux;
 pub static KIND: spec::Kind = spec::Kind {
     name: "file",
     options: &[
-        OptionRow { name: "path", value: ValueKind::Text, required: true },
+        OptionRow { name: "path", value: ValueKind::Path, required: true },
         OptionRow { name: "size", value: ValueKind::Size, required: false },
         OptionRow { name: "direct", value: ValueKind::Switch, required: false },
         OptionRow { name: "read-only", value: ValueKind::Switch, required: false },

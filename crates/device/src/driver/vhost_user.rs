@@ -36,7 +36,7 @@ use usring_sys::{Errno, UserAddress, user_memory};
 pub static KIND: Kind = Kind {
     name: "vhost-user",
     options: &[
-        OptionRow { name: "socket", value: ValueKind::Text, required: true },
+        OptionRow { name: "socket", value: ValueKind::Path, required: true },
         OptionRow { name: "reconnect", value: ValueKind::Switch, required: false },
         OptionRow { name: "queues", value: ValueKind::Number, required: false },
         OptionRow { name: "zero-copy", value: ValueKind::Switch, required: false },

@@ -18,7 +18,8 @@ pub enum ValueKind {
     Distribution,
     Probability,
     Number,
-    Text,
+    /// Of a file or a socket.
+    Path,
     Switch,
     Policy,
 }
@@ -49,7 +50,7 @@ impl ValueKind {
             }
             ValueKind::Probability => "a probability like 0.01 or 1%",
             ValueKind::Number => "a whole number",
-            ValueKind::Text => "a text that is not empty",
+            ValueKind::Path => "a path",
             ValueKind::Switch => "on or off",
             ValueKind::Policy => "interrupt, classic, hybrid, or hybrid: and a time like 5us",
         }
@@ -66,8 +67,8 @@ impl Value {
             ValueKind::Distribution => Distribution::parse(text).map(Value::Distribution),
             ValueKind::Probability => Probability::parse(text).map(Value::Probability),
             ValueKind::Number => number(text).map(Value::Number),
-            ValueKind::Text if text.is_empty() || text.contains('\0') => None,
-            ValueKind::Text => Some(Value::Text(text.to_owned())),
+            ValueKind::Path if text.is_empty() || text.contains('\0') => None,
+            ValueKind::Path => Some(Value::Text(text.to_owned())),
             ValueKind::Switch => match text {
                 "on" => Some(Value::Switch(true)),
                 "off" => Some(Value::Switch(false)),

@@ -3,6 +3,7 @@
 //! launcher is under test.
 
 mod denial;
+mod devices;
 mod ending;
 mod inheritance;
 mod refusal;

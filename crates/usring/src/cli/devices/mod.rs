@@ -38,7 +38,14 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
         return Err("the PATH before '=' is empty".into());
     }
     let spec = spec::parse(spec).map_err(|error| error.to_string())?;
+    // Processes of the run read it again, each in the folder where it is then.
+    let spec = spec.with_paths(absolute)?;
     Ok(DeviceOption { path: path.into(), spec })
+}
+
+fn absolute(path: &str) -> Result<String, String> {
+    let resolved = std::path::absolute(path).map_err(|error| format!("{path}: {error}"))?;
+    resolved.into_os_string().into_string().map_err(|_| format!("{path}: the way to it is not UTF-8; give all of it"))
 }
 
 /// One device of the run.

@@ -1,0 +1,209 @@
+//! `run --device` and `ctl` from outside: what is refused, where the devices'
+//! files and the run's socket lie, who may reach them, and that they are gone
+//! when the program is. (What programs do on devices is tested with the library
+//! itself.)
+
+use crate::{text, usring};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// A folder in which runs start, and have their sockets.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Place {
+        Place(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn usring(&self, arguments: &[&str]) -> Command {
+        let mut command = usring(arguments);
+        command.current_dir(self.0.path()).env("XDG_RUNTIME_DIR", self.0.path());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.usring(&["run"]).args(arguments).output().unwrap()
+    }
+
+    fn ctl(&self, arguments: &[&str]) -> Output {
+        self.usring(&["ctl"]).args(arguments).output().unwrap()
+    }
+
+    /// A shell that goes on until its standard input ends, once it has begun.
+    fn start(&self, devices: &[&str]) -> Child {
+        let mut command = self.usring(&["run"]);
+        command.args(devices.iter().map(|device| format!("--device={device}")));
+        command.args(["sh", "-c", "echo $$; read -r line; exit 7"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    fn sockets(&self) -> usize {
+        std::fs::read_dir(self.path("usring")).map_or(0, Iterator::count)
+    }
+
+    fn assert_tidy(&self) {
+        assert!(!self.path("disk").exists(), "the device's file is still there");
+        assert_eq!(self.sockets(), 0, "the run's socket is still there");
+    }
+}
+
+/// The process id that the shell says.
+fn program(child: &mut Child) -> i32 {
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn a_wrong_device_is_told_of_in_a_sentence_and_no_program_starts() {
+    let place = Place::new();
+    for (device, reason) in [
+        ("disk", "expected PATH=SPEC"),
+        ("=ram:size=1M", "the PATH before '=' is empty"),
+        ("disk=floppy:size=1M", "floppy"),
+        ("disk=ram:size=1X", "a size like 4096"),
+        ("disk=ram:block=512", "size"),
+        ("disk=ram:size=1M,poll=never", "interrupt, classic"),
+        ("disk=ram:size=100", "whole number of blocks"),
+        ("disk=file:path=", "a path"),
+        ("disk=error(ram:size=1M,eio=0.7,short=0.7)", "more than 1"),
+        ("disk=file:path=missing", "missing"),
+        ("disk=vhost-user:socket=missing", "missing"),
+        ("nowhere/disk=ram:size=1M", "cannot make"),
+    ] {
+        let output = place.run(&["--device", device, "sh", "-c", "echo started"]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{device}: {said}");
+        assert!(said.contains(reason), "{device}: {said}");
+        assert!(output.stdout.is_empty(), "{device}");
+        place.assert_tidy();
+    }
+}
+
+#[test]
+fn what_lies_at_the_path_already_is_not_touched() {
+    let place = Place::new();
+    std::fs::write(place.path("file"), "precious").unwrap();
+    std::fs::create_dir(place.path("folder")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", place.path("link")).unwrap();
+    for name in ["file", "folder", "link", "/dev/null"] {
+        // The first of them is taken back when the second is refused.
+        let second = format!("{name}=ram:size=1M");
+        let output = place.run(&["--device", "disk=ram:size=1M", "--device", &second, "true"]);
+        assert_eq!(output.status.code(), Some(125));
+        assert!(text(&output.stderr).contains("exists already"), "{}", text(&output.stderr));
+        place.assert_tidy();
+    }
+    assert_eq!(std::fs::read(place.path("file")).unwrap(), b"precious");
+    assert!(!place.path("elsewhere").exists() && place.path("link").is_symlink() && place.path("folder").is_dir());
+}
+
+#[test]
+fn the_devices_files_are_there_while_the_program_is() {
+    let place = Place::new();
+    let script = "test $(stat -c %s,%a disk) = 1048576,600 && test $(stat -c %s other) = 1099511627776 && exit 3";
+    let devices = ["--device", "disk=ram:size=1M", "--device", "other=null:size=1T"];
+    let output = place.run(&[&devices[..], &["sh", "-c", script]].concat());
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(!place.path("other").exists());
+    place.assert_tidy();
+}
+
+#[test]
+fn nothing_is_left_however_the_program_ends() {
+    let place = Place::new();
+    let output = place.run(&["--device", "disk=ram:size=1M", "no-such-program"]);
+    assert_eq!(output.status.code(), Some(127));
+    place.assert_tidy();
+    // The program is killed; usring is told to end, and has the program end.
+    for (signal, to_program) in [(Signal::SIGKILL, true), (Signal::SIGTERM, false), (Signal::SIGUSR1, false)] {
+        let mut child = place.start(&["disk=ram:size=1M"]);
+        let shell = program(&mut child);
+        let target = if to_program { shell } else { child.id().cast_signed() };
+        kill(Pid::from_raw(target), signal).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(signal as i32));
+        place.assert_tidy();
+    }
+}
+
+#[test]
+fn a_file_that_took_the_path_meanwhile_stays() {
+    let place = Place::new();
+    let output = place.run(&["--device", "disk=ram:size=1M", "sh", "-c", "rm disk && echo mine > disk"]);
+    assert!(output.status.success());
+    assert_eq!(std::fs::read(place.path("disk")).unwrap(), b"mine\n");
+}
+
+#[test]
+fn control_shows_and_changes_the_devices_of_running_programs() {
+    let place = Place::new();
+    assert!(text(&place.ctl(&[]).stdout).contains("no devices"));
+    std::fs::write(place.path("backing"), vec![0; 1 << 20]).unwrap();
+    let mut child = place.start(&["disk=ram:size=1M", "other=error(file:path=backing,eio=0.1),poll=hybrid:5us"]);
+    program(&mut child);
+    let all = text(&place.ctl(&[]).stdout);
+    let (disk, other) = (place.path("disk"), place.path("other"));
+    assert!(all.contains(disk.to_str().unwrap()) && all.contains(other.to_str().unwrap()), "{all}");
+    // A process of the run may be in another folder.
+    let backing = place.path("backing");
+    assert!(all.contains(&format!("error(file:path={},eio=0.1),poll=hybrid:5us", backing.display())), "{all}");
+    assert!(all.contains(&format!("run     {}", child.id())), "{all}");
+    let one = text(&place.ctl(&["disk"]).stdout);
+    assert!(one.contains("poll    classic") && !one.contains("other"), "{one}");
+    for policy in ["interrupt", "hybrid", "hybrid:50us", "classic"] {
+        let change = format!("poll={policy}");
+        assert!(text(&place.ctl(&["disk", &change]).stdout).contains(&format!("poll    {policy}\n")));
+        assert!(text(&place.ctl(&["disk"]).stdout).contains(&format!("poll    {policy}\n")));
+        assert!(text(&place.ctl(&["other"]).stdout).contains("poll    hybrid:5us\n"));
+    }
+    let wrong = place.ctl(&["disk", "poll=sometimes"]);
+    assert!(!wrong.status.success() && text(&wrong.stderr).contains("poll=interrupt"), "{}", text(&wrong.stderr));
+    let unknown = place.ctl(&["elsewhere"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(text(&unknown.stderr).contains("is no device of a run of yours"), "{}", text(&unknown.stderr));
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    assert!(text(&place.ctl(&[]).stdout).contains("no devices"));
+    place.assert_tidy();
+}
+
+#[test]
+fn a_killed_runs_socket_is_cleared_away() {
+    let place = Place::new();
+    let mut child = place.start(&["disk=ram:size=1M"]);
+    let shell = program(&mut child);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(place.sockets(), 1);
+    let listed = place.ctl(&[]);
+    assert!(listed.status.success() && text(&listed.stdout).contains("no devices"), "{}", text(&listed.stderr));
+    assert_eq!(place.sockets(), 0);
+    kill(Pid::from_raw(shell), Signal::SIGKILL).unwrap();
+}
+
+#[test]
+fn nobody_else_can_enter_the_folder_of_the_sockets() {
+    let place = Place::new();
+    let mut child = place.start(&["disk=ram:size=1M"]);
+    program(&mut child);
+    let mode = std::fs::metadata(place.path("usring")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    // One that others can enter is not used.
+    std::fs::set_permissions(place.path("usring"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = place.run(&["--device", "disk=ram:size=1M", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("only you can enter"), "{}", text(&output.stderr));
+    place.assert_tidy();
+}
