@@ -96,7 +96,9 @@ fn open_device(call: &Call) -> Result<u64, Errno> {
     };
     let opened = OwnedDescriptor::from_raw(SystemCall::new(number, arguments).run_once()? as i32);
     let close_on_exec = flags as u32 & linux::O_CLOEXEC != 0;
-    let reserved = descriptors::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec)?;
+    let reserved = descriptors::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec);
+    // So fcntl(2) says that the limit leaves no room up there.
+    let reserved = reserved.map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })?;
     Ok(devices::enter(reserved) as u64)
 }
 

@@ -8,6 +8,7 @@
 
 mod cpython;
 mod device_files;
+mod device_rings;
 mod devices;
 mod docker_profile;
 mod fio;

@@ -223,8 +223,10 @@ fn hears_announcements(locked: &LockedRing) -> bool {
 }
 
 fn watch(locked: &mut LockedRing) {
-    if locked.devices.in_flight() != 0 && !locked.ring.is_polled() {
-        device_queues::arm_interrupts(locked);
+    let interrupts = locked.devices.in_flight() != 0 && !locked.ring.is_polled();
+    if interrupts && !device_queues::arm_interrupts(locked) && locked.ring.defers_task_work() {
+        // What a device has done already it tells nobody any more.
+        task_work::announce_deferred(locked.ring, false);
     }
     let due = locked.timeouts.next_due();
     if crate::fast_poll::arm_timer(locked, due).is_err() {

@@ -12,6 +12,7 @@ use crate::issue::{self, Answer};
 use crate::op::{Operation, block_device};
 use crate::request::{RequestEntry, RequestId};
 use crate::ring::{LockedRing, Ring};
+use crate::timeout;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -181,7 +182,10 @@ impl DeviceQueues {
 
 /// Hands a transfer to its device.
 #[inline]
-pub(crate) fn submit(locked: &mut LockedRing, request: RequestEntry, index: ChannelIndex) {
+pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex) {
+    if request.link.is_some() {
+        timeout::arm_link_timeout(locked, &mut request);
+    }
     let queues = &mut locked.devices;
     let queue = &mut queues.channels[index.0 as usize];
     if !queue.backlog.is_empty() {

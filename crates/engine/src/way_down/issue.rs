@@ -165,12 +165,15 @@ fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Res
     if polls { Ok(()) } else { request.file.keep() }
 }
 
-/// Issues what has become issuable, until nothing is.
+/// Issues what has become issuable, until nothing is, and tells the devices of
+/// what of it is theirs: a chain goes on wherever its last request has ended, and
+/// nobody may come by afterwards.
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     while let Some(request) = locked.issuable.pop_front() {
         issue(locked, request);
     }
+    locked.devices.ring_doorbells();
 }
 
 /// Whether a request is the timeout of the one before it in its chain.

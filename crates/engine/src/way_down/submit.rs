@@ -36,7 +36,6 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     link::end_of_batch(locked);
     issue::run_issuable(locked);
     locked.opened.end_submission();
-    locked.devices.ring_doorbells();
     locked.sq.commit();
     taken
 }

@@ -1,0 +1,265 @@
+/* Rings on devices, waited for in every way that a ring has, and not waited for
+ * at all: `disk` answers, of 1 MiB at least, `silent` never does.
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+
+enum {
+	BLOCK = 4096,
+	REQUESTS = 8,
+	ROUNDS = 50,
+	/* Longer than anything here takes, in milliseconds. */
+	LIMIT = 5000,
+};
+
+static char *memory;
+static int disk, silent;
+/* Whether the disk gives back what was written to it. */
+static int keeps;
+
+static void start(void)
+{
+	disk = open("disk", O_RDWR | O_DIRECT);
+	silent = open("silent", O_RDWR | O_DIRECT);
+	HOLDS(disk >= 0 && silent >= 0);
+	HOLDS(posix_memalign((void **)&memory, BLOCK, REQUESTS * BLOCK) == 0);
+	memset(memory, 1, BLOCK);
+	EQUAL(pwrite(disk, memory, BLOCK, 0), BLOCK);
+	memset(memory, 0, BLOCK);
+	EQUAL(pread(disk, memory, BLOCK, 0), BLOCK);
+	keeps = memory[0];
+}
+
+static void read_block(struct io_uring *ring, int file, int index, unsigned flags)
+{
+	struct io_uring_sqe *sqe = request(ring);
+	io_uring_prep_read(sqe, file, memory + index * BLOCK, BLOCK, (uint64_t)index * BLOCK);
+	named(sqe, (uint64_t)index, flags);
+}
+
+static void read_blocks(struct io_uring *ring, unsigned flags)
+{
+	for (int index = 0; index < REQUESTS; index++)
+		read_block(ring, disk, index, index + 1 < REQUESTS ? flags : 0);
+	EQUAL(io_uring_submit(ring), REQUESTS);
+}
+
+/* Looks at the CQ in memory, without a call, until so much is there. */
+static void see(struct io_uring *ring, unsigned count)
+{
+	long long end = milliseconds_now() + LIMIT;
+	while (io_uring_cq_ready(ring) < count)
+		HOLDS(milliseconds_now() < end);
+}
+
+static void take(struct io_uring *ring, unsigned count)
+{
+	while (count-- > 0)
+		EQUAL(next_answer(ring).res, BLOCK);
+}
+
+static const unsigned UNPOLLED[] = { 0, IORING_SETUP_COOP_TASKRUN, IORING_SETUP_SQPOLL };
+
+static void nobody_calls(unsigned flags)
+{
+	for (size_t kind = 0; kind < sizeof UNPOLLED / sizeof *UNPOLLED; kind++) {
+		struct io_uring ring = new_ring(REQUESTS, UNPOLLED[kind]);
+		for (int round = 0; round < ROUNDS; round++) {
+			read_blocks(&ring, flags);
+			see(&ring, REQUESTS);
+			take(&ring, REQUESTS);
+		}
+		io_uring_queue_exit(&ring);
+	}
+}
+
+static void seen_in_memory(void)
+{
+	nobody_calls(0);
+}
+
+static void chains_in_memory(void)
+{
+	nobody_calls(IOSQE_IO_LINK);
+}
+
+static void drains_in_memory(void)
+{
+	nobody_calls(IOSQE_IO_DRAIN);
+}
+
+/* Behind a part of a block, which a worker writes. */
+static void behind_a_worker(void)
+{
+	struct io_uring ring = new_ring(REQUESTS, 0);
+	int buffered = open("disk", O_RDWR);
+	for (int round = 0; round < ROUNDS; round++) {
+		char wanted = (char)round;
+		struct io_uring_sqe *sqe = request(&ring);
+		io_uring_prep_write(sqe, buffered, &wanted, 1, 7);
+		named(sqe, 100, IOSQE_IO_LINK);
+		read_block(&ring, disk, 0, 0);
+		EQUAL(io_uring_submit(&ring), 2);
+		see(&ring, 2);
+		EQUAL(answer_to(&ring, 100).res, 1);
+		EQUAL(answer_to(&ring, 0).res, BLOCK);
+		EQUAL(memory[7], keeps ? wanted : 0);
+	}
+	close(buffered);
+	io_uring_queue_exit(&ring);
+}
+
+enum { DEFERS = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN };
+
+static void readable(int file)
+{
+	struct pollfd one = { .fd = file, .events = POLLIN };
+	EQUAL(poll(&one, 1, LIMIT), 1);
+}
+
+/* A ring that defers its work tells that there is some. */
+static void deferred_work_is_told(void)
+{
+	struct io_uring ring = new_ring(REQUESTS, DEFERS | IORING_SETUP_TASKRUN_FLAG);
+	for (int round = 0; round < ROUNDS; round++) {
+		read_blocks(&ring, 0);
+		long long end = milliseconds_now() + LIMIT;
+		while (!(IO_URING_READ_ONCE(*ring.sq.kflags) & IORING_SQ_TASKRUN) && !io_uring_cq_ready(&ring))
+			HOLDS(milliseconds_now() < end);
+		take(&ring, REQUESTS);
+	}
+	io_uring_queue_exit(&ring);
+
+	ring = new_ring(REQUESTS, DEFERS);
+	for (int round = 0; round < ROUNDS; round++) {
+		read_blocks(&ring, 0);
+		readable(ring.ring_fd);
+		take(&ring, REQUESTS);
+	}
+	int event = eventfd(0, 0);
+	uint64_t count;
+	EQUAL(io_uring_register_eventfd(&ring, event), 0);
+	for (int round = 0; round < ROUNDS; round++) {
+		read_blocks(&ring, 0);
+		readable(event);
+		EQUAL(read(event, &count, sizeof count), sizeof count);
+		take(&ring, REQUESTS);
+	}
+	io_uring_queue_exit(&ring);
+	close(event);
+}
+
+/* Far more than the CQ has room for. */
+static void nothing_overflows_for_good(void)
+{
+	static const unsigned KINDS[] = { 0, IORING_SETUP_IOPOLL, DEFERS };
+	for (size_t kind = 0; kind < sizeof KINDS / sizeof *KINDS; kind++) {
+		struct io_uring_params params = {
+			.flags = KINDS[kind] | IORING_SETUP_CQSIZE,
+			.cq_entries = REQUESTS,
+		};
+		struct io_uring ring;
+		EQUAL(io_uring_queue_init_params(REQUESTS, &ring, &params), 0);
+		for (int round = 0; round < ROUNDS; round++)
+			read_blocks(&ring, 0);
+		take(&ring, ROUNDS * REQUESTS);
+		io_uring_queue_exit(&ring);
+	}
+}
+
+/* A timeout behind a request that is out fires, and leaves it where it is. */
+static void a_linked_timeout_fires(void)
+{
+	struct __kernel_timespec time = { .tv_nsec = 20 * 1000 * 1000 };
+	struct io_uring ring = new_ring(REQUESTS, 0);
+	read_block(&ring, silent, 0, IOSQE_IO_LINK);
+	struct io_uring_sqe *sqe = request(&ring);
+	io_uring_prep_link_timeout(sqe, &time, 0);
+	named(sqe, 100, 0);
+	EQUAL(io_uring_submit(&ring), 2);
+	EQUAL(answer_to(&ring, 100).res, -ENOENT);
+	nothing_left(&ring);
+	io_uring_queue_exit(&ring);
+
+	time.tv_sec = 1000;
+	ring = new_ring(REQUESTS, 0);
+	read_block(&ring, disk, 0, IOSQE_IO_LINK);
+	sqe = request(&ring);
+	io_uring_prep_link_timeout(sqe, &time, 0);
+	named(sqe, 100, 0);
+	EQUAL(io_uring_submit(&ring), 2);
+	EQUAL(answer_to(&ring, 0).res, BLOCK);
+	EQUAL(answer_to(&ring, 100).res, -ECANCELED);
+	io_uring_queue_exit(&ring);
+}
+
+static void quiet(int signal)
+{
+	(void)signal;
+}
+
+/* Who polls for an answer that does not come hears signals. */
+static void polling_is_interrupted(void)
+{
+	struct io_uring ring = new_ring(REQUESTS, IORING_SETUP_IOPOLL);
+	struct sigaction action = { .sa_handler = quiet }, before;
+	read_block(&ring, silent, 0, 0);
+	EQUAL(io_uring_submit(&ring), 1);
+	sigaction(SIGALRM, &action, &before);
+	alarm(1);
+	EQUAL(io_uring_enter((unsigned)ring.ring_fd, 0, 1, IORING_ENTER_GETEVENTS, NULL), -EINTR);
+	sigaction(SIGALRM, &before, NULL);
+	alarm(SECONDS_PER_CHECK);
+	io_uring_queue_exit(&ring);
+}
+
+/* Rings go away with requests out, and leave no number behind. */
+static void closed_in_flight(void)
+{
+	int before = dup(disk);
+	close(before);
+	for (int round = 0; round < ROUNDS; round++) {
+		struct io_uring ring = new_ring(2 * REQUESTS, round % 2 ? IORING_SETUP_IOPOLL : 0);
+		for (int index = 0; index < REQUESTS; index++) {
+			read_block(&ring, disk, index, 0);
+			read_block(&ring, silent, index, 0);
+		}
+		EQUAL(io_uring_submit(&ring), 2 * REQUESTS);
+		io_uring_queue_exit(&ring);
+	}
+	int after = dup(disk);
+	EQUAL(after, before);
+	close(after);
+}
+
+/* The last check: the limit stays. */
+static void no_room_for_numbers(void)
+{
+	struct rlimit limit = { .rlim_cur = 256, .rlim_max = 256 };
+	EQUAL(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	EQUAL(open("disk", O_RDWR), -1);
+	EQUAL(errno, EMFILE);
+}
+
+static const struct check checks[] = {
+	{ "seen in memory", seen_in_memory },
+	{ "chains in memory", chains_in_memory },
+	{ "drains in memory", drains_in_memory },
+	{ "behind a worker", behind_a_worker },
+	{ "deferred work is told", deferred_work_is_told },
+	{ "nothing overflows for good", nothing_overflows_for_good },
+	{ "a linked timeout fires", a_linked_timeout_fires },
+	{ "polling is interrupted", polling_is_interrupted },
+	{ "closed in flight", closed_in_flight },
+	{ "no room for numbers", no_room_for_numbers },
+};
+
+int main(int count, char **arguments)
+{
+	start();
+	return RUN(checks, count, arguments);
+}
