@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use usring::control::vhost_user::VhostUser;
 use usring_device::driver::vhost_user;
-use usring_device::{Geometry, OwnSupply, Spec, Supply, spec};
+use usring_device::{Geometry, OwnSupply, Spec, Supply, control, spec};
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, OwnedDescriptor};
 
@@ -110,6 +110,10 @@ impl RunDevice {
     fn create(option: &DeviceOption) -> Result<RunDevice, Failure> {
         let path = std::path::absolute(&option.path)
             .map_err(|error| Failure::new(format!("{}: {error}", option.path.display())))?;
+        if option.spec.to_string().len() + path.as_os_str().len() > control::LONGEST / 2 {
+            let most = control::LONGEST / 2;
+            return Err(Failure::new(format!("SPEC and PATH of a device have {most} bytes at most, together")));
+        }
         let supply = supply_for(option)?;
         let driver = option.spec.open(Box::new(supply.clone())).map_err(|error| {
             Failure::new(format!("cannot open the device {} for {} ({error})", option.spec, path.display()))

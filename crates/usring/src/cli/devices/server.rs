@@ -15,7 +15,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use usring_device::control::{Answer, FALLBACK, Kind, LONGEST, QUESTION_LENGTH, Question};
+use usring_device::control::{Answer, FALLBACK, Kind, QUESTION_LENGTH, Question};
 use usring_sys::descriptor::OwnedDescriptor;
 
 /// Who connects has its question ready, or is not waited for longer.
@@ -142,7 +142,6 @@ impl Server {
         let mut text = device.spec.to_string().into_bytes();
         text.push(0);
         text.extend_from_slice(device.path.as_os_str().as_bytes());
-        text.truncate(LONGEST / 2);
         Reply { values: [st_dev, st_ino, flags, device.geometry.size], text, ..Default::default() }
     }
 }
