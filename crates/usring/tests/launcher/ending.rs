@@ -4,7 +4,9 @@
 use crate::{installation, run, text, usring, utf8};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -68,14 +70,48 @@ fn death_by_a_signal_is_mirrored() {
     }
 }
 
+/// A program that tells of each signal from within its handler: a shell's trap
+/// may be run only after the read that the signal came just before.
+fn listener() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let source = br#"
+            #include <signal.h>
+            #include <stdio.h>
+            #include <string.h>
+            #include <unistd.h>
+            static void caught(int n) {
+                write(1, "caught\n", 7);
+                if (n != SIGINT) _exit(7);
+            }
+            int main(void) {
+                struct sigaction action = { .sa_handler = caught, .sa_flags = SA_RESTART };
+                int signals[] = { SIGTERM, SIGUSR1, SIGHUP, SIGINT };
+                for (int i = 0; i < 4; i++) sigaction(signals[i], &action, 0);
+                char line[64] = "";
+                write(1, "ready\n", 6);
+                read(0, line, sizeof line - 1);
+                line[strcspn(line, "\n")] = 0;
+                printf("after %s\n", line);
+                return 6;
+            }"#;
+        let source = installation().write("listener.c", source, 0o644);
+        installation().compile(&["-w", utf8(&source)], "listener")
+    })
+}
+
 #[test]
 fn a_signal_to_the_supervisor_reaches_the_program() {
-    for signal in ["TERM", "USR1", "HUP", "INT"] {
-        let script = format!("trap 'echo caught; exit 7' {signal}; echo ready; read -r forever");
-        let (mut child, mut lines) = start(&script);
+    for (signal, status) in [("TERM", 7), ("USR1", 7), ("HUP", 7), ("INT", 6)] {
+        let mut command = usring(&["run", "--stats", utf8(listener())]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        assert_eq!(line(&mut lines), "ready\n");
         kill(&format!("-{signal}"), child.id());
         assert_eq!(line(&mut lines), "caught\n");
-        assert_eq!(child.wait().unwrap().code(), Some(7));
+        // Who is left ends with its input.
+        drop(child.stdin.take());
+        assert_eq!(child.wait().unwrap().code(), Some(status));
     }
 }
 
@@ -84,12 +120,8 @@ fn the_terminals_interrupt_reaches_the_program_once() {
     // script(1) gives it a terminal; what is typed there are bytes to us. The
     // shell that script starts hears the interrupt too, and dash then ends by
     // it, whatever its child did: that shell has to go first.
-    let program = "trap 'echo caught' INT; echo ready; read -r line; echo after $line; exit 6";
-    let command = format!(
-        "exec {} run --stats bash -c '{}'",
-        installation().path("usring").display(),
-        program.replace('\'', "'\\''")
-    );
+    let usring = installation().path("usring");
+    let command = format!("exec {} run --stats {}", usring.display(), listener().display());
     let mut child = Command::new("script")
         .args(["-qec", &command, "/dev/null"])
         .stdin(Stdio::piped())
