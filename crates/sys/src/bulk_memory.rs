@@ -13,7 +13,7 @@ use linux_raw_sys::general as linux;
 /// Bytes of a line of the processor's cache.
 const LINE: u64 = 64;
 /// Bytes whose lines are fetched ahead of a copy.
-const FETCHED: u64 = 512;
+const FETCHED: u64 = 256;
 
 /// The whole of a memory file, mapped. Pages come as they are touched.
 #[derive(Debug)]

@@ -32,12 +32,17 @@ pub(crate) struct CqWaits {
     spread: AtomicU64,
     /// Time that may be spent looking.
     credit: AtomicU64,
+    /// So many waits go without a look, because one was in vain: whoever was
+    /// looked for may have needed this processor.
+    without: AtomicU64,
 }
 
 /// Looks between two readings of the clock.
 const LOOKS: u32 = 16;
 /// The most that is saved up to be spent looking.
 const MOST_CREDIT: Nanoseconds = 50_000;
+/// Waits without a look after one in vain.
+const DISCOURAGED: u64 = 64;
 /// Longer waits than this say nothing about the device.
 const LONGEST: Nanoseconds = 10_000_000;
 
@@ -58,6 +63,11 @@ impl CqWaits {
         let credit = self.credit.load(Ordering::Relaxed);
         let mean = self.mean.load(Ordering::Relaxed);
         let expected = mean.saturating_sub(elapsed) + self.spread.load(Ordering::Relaxed);
+        let without = self.without.load(Ordering::Relaxed);
+        if without != 0 {
+            self.without.store(without - 1, Ordering::Relaxed);
+            return 0;
+        }
         if credit < expected || mean == 0 || processor::is_only() { 0 } else { credit.min(2 * mean) }
     }
 
@@ -104,8 +114,12 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
             return Ok(());
         }
     }
-    let found = look(ring, wanted, waits.look(asleep));
+    let budget = waits.look(asleep);
+    let found = look(ring, wanted, budget);
     let looked = Ticks::now().since(start);
+    if !found && budget != 0 {
+        waits.without.store(DISCOURAGED, Ordering::Relaxed);
+    }
     let waited = if found { Ok(()) } else { sleep(ring, call) };
     let length = Ticks::now().since(start);
     waits.account(length, asleep + (length - looked), looked - asleep);
