@@ -21,6 +21,12 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
 use usring_sys::{Errno, UserAddress, eventfd};
 
+/// Descriptors of a request with one piece of data. As long as there are plenty
+/// in the main table, such a request needs no table of its own, which the back
+/// end would have to look up.
+const SHORT: usize = 3;
+const PLENTY: usize = QUEUE_SIZE as usize / 2;
+
 pub struct Queue {
     device: Arc<VhostUser>,
     ring: VirtQueue,
@@ -188,7 +194,9 @@ impl Queue {
         let chain = core::iter::once(Descriptor::readable(arena::address(slot), block::HEADER))
             .chain(data)
             .chain(core::iter::once(Descriptor::writable(arena::address(slot + slot::STATUS), 1)));
-        if self.indirect {
+        let request = &mut self.requests[usize::from(head)];
+        self.free.append(&mut request.chain);
+        if self.indirect && (count > SHORT || self.free.len() < PLENTY) {
             for (index, descriptor) in chain.enumerate() {
                 let is_last = index + 1 == count;
                 let descriptor = if is_last { descriptor } else { descriptor.followed_by(index as u16 + 1) };
@@ -196,8 +204,6 @@ impl Queue {
             }
             self.ring.set_descriptor(head, Descriptor::table(arena::address(slot + slot::TABLE), count));
         } else {
-            let request = &mut self.requests[usize::from(head)];
-            self.free.append(&mut request.chain);
             let mut index = head;
             for (number, descriptor) in chain.enumerate() {
                 if number + 1 == count {

@@ -57,8 +57,10 @@ fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
 }
 
 impl Connection {
-    /// Connects, and finds out what the back end can do.
-    pub fn open(path: &str) -> Result<Connection, Failure> {
+    /// Connects, and finds out what the back end can do. It keeps a record of what
+    /// it has in flight, which takes it some time for each request, only for one
+    /// that comes back.
+    pub fn open(path: &str, comes_back: bool) -> Result<Connection, Failure> {
         let prepare = || {
             let stream = UnixStream::connect(path)?;
             stream.set_read_timeout(Some(PATIENCE))?;
@@ -74,7 +76,11 @@ impl Connection {
         if features & negotiates == 0 || features & feature::VERSION_1 == 0 {
             return Err("is too old: it offers no protocol features, or no virtio 1".into());
         }
-        let protocol = frontend.get_protocol_features().map_err(failed("tell its protocol features"))? & PROTOCOL;
+        let mut protocol = frontend.get_protocol_features().map_err(failed("tell its protocol features"))? & PROTOCOL;
+        protocol.set(
+            VhostUserProtocolFeatures::INFLIGHT_SHMFD,
+            comes_back && protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD),
+        );
         if !protocol.contains(VhostUserProtocolFeatures::CONFIG) {
             return Err("is no block device: it has no configuration space".into());
         }

@@ -145,7 +145,7 @@ impl Shared {
     fn connect(options: &Options<'_>, report: Report) -> Result<Shared, Failure> {
         let cannot = |what: &'static str| move |error: Errno| format!("cannot be given {what} ({error})");
         let eventfd = || EventFd::new(EFD_NONBLOCK).map_err(|error| format!("cannot be given an eventfd ({error})"));
-        let mut connection = Connection::open(options.socket)?;
+        let mut connection = Connection::open(options.socket, options.reconnect)?;
         let queues = match options.queues {
             Some(queues) if queues > connection.queues => {
                 return Err(format!(
@@ -260,7 +260,7 @@ impl Shared {
     /// Looks for another back end and gives it what the one before it had.
     fn reconnect(&self, state: &mut State) {
         let mut attempt = || {
-            let mut connection = Connection::open(&self.socket)?;
+            let mut connection = Connection::open(&self.socket, true)?;
             connection.agree_again(&self.parameters)?;
             if let Some(record) = &state.record
                 && !connection.go_on_with_record(&record.description, &record.file)?
