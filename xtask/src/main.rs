@@ -62,8 +62,10 @@ fn main() -> ExitCode {
         Chore::Size => size::run(),
         Chore::Loom => loom::run(),
         Chore::Packages => packages::provide(),
-        Chore::Demo { arguments } => return product::run("demo", &["usring"], &arguments),
-        Chore::Bench { arguments } => return product::run("bench", &["usring", "workloads"], &arguments),
+        Chore::Demo { arguments } => return product::run("demo", &["usring"], &[], &arguments),
+        Chore::Bench { arguments } => {
+            return product::run("bench", &["usring", "workloads"], &["workloads/blkio"], &arguments);
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

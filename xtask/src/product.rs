@@ -21,8 +21,9 @@ fn build_beside_library(release: bool, packages: &[&str]) -> Outcome {
 
 /// Builds what a subcommand of usring needs, optimised, and runs it with these
 /// arguments; answers its exit status.
-pub fn run(name: &str, packages: &[&str], arguments: &[OsString]) -> ExitCode {
-    let packages: Vec<&str> = packages.iter().flat_map(|package| ["--package", package]).collect();
+pub fn run(name: &str, packages: &[&str], features: &[&str], arguments: &[OsString]) -> ExitCode {
+    let packages = packages.iter().flat_map(|package| ["--package", package]);
+    let packages: Vec<&str> = packages.chain(features.iter().flat_map(|feature| ["--features", feature])).collect();
     let status = build_beside_library(true, &packages).and_then(|()| {
         let mut command = Command::new(folder(true).join("usring"));
         command.arg(name).args(arguments).status().map_err(|error| format!("cannot start usring ({error})"))

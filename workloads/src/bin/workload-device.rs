@@ -8,8 +8,7 @@
 //! [--latencies 0|1] [--direct 0|1] [--milliseconds N]`
 //!
 //! `--by copy --size BYTES` copies blocks from random places of memory instead:
-//! the floor of a device in memory. `--make BYTES` first makes the file, and
-//! `--fill 1` writes all of it.
+//! the floor of a device in memory. `--fill 1` first writes all of the file.
 
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::{File, OpenOptions};
@@ -41,7 +40,7 @@ fn workload(options: &Options) -> Result<(), String> {
     if !shape.sq_thread {
         stopwatch::pin();
     }
-    let file = shape.open(options.value("make", 0)?)?;
+    let file = shape.open()?;
     let blocks = file.metadata().map_err(|error| error.to_string())?.len() / BLOCK as u64;
     if blocks == 0 {
         return Err("the file has no whole block".into());
@@ -88,18 +87,10 @@ impl Shape {
         })
     }
 
-    /// The file; if it is to have `make` bytes, a new one, whose name goes at
-    /// once.
-    fn open(&self, make: u64) -> Result<File, String> {
-        let told = |error: std::io::Error| format!("{}: {error}", self.path.display());
+    fn open(&self) -> Result<File, String> {
         let flags = if self.direct { libc::O_DIRECT } else { 0 };
-        let mut how = OpenOptions::new();
-        how.read(true).write(true).create_new(make > 0).custom_flags(flags);
-        let file = how.open(&self.path).map_err(told)?;
-        if make > 0 {
-            std::fs::remove_file(&self.path).and_then(|()| file.set_len(make)).map_err(told)?;
-        }
-        Ok(file)
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&self.path);
+        opened.map_err(|error| format!("{}: {error}", self.path.display()))
     }
 
     fn ring(&self) -> Result<IoUring, String> {
@@ -141,13 +132,40 @@ struct Slot {
     submitted: Instant,
 }
 
+/// Where is read from next.
+struct Source {
+    file: File,
+    registered: bool,
+    blocks: u64,
+    /// In sequence, or anywhere.
+    next: Option<u64>,
+    random: Random,
+}
+
+impl Source {
+    #[inline]
+    fn entry(&mut self, slot: &Slot, index: u32) -> squeue::Entry {
+        let block = match &mut self.next {
+            Some(next) => {
+                *next = (*next + 1) % self.blocks;
+                *next
+            }
+            None => self.random.below(self.blocks),
+        };
+        let (length, offset) = (BLOCK as u32, block * BLOCK as u64);
+        let entry = if self.registered {
+            opcode::ReadFixed::new(types::Fixed(0), slot.buffer, length, index as u16).offset(offset).build()
+        } else {
+            opcode::Read::new(types::Fd(self.file.as_raw_fd()), slot.buffer, length).offset(offset).build()
+        };
+        entry.user_data(u64::from(index))
+    }
+}
+
 struct Generator<'a> {
     shape: &'a Shape,
     ring: IoUring,
-    file: File,
-    blocks: u64,
-    next: u64,
-    random: Random,
+    source: Source,
     slots: Vec<Slot>,
     /// Held for the slots, which point into them.
     _buffers: Vec<Buffer>,
@@ -174,10 +192,13 @@ impl Generator<'_> {
         Ok(Generator {
             shape,
             ring,
-            file,
-            blocks,
-            next: 0,
-            random: Random::default(),
+            source: Source {
+                file,
+                registered: shape.registered,
+                blocks,
+                next: (!shape.random).then_some(0),
+                random: Random::default(),
+            },
             slots,
             _buffers: buffers,
             free: (0..shape.depth).collect(),
@@ -204,35 +225,22 @@ impl Generator<'_> {
     fn round(&mut self) -> Result<u64, String> {
         let batch = self.shape.batch.min(self.free.len() as u32);
         let now = if self.shape.latencies { Some(Instant::now()) } else { None };
+        let (_, mut submission, _) = self.ring.split();
         for _ in 0..batch {
             let Some(index) = self.free.pop() else { break };
-            let entry = self.entry(index);
+            let slot = &mut self.slots[index as usize];
             if let Some(now) = now {
-                self.slots[index as usize].submitted = now;
+                slot.submitted = now;
             }
+            let entry = self.source.entry(slot, index);
             // SAFETY: the buffer lives as long as the ring, and nobody reads it.
-            unsafe { self.ring.submission().push(&entry) }.map_err(|_| "the SQ is full")?;
+            unsafe { submission.push(&entry) }.map_err(|_| "the SQ is full")?;
         }
+        // The entries are shown all at once.
+        drop(submission);
         let wanted = if self.free.is_empty() { self.shape.wait } else { 0 };
         self.enter(batch, wanted)?;
         if wanted == 0 { Ok(0) } else { self.reap() }
-    }
-
-    #[inline]
-    fn entry(&mut self, index: u32) -> squeue::Entry {
-        let block = if self.shape.random {
-            self.random.below(self.blocks)
-        } else {
-            self.next = (self.next + 1) % self.blocks;
-            self.next
-        };
-        let (buffer, offset) = (self.slots[index as usize].buffer, block * BLOCK as u64);
-        let entry = if self.shape.registered {
-            opcode::ReadFixed::new(types::Fixed(0), buffer, BLOCK as u32, index as u16).offset(offset).build()
-        } else {
-            opcode::Read::new(types::Fd(self.file.as_raw_fd()), buffer, BLOCK as u32).offset(offset).build()
-        };
-        entry.user_data(u64::from(index))
     }
 
     /// An SQ thread takes what is in the SQ by itself: the call is made to wake

@@ -23,14 +23,15 @@ pub fn ourselves() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(|error| format!("cannot tell where this executable lies ({error})"))
 }
 
-/// A command that runs `program` where `system` answers.
-pub fn command_on(system: System, program: &Path) -> Result<Command, String> {
+/// A command that runs `program` where `system` answers; if that is usring, with
+/// further options.
+pub fn command_on(system: System, more: &[String], program: &Path) -> Result<Command, String> {
     if system == System::Kernel {
         return Ok(Command::new(program));
     }
     let mut command = Command::new(ourselves()?);
     match system {
-        System::Usring(options) => command.arg("run").args(options),
+        System::Usring(options) => command.arg("run").args(options).args(more),
         _ => command.arg("denied"),
     };
     command.arg("--").arg(program);

@@ -53,7 +53,7 @@ fn read(path: &str) -> Option<String> {
 
 /// Has the probe answered by a system.
 fn probe(system: System) -> Result<Findings, String> {
-    let mut command: Command = child::command_on(system, &child::ourselves()?)?;
+    let mut command: Command = child::command_on(system, &[], &child::ourselves()?)?;
     let output = child::output_within(command.arg("probe"), PATIENCE)?;
     if !output.status.success() {
         return Err(child::complaint(&output));

@@ -1,18 +1,26 @@
 //! `usring bench`: ordinary programs on usring and on its rivals, in turn, in
 //! one run.
 //!
-//! [`frame`] runs a benchmark's cases and takes medians; a file per benchmark
-//! says which cases there are and which bars they are held to; [`report`]
-//! prints the table and writes the JSON.
+//! [`frame`] runs a benchmark's cases on their [`stage`] and takes medians of
+//! its [`metric`]s; a file per benchmark says which cases there are and which bars
+//! they are held to; [`report`] prints the table and writes the JSON.
 
+mod engine;
 mod frame;
+mod metric;
 mod nop;
+mod polling;
 mod report;
+mod sqpoll_iopoll;
+mod stage;
+mod vhost_user;
 
 use super::child;
 use super::{Failure, Outcome};
 use clap::ValueEnum;
 use frame::{Bar, Case, Effort, Results};
+use metric::Metric;
+use stage::Prop;
 use std::path::PathBuf;
 
 /// Exit status if a bar does not hold.
@@ -21,7 +29,7 @@ const STATUS_BAR: u8 = 3;
 const EXAMPLES: &str = "\
 Examples:
   usring bench nop
-  usring bench nop --quick --json nop.json
+  usring bench engine --quick --json engine.json
 
 Exit status: 0 if every bar holds, 3 if one does not, 125 if the benchmark could not run.";
 
@@ -47,11 +55,26 @@ pub struct Options {
 enum Name {
     /// What a request costs that does nothing, and page-cache reads beside the kernel's ring
     Nop,
+    /// What a polled 4 KiB read costs: of a device that does nothing, of memory, of a file
+    Engine,
+    /// IOPOLL with SQPOLL: an enter that waits on the CQ against one that polls, too
+    SqpollIopoll,
+    /// Interrupts, classic polling and the hybrids, by queue depth and latency
+    Polling,
+    /// A vhost-user-blk back end, beside the `blkio` library
+    VhostUser,
 }
 
 /// A benchmark: what is run, and what must come out.
 struct Benchmark {
     name: &'static str,
+    /// The columns; the first has quartiles and is compared.
+    metrics: &'static [Metric],
+    rounds: usize,
+    /// What the cases find in `{folder}`.
+    props: &'static [Prop],
+    /// The label of the rows that others are compared with.
+    rival: &'static str,
     cases: Vec<Case>,
     bars: fn(&Results) -> Vec<Bar>,
 }
@@ -60,6 +83,10 @@ impl Name {
     fn benchmark(self) -> Benchmark {
         match self {
             Name::Nop => nop::benchmark(),
+            Name::Engine => engine::benchmark(),
+            Name::SqpollIopoll => sqpoll_iopoll::benchmark(),
+            Name::Polling => polling::benchmark(),
+            Name::VhostUser => vhost_user::benchmark(),
         }
     }
 }
@@ -68,7 +95,7 @@ impl Name {
 pub fn run(options: &Options) -> Outcome {
     let benchmark = options.name.benchmark();
     let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
-    let results = frame::measure(&benchmark.cases, &effort).map_err(Failure::new)?;
+    let results = frame::measure(&benchmark, &effort).map_err(Failure::new)?;
     let bars = (benchmark.bars)(&results);
     print!("{}", report::Table { benchmark: &benchmark, results: &results, bars: &bars });
     if let Some(path) = &options.json {

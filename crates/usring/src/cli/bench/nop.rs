@@ -4,13 +4,14 @@
 use super::Benchmark;
 use super::child::System;
 use super::frame::{Bar, Case, Results};
+use super::metric::Metric;
 
 const FLOOR_CALL: &str = "bare system call";
 const FLOOR_COPY: &str = "memcpy";
 const ONE: &str = "NOP, one by one";
 const BATCH: &str = "NOP, in batches";
 const READ: &str = "page-cache read";
-const KERNEL: &str = "kernel";
+pub const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
 const TRAP: &str = "usring, site not patchable";
 const CALL: &str = "pread(2)";
@@ -19,36 +20,38 @@ const CALL_WITHOUT_WAITING: &str = "preadv2(2), RWF_NOWAIT";
 
 /// The rows and the bars.
 pub fn benchmark() -> Benchmark {
-    Benchmark { name: "nop", cases: cases(), bars }
+    let metrics = &[Metric::Time];
+    Benchmark { name: "nop", metrics, rounds: 11, props: &[], rival: KERNEL, cases: cases(), bars }
 }
 
 const USRING_RUN: System = System::Usring(&[]);
 
-const fn case(
-    workload: &'static str,
+fn case(
+    workload: &str,
     label: &'static str,
     system: System,
     program: &'static str,
-    arguments: &'static [&'static str],
-    parameters: &'static [(&'static str, u32)],
+    arguments: &str,
+    parameters: &[(&'static str, u32)],
 ) -> Case {
-    Case { workload, label, system, program, arguments, parameters }
+    let (workload, arguments, parameters) = (workload.into(), arguments.into(), parameters.to_vec());
+    Case { workload, label, system, device: None, environment: &[], program, arguments, parameters }
 }
 
 fn cases() -> Vec<Case> {
     const NOP: &str = "workload-nop";
-    const NOP_ONE: &[&str] = &["--batch", "1", "--site", "inline"];
-    const NOP_BARE: &[&str] = &["--batch", "1", "--site", "bare"];
-    const NOP_BATCH: &[&str] = &["--batch", "32", "--site", "inline"];
-    const RING: &[&str] = &["--by", "ring", "--batch", "32"];
+    const NOP_ONE: &str = "--batch 1 --site inline";
+    const NOP_BARE: &str = "--batch 1 --site bare";
+    const NOP_BATCH: &str = "--batch 32 --site inline";
+    const RING: &str = "--by ring --batch 32";
     const DEPTH_1: &[(&str, u32)] = &[("queue depth", 1)];
     const DEPTH_32: &[(&str, u32)] = &[("queue depth", 32)];
     const BLOCK: &[(&str, u32)] = &[("block size", 4096)];
     const BLOCK_1: &[(&str, u32)] = &[("block size", 4096), ("queue depth", 1)];
     const BLOCK_32: &[(&str, u32)] = &[("block size", 4096), ("queue depth", 32)];
     vec![
-        case(FLOOR_CALL, "floor", System::Kernel, "workload-floor", &["--of", "system-call"], &[]),
-        case(FLOOR_COPY, "floor", System::Kernel, "workload-floor", &["--of", "copy"], BLOCK),
+        case(FLOOR_CALL, "floor", System::Kernel, "workload-floor", "--of system-call", &[]),
+        case(FLOOR_COPY, "floor", System::Kernel, "workload-floor", "--of copy", BLOCK),
         case(ONE, KERNEL, System::Kernel, NOP, NOP_ONE, DEPTH_1),
         case(ONE, USRING, USRING_RUN, NOP, NOP_ONE, DEPTH_1),
         case(ONE, TRAP, USRING_RUN, NOP, NOP_BARE, DEPTH_1),
@@ -56,16 +59,18 @@ fn cases() -> Vec<Case> {
         case(BATCH, USRING, USRING_RUN, NOP, NOP_BATCH, DEPTH_32),
         case(READ, KERNEL, System::Kernel, "workload-read", RING, BLOCK_32),
         case(READ, USRING, USRING_RUN, "workload-read", RING, BLOCK_32),
-        case(READ, CALL, System::Kernel, "workload-read", &["--by", "pread"], BLOCK_1),
-        case(READ, CALL_WITHOUT_WAITING, System::Kernel, "workload-read", &["--by", "preadv2"], BLOCK_1),
+        case(READ, CALL, System::Kernel, "workload-read", "--by pread", BLOCK_1),
+        case(READ, CALL_WITHOUT_WAITING, System::Kernel, "workload-read", "--by preadv2", BLOCK_1),
     ]
 }
 
 fn bars(results: &Results) -> Vec<Bar> {
+    let median = |workload, label| results.median(Metric::Time, workload, label, None);
+    let reads = median(READ, USRING).zip(median(READ, KERNEL)).map(|(usring, kernel)| usring / kernel);
     vec![
-        Bar::at_most("NOP one by one, patched", results.median(ONE, USRING), 60.0, "ns"),
-        Bar::at_most("NOP in batches of 32, patched", results.median(BATCH, USRING), 25.0, "ns"),
-        Bar::at_most("page-cache reads against the kernel's ring", results.ratio(READ, USRING, KERNEL), 1.0, "times"),
-        Bar::at_most("NOP through a site that cannot be patched", results.median(ONE, TRAP), 3000.0, "ns"),
+        Bar::at_most("NOP one by one, patched", median(ONE, USRING), 60.0, "ns"),
+        Bar::at_most("NOP in batches of 32, patched", median(BATCH, USRING), 25.0, "ns"),
+        Bar::at_most("page-cache reads against the kernel's ring", reads, 1.0, "times"),
+        Bar::at_most("NOP through a site that cannot be patched", median(ONE, TRAP), 3000.0, "ns"),
     ]
 }

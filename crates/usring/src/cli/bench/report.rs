@@ -5,9 +5,6 @@ use super::frame::{Bar, Case, Figure, Results, Row};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// The label of the rows that others are compared with.
-const RIVAL: &str = "kernel";
-
 /// What is printed.
 pub struct Table<'a> {
     pub benchmark: &'a Benchmark,
@@ -17,20 +14,18 @@ pub struct Table<'a> {
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "usring bench {}: time per operation on {}", self.benchmark.name, machine_name())?;
+        writeln!(f, "usring bench {}: medians on {}", self.benchmark.name, machine_name())?;
         writeln!(f)?;
-        let head =
-            ["workload", "block", "depth", "system", "median", "quartiles", "time against kernel"].map(String::from);
-        let mut lines = vec![head];
-        lines.extend(self.results.0.iter().map(|row| cells(row, self.results)));
-        let mut widths = [0; 7];
+        let mut lines = vec![self.head()];
+        lines.extend(self.results.rows.iter().map(|row| self.cells(row)));
+        let mut widths = vec![0; lines[0].len()];
         for line in &lines {
             for (width, cell) in widths.iter_mut().zip(line) {
                 *width = (*width).max(cell.chars().count());
             }
         }
         for line in &lines {
-            let padded: Vec<_> = line.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            let padded: Vec<_> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
             writeln!(f, "{}", padded.join("  ").trim_end())?;
         }
         writeln!(f)?;
@@ -45,7 +40,7 @@ impl fmt::Display for Bar {
             Some(false) => "DOES NOT HOLD:",
             None => "not measured here:",
         };
-        write!(f, "bar {verdict} {}, at most {} {}", self.name, self.target, self.unit)?;
+        write!(f, "bar {verdict} {}, {} {} {}", self.name, self.comparison.words(), self.target, self.unit)?;
         match self.value {
             Some(value) => write!(f, ", is {value:.2}"),
             None => Ok(()),
@@ -53,63 +48,93 @@ impl fmt::Display for Bar {
     }
 }
 
-fn cells(row: &Row, results: &Results) -> [String; 7] {
-    let parameter = |name: &str| {
-        let found = row.case.parameters.iter().find(|(known, _)| *known == name);
-        found.map_or(String::new(), |(_, value)| value.to_string())
-    };
-    let (median, quartiles) = match &row.figure {
-        Ok(Figure { median, quartiles: [low, high] }) => (time(*median), format!("{} – {}", time(*low), time(*high))),
-        Err(why) => ("none".into(), why.clone()),
-    };
-    let ratio = results.ratio(row.case.workload, row.case.label, RIVAL);
-    [
-        row.case.workload.into(),
-        parameter("block size"),
-        parameter("queue depth"),
-        row.case.label.into(),
-        median,
-        quartiles,
-        ratio.filter(|_| row.case.label != RIVAL).map_or(String::new(), |ratio| format!("{ratio:.2} ×")),
-    ]
+impl Table<'_> {
+    fn head(&self) -> Vec<String> {
+        let mut head: Vec<String> = ["workload", "block", "depth", "system"].map(String::from).into();
+        for metric in self.results.metrics {
+            head.push(metric.name().into());
+            if head.len() == 5 {
+                head.extend(["quartiles".into(), format!("against {}", self.benchmark.rival)]);
+            }
+        }
+        head
+    }
+
+    fn cells(&self, row: &Row) -> Vec<String> {
+        let parameter = |name: &str| {
+            let found = row.case.parameters.iter().find(|(known, _)| *known == name);
+            found.map_or(String::new(), |(_, value)| value.to_string())
+        };
+        let (block, depth) = (parameter("block size"), parameter("queue depth"));
+        let mut cells = vec![row.case.workload.clone(), block, depth, row.case.label.into()];
+        let figures = match &row.figures {
+            Ok(figures) => figures,
+            Err(why) => {
+                cells.extend(["none".into(), why.clone()]);
+                return cells;
+            }
+        };
+        for (metric, figure) in self.results.metrics.iter().zip(figures) {
+            let Some(Figure { median, quartiles: [low, high] }) = figure else {
+                cells.push(String::new());
+                continue;
+            };
+            cells.push(metric.show(*median));
+            if cells.len() == 5 {
+                cells.push(format!("{} – {}", metric.show(*low), metric.show(*high)));
+                cells.push(self.against_rival(row).unwrap_or_default());
+            }
+        }
+        cells
+    }
+
+    /// The first column beside that of the rival with the same parameters.
+    fn against_rival(&self, row: &Row) -> Option<String> {
+        let (metric, rival) = (self.results.metrics[0], self.benchmark.rival);
+        let same = |other: &Case| other.workload == row.case.workload && other.parameters == row.case.parameters;
+        let rival = self.results.rows.iter().find(|other| other.case.label == rival && same(&other.case))?;
+        if rival.case.label == row.case.label {
+            return None;
+        }
+        Some(format!("{:.2} ×", self.results.figure(row, metric)? / self.results.figure(rival, metric)?))
+    }
 }
 
-fn time(nanoseconds: f64) -> String {
-    if nanoseconds < 10_000.0 { format!("{nanoseconds:.1} ns") } else { format!("{:.1} µs", nanoseconds / 1000.0) }
-}
-
-/// The same as JSON; each row has a figure per name, so that a benchmark may
-/// measure more than one thing.
+/// The same as JSON; each row has a figure per metric.
 pub fn json(benchmark: &Benchmark, results: &Results, bars: &[Bar]) -> String {
     let bar = |bar: &Bar| {
         json!({
             "name": bar.name, "value": bar.value, "target": bar.target, "unit": bar.unit,
-            "comparison": "at most", "holds": bar.holds,
+            "comparison": bar.comparison.words(), "holds": bar.holds,
         })
     };
+    let unit = |metric: &super::metric::Metric| (metric.name().to_owned(), json!(metric.unit()));
     let value = json!({
         "bench": benchmark.name,
         "machine": machine(),
-        "rows": results.0.iter().map(row).collect::<Vec<_>>(),
+        "units": results.metrics.iter().map(unit).collect::<Map<_, _>>(),
+        "rows": results.rows.iter().map(|row| row_value(results, row)).collect::<Vec<_>>(),
         "bars": bars.iter().map(bar).collect::<Vec<_>>(),
     });
     format!("{value:#}\n")
 }
 
-fn row(row: &Row) -> Value {
-    const NAME: &str = "time per operation";
+fn row_value(results: &Results, row: &Row) -> Value {
     let Case { workload, label, parameters, .. } = &row.case;
     let mut all = Map::from_iter([("workload".into(), json!(workload))]);
     all.extend(parameters.iter().map(|(name, value)| ((*name).into(), json!(value))));
-    match &row.figure {
-        Ok(figure) => json!({
-            "system": label, "parameters": all, "unit": "ns",
-            "medians": { NAME: figure.median }, "quartiles": { NAME: figure.quartiles },
-        }),
-        Err(why) => json!({
-            "system": label, "parameters": all, "unit": "ns", "medians": {}, "quartiles": {}, "missing": why,
-        }),
+    let (mut medians, mut quartiles) = (Map::new(), Map::new());
+    for (metric, figure) in results.metrics.iter().zip(row.figures.iter().flatten()) {
+        if let Some(figure) = figure {
+            medians.insert(metric.name().into(), json!(figure.median));
+            quartiles.insert(metric.name().into(), json!(figure.quartiles));
+        }
     }
+    let mut value = json!({ "system": label, "parameters": all, "medians": medians, "quartiles": quartiles });
+    if let Err(why) = &row.figures {
+        value["missing"] = json!(why);
+    }
+    value
 }
 
 fn machine() -> Value {
@@ -140,14 +165,16 @@ fn processor() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Name;
+    use super::super::{Name, nop};
     use super::*;
 
     fn results() -> (Benchmark, Results) {
         let benchmark = Name::Nop.benchmark();
         let figure = Figure { median: 50.0, quartiles: [49.0, 51.5] };
-        let rows = benchmark.cases.iter().map(|case| Row { case: case.clone(), figure: Ok(figure) }).collect();
-        (benchmark, Results(rows))
+        let row = |case: &Case| Row { case: case.clone(), figures: Ok(vec![Some(figure)]) };
+        let rows = benchmark.cases.iter().map(row).collect();
+        let metrics = benchmark.metrics;
+        (benchmark, Results { metrics, rows })
     }
 
     #[test]
@@ -156,6 +183,7 @@ mod tests {
         let bars = (benchmark.bars)(&results);
         let value: Value = serde_json::from_str(&json(&benchmark, &results, &bars)).unwrap();
         assert_eq!(value["bench"], "nop");
+        assert_eq!(value["units"]["time per operation"], "ns");
         assert_eq!(value["rows"][2]["system"], "kernel");
         assert_eq!(value["rows"][2]["parameters"]["queue depth"], 1);
         assert_eq!(value["rows"][2]["medians"]["time per operation"], 50.0);
@@ -168,8 +196,8 @@ mod tests {
     #[test]
     fn a_rival_that_is_missing_leaves_its_bar_open() {
         let (benchmark, mut results) = results();
-        for row in results.0.iter_mut().filter(|row| row.case.label == RIVAL) {
-            row.figure = Err("no ring: Operation not permitted".into());
+        for row in results.rows.iter_mut().filter(|row| row.case.label == nop::KERNEL) {
+            row.figures = Err("no ring: Operation not permitted".into());
         }
         let bars = (benchmark.bars)(&results);
         assert_eq!(bars[2].holds, None);

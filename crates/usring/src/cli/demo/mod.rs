@@ -76,7 +76,7 @@ impl Demo<'_> {
 
     /// Runs the program and shows how far it is.
     fn run_on(&self, system: System) -> Result<Vec<Figures>, String> {
-        let mut command: Command = child::command_on(system, &child::ourselves()?)?;
+        let mut command: Command = child::command_on(system, &[], &child::ourselves()?)?;
         command.arg("demo-program").arg("--file").arg(self.file).args(["--blocks", &self.blocks.to_string()]);
         let bar = ProgressBar::new(2 * self.blocks).with_style(style());
         let mut figures = Vec::new();

@@ -1,0 +1,105 @@
+//! What is read off a sample that a workload prints.
+
+use serde::Deserialize;
+
+/// Bytes of a block: all workloads with blocks have them so long.
+const BLOCK: f64 = 4096.0;
+
+/// What a workload prints.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Sample {
+    operations: u64,
+    /// On the clock.
+    nanoseconds: u64,
+    /// Of a processor, by the thread that submits.
+    processor: Option<u64>,
+    /// Latencies: half of them, and 99 of 100, are shorter.
+    p50: Option<u64>,
+    p99: Option<u64>,
+}
+
+/// A column of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    Time,
+    /// What one operation takes of a processor: the same as its time, where
+    /// nobody else wants the processor and nobody sleeps.
+    ProcessorTime,
+    Rate,
+    Bandwidth,
+    Median,
+    Tail,
+    /// Share of the time in which the submitting thread had a processor.
+    Processor,
+}
+
+impl Metric {
+    pub fn name(self) -> &'static str {
+        match self {
+            Metric::Time => "time per operation",
+            Metric::ProcessorTime => "processor time per operation",
+            Metric::Rate => "operations per second",
+            Metric::Bandwidth => "bandwidth",
+            Metric::Median => "latency, median",
+            Metric::Tail => "latency, 99 of 100",
+            Metric::Processor => "processor",
+        }
+    }
+
+    pub fn unit(self) -> &'static str {
+        match self {
+            Metric::Time | Metric::ProcessorTime | Metric::Median | Metric::Tail => "ns",
+            Metric::Rate => "1/s",
+            Metric::Bandwidth => "MB/s",
+            Metric::Processor => "%",
+        }
+    }
+
+    /// Whether less of it is better, and so ratios are of times.
+    pub fn is_time(self) -> bool {
+        self.unit() == "ns"
+    }
+
+    pub fn of(self, sample: &Sample) -> Option<f64> {
+        let operations = sample.operations.max(1) as f64;
+        let nanoseconds = sample.nanoseconds.max(1) as f64;
+        let processor = || sample.processor.map(|time| time as f64);
+        match self {
+            Metric::Time => Some(nanoseconds / operations),
+            Metric::ProcessorTime => processor().map(|time| time / operations),
+            Metric::Rate => Some(operations / nanoseconds * 1e9),
+            Metric::Bandwidth => Some(operations * BLOCK / nanoseconds * 1e3),
+            Metric::Median => sample.p50.map(|latency| latency as f64),
+            Metric::Tail => sample.p99.map(|latency| latency as f64),
+            Metric::Processor => processor().map(|time| time / nanoseconds * 100.0),
+        }
+    }
+
+    /// For people.
+    pub fn show(self, value: f64) -> String {
+        match self {
+            _ if self.is_time() && value >= 10_000.0 => format!("{:.1} µs", value / 1000.0),
+            _ if self.is_time() => format!("{value:.1} ns"),
+            Metric::Rate => format!("{:.1} k/s", value / 1000.0),
+            _ => format!("{value:.1} {}", self.unit()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_those_of_the_sample() {
+        let text = r#"{"operations": 2000, "nanoseconds": 4000000, "processor": 1000000, "p50": 1500}"#;
+        let sample: Sample = serde_json::from_str(text).unwrap();
+        assert_eq!(Metric::Time.of(&sample), Some(2000.0));
+        assert_eq!(Metric::ProcessorTime.of(&sample), Some(500.0));
+        assert_eq!(Metric::Rate.of(&sample), Some(500_000.0));
+        assert_eq!(Metric::Bandwidth.of(&sample), Some(2048.0));
+        assert_eq!(Metric::Processor.of(&sample), Some(25.0));
+        assert_eq!(Metric::Median.of(&sample), Some(1500.0));
+        assert_eq!(Metric::Tail.of(&sample), None);
+    }
+}

@@ -1,0 +1,88 @@
+//! `usring bench polling`: how a ring waits for its device, by queue depth and
+//! by the device's latency. What is waited for is one completion; what has
+//! completed by then is reaped, and as much is submitted.
+
+use super::Benchmark;
+use super::child::System;
+use super::frame::{Bar, Case, Results};
+use super::metric::Metric;
+
+const INTERRUPT: &str = "interrupt";
+const CLASSIC: &str = "classic";
+const HYBRID: &str = "hybrid";
+const FIXED: &str = "hybrid, half the latency";
+const MODES: [&str; 4] = [INTERRUPT, CLASSIC, HYBRID, FIXED];
+
+const DEPTHS: [u32; 3] = [1, 8, 32];
+const LATENCIES: [u32; 3] = [5, 20, 100];
+/// Where polling is compared with interrupts.
+const COMPARED: u32 = 10;
+
+pub fn benchmark() -> Benchmark {
+    Benchmark {
+        name: "polling",
+        metrics: &[Metric::Rate, Metric::Median, Metric::Tail, Metric::Processor],
+        rounds: 5,
+        props: &[],
+        rival: INTERRUPT,
+        cases: cases(),
+        bars,
+    }
+}
+
+fn workload(latency: u32) -> String {
+    format!("null device, {latency} µs")
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for latency in LATENCIES {
+        for depth in DEPTHS {
+            cases.extend(MODES.map(|mode| case(mode, latency, depth)));
+        }
+    }
+    cases.extend([INTERRUPT, CLASSIC].map(|mode| case(mode, COMPARED, 1)));
+    cases
+}
+
+/// A ring without IOPOLL is told by interrupts, whatever the policy is.
+fn case(mode: &'static str, latency: u32, depth: u32) -> Case {
+    let policy = match mode {
+        INTERRUPT => "interrupt".to_owned(),
+        CLASSIC => "classic".to_owned(),
+        HYBRID => "hybrid".to_owned(),
+        _ => format!("hybrid:{}ns", latency * 500),
+    };
+    let polled = u32::from(mode != INTERRUPT);
+    Case {
+        workload: workload(latency),
+        label: mode,
+        system: System::Usring(&[]),
+        device: Some(format!("null:size=1T,latency={latency}us,poll={policy}")),
+        environment: &[],
+        program: "workload-device",
+        arguments: format!(
+            "--path {{folder}}/device --polled {polled} --latencies 1 --depth {depth} --batch {depth} --wait 1"
+        ),
+        parameters: vec![("block size", 4096), ("queue depth", depth), ("latency", latency)],
+    }
+}
+
+fn bars(results: &Results) -> Vec<Bar> {
+    let ratio = |metric, latency, depth, one, other| {
+        let median = |label| results.median(metric, &workload(latency), label, Some(depth));
+        Some(median(one)? / median(other)?)
+    };
+    let polled = ratio(Metric::Rate, COMPARED, 1, CLASSIC, INTERRUPT);
+    let mut bars = vec![Bar::at_least("polled against interrupt, depth 1, 10 µs", polled, 1.6, "times")];
+    for latency in LATENCIES {
+        let kept = ratio(Metric::Rate, latency, 32, HYBRID, CLASSIC);
+        bars.push(Bar::at_least(format!("hybrid against classic, depth 32, {latency} µs"), kept, 0.9, "times"));
+    }
+    for depth in DEPTHS {
+        let used = ratio(Metric::Processor, 100, depth, HYBRID, CLASSIC);
+        let name = format!("processor of hybrid against classic, depth {depth}, 100 µs");
+        bars.push(Bar::at_most(name, used, 0.5, "times"));
+    }
+    bars
+}

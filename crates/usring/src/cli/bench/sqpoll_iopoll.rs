@@ -1,0 +1,93 @@
+//! `usring bench sqpoll-iopoll`: IOPOLL with SQPOLL, where the SQ thread alone
+//! polls and the program's enter waits on the CQ. Before, by an option of the
+//! library for this benchmark alone, enter polls, too, as kernels before 5.7 had it.
+//!
+//! 4 KiB in sequence, as fio reads: as soon as anything has completed, as much is
+//! submitted. The figures to be met are those by which that change of the kernel
+//! is known, on an NVMe drive.
+
+use super::Benchmark;
+use super::child::System;
+use super::frame::{Bar, Case, Results};
+use super::metric::Metric;
+use super::stage::Prop;
+use crate::cli::environment::POLLING_ENTER;
+
+const BEFORE: &str = "enter polls";
+const AFTER: &str = "enter waits";
+
+/// Queue depth, and what the kernel's change gained there: more bandwidth, and a
+/// part of a processor that the program still takes, in percent.
+const TABLE: [(u32, f64, f64); 5] =
+    [(4, 5.5, 63.8), (8, 13.2, 74.4), (16, 12.3, 81.1), (32, 9.8, 83.7), (64, 11.5, 82.4)];
+
+/// The latency is that of a fast drive: at depth 4 it gives about the bandwidth
+/// that the drive of the table had.
+const NULL: (&str, &str) = ("null device, 14 µs", "null:size=1T,latency=14us");
+const BACK_END: (&str, &str) = ("vhost-user", "vhost-user:socket={folder}/socket,zero-copy=on");
+
+/// With a back end three threads poll: it, the SQ thread and the program. Where
+/// they do not have a processor each, an enter that polls wins by keeping the SQ
+/// thread off the ring, and nothing can be said of either.
+const POLLERS: usize = 3;
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+pub fn benchmark() -> Benchmark {
+    Benchmark {
+        name: "sqpoll-iopoll",
+        metrics: &[Metric::Bandwidth, Metric::Processor, Metric::Median, Metric::Tail],
+        rounds: 7,
+        props: &[Prop::BackEnd],
+        rival: BEFORE,
+        cases: cases(),
+        bars,
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (workload, spec) in [NULL, BACK_END] {
+        for (depth, ..) in TABLE {
+            for label in [BEFORE, AFTER] {
+                cases.push(Case {
+                    workload: workload.into(),
+                    label,
+                    system: System::Usring(&[]),
+                    device: Some(spec.into()),
+                    environment: if label == BEFORE { &[(POLLING_ENTER, "1")] } else { &[] },
+                    program: "workload-device",
+                    arguments: format!(
+                        "--path {{folder}}/device --sq-thread 1 --order sequential --latencies 1 \
+                         --depth {depth} --batch {depth} --wait 1"
+                    ),
+                    parameters: vec![("block size", 4096), ("queue depth", depth)],
+                });
+            }
+        }
+    }
+    cases
+}
+
+fn bars(results: &Results) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    for (workload, _) in [NULL, BACK_END] {
+        let measurable = workload == NULL.0 || processors() >= POLLERS;
+        let median = |metric, label, depth| results.median(metric, workload, label, Some(depth)).filter(|_| measurable);
+        for (depth, gain, processor) in TABLE {
+            let bandwidth = |label| median(Metric::Bandwidth, label, depth);
+            let gained = bandwidth(AFTER).zip(bandwidth(BEFORE)).map(|(after, before)| (after / before - 1.0) * 100.0);
+            let used = median(Metric::Processor, AFTER, depth);
+            bars.push(Bar::at_least(format!("{workload}, depth {depth}: bandwidth gained"), gained, gain, "%"));
+            bars.push(Bar::at_most(
+                format!("{workload}, depth {depth}: the program's processor"),
+                used,
+                processor,
+                "%",
+            ));
+        }
+    }
+    bars
+}

@@ -1,0 +1,107 @@
+//! What a benchmark finds there: a folder of its own with a file, and a back
+//! end for devices. All of it is gone afterwards.
+
+use std::fs::{self, DirBuilder};
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What is to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prop {
+    /// `{folder}/file`, of so many MiB.
+    File(usize),
+    /// qemu-storage-daemon, which serves a device of 1 GiB at
+    /// `{folder}/socket` that keeps nothing and answers at once.
+    BackEnd,
+}
+
+const DAEMON: &str = "qemu-storage-daemon";
+const NODE: &str = "driver=null-co,node-name=node,size=1073741824,read-zeroes=off";
+const LIMIT: Duration = Duration::from_secs(10);
+
+pub struct Stage {
+    folder: PathBuf,
+    back_end: Option<Child>,
+    missing: Option<String>,
+}
+
+impl Stage {
+    pub fn set(props: &[Prop]) -> Result<Stage, String> {
+        let folder = std::env::temp_dir().join(format!("usring-bench-{}", std::process::id()));
+        let failed = |error| format!("cannot make {} ({error})", folder.display());
+        DirBuilder::new().mode(0o700).create(&folder).map_err(failed)?;
+        let mut stage = Stage { folder, back_end: None, missing: None };
+        for prop in props {
+            match *prop {
+                Prop::File(size) => stage.make_file(size).map_err(|error| format!("cannot write a file ({error})"))?,
+                Prop::BackEnd => {
+                    if let Err(why) = stage.start_back_end() {
+                        stage.missing = Some(why);
+                    }
+                }
+            }
+        }
+        Ok(stage)
+    }
+
+    /// Whether all is there that was asked for. What is not is no fault of
+    /// usring's.
+    pub fn is_whole(&self) -> bool {
+        self.missing.is_none()
+    }
+
+    /// A word with the folder's name in it.
+    pub fn fill_in(&self, word: &str) -> String {
+        word.replace("{folder}", &self.folder.to_string_lossy())
+    }
+
+    fn make_file(&self, size: usize) -> std::io::Result<()> {
+        let mut file = fs::File::create_new(self.folder.join("file"))?;
+        for part in 0..size {
+            file.write_all(&vec![part as u8; 1 << 20])?;
+        }
+        file.sync_all()
+    }
+
+    fn start_back_end(&mut self) -> Result<(), String> {
+        let socket = self.folder.join("socket");
+        let export = format!(
+            "type=vhost-user-blk,id=export,node-name=node,addr.type=unix,addr.path={},writable=on",
+            socket.display()
+        );
+        let mut command = Command::new(DAEMON);
+        command.args(["--blockdev", NODE, "--export", &export]).stdin(Stdio::null()).stdout(Stdio::null());
+        let daemon = command.spawn().map_err(|error| format!("cannot start {DAEMON} ({error})"))?;
+        self.back_end = Some(daemon);
+        let start = Instant::now();
+        while !listens(&socket) {
+            if start.elapsed() > LIMIT {
+                return Err(format!("{DAEMON} does not listen"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Some(back_end) = &mut self.back_end {
+            let _ = back_end.kill();
+            let _ = back_end.wait();
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Whether a socket is not only there but takes connections: a flag of it in
+/// /proc, because a connection made to find out would be the one it serves.
+fn listens(path: &Path) -> bool {
+    const ACCEPTS: &str = "00010000";
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let path = path.to_string_lossy();
+    sockets.lines().any(|line| line.ends_with(&*path) && line.split_whitespace().nth(3) == Some(ACCEPTS))
+}

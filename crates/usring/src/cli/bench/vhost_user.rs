@@ -1,0 +1,49 @@
+//! `usring bench vhost-user`: a back end that another process serves, through a
+//! ring and through the `blkio` library, on one socket. Both poll.
+
+use super::Benchmark;
+use super::child::System;
+use super::frame::{Bar, Case, Results};
+use super::metric::Metric;
+use super::stage::Prop;
+
+const WORKLOAD: &str = "qemu-storage-daemon";
+const USRING: &str = "usring";
+const LIBRARY: &str = "blkio";
+const DEPTHS: [u32; 2] = [1, 32];
+
+pub fn benchmark() -> Benchmark {
+    Benchmark {
+        name: "vhost-user",
+        metrics: &[Metric::Rate, Metric::Median, Metric::Tail, Metric::ProcessorTime],
+        rounds: 9,
+        props: &[Prop::BackEnd],
+        rival: LIBRARY,
+        cases: DEPTHS.iter().flat_map(|depth| [USRING, LIBRARY].map(|label| case(label, *depth))).collect(),
+        bars,
+    }
+}
+
+fn case(label: &'static str, depth: u32) -> Case {
+    let ours = label == USRING;
+    let shape = format!("--depth {depth} --batch {depth} --wait 1 --latencies 1");
+    Case {
+        workload: WORKLOAD.into(),
+        label,
+        system: if ours { System::Usring(&[]) } else { System::Kernel },
+        device: ours.then(|| "vhost-user:socket={folder}/socket,zero-copy=on".into()),
+        environment: &[],
+        program: if ours { "workload-device" } else { "workload-blkio" },
+        arguments: format!("--path {{folder}}/{} {shape}", if ours { "device" } else { "socket" }),
+        parameters: vec![("block size", 4096), ("queue depth", depth)],
+    }
+}
+
+fn bars(results: &Results) -> Vec<Bar> {
+    let bar = |depth| {
+        let rate = |label| results.median(Metric::Rate, WORKLOAD, label, Some(depth));
+        let ratio = rate(USRING).zip(rate(LIBRARY)).map(|(usring, library)| usring / library);
+        Bar::at_least(format!("against blkio, depth {depth}"), ratio, 1.0, "times")
+    };
+    DEPTHS.map(bar).into()
+}

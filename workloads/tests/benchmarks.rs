@@ -1,0 +1,69 @@
+//! `usring bench`: each benchmark runs, measures all of usring's rows, and says so
+//! in its JSON. What the figures are is not asked here: a test may share its
+//! machine. Alone in its test program, so that cargo runs nothing else of ours
+//! meanwhile.
+
+use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
+use workloads::harness::{QEMU_STORAGE_DAEMON, Stage, World, on_kernel, require};
+
+/// Rows with these labels are somebody else's, or need what may not be there.
+const OTHERS: [&str; 3] = ["kernel", "blkio", "floor"];
+
+fn bench(stage: &Stage, name: &str) -> Value {
+    let report = stage.path("report.json");
+    let run = stage.program(World::Bare, stage.path("tools/usring")).args(["bench", name, "--quick", "--json"]);
+    let finished = run.arg(&report).limit(Duration::from_secs(240)).finish();
+    // A bar that does not hold is a result as well.
+    assert!(matches!(finished.status.code(), Some(0 | 3)), "{}", finished.report());
+    assert!(finished.stdout.contains(&format!("usring bench {name}")), "{}", finished.report());
+    let report = serde_json::from_slice::<Value>(&stage.read("report.json")).unwrap();
+    std::fs::remove_file(stage.path("report.json")).unwrap();
+    report
+}
+
+fn check(report: &Value, name: &str) {
+    assert_eq!(report["bench"], name);
+    let units = report["units"].as_object().unwrap();
+    assert!(!units.is_empty());
+    let rows = report["rows"].as_array().unwrap();
+    let mut ours = 0;
+    for row in rows {
+        if OTHERS.contains(&row["system"].as_str().unwrap()) {
+            continue;
+        }
+        ours += 1;
+        assert!(row.get("missing").is_none(), "{row:#}");
+        let medians = row["medians"].as_object().unwrap();
+        assert!(
+            medians.keys().eq(units.keys()) && medians.values().all(|value| value.as_f64().unwrap() > 0.0),
+            "{row:#}"
+        );
+        assert_eq!(row["quartiles"].as_object().unwrap().len(), medians.len(), "{row:#}");
+    }
+    assert!(ours > 0, "{report:#}");
+    for bar in report["bars"].as_array().unwrap() {
+        assert!(bar["target"].is_f64() && (bar["holds"].is_boolean() || bar["value"].is_null()), "{bar:#}");
+    }
+}
+
+#[test]
+fn every_benchmark_measures_what_is_usrings() {
+    if on_kernel() {
+        return;
+    }
+    require(&QEMU_STORAGE_DAEMON);
+    let stage = Stage::with_release();
+    for (name, path) in [
+        ("workload-floor", env!("CARGO_BIN_EXE_workload-floor")),
+        ("workload-nop", env!("CARGO_BIN_EXE_workload-nop")),
+        ("workload-read", env!("CARGO_BIN_EXE_workload-read")),
+        ("workload-device", env!("CARGO_BIN_EXE_workload-device")),
+    ] {
+        stage.copy(Path::new(path), &format!("tools/{name}"));
+    }
+    for name in ["nop", "engine", "sqpoll-iopoll", "polling", "vhost-user"] {
+        check(&bench(&stage, name), name);
+    }
+}
