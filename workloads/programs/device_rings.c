@@ -236,6 +236,28 @@ static void closed_in_flight(void)
 	close(after);
 }
 
+/* A number is closed while the SQ thread looks what it stands for, and is a
+ * ring's then.
+ */
+static void closed_under_the_sq_thread(void)
+{
+	struct io_uring ring = new_ring(REQUESTS, IORING_SETUP_SQPOLL);
+	for (int round = 0; round < 100 * ROUNDS; round++) {
+		int file = open("disk", O_RDWR);
+		HOLDS(file >= 0);
+		read_block(&ring, file, 0, 0);
+		EQUAL(io_uring_submit(&ring), 1);
+		for (volatile int pause = 0; pause < round % 100 * 20; pause++)
+			;
+		EQUAL(close(file), 0);
+		int res = next_answer(&ring).res;
+		HOLDS(res == BLOCK || res == -EBADF);
+		struct io_uring other = new_ring(REQUESTS, 0);
+		io_uring_queue_exit(&other);
+	}
+	io_uring_queue_exit(&ring);
+}
+
 /* The last check: the limit stays. */
 static void no_room_for_numbers(void)
 {
@@ -255,6 +277,7 @@ static const struct check checks[] = {
 	{ "a linked timeout fires", a_linked_timeout_fires },
 	{ "polling is interrupted", polling_is_interrupted },
 	{ "closed in flight", closed_in_flight },
+	{ "closed under the SQ thread", closed_under_the_sq_thread },
 	{ "no room for numbers", no_room_for_numbers },
 };
 

@@ -26,8 +26,15 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     if descriptor::is_private(number) {
         return process::is_own().then_some(Err(Errno::EBADF));
     }
-    if !descriptors::is_known(number) || !process::is_own() {
+    if !process::is_own() {
         return None;
+    }
+    if !descriptors::is_known(number) {
+        return may_be_device(number).then(|| {
+            let closed = descriptor::close(number);
+            devices::forget(number);
+            closed
+        });
     }
     // First the table, then the number: nobody finds a ring behind a number
     // that the kernel has already given to another file.
@@ -35,6 +42,11 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     let closed = descriptor::close(number);
     drop(file);
     Some(closed)
+}
+
+/// Whether a number may be noted as a device's without another look at its file.
+fn may_be_device(number: i32) -> bool {
+    devices::exist() && number >= RESERVED_BASE
 }
 
 // linux/close_range.h.
@@ -60,6 +72,7 @@ pub fn close_range(call: &mut Call) -> Outcome {
     if start <= last && result.is_ok() {
         result = close_piece(start, last, flags);
     }
+    devices::forget_between(first, last);
     result.into()
 }
 
@@ -120,12 +133,14 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
     }
     let file = descriptors::get(old);
-    if old == new || (file.is_none() && !descriptors::is_known(new)) || !process::is_own() {
+    let concerned = file.is_some() || descriptors::is_known(new) || may_be_device(new);
+    if old == new || !concerned || !process::is_own() {
         return call.pass();
     }
     let mut arguments = call.arguments;
     arguments[5] = PASS_MARK;
     let done = SystemCall::with_six(call.number as u32, arguments).run_once();
+    devices::forget(new);
     if done.is_ok() {
         let replaced = descriptors::remove(new);
         if let Some(file) = file {

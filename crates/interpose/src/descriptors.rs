@@ -8,7 +8,7 @@
 //! A ring is closed when its last number is gone and nobody is inside any more,
 //! as a file is.
 
-use crate::{hazard, process};
+use crate::{devices, hazard, process};
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
@@ -265,6 +265,7 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     }
     END.fetch_max(number + 1, Ordering::Relaxed);
     hazard::prepare();
+    devices::forget(number);
     entry.store(Arc::into_raw(file) as usize, Ordering::Release);
     Ok(())
 }

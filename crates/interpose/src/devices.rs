@@ -14,7 +14,7 @@ use crate::door::{Call, Outcome};
 use crate::{environment, filter, hazard, message, process};
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use usring_engine::{OpenDevice, devices};
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
@@ -30,6 +30,10 @@ static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUM
 
 /// One more than the highest number that was ever entered.
 static END: AtomicU32 = AtomicU32::new(0);
+
+/// How often something was forgotten; changes under the table's lock. Who looks a
+/// number up while it is being closed finds what it was, and must not note it.
+static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the run has devices.
 pub static EXIST: AtomicBool = AtomicBool::new(false);
@@ -107,10 +111,11 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
     if !exist() {
         return None;
     }
+    let forgotten = FORGOTTEN.load(Ordering::Acquire);
     let device = devices::recognise(number);
     // A vfork child has numbers of its own, and this table is its parent's.
     if process::is_own() {
-        replace(number, device.as_ref().map_or(OTHER, |device| Arc::into_raw(device.clone()) as usize));
+        remember(number, device.as_ref(), forgotten);
     }
     device.as_ref().map(work)
 }
@@ -156,12 +161,25 @@ pub fn is_remembered(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != UNKNOWN)
 }
 
-/// A number is about to be closed, or to become a duplicate of another.
+/// A number is about to be closed, or to become a duplicate of another; and once
+/// more when it is, for it may have been looked up meanwhile.
 #[inline]
 pub fn forget(number: i32) {
-    if entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != UNKNOWN) {
-        replace(number, UNKNOWN);
+    if exist()
+        && let Some(entry) = entry(number)
+    {
+        forget_entry(entry);
     }
+}
+
+#[inline(never)]
+fn forget_entry(entry: &'static AtomicUsize) {
+    let old = {
+        let _one_at_a_time = process::current().descriptors.lock();
+        FORGOTTEN.fetch_add(1, Ordering::AcqRel);
+        entry.swap(UNKNOWN, Ordering::AcqRel)
+    };
+    give_up(old);
 }
 
 /// Leaves a device's new number to the program.
@@ -177,13 +195,23 @@ pub fn forget_between(first: u32, last: u32) {
     (first..end).for_each(|number| forget(number as i32));
 }
 
-fn replace(number: i32, new: usize) {
+/// Notes what a number was found to stand for, unless something has been
+/// forgotten since then.
+fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     let Some(entry) = entry(number) else { return };
     END.fetch_max(number as u32 + 1, Ordering::Relaxed);
     let old = {
         let _one_at_a_time = process::current().descriptors.lock();
-        entry.swap(new, Ordering::AcqRel)
+        if FORGOTTEN.load(Ordering::Relaxed) != forgotten {
+            return;
+        }
+        entry.swap(device.map_or(OTHER, |device| Arc::into_raw(device.clone()) as usize), Ordering::AcqRel)
     };
+    give_up(old);
+}
+
+/// Lets go of what has been taken out of the table.
+fn give_up(old: usize) {
     if old > OTHER {
         // SAFETY: it came from `Arc::into_raw`; the table's share in it is now
         // ours, to be dropped once, and nobody finds it any more.
