@@ -118,9 +118,10 @@ fn find(identity: &FileIdentity) -> Option<&'static Known> {
     devices.list.iter().find(|known| known.identity == (identity.device, identity.inode))
 }
 
-/// The device that an open file stands for, whatever process opened it.
+/// The device that an open file stands for, whatever process opened it. What is
+/// open as a path alone (O_PATH) stands for nothing, and the kernel says so.
 pub fn recognise(number: i32) -> Option<Arc<OpenDevice>> {
     let known = find(&descriptor::identity(number).ok()?)?;
-    let flags = descriptor::status_flags(number).ok()?;
+    let flags = descriptor::status_flags(number).ok().filter(|flags| flags & linux::O_PATH == 0)?;
     Some(Arc::new(OpenDevice::new(known.device.clone(), flags)))
 }
