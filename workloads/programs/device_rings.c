@@ -14,6 +14,10 @@ enum {
 	ROUNDS = 50,
 	/* Longer than anything here takes, in milliseconds. */
 	LIMIT = 5000,
+	/* Newer than Debian's headers. */
+	SETUP_HYBRID_IOPOLL = 1 << 17,
+	/* BLOCK_URING_CMD_DISCARD, _IO(0x12, 0). */
+	DISCARD = 0x1200,
 };
 
 static char *memory;
@@ -217,6 +221,49 @@ static void polling_is_interrupted(void)
 	io_uring_queue_exit(&ring);
 }
 
+/* Each request is slept for once, and answered all the same. */
+static void hybrid_rings_answer(void)
+{
+	struct io_uring ring = new_ring(REQUESTS, IORING_SETUP_IOPOLL | SETUP_HYBRID_IOPOLL);
+	for (int round = 0; round < ROUNDS; round++) {
+		read_blocks(&ring, 0);
+		take(&ring, REQUESTS);
+	}
+	EQUAL(io_uring_cq_ready(&ring), 0);
+	io_uring_queue_exit(&ring);
+}
+
+static int discard(struct io_uring *ring, uint64_t start, uint64_t length)
+{
+	struct io_uring_sqe *sqe = request(ring);
+	io_uring_prep_rw(IORING_OP_URING_CMD, sqe, disk, NULL, 0, DISCARD);
+	sqe->addr = start;
+	sqe->addr3 = length;
+	named(sqe, 0, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	return next_answer(ring).res;
+}
+
+/* BLOCK_URING_CMD_DISCARD on whole blocks of the disk, by rings that do not poll. */
+static void a_range_is_discarded(void)
+{
+	struct io_uring ring = new_ring(REQUESTS, 0), polled = new_ring(REQUESTS, IORING_SETUP_IOPOLL);
+	memset(memory, 1, 2 * BLOCK);
+	EQUAL(pwrite(disk, memory, 2 * BLOCK, 0), 2 * BLOCK);
+	EQUAL(discard(&ring, 0, BLOCK), 0);
+	EQUAL(discard(&ring, 100, BLOCK), -EINVAL);
+	EQUAL(discard(&ring, 0, 1LL << 40), -EINVAL);
+	EQUAL(discard(&polled, 0, BLOCK), -EOPNOTSUPP);
+	memset(memory, 2, 2 * BLOCK);
+	EQUAL(pread(disk, memory, 2 * BLOCK, 0), 2 * BLOCK);
+	if (keeps) {
+		EQUAL(memory[0], 0);
+		EQUAL(memory[BLOCK], 1);
+	}
+	io_uring_queue_exit(&ring);
+	io_uring_queue_exit(&polled);
+}
+
 /* Rings go away with requests out, and leave no number behind. */
 static void closed_in_flight(void)
 {
@@ -291,6 +338,8 @@ static const struct check checks[] = {
 	{ "nothing overflows for good", nothing_overflows_for_good },
 	{ "a linked timeout fires", a_linked_timeout_fires },
 	{ "polling is interrupted", polling_is_interrupted },
+	{ "hybrid rings answer", hybrid_rings_answer },
+	{ "a range is discarded", a_range_is_discarded },
 	{ "closed in flight", closed_in_flight },
 	{ "closed under the SQ thread", closed_under_the_sq_thread },
 	{ "a path is not open", a_path_is_not_open },

@@ -79,8 +79,10 @@ pub(crate) fn poll(ring: &Arc<Ring>, minimum: u32) -> Result<(), Errno> {
                 ring.lock()
             }
             Pause::Interrupt => {
+                // Never for more than is out.
+                let completions = minimum.min(locked.cq.ready() + locked.devices.in_flight());
                 locked.unlock();
-                return wait::wait(ring, &WaitCall { completions: minimum, ..Default::default() });
+                return wait::wait(ring, &WaitCall { completions, ..Default::default() });
             }
         };
     }

@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::convert::Infallible;
 use std::ffi::{CString, OsString};
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 
@@ -106,11 +107,12 @@ pub fn run(options: &Options) -> Outcome {
     }
     let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
     let ended = supervisor.run(&launch, || devices.as_ref().map_or(Ok(()), Devices::serve))?;
+    // Before anything that may end us: a closed standard error, or the signal
+    // by which the program ended.
+    drop(devices);
     if let Some(statistics) = &statistics {
         report(statistics, &probe);
     }
-    // Before we end as the program did, perhaps by a signal.
-    drop(devices);
     Ok(ended.mirror())
 }
 
@@ -122,14 +124,16 @@ pub fn denied(options: &DeniedOptions) -> Outcome {
 }
 
 fn report(statistics: &StatisticsFile, probe: &EventFd) {
-    // Beyond this point nothing may change the program's exit status.
-    match statistics.read() {
+    let mut errors = std::io::stderr();
+    // Beyond this point nothing may change the program's exit status, so who
+    // has closed standard error is told nothing.
+    let _ = match statistics.read() {
         Ok(snapshot) if probe.read().is_err() && !snapshot.was_used() => {
-            eprintln!("usring: the program ended before libusring.so had been loaded")
+            writeln!(errors, "usring: the program ended before libusring.so had been loaded")
         }
-        Ok(snapshot) => eprint!("{snapshot}"),
-        Err(error) => eprintln!("usring: cannot read the statistics ({error})"),
-    }
+        Ok(snapshot) => write!(errors, "{snapshot}"),
+        Err(error) => writeln!(errors, "usring: cannot read the statistics ({error})"),
+    };
 }
 
 impl Launch {

@@ -13,6 +13,7 @@ use super::{Failure, Outcome};
 use placeholder::Placeholder;
 use policies::Policies;
 use socket::Socket;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use usring::control::vhost_user::VhostUser;
@@ -130,7 +131,10 @@ fn supply_for(option: &DeviceOption) -> Result<Arc<dyn Supply>, Failure> {
         return Ok(Arc::new(KeptSupply::default()));
     };
     let name = option.path.display().to_string();
-    let report = Box::new(move |what: std::fmt::Arguments<'_>| eprintln!("usring: {name}: {what}"));
+    // A closed standard error is no reason to end.
+    let report = Box::new(move |what: std::fmt::Arguments<'_>| {
+        let _ = writeln!(std::io::stderr(), "usring: {name}: {what}");
+    });
     let back_end = VhostUser::connect(&options, report).map_err(Failure::new)?;
     let supply: Arc<dyn Supply> = Arc::from(back_end.supply());
     // Connected for as long as the run lasts.
