@@ -130,6 +130,8 @@ fn nothing_is_left_however_the_program_ends() {
         let mut child = place.start(&["disk=ram:size=1M"]);
         let shell = program(&mut child);
         let target = if to_program { shell } else { child.id().cast_signed() };
+        // Waiting closes the program's input, at whose end it would end by itself.
+        let _input = child.stdin.take();
         kill(Pid::from_raw(target), signal).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(signal as i32));
         place.assert_tidy();
