@@ -174,8 +174,8 @@ fn a_raised_limit_serves_what_waits_already() {
     });
 }
 
-/// The processors that each worker may run on, as the system lists them.
-fn places_of_workers() -> Vec<String> {
+/// The processors that the workers may run on, as the system lists them: one list where all may run on the same.
+fn places_of_workers() -> BTreeSet<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
     let workers = statuses.filter(|status| status.starts_with(&format!("Name:\t{WORKER}")));
@@ -188,6 +188,7 @@ fn places_of_workers() -> Vec<String> {
 fn workers_stay_where_they_are_told_to() {
     alone_and_bounded(|| {
         let (mut ring, file) = (ring(), file_with(b"1234"));
+        eventually("older workers are gone", || threads_named(WORKER) == 0);
         assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
         let everywhere = places_of_workers();
         // SAFETY: plain numbers; zero is an empty set.
