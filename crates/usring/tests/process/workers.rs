@@ -2,6 +2,7 @@
 
 use crate::alone_and_bounded;
 use crate::support::*;
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use usring::{IoUring, opcode, squeue, types};
