@@ -8,12 +8,11 @@
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, mapping, user_memory};
+use core::ops::Range;
 use linux_raw_sys::general as linux;
 
 /// Bytes of a line of the processor's cache.
-const LINE: u64 = 64;
-/// Bytes whose lines are fetched ahead of a copy.
-const FETCHED: u64 = 256;
+pub const LINE: u64 = 64;
 
 /// The whole of a memory file, mapped. Pages come as they are touched.
 #[derive(Debug)]
@@ -44,15 +43,15 @@ impl BulkMemory {
         (self.address + offset as usize) as *mut u8
     }
 
-    /// Says that these bytes are going to be copied soon: the processor fetches
-    /// their beginning meanwhile, behind which it goes on by itself.
+    /// Says that these bytes, counted from `offset`, are going to be copied soon:
+    /// the processor looks their page up and fetches them meanwhile.
     #[inline]
-    pub fn prefetch(&self, offset: u64, length: u64) {
+    pub fn prefetch(&self, offset: u64, bytes: Range<u64>) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let start = self.at(offset, length);
-        for line in 0..length.min(FETCHED) / LINE {
+        let start = self.at(offset, bytes.end);
+        for line in bytes.step_by(LINE as usize) {
             // SAFETY: the instruction reads nothing and never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add((line * LINE) as usize).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add(line as usize).cast()) };
         }
     }
 

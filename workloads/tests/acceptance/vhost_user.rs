@@ -5,7 +5,7 @@ use crate::devices::{is_tidy, soon};
 use crate::fio::{job, number, report};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use workloads::harness::{FIO, Finished, QEMU_IMG, QEMU_STORAGE_DAEMON, Run, Stage, World, require};
+use workloads::harness::{FIO, Finished, LIBURING, QEMU_IMG, QEMU_STORAGE_DAEMON, Run, Stage, World, require};
 
 const SIZE: u64 = 16 << 20;
 /// fio's word for what a back end that has gone leaves behind.
@@ -138,6 +138,18 @@ fn without_reconnect_a_back_end_that_goes_leaves_eio_and_nobody_hanging() {
         assert_eq!(number(&report(&finished)["jobs"][0], "/error"), EIO, "{}", finished.report());
         is_tidy(&stage);
     }
+}
+
+/// However fast it is with them, and however many they are.
+#[test]
+fn a_back_end_is_told_once_of_requests_that_are_submitted_together() {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let _back_end = BackEnd::start(&stage, "raw");
+    let program = stage.compile("device_batches.c", &["-luring"]);
+    let finished = stage.program_on_devices(World::Denied, &["disk=vhost-user:socket=back-end"], &program).finish();
+    assert_eq!(finished.succeeded().stdout, "1 checks hold\n");
+    is_tidy(&stage);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! A device in memory that all processes of a run share.
 //!
-//! A transfer is copied on its way in, as Linux's own RAM disk does it, but one
-//! request late: while one is copied, the processor fetches the blocks of the
-//! next, for which it would have to wait otherwise. The doorbell copies the last
-//! one of its batch.
+//! A transfer is copied on its way in, as Linux's own RAM disk does it, but by
+//! the doorbell, all of a batch together: while one is copied, the processor looks
+//! up the pages and fetches the blocks of those that follow, for which it would
+//! have to wait otherwise.
 
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::{Features, Geometry};
@@ -13,7 +13,9 @@ use crate::supply::Supply;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use usring_sys::bulk_memory::BulkMemory;
+use alloc::vec::Vec;
+use core::ops::Range;
+use usring_sys::bulk_memory::{BulkMemory, LINE};
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, eventfd};
@@ -31,6 +33,12 @@ pub static KIND: Kind = Kind {
 /// Zeroes up to this many bytes are written in place; more are a hole in the
 /// memory's file, which takes a system call and gives the pages back.
 const ZEROED_IN_PLACE: u64 = 128 << 10;
+
+/// Copies ahead of which a page is looked up, and its first line fetched: it
+/// takes as long as several lines do.
+const LOOKED_UP: usize = 4;
+/// Bytes that are fetched of the next copy; behind them the processor goes on by itself.
+const FETCHED: u64 = 1024;
 
 struct Ram {
     geometry: Geometry,
@@ -63,7 +71,9 @@ impl Driver for Ram {
         let event = if options.interrupts { Some(eventfd::create()?.into_private()?) } else { None };
         let memory = self.memory.clone();
         let depth = options.depth as usize;
-        Ok(Box::new(RamQueue { memory, depth, done, next: None, event, armed: false, signalled: false }))
+        let mut batch = Vec::new();
+        batch.try_reserve_exact(depth).map_err(|_| Errno::ENOMEM)?;
+        Ok(Box::new(RamQueue { memory, depth, done, batch, event, armed: false, signalled: false }))
     }
 
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
@@ -83,8 +93,8 @@ struct RamQueue {
     memory: Arc<BulkMemory>,
     depth: usize,
     done: VecDeque<Completion>,
-    /// Accepted, being fetched, and not yet copied.
-    next: Option<Next>,
+    /// Accepted, and not yet copied.
+    batch: Vec<OnePiece>,
     event: Option<OwnedDescriptor>,
     /// Somebody may be asleep on the event.
     armed: bool,
@@ -94,40 +104,51 @@ struct RamQueue {
 
 /// A read or write of one piece.
 #[derive(Clone, Copy)]
-struct Next {
+struct OnePiece {
     token: u32,
     operation: Operation,
     offset: u64,
     segment: IoVector,
 }
 
-impl RamQueue {
-    #[inline]
-    fn finish(&mut self, token: u32, result: Result<u32, Errno>) {
-        let result = result.map_or_else(Errno::negative, |bytes| bytes as i32);
-        self.done.push_back(Completion { token, result });
-    }
+#[inline]
+fn completion(token: u32, result: Result<u32, Errno>) -> Completion {
+    Completion { token, result: result.map_or_else(Errno::negative, |bytes| bytes as i32) }
+}
 
+impl RamQueue {
+    /// Copies what was accepted, fetching ahead.
     #[inline]
-    fn copy_next(&mut self) {
-        if let Some(Next { token, operation, offset, segment }) = self.next.take() {
-            let result = transfer(&self.memory, operation, offset, &[segment]);
-            self.finish(token, result);
+    fn copy_batch(&mut self) {
+        let fetch = |piece: Option<&OnePiece>, bytes: Range<u64>| {
+            if let Some(OnePiece { offset, segment, .. }) = piece {
+                self.memory.prefetch(*offset, bytes.start..bytes.end.min(segment.length));
+            }
+        };
+        fetch(self.batch.first(), 0..FETCHED);
+        for at in 1..LOOKED_UP {
+            fetch(self.batch.get(at), 0..LINE);
         }
+        for at in 0..self.batch.len() {
+            fetch(self.batch.get(at + LOOKED_UP), 0..LINE);
+            fetch(self.batch.get(at + 1), LINE..FETCHED);
+            let OnePiece { token, operation, offset, segment } = self.batch[at];
+            let result = transfer(&self.memory, operation, offset, &[segment]);
+            self.done.push_back(completion(token, result));
+        }
+        self.batch.clear();
     }
 }
 
 impl QueuePair for RamQueue {
     #[inline]
     fn submit(&mut self, request: &DeviceRequest) -> Submission {
-        if self.done.len() + usize::from(self.next.is_some()) == self.depth {
+        if self.done.len() + self.batch.len() == self.depth {
             return Submission::Full;
         }
         let &DeviceRequest { token, operation, offset, .. } = request;
         if let (Operation::Read | Operation::Write, &[segment]) = (operation, request.segments) {
-            self.memory.prefetch(offset, segment.length);
-            self.copy_next();
-            self.next = Some(Next { token, operation, offset, segment });
+            self.batch.push(OnePiece { token, operation, offset, segment });
             return Submission::Accepted;
         }
         let result = match request.operation {
@@ -141,13 +162,13 @@ impl QueuePair for RamQueue {
                 transfer(&self.memory, operation, offset, request.segments)
             }
         };
-        self.finish(token, result);
+        self.done.push_back(completion(token, result));
         Submission::Accepted
     }
 
     #[inline]
     fn ring_doorbell(&mut self) {
-        self.copy_next();
+        self.copy_batch();
         if self.armed
             && !self.done.is_empty()
             && let Some(event) = &self.event

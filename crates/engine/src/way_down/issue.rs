@@ -170,10 +170,16 @@ fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Res
 /// nobody may come by afterwards.
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
+    run_issuable_of_batch(locked);
+    locked.devices.ring_doorbells();
+}
+
+/// The same in the middle of a batch, by whose end the devices are told.
+#[inline]
+pub(crate) fn run_issuable_of_batch(locked: &mut LockedRing) {
     while let Some(request) = locked.issuable.pop_front() {
         issue(locked, request);
     }
-    locked.devices.ring_doorbells();
 }
 
 /// Whether a request is the timeout of the one before it in its chain.

@@ -64,7 +64,7 @@ fn submit_one(locked: &mut LockedRing, mut request: RequestEntry) -> bool {
         // Refused at once, even behind a drain.
         issue::issue(locked, request);
     }
-    issue::run_issuable(locked);
+    issue::run_issuable_of_batch(locked);
     !ends_batch
 }
 
