@@ -123,6 +123,16 @@ pub fn set_nonblocking(fd: &OwnedFd, on: bool) {
     assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }, 0);
 }
 
+/// A terminal: the end of the program that it controls, and the other one.
+pub fn terminal() -> (OwnedFd, OwnedFd) {
+    let (mut other, mut program) = (-1, -1);
+    let null: *mut libc::c_char = std::ptr::null_mut();
+    // SAFETY: two integers are written; no name and no settings are given.
+    let answer = unsafe { libc::openpty(&raw mut other, &raw mut program, null, std::ptr::null(), std::ptr::null()) };
+    assert_eq!(answer, 0);
+    (owned(program), owned(other))
+}
+
 /// Whether a number is an open descriptor.
 pub fn is_open(fd: i32) -> bool {
     // SAFETY: no memory is involved.

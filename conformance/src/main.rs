@@ -14,6 +14,7 @@
 //! ten seconds. `--inline` makes the ring's calls by an instruction in this
 //! program instead of libc's `syscall()`.
 
+mod buffers;
 mod case;
 mod cases;
 mod door;

@@ -2,12 +2,12 @@
 //! in memory of its own or of the kernel's.
 
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use usring_uapi::{io_uring as u, opcode};
 
 use super::buffer_group::select;
 use super::reg;
+use crate::buffers::{Group, SIZE, group_of, incremental_group_of, register, registration};
 use crate::case::{Case, case};
 use crate::door;
 use crate::files;
@@ -40,63 +40,6 @@ pub const CASES: &[Case] = &[
     case("buffer_ring.incremental_waits", incremental_waits),
     case("buffer_ring.unregister_while_waiting", unregister_while_waiting),
 ];
-
-const SIZE: u32 = 16;
-
-/// A buffer ring in memory that somebody mapped, and its buffers.
-struct Group {
-    entries: *mut u8,
-    mask: u16,
-    tail: u16,
-    buffers: Pages,
-}
-
-impl Group {
-    /// Appends a buffer of `length` at the place of `slot` in our pages.
-    fn add(&mut self, slot: u16, length: u32, identifier: u16) {
-        let address = self.buffers.at(usize::from(slot) * SIZE as usize);
-        self.add_at(address, length, identifier);
-    }
-
-    fn add_at(&mut self, address: u64, length: u32, identifier: u16) {
-        let index = usize::from(self.tail & self.mask);
-        // SAFETY: masked, so it lies in the ring; only the first entry shares
-        // its last two bytes with the tail, which are left alone.
-        unsafe {
-            let entry = self.entries.add(index * 16);
-            entry.cast::<u64>().write_volatile(address);
-            entry.add(8).cast::<u32>().write_volatile(length);
-            entry.add(12).cast::<u16>().write_volatile(identifier);
-        }
-        self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the tail's word in the first entry.
-        unsafe { &*self.entries.add(14).cast::<AtomicU16>() }.store(self.tail, Ordering::Release);
-    }
-
-    fn text(&mut self, slot: usize) -> String {
-        let start = slot * SIZE as usize;
-        String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
-    }
-}
-
-fn registration(address: u64, entries: u32, group: u16, flags: u16) -> u::io_uring_buf_reg {
-    let mut registration: u::io_uring_buf_reg = zeroed();
-    registration.ring_addr = address;
-    registration.ring_entries = entries;
-    registration.bgid = group;
-    registration.flags = flags;
-    registration
-}
-
-fn register(ring: &Ring, registration: &u::io_uring_buf_reg) -> i32 {
-    ring.register(reg::PBUF_RING, &raw const *registration, 1)
-}
-
-/// A group whose ring lies in our own pages.
-fn group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
-    assert_eq!(register(ring, &registration(memory.at(0), entries, group, 0)), 0);
-    Group { entries: memory.address, mask: entries as u16 - 1, tail: 0, buffers: Pages::new(1) }
-}
 
 fn filled(bytes: &[u8]) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
     let (reader, writer) = files::pipe();
@@ -153,7 +96,7 @@ fn mapped_by_kernel(t: &mut Transcript) {
     t.result("register", register(&ring, &wanted));
     let address = map_group(&ring, 5, 8 * 16);
     t.outcome("map", address);
-    let mut group = Group { entries: address as *mut u8, mask: 7, tail: 0, buffers: Pages::new(1) };
+    let mut group = Group::new(address as *mut u8, 8);
     group.add(0, SIZE, 1);
     group.add(1, SIZE, 2);
     let (reader, _writer) = filled(b"mapped");
@@ -170,7 +113,7 @@ fn mapped_several(t: &mut Transcript) {
         t.result("register", register(&ring, &registration(0, 4, number, 1)));
         let address = map_group(&ring, number, 64);
         t.outcome("map", address);
-        let mut group = Group { entries: address as *mut u8, mask: 3, tail: 0, buffers: Pages::new(1) };
+        let mut group = Group::new(address as *mut u8, 4);
         group.add(0, SIZE, number);
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, number, u64::from(number))));
     }
@@ -372,7 +315,7 @@ fn incremental(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
     t.result("register", register(&ring, &registration(memory.at(0), 4, 3, 2)));
-    let mut group = Group { entries: memory.address, mask: 3, tail: 0, buffers: Pages::new(1) };
+    let mut group = Group::new(memory.address, 4);
     group.add(0, SIZE, 10);
     group.add(1, SIZE, 11);
     let (reader, _writer) = filled(b"abcdefghijklmnopqrstuvwxyz");
@@ -384,23 +327,10 @@ fn incremental(t: &mut Transcript) {
 
 /// An incremental ring of two buffers in our own pages.
 fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
-    assert_eq!(register(ring, &registration(memory.at(0), 4, 3, 2)), 0);
-    let mut group = Group { entries: memory.address, mask: 3, tail: 0, buffers: Pages::new(1) };
+    let mut group = incremental_group_of(ring, memory, 4, 3);
     group.add(0, SIZE, 10);
     group.add(1, SIZE, 11);
     group
-}
-
-impl Group {
-    /// How far an entry has been moved on in its buffer, and what it has left.
-    fn state(&self, slot: u16) -> String {
-        // SAFETY: one of the ring's entries.
-        let (address, length) = unsafe {
-            let entry = self.entries.add(usize::from(slot) * 16);
-            (entry.cast::<u64>().read_volatile(), entry.add(8).cast::<u32>().read_volatile())
-        };
-        format!("at {} left {length}", address - self.buffers.at(usize::from(slot) * SIZE as usize))
-    }
 }
 
 /// What is used up is taken off the entry in the ring's memory.

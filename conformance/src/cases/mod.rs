@@ -34,9 +34,10 @@ mod personality;
 mod poll;
 mod poll_multishot;
 mod probe;
+mod read_multishot;
 mod read_write;
 mod readiness;
-mod reg;
+pub mod reg;
 mod registered_buffers;
 mod registered_files;
 mod restrictions;
@@ -80,6 +81,7 @@ pub const ROOMS: &[&[Case]] = &[
     sync::CASES,
     fixed_io::CASES,
     streams::CASES,
+    read_multishot::CASES,
     open_close::CASES,
     direct::CASES,
     stat::CASES,

@@ -44,6 +44,10 @@ pub(crate) struct Request {
     /// The LINK_TIMEOUT that watches it, once armed.
     pub link_timeout: Option<RequestId>,
     pub progress: Progress,
+    /// Has many CQEs, all but the last with F_MORE, and waits on after each.
+    pub multishot: bool,
+    /// What its file was ready for when it was last called; 0 before it waited.
+    pub ready_for: u32,
     /// Result of the prep that failed, or of the worker that ran it.
     pub result: i32,
     /// Flags of its CQE to come.
@@ -82,6 +86,8 @@ impl Request {
             link: None,
             link_timeout: None,
             progress: Progress::New,
+            multishot: false,
+            ready_for: 0,
             result: 0,
             cqe_flags: 0,
         }
@@ -92,6 +98,8 @@ impl Request {
     pub fn begin(&mut self) {
         self.row = opcode_table::row(self.sqe.opcode);
         self.progress = Progress::New;
+        self.multishot = false;
+        self.ready_for = 0;
         self.cqe_flags = 0;
         self.file.number = self.sqe.fd;
     }

@@ -1,6 +1,7 @@
 //! io_uring_enter(2).
 
 use crate::cq_wait;
+use crate::fast_poll;
 use crate::iopoll;
 use crate::ring::{LockedRing, Ring};
 use crate::submit;
@@ -80,6 +81,7 @@ impl Ring {
                 crate::task_work::run(&mut locked);
             }
             taken = submit::submit(&mut locked, call.to_submit);
+            fast_poll::go_on_a_while(&mut locked);
         }
         let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
         if waits && self.is_polled() {

@@ -33,7 +33,9 @@ pub(crate) fn prepare_add(_: &mut LockedRing, request: &mut Request) -> Result<(
     if sqe.len & abi::IORING_POLL_ADD_MULTI != 0 && request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
         return Err(Errno::EINVAL);
     }
-    request.operation = Operation::Poll(interest(sqe.op_flags, sqe.len));
+    let interest = interest(sqe.op_flags, sqe.len);
+    request.multishot = interest.multishot;
+    request.operation = Operation::Poll(interest);
     Ok(())
 }
 

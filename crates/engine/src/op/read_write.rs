@@ -1,4 +1,4 @@
-//! READ, WRITE, READV, WRITEV, READ_FIXED, WRITE_FIXED.
+//! READ, WRITE, READV, WRITEV, READ_FIXED, WRITE_FIXED, READ_MULTISHOT.
 //!
 //! First tried without blocking (RWF_NOWAIT). A file that is not ready is
 //! polled; a regular file whose pages are not cached, or that is open with
@@ -7,7 +7,9 @@
 
 use super::Operation;
 use super::block_device;
+use crate::complete;
 use crate::device_file;
+use crate::fast_poll;
 use crate::issue::{Answer, IssueOutcome};
 use crate::registered_files::RegisteredFile;
 use crate::request::{Hold, Request};
@@ -258,6 +260,61 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     transfer(locked, request)
 }
 
+/// READ_MULTISHOT: READ without a buffer of its own.
+pub(crate) fn prepare_multishot(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    if !request.has_flag(sqe_flags::BUFFER_SELECT) {
+        return Err(Errno::EINVAL);
+    }
+    prepare(locked, request)?;
+    if request.sqe.addr != 0 || request.sqe.len != 0 {
+        return Err(Errno::EINVAL);
+    }
+    request.multishot = true;
+    Ok(())
+}
+
+/// Reads as often as there is something, into a buffer of its own each time.
+pub(crate) fn issue_multishot(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    if request.ready_for == 0 && !descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait()) {
+        return IssueOutcome::done(after_file(request, Errno::EBADFD).negative());
+    }
+    for given in 0..fast_poll::TURN {
+        let answer = match issue_selecting(locked, request) {
+            IssueOutcome::Done(answer) if answer.result > 0 => answer,
+            outcome => {
+                let unused = request.buffer.take();
+                locked.groups.give_back(unused);
+                return end_of_turn(request, outcome, given > 0 || request.ready_for != 0);
+            }
+        };
+        let flags = locked.groups.flags_of(&mut request.buffer);
+        if !complete::post_more(locked, request.sqe.user_data, answer.result, flags) {
+            request.cqe_flags = flags;
+            return IssueOutcome::done(answer.result);
+        }
+        if let Operation::ReadWrite(transfer) = &mut request.operation {
+            transfer.done = 0;
+        }
+    }
+    IssueOutcome::More
+}
+
+/// What a multishot does when an attempt gave nothing. That there is no buffer
+/// matters only when there is something to read, but for the very first time.
+fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
+    const NO_BUFFERS: i32 = Errno::ENOBUFS.negative();
+    match outcome {
+        IssueOutcome::Done(Answer { result: NO_BUFFERS, .. })
+            if began && epoll::poll_now(request.file.number, epoll::IN) == Ok(0) =>
+        {
+            IssueOutcome::WouldBlock
+        }
+        // The end of the file breaks no link.
+        IssueOutcome::Done(answer) => IssueOutcome::done(answer.result),
+        outcome => outcome,
+    }
+}
+
 /// With a buffer of the request's group.
 #[inline(never)]
 fn issue_selecting(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
@@ -293,7 +350,7 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::ReadWrite(transfer) = &mut request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    match attempt(transfer, number) {
+    match attempt(transfer, number, request.multishot) {
         IssueOutcome::WouldBlock => not_ready(locked, request),
         outcome => outcome,
     }
@@ -328,20 +385,20 @@ fn may_be_direct(request: &Request) -> bool {
 }
 
 #[inline(always)]
-fn attempt(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
+fn attempt(transfer: &mut ReadWrite, number: i32, multishot: bool) -> IssueOutcome {
     if transfer.total == 0 && transfer.writes {
         return write_nothing(transfer, number);
     }
     let first = transfer.call(number, linux::RWF_NOWAIT).run();
     match first {
         Ok(bytes) if transfer.done + bytes == transfer.total => IssueOutcome::done(transfer.total as i32),
-        _ => go_on(transfer, number, first),
+        _ => go_on(transfer, number, multishot, first),
     }
 }
 
 /// What comes after an attempt that did not give all of it.
 #[inline(never)]
-fn go_on(transfer: &mut ReadWrite, number: i32, mut attempted: Result<u64, Errno>) -> IssueOutcome {
+fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: Result<u64, Errno>) -> IssueOutcome {
     loop {
         match attempted {
             Ok(bytes) => {
@@ -361,7 +418,13 @@ fn go_on(transfer: &mut ReadWrite, number: i32, mut attempted: Result<u64, Errno
             }
             Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
             Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
-                return without_nowait(transfer, number);
+                return match without_nowait(transfer, number) {
+                    // It is ready, and no worker reads for a multishot.
+                    IssueOutcome::NeedsWorker if multishot => {
+                        IssueOutcome::of(transfer.call(number, 0).run().map(|bytes| bytes as i32))
+                    }
+                    outcome => outcome,
+                };
             }
             // A stream has no offset and the ring does not mind.
             Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => transfer.offset = FILE_POSITION,

@@ -213,6 +213,10 @@ fn take_over_waits(locked: &mut LockedRing) {
         return;
     }
     watch(locked);
+    if locked.polls.has_due() {
+        // Somebody else goes on with it.
+        ring.wakers.call_watcher();
+    }
 }
 
 /// Whether the owner of a ring that defers wants to be told of its work while

@@ -10,7 +10,16 @@
 //! An event calls all who wait behind its registration, in the order in which
 //! they came, as a wake-up does in the kernel: each POLL_ADD is told of it, each
 //! other request is tried once more, and what would block again goes back to
-//! the end of the list without a system call of its own. EPOLLEXCLUSIVE makes
+//! the end of the list without a system call of its own.
+//!
+//! A multishot request is tried as often as it gives something, but not for
+//! ever: after a turn of [`TURN`] results it goes behind everybody else who is
+//! ready. It waits at its registration meanwhile, for a cancellation to find,
+//! and is due: whoever drives the ring comes back to it ([`go_on`]) before it
+//! sleeps, and a driver that leaves has somebody else do so. So the edge that
+//! called it may be used up without anything being lost.
+//!
+//! EPOLLEXCLUSIVE makes
 //! no difference here: epoll merges events that come close together, so if only
 //! one of the exclusive waiters were called for them, the others' might be lost.
 
@@ -19,8 +28,8 @@ use crate::device_queues;
 use crate::host;
 use crate::issue;
 use crate::op::Operation;
-pub(crate) use crate::poll_table::Interest;
 use crate::poll_table::Place;
+pub(crate) use crate::poll_table::{Interest, Turn};
 use crate::request::{Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
 use crate::workers;
@@ -39,6 +48,9 @@ pub(crate) enum Purpose {
     Report,
 }
 
+/// So many results a multishot gives in a row while others wait.
+pub(crate) const TURN: u32 = 32;
+
 /// Event data of descriptors that are no request: only wakes the waiter.
 pub(crate) const WAKE_DATA: u64 = u64::MAX;
 /// That of devices' interrupts.
@@ -48,21 +60,23 @@ const TIMER_DATA: u64 = u64::MAX - 2;
 
 /// Arms a request that would block; its file decides: what cannot be polled
 /// goes to a worker.
-pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32) {
-    add(locked, request, Interest { events, multishot: false }, Purpose::Retry);
+pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, turn: Turn) {
+    let interest = Interest { events, multishot: request.multishot };
+    add(locked, request, interest, Purpose::Retry, turn);
 }
 
 /// Arms a POLL_ADD.
 pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
     let Operation::Poll(interest) = request.operation else { unreachable!("only a poll waits for its own events") };
-    add(locked, request, interest, Purpose::Report);
+    add(locked, request, interest, Purpose::Report, Turn::Over);
 }
 
-fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, purpose: Purpose) {
+fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, purpose: Purpose, turn: Turn) {
     let believed = locked.polls.knows(request.file.number);
     let attached = ensure_set(locked).and_then(|()| locked.polls.attach(&mut request.file, interest));
     match attached {
-        Ok(place) => wait_at(locked, request, interest, purpose, place),
+        Ok(place) if purpose == Purpose::Retry => locked.polls.push(place.tag, request, purpose, turn),
+        Ok(place) => begin_report(locked, request, interest, place),
         // The number has come to mean a file of another kind: from the start,
         // with the truth known now.
         Err(Errno::EPERM) if believed && purpose == Purpose::Retry => issue::issue(locked, request),
@@ -70,7 +84,7 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, p
     }
 }
 
-fn wait_at(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose, place: Place) {
+fn begin_report(locked: &mut LockedRing, request: RequestEntry, interest: Interest, place: Place) {
     // A multishot begins with what is there. A registration that is switched on
     // tells of that by itself.
     if interest.multishot && place.was_on {
@@ -79,7 +93,7 @@ fn wait_at(locked: &mut LockedRing, request: RequestEntry, interest: Interest, p
             return complete::complete(locked, request, (there as i32).into());
         }
     }
-    locked.polls.push(place.tag, request, purpose);
+    locked.polls.push(place.tag, request, Purpose::Report, Turn::Over);
 }
 
 /// The file is not one that epoll takes.
@@ -146,6 +160,7 @@ fn arm_timer_anew(locked: &mut LockedRing, due: Nanoseconds) -> Result<(), Errno
 /// one that is to wake it, and it is in the kernel or on its way here.
 pub(crate) fn look(locked: &mut LockedRing) {
     if locked.ring.wakers.sleep.is_led() {
+        go_on(locked);
         return;
     }
     let mut events = [Event::default(); 64];
@@ -180,6 +195,40 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
         fire(locked, data, mask);
     }
     issue::run_issuable(locked);
+    go_on(locked);
+}
+
+/// Comes back to the multishots whose turn is due, to each of them once.
+#[inline]
+pub(crate) fn go_on(locked: &mut LockedRing) {
+    if locked.polls.has_due() {
+        take_turns(locked);
+    }
+}
+
+#[inline(never)]
+fn take_turns(locked: &mut LockedRing) {
+    for _ in 0..locked.polls.due_count() {
+        let Some((tag, waiter)) = locked.polls.begin_turn() else { continue };
+        issue::issue(locked, waiter.request);
+        locked.polls.end_round(tag);
+    }
+    issue::run_issuable(locked);
+}
+
+/// Before a call returns: what is due is done with by then, as far as that does
+/// not keep the caller for long. The owner of a ring that defers asks for it.
+#[inline]
+pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
+    const PASSES: u32 = 16;
+    if locked.polls.has_due() && !locked.ring.defers_task_work() {
+        for _ in 0..PASSES {
+            look(locked);
+            if !locked.polls.has_due() {
+                return;
+            }
+        }
+    }
 }
 
 fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
@@ -188,21 +237,18 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
         return;
     }
     while let Some(waiter) = locked.polls.next_of_round(tag) {
-        let request = waiter.request;
+        let mut request = waiter.request;
+        request.ready_for = mask;
         locked.statistics.count_polled(request.sqe.opcode);
         match waiter.purpose {
             Purpose::Retry => issue::issue(locked, request),
-            Purpose::Report if is_multishot(&request) && report_more(locked, &request, mask) => {
-                locked.polls.push(tag, request, Purpose::Report);
+            Purpose::Report if request.multishot && report_more(locked, &request, mask) => {
+                locked.polls.push(tag, request, Purpose::Report, Turn::Over);
             }
             Purpose::Report => complete::complete(locked, request, (mask as i32).into()),
         }
     }
     locked.polls.end_round(tag);
-}
-
-fn is_multishot(request: &Request) -> bool {
-    matches!(request.operation, Operation::Poll(interest) if interest.multishot)
 }
 
 /// One more CQE of a multishot poll; `false` if the next one is its last,

@@ -8,6 +8,7 @@ pub(crate) mod cq_wait;
 pub(crate) mod device_queues;
 pub(crate) mod fast_poll;
 pub(crate) mod iopoll;
+mod poll_slot;
 pub(crate) mod poll_table;
 pub(crate) mod sq_thread;
 pub(crate) mod timeout;

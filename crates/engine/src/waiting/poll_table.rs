@@ -41,149 +41,18 @@
 //! waits for input each event of output as well.
 
 use super::fast_poll::Purpose;
+use super::poll_slot::{Home, NONE, Number, Slot, Switch, Tag, tag_of};
+pub(crate) use super::poll_slot::{Interest, Registration, SharedHold, Turn};
+pub(super) use super::poll_slot::{Place, Waiter};
 use crate::registered_files::RegisteredFile;
 use crate::request::{FileUse, Hold, Request, RequestEntry};
 use alloc::collections::VecDeque;
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll};
-
-/// What the requests behind one registration have in common.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Interest {
-    /// EPOLL* events; error and hang-up are always reported too.
-    pub events: u32,
-    /// Stays after an event.
-    pub multishot: bool,
-}
-
-/// A duplicate that requests share while they wait for one file; those that go
-/// on to a worker take their share with them.
-pub(crate) struct SharedHold {
-    descriptor: HeldDescriptor,
-    /// Whose waiters share it.
-    tag: Tag,
-}
-
-/// The event data of a registration: its slot, and the slot's generation above.
-type Tag = u64;
-
-/// Where a request has been let in.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    pub tag: Tag,
-    /// The registration was switched on before: it tells of events to come and
-    /// not of what is there.
-    pub was_on: bool,
-}
-
-pub(super) struct Waiter {
-    pub request: RequestEntry,
-    pub purpose: Purpose,
-    /// The file's round in which it began to wait.
-    round: u32,
-}
-
-/// State of a registration in the epoll set.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Switch {
-    Off,
-    /// Until its next event.
-    Once,
-    /// Edge-triggered.
-    On,
-}
-
-/// What keeps a waited-for file open.
-enum Home {
-    Free,
-    /// Our duplicate of this number, as long as somebody waits.
-    Duplicate {
-        hold: Arc<SharedHold>,
-        of: i32,
-    },
-    /// The table of registered files; `number` is the registration's.
-    Registered {
-        file: Weak<RegisteredFile>,
-        number: i32,
-    },
-}
-
-struct Slot {
-    /// Tells an event of an earlier file from one of this.
-    generation: u32,
-    home: Home,
-    interest: Interest,
-    switch: Switch,
-    /// Its waiters are being called: it is not closed meanwhile.
-    firing: bool,
-    /// Counts events; who began to wait in this round is not called by it.
-    round: u32,
-    waiters: VecDeque<Waiter>,
-    /// The next one of the same number.
-    next: u32,
-    /// The hold of an earlier file, to be filled again.
-    spare: Option<Arc<SharedHold>>,
-}
-
-impl Slot {
-    fn new() -> Self {
-        Slot {
-            generation: 0,
-            home: Home::Free,
-            interest: Interest::default(),
-            switch: Switch::Off,
-            firing: false,
-            round: 0,
-            waiters: VecDeque::new(),
-            next: NONE,
-            spare: None,
-        }
-    }
-
-    fn number(&self) -> i32 {
-        match &self.home {
-            Home::Free => -1,
-            Home::Duplicate { hold, .. } => hold.descriptor.number(),
-            Home::Registered { number, .. } => *number,
-        }
-    }
-}
-
-/// What is remembered of a number of the program's.
-#[derive(Clone, Copy)]
-struct Number {
-    /// First of the slots that hold a file of this number.
-    first: u32,
-    /// A registration under the settled number of its duplicate has been left
-    /// in the set.
-    registered: bool,
-    /// One of its files was of a kind that takes record locks.
-    lockable: bool,
-}
-
-const NONE: u32 = u32::MAX;
-
-/// A registered file's place in the epoll set. It goes before the file's number
-/// does: close(2) alone would leave it there while the program has the file
-/// open.
-pub(crate) struct Registration {
-    set: Arc<Epoll>,
-    number: i32,
-    /// For any but the first: an epoll set takes each number once.
-    _own: Option<OwnedDescriptor>,
-    interest: Interest,
-    tag: Tag,
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        let _ = self.set.delete(self.number);
-    }
-}
 
 /// See the head of this file.
 #[derive(Default)]
@@ -193,6 +62,8 @@ pub(crate) struct PollTable {
     free: Vec<u32>,
     numbers: Vec<Number>,
     waiting: u32,
+    /// Where a request waits whose turn is due; it may be gone by now.
+    due: VecDeque<Tag>,
     /// No slot below this one has waiters.
     low: usize,
     /// So many slots are worth a search for dead ones.
@@ -457,10 +328,13 @@ impl PollTable {
     }
 
     /// Lets a request wait where [`PollTable::attach`] has let it in.
-    pub(super) fn push(&mut self, tag: Tag, request: RequestEntry, purpose: Purpose) {
+    pub(super) fn push(&mut self, tag: Tag, request: RequestEntry, purpose: Purpose, turn: Turn) {
         let slot = &mut self.slots[tag as u32 as usize];
         debug_assert!(tag == tag_of(tag as u32, slot), "attached just now");
-        slot.waiters.push_back(Waiter { request, purpose, round: slot.round });
+        slot.waiters.push_back(Waiter { request, purpose, turn, round: slot.round });
+        if turn == Turn::Due {
+            self.due.push_back(tag);
+        }
         self.waiting += 1;
         self.low = self.low.min(tag as u32 as usize);
     }
@@ -506,6 +380,28 @@ impl PollTable {
         let waiter = slot.waiters.pop_front();
         self.waiting -= u32::from(waiter.is_some());
         waiter
+    }
+
+    /// Whether somebody's turn may be due.
+    #[inline]
+    pub fn has_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    pub(super) fn due_count(&self) -> usize {
+        self.due.len()
+    }
+
+    /// Whoever has been due for longest, unless it is gone; its round is ended
+    /// like that of an event.
+    pub(super) fn begin_turn(&mut self) -> Option<(Tag, Waiter)> {
+        let tag = self.due.pop_front()?;
+        let slot = self.slot(tag)?;
+        let place = slot.waiters.iter().position(|waiter| waiter.turn == Turn::Due)?;
+        let waiter = slot.waiters.remove(place)?;
+        slot.firing = true;
+        self.waiting -= 1;
+        Some((tag, waiter))
     }
 
     pub(super) fn end_round(&mut self, tag: Tag) {
@@ -566,8 +462,4 @@ impl PollTable {
         }
         None
     }
-}
-
-fn tag_of(index: u32, slot: &Slot) -> Tag {
-    u64::from(slot.generation) << 32 | u64::from(index)
 }

@@ -2,6 +2,7 @@
 //! tries without blocking, and moves the request on by the outcome.
 
 use crate::complete;
+use crate::fast_poll::Turn;
 use crate::op::{Operation, block_device};
 use crate::request::{Hold, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
@@ -29,6 +30,9 @@ pub(crate) enum IssueOutcome {
     Done(Answer),
     /// Its file was not ready: poll for the row's events, then try again.
     WouldBlock,
+    /// A multishot that has had its turn and may have more to do: others come
+    /// first.
+    More,
     /// Only a thread that may block can do it.
     NeedsWorker,
     /// It is a transfer for this queue pair of a device.
@@ -112,7 +116,7 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
     let poll_events = request.row.poll_events;
     // All that wait for one file to be ready share what keeps it open.
     let polls = match outcome {
-        IssueOutcome::WouldBlock => poll_events != 0,
+        IssueOutcome::WouldBlock | IssueOutcome::More => poll_events != 0,
         IssueOutcome::AwaitsPoll => true,
         _ => false,
     };
@@ -121,7 +125,8 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
     }
     timeout::arm_link_timeout(locked, &mut request);
     match outcome {
-        IssueOutcome::WouldBlock if polls => fast_poll::arm_retry(locked, request, poll_events),
+        IssueOutcome::WouldBlock if polls => fast_poll::arm_retry(locked, request, poll_events, Turn::Over),
+        IssueOutcome::More => fast_poll::arm_retry(locked, request, poll_events, Turn::Due),
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => timeout::arm(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::NeedsWorker => workers::hand_over(locked, request),

@@ -76,9 +76,23 @@ static TABLE: [Row; COUNT] = table();
 
 const fn table() -> [Row; COUNT] {
     let mut rows = [const { UNSUPPORTED }; COUNT];
-    rows[opcode::NOP as usize] =
-        Row { allowed_on_polled_ring: true, prepare: nop::prepare, issue: nop::issue, ..PLAIN };
+    transfers(&mut rows);
+    files(&mut rows);
+    waits(&mut rows);
+    rows
+}
+
+/// What moves bytes of a file, and the buffers for it.
+const fn transfers(rows: &mut [Row; COUNT]) {
     rows[opcode::READ as usize] = Row { selects_buffer: true, ..READ };
+    rows[opcode::READ_MULTISHOT as usize] = Row {
+        prepare: read_write::prepare_multishot,
+        issue: read_write::issue_multishot,
+        work: None,
+        selects_buffer: true,
+        allowed_on_polled_ring: false,
+        ..READ
+    };
     rows[opcode::READV as usize] = Row { selects_buffer: true, ..READ };
     rows[opcode::READ_FIXED as usize] = READ;
     rows[opcode::WRITE as usize] = WRITE;
@@ -87,27 +101,6 @@ const fn table() -> [Row; COUNT] {
     rows[opcode::URING_CMD as usize] = COMMAND;
     rows[opcode::FSYNC as usize] = Row { prepare: sync::prepare_fsync, ..CALL_ON_FILE };
     rows[opcode::SYNC_FILE_RANGE as usize] = Row { prepare: sync::prepare_sync_file_range, ..CALL_ON_FILE };
-    rows[opcode::FALLOCATE as usize] =
-        Row { prepare: sync::prepare_fallocate, hashes_regular_file: true, ..CALL_ON_FILE };
-    rows[opcode::FTRUNCATE as usize] =
-        Row { prepare: sync::prepare_ftruncate, hashes_regular_file: true, ..CALL_ON_FILE };
-    rows[opcode::FADVISE as usize] = Row { prepare: sync::prepare_fadvise, issue: sync::issue_fadvise, ..CALL_ON_FILE };
-    rows[opcode::MADVISE as usize] = Row { prepare: sync::prepare_madvise, ..CALL };
-    rows[opcode::OPENAT as usize] =
-        Row { prepare: open_close::prepare_openat, finish: Some(open_close::finish_open), ..OPEN };
-    rows[opcode::OPENAT2 as usize] =
-        Row { prepare: open_close::prepare_openat2, finish: Some(open_close::finish_open), ..OPEN };
-    rows[opcode::CLOSE as usize] = Row { prepare: open_close::prepare_close, issue: open_close::issue_close, ..PLAIN };
-    rows[opcode::STATX as usize] = Row { prepare: open_close::prepare_statx, ..CALL };
-    rows[opcode::POLL_ADD as usize] = Row { prepare: poll::prepare_add, issue: poll::issue_add, ..ON_FILE };
-    rows[opcode::POLL_REMOVE as usize] = Row { prepare: poll::prepare_remove, issue: poll::issue_remove, ..PLAIN };
-    rows[opcode::TIMEOUT as usize] = Row { prepare: timeout::prepare, issue: timeout::issue, ..PLAIN };
-    rows[opcode::TIMEOUT_REMOVE as usize] =
-        Row { prepare: timeout::prepare_remove, issue: timeout::issue_remove, ..PLAIN };
-    rows[opcode::LINK_TIMEOUT as usize] = Row { prepare: timeout::prepare_link, issue: timeout::issue_link, ..PLAIN };
-    rows[opcode::ASYNC_CANCEL as usize] = Row { prepare: cancel::prepare, issue: cancel::issue, ..PLAIN };
-    rows[opcode::FILES_UPDATE as usize] =
-        Row { allowed_on_polled_ring: true, prepare: files_update::prepare, issue: files_update::issue, ..PLAIN };
     rows[opcode::PROVIDE_BUFFERS as usize] = Row {
         allowed_on_polled_ring: true,
         prepare: provide_buffers::prepare_provide,
@@ -120,7 +113,24 @@ const fn table() -> [Row; COUNT] {
         issue: provide_buffers::issue_remove,
         ..PLAIN
     };
-    rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
+}
+
+/// What makes, names, changes or describes files.
+const fn files(rows: &mut [Row; COUNT]) {
+    rows[opcode::FALLOCATE as usize] =
+        Row { prepare: sync::prepare_fallocate, hashes_regular_file: true, ..CALL_ON_FILE };
+    rows[opcode::FTRUNCATE as usize] =
+        Row { prepare: sync::prepare_ftruncate, hashes_regular_file: true, ..CALL_ON_FILE };
+    rows[opcode::FADVISE as usize] = Row { prepare: sync::prepare_fadvise, issue: sync::issue_fadvise, ..CALL_ON_FILE };
+    rows[opcode::MADVISE as usize] = Row { prepare: sync::prepare_madvise, ..CALL };
+    rows[opcode::OPENAT as usize] =
+        Row { prepare: open_close::prepare_openat, finish: Some(open_close::finish_open), ..OPEN };
+    rows[opcode::OPENAT2 as usize] =
+        Row { prepare: open_close::prepare_openat2, finish: Some(open_close::finish_open), ..OPEN };
+    rows[opcode::CLOSE as usize] = Row { prepare: open_close::prepare_close, issue: open_close::issue_close, ..PLAIN };
+    rows[opcode::STATX as usize] = Row { prepare: open_close::prepare_statx, ..CALL };
+    rows[opcode::FILES_UPDATE as usize] =
+        Row { allowed_on_polled_ring: true, prepare: files_update::prepare, issue: files_update::issue, ..PLAIN };
     rows[opcode::RENAMEAT as usize] = Row { prepare: path::prepare_rename, ..CALL };
     rows[opcode::UNLINKAT as usize] = Row { prepare: path::prepare_unlink, ..CALL };
     rows[opcode::MKDIRAT as usize] = Row { prepare: path::prepare_mkdir, ..CALL };
@@ -128,7 +138,20 @@ const fn table() -> [Row; COUNT] {
     rows[opcode::LINKAT as usize] = Row { prepare: path::prepare_link, ..CALL };
     rows[opcode::FIXED_FD_INSTALL as usize] =
         Row { prepare: descriptor::prepare_install, issue: descriptor::issue_install, ..ON_FILE };
-    rows
+}
+
+/// What waits, what ends a wait, and what does nothing.
+const fn waits(rows: &mut [Row; COUNT]) {
+    rows[opcode::NOP as usize] =
+        Row { allowed_on_polled_ring: true, prepare: nop::prepare, issue: nop::issue, ..PLAIN };
+    rows[opcode::POLL_ADD as usize] = Row { prepare: poll::prepare_add, issue: poll::issue_add, ..ON_FILE };
+    rows[opcode::POLL_REMOVE as usize] = Row { prepare: poll::prepare_remove, issue: poll::issue_remove, ..PLAIN };
+    rows[opcode::TIMEOUT as usize] = Row { prepare: timeout::prepare, issue: timeout::issue, ..PLAIN };
+    rows[opcode::TIMEOUT_REMOVE as usize] =
+        Row { prepare: timeout::prepare_remove, issue: timeout::issue_remove, ..PLAIN };
+    rows[opcode::LINK_TIMEOUT as usize] = Row { prepare: timeout::prepare_link, issue: timeout::issue_link, ..PLAIN };
+    rows[opcode::ASYNC_CANCEL as usize] = Row { prepare: cancel::prepare, issue: cancel::issue, ..PLAIN };
+    rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
 }
 
 const COMMAND: Row = Row {

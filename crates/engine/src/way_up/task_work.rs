@@ -57,6 +57,12 @@ impl Wakers {
         while self.wake_one(ready) {}
     }
 
+    /// Has whoever watches the epoll set come here: a waiter, or the attendant.
+    #[cold]
+    pub fn call_watcher(&self) {
+        eventfd::signal(self.number.load(Ordering::Acquire));
+    }
+
     #[inline(never)]
     fn carry_out(&self, target: Wake) -> bool {
         match target {

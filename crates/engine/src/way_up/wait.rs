@@ -38,6 +38,9 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         if !ring.is_polled_by_thread() {
             device_queues::reap(&mut locked);
         }
+        if locked.polls.has_due() {
+            fast_poll::look(&mut locked);
+        }
         // Who is going to sleep sees in the epoll set what is there already.
         let asks = locked.cq.ready() < call.completions.max(1) && call.completions == 0;
         if !looked && locked.polls.armed() > 0 && (asks || ring.defers_task_work() && locked.is_due_for_a_look()) {
@@ -131,6 +134,10 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
 /// lock is given up, the last look at the task-work list after it.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
+    if locked.polls.has_due() {
+        locked.unlock();
+        return Ok(());
+    }
     let watches_devices = locked.devices.in_flight() > 0 && !ring.is_polled_by_thread();
     if watches_devices && !device_queues::arm_interrupts(&mut locked) {
         // Something is there already.

@@ -1,0 +1,95 @@
+//! Rings of provided buffers (REGISTER_PBUF_RING) as a program fills them.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use usring_uapi::io_uring as u;
+
+use crate::cases::reg;
+use crate::memory::{Pages, zeroed};
+use crate::ring::Ring;
+
+/// Bytes of a buffer, unless a case says otherwise.
+pub const SIZE: u32 = 16;
+
+/// A buffer ring in memory that somebody mapped, and its buffers.
+pub struct Group {
+    entries: *mut u8,
+    mask: u16,
+    tail: u16,
+    pub buffers: Pages,
+}
+
+impl Group {
+    /// Over the memory of a ring of so many entries.
+    pub fn new(entries: *mut u8, count: u16) -> Group {
+        Group { entries, mask: count - 1, tail: 0, buffers: Pages::new(1) }
+    }
+
+    /// Appends a buffer of `length` at the place of `slot` in our pages.
+    pub fn add(&mut self, slot: u16, length: u32, identifier: u16) {
+        let address = self.buffers.at(usize::from(slot) * SIZE as usize);
+        self.add_at(address, length, identifier);
+    }
+
+    pub fn add_at(&mut self, address: u64, length: u32, identifier: u16) {
+        let index = usize::from(self.tail & self.mask);
+        // SAFETY: masked, so it lies in the ring; only the first entry shares
+        // its last two bytes with the tail, which are left alone.
+        unsafe {
+            let entry = self.entries.add(index * 16);
+            entry.cast::<u64>().write_volatile(address);
+            entry.add(8).cast::<u32>().write_volatile(length);
+            entry.add(12).cast::<u16>().write_volatile(identifier);
+        }
+        self.tail = self.tail.wrapping_add(1);
+        // SAFETY: the tail's word in the first entry.
+        unsafe { &*self.entries.add(14).cast::<AtomicU16>() }.store(self.tail, Ordering::Release);
+    }
+
+    /// Appends buffers of [`SIZE`], each named after its slot.
+    pub fn add_slots(&mut self, slots: std::ops::Range<u16>) {
+        for slot in slots {
+            self.add(slot, SIZE, slot);
+        }
+    }
+
+    pub fn text(&mut self, slot: usize) -> String {
+        let start = slot * SIZE as usize;
+        String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
+    }
+
+    /// How far an entry has been moved on in its buffer, and what it has left.
+    pub fn state(&self, slot: u16) -> String {
+        // SAFETY: one of the ring's entries.
+        let (address, length) = unsafe {
+            let entry = self.entries.add(usize::from(slot) * 16);
+            (entry.cast::<u64>().read_volatile(), entry.add(8).cast::<u32>().read_volatile())
+        };
+        format!("at {} left {length}", address - self.buffers.at(usize::from(slot) * SIZE as usize))
+    }
+}
+
+pub fn registration(address: u64, entries: u32, group: u16, flags: u16) -> u::io_uring_buf_reg {
+    let mut registration: u::io_uring_buf_reg = zeroed();
+    registration.ring_addr = address;
+    registration.ring_entries = entries;
+    registration.bgid = group;
+    registration.flags = flags;
+    registration
+}
+
+pub fn register(ring: &Ring, registration: &u::io_uring_buf_reg) -> i32 {
+    ring.register(reg::PBUF_RING, &raw const *registration, 1)
+}
+
+/// A group whose ring lies in our own pages.
+pub fn group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
+    assert_eq!(register(ring, &registration(memory.at(0), entries, group, 0)), 0);
+    Group::new(memory.address, entries as u16)
+}
+
+/// One whose buffers are used up piece by piece (PBUF_RING_INC).
+pub fn incremental_group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
+    assert_eq!(register(ring, &registration(memory.at(0), entries, group, 2)), 0);
+    Group::new(memory.address, entries as u16)
+}
