@@ -6,9 +6,12 @@
 //! in turn. Those that the tests in `tests/` drive come from Debian or lie in
 //! `programs/`; [`harness`] starts them and waits for them.
 
+pub mod dialogue;
 pub mod harness;
 pub mod latencies;
 pub mod options;
 pub mod random;
+pub mod readiness;
 pub mod site;
+pub mod sockets;
 pub mod stopwatch;

@@ -1,0 +1,105 @@
+//! What the server knows of a connection, and what it counts.
+
+use std::fmt;
+use std::os::fd::RawFd;
+use workloads::dialogue::Dialogue;
+
+/// What of its memory a closed connection leaves to the next.
+const KEPT: usize = 16 << 10;
+
+/// One connection. It is closed when none of its requests is under way, so that
+/// its place can be given away without anybody still meaning the old one.
+#[derive(Default)]
+pub struct Connection {
+    pub socket: RawFd,
+    dialogue: Dialogue,
+    /// What is being sent, and how much of it has been.
+    outgoing: Vec<u8>,
+    pub sent: usize,
+    /// What is to be sent after that.
+    queued: Vec<u8>,
+    pub received: u64,
+    pub receiving: bool,
+    pub sending: bool,
+    pub cancelling: bool,
+    pub closing: bool,
+    /// Nothing more is to be received; nothing more can be sent either.
+    pub ended: bool,
+    pub broken: bool,
+}
+
+impl Connection {
+    pub fn unsent(&self) -> usize {
+        self.outgoing.len() - self.sent + self.queued.len()
+    }
+
+    /// Where answers go: what is being sent must not move.
+    pub fn answers(&mut self) -> (&mut Dialogue, &mut Vec<u8>) {
+        let output = if self.sending { &mut self.queued } else { &mut self.outgoing };
+        (&mut self.dialogue, output)
+    }
+
+    /// What is to be sent next, if anything.
+    pub fn next_to_send(&mut self) -> &[u8] {
+        if self.sent == self.outgoing.len() {
+            self.outgoing.clear();
+            self.sent = 0;
+            std::mem::swap(&mut self.outgoing, &mut self.queued);
+        }
+        &self.outgoing[self.sent..]
+    }
+
+    /// As new, but with its memory.
+    pub fn reset(&mut self) {
+        let (mut outgoing, mut queued) = (std::mem::take(&mut self.outgoing), std::mem::take(&mut self.queued));
+        for memory in [&mut outgoing, &mut queued] {
+            memory.clear();
+            memory.shrink_to(KEPT);
+        }
+        *self = Connection { outgoing, queued, ..Connection::default() };
+    }
+}
+
+/// What a thread has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub accepted: u64,
+    pub closed: u64,
+    pub received: u64,
+    pub sent: u64,
+    pub reset: u64,
+    /// Receives that found no buffer, and accepts that found no descriptor.
+    pub without_buffer: u64,
+    pub without_descriptor: u64,
+    /// Multishots that ended although there was more to come.
+    pub rearmed: u64,
+    /// Requests whose last completion did not come.
+    pub lost: u64,
+}
+
+impl Counts {
+    pub fn add(&mut self, other: &Counts) {
+        self.accepted += other.accepted;
+        self.closed += other.closed;
+        self.received += other.received;
+        self.sent += other.sent;
+        self.reset += other.reset;
+        self.without_buffer += other.without_buffer;
+        self.without_descriptor += other.without_descriptor;
+        self.rearmed += other.rearmed;
+        self.lost += other.lost;
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Counts { accepted, closed, received, sent, reset, without_buffer, without_descriptor, rearmed, lost } =
+            self;
+        write!(
+            f,
+            "{accepted} connections accepted, {closed} closed, {reset} reset; {received} bytes received, {sent} sent; \
+             {without_buffer} times no buffer, {without_descriptor} times no descriptor, {rearmed} multishots rearmed; \
+             {lost} requests lost"
+        )
+    }
+}

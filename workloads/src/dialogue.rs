@@ -1,0 +1,156 @@
+//! What an echo server answers. A connection whose first bytes are a PING of
+//! Redis's protocol speaks that protocol for its life: each PING is answered by
+//! +PONG, and what is no PING is echoed up to the end of its line. Any other
+//! connection gets back what it sends, byte for byte.
+//!
+//! The bytes may come in pieces of any size. What could still become a PING is
+//! held back until it is decided; no byte of it has to be kept, because only as
+//! much of a known text can be held.
+
+/// As it is typed, and as clients send it.
+const PINGS: [&[u8]; 2] = [b"PING\r\n", b"*1\r\n$4\r\nPING\r\n"];
+const PONG: &[u8] = b"+PONG\r\n";
+
+/// What a connection is in the middle of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    /// A message may begin here.
+    #[default]
+    Start,
+    /// So many bytes of that PING have been seen.
+    Held { ping: u8, matched: u8 },
+    /// A line of a connection that speaks Redis's protocol and is no PING.
+    Line,
+    /// The rest of the connection.
+    Echo,
+}
+
+/// One connection's state.
+#[derive(Clone, Debug, Default)]
+pub struct Dialogue {
+    state: State,
+    /// It has sent a PING.
+    redis: bool,
+}
+
+impl Dialogue {
+    /// Appends the answer to these bytes to `output`.
+    #[inline]
+    pub fn answer(&mut self, mut input: &[u8], output: &mut Vec<u8>) {
+        while !input.is_empty() {
+            input = match self.state {
+                State::Start => self.begin(input, output),
+                State::Held { ping, matched } => self.go_on(input, ping, usize::from(matched), output),
+                State::Line => self.echo_line(input, output),
+                State::Echo => {
+                    output.extend_from_slice(input);
+                    &[]
+                }
+            };
+        }
+    }
+
+    /// Appends what was held back: nothing can follow it any more.
+    pub fn finish(&mut self, output: &mut Vec<u8>) {
+        if let State::Held { ping, matched } = self.state {
+            output.extend_from_slice(&PINGS[usize::from(ping)][..usize::from(matched)]);
+            self.state = State::Start;
+        }
+    }
+
+    fn begin<'a>(&mut self, input: &'a [u8], output: &mut Vec<u8>) -> &'a [u8] {
+        // No two of them begin alike.
+        match PINGS.iter().position(|ping| ping[0] == input[0]) {
+            Some(ping) => self.go_on(input, ping as u8, 0, output),
+            None => {
+                self.state = self.otherwise();
+                input
+            }
+        }
+    }
+
+    /// `input` follows on `matched` bytes of a PING; answers what is left of it.
+    fn go_on<'a>(&mut self, input: &'a [u8], ping: u8, matched: usize, output: &mut Vec<u8>) -> &'a [u8] {
+        let text = PINGS[usize::from(ping)];
+        let wanted = &text[matched..];
+        if let Some(rest) = input.strip_prefix(wanted) {
+            output.extend_from_slice(PONG);
+            (self.redis, self.state) = (true, State::Start);
+            return rest;
+        }
+        let same = input.iter().zip(wanted).take_while(|(one, other)| one == other).count();
+        if same == input.len() {
+            self.state = State::Held { ping, matched: (matched + same) as u8 };
+        } else {
+            output.extend_from_slice(&text[..matched + same]);
+            self.state = self.otherwise();
+        }
+        &input[same..]
+    }
+
+    fn otherwise(&self) -> State {
+        if self.redis { State::Line } else { State::Echo }
+    }
+
+    fn echo_line<'a>(&mut self, input: &'a [u8], output: &mut Vec<u8>) -> &'a [u8] {
+        let end = input.iter().position(|byte| *byte == b'\n');
+        let (line, rest) = input.split_at(end.map_or(input.len(), |end| end + 1));
+        output.extend_from_slice(line);
+        if end.is_some() {
+            self.state = State::Start;
+        }
+        rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answer to `input` cut into pieces of so many bytes.
+    fn answer(input: &[u8], pieces: usize) -> String {
+        let (mut dialogue, mut output) = (Dialogue::default(), Vec::new());
+        for piece in input.chunks(pieces) {
+            dialogue.answer(piece, &mut output);
+        }
+        dialogue.finish(&mut output);
+        String::from_utf8(output).unwrap()
+    }
+
+    #[test]
+    fn pings_of_both_kinds_are_answered_however_they_are_cut() {
+        let input = b"PING\r\n*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\nPING\r\n";
+        for pieces in 1..=input.len() {
+            assert_eq!(answer(input, pieces), "+PONG\r\n".repeat(4), "in pieces of {pieces}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_begin_with_a_ping_comes_back_as_it_is() {
+        for input in
+            ["hello PING\r\nPING\r\n", "PINK\r\nPING\r\n", "*3\r\n$6\r\nCONFIG\r\n", "*1\r\n$4\r\nPONG\r\nPING\r\n"]
+        {
+            for pieces in 1..=input.len() {
+                assert_eq!(answer(input.as_bytes(), pieces), input, "in pieces of {pieces}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_no_ping_comes_back_between_pings() {
+        let input = "PING\r\nPINK PING\r\nPING\r\nQUIT\r\n*1\r\n$4\r\nPING\r\n";
+        let wanted = "+PONG\r\nPINK PING\r\n+PONG\r\nQUIT\r\n+PONG\r\n";
+        for pieces in 1..=input.len() {
+            assert_eq!(answer(input.as_bytes(), pieces), wanted, "in pieces of {pieces}");
+        }
+    }
+
+    #[test]
+    fn half_a_ping_is_held_until_the_end() {
+        let (mut dialogue, mut output) = (Dialogue::default(), Vec::new());
+        dialogue.answer(b"*1\r\n$4\r\nPI", &mut output);
+        assert!(output.is_empty());
+        dialogue.finish(&mut output);
+        assert_eq!(output, b"*1\r\n$4\r\nPI");
+    }
+}

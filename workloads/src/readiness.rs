@@ -1,0 +1,53 @@
+//! epoll(7), as much of it as the servers and clients here need.
+
+use crate::sockets::checked;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// A set of descriptors and the events of the last wait.
+pub struct Readiness {
+    set: OwnedFd,
+    events: Vec<libc::epoll_event>,
+    count: usize,
+}
+
+impl Readiness {
+    /// `most` events are taken at a time.
+    pub fn new(most: usize) -> io::Result<Readiness> {
+        // SAFETY: the descriptor is new and nobody else's.
+        let set = unsafe { OwnedFd::from_raw_fd(checked(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
+        Ok(Readiness { set, events: vec![libc::epoll_event { events: 0, u64: 0 }; most], count: 0 })
+    }
+
+    pub fn add(&self, file: &impl AsRawFd, events: u32, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events, u64: token };
+        // SAFETY: the event lives through the call.
+        checked(unsafe { libc::epoll_ctl(self.set.as_raw_fd(), libc::EPOLL_CTL_ADD, file.as_raw_fd(), &mut event) })?;
+        Ok(())
+    }
+
+    /// Waits so many milliseconds, for ever if it is −1.
+    pub fn wait(&mut self, milliseconds: i32) -> io::Result<()> {
+        // SAFETY: the events are as many as their count says.
+        let answer = checked(unsafe {
+            libc::epoll_wait(self.set.as_raw_fd(), self.events.as_mut_ptr(), self.events.len() as i32, milliseconds)
+        });
+        self.count = match answer {
+            Ok(count) => count as usize,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error),
+        };
+        Ok(())
+    }
+
+    /// How many events the last wait brought.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// One of them: what has happened, and to whom.
+    pub fn event(&self, at: usize) -> (u32, u64) {
+        let event = self.events[at];
+        (event.events, event.u64)
+    }
+}
