@@ -212,7 +212,7 @@ impl Generator<'_> {
         self.latencies.clear();
         let sample = stopwatch::measure(span, || self.round())?;
         print!("{{{sample}");
-        for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
+        for (name, share) in [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)] {
             if let Some(latency) = self.latencies.within(share) {
                 print!(", \"{name}\": {latency}");
             }

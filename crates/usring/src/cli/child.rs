@@ -41,9 +41,13 @@ pub fn command_on(system: System, more: &[String], program: &Path) -> Result<Com
 /// Runs a command to its end and answers what it printed. One that takes
 /// longer than `limit` is killed.
 pub fn output_within(command: &mut Command, limit: Duration) -> Result<Output, String> {
+    wait_within(start(command)?, limit)
+}
+
+/// A child that reads nothing, and what it prints is ours.
+pub fn start(command: &mut Command) -> Result<Child, String> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let child = child.map_err(|error| format!("cannot start a child ({error})"))?;
-    wait_within(child, limit)
+    child.map_err(|error| format!("cannot start a child ({error})"))
 }
 
 /// As [`output_within`], for a child that runs already.
@@ -67,8 +71,7 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
 /// As [`output_within`], and shows each line that the child prints as it comes;
 /// `limit` is for each line.
 pub fn follow(command: &mut Command, limit: Duration, mut show: impl FnMut(&str)) -> Result<Output, String> {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = child.map_err(|error| format!("cannot start a child ({error})"))?;
+    let mut child = start(command)?;
     let (sender, receiver) = channel();
     if let Some(output) = child.stdout.take() {
         std::thread::spawn(move || {

@@ -46,6 +46,7 @@ fn cases() -> Vec<Case> {
             Some(_) => format!("--path {{folder}}/device {SHAPE} {arguments}"),
             None => format!("{arguments} {SHAPE}"),
         },
+        clients: None,
         parameters: vec![("block size", 4096), ("queue depth", 128)],
     };
     let floor = |workload: &str, program, arguments: &str, parameters| Case {

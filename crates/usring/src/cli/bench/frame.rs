@@ -1,11 +1,15 @@
 //! Runs the cases of a benchmark in turn, round by round, so that whatever
 //! else the machine does hits all of them alike, and takes medians.
+//! [`paired`] compares them round by round.
 
 use super::child::{self, System};
 use super::metric::{Metric, Sample};
+use super::paired::{self, Figure, Ratio, rand::Random};
+use super::server;
 use super::stage::Stage;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// One program on one system with one set of parameters: a row of the table.
@@ -24,6 +28,9 @@ pub struct Case {
     pub program: &'static str,
     /// Separated by spaces.
     pub arguments: String,
+    /// If that is a server: what drives it, and prints the sample. A program beside
+    /// our executable and its arguments.
+    pub clients: Option<(&'static str, String)>,
     /// What the row says about itself: block size, queue depth.
     pub parameters: Vec<(&'static str, u32)>,
 }
@@ -42,19 +49,26 @@ impl Effort {
     pub const QUICK: Effort = Effort { rounds: 1, milliseconds: 40 };
 }
 
-/// One metric of a case over all rounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Figure {
-    pub median: f64,
-    /// First and third.
-    pub quartiles: [f64; 2],
-}
-
-/// A case with its figures in the order of the benchmark's metrics, or with the
-/// reason why it has none.
+/// A case with a sample per round, or with the reason why it has none.
 pub struct Row {
     pub case: Case,
-    pub figures: Result<Vec<Option<Figure>>, String>,
+    pub samples: Result<Vec<Sample>, String>,
+}
+
+impl Row {
+    /// One metric over all rounds; nothing if the samples do not have it.
+    pub fn figure(&self, metric: Metric) -> Option<Figure> {
+        paired::middle(self.values(metric)?)
+    }
+
+    fn values(&self, metric: Metric) -> Option<Vec<f64>> {
+        self.samples.as_ref().ok()?.iter().map(|sample| metric.of(sample)).collect()
+    }
+
+    /// Round by round.
+    pub fn against(&self, other: &Row, metric: Metric) -> Option<Ratio> {
+        paired::ratio(&self.values(metric)?, &other.values(metric)?)
+    }
 }
 
 /// All rows of a benchmark.
@@ -69,6 +83,8 @@ pub struct Bar {
     pub name: String,
     /// `None` if it could not be measured here.
     pub value: Option<f64>,
+    /// In which it lies, if that is known.
+    pub interval: Option<[f64; 2]>,
     pub comparison: Comparison,
     pub target: f64,
     pub unit: &'static str,
@@ -95,13 +111,25 @@ impl Bar {
     /// Holds while `value` is at most `target`.
     pub fn at_most(name: impl Into<String>, value: Option<f64>, target: f64, unit: &'static str) -> Bar {
         let holds = value.map(|value| value <= target);
-        Bar { name: name.into(), value, comparison: Comparison::AtMost, target, unit, holds }
+        Bar { name: name.into(), value, interval: None, comparison: Comparison::AtMost, target, unit, holds }
     }
 
     /// Holds while `value` is at least `target`.
     pub fn at_least(name: impl Into<String>, value: Option<f64>, target: f64, unit: &'static str) -> Bar {
         let holds = value.map(|value| value >= target);
-        Bar { name: name.into(), value, comparison: Comparison::AtLeast, target, unit, holds }
+        Bar { name: name.into(), value, interval: None, comparison: Comparison::AtLeast, target, unit, holds }
+    }
+
+    /// As [`Bar::at_most`], of how many times one case is another.
+    pub fn times_at_most(name: impl Into<String>, ratio: Option<Ratio>, target: f64) -> Bar {
+        let bar = Bar::at_most(name, ratio.map(|ratio| ratio.median), target, "times");
+        Bar { interval: ratio.map(|ratio| ratio.interval), ..bar }
+    }
+
+    /// As [`Bar::at_least`], of how many times one case is another.
+    pub fn times_at_least(name: impl Into<String>, ratio: Option<Ratio>, target: f64) -> Bar {
+        let bar = Bar::at_least(name, ratio.map(|ratio| ratio.median), target, "times");
+        Bar { interval: ratio.map(|ratio| ratio.interval), ..bar }
     }
 }
 
@@ -109,15 +137,20 @@ impl Results {
     /// The median of the case with this workload and label, of that depth if
     /// one is named.
     pub fn median(&self, metric: Metric, workload: &str, label: &str, depth: Option<u32>) -> Option<f64> {
-        let has_depth = |case: &Case| depth.is_none_or(|depth| case.parameters.contains(&("queue depth", depth)));
-        let wanted = |case: &Case| case.workload == workload && case.label == label && has_depth(case);
-        self.figure(self.rows.iter().find(|row| wanted(&row.case))?, metric)
+        Some(self.row(workload, label, depth)?.figure(metric)?.median)
     }
 
-    /// A row's median.
-    pub fn figure(&self, row: &Row, metric: Metric) -> Option<f64> {
-        let index = self.metrics.iter().position(|known| *known == metric)?;
-        Some(row.figures.as_ref().ok()?[index]?.median)
+    /// How many times the case with the first label is the one with the second,
+    /// round by round.
+    pub fn ratio(&self, metric: Metric, workload: &str, labels: [&str; 2], depth: Option<u32>) -> Option<Ratio> {
+        let [this, that] = labels.map(|label| self.row(workload, label, depth));
+        this?.against(that?, metric)
+    }
+
+    fn row(&self, workload: &str, label: &str, depth: Option<u32>) -> Option<&Row> {
+        let has_depth = |case: &Case| depth.is_none_or(|depth| case.parameters.contains(&("queue depth", depth)));
+        let wanted = |case: &Case| case.workload == workload && case.label == label && has_depth(case);
+        self.rows.iter().find(|row| wanted(&row.case))
     }
 }
 
@@ -131,10 +164,9 @@ pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results,
     let rounds = if effort.rounds == 0 { benchmark.rounds } else { effort.rounds };
     let mut samples: Vec<Result<Vec<Sample>, String>> = vec![Ok(Vec::new()); cases.len()];
     let progress = ProgressBar::new((rounds * cases.len()) as u64).with_style(style());
-    for round in 0..rounds {
-        for position in 0..cases.len() {
-            // Every other round backwards: nobody always runs after the same.
-            let index = if round % 2 == 0 { position } else { cases.len() - 1 - position };
+    let mut random = Random::of_now();
+    for _ in 0..rounds {
+        for index in paired::any_order(cases.len(), &mut random) {
             let case = &cases[index];
             progress.set_message(format!("{}, {}", case.workload, case.label));
             if let Ok(values) = &mut samples[index] {
@@ -151,12 +183,8 @@ pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results,
         }
     }
     progress.finish_and_clear();
-    let metrics = benchmark.metrics;
-    let row = |(case, samples): (&Case, Result<Vec<Sample>, String>)| {
-        let figures = samples.map(|samples| metrics.iter().map(|metric| figure(*metric, &samples)).collect());
-        Row { case: case.clone(), figures }
-    };
-    Ok(Results { metrics, rows: cases.iter().zip(samples).map(row).collect() })
+    let row = |(case, samples): (&Case, _)| Row { case: case.clone(), samples };
+    Ok(Results { metrics: benchmark.metrics, rows: cases.iter().zip(samples).map(row).collect() })
 }
 
 fn is_ours(case: &Case) -> bool {
@@ -182,17 +210,21 @@ fn style() -> ProgressStyle {
 }
 
 fn sample(case: &Case, folder: &Path, stage: &Stage, effort: &Effort) -> Result<Sample, String> {
-    let program = folder.join(case.program);
-    if !program.is_file() {
-        return Err(format!("{} is not there; build it with `cargo xtask build --release`", program.display()));
-    }
-    let milliseconds = effort.milliseconds.to_string();
+    let milliseconds = ["--milliseconds".to_owned(), effort.milliseconds.to_string()];
     let devices =
         case.device.iter().map(|spec| format!("--device={}", stage.fill_in(&format!("{{folder}}/device={spec}"))));
+    let program = beside_us(folder, case.program)?;
     let mut command = child::command_on(case.system, &devices.collect::<Vec<_>>(), &program)?;
     command.args(case.arguments.split_whitespace().map(|word| stage.fill_in(word)));
-    command.args(["--milliseconds", &milliseconds]).envs(case.environment.iter().copied());
-    let output = child::output_within(&mut command, Duration::from_secs(30))?;
+    command.envs(case.environment.iter().copied());
+    let output = match &case.clients {
+        None => child::output_within(command.args(milliseconds), Duration::from_secs(30))?,
+        Some((program, arguments)) => {
+            let mut clients = Command::new(beside_us(folder, program)?);
+            clients.args(arguments.split_whitespace()).args(milliseconds);
+            server::drive(command, clients)?
+        }
+    };
     if !output.status.success() {
         return Err(child::complaint(&output));
     }
@@ -200,34 +232,17 @@ fn sample(case: &Case, folder: &Path, stage: &Stage, effort: &Effort) -> Result<
         .map_err(|error| format!("{} printed something that is no sample ({error})", case.program))
 }
 
-/// Median and quartiles of what the samples say of this; nothing if they do not.
-fn figure(metric: Metric, samples: &[Sample]) -> Option<Figure> {
-    let values: Option<Vec<f64>> = samples.iter().map(|sample| metric.of(sample)).collect();
-    values.filter(|values| !values.is_empty()).map(middle)
-}
-
-/// Median and quartiles; between two values their weighted mean.
-fn middle(mut values: Vec<f64>) -> Figure {
-    values.sort_by(f64::total_cmp);
-    let at = |share: f64| {
-        let position = share * (values.len() - 1) as f64;
-        let (low, part) = (position.floor() as usize, position.fract());
-        let high = (low + 1).min(values.len() - 1);
-        values[low] * (1.0 - part) + values[high] * part
-    };
-    Figure { median: at(0.5), quartiles: [at(0.25), at(0.75)] }
+fn beside_us(folder: &Path, program: &str) -> Result<PathBuf, String> {
+    let path = folder.join(program);
+    if !path.is_file() {
+        return Err(format!("{} is not there; build it with `cargo xtask build --release`", path.display()));
+    }
+    Ok(path)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians_and_quartiles_ignore_the_order() {
-        assert_eq!(middle(vec![5.0, 1.0, 3.0, 2.0, 4.0]), Figure { median: 3.0, quartiles: [2.0, 4.0] });
-        assert_eq!(middle(vec![2.0, 1.0]), Figure { median: 1.5, quartiles: [1.25, 1.75] });
-        assert_eq!(middle(vec![7.0]), Figure { median: 7.0, quartiles: [7.0, 7.0] });
-    }
 
     #[test]
     fn a_bar_that_cannot_be_measured_neither_holds_nor_fails() {

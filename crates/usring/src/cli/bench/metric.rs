@@ -11,10 +11,11 @@ pub struct Sample {
     operations: u64,
     /// On the clock.
     nanoseconds: u64,
-    /// Of a processor, by the thread that submits.
+    /// Of a processor, by the thread that submits, or by the whole server.
     processor: Option<u64>,
-    /// Latencies: half of them, and 99 of 100, are shorter.
+    /// Latencies: half of them, 95 and 99 of 100, are shorter.
     p50: Option<u64>,
+    p95: Option<u64>,
     p99: Option<u64>,
 }
 
@@ -28,6 +29,8 @@ pub enum Metric {
     Rate,
     Bandwidth,
     Median,
+    /// 95 of 100 latencies are shorter.
+    Most,
     Tail,
     /// Share of the time in which the submitting thread had a processor.
     Processor,
@@ -41,6 +44,7 @@ impl Metric {
             Metric::Rate => "operations per second",
             Metric::Bandwidth => "bandwidth",
             Metric::Median => "latency, median",
+            Metric::Most => "latency, 95 of 100",
             Metric::Tail => "latency, 99 of 100",
             Metric::Processor => "processor",
         }
@@ -48,7 +52,7 @@ impl Metric {
 
     pub fn unit(self) -> &'static str {
         match self {
-            Metric::Time | Metric::ProcessorTime | Metric::Median | Metric::Tail => "ns",
+            Metric::Time | Metric::ProcessorTime | Metric::Median | Metric::Most | Metric::Tail => "ns",
             Metric::Rate => "1/s",
             Metric::Bandwidth => "MB/s",
             Metric::Processor => "%",
@@ -70,6 +74,7 @@ impl Metric {
             Metric::Rate => Some(operations / nanoseconds * 1e9),
             Metric::Bandwidth => Some(operations * BLOCK / nanoseconds * 1e3),
             Metric::Median => sample.p50.map(|latency| latency as f64),
+            Metric::Most => sample.p95.map(|latency| latency as f64),
             Metric::Tail => sample.p99.map(|latency| latency as f64),
             Metric::Processor => processor().map(|time| time / nanoseconds * 100.0),
         }

@@ -35,7 +35,7 @@ fn case(
     parameters: &[(&'static str, u32)],
 ) -> Case {
     let (workload, arguments, parameters) = (workload.into(), arguments.into(), parameters.to_vec());
-    Case { workload, label, system, device: None, environment: &[], program, arguments, parameters }
+    Case { workload, label, system, device: None, environment: &[], program, arguments, clients: None, parameters }
 }
 
 fn cases() -> Vec<Case> {
@@ -66,11 +66,11 @@ fn cases() -> Vec<Case> {
 
 fn bars(results: &Results) -> Vec<Bar> {
     let median = |workload, label| results.median(Metric::Time, workload, label, None);
-    let reads = median(READ, USRING).zip(median(READ, KERNEL)).map(|(usring, kernel)| usring / kernel);
+    let reads = results.ratio(Metric::Time, READ, [USRING, KERNEL], None);
     vec![
         Bar::at_most("NOP one by one, patched", median(ONE, USRING), 60.0, "ns"),
         Bar::at_most("NOP in batches of 32, patched", median(BATCH, USRING), 25.0, "ns"),
-        Bar::at_most("page-cache reads against the kernel's ring", reads, 1.0, "times"),
+        Bar::times_at_most("page-cache reads against the kernel's ring", reads, 1.0),
         Bar::at_most("NOP through a site that cannot be patched", median(ONE, TRAP), 3000.0, "ns"),
     ]
 }

@@ -21,7 +21,7 @@ const COMPARED: u32 = 10;
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "polling",
-        metrics: &[Metric::Rate, Metric::Median, Metric::Tail, Metric::Processor],
+        metrics: &[Metric::Rate, Metric::Median, Metric::Most, Metric::Tail, Metric::Processor],
         rounds: 5,
         props: &[],
         rival: INTERRUPT,
@@ -64,25 +64,24 @@ fn case(mode: &'static str, latency: u32, depth: u32) -> Case {
         arguments: format!(
             "--path {{folder}}/device --polled {polled} --latencies 1 --depth {depth} --batch {depth} --wait 1"
         ),
+        clients: None,
         parameters: vec![("block size", 4096), ("queue depth", depth), ("latency", latency)],
     }
 }
 
 fn bars(results: &Results) -> Vec<Bar> {
-    let ratio = |metric, latency, depth, one, other| {
-        let median = |label| results.median(metric, &workload(latency), label, Some(depth));
-        Some(median(one)? / median(other)?)
-    };
+    let ratio =
+        |metric, latency, depth, one, other| results.ratio(metric, &workload(latency), [one, other], Some(depth));
     let polled = ratio(Metric::Rate, COMPARED, 1, CLASSIC, INTERRUPT);
-    let mut bars = vec![Bar::at_least("polled against interrupt, depth 1, 10 µs", polled, 1.6, "times")];
+    let mut bars = vec![Bar::times_at_least("polled against interrupt, depth 1, 10 µs", polled, 1.6)];
     for latency in LATENCIES {
         let kept = ratio(Metric::Rate, latency, 32, HYBRID, CLASSIC);
-        bars.push(Bar::at_least(format!("hybrid against classic, depth 32, {latency} µs"), kept, 0.9, "times"));
+        bars.push(Bar::times_at_least(format!("hybrid against classic, depth 32, {latency} µs"), kept, 0.9));
     }
     for depth in DEPTHS {
         let used = ratio(Metric::Processor, 100, depth, HYBRID, CLASSIC);
         let name = format!("processor of hybrid against classic, depth {depth}, 100 µs");
-        bars.push(Bar::at_most(name, used, 0.5, "times"));
+        bars.push(Bar::times_at_most(name, used, 0.5));
     }
     bars
 }

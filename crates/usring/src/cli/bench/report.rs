@@ -1,7 +1,8 @@
 //! A benchmark's result: a table for people, JSON for machines.
 
 use super::Benchmark;
-use super::frame::{Bar, Case, Figure, Results, Row};
+use super::frame::{Bar, Case, Results, Row};
+use super::paired::Figure;
 use serde_json::{Map, Value, json};
 use std::fmt;
 
@@ -42,7 +43,11 @@ impl fmt::Display for Bar {
         };
         write!(f, "bar {verdict} {}, {} {} {}", self.name, self.comparison.words(), self.target, self.unit)?;
         match self.value {
-            Some(value) => write!(f, ", is {value:.2}"),
+            Some(value) => write!(f, ", is {value:.2}")?,
+            None => return Ok(()),
+        }
+        match self.interval {
+            Some([low, high]) => write!(f, " ({low:.2} – {high:.2})"),
             None => Ok(()),
         }
     }
@@ -67,28 +72,26 @@ impl Table<'_> {
         };
         let (block, depth) = (parameter("block size"), parameter("queue depth"));
         let mut cells = vec![row.case.workload.clone(), block, depth, row.case.label.into()];
-        let figures = match &row.figures {
-            Ok(figures) => figures,
-            Err(why) => {
-                cells.extend(["none".into(), why.clone()]);
-                return cells;
-            }
-        };
-        for (metric, figure) in self.results.metrics.iter().zip(figures) {
-            let Some(Figure { median, quartiles: [low, high] }) = figure else {
+        if let Err(why) = &row.samples {
+            cells.extend(["none".into(), why.clone()]);
+            return cells;
+        }
+        for metric in self.results.metrics {
+            let Some(Figure { median, quartiles: [low, high] }) = row.figure(*metric) else {
                 cells.push(String::new());
                 continue;
             };
-            cells.push(metric.show(*median));
+            cells.push(metric.show(median));
             if cells.len() == 5 {
-                cells.push(format!("{} – {}", metric.show(*low), metric.show(*high)));
+                cells.push(format!("{} – {}", metric.show(low), metric.show(high)));
                 cells.push(self.against_rival(row).unwrap_or_default());
             }
         }
         cells
     }
 
-    /// The first column beside that of the rival with the same parameters.
+    /// The first column beside that of the rival with the same parameters, round
+    /// by round.
     fn against_rival(&self, row: &Row) -> Option<String> {
         let (metric, rival) = (self.results.metrics[0], self.benchmark.rival);
         let same = |other: &Case| other.workload == row.case.workload && other.parameters == row.case.parameters;
@@ -96,7 +99,7 @@ impl Table<'_> {
         if rival.case.label == row.case.label {
             return None;
         }
-        Some(format!("{:.2} ×", self.results.figure(row, metric)? / self.results.figure(rival, metric)?))
+        Some(format!("{:.2} ×", row.against(rival, metric)?.median))
     }
 }
 
@@ -104,7 +107,7 @@ impl Table<'_> {
 pub fn json(benchmark: &Benchmark, results: &Results, bars: &[Bar]) -> String {
     let bar = |bar: &Bar| {
         json!({
-            "name": bar.name, "value": bar.value, "target": bar.target, "unit": bar.unit,
+            "name": bar.name, "value": bar.value, "interval": bar.interval, "target": bar.target, "unit": bar.unit,
             "comparison": bar.comparison.words(), "holds": bar.holds,
         })
     };
@@ -124,14 +127,14 @@ fn row_value(results: &Results, row: &Row) -> Value {
     let mut all = Map::from_iter([("workload".into(), json!(workload))]);
     all.extend(parameters.iter().map(|(name, value)| ((*name).into(), json!(value))));
     let (mut medians, mut quartiles) = (Map::new(), Map::new());
-    for (metric, figure) in results.metrics.iter().zip(row.figures.iter().flatten()) {
-        if let Some(figure) = figure {
+    for metric in results.metrics {
+        if let Some(figure) = row.figure(*metric) {
             medians.insert(metric.name().into(), json!(figure.median));
             quartiles.insert(metric.name().into(), json!(figure.quartiles));
         }
     }
     let mut value = json!({ "system": label, "parameters": all, "medians": medians, "quartiles": quartiles });
-    if let Err(why) = &row.figures {
+    if let Err(why) = &row.samples {
         value["missing"] = json!(why);
     }
     value
@@ -170,8 +173,9 @@ mod tests {
 
     fn results() -> (Benchmark, Results) {
         let benchmark = Name::Nop.benchmark();
-        let figure = Figure { median: 50.0, quartiles: [49.0, 51.5] };
-        let row = |case: &Case| Row { case: case.clone(), figures: Ok(vec![Some(figure)]) };
+        let sample = |time: u64| serde_json::from_value(json!({ "operations": 10, "nanoseconds": time })).unwrap();
+        let samples = || [480, 500, 530].map(sample).to_vec();
+        let row = |case: &Case| Row { case: case.clone(), samples: Ok(samples()) };
         let rows = benchmark.cases.iter().map(row).collect();
         let metrics = benchmark.metrics;
         (benchmark, Results { metrics, rows })
@@ -197,7 +201,7 @@ mod tests {
     fn a_rival_that_is_missing_leaves_its_bar_open() {
         let (benchmark, mut results) = results();
         for row in results.rows.iter_mut().filter(|row| row.case.label == nop::KERNEL) {
-            row.figures = Err("no ring: Operation not permitted".into());
+            row.samples = Err("no ring: Operation not permitted".into());
         }
         let bars = (benchmark.bars)(&results);
         assert_eq!(bars[2].holds, None);

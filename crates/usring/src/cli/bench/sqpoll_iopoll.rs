@@ -63,6 +63,7 @@ fn cases() -> Vec<Case> {
                         "--path {{folder}}/device --sq-thread 1 --order sequential --latencies 1 \
                          --depth {depth} --batch {depth} --wait 1"
                     ),
+                    clients: None,
                     parameters: vec![("block size", 4096), ("queue depth", depth)],
                 });
             }

@@ -35,15 +35,15 @@ fn case(label: &'static str, depth: u32) -> Case {
         environment: &[],
         program: if ours { "workload-device" } else { "workload-blkio" },
         arguments: format!("--path {{folder}}/{} {shape}", if ours { "device" } else { "socket" }),
+        clients: None,
         parameters: vec![("block size", 4096), ("queue depth", depth)],
     }
 }
 
 fn bars(results: &Results) -> Vec<Bar> {
     let bar = |depth| {
-        let rate = |label| results.median(Metric::Rate, WORKLOAD, label, Some(depth));
-        let ratio = rate(USRING).zip(rate(LIBRARY)).map(|(usring, library)| usring / library);
-        Bar::at_least(format!("against blkio, depth {depth}"), ratio, 1.0, "times")
+        let ratio = results.ratio(Metric::Rate, WORKLOAD, [USRING, LIBRARY], Some(depth));
+        Bar::times_at_least(format!("against blkio, depth {depth}"), ratio, 1.0)
     };
     DEPTHS.map(bar).into()
 }

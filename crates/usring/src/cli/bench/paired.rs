@@ -1,0 +1,139 @@
+//! The statistics of rounds in which all cases were measured one after the other:
+//! the machine's fast and slow phases fall on all of them alike, so two cases are
+//! compared round by round.
+
+use rand::Random;
+
+/// First and third quartile around a median.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figure {
+    pub median: f64,
+    /// First and third.
+    pub quartiles: [f64; 2],
+}
+
+/// How many times one case is the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratio {
+    /// Of the rounds' ratios.
+    pub median: f64,
+    /// In which that lies with 95 % confidence.
+    pub interval: [f64; 2],
+}
+
+/// Median and quartiles; between two values their weighted mean. Nothing, if
+/// there is no value.
+pub fn middle(mut values: Vec<f64>) -> Option<Figure> {
+    values.sort_by(f64::total_cmp);
+    let at = |share| share_of(&values, share);
+    Some(Figure { median: at(0.5)?, quartiles: [at(0.25)?, at(0.75)?] })
+}
+
+/// The value that this share of the sorted ones does not exceed.
+fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
+    let position = share * sorted.len().checked_sub(1)? as f64;
+    let (low, part) = (position.floor() as usize, position.fract());
+    let high = (low + 1).min(sorted.len() - 1);
+    Some(sorted[low] * (1.0 - part) + sorted[high] * part)
+}
+
+/// `these` against `those`, round by round. The interval is the bootstrap's: what
+/// the medians of as many rounds, drawn again and again from those that were
+/// measured, leave when the outermost 5 % are cut off.
+pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
+    const DRAWS: usize = 2000;
+    let ratios: Vec<f64> = these.iter().zip(those).map(|(this, that)| this / that).collect();
+    let median = middle(ratios.clone())?.median;
+    let mut random = Random::default();
+    let mut draw = || ratios[random.below(ratios.len())];
+    let mut medians = Vec::new();
+    for _ in 0..DRAWS {
+        medians.push(middle((0..ratios.len()).map(|_| draw()).collect())?.median);
+    }
+    medians.sort_by(f64::total_cmp);
+    Some(Ratio { median, interval: [share_of(&medians, 0.025)?, share_of(&medians, 0.975)?] })
+}
+
+/// Every order of so many cases is as likely: nobody always runs after the same.
+pub fn any_order(count: usize, random: &mut Random) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    for at in (1..count).rev() {
+        order.swap(at, random.below(at + 1));
+    }
+    order
+}
+
+pub mod rand {
+    //! Marsaglia's xorshift: enough to shuffle with.
+
+    /// Pseudo-random numbers.
+    pub struct Random(u64);
+
+    /// The same in every run.
+    impl Default for Random {
+        fn default() -> Random {
+            Random(0x9e37_79b9_7f4a_7c15)
+        }
+    }
+
+    impl Random {
+        /// Others in each run.
+        pub fn of_now() -> Random {
+            let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+            Random((since.as_nanos() as u64) | 1)
+        }
+
+        /// A number below `end`.
+        pub fn below(&mut self, end: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            ((u128::from(self.0) * end as u128) >> 64) as usize
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_quartiles_ignore_the_order() {
+        let figure = |median, quartiles| Some(Figure { median, quartiles });
+        assert_eq!(middle(vec![5.0, 1.0, 3.0, 2.0, 4.0]), figure(3.0, [2.0, 4.0]));
+        assert_eq!(middle(vec![2.0, 1.0]), figure(1.5, [1.25, 1.75]));
+        assert_eq!(middle(vec![7.0]), figure(7.0, [7.0, 7.0]));
+        assert_eq!(middle(Vec::new()), None);
+    }
+
+    #[test]
+    fn a_ratio_is_that_of_the_rounds_and_not_of_the_medians() {
+        // Each round is twice as slow as the one before, and this always half as fast as that.
+        let those: Vec<f64> = (0..12).map(|round| f64::from(1 << round)).collect();
+        let these: Vec<f64> = those.iter().map(|value| value * 2.0).collect();
+        assert_eq!(ratio(&these, &those), Some(Ratio { median: 2.0, interval: [2.0, 2.0] }));
+        assert_eq!(ratio(&[], &[]), None);
+    }
+
+    #[test]
+    fn an_interval_holds_the_median_and_is_as_wide_as_the_rounds_differ() {
+        let ones = [1.0; 21];
+        let these: Vec<f64> = (0..21).map(|round| 0.9 + 0.01 * f64::from(round)).collect();
+        let Ratio { median, interval: [low, high] } = ratio(&these, &ones).unwrap();
+        assert!((median - 1.0).abs() < 1e-9 && low < median && median < high, "{low} {median} {high}");
+        assert!(low > 0.91 && high < 1.09, "{low} {high}");
+    }
+
+    #[test]
+    fn every_case_has_its_turn_in_every_order() {
+        let mut random = Random::default();
+        let mut first = [0; 4];
+        for _ in 0..400 {
+            let mut order = any_order(4, &mut random);
+            first[order[0]] += 1;
+            order.sort_unstable();
+            assert_eq!(order, [0, 1, 2, 3]);
+        }
+        assert!(first.iter().all(|count| (60..140).contains(count)), "{first:?}");
+    }
+}

@@ -1,0 +1,67 @@
+//! A case of two programs: a server, whose system is what the case is about, and
+//! clients that drive it from outside and print the sample.
+
+use super::child;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Output};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Starts the server, waits until it listens, and lets the clients drive it; they
+/// are told its port and its process. Then it has to end well.
+pub fn drive(mut server: Command, mut clients: Command) -> Result<Output, String> {
+    let mut child = start_on_processor(0, &mut server)?;
+    let process = child.id();
+    let driven = match child.stdout.take().ok_or_else(|| "it says nothing".to_owned()).and_then(port) {
+        Ok(port) => {
+            clients.args(["--port", &port, "--server", &process.to_string()]);
+            start_on_processor(1, &mut clients).and_then(|clients| child::wait_within(clients, LIMIT))
+        }
+        Err(why) => Err(why),
+    };
+    let _ = kill(Pid::from_raw(process.cast_signed()), Signal::SIGTERM);
+    let ended = child::wait_within(child, LIMIT)?;
+    match driven {
+        Ok(output) if output.status.success() && !ended.status.success() => Err(child::complaint(&ended)),
+        // What the server said first tells more than what the clients saw of it.
+        Err(_) if !ended.status.success() => Err(child::complaint(&ended)),
+        driven => driven,
+    }
+}
+
+/// Out of the server's first line, `listening on 127.0.0.1:PORT`.
+fn port(output: ChildStdout) -> Result<String, String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut output = BufReader::new(output);
+        let mut line = String::new();
+        let _ = output.read_line(&mut line);
+        let _ = sender.send(line);
+        // What it says at its end must not have to wait for us.
+        let _ = std::io::copy(&mut output, &mut std::io::sink());
+    });
+    let line = receiver.recv_timeout(LIMIT).map_err(|_| "the server does not say where it listens".to_owned())?;
+    let port = line.trim().rsplit_once("listening on 127.0.0.1:").map(|(_, port)| port.to_owned());
+    port.ok_or_else(|| format!("the server said {line:?} and not where it listens"))
+}
+
+/// Starts a child that keeps to this one of our processors, so that server and
+/// clients neither share one nor are moved about. If we have only one, so be it.
+fn start_on_processor(index: usize, command: &mut Command) -> Result<Child, String> {
+    let this_thread = Pid::from_raw(0);
+    let ours = sched_getaffinity(this_thread).unwrap_or_default();
+    let processors: Vec<usize> = (0..CpuSet::count()).filter(|at| ours.is_set(*at).unwrap_or(false)).collect();
+    let mut one = CpuSet::new();
+    if processors.len() > 1 && one.set(processors[index]).is_ok() {
+        // Children inherit it; we get our own back below.
+        let _ = sched_setaffinity(this_thread, &one);
+    }
+    let child = child::start(command);
+    let _ = sched_setaffinity(this_thread, &ours);
+    child
+}
