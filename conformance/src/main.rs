@@ -11,7 +11,7 @@
 //! ```
 //!
 //! With one case `run` stays in this process; with more, each gets its own and
-//! ten seconds. `--inline` makes the ring's calls by an instruction in this
+//! a minute. `--inline` makes the ring's calls by an instruction in this
 //! program instead of libc's `syscall()`.
 
 mod buffers;

@@ -18,7 +18,7 @@ use crate::{door, memory::zeroed};
 pub type Params = u::io_uring_params;
 
 /// How long [`Ring::wait`] waits for a completion that has to come.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A completion as a case sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -281,7 +281,7 @@ impl Ring {
     }
 
     /// Waits in the kernel until `count` completions have been seen, and
-    /// returns them; fewer after five seconds or an error.
+    /// returns them; fewer after half a minute or an error.
     pub fn wait(&mut self, count: usize) -> Vec<Entry> {
         let mut entries = self.reap();
         let deadline = Instant::now() + PATIENCE;

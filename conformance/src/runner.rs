@@ -10,7 +10,7 @@ use crate::case::Case;
 use crate::door;
 
 /// After this a case counts as hung.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What a case printed; a last line says how it ended if that was not well.
 pub fn transcript(case: &Case) -> String {

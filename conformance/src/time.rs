@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use usring_uapi::Timespec;
 
 /// Long enough that it never expires in a case.
-pub const LONG: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+pub const LONG: Timespec = Timespec { tv_sec: 1000, tv_nsec: 0 };
 
 pub fn milliseconds(count: i64) -> Timespec {
     Timespec { tv_sec: count / 1000, tv_nsec: count % 1000 * 1_000_000 }
@@ -27,10 +27,10 @@ pub fn on_clock(clock: libc::clockid_t, milliseconds: i64) -> Timespec {
     }
 }
 
-/// Whether `condition` came true within five seconds. Yields between looks, so
+/// Whether `condition` came true within half a minute. Yields between looks, so
 /// that on one processor the other side can run.
 pub fn until(mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if condition() {
             return true;
@@ -45,7 +45,25 @@ pub fn until(mut condition: impl FnMut() -> bool) -> bool {
 /// Time in which a worker has taken up what was forced on it: nothing that a
 /// program may rely on tells of it.
 pub fn long_enough_to_begin() {
-    std::thread::sleep(Duration::from_millis(250));
+    std::thread::sleep(Duration::from_millis(500));
+    until(|| workers().all(|stat| state_in(&stat) == Some('S')));
+}
+
+/// The lines of proc(5) on this process's workers.
+fn workers() -> impl Iterator<Item = String> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    stats.filter(|stat| stat.contains("(iou-wrk"))
+}
+
+fn state_in(stat: &str) -> Option<char> {
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Waits until a thread of this process sleeps.
+pub fn until_asleep(thread: i32) -> bool {
+    let path = format!("/proc/self/task/{thread}/stat");
+    until(|| std::fs::read_to_string(&path).is_ok_and(|stat| state_in(&stat) == Some('S')))
 }
 
 /// Time in which something that must not happen would have happened: an

@@ -142,7 +142,7 @@ static void a_forked_child_that_enters_comes_back(void)
 	pid_t child = fork();
 	if (child == 0) {
 		/* It works, or is an error; it does not hang. */
-		alarm(5);
+		alarm(SECONDS_PER_CHECK);
 		io_uring_prep_nop(io_uring_get_sqe(&ring));
 		int submitted = io_uring_submit(&ring);
 		_exit(submitted == 1 || submitted < 0 ? 5 : 6);
@@ -169,7 +169,7 @@ static void a_child_does_not_keep_the_parents_files_open(void)
 		close(ends[1]);
 		close(signal_ends[1]);
 		/* Until the parent has seen what it waits for. */
-		alarm(10);
+		alarm(SECONDS_PER_CHECK);
 		_exit(read(signal_ends[0], &byte, 1) == 0 ? 0 : 1);
 	}
 	close(signal_ends[0]);
@@ -299,7 +299,7 @@ static void a_fork_amid_other_threads_is_safe(void)
 	for (int round = 0; round < 100; round++) {
 		pid_t child = fork();
 		if (child == 0) {
-			alarm(10);
+			alarm(SECONDS_PER_CHECK);
 			struct io_uring mine;
 			if (io_uring_queue_init(8, &mine, 0) != 0)
 				_exit(1);

@@ -293,14 +293,14 @@ static void a_ring_may_be_polled_by_its_only_other_number(void)
 	struct pollfd polled = { .fd = dup(ring.ring_fd), .events = POLLIN };
 	EQUAL(poll(&polled, 1, 0), 0);
 	submit_nop();
-	EQUAL(poll(&polled, 1, 1000), 1);
+	EQUAL(poll(&polled, 1, 30000), 1);
 	close(ring.ring_fd);
-	EQUAL(poll(&polled, 1, 1000), 1);
+	EQUAL(poll(&polled, 1, 30000), 1);
 	use_number(polled.fd);
 	reap();
 	EQUAL(poll(&polled, 1, 0), 0);
 	submit_nop();
-	EQUAL(poll(&polled, 1, 1000), 1);
+	EQUAL(poll(&polled, 1, 30000), 1);
 	io_uring_queue_exit(&ring);
 }
 
@@ -400,7 +400,7 @@ static void rings_may_be_closed_while_others_enter_them(void)
 		EQUAL(enter(other), 0);
 		EQUAL(close(other), 0);
 		while (atomic_load(&entered) < until)
-			;
+			look_again();
 	}
 	atomic_store(&stop, 1);
 	for (int index = 0; index < 3; index++)
@@ -447,7 +447,7 @@ static void a_ring_that_is_closed_lives_until_the_last_has_left(void)
 	atomic_store(&entered, 0);
 	EQUAL(pthread_create(&waiter, NULL, wait_inside, NULL), 0);
 	while (atomic_load(&entered) == 0)
-		;
+		look_again();
 	until_asleep(atomic_load(&entered));
 	io_uring_queue_exit(&ring);
 	/* The registered end still holds the pipe open. */
@@ -455,7 +455,7 @@ static void a_ring_that_is_closed_lives_until_the_last_has_left(void)
 	EQUAL(poll(&polled, 1, 30), 0);
 	EQUAL(pthread_kill(waiter, SIGUSR1), 0);
 	EQUAL(pthread_join(waiter, NULL), 0);
-	EQUAL(poll(&polled, 1, 5000), 1);
+	EQUAL(poll(&polled, 1, 30000), 1);
 	EQUAL(read(ends[0], &byte, 1), 0);
 	close(ends[0]);
 }

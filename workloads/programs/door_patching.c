@@ -63,7 +63,7 @@ static void *fork_meanwhile(void *unused)
 	while (!atomic_load(&done)) {
 		pid_t child = fork();
 		if (child == 0) {
-			alarm(10);
+			alarm(SECONDS_PER_CHECK);
 			for (int index = 0; index < SITES; index++)
 				if (site_at(index)(-1, 0, 0, 0) != -EBADF)
 					_exit(1);

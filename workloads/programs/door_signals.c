@@ -51,6 +51,22 @@ static void send_in_a_moment(int signal)
 	EQUAL(timer_settime(timer, 0, &span, NULL), 0);
 }
 
+/* Again and again until `quiet` is called: one may come before what it is to end. */
+static timer_t repeated;
+
+static void send_again_and_again(int signal)
+{
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = signal };
+	struct itimerspec span = { .it_value = { 0, 20000000 }, .it_interval = { 0, 20000000 } };
+	EQUAL(timer_create(CLOCK_MONOTONIC, &event, &repeated), 0);
+	EQUAL(timer_settime(repeated, 0, &span, NULL), 0);
+}
+
+static void quiet(void)
+{
+	EQUAL(timer_delete(repeated), 0);
+}
+
 static void one_nop(void)
 {
 	struct io_uring_cqe *cqe;
@@ -70,9 +86,10 @@ static void a_signal_ends_a_wait(void)
 	for (int index = 0; index < 2; index++) {
 		install(SIGUSR1, note, flags[index]);
 		count = 0;
-		send_in_a_moment(SIGUSR1);
+		send_again_and_again(SIGUSR1);
 		EQUAL(wait_for_one(), -EINTR);
-		EQUAL(count, 1);
+		quiet();
+		HOLDS(count > 0);
 		one_nop();
 	}
 	io_uring_queue_exit(&ring);
@@ -132,9 +149,10 @@ static void a_handler_may_enter_the_ring_it_interrupted(void)
 	ring = new_ring(8, 0);
 	install(SIGUSR1, enter_again, 0);
 	count = 0;
-	send_in_a_moment(SIGUSR1);
+	send_again_and_again(SIGUSR1);
 	EQUAL(wait_for_one(), -EINTR);
-	EQUAL(count, 1);
+	quiet();
+	HOLDS(count > 0);
 	one_nop();
 	io_uring_queue_exit(&ring);
 }
@@ -257,7 +275,7 @@ static void *send_at_every_moment(void *unused)
 {
 	for (int round = 1; round <= ROUNDS; round++) {
 		while (atomic_load(&round_number) != round)
-			;
+			look_again();
 		for (volatile int delay = 0; delay < round % 700; delay++)
 			;
 		EQUAL(pthread_kill(waiter, SIGUSR1), 0);
@@ -301,7 +319,7 @@ static void *send_together(void *unused)
 {
 	for (int round = 1; round <= SENT_ROUNDS; round++) {
 		while (atomic_load(&round_number) != round)
-			;
+			look_again();
 		for (volatile int delay = 0; delay < round * 50; delay++)
 			;
 		for (int index = 0; index < TOGETHER; index++)
@@ -360,7 +378,7 @@ static void *queue_values(void *unused)
 	for (int value = 0; value < VALUES; value++) {
 		union sigval carried = { .sival_int = value };
 		while (pthread_sigqueue(waiter, SIGRTMIN + 3, carried) == EAGAIN)
-			;
+			look_again();
 	}
 	return unused;
 }
@@ -374,8 +392,10 @@ static void queued_values_arrive_in_order(void)
 	waiter = pthread_self();
 	count = expected = out_of_order = 0;
 	EQUAL(pthread_create(&sender, NULL, queue_values, NULL), 0);
-	while (count < VALUES)
+	while (count < VALUES) {
 		enter(0, 0, IORING_ENTER_GETEVENTS, NULL, 0);
+		look_again();
+	}
 	EQUAL(pthread_join(sender, NULL), 0);
 	EQUAL(count, VALUES);
 	EQUAL(out_of_order, 0);

@@ -133,7 +133,7 @@ static void an_event_loop_watches_the_ring(void)
 		EQUAL(io_uring_submit(&ring), 1);
 		EQUAL(epoll_wait(loop, &event, 1, 0), 0);
 		EQUAL(write(ends[1], "x", 1), 1);
-		EQUAL(epoll_wait(loop, &event, 1, 10000), 1);
+		EQUAL(epoll_wait(loop, &event, 1, 30000), 1);
 		EQUAL(event.events, EPOLLIN);
 		struct pollfd poller = { .fd = ring.ring_fd, .events = POLLIN };
 		EQUAL(poll(&poller, 1, 0), 1);

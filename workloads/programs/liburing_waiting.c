@@ -46,7 +46,7 @@ static void an_absolute_timeout_means_the_clock(void)
 static void a_timeout_ends_after_so_many_completions(void)
 {
 	struct io_uring ring = new_ring(8, 0);
-	struct __kernel_timespec time = { .tv_sec = 15 };
+	struct __kernel_timespec time = { .tv_sec = 1000 };
 	struct io_uring_sqe *sqe = request(&ring);
 
 	io_uring_prep_timeout(sqe, &time, 2, 0);
@@ -68,7 +68,7 @@ static void a_timeout_ends_after_so_many_completions(void)
 static void a_timeout_can_be_updated_and_removed(void)
 {
 	struct io_uring ring = new_ring(8, 0);
-	struct __kernel_timespec late = { .tv_sec = 15 }, soon = MILLISECONDS(10);
+	struct __kernel_timespec late = { .tv_sec = 1000 }, soon = MILLISECONDS(10);
 	struct io_uring_sqe *sqe;
 
 	for (uint64_t name = 1; name <= 2; name++) {
@@ -288,10 +288,15 @@ static void note(int signal)
 	interrupted++;
 }
 
+static volatile sig_atomic_t enough;
+
+/* Again and again: one may come before the wait. */
 static void *signal_later(void *thread)
 {
-	usleep(20000);
-	pthread_kill(*(pthread_t *)thread, SIGUSR1);
+	do {
+		usleep(20000);
+		pthread_kill(*(pthread_t *)thread, SIGUSR1);
+	} while (!enough);
 	return NULL;
 }
 
@@ -299,19 +304,22 @@ static void a_signal_interrupts_the_wait(void)
 {
 	struct io_uring ring = new_ring(8, 0);
 	struct sigaction action = { .sa_handler = note, .sa_flags = SA_RESTART };
-	struct __kernel_timespec time = { .tv_sec = 15 };
+	struct __kernel_timespec time = { .tv_sec = 1000 };
 	pthread_t self = pthread_self(), sender;
 	struct io_uring_cqe *cqe;
 
-	interrupted = 0;
+	interrupted = enough = 0;
 	sigaction(SIGUSR1, &action, NULL);
 	EQUAL(pthread_create(&sender, NULL, signal_later, &self), 0);
 	EQUAL(io_uring_wait_cqe(&ring, &cqe), -EINTR);
-	EQUAL(interrupted, 1);
+	HOLDS(interrupted > 0);
+	enough = 1;
 	pthread_join(sender, NULL);
+	interrupted = enough = 0;
 	EQUAL(pthread_create(&sender, NULL, signal_later, &self), 0);
 	EQUAL(io_uring_wait_cqe_timeout(&ring, &cqe, &time), -EINTR);
-	EQUAL(interrupted, 2);
+	HOLDS(interrupted > 0);
+	enough = 1;
 	pthread_join(sender, NULL);
 	io_uring_queue_exit(&ring);
 }

@@ -60,10 +60,12 @@ fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
 
 /// Sends this thread a signal a little later.
 fn signal_later(signal: i32, milliseconds: u64) -> std::thread::JoinHandle<()> {
-    // SAFETY: asks for our own thread's number.
-    let target = unsafe { libc::pthread_self() };
+    // SAFETY: asks for our own thread's numbers.
+    let (target, number) = unsafe { (libc::pthread_self(), libc::gettid()) };
     std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+        // On a busy machine it may only be on its way to the wait.
+        crate::time::until_asleep(number);
         // SAFETY: the thread waits for this one, so it exists.
         unsafe { libc::pthread_kill(target, signal) };
     })
@@ -167,7 +169,7 @@ fn mask_argument_unblocks(t: &mut Transcript) {
 fn mask_argument_blocks(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     handle(libc::SIGUSR1, count, 0);
-    let time = milliseconds(300);
+    let time = milliseconds(1000);
     ring.push(timeout(&time, 0, 0, 1));
     ring.submit();
     let thread = signal_later(libc::SIGUSR1, 20);

@@ -132,7 +132,7 @@ fn with_timeout(t: &mut Transcript) {
     wanted.timeout.tv_nsec = 1_000_000;
     let (answer, waited) = timed(|| call(&ring, &wanted));
     t.result("nothing there", answer);
-    t.between("waited", waited, 0, 2000);
+    t.between("waited", waited, 0, 30_000);
 }
 
 fn bad_argument(t: &mut Transcript) {

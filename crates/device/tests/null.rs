@@ -4,6 +4,7 @@ mod common;
 
 use common::Subject;
 use common::harness::{Rig, Traffic, transfer};
+use common::patience::sooner_or_later;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use usring_device::spec::parse;
@@ -55,15 +56,19 @@ fn a_request_takes_its_latency_from_the_doorbell_and_many_take_it_together() {
     let driver = open("null:size=1G,latency=20ms");
     for interrupts in [false, true] {
         let mut rig = Rig::new(&*driver, QueueOptions { interrupts, ..POLLED });
-        (0..POLLED.depth).for_each(|token| rig.submit(&read(token)));
-        let start = Instant::now();
-        rig.queue.ring_doorbell();
-        let mut done = 0;
-        while done < POLLED.depth as usize {
-            done += rig.wait().len();
-            assert!(start.elapsed() >= Duration::from_micros(19_980), "too early, by more than ticks are off");
-        }
-        assert!(start.elapsed() < Duration::from_millis(20 * 30), "one after the other");
+        let attempt = || {
+            (0..POLLED.depth).for_each(|token| rig.submit(&read(token)));
+            let start = Instant::now();
+            rig.queue.ring_doorbell();
+            let mut done = 0;
+            while done < POLLED.depth as usize {
+                done += rig.wait().len();
+                assert!(start.elapsed() >= Duration::from_micros(19_980), "too early, by more than ticks are off");
+            }
+            start.elapsed()
+        };
+        // One after the other they would take more than a second.
+        sooner_or_later(attempt, |took| *took < Duration::from_millis(20 * 30));
     }
 }
 

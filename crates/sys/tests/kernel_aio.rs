@@ -9,7 +9,7 @@ use usring_sys::Errno;
 use usring_sys::kernel_aio::{Batch, Context};
 use usring_uapi::aio::{IOCB_CMD_PREAD, IOCB_CMD_PREADV, Iocb};
 
-const LONGEST: Duration = Duration::from_secs(20);
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// An empty read of a file that has nothing to read from: done at once.
 fn empty_read(file: &File, data: u64) -> Iocb {

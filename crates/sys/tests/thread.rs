@@ -28,7 +28,7 @@ fn threads_come_from_the_spawner_that_was_set_and_a_refusal_frees_the_work() {
     let to_main = sender.clone();
     let work = move || to_main.send((thread::current(), std::fs::read_to_string("/proc/thread-self/comm"))).unwrap();
     thread::spawn("usring-test", Box::new(work)).unwrap();
-    let (id, name) = receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+    let (id, name) = receiver.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_ne!(id, thread::current());
     assert_eq!(name.unwrap(), "usring-test\n");
     assert_eq!(STARTED.load(Ordering::Relaxed), 1);
@@ -38,7 +38,7 @@ fn threads_come_from_the_spawner_that_was_set_and_a_refusal_frees_the_work() {
     drop(sender);
     let work = move || drop(held);
     assert_eq!(thread::spawn("usring-test", Box::new(work)), Err(Errno::EAGAIN));
-    let end = receiver.recv_timeout(Duration::from_secs(10));
+    let end = receiver.recv_timeout(Duration::from_secs(60));
     assert_eq!(end.map(drop), Err(mpsc::RecvTimeoutError::Disconnected), "the refused work was dropped");
 }
 

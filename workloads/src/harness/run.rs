@@ -14,7 +14,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Nothing that is started here should take longer, unless it says so.
-const DEFAULT_LIMIT: Duration = Duration::from_secs(60);
+const DEFAULT_LIMIT: Duration = Duration::from_secs(180);
 /// How much of what a program said is repeated when it failed.
 const TAIL: usize = 6000;
 

@@ -131,6 +131,8 @@ fn compile(before: &[&str], source: &Path, behind: &[&str], result: &Path) {
     let mut command = Command::new(CC.path);
     let output = command.args(before).arg(source).args(behind).arg("-o").arg(result).output().unwrap();
     assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+    // For nobody, too, whatever umask(2) says.
+    fs::set_permissions(result, Permissions::from_mode(0o755)).unwrap();
 }
 
 /// A folder on a file system that takes O_DIRECT (a tmpfs may not), reachable

@@ -7,13 +7,19 @@ use std::time::Duration;
 use workloads::harness::{self, Finished, Run, Stage, World};
 
 /// Some of the modules take most of a minute by themselves.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(480);
+
+/// Some tests measure time; on a busy machine they fail by chance. A test that
+/// fails so many times more, without the others, does not.
+const TRIES: usize = 4;
 
 /// Needs a hypervisor that answers on its own address, and else waits for ever.
 const NEEDS_VSOCK: &str = "ThreadedVSOCKSocketStreamTest";
 
 fn python(stage: &Stage, world: World, module: &str, only: &BTreeSet<String>) -> Run {
-    let folder = stage.make_folder(&format!("{module}-{world:?}-{}", only.len()));
+    let name = |number: usize| format!("{module}-{world:?}-{number}");
+    let number = (0..).find(|number| !stage.path(&name(*number)).exists()).expect("numbers do not end");
+    let folder = stage.make_folder(&name(number));
     // -E: the environment of this machine's user is not Debian's.
     let run = stage.program(world, harness::python()).args(["-E", "-m", "test", "-v", "-i", NEEDS_VSOCK]);
     let run = only.iter().fold(run, |run, test| run.args(["-m", test]));
@@ -49,17 +55,19 @@ fn no_test_newly_fails(module: &str, at_least: usize) {
     let bare = bare.finish();
     let (passed_bare, passed_served) = (ended(&bare, "ok"), ended(&served, "ok"));
     assert!(passed_bare.len() >= at_least, "only {} tests pass without usring: {}", passed_bare.len(), bare.report());
-    let suspects: BTreeSet<_> = passed_bare.difference(&passed_served).cloned().collect();
-    if suspects.is_empty() {
-        return;
+    let mut suspects: BTreeSet<_> = passed_bare.difference(&passed_served).cloned().collect();
+    let mut last = served;
+    for _ in 0..TRIES {
+        if suspects.is_empty() {
+            return;
+        }
+        eprintln!("{module}: once more: {suspects:?}");
+        let again = python(&stage, World::Transparent, module, &suspects).finish();
+        let passed_again = ended(&again, "ok");
+        suspects.retain(|test| !passed_again.contains(test));
+        last = again;
     }
-    // Some tests measure time; on a busy machine they fail by chance. A test
-    // that fails alone, too, does not.
-    eprintln!("{module}: once more: {suspects:?}");
-    let again = python(&stage, World::Transparent, module, &suspects).finish();
-    let passed_again = ended(&again, "ok");
-    let failed: Vec<_> = suspects.difference(&passed_again).collect();
-    assert!(failed.is_empty(), "newly failing: {failed:?}\n{}\n{}", served.report(), again.report());
+    assert!(suspects.is_empty(), "newly failing: {suspects:?}\n{}", last.report());
 }
 
 #[test]

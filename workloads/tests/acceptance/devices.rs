@@ -215,7 +215,7 @@ fn a_delayed_device_takes_its_time() {
     let (finished, document) = succeeds(&stage, run);
     // Sixteen writes, one after the other; fio counts milliseconds.
     let runtime = sum(&document, "/write/runtime", &finished);
-    assert!((155..5_000).contains(&runtime), "{runtime} ms: {}", finished.report());
+    assert!((155..60_000).contains(&runtime), "{runtime} ms: {}", finished.report());
 }
 
 /// What is looked for appears soon.
@@ -225,7 +225,7 @@ pub fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(begin.elapsed() < Duration::from_secs(20), "waited in vain: {what}");
+        assert!(begin.elapsed() < Duration::from_secs(60), "waited in vain: {what}");
         std::thread::yield_now();
     }
 }

@@ -17,7 +17,7 @@ const ROWS_PER_TRANSACTION: u32 = 100;
 const ROWS_PER_BATCH: u32 = 10;
 const BATCHES_BEFORE_KILL: u32 = 40;
 /// For one start, one shutdown, one statement.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Programs of the server and its options: nothing of this machine's own
 /// configuration, a buffer pool that the rows do not fit into.

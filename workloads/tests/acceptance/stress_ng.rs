@@ -8,9 +8,9 @@ const OPERATIONS: u64 = 4000;
 
 pub fn stress(world: World) {
     let stage = Stage::new();
-    let options = ["--io-uring", "2", "--timeout", "60", "--metrics", "--verify", "--temp-path", "."];
+    let options = ["--io-uring", "2", "--timeout", "300", "--metrics", "--verify", "--temp-path", "."];
     let run = stage.program(world, require(&STRESS_NG)).args(options).arg("--io-uring-ops").arg(OPERATIONS.to_string());
-    let finished = run.limit(Duration::from_secs(90)).finish().succeeded();
+    let finished = run.limit(Duration::from_secs(330)).finish().succeeded();
     let said = format!("{}{}", finished.stdout, finished.stderr);
     assert!(said.contains("successful run completed"), "{}", finished.report());
     assert!(!said.contains("fail"), "{}", finished.report());

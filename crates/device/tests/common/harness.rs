@@ -1,15 +1,13 @@
 //! A queue pair with a clock beside it, memory that a device may write, and
 //! random traffic that is compared with a model.
 
+pub use super::patience::LONGEST;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::time::{Duration, Instant};
 use usring_device::{Completion, Completions, DeviceRequest, Driver, Operation, QueueOptions, QueuePair, Submission};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
-
-/// Nothing takes longer; a test that comes here has failed.
-pub const LONGEST: Duration = Duration::from_secs(20);
 
 /// A small generator of random numbers (xorshift), the same in every run.
 pub struct Dice(pub u64);

@@ -10,6 +10,7 @@
 
 pub mod harness;
 mod parts;
+pub mod patience;
 
 pub use parts::*;
 

@@ -2,6 +2,9 @@
 //! failures the test decides, and that counts what is asked of it.
 #![allow(dead_code)]
 
+#[path = "../common/patience.rs"]
+pub mod patience;
+
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use usring_device::geometry::Features;

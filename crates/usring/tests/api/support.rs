@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Longest time that anything here may take; far more than it does, because
 /// machines are shared.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a test in a thread of its own and fails if that hangs.
 #[track_caller]
@@ -253,6 +253,28 @@ pub fn count(event: &OwnedFd) -> u64 {
         8 => value,
         _ => 0,
     }
+}
+
+/// The first of the processors that this thread may run on.
+pub fn allowed_processor() -> u32 {
+    // SAFETY: plain numbers; zero is an empty set.
+    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set, and what the system says of this thread.
+    let first = unsafe {
+        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed);
+        (0..libc::CPU_SETSIZE as usize).find(|&processor| libc::CPU_ISSET(processor, &allowed))
+    };
+    first.expect("it runs somewhere") as u32
+}
+
+/// Whether this number is this very file: others of the process's threads may
+/// have taken a number that was closed.
+pub fn is_open_as(number: RawFd, file: &File) -> bool {
+    // SAFETY: plain numbers; zeroes are some file's that there is not.
+    let (mut found, mut wanted): (libc::stat, libc::stat) = unsafe { std::mem::zeroed() };
+    // SAFETY: the structures.
+    let answers = unsafe { (libc::fstat(number, &mut found), libc::fstat(file.as_raw_fd(), &mut wanted)) };
+    answers == (0, 0) && (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
 }
 
 /// Threads of this process that the engine has started under this name.

@@ -184,6 +184,8 @@ fn a_killed_runs_socket_is_cleared_away() {
     let place = Place::new();
     let mut child = place.start(&["disk=ram:size=1M"]);
     let shell = program(&mut child);
+    // Waiting closes the program's input, at whose end it would end by itself.
+    let _input = child.stdin.take();
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(place.sockets(), 1);

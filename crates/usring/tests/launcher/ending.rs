@@ -1,7 +1,7 @@
 //! A program ends under the launcher as it would without it, and `--stats`
 //! tells what was counted, however it ended.
 
-use crate::{installation, run, text, usring, utf8};
+use crate::{copy, installation, run, text, usring, utf8};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A shell program that says `ready` once its traps are set.
 fn start(script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
@@ -188,7 +188,7 @@ fn a_program_that_never_loaded_the_library_is_told_of() {
     // (The loader warns and runs the program without.)
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("usring");
-    std::fs::copy(env!("CARGO_BIN_EXE_usring"), &alone).unwrap();
+    copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);
     let source = installation().write("needy.c", b"int missing(void); int call(void) { return missing(); }", 0o644);
     let other = installation().compile(&["-shared", "-fPIC", utf8(&source)], "libneeded-by-nobody.so");
     let library =

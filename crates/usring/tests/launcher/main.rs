@@ -23,7 +23,7 @@ fn installation() -> &'static Installation {
     INSTALLATION.get_or_init(|| {
         let folder = TempDir::with_prefix("usring-launcher-").unwrap();
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        std::fs::copy(env!("CARGO_BIN_EXE_usring"), folder.path().join("usring")).unwrap();
+        copy(Path::new(env!("CARGO_BIN_EXE_usring")), &folder.path().join("usring"));
         let installation = Installation(folder);
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/launcher/stub.c");
         installation.compile(&["-shared", "-fPIC", source], "libusring.so");
@@ -41,16 +41,27 @@ impl Installation {
         let result = self.path(name);
         let status = Command::new("cc").args(arguments).arg("-o").arg(&result).status().expect("a C compiler");
         assert!(status.success(), "cc {arguments:?}");
+        // For nobody, too, whatever umask(2) says.
+        std::fs::set_permissions(&result, std::fs::Permissions::from_mode(0o755)).unwrap();
         result
     }
 
     /// A file with these contents and this mode.
     fn write(&self, name: &str, contents: &[u8], mode: u32) -> PathBuf {
         let path = self.path(name);
-        std::fs::write(&path, contents).unwrap();
+        let draft = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&draft, contents).unwrap();
+        copy(draft.path(), &path);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         path
     }
+}
+
+/// By another process: what this one has open for writing, a child that another
+/// test is just starting has open, too, and no such file can be executed.
+fn copy(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("--preserve=mode").arg(from).arg(to).status().expect("cp");
+    assert!(status.success(), "{} cannot be copied", from.display());
 }
 
 /// `usring` with these arguments.

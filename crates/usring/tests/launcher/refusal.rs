@@ -1,6 +1,7 @@
 //! Programs that cannot be served never start.
 
-use crate::{installation, run, text, usring, utf8};
+use crate::{copy, installation, run, text, usring, utf8};
+use std::path::Path;
 
 /// A dynamic x86-64 program's file, for spoiling.
 fn true_bytes() -> Vec<u8> {
@@ -101,24 +102,12 @@ fn a_misspelt_run_is_125_and_help_is_0() {
     assert_eq!(usring(&["no-such-command"]).output().unwrap().status.code(), Some(2));
 }
 
-/// Runs a copy of ours that was just written. Another test's fork may still hold
-/// the descriptor it was written by, until that child's exec.
-fn run_copy(usring: &std::path::Path) -> std::process::Output {
-    for _ in 0..1000 {
-        match std::process::Command::new(usring).args(["run", "true"]).output() {
-            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
-            output => return output.unwrap(),
-        }
-    }
-    panic!("{} stays busy", usring.display());
-}
-
 #[test]
 fn without_its_library_usring_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("usring");
-    std::fs::copy(env!("CARGO_BIN_EXE_usring"), &alone).unwrap();
-    let output = run_copy(&alone);
+    copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);
+    let output = std::process::Command::new(&alone).args(["run", "true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("cannot find libusring.so"), "{}", text(&output.stderr));
 }
@@ -127,11 +116,11 @@ fn without_its_library_usring_says_what_to_do() {
 fn a_damaged_library_is_refused_before_the_loader_only_warns() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("usring");
-    std::fs::copy(env!("CARGO_BIN_EXE_usring"), &alone).unwrap();
+    copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);
     let whole = std::fs::read(installation().path("libusring.so")).unwrap();
     for damaged in [&b"not a library"[..], &whole[..whole.len() / 8], b""] {
         std::fs::write(folder.path().join("libusring.so"), damaged).unwrap();
-        let output = run_copy(&alone);
+        let output = std::process::Command::new(&alone).args(["run", "true"]).output().unwrap();
         assert_eq!(output.status.code(), Some(125));
         assert!(text(&output.stderr).contains("libusring.so is damaged"), "{}", text(&output.stderr));
     }
@@ -143,7 +132,7 @@ fn an_installed_library_is_found_under_lib() {
     std::fs::create_dir_all(folder.path().join("bin")).unwrap();
     std::fs::create_dir_all(folder.path().join("lib/usring")).unwrap();
     let alone = folder.path().join("bin/usring");
-    std::fs::copy(env!("CARGO_BIN_EXE_usring"), &alone).unwrap();
+    copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);
     std::fs::copy(installation().path("libusring.so"), folder.path().join("lib/usring/libusring.so")).unwrap();
     let output = std::process::Command::new(&alone).args(["run", "sh", "-c", "echo $LD_PRELOAD"]).output().unwrap();
     assert!(text(&output.stdout).ends_with("/lib/usring/libusring.so\n"), "{}", text(&output.stderr));

@@ -4,6 +4,7 @@ use crate::alone_and_bounded;
 use crate::support::*;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -293,7 +294,10 @@ fn record_locks_outlive_a_wait_by_a_number_that_has_meant_a_socket() {
         let probe = unsafe {
             assert_eq!(libc::openpty(&raw mut master, &raw mut terminal, null, null.cast(), null.cast()), 0);
             let path = std::ffi::CStr::from_ptr(libc::ttyname(terminal)).to_owned();
-            let probe = std::fs::OpenOptions::new().read(true).write(true).open(path.to_str().unwrap()).unwrap();
+            // It must not become the terminal of who started the tests, if that leads a session.
+            let mut options = std::fs::OpenOptions::new();
+            options.read(true).write(true).custom_flags(libc::O_NOCTTY);
+            let probe = options.open(path.to_str().unwrap()).unwrap();
             assert_eq!(libc::dup2(terminal, local.as_raw_fd()), local.as_raw_fd());
             probe
         };
