@@ -25,6 +25,9 @@ mod iopoll;
 mod kinds;
 mod link;
 mod link_timeout;
+mod message_file;
+mod message_ring;
+mod message_wake;
 mod mmap;
 mod nop;
 mod one_file;
@@ -126,6 +129,9 @@ pub const ROOMS: &[&[Case]] = &[
     kinds::CASES,
     disk::CASES,
     threads::CASES,
+    message_ring::CASES,
+    message_file::CASES,
+    message_wake::CASES,
 ];
 
 /// What a request answers whose worker was called back from a blocking call:

@@ -31,6 +31,10 @@ pub const CASES: &[Case] = &[
     case("task_work.flag_goes_away", flag_goes_away),
     case("task_work.deferred_workers", deferred_workers),
     case("task_work.deferred_wait_is_enough", deferred_wait_is_enough),
+    case("task_work.sleeper_in_another_call", sleeper_in_another_call),
+    case("task_work.sleeper_is_told_by_event", sleeper_is_told_by_event),
+    case("task_work.sleeper_is_told_of_message", sleeper_is_told_of_message),
+    case("task_work.deferred_sleeper_in_another_call", deferred_sleeper_in_another_call),
 ];
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
@@ -264,4 +268,94 @@ fn deferred_wait_is_enough(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.result("wait for 2", ring.enter(0, 2, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
+}
+
+/// The two kinds of rings whose thread is told wherever it is.
+const TELLING: [(&str, u32); 2] = [("default", 0), ("cooperative", u::IORING_SETUP_COOP_TASKRUN)];
+
+/// Writes to a pipe in a while, from another thread.
+fn written_later(writer: OwnedFd) -> std::thread::JoinHandle<OwnedFd> {
+    std::thread::spawn(move || {
+        crate::time::long_enough_to_notice();
+        files::put(&writer, b"x");
+        writer
+    })
+}
+
+/// A poll, and a write that its completion starts: to `event`, which so is
+/// written by task work alone.
+fn write_by_task_work(ring: &mut Ring, reader: &OwnedFd, event: &OwnedFd, one: &[u8; 8]) {
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1).linked());
+    ring.push(crate::sqe::write(event.as_raw_fd(), one, 0, 2));
+    ring.submit();
+}
+
+/// The thread sleeps in read(2) on what only its own task work will bring.
+fn sleeper_in_another_call(t: &mut Transcript) {
+    let one = 1u64.to_ne_bytes();
+    for (name, flags) in TELLING {
+        t.say(name);
+        let mut ring = Ring::flags(8, flags);
+        let (reader, writer) = files::pipe();
+        let event = files::eventfd(0);
+        files::set_nonblocking(&event, false);
+        write_by_task_work(&mut ring, &reader, &event, &one);
+        let writing = written_later(writer);
+        t.say(format_args!("read {:?}", files::take(&event, 8).map(|bytes| bytes.len())));
+        t.in_order(&ring.wait(2));
+        drop(writing.join());
+    }
+}
+
+/// The owner of a ring that defers is not told there: it has to ask.
+fn deferred_sleeper_in_another_call(t: &mut Transcript) {
+    let one = 1u64.to_ne_bytes();
+    let mut ring = Ring::flags(8, DEFER);
+    let (reader, writer) = files::pipe();
+    let event = files::eventfd(0);
+    write_by_task_work(&mut ring, &reader, &event, &one);
+    let writing = written_later(writer);
+    let mut entry = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry of ours.
+    t.result("sleeps until its time is up", unsafe { libc::poll(&mut entry, 1, 150) });
+    let _writer = writing.join();
+    t.say(format_args!("ready {}", ring.ready()));
+    t.in_order(&ring.wait(2));
+    t.say(format_args!("count {}", files::event_count(&event)));
+}
+
+/// It sleeps on the ring's own registered eventfd.
+fn sleeper_is_told_by_event(t: &mut Transcript) {
+    for (name, flags) in TELLING.into_iter().chain([("deferred", DEFER)]) {
+        t.say(name);
+        let (mut ring, _reader, writer) = polling(flags);
+        let event = files::eventfd(0);
+        files::set_nonblocking(&event, false);
+        let number = event.as_raw_fd();
+        t.result("register", ring.register(reg::EVENTFD, &raw const number, 1));
+        let writing = written_later(writer);
+        t.say(format_args!("read {:?}", files::take(&event, 8).map(|bytes| bytes.len())));
+        t.in_order(&ring.wait(1));
+        drop(writing.join());
+    }
+}
+
+/// The same, and what comes is a message of another thread's ring.
+fn sleeper_is_told_of_message(t: &mut Transcript) {
+    for (name, flags) in TELLING.into_iter().chain([("deferred", DEFER)]) {
+        t.say(name);
+        let mut ring = Ring::flags(8, flags);
+        let event = files::eventfd(0);
+        files::set_nonblocking(&event, false);
+        let number = event.as_raw_fd();
+        t.result("register", ring.register(reg::EVENTFD, &raw const number, 1));
+        let fd = ring.fd;
+        let sender = std::thread::spawn(move || {
+            crate::time::long_enough_to_notice();
+            Ring::new(8).one(super::message_ring::message(fd, 5, 6, 7)).res
+        });
+        t.say(format_args!("read {:?}", files::take(&event, 8).map(|bytes| bytes.len())));
+        t.in_order(&ring.wait(1));
+        t.result("sent", sender.join().unwrap_or(1));
+    }
 }

@@ -65,6 +65,11 @@ fn host() -> Option<&'static Host> {
     HOST.get()
 }
 
+/// The ring behind any number, also a low one that was made to stand for it.
+pub(crate) fn ring_at(number: i32) -> Option<Arc<Ring>> {
+    (host()?.ring_of)(number)
+}
+
 /// The ring behind a number; asks only about numbers that can be one.
 pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
     if number < RESERVED_BASE {

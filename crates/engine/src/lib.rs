@@ -43,6 +43,7 @@ pub use counters::set_statistics;
 pub use enter::EnterCall;
 pub use host::{Host, set_host};
 pub use iopoll::have_enter_poll;
+pub use op::message_ring::send_without_ring;
 pub use readiness::drain_readiness;
 pub use ring::Ring;
 pub use usring_device::OpenDevice;

@@ -63,6 +63,13 @@ pub(crate) enum Progress {
     Refused,
     /// A worker has run it: `result` is its answer.
     Ran,
+    /// It is no request of this ring but a message to it: `user_data`, `result`
+    /// and `cqe_flags` are a CQE.
+    Message,
+    /// It is another ring's, with a descriptor for this one.
+    Visiting,
+    /// It is back: `result` is its answer.
+    Returned,
 }
 
 impl Request {
@@ -226,7 +233,8 @@ impl RequestPool {
     }
 }
 
+/// A request that is no ring's yet.
 #[cold]
-fn new_entry() -> RequestEntry {
+pub(crate) fn new_entry() -> RequestEntry {
     Entry::new(Request::new())
 }

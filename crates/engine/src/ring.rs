@@ -27,10 +27,10 @@ use crate::{issue, task_work, timeout};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
 use usring_sys::mutex::{Guard, Mutex};
-use usring_sys::queue::Queue;
+use usring_sys::queue::{Queue, Taker};
 use usring_sys::{Errno, descriptor, epoll, eventfd};
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;
@@ -47,8 +47,11 @@ pub struct Ring {
     pub(crate) flags: u32,
     /// What the program maps.
     pub(crate) memory: Memory,
-    /// Requests that workers have finished, for the ring's own thread.
+    /// What others have for the ring's driver: requests that workers have
+    /// finished, messages of other rings.
     pub(crate) task_work: Queue<Request>,
+    /// Not yet enabled (R_DISABLED).
+    disabled: AtomicBool,
     pub(crate) wakers: Wakers,
     pub(crate) readiness: Readiness,
     /// The thread that alone may submit (SINGLE_ISSUER), 0 until known.
@@ -66,6 +69,8 @@ pub struct Ring {
 
 /// What only the driver of the ring touches.
 pub(crate) struct RingState {
+    /// The driver's end of the task-work list.
+    pub taker: Taker<Request>,
     pub sq: SubmissionQueue,
     pub cq: CompletionQueue,
     pub pool: RequestPool,
@@ -81,8 +86,6 @@ pub(crate) struct RingState {
     pub restrictions: Restrictions,
     pub statistics: RingCounters,
     pub event_descriptor: Option<Arc<EventDescriptor>>,
-    /// Not yet enabled (R_DISABLED).
-    pub disabled: bool,
     /// Calls since its files and timers were looked at, on a ring that defers
     /// its work.
     pub unlooked: u32,
@@ -131,11 +134,12 @@ impl EventDescriptor {
 }
 
 impl Ring {
-    pub(crate) fn from_parts(flags: u32, memory: Memory, state: RingState) -> Ring {
+    pub(crate) fn from_parts(flags: u32, memory: Memory, task_work: Queue<Request>, state: RingState) -> Ring {
         Ring {
             flags,
             memory,
-            task_work: Queue::new(),
+            task_work,
+            disabled: AtomicBool::new(flags & abi::IORING_SETUP_R_DISABLED != 0),
             wakers: Wakers::default(),
             readiness: Readiness::default(),
             issuer: AtomicUsize::new(0),
@@ -178,6 +182,17 @@ impl Ring {
         self.has(abi::IORING_SETUP_DEFER_TASKRUN)
     }
 
+    /// Whether it has not been enabled yet. If it has, who enabled it is seen
+    /// to have done so.
+    #[inline]
+    pub(crate) fn is_disabled(&self) -> bool {
+        self.disabled.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn enable(&self) {
+        self.disabled.store(false, Ordering::Release);
+    }
+
     /// Whether others have brought something, or the attendant has called.
     #[inline(always)]
     pub(crate) fn has_work_left(&self) -> bool {
@@ -212,7 +227,7 @@ struct Farewell<'a>(&'a Arc<Ring>);
 impl Drop for Farewell<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.0.has_work_left() && !self.0.defers_task_work() {
+        if self.0.has_work_left() && (!self.0.defers_task_work() || self.0.task_work.is_sealed()) {
             task_work::run_if_unattended(self.0);
         }
     }
@@ -350,13 +365,15 @@ impl<'a> LockedRing<'a> {
     }
 
     /// What sleepers are to be woken for: so many CQEs, or, whatever they wait
-    /// for, a timeout that has ended, which ends every wait.
+    /// for, a timeout that has ended, which ends every wait. The owner of a ring
+    /// that defers waits for so many more and not so many in all.
     #[inline(always)]
     fn take_news(&mut self) -> Option<u32> {
         if !core::mem::take(&mut self.posted) {
             return None;
         }
-        Some(if core::mem::take(&mut self.timeouts.just_ended) { u32::MAX } else { self.cq.ready() })
+        let ended = core::mem::take(&mut self.timeouts.just_ended);
+        Some(if ended || self.ring.defers_task_work() { u32::MAX } else { self.cq.ready() })
     }
 }
 

@@ -219,6 +219,20 @@ impl Drop for Inside {
 /// Runs `work` on the ring's file that `number` stands for, inside the engine.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
+    if number >= RESERVED_BASE
+        && let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire))
+    {
+        let found = match object {
+            0 => Found::Other,
+            INHERITED => Found::Inherited,
+            // SAFETY: as in `find`.
+            _ => Found::Ring(work(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
+        };
+        if let Some(held) = held {
+            held.end_inside();
+        }
+        return found;
+    }
     let file = match share(entry) {
         Found::Ring(file) => file,
         Found::Inherited => return Found::Inherited,

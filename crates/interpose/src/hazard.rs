@@ -110,6 +110,20 @@ pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
     }
 }
 
+impl Use {
+    /// Ends a use inside the engine, where nothing may be freed: a ring's lock
+    /// is held, and what is put aside may be that ring.
+    pub fn end_inside(self) {
+        let place = self.0;
+        core::mem::forget(self);
+        place.store(0, Ordering::Release);
+        compiler_fence(Ordering::SeqCst);
+        if ASIDE.load(Ordering::Relaxed) != 0 {
+            usring_engine::host::run_later(sweep);
+        }
+    }
+}
+
 impl Drop for Use {
     #[inline]
     fn drop(&mut self) {

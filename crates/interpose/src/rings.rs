@@ -60,9 +60,8 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     if opcode >= op::IORING_REGISTER_LAST as u32 {
         return Err(Errno::EINVAL);
     }
-    // Without a ring there is nothing that we could do.
     if descriptor as i32 == -1 {
-        return Err(Errno::EINVAL);
+        return register_without_ring(opcode, argument, count);
     }
     let (registered, by_number);
     let file = if by_index {
@@ -81,6 +80,14 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
         file.ring.register(opcode, argument, count)
     };
     answer.map(u64::from)
+}
+
+/// What can be asked for without a ring, by the descriptor −1.
+fn register_without_ring(opcode: u32, argument: UserAddress, count: u32) -> Result<u64, Errno> {
+    if opcode == abi::io_uring_register_op::IORING_REGISTER_SEND_MSG_RING as u32 {
+        return usring_engine::send_without_ring(argument, count).map(u64::from);
+    }
+    Err(Errno::EINVAL)
 }
 
 /// io_uring_setup(2): answers the ring's descriptor.

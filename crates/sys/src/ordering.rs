@@ -53,7 +53,8 @@ pub enum Edge {
     /// Sleeper announces itself, looks at the work; waker publishes work,
     /// looks at the announcement.
     Sleep,
-    /// Task-work list: who pushes publishes an entry to who takes.
+    /// Task-work list: who pushes publishes an entry to who takes, and its
+    /// place behind the newest to who pushes next.
     Queue,
     /// A lock's word: who unlocks publishes the data to the next holder.
     Lock,
@@ -86,6 +87,18 @@ impl Edge {
     #[inline(always)]
     pub fn acquire(self) -> Ordering {
         if self.is_weak(Side::Acquire) { Ordering::Relaxed } else { Ordering::Acquire }
+    }
+
+    /// Both, for a read-modify-write that is an end of this publication and of
+    /// the one before it.
+    #[inline(always)]
+    pub fn both(self) -> Ordering {
+        match (self.is_weak(Side::Release), self.is_weak(Side::Acquire)) {
+            (true, true) => Ordering::Relaxed,
+            (true, false) => Ordering::Acquire,
+            (false, true) => Ordering::Release,
+            (false, false) => Ordering::AcqRel,
+        }
     }
 
     /// The full barrier between this side's store and its look.

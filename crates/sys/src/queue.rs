@@ -1,48 +1,65 @@
 //! The task-work list: whoever has something for a ring's own thread pushes
-//! it, from any thread and without a lock; the ring's thread takes everything
-//! at once. The kernel's `llist`.
+//! it, from any thread, without a lock and without ever waiting for another
+//! pusher; the ring's driver takes it, oldest first. The kernel's `mpscq`.
 //!
-//! A stack that is pushed by compare-and-swap and emptied by one swap, turned
-//! round by who takes it. Chosen over a queue with two ends because taking a
-//! batch is one instruction, is safe for several takers, and never has to wait
-//! for a pusher that was preempted half-way. Pushing reads nothing that is not
-//! its own (never the entry below), so entries can be freed by who takes them
-//! with no reclamation scheme, and the usual ABA of a stack cannot hurt: a
-//! link that equals the head is right, whatever happened in between.
+//! # Pushing and taking
+//! A list that hangs together from the oldest entry to the newest. A pusher
+//! swaps its entry in as the newest (`tail`), then hangs it on the one that was
+//! the newest before: two steps, whatever others do. Between the two the list
+//! is torn, and **the taker never waits for it to be mended**: it takes what it
+//! can reach, and the pusher, once it has mended it, says so (`state`) and then
+//! looks for whom to tell, as it does for any entry. The last entry of an
+//! unbroken list is taken by putting the list's own `stub` in its place.
 //!
-//! Each entry has a weight, and the head word counts the weight of what waits
-//! in its upper 16 bits (a user-space address has 47): `DEFER_TASKRUN` wakes
-//! its thread only when enough completions wait. The count stops at
-//! [`Queue::URGENT`].
+//! There is one [`Taker`], which whoever drives the ring holds.
+//!
+//! # State
+//! One word tells what the taker has not looked at since it last
+//! [began](Taker::begin):
+//!
+//! | bits | field | meaning |
+//! |---|---|---|
+//! | 0–29 | `lazy` | so many entries were pushed that can wait for more of them |
+//! | 30 | `urgent` | one was pushed that cannot, or something was left |
+//! | 31 | `sealed` | nobody will look any more ([`Taker::seal`]) |
+//!
+//! It is changed after the list, by one read-modify-write on each side: who
+//! begins to take either finds the entry or leaves the mark for the next look;
+//! who pushes while the queue is sealed either is seen by who seals it, or sees
+//! the seal and has to take the entry out again itself.
 //!
 //! [`Entry`] owns its allocation, and moving a request between its holders
 //! moves that pointer, so nothing is allocated on the way.
 
 use crate::ordering::Edge;
-use crate::sync::{AtomicPtr, Ordering, UnsafeCell};
+use crate::sync::{Arc, AtomicPtr, AtomicU32, Ordering, UnsafeCell};
 use alloc::boxed::Box;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::ptr;
 
+/// The next newer entry, once it is hung on.
+type Link = AtomicPtr<Header>;
+
+/// What the queue knows of an entry; also the stub.
+struct Header {
+    newer: Link,
+}
+
+/// The header first: a pointer to it is one to the node.
+#[repr(C)]
 struct Node<T> {
-    /// The entry below, while this one is in a list; nothing else.
-    link: UnsafeCell<*mut Node<T>>,
+    header: Header,
     value: T,
 }
 
 /// A value that can stand in a [`Queue`], owned.
 pub struct Entry<T>(Box<Node<T>>);
 
-// SAFETY: the link belongs to whoever owns the entry; it moves with the value.
-unsafe impl<T: Send> Send for Entry<T> {}
-// SAFETY: `&Entry` gives `&T` and nothing else.
-unsafe impl<T: Sync> Sync for Entry<T> {}
-
 impl<T> Entry<T> {
     /// The one allocation of this value's life.
     pub fn new(value: T) -> Self {
-        Entry(Box::new(Node { link: UnsafeCell::new(ptr::null_mut()), value }))
+        Entry(Box::new(Node { header: Header { newer: AtomicPtr::new(ptr::null_mut()) }, value }))
     }
 
     pub fn into_inner(self) -> T {
@@ -72,159 +89,237 @@ impl<T: fmt::Debug> fmt::Debug for Entry<T> {
     }
 }
 
-const WEIGHT_SHIFT: u32 = 48;
+const URGENT: u32 = 1 << 30;
+const SEALED: u32 = 1 << 31;
 
-/// The list. See the head of this file.
-pub struct Queue<T> {
-    /// Newest entry, with the weight of all in the upper bits.
-    head: AtomicPtr<Node<T>>,
+/// Whether whoever waits for several entries may sleep on until there are as
+/// many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// It may: the kernel's lazy wake.
+    Lazy,
+    /// It may not: the entry can be what something else waits for.
+    Urgent,
 }
 
-// SAFETY: entries only pass through, each from one owner to the next.
-unsafe impl<T: Send> Send for Queue<T> {}
-// SAFETY: as above; the head is atomic.
-unsafe impl<T: Send> Sync for Queue<T> {}
-
-fn node_of<T>(head: *mut Node<T>) -> *mut Node<T> {
-    head.map_addr(|address| address & ((1 << WEIGHT_SHIFT) - 1))
+/// What a pusher learns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the taker has to be told, and a sealed queue has none"]
+pub struct Pushed {
+    /// The list was empty: later pushers leave it to this one to announce that
+    /// there is something.
+    pub first: bool,
+    /// How many entries wait, as far as the taker has not looked; `u32::MAX`
+    /// with an urgent one among them.
+    pub queued: u32,
+    /// The queue was sealed meanwhile: this thread must see to it that what it
+    /// holds is taken.
+    pub sealed: bool,
 }
 
-fn weight_of<T>(head: *mut Node<T>) -> u32 {
-    (head.addr() >> WEIGHT_SHIFT) as u32
+/// The pushers' end.
+pub struct Queue<T>(Arc<Shared<T>>);
+
+/// The end of the one who takes.
+pub struct Taker<T>(Arc<Shared<T>>);
+
+struct Shared<T> {
+    /// The newest entry, or the stub.
+    tail: AtomicPtr<Header>,
+    state: AtomicU32,
+    stub: Header,
+    /// The oldest entry, or the stub in front of it; the taker's alone.
+    head: UnsafeCell<*mut Header>,
+    _entries: core::marker::PhantomData<Entry<T>>,
+}
+
+// SAFETY: 1. Entries only pass through, each from one owner to the next. 2. The
+// pointers are to nodes of the list and to the stub, which live as long as it.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: 1. As above. 2. `head` is touched by the taker and in `drop` alone.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+/// An empty queue, both ends of it.
+pub fn queue<T>() -> (Queue<T>, Taker<T>) {
+    let shared = Arc::new(Shared {
+        tail: AtomicPtr::new(ptr::null_mut()),
+        state: AtomicU32::new(0),
+        stub: Header { newer: AtomicPtr::new(ptr::null_mut()) },
+        head: UnsafeCell::new(ptr::null_mut()),
+        _entries: core::marker::PhantomData,
+    });
+    let stub = shared.stub();
+    shared.tail.store(stub, Ordering::Relaxed);
+    // SAFETY: nobody else has it yet.
+    shared.head.with_mut(|head| unsafe { *head = stub });
+    (Queue(shared.clone()), Taker(shared))
 }
 
 impl<T> Queue<T> {
-    /// The weight of an entry that cannot wait, and the most that is counted.
-    pub const URGENT: u32 = 0xffff;
-
-    #[cfg(not(loom))]
-    pub const fn new() -> Self {
-        Queue { head: AtomicPtr::new(ptr::null_mut()) }
-    }
-
-    #[cfg(loom)]
-    pub fn new() -> Self {
-        Queue { head: AtomicPtr::new(ptr::null_mut()) }
-    }
-
-    /// Adds an entry of weight 1; says whether the list was empty.
+    /// Adds an entry. A read-modify-write is the last thing this does.
     #[inline]
-    pub fn push(&self, entry: Entry<T>) -> bool {
-        node_of(self.push_node(entry, 1).0).is_null()
+    pub fn push(&self, entry: Entry<T>, urgency: Urgency) -> Pushed {
+        let shared = &*self.0;
+        let node = Box::into_raw(entry.0).cast::<Header>();
+        // SAFETY: the node is still this thread's own.
+        unsafe { (*node).newer.store(ptr::null_mut(), Ordering::Relaxed) };
+        let before = shared.tail.swap(node, Edge::Queue.both());
+        // SAFETY: 1. It was the newest, and nothing hung on it: the taker lets
+        // it stand until this one does. 2. The stub lives as long as the queue.
+        unsafe { (*before).newer.store(node, Edge::Queue.release()) };
+        let state = match urgency {
+            Urgency::Lazy => shared.state.fetch_add(1, Edge::Queue.both()).wrapping_add(1),
+            Urgency::Urgent => shared.state.fetch_or(URGENT, Edge::Queue.both()) | URGENT,
+        };
+        let queued = if state & URGENT != 0 { u32::MAX } else { state & !SEALED };
+        Pushed { first: ptr::eq(before, shared.stub()), queued, sealed: state & SEALED != 0 }
     }
 
-    /// Adds an entry of this weight (at least 1); returns the weight of
-    /// everything that waits now.
-    #[inline]
-    pub fn push_weighted(&self, entry: Entry<T>, weight: u32) -> u32 {
-        self.push_node(entry, weight.max(1)).1
+    /// Whether there is nothing that the taker has not looked at. One load; who
+    /// has to rely on the answer stands behind a barrier.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.0.state.load(Ordering::Relaxed) & !SEALED == 0
     }
 
+    /// Whether nobody will look any more.
     #[inline]
-    fn push_node(&self, entry: Entry<T>, weight: u32) -> (*mut Node<T>, u32) {
-        let node = Box::into_raw(entry.0);
-        assert!(node.addr() >> WEIGHT_SHIFT == 0, "an address of user space has 47 bits");
-        let mut head = self.head.load(Ordering::Relaxed);
-        loop {
-            let total = weight_of(head).saturating_add(weight).min(Self::URGENT);
-            // SAFETY: the node is still this thread's own.
-            unsafe { (*node).link.with_mut(|link| *link = node_of(head)) };
-            let new = node.map_addr(|address| address | (total as usize) << WEIGHT_SHIFT);
-            match self.head.compare_exchange_weak(head, new, Edge::Queue.release(), Ordering::Relaxed) {
-                Ok(_) => return (head, total),
-                Err(now) => head = now,
+    pub fn is_sealed(&self) -> bool {
+        self.0.state.load(Ordering::Relaxed) & SEALED != 0
+    }
+}
+
+impl<T> Taker<T> {
+    /// Whether there is something to look at. From here on whoever pushes marks
+    /// it anew, so all that there is has to be taken, or [left](Self::leave).
+    #[inline]
+    pub fn begin(&mut self) -> bool {
+        if self.0.state.load(Ordering::Relaxed) & !SEALED == 0 {
+            return false;
+        }
+        self.0.state.fetch_and(SEALED, Edge::Queue.acquire());
+        true
+    }
+
+    /// The oldest entry that can be reached.
+    #[inline]
+    pub fn take(&mut self) -> Option<Entry<T>> {
+        let shared = &*self.0;
+        // SAFETY: this is the taker.
+        shared.head.with_mut(|head| unsafe { shared.advance(&mut *head) }).map(|node| {
+            // SAFETY: 1. `Box::into_raw` of a node made it. 2. It has just left
+            // the list, and is this thread's.
+            Entry(unsafe { Box::from_raw(node.cast::<Node<T>>()) })
+        })
+    }
+
+    /// What was not taken since [`Self::begin`] waits for the next look.
+    pub fn leave(&mut self) -> Rest {
+        let shared = &*self.0;
+        if ptr::eq(shared.tail.load(Ordering::Relaxed), shared.stub()) {
+            return Rest::Nothing;
+        }
+        // SAFETY: this is the taker.
+        if !shared.head.with_mut(|head| unsafe { shared.can_advance(*head) }) {
+            return Rest::OutOfReach;
+        }
+        shared.state.fetch_or(URGENT, Ordering::Relaxed);
+        Rest::Entries
+    }
+
+    /// From now on nobody looks any more: whoever pushes is told so. What is
+    /// there already is to be taken by the caller.
+    pub fn seal(&mut self) {
+        self.0.state.fetch_or(SEALED | URGENT, Edge::Queue.acquire());
+    }
+}
+
+/// What is left in the list when the taker turns away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    Nothing,
+    /// A pusher is in the middle of it, and will say so when it is done. Its
+    /// entry may be the only one that is counted then: who goes to sleep needs
+    /// to be woken for one.
+    OutOfReach,
+    /// Marked as not looked at.
+    Entries,
+}
+
+impl<T> Shared<T> {
+    fn stub(&self) -> *mut Header {
+        (&raw const self.stub).cast_mut()
+    }
+
+    /// Takes the oldest node out of the list.
+    ///
+    /// # Safety
+    /// `head` is the list's, and nobody else uses it.
+    #[inline]
+    unsafe fn advance(&self, head: &mut *mut Header) -> Option<*mut Header> {
+        let mut oldest = *head;
+        // SAFETY: for this and the next ones: 1. The head is a node of the list
+        // or the stub. 2. A node stays until the taker takes it.
+        let mut newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
+        if ptr::eq(oldest, self.stub()) {
+            if newer.is_null() {
+                return None;
+            }
+            oldest = newer;
+            *head = oldest;
+            // SAFETY: as above.
+            newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
+        }
+        if newer.is_null() {
+            // It is the newest, or somebody is about to hang another on it. The
+            // release makes the next pusher's hook a later one than this.
+            self.stub.newer.store(ptr::null_mut(), Ordering::Relaxed);
+            let stub = self.stub();
+            if self.tail.compare_exchange(oldest, stub, Edge::Queue.release(), Ordering::Relaxed).is_ok() {
+                *head = stub;
+                return Some(oldest);
+            }
+            // SAFETY: as above.
+            newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
+            if newer.is_null() {
+                return None;
             }
         }
+        *head = newer;
+        Some(oldest)
     }
 
-    /// One load; who has to rely on the answer stands behind a barrier.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.weight() == 0
-    }
-
-    /// The weight of everything that waits, up to [`Queue::URGENT`]; one load.
-    #[inline]
-    pub fn weight(&self) -> u32 {
-        weight_of(self.head.load(Ordering::Relaxed))
-    }
-
-    /// Takes everything, oldest first.
-    #[inline]
-    pub fn take_all(&self) -> Batch<T> {
-        let mut rest = node_of(self.head.swap(ptr::null_mut(), Edge::Queue.acquire()));
-        let mut batch = Batch { next: ptr::null_mut(), length: 0 };
-        while !rest.is_null() {
-            // SAFETY: the swap made every node of the list this thread's own,
-            // and the acquire makes what the pushers wrote visible.
-            let below = unsafe {
-                (*rest).link.with_mut(|link| {
-                    let below = *link;
-                    *link = batch.next;
-                    below
-                })
-            };
-            batch.next = rest;
-            batch.length += 1;
-            rest = below;
-        }
-        batch
+    /// Whether there is a node to be taken.
+    ///
+    /// # Safety
+    /// As for [`Self::advance`].
+    unsafe fn can_advance(&self, head: *mut Header) -> bool {
+        // SAFETY: as in `advance`.
+        let newer = unsafe { (*head).newer.load(Ordering::Relaxed) };
+        !newer.is_null() || !ptr::eq(head, self.stub()) && ptr::eq(self.tail.load(Ordering::Relaxed), head)
     }
 }
 
-impl<T> Default for Queue<T> {
-    fn default() -> Self {
-        Queue::new()
-    }
-}
-
-impl<T> Drop for Queue<T> {
+impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        drop(self.take_all());
+        loop {
+            // SAFETY: nobody else has the queue.
+            let node = self.head.with_mut(|head| unsafe { self.advance(&mut *head) });
+            let Some(node) = node else { return };
+            // SAFETY: as in `take`.
+            drop(unsafe { Box::from_raw(node.cast::<Node<T>>()) });
+        }
     }
 }
 
 impl<T> fmt::Debug for Queue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("weight", &self.weight()).finish_non_exhaustive()
+        f.debug_struct("Queue").field("is_empty", &self.is_empty()).finish_non_exhaustive()
     }
 }
 
-/// What was taken at once, oldest first. Dropping it frees what is left.
-pub struct Batch<T> {
-    next: *mut Node<T>,
-    length: usize,
-}
-
-// SAFETY: a batch owns its entries.
-unsafe impl<T: Send> Send for Batch<T> {}
-
-impl<T> Iterator for Batch<T> {
-    type Item = Entry<T>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Entry<T>> {
-        if self.next.is_null() {
-            return None;
-        }
-        // SAFETY: 1. The batch owns its nodes, each made by `Box::into_raw`.
-        // 2. This one leaves the batch here.
-        let node = unsafe { Box::from_raw(self.next) };
-        // SAFETY: owned.
-        self.next = node.link.with(|link| unsafe { *link });
-        self.length -= 1;
-        Some(Entry(node))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.length, Some(self.length))
-    }
-}
-
-impl<T> ExactSizeIterator for Batch<T> {}
-
-impl<T> Drop for Batch<T> {
-    fn drop(&mut self) {
-        self.for_each(drop);
+impl<T> fmt::Debug for Taker<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Taker").finish_non_exhaustive()
     }
 }

@@ -2,11 +2,10 @@
 //! work between a holder and a thread that finds the lock taken.
 #![cfg(loom)]
 
-use loom::cell::Cell;
 use loom::thread;
 use usring_sys::mutex::Mutex;
 use usring_sys::ordering::{Edge, Side, weaken};
-use usring_sys::queue::{Entry, Queue};
+use usring_sys::queue::{Entry, Queue, Taker, Urgency, queue};
 use usring_sys::sync::Arc;
 
 fn count(threads: u32) {
@@ -54,38 +53,52 @@ fn a_lock_without_acquire_sees_half_of_what_the_last_holder_did() {
 
 /// A ring, reduced to its lock and its task work.
 struct Ring {
-    done: Mutex<Cell<u32>>,
+    state: Mutex<State>,
     work: Queue<()>,
 }
 
+struct State {
+    taker: Taker<()>,
+    done: u32,
+}
+
 impl Ring {
+    fn new() -> Arc<Ring> {
+        let (work, taker) = queue();
+        Arc::new(Ring { state: Mutex::new(State { taker, done: 0 }), work })
+    }
+
     /// What a holder does: the work, and after letting go once more, until it
     /// sees none or somebody else holds the lock.
     fn run(&self) {
-        while let Some(done) = self.done.try_lock() {
-            done.set(done.get() + self.work.take_all().len() as u32);
-            drop(done);
+        while let Some(mut state) = self.state.try_lock() {
+            state.taker.begin();
+            while state.taker.take().is_some() {
+                state.done += 1;
+            }
+            drop(state);
             if self.work.is_empty() {
                 return;
             }
         }
     }
+
+    fn bring(&self) {
+        let _ = self.work.push(Entry::new(()), Urgency::Urgent);
+        self.run();
+    }
 }
 
 fn work_comes_while_the_lock_is_held() {
     loom::model(|| {
-        let ring = Arc::new(Ring { done: Mutex::new(Cell::new(0)), work: Queue::new() });
+        let ring = Ring::new();
         let worker = {
             let ring = ring.clone();
-            thread::spawn(move || {
-                ring.work.push(Entry::new(()));
-                ring.run();
-            })
+            thread::spawn(move || ring.bring())
         };
         ring.run();
         worker.join().unwrap();
-        assert!(ring.work.is_empty(), "work was left behind the lock");
-        assert_eq!(ring.done.lock().get(), 1);
+        assert_eq!(ring.state.lock().done, 1, "work was left behind the lock");
     });
 }
 
@@ -104,4 +117,22 @@ fn an_unlock_without_barrier_leaves_work_behind() {
 #[should_panic(expected = "work was left behind the lock")]
 fn a_try_lock_without_barrier_leaves_work_behind() {
     weaken(Edge::HandOver, Side::Waker, work_comes_while_the_lock_is_held);
+}
+
+/// Two bring work, one of them in the middle of the other's push: whoever
+/// drives the ring does not wait for it, and it is done all the same.
+#[test]
+fn work_that_a_driver_could_not_reach_is_done_by_who_brings_it() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let ring = Ring::new();
+        let other = {
+            let ring = ring.clone();
+            thread::spawn(move || ring.bring())
+        };
+        ring.bring();
+        other.join().unwrap();
+        assert_eq!(ring.state.lock().done, 2, "work was left behind the lock");
+    });
 }

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use usring_sys::futex;
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::ordering::{Edge, Side, weaken};
-use usring_sys::queue::{Entry, Queue};
+use usring_sys::queue::{Entry, Queue, Rest, Taker, Urgency, queue};
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::sync::{AtomicU32, Ordering};
 
 /// A ring, reduced to what its waiters and wakers touch.
 struct Ring {
     work: Queue<u32>,
+    /// The driver's, with how many entries it has taken.
+    taker: Mutex<(Taker<u32>, u32)>,
     sleep: SleepWord,
     /// The eventfd in the leader's epoll set; the leader sleeps while it is 0.
     eventfd: AtomicU32,
@@ -21,11 +23,27 @@ struct Ring {
 
 impl Ring {
     fn new() -> Arc<Ring> {
-        Arc::new(Ring { work: Queue::new(), sleep: SleepWord::new(), eventfd: AtomicU32::new(0) })
+        let (work, taker) = queue();
+        let taker = Mutex::new((taker, 0));
+        Arc::new(Ring { work, taker, sleep: SleepWord::new(), eventfd: AtomicU32::new(0) })
     }
 
     fn push(&self, value: u32) -> u32 {
-        self.work.push_weighted(Entry::new(value), 1)
+        self.work.push(Entry::new(value), Urgency::Lazy).queued
+    }
+
+    /// Takes what there is; how much that has been in all, and how many more
+    /// have to come for `needed`.
+    fn take(&self, needed: u32) -> (u32, u32) {
+        let (taker, taken) = &mut *self.taker.lock();
+        if taker.begin() {
+            while taker.take().is_some() {
+                *taken += 1;
+            }
+        }
+        // Counted was what could not be reached: any one that comes may be it.
+        let missing = if taker.leave() == Rest::OutOfReach { 1 } else { needed.saturating_sub(*taken) };
+        (*taken, missing)
     }
 
     fn carry_out(&self, wake: Wake) {
@@ -42,6 +60,27 @@ impl Ring {
     fn work_comes(&self) {
         let queued = self.push(0);
         self.carry_out(self.sleep.wake_target(queued));
+    }
+
+    /// Takes entries until there were `needed`, asleep while too few wait.
+    fn wait_for_entries(&self, kind: Sleeper, needed: u32) {
+        loop {
+            let (taken, missing) = self.take(needed);
+            if taken >= needed {
+                return;
+            }
+            if kind == Sleeper::Epoll {
+                self.eventfd.store(0, Ordering::Relaxed);
+            }
+            let ticket = self.sleep.announce(kind, missing);
+            if self.work.is_empty() {
+                match kind {
+                    Sleeper::Futex => self.sleep.sleep(&ticket, None).unwrap(),
+                    Sleeper::Epoll => futex::wait(&self.eventfd, 0, None).unwrap(),
+                }
+            }
+            self.sleep.retract(ticket);
+        }
     }
 
     /// Sleeps until `is_enough`, as a waiter in enter does.
@@ -61,10 +100,6 @@ impl Ring {
             }
             self.sleep.retract(ticket);
         }
-    }
-
-    fn wait_for_weight(&self, kind: Sleeper, needed: u32) {
-        self.wait(kind, needed, || self.work.weight() >= needed);
     }
 }
 
@@ -86,9 +121,8 @@ fn one_sleeper_one_waker(kind: Sleeper) {
     loom::model(move || {
         let ring = Ring::new();
         let waker = spawn(&ring, Ring::work_comes);
-        ring.wait_for_weight(kind, 1);
+        ring.wait_for_entries(kind, 1);
         waker.join().unwrap();
-        assert_eq!(ring.work.take_all().len(), 1);
     });
 }
 
@@ -125,7 +159,7 @@ fn a_sleeper_that_needs_two_is_woken_by_the_second_of_two_wakers() {
     bounded(|| {
         let ring = Ring::new();
         let wakers = [spawn(&ring, Ring::work_comes), spawn(&ring, Ring::work_comes)];
-        ring.wait_for_weight(Sleeper::Futex, 2);
+        ring.wait_for_entries(Sleeper::Futex, 2);
         wakers.into_iter().for_each(|waker| waker.join().unwrap());
     });
 }
@@ -198,15 +232,15 @@ fn a_sleeper_times_out(kind: Sleeper) {
         let waker = spawn(&ring, |ring| {
             let queued = ring.push(0);
             if ring.sleep.wake_target(queued) == Wake::Nobody {
-                assert_eq!(ring.work.take_all().len(), 1, "nobody else does it");
+                assert_eq!(ring.take(1).0, 1, "nobody else does it");
             }
         });
         let ticket = ring.sleep.announce(kind, 1);
         if ring.sleep.retract(ticket) {
-            assert_eq!(ring.work.take_all().len(), 1, "claimed for work that cannot be seen");
+            assert_eq!(ring.take(1).0, 1, "claimed for work that cannot be seen");
         }
         waker.join().unwrap();
-        assert!(ring.work.is_empty(), "nobody did the work");
+        assert_eq!(ring.taker.lock().1, 1, "nobody did the work");
         assert_eq!(ring.sleep.wake_target(1), Wake::Nobody);
     });
 }
@@ -224,7 +258,7 @@ fn an_announcement_outlives_the_retraction_of_another() {
     bounded(|| {
         let ring = Ring::new();
         let impatient = ring.sleep.announce(Sleeper::Futex, 1);
-        let sleeper = spawn(&ring, |ring| ring.wait(Sleeper::Futex, 1, || ring.work.weight() >= 2));
+        let sleeper = spawn(&ring, |ring| ring.wait_for_entries(Sleeper::Futex, 2));
         let waker = spawn(&ring, |ring| {
             ring.work_comes();
             ring.work_comes();
@@ -267,7 +301,8 @@ impl Engine {
     fn run(&self, guard: Option<Guard<()>>) {
         let mut guard = guard;
         while let Some(held) = guard {
-            let done = self.ring.work.take_all().len() as u32;
+            let before = self.completed.load(Ordering::Relaxed);
+            let done = self.ring.take(1).0 - before;
             let completed = self.completed.fetch_add(done, Ordering::Release) + done;
             drop(held);
             if done > 0 {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use usring_sys::mutex::{Guard, Mutex};
-use usring_sys::queue::{Entry, Queue};
+use usring_sys::queue::{Entry, Pushed, Queue, Rest, Taker, Urgency, queue};
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::{Errno, SystemCall, futex};
 use usring_uapi::general as linux;
@@ -29,20 +29,31 @@ impl Drop for Counted {
     }
 }
 
+fn push<T>(queue: &Queue<T>, value: T) -> Pushed {
+    queue.push(Entry::new(value), Urgency::Urgent)
+}
+
+/// Everything that is marked, oldest first.
+fn take<T>(taker: &mut Taker<T>) -> Vec<T> {
+    let mut taken = Vec::new();
+    if taker.begin() {
+        taken.extend(std::iter::from_fn(|| taker.take().map(Entry::into_inner)));
+    }
+    taken
+}
+
 #[test]
 fn entries_come_out_in_the_order_they_went_in() {
-    let queue = Queue::new();
+    let (queue, mut taker) = queue();
     assert!(queue.is_empty());
-    assert!(queue.push(Entry::new(0)), "was empty");
-    assert!(!queue.push(Entry::new(1)));
-    queue.push(Entry::new(2));
+    assert!(push(&queue, 0).first);
+    assert!(!push(&queue, 1).first);
+    let _ = push(&queue, 2);
     assert!(!queue.is_empty());
-    let batch = queue.take_all();
-    assert_eq!(batch.len(), 3);
-    assert_eq!(batch.map(Entry::into_inner).collect::<Vec<_>>(), [0, 1, 2]);
-    assert!(queue.is_empty());
-    assert_eq!(queue.take_all().len(), 0);
-    assert!(queue.push(Entry::new(3)), "was empty again");
+    assert_eq!(take(&mut taker), [0, 1, 2]);
+    assert!(queue.is_empty() && take(&mut taker).is_empty());
+    assert!(push(&queue, 3).first, "empty again");
+    assert_eq!(take(&mut taker), [3]);
 }
 
 #[test]
@@ -50,41 +61,64 @@ fn an_entry_keeps_its_place_in_memory_as_it_moves() {
     let mut entry = Entry::new([7u8; 100]);
     let address = entry.as_ptr();
     entry[0] = 8;
-    let queue = Queue::new();
-    queue.push(entry);
-    let entry = queue.take_all().next().unwrap();
+    let (queue, mut taker) = queue();
+    let _ = queue.push(entry, Urgency::Lazy);
+    let entry = taker.take().unwrap();
     assert_eq!((entry.as_ptr(), entry[0], entry[1]), (address, 8, 7));
 }
 
 #[test]
-fn weights_add_up_and_stop_at_urgent() {
-    let queue = Queue::new();
-    assert_eq!(queue.push_weighted(Entry::new(()), 1), 1);
-    assert_eq!(queue.push_weighted(Entry::new(()), 3), 4);
-    assert_eq!(queue.push_weighted(Entry::new(()), 0), 5, "everything that waits weighs something");
-    assert_eq!(queue.push_weighted(Entry::new(()), u32::MAX), Queue::<()>::URGENT);
-    assert_eq!(queue.push_weighted(Entry::new(()), 1), Queue::<()>::URGENT);
-    assert_eq!(queue.weight(), Queue::<()>::URGENT);
-    assert_eq!(queue.take_all().len(), 5);
-    assert_eq!(queue.push_weighted(Entry::new(()), 1), 1);
+fn lazy_entries_are_counted_until_one_is_urgent() {
+    let (queue, mut taker) = queue();
+    let push = |urgency| queue.push(Entry::new(()), urgency).queued;
+    assert_eq!(push(Urgency::Lazy), 1);
+    assert_eq!(push(Urgency::Lazy), 2);
+    assert_eq!(push(Urgency::Urgent), u32::MAX);
+    assert_eq!(push(Urgency::Lazy), u32::MAX);
+    assert_eq!(take(&mut taker).len(), 4);
+    assert_eq!(push(Urgency::Lazy), 1);
 }
 
 #[test]
-fn a_dropped_queue_and_a_dropped_batch_free_their_entries() {
+fn what_a_taker_leaves_is_looked_at_again() {
+    let (queue, mut taker) = queue();
+    for number in 0..3 {
+        let _ = push(&queue, number);
+    }
+    assert!(taker.begin());
+    assert_eq!(taker.take().map(Entry::into_inner), Some(0));
+    assert_eq!(taker.leave(), Rest::Entries);
+    assert!(!queue.is_empty());
+    assert!(!push(&queue, 3).first, "who leaves something announces it");
+    assert_eq!(take(&mut taker), [1, 2, 3]);
+    assert_eq!(taker.leave(), Rest::Nothing);
+    assert!(queue.is_empty());
+}
+
+#[test]
+fn a_sealed_queue_tells_who_pushes() {
+    let (queue, mut taker) = queue();
+    assert!(!push(&queue, 1).sealed && !queue.is_sealed());
+    taker.seal();
+    assert!(queue.is_sealed());
+    assert_eq!(take(&mut taker), [1], "what was there is the sealer's");
+    assert!(queue.is_empty());
+    assert!(push(&queue, 2).sealed);
+    assert_eq!(take(&mut taker), [2]);
+}
+
+#[test]
+fn a_dropped_queue_frees_its_entries() {
     let count = Arc::new(AtomicUsize::new(0));
-    let queue = Queue::new();
+    let (queue, mut taker) = queue();
     for _ in 0..5 {
-        queue.push(Counted::new(&count));
+        let _ = queue.push(Counted::new(&count), Urgency::Lazy);
     }
-    let mut batch = queue.take_all();
-    drop(batch.next());
-    for _ in 0..3 {
-        queue.push(Counted::new(&count));
-    }
-    assert_eq!(count.load(Ordering::Relaxed), 7);
-    drop(batch);
-    assert_eq!(count.load(Ordering::Relaxed), 3);
+    drop(taker.take());
+    assert_eq!(count.load(Ordering::Relaxed), 4);
     drop(queue);
+    assert_eq!(count.load(Ordering::Relaxed), 4, "the taker's end keeps them");
+    drop(taker);
     assert_eq!(count.load(Ordering::Relaxed), 0);
 }
 
@@ -92,25 +126,26 @@ fn a_dropped_queue_and_a_dropped_batch_free_their_entries() {
 fn many_pushers_lose_nothing_between_them() {
     const PUSHERS: usize = 4;
     const EACH: usize = 20_000;
-    let queue = Queue::new();
+    let (queue, mut taker) = queue();
     let mut next = [0; PUSHERS];
     std::thread::scope(|scope| {
         for pusher in 0..PUSHERS {
             let queue = &queue;
             scope.spawn(move || {
                 for number in 0..EACH {
-                    queue.push(Entry::new((pusher, number)));
+                    let _ = push(queue, (pusher, number));
                 }
             });
         }
+        let end = Instant::now() + Duration::from_secs(60);
         let mut taken = 0;
         while taken < PUSHERS * EACH {
-            for entry in queue.take_all() {
-                let (pusher, number) = *entry;
+            for (pusher, number) in take(&mut taker) {
                 assert_eq!(number, next[pusher], "each pusher's entries in order");
                 next[pusher] += 1;
                 taken += 1;
             }
+            assert!(Instant::now() < end, "entries are lost: {taken} came");
         }
     });
 }
@@ -215,8 +250,8 @@ fn a_sleeper_is_left_alone_until_there_is_what_it_needs() {
     assert!(word.retract(ticket));
     for too_much in [0x1_0000, u32::MAX] {
         let ticket = word.announce(Sleeper::Futex, too_much);
-        assert_eq!(word.wake_target(Queue::<()>::URGENT - 1), Wake::Nobody);
-        assert_eq!(word.wake_target(Queue::<()>::URGENT), Wake::Futex, "as much as a queue can weigh");
+        assert_eq!(word.wake_target(0xfffe), Wake::Nobody);
+        assert_eq!(word.wake_target(0xffff), Wake::Futex, "it counts no further");
         assert!(word.retract(ticket));
     }
 }
@@ -297,18 +332,17 @@ fn a_ring_has_one_leader_and_its_resignation_wakes_who_could_follow() {
     assert_eq!(word.resign(), Wake::Nobody);
 }
 
-/// A ring's traffic in small: pushers wake one sleeper for every entry or let
-/// it be, and it never sleeps beside its work.
-#[test]
-fn a_sleeper_gets_everything_that_many_wakers_push() {
+/// A ring's traffic in small: pushers wake the sleeper when there is what it
+/// needs or let it be, and it never sleeps beside its work.
+fn traffic(needed: u32) {
     const WAKERS: usize = 3;
     const EACH: usize = 20_000;
-    let (queue, word) = (Queue::new(), SleepWord::new());
+    let ((queue, mut taker), word) = (queue(), SleepWord::new());
     std::thread::scope(|scope| {
         for _ in 0..WAKERS {
             scope.spawn(|| {
                 for number in 0..EACH {
-                    let queued = queue.push_weighted(Entry::new(number), 1);
+                    let queued = queue.push(Entry::new(number), Urgency::Lazy).queued;
                     if word.wake_target_after_rmw(queued) == Wake::Futex {
                         word.wake_futex();
                     }
@@ -317,12 +351,28 @@ fn a_sleeper_gets_everything_that_many_wakers_push() {
         }
         let mut taken = 0;
         while taken < WAKERS * EACH {
-            let ticket = word.announce(Sleeper::Futex, 1);
+            let missing = needed.min((WAKERS * EACH - taken) as u32);
+            let round = take(&mut taker).len();
+            taken += round;
+            if round > 0 || taken == WAKERS * EACH {
+                continue;
+            }
+            let missing = if taker.leave() == Rest::OutOfReach { 1 } else { missing };
+            let ticket = word.announce(Sleeper::Futex, missing);
             if queue.is_empty() {
                 word.sleep(&ticket, Some(60 * SECOND)).expect("a wake-up was lost");
             }
             word.retract(ticket);
-            taken += queue.take_all().len();
         }
     });
+}
+
+#[test]
+fn a_sleeper_gets_everything_that_many_wakers_push() {
+    traffic(1);
+}
+
+#[test]
+fn a_sleeper_that_needs_many_is_not_left_with_fewer() {
+    traffic(16);
 }

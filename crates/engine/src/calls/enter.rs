@@ -71,7 +71,7 @@ impl Ring {
     #[inline(always)]
     fn enter_direct(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         let mut locked = self.lock();
-        if locked.disabled {
+        if self.is_disabled() {
             return Err(Errno::EBADFD);
         }
         let mut taken = 0;
@@ -90,6 +90,9 @@ impl Ring {
             return if taken > 0 { Ok(taken) } else { polled.map(|()| 0) };
         }
         if waits {
+            if call.to_submit != 0 && self.defers_task_work() {
+                crate::task_work::run_for_wait(&mut locked, call.min_complete);
+            }
             locked.finish_batch();
             // Enough is there already: no second look at anything.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
@@ -129,7 +132,7 @@ impl Ring {
     /// for room, or waits for completions.
     #[inline(never)]
     fn enter_polled(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
-        if self.has(abi::IORING_SETUP_R_DISABLED) && self.lock().disabled {
+        if self.is_disabled() {
             return Err(Errno::EBADFD);
         }
         // No look at anything that needs the lock, which the SQ thread wants all the time.

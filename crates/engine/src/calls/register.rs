@@ -230,20 +230,20 @@ fn unregister_personality(locked: &mut LockedRing, call: Call) -> Result<u32, Er
 
 fn enable(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     call.need_nothing()?;
-    if !locked.disabled {
+    if !locked.ring.is_disabled() {
         return Err(Errno::EBADFD);
     }
     if locked.ring.has(abi::IORING_SETUP_SINGLE_ISSUER) {
         locked.ring.issuer.store(thread::current().0, Ordering::Relaxed);
     }
     locked.restrictions.enforce();
-    locked.disabled = false;
+    locked.ring.enable();
     locked.ring.sq_thread.wake();
     Ok(0)
 }
 
 fn restrict(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
-    if !locked.disabled {
+    if !locked.ring.is_disabled() {
         return Err(Errno::EBADFD);
     }
     if locked.restrictions.are_registered() {

@@ -5,16 +5,19 @@ use crate::fast_poll;
 use crate::host;
 use crate::process::process;
 use crate::registered_files;
+use crate::request::Request;
 use crate::ring::{Ring, RingState};
 use crate::timeout;
-use crate::{attendant, device_queues, sq_thread, wait, workers};
+use crate::{attendant, device_queues, sq_thread, task_work, wait, workers};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
 use usring_sys::clock::Clock;
 use usring_sys::mapping::PAGE;
+
 use usring_sys::per_process;
+use usring_sys::queue::{Taker, queue};
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, thread};
 use usring_uapi::io_uring as abi;
@@ -82,7 +85,9 @@ impl Ring {
             Memory::allocate(layout)?
         };
         process().attendant.start()?;
-        let ring = Arc::new(Ring::from_parts(params.flags, memory.clone(), new_state(params.flags, &memory)));
+        let (task_work, taker) = queue();
+        let state = new_state(taker, &memory);
+        let ring = Arc::new(Ring::from_parts(params.flags, memory, task_work, state));
         if params.flags & abi::IORING_SETUP_R_DISABLED == 0 {
             ring.issuer.store(thread::current().0, Ordering::Relaxed);
         }
@@ -141,6 +146,7 @@ impl Ring {
         attendant::forget(self);
         let mut locked = self.lock();
         locked.closed = true;
+        locked.taker.seal();
         while locked.polls.extract(|_| true).is_some() {}
         drop(timeout::take_all(&mut locked));
         while let workers::Cancelled::Waiting(_) = workers::cancel(self, |_| true) {}
@@ -153,7 +159,10 @@ impl Ring {
         fast_poll::dissolve(&mut locked);
         let devices = device_queues::dissolve(&mut locked);
         let mut buffers = core::mem::take(&mut locked.buffers);
-        locked.unlock();
+        // Sealed: lets go of what came, or sends it back to where it is from.
+        task_work::run(&mut locked);
+        locked.wake_others();
+        drop(locked);
         drop(devices);
         buffers.unshare();
     }
@@ -187,8 +196,9 @@ fn check(params: &io_uring_params) -> Result<(), Errno> {
     if contradictions.contains(&true) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-fn new_state(flags: u32, memory: &Memory) -> RingState {
+fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
     RingState {
+        taker,
         sq: SubmissionQueue::new(memory),
         cq: CompletionQueue::new(memory),
         pool: Default::default(),
@@ -203,7 +213,6 @@ fn new_state(flags: u32, memory: &Memory) -> RingState {
         restrictions: Default::default(),
         statistics: RingCounters::claim(),
         event_descriptor: None,
-        disabled: flags & abi::IORING_SETUP_R_DISABLED != 0,
         unlooked: 0,
         posted: false,
         completed_by_worker: false,

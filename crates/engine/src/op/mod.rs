@@ -10,6 +10,7 @@ pub(crate) mod cancel;
 pub(crate) mod descriptor;
 pub(crate) mod epoll_ctl;
 pub(crate) mod files_update;
+pub(crate) mod message_ring;
 pub(crate) mod nop;
 pub(crate) mod open_close;
 pub(crate) mod path;
@@ -39,6 +40,7 @@ pub(crate) enum Operation {
     Cancel(crate::cancel::CancelKey),
     EpollControl(epoll_ctl::EpollControl),
     Command(uring_cmd::Command),
+    Message(message_ring::Message),
 }
 
 impl Operation {
@@ -48,6 +50,7 @@ impl Operation {
         match self {
             Operation::ReadWrite(transfer) => transfer.owns_memory(),
             Operation::Call(_) | Operation::Open(_) => true,
+            Operation::Message(message) => message.owns_memory(),
             Operation::Nothing | Operation::Nop(_) | Operation::Poll(_) | Operation::PollUpdate(_) => false,
             Operation::Timeout(_) | Operation::LinkTimeout(_) | Operation::TimeoutUpdate(_) => false,
             Operation::Cancel(_) | Operation::EpollControl(_) | Operation::Command(_) => false,

@@ -122,7 +122,7 @@ impl RegisteredFiles {
     fn place(&mut self, slot: Slot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
         let file = Some(file);
         match slot {
-            Slot::Ordinary => Err(Errno::EINVAL),
+            Slot::Ordinary => Err(if self.count() == 0 { Errno::ENXIO } else { Errno::EINVAL }),
             Slot::Any => {
                 if self.entries.is_none() {
                     return Err(Errno::ENFILE);
@@ -163,6 +163,11 @@ impl RegisteredFiles {
     pub fn allocate(&mut self, number: i32) -> Result<i32, Errno> {
         let file = RegisteredFile::of_program(number)?;
         self.place(Slot::Any, file)
+    }
+
+    /// Puts a file of another ring's table where a message has it.
+    pub fn receive(&mut self, slot: Slot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
+        self.place(slot, file)
     }
 
     fn free_slot(&self) -> Option<u32> {
@@ -242,6 +247,16 @@ impl RegisteredFile {
     fn new(descriptor: HeldDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
         let direct = descriptor::is_direct(descriptor.number());
         RegisteredFile { registrations: Mutex::default(), descriptor, direct, device }
+    }
+
+    /// The same file for another ring's table, which waits for it by itself.
+    pub fn for_another(&self) -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(RegisteredFile {
+            registrations: Mutex::default(),
+            descriptor: descriptor::hold(self.number())?,
+            direct: self.direct,
+            device: self.device.clone(),
+        }))
     }
 
     fn of_program(number: i32) -> Result<Arc<Self>, Errno> {

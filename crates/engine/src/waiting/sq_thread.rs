@@ -235,7 +235,7 @@ impl SqThread {
                 continue;
             }
             let mut locked = ring.lock();
-            if locked.closed || locked.disabled {
+            if locked.closed || ring.is_disabled() {
                 continue;
             }
             task_work::run(&mut locked);
@@ -263,7 +263,7 @@ impl SqThread {
         for ring in rings {
             let mut locked = ring.lock();
             let nothing = locked.sq.prepare_sleep();
-            idle &= nothing || locked.disabled;
+            idle &= nothing || ring.is_disabled();
             locked.unlock();
             // A worker or the attendant may have found the lock taken just now.
             idle &= !ring.has_work_left();

@@ -3,7 +3,7 @@
 
 use crate::complete;
 use crate::fast_poll::Turn;
-use crate::op::{Operation, block_device};
+use crate::op::{Operation, block_device, message_ring};
 use crate::request::{Hold, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::{device_queues, fast_poll, timeout, workers};
@@ -41,6 +41,8 @@ pub(crate) enum IssueOutcome {
     AwaitsPoll,
     /// It is a wait for time or for completions: its operation says which.
     AwaitsTime,
+    /// It goes to another ring, whose driver has the lock, and comes back.
+    Visits,
 }
 
 impl IssueOutcome {
@@ -88,6 +90,10 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
             complete::complete(locked, request, answer);
         }
         IssueOutcome::OnDevice(index) => device_queues::submit(locked, request, index),
+        IssueOutcome::Visits => {
+            timeout::arm_link_timeout(locked, &mut request);
+            message_ring::send_off(request);
+        }
         waiting => suspend(locked, request, waiting),
     }
 }
@@ -130,7 +136,7 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => timeout::arm(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::NeedsWorker => workers::hand_over(locked, request),
-        IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) => unreachable!("neither waits here"),
+        IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) | IssueOutcome::Visits => unreachable!("none waits here"),
     }
 }
 

@@ -4,8 +4,8 @@
 
 use crate::issue::IssueOutcome;
 use crate::op::{
-    self, cancel, descriptor, epoll_ctl, files_update, nop, open_close, path, poll, provide_buffers, read_write, sync,
-    timeout, uring_cmd,
+    self, cancel, descriptor, epoll_ctl, files_update, message_ring, nop, open_close, path, poll, provide_buffers,
+    read_write, sync, timeout, uring_cmd,
 };
 use crate::request::Request;
 use crate::ring::LockedRing;
@@ -140,7 +140,7 @@ const fn files(rows: &mut [Row; COUNT]) {
         Row { prepare: descriptor::prepare_install, issue: descriptor::issue_install, ..ON_FILE };
 }
 
-/// What waits, what ends a wait, and what does nothing.
+/// What waits, what ends a wait or wakes others, and what does nothing.
 const fn waits(rows: &mut [Row; COUNT]) {
     rows[opcode::NOP as usize] =
         Row { allowed_on_polled_ring: true, prepare: nop::prepare, issue: nop::issue, ..PLAIN };
@@ -151,6 +151,8 @@ const fn waits(rows: &mut [Row; COUNT]) {
         Row { prepare: timeout::prepare_remove, issue: timeout::issue_remove, ..PLAIN };
     rows[opcode::LINK_TIMEOUT as usize] = Row { prepare: timeout::prepare_link, issue: timeout::issue_link, ..PLAIN };
     rows[opcode::ASYNC_CANCEL as usize] = Row { prepare: cancel::prepare, issue: cancel::issue, ..PLAIN };
+    rows[opcode::MSG_RING as usize] =
+        Row { allowed_on_polled_ring: true, prepare: message_ring::prepare, issue: message_ring::issue, ..ON_FILE };
     rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
 }
 

@@ -1,16 +1,24 @@
-//! The way up from other threads: workers put finished requests on the ring's
-//! task-work list, and the ring's own thread completes them. If nobody is
-//! inside, the thread that brings the work does it, unless the ring defers
-//! task work to its owner.
+//! The way up from other threads: they put finished requests, and messages of
+//! other rings, on the ring's task-work list, and the ring's own thread
+//! completes them. If nobody is inside, the thread that brings the work does
+//! it, unless the ring defers task work to its owner.
 //!
 //! Who brings work: push, full barrier (the push itself), then look whether
 //! someone sleeps or holds the lock. Who leaves: release the lock (a full
 //! barrier), then look at the list once more. One of the two sees the other.
+//!
+//! Nothing on this way is shared by the threads of the process: each ring has
+//! its list, its sleep word, its eventfd. The kernel's notification by signal
+//! took a lock that all threads share, until 5.11.
+//!
+//! A ring that is closed has its list sealed: what comes later is let go by
+//! whoever brings it.
 
 use crate::attendant;
 use crate::complete;
 use crate::device_queues;
 use crate::issue;
+use crate::op::message_ring;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::{LockedRing, Ring};
 use crate::{fast_poll, timeout};
@@ -19,8 +27,10 @@ use core::sync::atomic::{AtomicI32, Ordering};
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::mutex::Mutex;
+use usring_sys::queue::{Rest, Urgency};
 use usring_sys::sleep::{SleepWord, Wake};
 use usring_sys::{Errno, eventfd};
+use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
 
 /// How sleepers of a ring are woken.
@@ -74,20 +84,70 @@ impl Wakers {
     }
 }
 
-/// Gives a finished request to its ring. Any thread; never blocks on the ring.
+/// What the kernel does to a thread to have it run its task work, by the kind
+/// of its ring, and what takes its place here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Notification {
+    /// Nothing: its owner asks for events when it wants them (DEFER_TASKRUN).
+    /// Whoever brings the first piece announces it where the program can see it
+    /// (eventfd, SQ flag, poll on the descriptor); a sleeping owner is woken
+    /// when as many pieces wait as it waits for.
+    #[doc(alias = "TWA_NONE")]
+    None,
+    /// At its next return to user mode, which ends no sleep but an interruptible
+    /// one (COOP_TASKRUN).
+    #[doc(alias = "TWA_SIGNAL_NO_IPI")]
+    Resume,
+    /// At once: it is sent into the kernel wherever it is. It may be asleep in
+    /// another call, on something that only its own task work would bring about.
+    #[doc(alias = "TWA_SIGNAL")]
+    Signal,
+}
+
+impl Notification {
+    pub fn of(ring: &Ring) -> Notification {
+        if ring.defers_task_work() {
+            Notification::None
+        } else if ring.has(abi::IORING_SETUP_COOP_TASKRUN) {
+            Notification::Resume
+        } else {
+            Notification::Signal
+        }
+    }
+}
+
+/// Gives a request that a worker has finished to its ring. Any thread; never
+/// blocks on the ring.
 pub(crate) fn add(ring: &Arc<Ring>, request: RequestEntry) {
     // Never lazy: what a worker brings may be what a chain, a drain or a
     // counted timeout waits for (the kernel's workers wake at once, too).
-    let queued = ring.task_work.push_weighted(request, u32::MAX);
-    if ring.defers_task_work() {
-        announce_deferred(ring, true);
-        ring.wakers.wake_one(queued);
-        return;
+    bring(ring, request, Urgency::Urgent, true);
+}
+
+/// Puts something on the list of a ring and tells those whom it concerns.
+pub(crate) fn bring(ring: &Arc<Ring>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
+    let pushed = ring.task_work.push(request, urgency);
+    if pushed.sealed {
+        return run_if_unattended(ring);
     }
-    if ring.wakers.wake_one(queued) {
-        return;
+    match Notification::of(ring) {
+        Notification::None => {
+            if pushed.first {
+                announce_deferred(ring, by_worker);
+            }
+            ring.wakers.wake_one(pushed.queued);
+        }
+        // No thread has to be brought here, and none is disturbed: completing
+        // needs nothing of the thread that the kernel would borrow for it. So
+        // both are "at once", and a thread asleep in another call gets what it
+        // waits for from whoever brings the work.
+        Notification::Resume | Notification::Signal => {
+            // Who waits beside an SQ thread that polls only looks at the CQ.
+            if ring.is_polled_by_thread() || !ring.wakers.wake_one(u32::MAX) {
+                run_if_unattended(ring);
+            }
+        }
     }
-    run_if_unattended(ring);
 }
 
 /// The owner of a DEFER_TASKRUN ring alone runs its work; others only tell.
@@ -127,38 +187,81 @@ pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
     }
 }
 
+/// A run of a ring that defers is no longer than this, or than what is waited
+/// for, so that the owner comes back to its program now and then (the kernel's
+/// `IO_LOCAL_TW_DEFAULT_MAX`).
+const DEFERRED_RUN: u32 = 20;
+
 /// Completes what other threads have finished.
 #[inline]
 pub(crate) fn run(locked: &mut LockedRing) {
-    if locked.ring.task_work.is_empty() {
-        return;
+    run_for(locked, u32::MAX);
+}
+
+/// The same for a caller that waits for so many completions; what is too much
+/// for one run on a ring that defers is left.
+#[inline]
+pub(crate) fn run_for_wait(locked: &mut LockedRing, wanted: u32) {
+    let limit = if locked.ring.defers_task_work() { wanted.max(DEFERRED_RUN) } else { u32::MAX };
+    run_for(locked, limit);
+}
+
+#[inline]
+fn run_for(locked: &mut LockedRing, limit: u32) {
+    if locked.taker.begin() {
+        run_batch(locked, limit);
     }
-    run_batch(locked);
 }
 
 #[inline(never)]
-fn run_batch(locked: &mut LockedRing) {
+fn run_batch(locked: &mut LockedRing, limit: u32) {
     hear_announcement(locked);
-    let ring = locked.ring.clone();
-    for mut request in ring.task_work.take_all() {
-        debug_assert!(request.progress == Progress::Ran);
-        if locked.closed {
-            // Nobody looks any more, and what it was linked to must not start.
-            continue;
-        }
-        locked.completed_by_worker = true;
-        locked.statistics.count_worker(request.sqe.opcode);
-        let result = match request.row.finish {
-            Some(finish) => {
-                let result = request.result;
-                finish(locked, &mut request, result)
-            }
-            None => request.result,
-        };
-        let failed = crate::op::is_failure(&request, result);
-        complete::complete(locked, request, issue::Answer { result, failed });
+    let mut by_worker = false;
+    for _ in 0..limit {
+        let Some(request) = locked.taker.take() else { break };
+        by_worker |= request.progress == Progress::Ran;
+        run_one(locked, request);
     }
     issue::run_issuable(locked);
+    // Who pushes behind something that was there does not announce it, and
+    // relies on whoever turns away from it.
+    let rest = locked.taker.leave();
+    if locked.ring.defers_task_work() && rest != Rest::Nothing {
+        announce_deferred(locked.ring, by_worker || rest == Rest::OutOfReach);
+    }
+}
+
+fn run_one(locked: &mut LockedRing, request: RequestEntry) {
+    match request.progress {
+        Progress::Visiting => message_ring::arrive(locked, request),
+        // Nobody looks any more, and what it was linked to must not start.
+        _ if locked.closed => {}
+        Progress::Message => {
+            locked.cq.post(Cqe { user_data: request.sqe.user_data, res: request.result, flags: request.cqe_flags });
+            locked.pool.give_back(request);
+        }
+        Progress::Returned => {
+            let result = request.result;
+            complete::complete(locked, request, result.into());
+        }
+        Progress::New | Progress::Refused | Progress::Ran => finish(locked, request),
+    }
+}
+
+/// Completes what a worker has run.
+fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
+    debug_assert!(request.progress == Progress::Ran);
+    locked.completed_by_worker = true;
+    locked.statistics.count_worker(request.sqe.opcode);
+    let result = match request.row.finish {
+        Some(finish) => {
+            let result = request.result;
+            finish(locked, &mut request, result)
+        }
+        None => request.result,
+    };
+    let failed = crate::op::is_failure(&request, result);
+    complete::complete(locked, request, issue::Answer { result, failed });
 }
 
 /// Everything that may have become due: files, timers, finished work.

@@ -8,6 +8,7 @@ use crate::{attendant, fast_poll, task_work, timeout};
 use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::epoll::Event;
+use usring_sys::queue::Rest;
 use usring_sys::sleep::{Sleeper, Wake};
 use usring_sys::{Errno, wait};
 
@@ -33,7 +34,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     loop {
         let mut locked = ring.lock();
         task_work::hear_announcement(&locked);
-        task_work::run(&mut locked);
+        task_work::run_for_wait(&mut locked, call.completions);
         timeout::expire(&mut locked);
         if !ring.is_polled_by_thread() {
             device_queues::reap(&mut locked);
@@ -130,6 +131,18 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
     if slept == Err(Errno::EINTR) { slept } else { Ok(()) }
 }
 
+/// How much has to come for a sleeper to be woken. Of a ring that defers it is
+/// counted what comes, and not what is in the CQ.
+fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
+    if !locked.ring.defers_task_work() {
+        return call.completions;
+    }
+    match locked.taker.leave() {
+        Rest::OutOfReach => 1,
+        Rest::Nothing | Rest::Entries => call.completions.saturating_sub(locked.cq.ready()).max(1),
+    }
+}
+
 /// Sleeps once. Takes the lock's guard: the announcement is made before the
 /// lock is given up, the last look at the task-work list after it.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
@@ -158,7 +171,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     // Before the announcement, or this waiter would wake itself for what it
     // has published.
     locked.wake_others();
-    let ticket = ring.wakers.sleep.announce(kind, call.completions);
+    let ticket = ring.wakers.sleep.announce(kind, needed(&mut locked, call));
     locked.unlock();
 
     let mut events = [Event::default(); 64];

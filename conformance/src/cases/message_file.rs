@@ -1,0 +1,266 @@
+//! MSG_RING that sends a direct descriptor to another ring.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use usring_uapi::{Sqe, io_uring as u, sqe_flags};
+
+use super::message_ring::{DEFER, message};
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::ring::Ring;
+use crate::sqe::{Change, close, nop, read, write};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("message_file.into_a_slot", into_a_slot),
+    case("message_file.into_any_slot", into_any_slot),
+    case("message_file.without_a_message", without_a_message),
+    case("message_file.kinds_of_rings", kinds_of_rings),
+    case("message_file.deferred", deferred),
+    case("message_file.refused", refused),
+    case("message_file.tables", tables),
+    case("message_file.replaces", replaces),
+    case("message_file.outlives_the_sender", outlives_the_sender),
+    case("message_file.closed_on_both_sides", closed_on_both_sides),
+    case("message_file.full_queue", full_queue),
+    case("message_file.chains", chains),
+    case("message_file.to_a_thread_that_sleeps", to_a_thread_that_sleeps),
+];
+
+const ANY: u32 = u::IORING_FILE_INDEX_ALLOC as u32;
+
+/// Sends the sender's slot `from` into the target's `slot` (ANY: any free one).
+fn send(target: i32, from: u32, slot: u32, own: u64) -> Sqe {
+    let index = if slot == ANY { ANY } else { slot + 1 };
+    message(target, 0xf11e, 0, own).with(|sqe| {
+        sqe.addr = 1;
+        sqe.addr3 = u64::from(from);
+        sqe.file_index = index;
+    })
+}
+
+fn register(ring: &Ring, files: &[i32]) -> i32 {
+    ring.register(reg::FILES, files.as_ptr(), files.len() as u32)
+}
+
+/// A ring with a pipe's reading end in slot 0, and a target with `slots` empty ones.
+fn pair(flags: u32, slots: usize) -> (Ring, Ring, OwnedFd) {
+    let sender = Ring::new(8);
+    let target = Ring::flags(8, flags);
+    let (reader, writer) = files::pipe();
+    assert_eq!(register(&sender, &[reader.as_raw_fd(), -1]), 0);
+    if slots > 0 {
+        assert_eq!(register(&target, &vec![-1; slots]), 0);
+    }
+    (sender, target, writer)
+}
+
+/// Reads what was written through the target's slot.
+fn read_by(t: &mut Transcript, ring: &mut Ring, writer: &OwnedFd, slot: i32) {
+    files::put(writer, b"abc");
+    let mut bytes = [0u8; 8];
+    let entry = ring.one(read(slot, &mut bytes, u64::MAX, 99).fixed());
+    t.say(format_args!("read {entry}, {:?}", &bytes[..3]));
+}
+
+fn into_a_slot(t: &mut Transcript) {
+    let (mut sender, mut target, writer) = pair(0, 4);
+    t.entry(&sender.one(send(target.fd, 0, 2, 1)));
+    t.in_order(&target.reap());
+    read_by(t, &mut target, &writer, 2);
+    t.say("and the sender has it still");
+    read_by(t, &mut sender, &writer, 0);
+}
+
+fn into_any_slot(t: &mut Transcript) {
+    let (mut sender, mut target, writer) = pair(0, 3);
+    for number in 0..4 {
+        t.entry(&sender.one(send(target.fd, 0, ANY, number)));
+        for entry in target.reap() {
+            t.entry(&entry);
+        }
+    }
+    read_by(t, &mut target, &writer, 1);
+    t.say("within a range");
+    let (mut sender, mut target, _writer) = pair(0, 4);
+    let range = u::io_uring_file_index_range { off: 2, len: 1, resv: 0 };
+    t.result("range", target.register(reg::FILE_ALLOC_RANGE, &raw const range, 0));
+    for number in 0..2 {
+        t.entry(&sender.one(send(target.fd, 0, ANY, number)));
+        for entry in target.reap() {
+            t.entry(&entry);
+        }
+    }
+}
+
+fn without_a_message(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        let (mut sender, mut target, writer) = pair(flags, 4);
+        t.entry(&sender.one(send(target.fd, 0, ANY, 1).op_flags(u::IORING_MSG_RING_CQE_SKIP)));
+        t.result("get events", target.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+        t.in_order(&target.reap());
+        read_by(t, &mut target, &writer, 0);
+    }
+    t.say("with the flag that passes flags");
+    let (mut sender, mut target, _writer) = pair(0, 4);
+    t.entry(&sender.one(send(target.fd, 0, 3, 1).op_flags(u::IORING_MSG_RING_FLAGS_PASS)));
+    t.in_order(&target.reap());
+    t.entry(&sender.one(send(target.fd, 0, 3, 1).op_flags(3)));
+    t.in_order(&target.reap());
+}
+
+fn kinds_of_rings(t: &mut Transcript) {
+    let kinds = [
+        ("cooperative", u::IORING_SETUP_COOP_TASKRUN),
+        ("SQ thread", u::IORING_SETUP_SQPOLL),
+        ("polled", u::IORING_SETUP_IOPOLL),
+        ("deferred, polled", DEFER | u::IORING_SETUP_IOPOLL),
+    ];
+    for (name, flags) in kinds {
+        t.say(name);
+        let (mut sender, mut target, _writer) = pair(flags, 2);
+        t.entry(&sender.one(send(target.fd, 0, 1, 1)));
+        t.in_order(&target.wait(1));
+    }
+}
+
+/// A ring that defers gets descriptors at once all the same.
+fn deferred(t: &mut Transcript) {
+    let (mut sender, mut target, writer) = pair(DEFER, 4);
+    t.entry(&sender.one(send(target.fd, 0, 2, 1)));
+    t.in_order(&target.reap());
+    t.entry(&sender.one(send(target.fd, 0, ANY, 2)));
+    t.in_order(&target.reap());
+    read_by(t, &mut target, &writer, 2);
+    t.say("from a ring that defers");
+    let mut other = Ring::flags(8, DEFER);
+    t.result("register", register(&other, &[writer.as_raw_fd()]));
+    t.entry(&other.one(send(target.fd, 0, 3, 3)));
+    t.in_order(&target.reap());
+    t.entry(&target.one(write(3, b"xyz", u64::MAX, 4).fixed()));
+}
+
+fn refused(t: &mut Transcript) {
+    let (mut sender, mut target, _writer) = pair(0, 4);
+    let fd = target.fd;
+    let good = || send(fd, 0, 1, 1);
+    t.say("fields");
+    t.entry(&sender.one(good().with(|sqe| sqe.len = 1)));
+    t.entry(&sender.one(good().with(|sqe| sqe.buf_index = 1)));
+    t.entry(&sender.one(good().op_flags(4)));
+    t.say("to itself");
+    t.entry(&sender.one(send(sender.fd, 0, 1, 1)));
+    t.say("no such file");
+    t.entry(&sender.one(send(fd, 1, 1, 1)));
+    t.entry(&sender.one(send(fd, 9, 1, 1)));
+    t.entry(&Ring::new(2).one(good()));
+    t.say("no such slot");
+    t.entry(&sender.one(send(fd, 0, 4, 1)));
+    t.entry(&sender.one(send(fd, 0, 1 << 30, 1)));
+    t.entry(&sender.one(good().with(|sqe| sqe.file_index = 0)));
+    t.say("disabled");
+    let disabled = Ring::flags(8, u::IORING_SETUP_R_DISABLED);
+    t.entry(&sender.one(send(disabled.fd, 0, 1, 1)));
+    t.entry(&sender.one(send(disabled.fd, 9, 1, 1)));
+    t.say("no ring");
+    let event = files::eventfd(0);
+    t.entry(&sender.one(send(event.as_raw_fd(), 0, 1, 1)));
+    for entry in target.reap() {
+        t.say(format_args!("arrived {entry}"));
+    }
+}
+
+/// A target without a table.
+fn tables(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        let (mut sender, mut target, _writer) = pair(flags, 0);
+        t.entry(&sender.one(send(target.fd, 0, 1, 1)));
+        t.entry(&sender.one(send(target.fd, 0, ANY, 2)));
+        t.entry(&sender.one(send(target.fd, 0, 1, 3).with(|sqe| sqe.file_index = 0)));
+        target.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        t.in_order(&target.reap());
+    }
+}
+
+fn replaces(t: &mut Transcript) {
+    let (mut sender, mut target, writer) = pair(0, 0);
+    let (other, deserted) = files::pipe();
+    t.result("register", register(&target, &[other.as_raw_fd()]));
+    drop(other);
+    t.entry(&sender.one(send(target.fd, 0, 0, 1)));
+    t.in_order(&target.reap());
+    let mut entry = libc::pollfd { fd: deserted.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&mut entry, 1, 5000) };
+    t.say(format_args!("what was there is closed {}", entry.revents & libc::POLLERR != 0));
+    read_by(t, &mut target, &writer, 0);
+}
+
+fn outlives_the_sender(t: &mut Transcript) {
+    let (mut sender, mut target, writer) = pair(0, 2);
+    t.entry(&sender.one(send(target.fd, 0, 1, 1)));
+    t.in_order(&target.reap());
+    drop(sender);
+    read_by(t, &mut target, &writer, 1);
+    drop(target);
+    let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&mut entry, 1, 5000) };
+    t.say(format_args!("closed with its last ring {}", entry.revents & libc::POLLERR != 0));
+}
+
+fn closed_on_both_sides(t: &mut Transcript) {
+    let (mut sender, mut target, writer) = pair(0, 2);
+    t.entry(&sender.one(send(target.fd, 0, 1, 1)));
+    t.in_order(&target.reap());
+    t.entry(&sender.one(close(0, 2).with(|sqe| sqe.file_index = 1)));
+    read_by(t, &mut target, &writer, 1);
+    t.entry(&target.one(close(0, 3).with(|sqe| sqe.file_index = 2)));
+    let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&mut entry, 1, 5000) };
+    t.say(format_args!("closed {}", entry.revents & libc::POLLERR != 0));
+}
+
+/// The message goes to the backlog; the descriptor is there.
+fn full_queue(t: &mut Transcript) {
+    let (mut sender, _, writer) = pair(0, 0);
+    let mut target =
+        Ring::with(2, |params| (params.flags, params.cq_entries) = (u::IORING_SETUP_CQSIZE, 2)).expect("a small ring");
+    t.result("register", register(&target, &[-1; 4]));
+    for number in 0..4 {
+        t.entry(&sender.one(send(target.fd, 0, ANY, number)));
+    }
+    t.in_order(&target.reap());
+    t.in_order(&target.wait(2));
+    read_by(t, &mut target, &writer, 3);
+}
+
+fn chains(t: &mut Transcript) {
+    let (mut sender, mut target, _writer) = pair(0, 2);
+    sender.push(send(target.fd, 0, 1, 1).linked());
+    sender.push(nop(2));
+    sender.push(send(target.fd, 0, 7, 3).linked());
+    sender.push(nop(4));
+    sender.push(send(target.fd, 0, 0, 5).flagged(sqe_flags::CQE_SKIP_SUCCESS));
+    t.result("submit", sender.submit());
+    t.sorted(&sender.reap());
+    t.in_order(&target.reap());
+}
+
+/// The target's thread sleeps in enter and is woken by what it gets.
+fn to_a_thread_that_sleeps(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        let (mut sender, mut target, writer) = pair(flags, 2);
+        let fd = target.fd;
+        let sending = std::thread::spawn(move || {
+            crate::time::long_enough_to_notice();
+            sender.one(send(fd, 0, 1, 1)).res
+        });
+        t.result("wait", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+        t.in_order(&target.reap());
+        t.result("sent", sending.join().unwrap_or(1));
+        read_by(t, &mut target, &writer, 1);
+    }
+}

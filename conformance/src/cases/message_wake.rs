@@ -1,0 +1,304 @@
+//! Messages between threads: who is woken for how many, and that none is lost.
+
+use std::time::Duration;
+
+use usring_uapi::{io_uring as u, sqe_flags};
+
+use super::message_ring::{DEFER, message};
+use crate::case::{Case, case};
+use crate::door;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop};
+use crate::time::long_enough_to_notice;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("message_wake.kinds_of_rings", kinds_of_rings),
+    case("message_wake.one_by_one", one_by_one),
+    case("message_wake.some_are_there", some_are_there),
+    case("message_wake.too_few", too_few),
+    case("message_wake.several_wait", several_wait),
+    case("message_wake.many_senders", many_senders),
+    case("message_wake.crossing", crossing),
+    case("message_wake.in_a_circle", in_a_circle),
+    case("message_wake.target_closes", target_closes),
+    case("message_wake.target_submits_meanwhile", target_submits_meanwhile),
+];
+
+const KINDS: [(&str, u32); 4] = [
+    ("default", 0),
+    ("cooperative", u::IORING_SETUP_COOP_TASKRUN),
+    ("deferred", DEFER),
+    ("SQ thread", u::IORING_SETUP_SQPOLL),
+];
+
+fn kinds_of_rings(t: &mut Transcript) {
+    for (name, flags) in KINDS {
+        t.say(name);
+        let mut target = Ring::flags(8, flags);
+        let fd = target.fd;
+        let sender = std::thread::spawn(move || {
+            long_enough_to_notice();
+            Ring::new(8).one(message(fd, 1, 2, 3)).res
+        });
+        t.result("wait", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+        t.in_order(&target.reap());
+        t.result("sent", sender.join().unwrap_or(1));
+    }
+}
+
+/// A waiter for three is woken when there are three.
+fn one_by_one(t: &mut Transcript) {
+    for (name, flags) in KINDS {
+        t.say(name);
+        let mut target = Ring::flags(8, flags);
+        let fd = target.fd;
+        let sender = std::thread::spawn(move || {
+            let mut ring = Ring::new(8);
+            for number in 0..3 {
+                std::thread::sleep(Duration::from_millis(10));
+                ring.one(message(fd, number, 2, 3));
+            }
+        });
+        t.result("wait for 3", target.enter(0, 3, u::IORING_ENTER_GETEVENTS));
+        t.in_order(&target.reap());
+        let _ = sender.join();
+    }
+}
+
+/// What is in the CQ already counts: one more is enough.
+fn some_are_there(t: &mut Transcript) {
+    for (name, flags) in KINDS {
+        t.say(name);
+        let mut target = Ring::flags(8, flags);
+        let fd = target.fd;
+        let mut sender = Ring::new(8);
+        sender.one(message(fd, 1, 0, 1));
+        sender.one(message(fd, 2, 0, 2));
+        target.enter(0, 2, u::IORING_ENTER_GETEVENTS);
+        t.say(format_args!("ready {}", target.ready()));
+        let sending = std::thread::spawn(move || {
+            long_enough_to_notice();
+            sender.one(message(fd, 3, 0, 3)).res
+        });
+        t.result("wait for 3", target.enter(0, 3, u::IORING_ENTER_GETEVENTS));
+        t.in_order(&target.reap());
+        t.result("sent", sending.join().unwrap_or(1));
+    }
+}
+
+/// Fewer than a waiter waits for are there when its time is up.
+fn too_few(t: &mut Transcript) {
+    for (name, flags) in KINDS {
+        t.say(name);
+        let mut target = Ring::flags(8, flags);
+        let fd = target.fd;
+        let sender = std::thread::spawn(move || {
+            long_enough_to_notice();
+            Ring::new(8).one(message(fd, 1, 2, 3)).res
+        });
+        t.result("wait for 2", target.enter_for(0, 2, Duration::from_millis(600)));
+        t.in_order(&target.reap());
+        t.result("sent", sender.join().unwrap_or(1));
+    }
+}
+
+/// Two threads wait on one ring for one and for two.
+fn several_wait(t: &mut Transcript) {
+    let mut target = Ring::new(8);
+    let fd = target.fd;
+    let wait =
+        |count| std::thread::spawn(move || door::enter(fd, 0, count, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0));
+    let (one, two) = (wait(1), wait(2));
+    long_enough_to_notice();
+    let mut sender = Ring::new(8);
+    sender.one(message(fd, 1, 0, 1));
+    t.result("who waits for one", one.join().unwrap_or(1));
+    sender.one(message(fd, 2, 0, 2));
+    t.result("who waits for two", two.join().unwrap_or(1));
+    t.in_order(&target.reap());
+}
+
+const SENDERS: u64 = 4;
+const EACH: u64 = 500;
+
+/// Each sender's messages arrive once, in its order.
+fn many_senders(t: &mut Transcript) {
+    for (name, flags) in KINDS {
+        let mut target = Ring::flags(64, flags);
+        let fd = target.fd;
+        let senders: Vec<_> = (0..SENDERS)
+            .map(|sender| {
+                std::thread::spawn(move || {
+                    let mut ring = Ring::new(8);
+                    for number in 0..EACH {
+                        assert_eq!(ring.one(message(fd, sender << 32 | number, 0, 1)).res, 0);
+                    }
+                })
+            })
+            .collect();
+        let mut next = [0u64; SENDERS as usize];
+        let mut in_order = true;
+        let mut left = SENDERS * EACH;
+        while left > 0 {
+            let entries = target.wait(1);
+            if entries.is_empty() {
+                break;
+            }
+            for entry in entries {
+                let sender = (entry.user_data >> 32) as usize;
+                in_order &= entry.user_data & 0xffff_ffff == next[sender];
+                next[sender] += 1;
+                left -= 1;
+            }
+        }
+        t.say(format_args!("{name}: missing {left}, in order {in_order}"));
+        senders.into_iter().for_each(|sender| drop(sender.join()));
+    }
+}
+
+/// Sends `count` messages round by round, and takes as many.
+fn exchange(ring: &mut Ring, other: i32, count: u32) -> u32 {
+    let mut taken = 0;
+    for _ in 0..count / 4 {
+        for number in 0..4 {
+            ring.push(message(other, number, 1, 0).flagged(sqe_flags::CQE_SKIP_SUCCESS));
+        }
+        ring.submit();
+        taken += ring.reap().len() as u32;
+    }
+    while taken < count {
+        let entries = ring.wait(1);
+        if entries.is_empty() {
+            break;
+        }
+        taken += entries.len() as u32;
+    }
+    taken
+}
+
+/// Two threads send to each other's ring at the same time.
+fn crossing(t: &mut Transcript) {
+    for (name, flags) in KINDS {
+        if flags & u::IORING_SETUP_SQPOLL != 0 {
+            continue;
+        }
+        let (to_one, from_two) = std::sync::mpsc::channel();
+        let mut one = Ring::flags(8, flags);
+        let fd = one.fd;
+        let second = std::thread::spawn(move || {
+            let mut two = Ring::flags(8, flags);
+            to_one.send(two.fd).expect("the first waits for it");
+            let taken = exchange(&mut two, fd, 2000);
+            // The ring stays until the other has sent everything.
+            (taken, two)
+        });
+        let other = from_two.recv().expect("the second has made its ring");
+        let taken = exchange(&mut one, other, 2000);
+        let theirs = second.join().map_or(0, |(taken, _ring)| taken);
+        t.say(format_args!("{name}: {taken} and {theirs}"));
+    }
+}
+
+/// Each of several threads sends on what it gets.
+fn in_a_circle(t: &mut Transcript) {
+    const THREADS: usize = 5;
+    const ROUNDS: u64 = 200;
+    for (name, flags) in KINDS {
+        if flags & u::IORING_SETUP_SQPOLL != 0 {
+            continue;
+        }
+        let (numbers, places): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| std::sync::mpsc::channel::<i32>()).unzip();
+        let threads: Vec<_> = places
+            .into_iter()
+            .enumerate()
+            .map(|(index, next)| {
+                let before = numbers[(index + THREADS - 1) % THREADS].clone();
+                std::thread::spawn(move || {
+                    let mut ring = Ring::flags(8, flags);
+                    before.send(ring.fd).expect("somebody waits for it");
+                    let next = next.recv().expect("the next has made its ring");
+                    if index == 0 {
+                        ring.push(message(next, 1, 0, 0).flagged(sqe_flags::CQE_SKIP_SUCCESS));
+                        ring.submit();
+                    }
+                    let mut last = 0;
+                    for _ in 0..ROUNDS {
+                        let Some(entry) = ring.wait(1).first().copied() else { break };
+                        last = entry.user_data;
+                        let sent = message(next, last + 1, 0, 0).flagged(sqe_flags::CQE_SKIP_SUCCESS);
+                        ring.push(sent);
+                        ring.submit();
+                    }
+                    (last, ring)
+                })
+            })
+            .collect();
+        let rings: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().ok()).collect();
+        let last = rings.iter().map(|(last, _)| *last).max().unwrap_or(0);
+        t.say(format_args!("{name}: the last number {last}"));
+    }
+}
+
+/// The target goes while it is sent to: the sender gets answers, and no more.
+fn target_closes(t: &mut Transcript) {
+    for (name, flags) in KINDS {
+        let mut strange = 0;
+        for _ in 0..20 {
+            let mut target = Ring::flags(8, flags);
+            let fd = target.fd;
+            let sender = std::thread::spawn(move || {
+                let mut ring = Ring::new(8);
+                let mut strange = 0;
+                loop {
+                    match ring.one(message(fd, 1, 0, 1)).res {
+                        0 => {}
+                        error => {
+                            // A number that is reused meanwhile is no ring.
+                            strange += i32::from(![-libc::EBADF, -libc::EBADFD].contains(&error));
+                            return strange;
+                        }
+                    }
+                }
+            });
+            target.enter(0, 1, u::IORING_ENTER_GETEVENTS);
+            target.close();
+            strange += sender.join().unwrap_or(1);
+        }
+        t.say(format_args!("{name}: strange answers {strange}"));
+    }
+}
+
+/// The target's thread is in the middle of submissions all the time.
+fn target_submits_meanwhile(t: &mut Transcript) {
+    for (name, flags) in KINDS {
+        if flags & u::IORING_SETUP_SQPOLL != 0 {
+            continue;
+        }
+        let mut target = Ring::flags(64, flags);
+        let fd = target.fd;
+        let sender = std::thread::spawn(move || {
+            let mut ring = Ring::new(8);
+            for number in 0..1000 {
+                assert_eq!(ring.one(message(fd, number, 0, 1)).res, 0);
+            }
+        });
+        let (mut others, mut next) = (0, 0);
+        let mut in_order = true;
+        while others < 1000 {
+            for _ in 0..32 {
+                target.push(nop(1 << 40));
+            }
+            target.submit_and_wait(1);
+            for entry in target.reap() {
+                if entry.user_data != 1 << 40 {
+                    in_order &= entry.user_data == next;
+                    next += 1;
+                    others += 1;
+                }
+            }
+        }
+        let _ = sender.join();
+        t.say(format_args!("{name}: messages {others}, in order {in_order}"));
+    }
+}

@@ -1,0 +1,239 @@
+//! MSG_RING: a CQE for another ring, or one of our registered files for its
+//! table. Also the call that does the first without a ring of its own.
+//!
+//! Both rings' drivers may be sending to each other, so nobody waits for
+//! another ring's lock here. If it is free, the message is delivered at once;
+//! if not, it goes onto the other ring's task-work list, which that ring's
+//! driver looks at when it lets go. A ring that defers its work gets its CQEs
+//! by that list alone: they appear when its owner asks. A descriptor has to be
+//! answered for (a slot, or why not), so its request itself goes there and
+//! comes back by our own list.
+
+use super::Operation;
+use crate::host;
+use crate::issue::IssueOutcome;
+use crate::registered_files::{RegisteredFile, Slot};
+use crate::request::{Progress, Request, RequestEntry, new_entry};
+use crate::ring::{LockedRing, Ring};
+use crate::task_work;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use usring_sys::queue::Urgency;
+use usring_sys::{Errno, UserAddress, descriptor, user_memory};
+use usring_uapi::io_uring as abi;
+use usring_uapi::{Cqe, Sqe, opcode};
+
+/// The commands, `enum io_uring_msg_ring_flags`.
+const DATA: u32 = 0;
+const SEND_FD: u32 = 1;
+
+const KNOWN: u32 = abi::IORING_MSG_RING_CQE_SKIP | abi::IORING_MSG_RING_FLAGS_PASS;
+
+/// What is to be sent, as it stands in the SQE.
+pub(crate) struct Message {
+    command: u32,
+    user_data: u64,
+    /// The CQE's result; no file has one.
+    result: u32,
+    /// Where the file lies with us.
+    source: u32,
+    /// Where it is to lie there, or flags of the CQE.
+    index: u32,
+    flags: u32,
+    visit: Option<Box<Visit>>,
+}
+
+/// What a request takes along to another ring.
+struct Visit {
+    target: Arc<Ring>,
+    home: Arc<Ring>,
+    file: Arc<RegisteredFile>,
+}
+
+impl Message {
+    fn read(sqe: &Sqe) -> Result<Message, Errno> {
+        if sqe.buf_index != 0 || sqe.personality != 0 || sqe.op_flags & !KNOWN != 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Message {
+            // The upper halves of the wide fields mean nothing.
+            command: sqe.addr as u32,
+            user_data: sqe.off,
+            result: sqe.len,
+            source: sqe.addr3 as u32,
+            index: sqe.file_index,
+            flags: sqe.op_flags,
+            visit: None,
+        })
+    }
+
+    #[inline]
+    pub fn owns_memory(&self) -> bool {
+        self.visit.is_some()
+    }
+
+    /// The CQE of a message without a descriptor.
+    fn cqe(&self) -> Result<Cqe, Errno> {
+        let passes_flags = self.flags & abi::IORING_MSG_RING_FLAGS_PASS != 0;
+        if self.source != 0 || self.flags & !abi::IORING_MSG_RING_FLAGS_PASS != 0 || !passes_flags && self.index != 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Cqe { user_data: self.user_data, res: self.result as i32, flags: self.index })
+    }
+}
+
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    request.operation = Operation::Message(Message::read(&request.sqe)?);
+    Ok(())
+}
+
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::Message(message) = &mut request.operation else { unreachable!("prepare made it one") };
+    let target = match ring_at(request.file.number) {
+        Ok(target) => target,
+        Err(error) => return IssueOutcome::of(Err(error)),
+    };
+    match message.command {
+        DATA => IssueOutcome::of(message.cqe().and_then(|cqe| post(locked, &target, cqe)).map(|()| 0)),
+        SEND_FD => send_file(locked, message, target).unwrap_or_else(|error| IssueOutcome::of(Err(error))),
+        _ => IssueOutcome::done(Errno::EINVAL.negative()),
+    }
+}
+
+/// REGISTER_SEND_MSG_RING: what the call's SQE says, without a ring.
+pub fn send_without_ring(argument: UserAddress, count: u32) -> Result<u32, Errno> {
+    if argument.is_null() || count != 1 {
+        return Err(Errno::EINVAL);
+    }
+    let sqe: Sqe = user_memory::read(argument)?;
+    if sqe.flags != 0 || sqe.opcode != opcode::MSG_RING {
+        return Err(Errno::EINVAL);
+    }
+    let message = Message::read(&sqe)?;
+    if message.command != DATA {
+        return Err(Errno::EINVAL);
+    }
+    let target = ring_at(sqe.fd)?;
+    let cqe = message.cqe()?;
+    check_open(&target)?;
+    if !defers_messages(&target) && post_at_once(&target, cqe)? {
+        return Ok(0);
+    }
+    leave_message(&target, new_entry(), cqe);
+    Ok(0)
+}
+
+fn ring_at(number: i32) -> Result<Arc<Ring>, Errno> {
+    if let Some(ring) = host::ring_at(number) {
+        return Ok(ring);
+    }
+    descriptor::status_flags(number)?;
+    Err(Errno::EBADFD)
+}
+
+/// A ring that is going away has lost its last descriptor already.
+fn check_open(target: &Ring) -> Result<(), Errno> {
+    if target.is_disabled() {
+        return Err(Errno::EBADFD);
+    }
+    if target.task_work.is_sealed() { Err(Errno::EBADF) } else { Ok(()) }
+}
+
+/// Whether CQEs of others appear only when the owner asks. (The owner of a
+/// polled ring looks for completions itself, and has no such list.)
+fn defers_messages(target: &Ring) -> bool {
+    target.defers_task_work() && !target.is_polled()
+}
+
+/// Posts a CQE to a ring, which may be the one that is driven here.
+fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Errno> {
+    check_open(target)?;
+    if !defers_messages(target) {
+        if Arc::ptr_eq(target, locked.ring) {
+            locked.cq.post(cqe);
+            return Ok(());
+        }
+        if post_at_once(target, cqe)? {
+            return Ok(());
+        }
+    }
+    leave_message(target, locked.pool.take(), cqe);
+    Ok(())
+}
+
+/// Whether the ring was free, and has the CQE now, behind those that were left
+/// for it.
+fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
+    let Some(mut other) = target.try_lock() else { return Ok(false) };
+    if other.closed {
+        return Err(Errno::EBADF);
+    }
+    if !target.defers_task_work() {
+        task_work::run(&mut other);
+    }
+    other.cq.post(cqe);
+    other.leave();
+    Ok(true)
+}
+
+fn leave_message(target: &Arc<Ring>, mut entry: RequestEntry, cqe: Cqe) {
+    entry.progress = Progress::Message;
+    entry.sqe.user_data = cqe.user_data;
+    entry.result = cqe.res;
+    entry.cqe_flags = cqe.flags;
+    let urgency = if defers_messages(target) { Urgency::Lazy } else { Urgency::Urgent };
+    task_work::bring(target, entry, urgency, false);
+}
+
+fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) -> Result<IssueOutcome, Errno> {
+    if message.result != 0 || Arc::ptr_eq(&target, locked.ring) {
+        return Err(Errno::EINVAL);
+    }
+    check_open(&target)?;
+    let file = locked.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
+    if let Some(mut other) = target.try_lock() {
+        // As on the kernel, even if the ring defers: completions that wait for
+        // its owner go on waiting.
+        if !target.defers_task_work() {
+            task_work::run(&mut other);
+        }
+        let received = receive(&mut other, message, file);
+        other.leave();
+        return received.map(IssueOutcome::done);
+    }
+    let home = locked.ring.clone();
+    message.visit = Some(Box::new(Visit { target, home, file }));
+    Ok(IssueOutcome::Visits)
+}
+
+/// Puts a file into the table of the ring that is driven here.
+fn receive(locked: &mut LockedRing, message: &Message, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
+    if locked.closed {
+        return Err(Errno::EBADF);
+    }
+    let result = locked.files.receive(Slot::from_sqe(message.index), file)?;
+    if message.flags & abi::IORING_MSG_RING_CQE_SKIP == 0 {
+        locked.cq.post(Cqe { user_data: message.user_data, res: result, flags: 0 });
+    }
+    Ok(result)
+}
+
+/// Sends the request itself to the ring that it is for.
+pub(crate) fn send_off(mut request: RequestEntry) {
+    let Operation::Message(Message { visit: Some(visit), .. }) = &request.operation else {
+        unreachable!("what visits a ring says which")
+    };
+    let target = visit.target.clone();
+    request.progress = Progress::Visiting;
+    task_work::bring(&target, request, Urgency::Urgent, false);
+}
+
+/// A request has come from another ring, and goes back with its answer.
+pub(crate) fn arrive(locked: &mut LockedRing, mut request: RequestEntry) {
+    let Operation::Message(message) = &mut request.operation else { unreachable!("nothing else visits") };
+    let Some(visit) = message.visit.take() else { unreachable!("it has come from somewhere") };
+    let Visit { home, file, .. } = *visit;
+    request.result = receive(locked, message, file).unwrap_or_else(Errno::negative);
+    request.progress = Progress::Returned;
+    task_work::bring(&home, request, Urgency::Urgent, false);
+}
