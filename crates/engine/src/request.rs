@@ -11,6 +11,7 @@ use crate::opcode_table::{self, Row};
 use crate::poll_table::SharedHold;
 use crate::registered_buffers::RegisteredBuffer;
 use crate::registered_files::RegisteredFile;
+use crate::ring::{EventDescriptor, Ring};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
@@ -52,6 +53,8 @@ pub(crate) struct Request {
     pub result: i32,
     /// Flags of its CQE to come.
     pub cqe_flags: u32,
+    /// The eventfd that it names, of a ring whose completions are events.
+    pub told: Option<Arc<EventDescriptor>>,
 }
 
 /// How far it has come, where that decides what is done next.
@@ -97,6 +100,7 @@ impl Request {
             ready_for: 0,
             result: 0,
             cqe_flags: 0,
+            told: None,
         }
     }
 
@@ -119,6 +123,17 @@ impl Request {
         core::mem::forget(core::mem::replace(&mut self.operation, operation));
     }
 
+    /// What its completion carries beside the CQE, on a ring that asks for that.
+    /// An event tells the request's own eventfd once it is published.
+    #[inline(never)]
+    pub fn extension(&mut self, ring: &Ring, told: &mut Vec<Arc<EventDescriptor>>) -> [u64; 2] {
+        if !ring.has_events() {
+            return self.operation.cqe_extra();
+        }
+        told.extend(self.told.take());
+        [self.sqe.pad2, 0]
+    }
+
     /// Lets go of everything it held, so that nothing of it is left when it
     /// is used again.
     #[inline(always)]
@@ -138,6 +153,7 @@ impl Request {
             self.fixed_buffer = None;
         }
         debug_assert!(self.link.is_none() && self.link_timeout.is_none() && self.buffer.is_none());
+        debug_assert!(self.told.is_none());
     }
 }
 

@@ -26,12 +26,14 @@ use crate::timeout::Timeouts;
 use crate::{issue, task_work, timeout};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::queue::{Queue, Taker};
 use usring_sys::{Errno, descriptor, epoll, eventfd};
+use usring_uapi::general::{O_DIRECT, O_NONBLOCK};
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;
 
@@ -86,6 +88,9 @@ pub(crate) struct RingState {
     pub restrictions: Restrictions,
     pub statistics: RingCounters,
     pub event_descriptor: Option<Arc<EventDescriptor>>,
+    /// Eventfds that requests of their own have named, one for each completion
+    /// that has not been published yet.
+    pub told: Vec<Arc<EventDescriptor>>,
     /// Calls since its files and timers were looked at, on a ring that defers
     /// its work.
     pub unlooked: u32,
@@ -94,9 +99,12 @@ pub(crate) struct RingState {
     /// Among them one that a worker brought (EVENTFD_ASYNC).
     pub completed_by_worker: bool,
     pub closed: bool,
-    /// Whether the file with this number is open with O_DIRECT, remembered for
-    /// one batch: asking is a system call.
-    pub direct: Option<(i32, bool)>,
+    /// Takes no more requests, and nobody is to wait: it is closed once nothing
+    /// is under way.
+    pub retired: bool,
+    /// The status flags of the file with this number, remembered for one batch:
+    /// asking is a system call.
+    pub status: Option<(i32, u32)>,
     pub opened: OpenedDevices,
     pub devices: DeviceQueues,
     /// Clock of the waits' timeouts (REGISTER_CLOCK).
@@ -106,29 +114,50 @@ pub(crate) struct RingState {
     pub personalities: u32,
 }
 
-/// REGISTER_EVENTFD: the program's eventfd, kept alive by us.
-pub(crate) struct EventDescriptor {
-    pub descriptor: usring_sys::descriptor::OwnedDescriptor,
+/// An eventfd of the program, kept alive by us: REGISTER_EVENTFD's, or a
+/// request's own.
+pub struct EventDescriptor {
+    pub(crate) descriptor: usring_sys::descriptor::OwnedDescriptor,
     /// The program's own number for it when it was registered.
-    pub number: i32,
+    pub(crate) number: i32,
     /// Only completions that did not happen inline count (EVENTFD_ASYNC).
-    pub only_async: bool,
+    pub(crate) only_async: bool,
     /// A write to it may wait: the program has not made it non-blocking.
-    pub blocks: bool,
+    pub(crate) blocks: bool,
 }
 
 impl EventDescriptor {
+    /// Of the program's descriptor with this number.
+    ///
+    /// Errors: `EBADF`; `EINVAL` if it is no eventfd.
+    pub fn new(number: i32, only_async: bool) -> Result<EventDescriptor, Errno> {
+        let descriptor = descriptor::duplicate_eventfd(number)?;
+        let blocks = descriptor::status_flags(descriptor.number())? & O_NONBLOCK == 0;
+        Ok(EventDescriptor { descriptor, number, only_async, blocks })
+    }
+
+    /// Whether the program's descriptor with this number is known to be the same
+    /// eventfd.
+    pub fn is(&self, number: i32) -> bool {
+        descriptor::same_file(number, self.descriptor.number()) == Some(true)
+    }
+
     #[cold]
     #[inline(never)]
-    pub fn tell(&self, ring: &Ring, by_worker: bool) {
+    pub(crate) fn tell(&self, ring: &Ring, by_worker: bool) {
         if !by_worker && self.only_async || ring.memory.is_eventfd_disabled() {
             return;
         }
+        self.add(1);
+    }
+
+    /// Adds to its counter.
+    fn add(&self, count: u64) {
         let number = self.descriptor.number();
         // A counter that is at its end says so already. The kernel never waits
         // for it, and nor may we, with the ring's lock held.
         if !self.blocks || epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {
-            eventfd::signal(number);
+            eventfd::add(number, count);
         }
     }
 }
@@ -174,6 +203,12 @@ impl Ring {
     #[inline]
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Whether completions are an AIO context's events: see `calls::events`.
+    #[inline]
+    pub(crate) fn has_events(&self) -> bool {
+        self.memory.layout().has_events()
     }
 
     /// Whether completions appear only when the owner asks for events.
@@ -244,13 +279,18 @@ impl<'a> LockedRing<'a> {
                 _ => self.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::is_direct),
             };
         }
-        let number = request.file.number;
-        match self.direct {
-            Some((known, direct)) if known == number => direct,
+        self.status_flags(request.file.number).is_ok_and(|flags| flags & O_DIRECT != 0)
+    }
+
+    /// The status flags of the program's file, asked once per batch.
+    #[inline]
+    pub fn status_flags(&mut self, number: i32) -> Result<u32, Errno> {
+        match self.status {
+            Some((known, flags)) if known == number => Ok(flags),
             _ => {
-                let direct = descriptor::is_direct(number);
-                self.direct = Some((number, direct));
-                direct
+                let flags = descriptor::status_flags(number)?;
+                self.status = Some((number, flags));
+                Ok(flags)
             }
         }
     }
@@ -321,6 +361,20 @@ impl<'a> LockedRing<'a> {
         let by_worker = core::mem::take(&mut self.completed_by_worker);
         if let Some(event) = &self.event_descriptor {
             event.tell(self.ring, by_worker);
+        }
+        if !self.told.is_empty() {
+            self.tell_each();
+        }
+    }
+
+    /// Tells the eventfds that requests have named, each of how many of them are
+    /// done: a program may count on the number.
+    #[cold]
+    #[inline(never)]
+    fn tell_each(&mut self) {
+        let told = core::mem::take(&mut self.told);
+        for same in told.chunk_by(Arc::ptr_eq) {
+            same[0].add(same.len() as u64);
         }
     }
 

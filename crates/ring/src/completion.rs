@@ -4,7 +4,12 @@
 //! lost: the SQ's flag `CQ_OVERFLOW` tells the program to enter, and enter
 //! calls [`CompletionQueue::flush_overflow`]. While the backlog is not empty
 //! every new CQE goes behind it.
+//!
+//! The CQ may be an AIO context's ring instead (`crate::events`): then each CQE
+//! takes the shape of an event, and head and tail are slots' numbers, which go
+//! round at a count that is no power of two.
 
+use crate::events;
 use crate::layout;
 use crate::memory::{Memory, flags};
 use alloc::collections::VecDeque;
@@ -12,7 +17,8 @@ use usring_sys::ordering::Edge;
 use usring_sys::sync::Ordering;
 use usring_uapi::Cqe;
 
-/// The 16 bytes that follow a CQE on a ring with `CQE32`.
+/// The 16 bytes that follow a CQE on a ring with `CQE32`; of an event the first
+/// word, its `data`.
 pub type Extension = [u64; 2];
 
 /// See the head of this file. Belongs to whoever holds the ring's lock.
@@ -21,6 +27,9 @@ pub struct CompletionQueue {
     /// Next slot to fill; told to the program by [`CompletionQueue::publish`].
     tail: u32,
     published: u32,
+    /// Where both of them stand in an AIO context's ring.
+    slot: u32,
+    published_slot: u32,
     /// Slots known to be free. The program can only make it more, so the head
     /// is looked at when they are used up. Zero while there is a backlog.
     free: u32,
@@ -34,6 +43,8 @@ impl CompletionQueue {
             memory: memory.clone(),
             tail: 0,
             published: 0,
+            slot: 0,
+            published_slot: 0,
             free: memory.layout.cq_entries,
             backlog: VecDeque::new(),
             lost: 0,
@@ -57,12 +68,14 @@ impl CompletionQueue {
         self.post_wide(cqe, || [0; 2]);
     }
 
-    /// Adds a CQE with its second half, which only a ring with `CQE32` has
-    /// room for and asks for.
+    /// Adds a CQE with its second half, which only a ring that has room for it
+    /// asks for.
     #[inline(always)]
     pub fn post_wide(&mut self, cqe: Cqe, extension: impl FnOnce() -> Extension) {
         if self.free == 0 && self.room() == 0 {
-            self.keep(cqe, if self.memory.layout.has_wide_cqes() { extension() } else { [0; 2] });
+            let layout = &self.memory.layout;
+            let extended = layout.has_wide_cqes() || layout.has_events();
+            self.keep(cqe, if extended { extension() } else { [0; 2] });
         } else {
             self.fill(cqe, extension);
         }
@@ -81,6 +94,9 @@ impl CompletionQueue {
     #[inline(always)]
     fn fill(&mut self, cqe: Cqe, extension: impl FnOnce() -> Extension) {
         let layout = &self.memory.layout;
+        if layout.has_events() {
+            return self.fill_event(cqe, extension());
+        }
         let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
         // By words: made in registers, where a structure would take shape on
         // the stack and be read back.
@@ -88,6 +104,15 @@ impl CompletionQueue {
         if layout.has_wide_cqes() {
             self.memory.rings.write(at + 16, extension());
         }
+        self.tail = self.tail.wrapping_add(1);
+        self.free -= 1;
+    }
+
+    #[inline(never)]
+    fn fill_event(&mut self, cqe: Cqe, extension: Extension) {
+        let event = events::event(cqe, extension);
+        self.memory.completions.write(events::place(self.slot), event);
+        self.slot = events::after(self.slot, self.memory.layout.event_slots);
         self.tail = self.tail.wrapping_add(1);
         self.free -= 1;
     }
@@ -114,7 +139,12 @@ impl CompletionQueue {
             return false;
         }
         self.published = self.tail;
-        self.memory.rings.header_word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
+        let mut tail = self.tail;
+        if self.memory.layout.has_events() {
+            self.published_slot = self.slot;
+            tail = self.slot;
+        }
+        self.memory.completions.header_word(layout::CQ_TAIL).store(tail, Edge::CqTail.release());
         true
     }
 
@@ -132,12 +162,15 @@ impl CompletionQueue {
     #[inline]
     fn unused(&self) -> u32 {
         let entries = self.memory.layout.cq_entries;
+        if self.memory.layout.has_events() {
+            return entries - self.memory.events_before(self.slot, self.head());
+        }
         entries - self.tail.wrapping_sub(self.head()).min(entries)
     }
 
     #[inline]
     fn head(&self) -> u32 {
-        self.memory.rings.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
+        self.memory.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
     }
 
     /// Moves CQEs from the backlog into the ring as far as there is room, and
@@ -176,6 +209,9 @@ impl CompletionQueue {
     /// CQEs that are published and that the program has not consumed.
     #[inline]
     pub fn ready(&self) -> u32 {
+        if self.memory.layout.has_events() {
+            return self.memory.events_before(self.published_slot, self.head());
+        }
         self.published.wrapping_sub(self.head()).min(self.memory.layout.cq_entries)
     }
 

@@ -6,7 +6,10 @@
 //! bytes, then the CQEs, then the SQ's index array (unless `NO_SQARRAY`). The
 //! SQEs have a mapping of their own.
 
+use core::mem::{offset_of, size_of};
 use usring_sys::Errno;
+use usring_sys::mapping::PAGE;
+use usring_uapi::aio::{AioRing, IoEvent};
 use usring_uapi::io_uring as uapi;
 
 /// Most SQEs that a ring can have.
@@ -28,6 +31,16 @@ pub(crate) const CQ_FLAGS: usize = 40;
 pub(crate) const CQ_OVERFLOW: usize = 44;
 pub(crate) const CQES: usize = 64;
 
+/// Where an AIO context's ring has its first event, and bytes of each.
+pub(crate) const EVENTS: usize = size_of::<AioRing>();
+pub(crate) const EVENT: usize = size_of::<IoEvent>();
+
+// Its head and tail stand where those of a CQ do.
+const _: () = assert!(offset_of!(AioRing, head) == CQ_HEAD && offset_of!(AioRing, tail) == CQ_TAIL);
+
+/// Most events of an AIO context's ring (`fs/aio.c`: overflow checks).
+const EVENTS_MAX: u32 = 0x1000_0000 / EVENT as u32;
+
 /// The kernel starts the index array on a cache line.
 const LINE: usize = 64;
 
@@ -42,6 +55,8 @@ pub struct Layout {
     pub(crate) cqe_shift: u32,
     /// Where the SQ's index array is, if there is one.
     pub(crate) array: Option<usize>,
+    /// Slots of the AIO context's ring that is the CQ; 0 for a CQ of io_uring.
+    pub(crate) event_slots: u32,
 }
 
 impl Layout {
@@ -57,11 +72,45 @@ impl Layout {
             sqe_shift: 6 + u32::from(flags & uapi::IORING_SETUP_SQE128 != 0),
             cqe_shift: 4 + wide_cqe,
             array: None,
+            event_slots: 0,
         };
         if flags & uapi::IORING_SETUP_NO_SQARRAY == 0 {
             layout.array = Some(layout.end_of_cqes());
         }
         layout
+    }
+
+    /// The layout of a ring whose CQ is an AIO context's ring, made for
+    /// `requests` at a time on a machine of so many processors: as many slots as
+    /// the kernel makes of them, of which one always stays empty. Its SQ is
+    /// never used.
+    ///
+    /// Error: `EINVAL` for more than any context has.
+    pub fn for_events(requests: u32, processors: u32) -> Result<Layout, Errno> {
+        let wanted = requests.max(processors * 4).checked_mul(2).filter(|wanted| *wanted <= EVENTS_MAX);
+        let wanted = wanted.ok_or(Errno::EINVAL)? as usize + 2;
+        let length = (EVENTS + wanted * EVENT).next_multiple_of(PAGE);
+        let slots = ((length - EVENTS) / EVENT) as u32;
+        let mut layout = Layout::new(1, 1, uapi::IORING_SETUP_NO_SQARRAY);
+        (layout.cq_entries, layout.event_slots) = (slots - 1, slots);
+        Ok(layout)
+    }
+
+    /// For models, which can go through no more than a few: a ring of three slots.
+    #[cfg(loom)]
+    pub fn for_three_slots() -> Layout {
+        Layout { cq_entries: 2, event_slots: 3, ..Layout::new(1, 1, uapi::IORING_SETUP_NO_SQARRAY) }
+    }
+
+    /// Whether completions are an AIO context's events instead of CQEs.
+    #[inline(always)]
+    pub fn has_events(&self) -> bool {
+        self.event_slots != 0
+    }
+
+    /// Length of the mapping of the events.
+    pub fn events_length(&self) -> usize {
+        EVENTS + self.event_slots as usize * EVENT
     }
 
     /// The kernel doubles the header too when CQEs are wide; some program may
@@ -73,6 +122,9 @@ impl Layout {
 
     /// Length of the mapping of both queues.
     pub fn rings_length(&self) -> usize {
+        if self.has_events() {
+            return CQES;
+        }
         self.end_of_cqes() + if self.array.is_some() { 4 * self.sq_entries as usize } else { 0 }
     }
 

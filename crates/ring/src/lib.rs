@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | SQ | [`application::SubmissionHalf`] | [`SubmissionQueue`] |
 //! | CQ | [`CompletionQueue`] | [`application::CompletionHalf`] |
+//! | AIO context's ring | [`CompletionQueue`] | the program, and io_getevents for it |
 //!
 //! The other side of ours is the program, which is not trusted: each of our
 //! halves keeps its own index privately, reads the other's once per batch and
@@ -18,6 +19,7 @@ extern crate alloc;
 
 pub mod application;
 mod completion;
+mod events;
 pub mod layout;
 mod memory;
 mod submission;

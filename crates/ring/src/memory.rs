@@ -23,11 +23,13 @@ pub mod flags {
     pub const TASKRUN: u32 = uapi::IORING_SQ_TASKRUN;
 }
 
-/// Both mappings of a ring with their layout. Clones share the memory.
+/// The mappings of a ring with their layout. Clones share the memory.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) rings: Arc<SharedMemory>,
     pub(crate) sqes: Arc<SharedMemory>,
+    /// Where completions are published: the CQ in `rings`, or an AIO context's ring.
+    pub(crate) completions: Arc<SharedMemory>,
     pub(crate) layout: Layout,
 }
 
@@ -51,7 +53,17 @@ impl Memory {
     /// tails, counters and flags are set to zero, sizes and masks filled in.
     pub fn new(rings: SharedMemory, sqes: SharedMemory, layout: Layout) -> Memory {
         assert!(rings.length() >= layout.rings_length() && sqes.length() >= layout.sqes_length());
-        let memory = Memory { rings: Arc::new(rings), sqes: Arc::new(sqes), layout };
+        let rings = Arc::new(rings);
+        Memory::with_completions(rings.clone(), sqes, rings, layout)
+    }
+
+    pub(crate) fn with_completions(
+        rings: Arc<SharedMemory>,
+        sqes: SharedMemory,
+        completions: Arc<SharedMemory>,
+        layout: Layout,
+    ) -> Memory {
+        let memory = Memory { rings, sqes: Arc::new(sqes), completions, layout };
         let words = [
             (layout::SQ_HEAD, 0),
             (layout::SQ_TAIL, 0),
@@ -109,6 +121,9 @@ impl Memory {
     /// CQEs that the application has not consumed yet, as its memory says.
     #[inline]
     pub fn ready(&self) -> u32 {
+        if self.layout.has_events() {
+            return self.ready_events();
+        }
         let tail = self.rings.header_word(layout::CQ_TAIL).load(Ordering::Acquire);
         tail.wrapping_sub(self.rings.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire()))
             .min(self.layout.cq_entries)

@@ -36,6 +36,16 @@ pub enum Kind {
     Other,
 }
 
+/// Whether the regular file of the program's takes RWF_NOWAIT. Asked by a transfer
+/// that fails at its memory, if not before; nothing is read or written.
+pub fn knows_nowait(number: i32, writes: bool) -> bool {
+    let nowhere = IoVector { base: 8, length: 1 };
+    let call = if writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
+    let flags = PASS_MARK_ABOVE_FLAGS | u64::from(linux::RWF_NOWAIT);
+    let arguments = [number as u64, &raw const nowhere as u64, 1, 0, 0, flags];
+    SystemCall::with_six(call, arguments).run() != Err(Errno::EOPNOTSUPP)
+}
+
 /// Opens a file, closed on exec, among our private descriptors. Never waits for
 /// another party, as a fifo would have it.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {

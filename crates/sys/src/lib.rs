@@ -16,6 +16,7 @@
 extern crate alloc;
 
 pub mod bulk_memory;
+pub mod capability;
 pub mod clock;
 pub mod descriptor;
 pub mod epoll;

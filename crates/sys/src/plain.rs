@@ -2,7 +2,7 @@
 //! that the program can write at any moment.
 
 use linux_raw_sys::{general, io_uring};
-use usring_uapi::aio::{AioRing, IoEvent};
+use usring_uapi::aio::{AioRing, IoEvent, Iocb};
 use usring_uapi::{Cqe, Sqe, Timespec};
 
 /// A type that any bytes make a valid value of, and that has no padding.
@@ -36,7 +36,7 @@ plain! {
     IoVector: 16,
     u8: 1, u16: 2, u32: 4, u64: 8, i8: 1, i16: 2, i32: 4, i64: 8,
     Sqe: 64, Cqe: 16, Timespec: 16,
-    AioRing: 32, IoEvent: 32,
+    AioRing: 32, IoEvent: 32, Iocb: 64,
     io_uring::io_uring_files_update: 16,
     io_uring::io_uring_rsrc_register: 32,
     io_uring::io_uring_rsrc_update: 16,

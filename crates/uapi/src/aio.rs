@@ -10,11 +10,15 @@ pub const IOCB_CMD_PWRITE: u16 = 1;
 pub const IOCB_CMD_FSYNC: u16 = 2;
 pub const IOCB_CMD_FDSYNC: u16 = 3;
 pub const IOCB_CMD_POLL: u16 = 5;
+/// In the header, and refused by every kernel.
+pub const IOCB_CMD_NOOP: u16 = 6;
 pub const IOCB_CMD_PREADV: u16 = 7;
 pub const IOCB_CMD_PWRITEV: u16 = 8;
 
 /// `aio_resfd` is an eventfd, which the completion signals.
 pub const IOCB_FLAG_RESFD: u32 = 1 << 0;
+/// `aio_reqprio` is an I/O scheduling class and level.
+pub const IOCB_FLAG_IOPRIO: u32 = 1 << 1;
 
 /// One request (`struct iocb`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +77,7 @@ pub struct AioRing {
 }
 
 pub const AIO_RING_MAGIC: u32 = 0xa10a_10a1;
+pub const AIO_RING_COMPAT_FEATURES: u32 = 1;
 pub const AIO_RING_INCOMPAT_FEATURES: u32 = 0;
 
 const _: () = {

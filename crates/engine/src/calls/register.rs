@@ -10,7 +10,6 @@ use crate::ring::{EventDescriptor, LockedRing, Ring};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock};
-use usring_sys::descriptor;
 use usring_sys::processor::{self, Mask};
 use usring_sys::{Errno, UserAddress, thread, user_memory};
 use usring_uapi::Timespec;
@@ -180,9 +179,7 @@ fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Re
     if locked.event_descriptor.is_some() {
         return Err(Errno::EBUSY);
     }
-    let descriptor = descriptor::duplicate_eventfd(number)?;
-    let blocks = descriptor::status_flags(descriptor.number())? & linux::O_NONBLOCK == 0;
-    let event = Arc::new(EventDescriptor { descriptor, number, only_async, blocks });
+    let event = Arc::new(EventDescriptor::new(number, only_async)?);
     if locked.ring.defers_task_work() {
         *locked.ring.told_of_work.lock() = Some(event.clone());
     }

@@ -11,6 +11,7 @@ use crate::timeout;
 use crate::{attendant, device_queues, sq_thread, task_work, wait, workers};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
 use usring_sys::clock::Clock;
@@ -85,9 +86,7 @@ impl Ring {
             Memory::allocate(layout)?
         };
         process().attendant.start()?;
-        let (task_work, taker) = queue();
-        let state = new_state(taker, &memory);
-        let ring = Arc::new(Ring::from_parts(params.flags, memory, task_work, state));
+        let ring = new_ring(params.flags, memory);
         if params.flags & abi::IORING_SETUP_R_DISABLED == 0 {
             ring.issuer.store(thread::current().0, Ordering::Relaxed);
         }
@@ -155,6 +154,7 @@ impl Ring {
         locked.drain.clear();
         let _ = registered_files::unregister(&mut locked);
         locked.event_descriptor = None;
+        locked.told = Vec::new();
         *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
         let devices = device_queues::dissolve(&mut locked);
@@ -196,6 +196,12 @@ fn check(params: &io_uring_params) -> Result<(), Errno> {
     if contradictions.contains(&true) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
+pub(super) fn new_ring(flags: u32, memory: Memory) -> Arc<Ring> {
+    let (task_work, taker) = queue();
+    let state = new_state(taker, &memory);
+    Arc::new(Ring::from_parts(flags, memory, task_work, state))
+}
+
 fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
     RingState {
         taker,
@@ -213,11 +219,13 @@ fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
         restrictions: Default::default(),
         statistics: RingCounters::claim(),
         event_descriptor: None,
+        told: Vec::new(),
         unlooked: 0,
         posted: false,
         completed_by_worker: false,
         closed: false,
-        direct: None,
+        retired: false,
+        status: None,
         opened: Default::default(),
         devices: Default::default(),
         wait_clock: Clock::Monotonic,

@@ -141,7 +141,7 @@ impl OpenedDevices {
     }
 
     #[inline]
-    fn look_up(&mut self, number: i32) -> Option<&Arc<OpenDevice>> {
+    pub fn look_up(&mut self, number: i32) -> Option<&Arc<OpenDevice>> {
         if !self.remembers || self.last.as_ref().is_none_or(|(known, _)| *known != number) {
             self.last = Some((number, host::device_of(number)));
         }

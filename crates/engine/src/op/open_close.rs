@@ -201,7 +201,7 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     }
     // What was remembered of the number is of this file.
     locked.opened.forget();
-    locked.direct = None;
+    locked.status = None;
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))
 }

@@ -23,7 +23,7 @@ fn interest(events: u32, flags: u32) -> Interest {
     Interest { events: events & !behaviour | PEER_HANG_UP, multishot }
 }
 
-pub(crate) fn prepare_add(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     // IORING_POLL_ADD_LEVEL is refused: the man page has it, the kernel takes
     // it in updates only.
@@ -33,7 +33,11 @@ pub(crate) fn prepare_add(_: &mut LockedRing, request: &mut Request) -> Result<(
     if sqe.len & abi::IORING_POLL_ADD_MULTI != 0 && request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
         return Err(Errno::EINVAL);
     }
-    let interest = interest(sqe.op_flags, sqe.len);
+    let mut interest = interest(sqe.op_flags, sqe.len);
+    if locked.ring.has_events() {
+        // IOCB_CMD_POLL reports no hang-up of the peer that was not asked for.
+        interest.events &= sqe.op_flags | !PEER_HANG_UP;
+    }
     request.multishot = interest.multishot;
     request.operation = Operation::Poll(interest);
     Ok(())

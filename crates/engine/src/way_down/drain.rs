@@ -37,6 +37,12 @@ impl Drain {
         self.outstanding -= 1;
     }
 
+    /// Requests submitted and not completed.
+    #[inline]
+    pub fn outstanding(&self) -> u64 {
+        self.outstanding
+    }
+
     #[inline]
     pub fn is_active(&self) -> bool {
         !self.deferred.is_empty() || self.hold_next

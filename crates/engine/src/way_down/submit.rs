@@ -15,7 +15,7 @@ use usring_uapi::{Sqe, sqe_flags};
 /// that is refused gets its CQE and, without SUBMIT_ALL, ends the batch.
 pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.sq.pending().min(wanted);
-    locked.direct = None;
+    locked.status = None;
     locked.opened.begin_submission();
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
     let mut taken = 0;
@@ -80,7 +80,7 @@ pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry) {
 
 /// What all opcodes share, in the order in which the kernel looks.
 #[inline(always)]
-fn prepare(locked: &mut LockedRing, request: &mut RequestEntry) -> Result<(), Errno> {
+pub(crate) fn prepare(locked: &mut LockedRing, request: &mut RequestEntry) -> Result<(), Errno> {
     let (sqe, row) = (&request.sqe, request.row);
     if !row.supported || !row.allowed_on_polled_ring && locked.ring.is_polled() {
         return Err(Errno::EINVAL);

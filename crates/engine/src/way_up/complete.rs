@@ -2,7 +2,7 @@
 
 use crate::issue::Answer;
 use crate::request::RequestEntry;
-use crate::ring::LockedRing;
+use crate::ring::{LockedRing, RingState};
 use crate::{drain, link, timeout};
 use usring_uapi::io_uring::IORING_CQE_F_MORE;
 use usring_uapi::{Cqe, sqe_flags};
@@ -18,7 +18,9 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
             flags |= locked.groups.flags_of(&mut request.buffer);
         }
         let cqe = Cqe { user_data: request.sqe.user_data, res: answer.result, flags };
-        locked.cq.post_wide(cqe, || request.operation.cqe_extra());
+        let ring = locked.ring;
+        let RingState { cq, told, .. } = &mut **locked;
+        cq.post_wide(cqe, || request.extension(ring, told));
     }
     settle(locked, request, answer);
 }

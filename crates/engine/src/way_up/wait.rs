@@ -33,6 +33,9 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut ended = None;
     loop {
         let mut locked = ring.lock();
+        if locked.retired {
+            return Err(Errno::EINVAL);
+        }
         task_work::hear_announcement(&locked);
         task_work::run_for_wait(&mut locked, call.completions);
         timeout::expire(&mut locked);

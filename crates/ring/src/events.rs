@@ -1,0 +1,161 @@
+//! The ring of an AIO context as a CQ: it lies at the context's own address,
+//! programs read it there, and its layout is the one that every Linux since 2.6
+//! has had (`uapi::aio`).
+//!
+//! Who owns which word, as in the kernel's own ring:
+//!
+//! | word | written by | bounded by |
+//! |---|---|---|
+//! | tail | [`CompletionQueue`](crate::CompletionQueue), under the ring's lock | kept there privately; what stands in memory is only told |
+//! | head | the program, or whoever calls [`Memory::take_events`] for it, one at a time | taken modulo the slots: nonsense only loses the program events |
+//! | the rest of the header | once, before the program is told the address | only told |
+//!
+//! Head and tail are numbers of slots. Where both are the same there is nothing,
+//! so one slot always stays empty.
+
+use crate::layout::{self, EVENT, EVENTS, Layout};
+use crate::memory::Memory;
+use usring_sys::mapping::Mapping;
+use usring_sys::ordering::Edge;
+use usring_sys::shared::SharedMemory;
+use usring_sys::sync::Arc;
+use usring_sys::{Errno, UserAddress};
+use usring_uapi::Cqe;
+use usring_uapi::aio::{AIO_RING_COMPAT_FEATURES, AIO_RING_INCOMPAT_FEATURES, AIO_RING_MAGIC, AioRing, IoEvent};
+
+/// Where the event of a slot lies.
+#[inline]
+pub(crate) fn place(slot: u32) -> usize {
+    EVENTS + slot as usize * EVENT
+}
+
+/// The slot behind this one.
+#[inline]
+pub(crate) fn after(slot: u32, slots: u32) -> u32 {
+    if slot + 1 >= slots { 0 } else { slot + 1 }
+}
+
+/// A CQE as an event: `user_data` is the address of its iocb.
+#[inline]
+pub(crate) fn event(cqe: Cqe, extension: [u64; 2]) -> IoEvent {
+    IoEvent { data: extension[0], obj: cqe.user_data, res: i64::from(cqe.res), res2: 0 }
+}
+
+impl Memory {
+    /// New mappings of ours, with an AIO context's ring for a CQ. `id` is what
+    /// whoever keeps the contexts knows it by; `readable` whether programs may
+    /// read events there instead of asking for them, which they see by the magic
+    /// number.
+    pub fn for_events(layout: Layout, id: u32, readable: bool) -> Result<Memory, Errno> {
+        let rings = SharedMemory::new(Mapping::shared(layout.rings_length())?);
+        let sqes = SharedMemory::new(Mapping::shared(layout.sqes_length())?);
+        let events = SharedMemory::new(Mapping::shared(layout.events_length())?);
+        Ok(Memory::with_events(rings, sqes, events, layout, (id, readable)))
+    }
+
+    /// The same with memory of whatever kind.
+    pub fn with_events(
+        rings: SharedMemory,
+        sqes: SharedMemory,
+        events: SharedMemory,
+        layout: Layout,
+        (id, readable): (u32, bool),
+    ) -> Memory {
+        assert!(layout.has_events() && events.length() >= layout.events_length());
+        let header = AioRing {
+            id,
+            nr: layout.event_slots,
+            head: 0,
+            tail: 0,
+            magic: if readable { AIO_RING_MAGIC } else { 0 },
+            compat_features: AIO_RING_COMPAT_FEATURES,
+            incompat_features: AIO_RING_INCOMPAT_FEATURES,
+            header_length: EVENTS as u32,
+        };
+        let words = [
+            header.id,
+            header.nr,
+            header.head,
+            header.tail,
+            header.magic,
+            header.compat_features,
+            header.incompat_features,
+            header.header_length,
+        ];
+        let events = Arc::new(events);
+        for (index, word) in words.into_iter().enumerate() {
+            events.word(4 * index).store(word, usring_sys::sync::Ordering::Relaxed);
+        }
+        Memory::with_completions(Arc::new(rings), sqes, events, layout)
+    }
+
+    /// The memory of the events.
+    pub fn events(&self) -> &SharedMemory {
+        &self.completions
+    }
+
+    /// How many events lie between a head that the program wrote and a slot.
+    #[inline]
+    pub(crate) fn events_before(&self, tail: u32, head: u32) -> u32 {
+        let slots = self.layout.event_slots;
+        let head = bounded(head, slots);
+        if tail >= head { tail - head } else { tail + slots - head }
+    }
+
+    /// Events that were published and not taken, as the memory says.
+    pub(crate) fn ready_events(&self) -> u32 {
+        let tail = self.completions.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire());
+        let head = self.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire());
+        self.events_before(bounded(tail, self.layout.event_slots), head)
+    }
+
+    /// Copies up to `most` events to the program, the oldest first, and gives
+    /// their slots back; answers how many. For one caller at a time.
+    ///
+    /// Error: `EFAULT`, and then no event is taken.
+    pub fn take_events(&self, to: UserAddress, most: u32) -> Result<u32, Errno> {
+        self.take(most, |memory, at, before, count| {
+            memory.copy_out(at, count as usize * EVENT, to.offset(u64::from(before) * EVENT as u64))
+        })
+    }
+
+    /// Takes the next event.
+    pub fn next_event(&self) -> Option<IoEvent> {
+        let mut event = None;
+        let taken = self.take(1, |memory, at, _, _| {
+            event = Some(memory.read(at));
+            Ok(())
+        });
+        taken.ok().and(event)
+    }
+
+    fn take(
+        &self,
+        most: u32,
+        mut copy: impl FnMut(&SharedMemory, usize, u32, u32) -> Result<(), Errno>,
+    ) -> Result<u32, Errno> {
+        let slots = self.layout.event_slots;
+        let words = &self.completions;
+        let tail = bounded(words.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire()), slots);
+        let mut head = bounded(words.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire()), slots);
+        let mut taken = 0;
+        // Two pieces where they go round the end.
+        while taken < most && head != tail {
+            let end = if tail > head { tail } else { slots };
+            let count = (end - head).min(most - taken);
+            copy(words, place(head), taken, count)?;
+            taken += count;
+            head = if head + count == slots { 0 } else { head + count };
+        }
+        if taken > 0 {
+            words.header_word(layout::CQ_HEAD).store(head, Edge::CqHead.release());
+        }
+        Ok(taken)
+    }
+}
+
+/// A number that stands for a slot, whatever the program has written there.
+#[inline]
+fn bounded(slot: u32, slots: u32) -> u32 {
+    if slot < slots { slot } else { slot % slots }
+}
