@@ -14,6 +14,7 @@
 //! a minute. `--inline` makes the ring's calls by an instruction in this
 //! program instead of libc's `syscall()`.
 
+mod aio;
 mod buffers;
 mod case;
 mod cases;

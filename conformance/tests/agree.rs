@@ -41,6 +41,7 @@ rooms! {
     workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor fork
     exec exit signals stress hostile kinds disk threads
     message_ring message_file message_wake
+    aio_context aio_submit aio_events
 }
 
 /// What the kernel under this test is good for.

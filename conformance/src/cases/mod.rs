@@ -3,6 +3,9 @@
 use crate::case::Case;
 
 mod advice;
+mod aio_context;
+mod aio_events;
+mod aio_submit;
 mod buffer_group;
 mod buffer_ring;
 mod cancel;
@@ -132,6 +135,9 @@ pub const ROOMS: &[&[Case]] = &[
     message_ring::CASES,
     message_file::CASES,
     message_wake::CASES,
+    aio_context::CASES,
+    aio_submit::CASES,
+    aio_events::CASES,
 ];
 
 /// What a request answers whose worker was called back from a blocking call:

@@ -110,20 +110,3 @@ pub fn set_flags(call: &mut Call) -> Outcome {
     devices::flags_changed(call.arguments[0] as i32);
     set.into()
 }
-
-/// io_submit(2): the kernel's AIO would read and write the file that only
-/// stands for the device.
-pub fn submit_aio(call: &mut Call) -> Outcome {
-    /// Where `aio_fildes` stands in `struct iocb`.
-    const DESCRIPTOR: u64 = 20;
-    const MOST: u64 = 65536;
-    let [_, count, list, ..] = call.arguments;
-    for index in 0..count.min(MOST) {
-        let Ok(iocb) = user_memory::read::<u64>(UserAddress(list).offset(8 * index)) else { break };
-        let Ok(number) = user_memory::read::<u32>(UserAddress(iocb).offset(DESCRIPTOR)) else { break };
-        if devices::is_device(number as i32) {
-            return Err::<u64, _>(Errno::EINVAL).into();
-        }
-    }
-    call.pass()
-}

@@ -1,7 +1,7 @@
 //! What each trapped number means: the one place that all doors lead to.
 
 use crate::door::{Call, Outcome};
-use crate::{descriptor_calls, device_calls, devices, exec, filter, patch, process, rings, signals};
+use crate::{contexts, descriptor_calls, device_calls, devices, exec, filter, patch, process, rings, signals};
 use usring_uapi::general as linux;
 
 /// Serves one call of the program. Called by the doors alone.
@@ -23,6 +23,12 @@ fn dispatch_other(call: &mut Call) -> Outcome {
         linux::__NR_io_uring_enter => enter(call),
         linux::__NR_io_uring_setup => rings::setup(call).into(),
         linux::__NR_io_uring_register => rings::register(call).into(),
+        linux::__NR_io_submit => contexts::submit(call).into(),
+        linux::__NR_io_getevents => contexts::get_events(call).into(),
+        linux::__NR_io_pgetevents => contexts::get_events_masked(call).into(),
+        linux::__NR_io_setup => contexts::setup(call).into(),
+        linux::__NR_io_destroy => contexts::destroy(call).into(),
+        linux::__NR_io_cancel => contexts::cancel(call).into(),
         linux::__NR_rt_sigprocmask => signals::change_mask(call),
         linux::__NR_rt_sigaction => signals::change_action(call).into(),
         linux::__NR_read
@@ -45,7 +51,6 @@ fn dispatch_other(call: &mut Call) -> Outcome {
         linux::__NR_open | linux::__NR_openat | linux::__NR_creat | linux::__NR_openat2 => device_calls::open(call),
         linux::__NR_truncate => device_calls::truncate(call),
         linux::__NR_ioctl => device_calls::control(call),
-        linux::__NR_io_submit => device_calls::submit_aio(call),
         filter::PROBE => devices::answer_probe(call),
         linux::__NR_close => descriptor_calls::close(call),
         linux::__NR_close_range => descriptor_calls::close_range(call),

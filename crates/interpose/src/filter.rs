@@ -129,7 +129,7 @@ enum File {
 
 /// In the order in which the filter looks. The kernel remembers which numbers
 /// are allowed whatever their arguments and does not run the filter for them.
-const RULES: [(u32, When); 15] = [
+const RULES: [(u32, When); 21] = [
     (linux::__NR_mmap, When::MapsReserved),
     (linux::__NR_close, When::Reserved(0)),
     (linux::__NR_fcntl, When::DuplicatesReserved),
@@ -139,6 +139,12 @@ const RULES: [(u32, When); 15] = [
     (linux::__NR_io_uring_enter, When::Always),
     (linux::__NR_io_uring_setup, When::Always),
     (linux::__NR_io_uring_register, When::Always),
+    (linux::__NR_io_submit, When::Always),
+    (linux::__NR_io_getevents, When::Always),
+    (linux::__NR_io_pgetevents, When::Always),
+    (linux::__NR_io_setup, When::Always),
+    (linux::__NR_io_destroy, When::Always),
+    (linux::__NR_io_cancel, When::Always),
     (linux::__NR_dup, When::Reserved(0)),
     (linux::__NR_dup2, When::EitherReserved),
     (linux::__NR_dup3, When::EitherReserved),
@@ -155,7 +161,7 @@ const RULES: [(u32, When); 15] = [
 /// would be killed. It has the lowest free numbers, standard input's among them
 /// where that is closed; so it is told by the manner of its calls. (Who calls in
 /// the same manner by libc's functions is seen by their symbols.)
-const DEVICE_RULES: [(u32, When); 29] = [
+const DEVICE_RULES: [(u32, When); 28] = [
     (linux::__NR_read, When::Concerns(File::Reads)),
     (linux::__NR_write, When::Concerns(File::Any)),
     (linux::__NR_openat, When::Concerns(File::Opens(2))),
@@ -183,7 +189,6 @@ const DEVICE_RULES: [(u32, When); 29] = [
     (linux::__NR_copy_file_range, When::Concerns(File::AnyWithFlags)),
     (linux::__NR_mmap, When::Concerns(File::Shares)),
     (linux::__NR_ioctl, When::Concerns(File::Clones)),
-    (linux::__NR_io_submit, When::Concerns(File::Any)),
     // Not a call that anybody makes: by it a program finds the filter in place.
     (PROBE, When::Concerns(File::Any)),
 ];

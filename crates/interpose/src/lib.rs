@@ -17,6 +17,7 @@
 extern crate alloc;
 
 mod allocator;
+mod contexts;
 mod descriptor_calls;
 mod descriptors;
 mod device_calls;

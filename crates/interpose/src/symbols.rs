@@ -320,7 +320,7 @@ sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9
 
 static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
-/// libc's `syscall`: io_uring's calls go straight to the engine, and a poll by
+/// libc's `syscall`: io_uring's and libaio's calls go straight to the engine, and a poll by
 /// its number is seen as one.
 ///
 /// # Safety
@@ -333,7 +333,13 @@ pub unsafe extern "C" fn syscall() {
         ".cfi_startproc",
         "lea eax, [rdi - {first}]",
         "cmp eax, 2",
-        "ja 2f",
+        "jbe 3f",
+        "lea eax, [rdi - {first_aio}]",
+        "cmp eax, 4",
+        "jbe 3f",
+        "cmp edi, {masked_aio}",
+        "jne 2f",
+        "3:",
         "cmp dword ptr [rip + {open}], 0",
         "je 2f",
         "push rbp",
@@ -366,6 +372,8 @@ pub unsafe extern "C" fn syscall() {
         "jmp usring_symbol_libc",
         ".cfi_endproc",
         first = const linux::__NR_io_uring_setup,
+        first_aio = const linux::__NR_io_setup,
+        masked_aio = const linux::__NR_io_pgetevents,
         open = sym OPEN,
         size = const CALL_SIZE,
         trapped = const offset_of!(Call, trapped),

@@ -1,0 +1,326 @@
+//! io_setup and io_destroy, and the ring at the context's address.
+
+use std::os::fd::AsRawFd;
+use std::ptr::null_mut;
+
+use crate::aio::{self, Context};
+use crate::case::{Case, case, differs};
+use crate::memory::Pages;
+use crate::transcript::Transcript;
+use crate::{files, process, time};
+
+pub const CASES: &[Case] = &[
+    case("aio_context.setup_refuses", setup_refuses),
+    differs(
+        "aio_context.more_than_the_system_allows",
+        more_than_the_system_allows,
+        "fs.aio-max-nr bounds what all processes take from the kernel, which no context takes anything from here",
+    ),
+    case("aio_context.header", header),
+    case("aio_context.destroy", destroy),
+    case("aio_context.unknown", unknown),
+    case("aio_context.several", several),
+    case("aio_context.events_in_memory", events_in_memory),
+    case("aio_context.round_the_end", round_the_end),
+    case("aio_context.no_room", no_room),
+    case("aio_context.scribbled_head", scribbled_head),
+    case("aio_context.scribbled_id", scribbled_id),
+    case("aio_context.destroy_wakes_waiters", destroy_wakes_waiters),
+    case("aio_context.destroy_waits_for_transfers", destroy_waits_for_transfers),
+    case("aio_context.destroy_ends_polls", destroy_ends_polls),
+    case("aio_context.child_has_none", child_has_none),
+    case("aio_context.child_makes_its_own", child_makes_its_own),
+    case("aio_context.exit_with_requests_out", exit_with_requests_out),
+];
+
+fn setup_refuses(t: &mut Transcript) {
+    let mut place = 0;
+    t.result("nothing", aio::setup(0, &mut place));
+    place = 1;
+    t.result("something is there already", aio::setup(8, &mut place));
+    place = 0;
+    t.result("more than any context has", aio::setup(u32::MAX, &mut place));
+    t.result("nowhere", aio::setup(8, null_mut()));
+    t.say(format_args!("untouched: {}", place == 0));
+    let pages = Pages::new(1);
+    pages.protect_last(libc::PROT_READ);
+    t.result("where nothing can be written", aio::setup(8, pages.address.cast()));
+}
+
+fn more_than_the_system_allows(t: &mut Transcript) {
+    let mut place = 0;
+    let answer = aio::setup(3_000_000, &mut place);
+    t.result("three million", answer);
+    if answer == 0 {
+        t.result("destroyed", aio::destroy(place));
+    }
+}
+
+fn header(t: &mut Transcript) {
+    for requests in [1, 128, 1000] {
+        let context = Context::new(requests);
+        let header = context.header();
+        let enough = header.nr > requests;
+        t.say(format_args!(
+            "magic {:x}, features {} {}, first event at {}, head {}, tail {}, enough {enough}, whole pages {}",
+            header.magic,
+            header.compat_features,
+            header.incompat_features,
+            header.header_length,
+            header.head,
+            header.tail,
+            (header.nr as usize + 1).is_multiple_of(128),
+        ));
+        t.say(format_args!("on a page of its own: {}", context.0.is_multiple_of(4096)));
+    }
+}
+
+fn destroy(t: &mut Transcript) {
+    let context = Context::new(8);
+    t.result("destroy", aio::destroy(context.0));
+    t.result("again", aio::destroy(context.0));
+    let mut event = Default::default();
+    t.result("events of it", aio::get(context.0, 0, 1, &mut event, &time::milliseconds(0)));
+    t.result("submit to it", context.submit(&mut []));
+}
+
+fn unknown(t: &mut Transcript) {
+    let mut event = Default::default();
+    for context in [0, 1, 4096, u64::MAX, &raw const event as u64] {
+        t.result("destroy", aio::destroy(context));
+        t.result("submit", aio::submit(context, 0, std::ptr::null()));
+        t.result("events", aio::get(context, 0, 1, &mut event, &time::milliseconds(0)));
+        t.result("cancel", aio::cancel(context, &mut Default::default()));
+    }
+}
+
+fn several(t: &mut Transcript) {
+    let file = files::memory_file(b"content");
+    let contexts: Vec<Context> = (0..4).map(|_| Context::new(8)).collect();
+    let mut buffers = [[0u8; 7]; 4];
+    for (index, (context, buffer)) in contexts.iter().zip(&mut buffers).enumerate() {
+        t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), buffer, 0, index as u64)]));
+    }
+    for context in contexts.iter().rev() {
+        aio::events(t, context.wait(1));
+    }
+    drop(contexts);
+    let again = Context::new(8);
+    t.result("submit", again.submit(&mut [aio::read(file.as_raw_fd(), &mut buffers[0], 0, 9)]));
+    aio::events(t, again.wait(1));
+}
+
+/// Nobody asks for events: they are there all the same.
+fn events_in_memory(t: &mut Transcript) {
+    let context = Context::new(8);
+    let file = files::memory_file(b"content");
+    let (reader, writer) = files::pipe();
+    let mut buffer = [0; 7];
+    let mut iocbs = [
+        aio::read(file.as_raw_fd(), &mut buffer, 0, 1),
+        aio::sync(file.as_raw_fd(), 2),
+        aio::poll(&reader, libc::POLLIN, 3),
+    ];
+    t.result("submit", context.submit(&mut iocbs));
+    let mut events = Vec::new();
+    t.say(format_args!(
+        "two of them: {}",
+        time::until(|| {
+            events.extend(context.reap());
+            events.len() == 2
+        })
+    ));
+    aio::events(t, std::mem::take(&mut events));
+    files::put(&writer, b"x");
+    t.say(format_args!(
+        "the third: {}",
+        time::until(|| {
+            events.extend(context.reap());
+            events.len() == 1
+        })
+    ));
+    let of_iocb = events[0].obj == &raw const iocbs[2] as u64;
+    t.say(format_args!("of its iocb: {of_iocb}"));
+    aio::poll_events(t, events);
+    t.say(format_args!("nothing more: {}", context.reap().is_none()));
+}
+
+fn round_the_end(t: &mut Transcript) {
+    let context = Context::new(1);
+    let file = files::memory_file(b"content");
+    let slots = context.header().nr;
+    let mut buffer = [0; 3];
+    let mut wrong = 0;
+    for round in 0..u64::from(slots) * 3 {
+        let batch = 1 + round % 5;
+        let mut iocbs: Vec<_> =
+            (0..batch).map(|index| aio::read(file.as_raw_fd(), &mut buffer, 0, round * 8 + index)).collect();
+        if context.submit(&mut iocbs) != batch as i32 {
+            wrong += 1;
+        }
+        // By call and by hand in turn.
+        let mut events = if round % 2 == 0 { context.wait(batch as usize) } else { Vec::new() };
+        while round % 2 == 1 && events.len() < batch as usize {
+            events.extend(context.reap());
+        }
+        events.sort_by_key(|event| event.data);
+        let right = events.iter().zip(0..).all(|(event, index)| event.data == round * 8 + index && event.res == 3);
+        wrong += u64::from(!right || events.len() != batch as usize);
+    }
+    t.say(format_args!("wrong: {wrong}"));
+}
+
+/// What is not taken keeps its slot.
+fn no_room(t: &mut Transcript) {
+    let context = Context::new(1);
+    let file = files::memory_file(b"content");
+    let slots = context.header().nr as usize;
+    let mut buffer = [0; 3];
+    let mut taken = 0;
+    let refused = loop {
+        let answer = context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 1)]);
+        if answer != 1 {
+            break answer;
+        }
+        taken += 1;
+    };
+    t.result("one too many", refused);
+    // Processors hold some back for themselves.
+    t.say(format_args!("fewer than slots: {}, most of them: {}", taken < slots, taken > slots / 2));
+    t.say(format_args!(
+        "all there: {}",
+        context.get(taken as i64, 512, time_limit()).map_or(0, |all| all.len()) == taken
+    ));
+    t.result("room again", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 2)]));
+    aio::events(t, context.wait(1));
+}
+
+fn time_limit() -> std::time::Duration {
+    std::time::Duration::from_secs(5)
+}
+
+fn scribbled_head(t: &mut Transcript) {
+    let context = Context::new(8);
+    let file = files::memory_file(b"content");
+    let slots = context.header().nr;
+    let mut buffer = [0; 3];
+    // Beyond the end it counts round it.
+    context.set_head(slots * 5);
+    t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 1)]));
+    aio::events(t, context.wait(1));
+    let header = context.header();
+    t.say(format_args!("head {} tail {}", header.head, header.tail));
+}
+
+fn scribbled_id(t: &mut Transcript) {
+    let context = Context::new(8);
+    let id = context.header().id;
+    for wrong in [id + 1, 4711, u32::MAX] {
+        context.set_id(wrong);
+        t.result("submit", context.submit(&mut []));
+    }
+    context.set_id(id);
+    t.result("submit", context.submit(&mut []));
+}
+
+fn destroy_wakes_waiters(t: &mut Transcript) {
+    let context = Context::new(8);
+    let address = context.0;
+    let waiters: Vec<_> = (0..3)
+        .map(|least| {
+            std::thread::spawn(move || {
+                let mut events = [Default::default(); 4];
+                aio::get(address, 1 + least, 4, events.as_mut_ptr(), std::ptr::null())
+            })
+        })
+        .collect();
+    time::long_enough_to_notice();
+    t.result("destroy", aio::destroy(address));
+    for waiter in waiters {
+        t.result("waiter", waiter.join().expect("it does not panic"));
+    }
+}
+
+fn destroy_waits_for_transfers(t: &mut Transcript) {
+    let file = files::memory_file(b"");
+    let content = vec![b'x'; 1 << 20];
+    for round in 0..8 {
+        let context = Context::new(8);
+        let mut iocbs: Vec<_> =
+            (0..4).map(|index| aio::write(file.as_raw_fd(), &content, index << 20, index as u64)).collect();
+        let submitted = context.submit(&mut iocbs);
+        let destroyed = aio::destroy(context.0);
+        let mut last = [0];
+        // SAFETY: `last` is writable.
+        let read = unsafe { libc::pread(file.as_raw_fd(), last.as_mut_ptr().cast(), 1, (4 << 20) - 1) };
+        t.say(format_args!("{round}: {submitted} {destroyed}, all written: {}", read == 1 && last == *b"x"));
+        // SAFETY: no memory is involved.
+        unsafe { libc::ftruncate(file.as_raw_fd(), 0) };
+    }
+}
+
+fn destroy_ends_polls(t: &mut Transcript) {
+    let context = Context::new(8);
+    let (reader, _writer) = files::pipe();
+    let told = files::eventfd(0);
+    let mut iocb = aio::poll(&reader, libc::POLLIN, 1);
+    iocb.aio_flags = usring_uapi::aio::IOCB_FLAG_RESFD;
+    iocb.aio_resfd = told.as_raw_fd() as u32;
+    t.result("submit", context.submit(&mut [iocb]));
+    t.result("destroy", aio::destroy(context.0));
+    t.say(format_args!("its eventfd was told {}", files::event_count(&told)));
+}
+
+fn child_has_none(t: &mut Transcript) {
+    let context = Context::new(8);
+    let file = files::memory_file(b"content");
+    let ending = process::forked(|| {
+        let mut buffer = [0; 3];
+        t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 1)]));
+        let mut event = Default::default();
+        t.result("events", aio::get(context.0, 1, 1, &mut event, std::ptr::null()));
+        t.result("cancel", aio::cancel(context.0, &mut Default::default()));
+        t.result("destroy", aio::destroy(context.0));
+        0
+    });
+    t.say(ending);
+    let mut buffer = [0; 3];
+    t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 2)]));
+    aio::events(t, context.wait(1));
+}
+
+fn child_makes_its_own(t: &mut Transcript) {
+    let file = files::memory_file(b"content");
+    let mut buffer = [0; 3];
+    let context = Context::new(8);
+    t.result("submit", context.submit(&mut [aio::sync(file.as_raw_fd(), 1)]));
+    let ending = process::forked(|| {
+        let mut buffer = [0; 3];
+        let own = Context::new(8);
+        t.result("child's submit", own.submit(&mut [aio::sync(file.as_raw_fd(), 2)]));
+        aio::events(t, own.wait(1));
+        t.result("child's submit", own.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 3)]));
+        aio::events(t, own.wait(1));
+        0
+    });
+    t.say(ending);
+    aio::events(t, context.wait(1));
+    t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 4)]));
+    aio::events(t, context.wait(1));
+}
+
+fn exit_with_requests_out(t: &mut Transcript) {
+    let file = files::memory_file(&[b'.'; 1 << 16]);
+    let (reader, _writer) = files::pipe();
+    let ending = process::forked(|| {
+        let context = Context::new(64);
+        let mut buffers = vec![vec![0; 1 << 16]; 16];
+        let mut iocbs: Vec<_> = buffers.iter_mut().map(|buffer| aio::read(file.as_raw_fd(), buffer, 0, 1)).collect();
+        iocbs.push(aio::poll(&reader, libc::POLLIN, 2));
+        iocbs.push(aio::sync(file.as_raw_fd(), 3));
+        t.result("submit", context.submit(&mut iocbs));
+        std::mem::forget(context);
+        7
+    });
+    t.say(ending);
+}

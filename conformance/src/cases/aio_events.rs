@@ -1,0 +1,423 @@
+//! io_getevents, io_pgetevents, io_cancel, and polls.
+
+use std::os::fd::AsRawFd;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use usring_uapi::Timespec;
+use usring_uapi::aio::{IoEvent, Iocb};
+
+use crate::aio::{self, Context};
+use crate::case::{Case, case};
+use crate::memory::Pages;
+use crate::transcript::{Transcript, timed};
+use crate::{files, time};
+
+pub const CASES: &[Case] = &[
+    case("aio_events.counts", counts),
+    case("aio_events.time_limit", time_limit),
+    case("aio_events.odd_times", odd_times),
+    case("aio_events.waits_for_enough", waits_for_enough),
+    case("aio_events.fewer_when_time_is_up", fewer_when_time_is_up),
+    case("aio_events.no_more_than_asked", no_more_than_asked),
+    case("aio_events.bad_memory", bad_memory),
+    case("aio_events.signal", signal),
+    case("aio_events.signal_and_events", signal_and_events),
+    case("aio_events.mask", mask),
+    case("aio_events.mask_refused", mask_refused),
+    case("aio_events.mask_lets_in", mask_lets_in),
+    case("aio_events.two_waiters", two_waiters),
+    case("aio_events.more_than_there_are_slots", more_than_there_are_slots),
+    case("aio_events.poll_ready_at_once", poll_ready_at_once),
+    case("aio_events.poll_waits", poll_waits),
+    case("aio_events.poll_hang_up", poll_hang_up),
+    case("aio_events.poll_files_that_are_always_ready", poll_always_ready),
+    case("aio_events.poll_fields", poll_fields),
+    case("aio_events.poll_many", poll_many),
+    case("aio_events.cancel_poll", cancel_poll),
+    case("aio_events.cancel_nothing", cancel_nothing),
+    case("aio_events.cancel_bad_pointers", cancel_bad_pointers),
+];
+
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+fn counts(t: &mut Transcript) {
+    let context = Context::new(8);
+    let mut event = IoEvent::default();
+    let mut ask = |name: &str, least, most| t.result(name, aio::get(context.0, least, most, &mut event, &AT_ONCE));
+    ask("none", 0, 0);
+    ask("up to one", 0, 1);
+    ask("one", 1, 1);
+    ask("two of one", 2, 1);
+    ask("fewer than none", -1, 1);
+    ask("of fewer than none", 0, -1);
+    ask("both", -2, -1);
+}
+
+fn time_limit(t: &mut Transcript) {
+    let context = Context::new(8);
+    let mut event = IoEvent::default();
+    for milliseconds in [0, 20, 60] {
+        let limit = time::milliseconds(milliseconds);
+        let (answer, waited) = timed(|| aio::get(context.0, 1, 1, &mut event, &limit));
+        t.result("events", answer);
+        t.between("time", waited, milliseconds as u64, milliseconds as u64 + 400);
+    }
+    let (answer, waited) = timed(|| aio::get(context.0, 0, 1, &mut event, &time::LONG));
+    t.result("none wanted", answer);
+    t.between("time", waited, 0, 400);
+}
+
+fn odd_times(t: &mut Transcript) {
+    let context = Context::new(8);
+    let mut event = IoEvent::default();
+    let (answer, waited) =
+        timed(|| aio::get(context.0, 1, 1, &mut event, &Timespec { tv_sec: 0, tv_nsec: 1_020_000_000 }));
+    t.result("nanoseconds beyond a second", answer);
+    t.between("time", waited, 1020, 3000);
+    // A time before now is none at all.
+    for (name, limit) in [
+        ("negative seconds", Timespec { tv_sec: -1, tv_nsec: 0 }),
+        ("negative nanoseconds", Timespec { tv_sec: 0, tv_nsec: -1 }),
+        ("the end of time", Timespec { tv_sec: i64::MAX, tv_nsec: 0 }),
+    ] {
+        let (reader, writer) = files::pipe();
+        context.submit(&mut [aio::poll(&reader, libc::POLLIN, 1)]);
+        let other = std::thread::spawn(move || {
+            time::long_enough_to_notice();
+            files::put(&writer, b"x");
+            writer
+        });
+        let (answer, waited) = timed(|| aio::get(context.0, 1, 1, &mut event, &limit));
+        t.result(name, answer);
+        t.between("time", waited, 25, 1000);
+        drop(other.join());
+    }
+    t.result("nowhere", aio::get(context.0, 0, 1, &mut event, 8 as *const Timespec));
+}
+
+fn reads(context: &Context, count: u64, t: &mut Transcript) -> std::os::fd::OwnedFd {
+    let file = files::memory_file(b"some content");
+    let buffer = Box::leak(Box::new([0; 4]));
+    let mut iocbs: Vec<_> = (1..=count).map(|data| aio::read(file.as_raw_fd(), buffer, 0, data)).collect();
+    t.result("submit", context.submit(&mut iocbs));
+    file
+}
+
+fn waits_for_enough(t: &mut Transcript) {
+    let context = Context::new(8);
+    let (reader, writer) = files::pipe();
+    t.result("submit", context.submit(&mut [aio::poll(&reader, libc::POLLIN, 9)]));
+    let _file = reads(&context, 2, t);
+    let other = std::thread::spawn(move || {
+        time::long_enough_to_notice();
+        files::put(&writer, b"x");
+        writer
+    });
+    let (events, waited) = timed(|| context.get(3, 8, Duration::from_secs(5)).unwrap_or_default());
+    t.between("time", waited, 25, 1000);
+    t.say(format_args!("{} events", events.len()));
+    drop(other.join());
+}
+
+fn fewer_when_time_is_up(t: &mut Transcript) {
+    let context = Context::new(8);
+    let _file = reads(&context, 2, t);
+    let (events, waited) = timed(|| context.get(3, 8, Duration::from_millis(20)).unwrap_or_default());
+    t.between("time", waited, 20, 1000);
+    aio::events(t, events);
+    aio::events(t, context.get(0, 8, Duration::ZERO).unwrap_or_default());
+}
+
+fn no_more_than_asked(t: &mut Transcript) {
+    let context = Context::new(8);
+    let _file = reads(&context, 5, t);
+    aio::events(t, context.get(1, 2, Duration::from_secs(5)).unwrap_or_default());
+    aio::events(t, context.get(3, 3, Duration::from_secs(5)).unwrap_or_default());
+    aio::events(t, context.get(0, 3, Duration::ZERO).unwrap_or_default());
+}
+
+fn bad_memory(t: &mut Transcript) {
+    let context = Context::new(8);
+    t.result("nothing there", aio::get(context.0, 0, 1, null_mut(), &AT_ONCE));
+    let _file = reads(&context, 3, t);
+    time::until(|| context.header().tail == 3);
+    t.result("nowhere", aio::get(context.0, 1, 1, null_mut(), &AT_ONCE));
+    let pages = Pages::new(2);
+    pages.spoil_last();
+    // SAFETY: room for one event before the spoiled page.
+    let end = unsafe { pages.address.add(4096 - 32) }.cast::<IoEvent>();
+    t.result("room for one of three", aio::get(context.0, 3, 3, end, &AT_ONCE));
+    t.say(format_args!("head {}", context.header().head));
+    t.result("one", aio::get(context.0, 1, 1, end, &AT_ONCE));
+    t.say(format_args!("{} more", context.wait(2).len()));
+}
+
+static HEARD: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn hear(_: i32) {
+    HEARD.fetch_add(1, Ordering::SeqCst);
+}
+
+/// A handler for SIGUSR1, and a thread that sends it to this one until told to stop.
+fn signal_soon(flags: i32) -> std::thread::JoinHandle<()> {
+    HEARD.store(0, Ordering::SeqCst);
+    let mut action: libc::sigaction = crate::memory::zeroed();
+    action.sa_sigaction = hear as *const () as usize;
+    action.sa_flags = flags;
+    // SAFETY: the handler counts, and nothing else; the thread lives until joined.
+    let target = unsafe {
+        libc::sigaction(libc::SIGUSR1, &action, null_mut());
+        libc::pthread_self() as usize
+    };
+    std::thread::spawn(move || {
+        time::long_enough_to_notice();
+        // SAFETY: as above.
+        unsafe { libc::pthread_kill(target as libc::pthread_t, libc::SIGUSR1) };
+    })
+}
+
+fn signal(t: &mut Transcript) {
+    let context = Context::new(8);
+    for flags in [0, libc::SA_RESTART] {
+        let sender = signal_soon(flags);
+        t.result(
+            "events",
+            context.get(1, 1, Duration::from_secs(5)).map_or_else(|error| error, |all| all.len() as i32),
+        );
+        t.say(format_args!("heard {}", HEARD.load(Ordering::SeqCst)));
+        drop(sender.join());
+    }
+}
+
+fn signal_and_events(t: &mut Transcript) {
+    let context = Context::new(8);
+    let _file = reads(&context, 2, t);
+    let sender = signal_soon(0);
+    let events = context.get(3, 8, Duration::from_secs(5));
+    t.say(format_args!("heard {}", HEARD.load(Ordering::SeqCst)));
+    aio::events(t, events.unwrap_or_default());
+    drop(sender.join());
+}
+
+fn mask(t: &mut Transcript) {
+    let context = Context::new(8);
+    let blocked = 1u64 << (libc::SIGUSR1 - 1);
+    let argument = [&raw const blocked as u64, 8];
+    let sender = signal_soon(0);
+    let mut event = IoEvent::default();
+    let limit = time::milliseconds(100);
+    let (answer, waited) = timed(|| aio::get_masked(context.0, 1, 1, &mut event, &limit, &argument));
+    t.result("events", answer);
+    t.between("time", waited, 100, 1000);
+    drop(sender.join());
+    t.say(format_args!("heard afterwards {}", HEARD.load(Ordering::SeqCst)));
+}
+
+fn mask_refused(t: &mut Transcript) {
+    let context = Context::new(8);
+    let mut event = IoEvent::default();
+    let mask = 0u64;
+    let mut ask = |name: &str, argument: *const [u64; 2]| {
+        t.result(name, aio::get_masked(context.0, 0, 1, &mut event, &AT_ONCE, argument));
+    };
+    ask("none", null());
+    ask("a mask", &[&raw const mask as u64, 8]);
+    ask("no mask in it", &[0, 8]);
+    ask("no mask, and a size", &[0, 5]);
+    ask("a size", &[&raw const mask as u64, 4]);
+    ask("a mask nowhere", &[8, 8]);
+    ask("nowhere", 8 as *const [u64; 2]);
+}
+
+/// A signal that was blocked and waits gets in while the mask is in force.
+fn mask_lets_in(t: &mut Transcript) {
+    let context = Context::new(8);
+    drop(signal_soon(0).join());
+    let mut blocked: libc::sigset_t = crate::memory::zeroed();
+    // SAFETY: the set is ours; the signal has a handler.
+    unsafe {
+        libc::sigaddset(&mut blocked, libc::SIGUSR1);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, null_mut());
+        HEARD.store(0, Ordering::SeqCst);
+        libc::raise(libc::SIGUSR1);
+    }
+    t.say(format_args!("heard {}", HEARD.load(Ordering::SeqCst)));
+    let open = 0u64;
+    let argument = [&raw const open as u64, 8];
+    let mut event = IoEvent::default();
+    t.result("events", aio::get_masked(context.0, 1, 1, &mut event, &time::LONG, &argument));
+    t.say(format_args!("heard {}", HEARD.load(Ordering::SeqCst)));
+}
+
+fn two_waiters(t: &mut Transcript) {
+    let context = Context::new(8);
+    let address = context.0;
+    let (reader, writer) = files::pipe();
+    t.result("submit", context.submit(&mut [aio::poll(&reader, libc::POLLIN, 1), aio::poll(&reader, libc::POLLIN, 2)]));
+    let waiters: Vec<_> = (0..2)
+        .map(|_| {
+            std::thread::spawn(move || {
+                let context = std::mem::ManuallyDrop::new(Context(address));
+                context.get(1, 1, Duration::from_secs(5)).map_or_else(|error| error, |all| all.len() as i32)
+            })
+        })
+        .collect();
+    time::long_enough_to_notice();
+    files::put(&writer, b"x");
+    for waiter in waiters {
+        t.result("waiter", waiter.join().expect("it does not panic"));
+    }
+}
+
+/// What a ring has no room for can be waited for all the same: others submit.
+fn more_than_there_are_slots(t: &mut Transcript) {
+    let context = Context::new(1);
+    let (address, slots) = (context.0, context.header().nr as usize);
+    let wanted = 2 * slots;
+    let submitter = std::thread::spawn(move || {
+        let context = std::mem::ManuallyDrop::new(Context(address));
+        let file = files::memory_file(b"some content");
+        let mut buffer = [0; 4];
+        let mut submitted = 0;
+        while submitted < wanted {
+            let answer = context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 1)]);
+            if answer == 1 {
+                submitted += 1;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        file
+    });
+    let mut taken = 0;
+    while taken < wanted {
+        let least = (wanted - taken).min(slots / 2) as i64;
+        match context.get(least, wanted as i64, Duration::from_secs(5)) {
+            Ok(events) if !events.is_empty() => taken += events.len(),
+            _ => break,
+        }
+    }
+    t.say(format_args!("all: {}", taken == wanted));
+    drop(submitter.join());
+}
+
+fn poll_ready_at_once(t: &mut Transcript) {
+    let context = Context::new(8);
+    let (reader, writer) = files::pipe();
+    files::put(&writer, b"x");
+    let mut iocbs = [aio::poll(&reader, libc::POLLIN, 1), aio::poll(&writer, libc::POLLOUT, 2)];
+    t.result("submit", context.submit(&mut iocbs));
+    aio::poll_events(t, context.wait(2));
+}
+
+fn poll_waits(t: &mut Transcript) {
+    let context = Context::new(8);
+    let (reader, writer) = files::pipe();
+    t.result("submit", context.submit(&mut [aio::poll(&reader, libc::POLLIN, 1)]));
+    aio::poll_events(t, context.get(0, 8, Duration::ZERO).unwrap_or_default());
+    files::put(&writer, b"x");
+    aio::poll_events(t, context.wait(1));
+    files::put(&writer, b"x");
+    time::long_enough_to_notice();
+    aio::poll_events(t, context.get(0, 8, Duration::ZERO).unwrap_or_default());
+}
+
+fn poll_hang_up(t: &mut Transcript) {
+    let context = Context::new(8);
+    let (reader, writer) = files::pipe();
+    t.result("submit", context.submit(&mut [aio::poll(&reader, libc::POLLPRI, 1)]));
+    drop(writer);
+    aio::poll_events(t, context.wait(1));
+    let (reader, writer) = files::pipe();
+    drop(reader);
+    t.result("submit", context.submit(&mut [aio::poll(&writer, 0, 2)]));
+    aio::poll_events(t, context.wait(1));
+    // A peer that will send no more is nothing that was asked for.
+    let (one, other) = files::sockets();
+    t.result("submit", context.submit(&mut [aio::poll(&one, libc::POLLPRI, 3)]));
+    // SAFETY: no memory is involved.
+    unsafe { libc::shutdown(other.as_raw_fd(), libc::SHUT_WR) };
+    time::long_enough_to_notice();
+    aio::poll_events(t, context.get(0, 8, Duration::ZERO).unwrap_or_default());
+    t.result("submit", context.submit(&mut [aio::poll(&one, libc::POLLRDHUP, 4)]));
+    aio::poll_events(t, context.wait(1));
+}
+
+fn poll_always_ready(t: &mut Transcript) {
+    let context = Context::new(8);
+    let file = files::memory_file(b"some content");
+    for events in [libc::POLLIN, libc::POLLIN | libc::POLLOUT, libc::POLLPRI, 0] {
+        let answer = context.submit(&mut [aio::poll(&file, events, 1)]);
+        t.result("submit", answer);
+        if answer == 1 {
+            aio::poll_events(t, context.wait(1));
+        }
+    }
+}
+
+fn poll_fields(t: &mut Transcript) {
+    let context = Context::new(8);
+    let (reader, writer) = files::pipe();
+    files::put(&writer, b"x");
+    let good = aio::poll(&reader, libc::POLLIN, 1);
+    for (name, iocb) in [
+        ("events beyond 16 bits", Iocb { aio_buf: 1 << 16 | 1, ..good }),
+        ("offset", Iocb { aio_offset: 1, ..good }),
+        ("length", Iocb { aio_nbytes: 1, ..good }),
+        ("flags", Iocb { aio_rw_flags: 1, ..good }),
+        ("all events", Iocb { aio_buf: 0xffff, ..good }),
+    ] {
+        let answer = context.submit(&mut [iocb]);
+        t.result(name, answer);
+        if answer == 1 {
+            let events = context.wait(1);
+            t.say(format_args!("readable: {}", events.len() == 1 && events[0].res & 1 != 0));
+        }
+    }
+}
+
+fn poll_many(t: &mut Transcript) {
+    let context = Context::new(64);
+    let pipes: Vec<_> = (0..20).map(|_| files::pipe()).collect();
+    let mut iocbs: Vec<_> =
+        pipes.iter().zip(0..).map(|((reader, _), data)| aio::poll(reader, libc::POLLIN, data)).collect();
+    t.result("submit", context.submit(&mut iocbs));
+    for (_, writer) in pipes.iter().step_by(3) {
+        files::put(writer, b"x");
+    }
+    aio::poll_events(t, context.wait(7));
+}
+
+fn cancel_poll(t: &mut Transcript) {
+    let context = Context::new(8);
+    let (reader, _writer) = files::pipe();
+    let mut iocbs = [aio::poll(&reader, libc::POLLIN, 1), aio::poll(&reader, libc::POLLIN, 2)];
+    t.result("submit", context.submit(&mut iocbs));
+    t.result("cancel", aio::cancel(context.0, &mut iocbs[1]));
+    aio::poll_events(t, context.wait(1));
+    t.result("again", aio::cancel(context.0, &mut iocbs[1]));
+    t.result("the other", aio::cancel(context.0, &mut iocbs[0]));
+    aio::poll_events(t, context.wait(1));
+}
+
+fn cancel_nothing(t: &mut Transcript) {
+    let context = Context::new(8);
+    let file = files::memory_file(b"some content");
+    let mut buffer = [0; 4];
+    let mut iocb = aio::read(file.as_raw_fd(), &mut buffer, 0, 1);
+    t.result("before", aio::cancel(context.0, &mut iocb));
+    t.result("submit", context.submit(std::slice::from_mut(&mut iocb)));
+    t.result("a read", aio::cancel(context.0, &mut iocb));
+    aio::events(t, context.wait(1));
+    t.result("afterwards", aio::cancel(context.0, &mut iocb));
+    iocb.aio_key = 5;
+    t.result("another key", aio::cancel(context.0, &mut iocb));
+}
+
+fn cancel_bad_pointers(t: &mut Transcript) {
+    let context = Context::new(8);
+    t.result("nowhere", aio::cancel(context.0, null_mut()));
+    t.result("nowhere, of no context", aio::cancel(1, null_mut()));
+}

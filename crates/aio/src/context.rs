@@ -1,0 +1,164 @@
+//! One context: the ring, where the program sees it, and its calls.
+
+use crate::iocb;
+use alloc::sync::Arc;
+use usring_engine::{EventDescriptor, Ring, Submission};
+use usring_sys::mutex::Mutex;
+use usring_sys::syscall::AddressTrust;
+use usring_sys::{Errno, UserAddress, mapping, user_memory};
+use usring_uapi::aio::{IOCB_FLAG_RESFD, IoEvent, Iocb};
+
+/// How long a call waits.
+pub struct Wait {
+    /// On the monotonic clock.
+    pub deadline: Option<u64>,
+    /// Signal mask meanwhile.
+    pub mask: Option<u64>,
+}
+
+impl Wait {
+    fn is_over(&self) -> bool {
+        self.deadline == Some(0)
+    }
+}
+
+pub struct Context {
+    ring: Arc<Ring>,
+    /// Where the program sees the events, and for how many bytes.
+    address: u64,
+    length: usize,
+    /// Most events that are ever there.
+    capacity: u32,
+    /// Held by whoever moves the head for the program.
+    taking: Mutex<()>,
+    /// The eventfd that an iocb has named last: most name the same.
+    told: Mutex<Option<Arc<EventDescriptor>>>,
+}
+
+impl Context {
+    pub fn new(trust: AddressTrust, requests: u32, id: u32) -> Result<Context, Errno> {
+        let ring = Ring::with_events(trust, requests, id, false)?;
+        let (length, capacity) = ring.events_size();
+        let address = ring.map_events().inspect_err(|_| ring.close())? as u64;
+        Ok(Context { ring, address, length, capacity, taking: Mutex::new(()), told: Mutex::new(None) })
+    }
+
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The context has left the table.
+    pub fn end(&self) {
+        let _ = mapping::unmap(self.address as usize, self.length);
+        self.ring.retire();
+    }
+
+    pub fn submit(&self, count: u64, list: UserAddress) -> Result<u64, Errno> {
+        // The kernel takes no more at once than the ring has slots.
+        let count = count.min(u64::from(self.capacity) + 1);
+        let mut submission = self.ring.begin_submission()?;
+        for taken in 0..count {
+            if let Err(error) = self.submit_one(&mut submission, list.offset(8 * taken)) {
+                return if taken > 0 { Ok(taken) } else { Err(error) };
+            }
+        }
+        Ok(count)
+    }
+
+    /// In the order in which the kernel looks.
+    #[inline]
+    fn submit_one(&self, submission: &mut Submission, place: UserAddress) -> Result<(), Errno> {
+        let address = UserAddress(user_memory::read::<u64>(place)?);
+        let iocb: Iocb = user_memory::read(address)?;
+        iocb::check(&iocb)?;
+        if !submission.has_room() {
+            return Err(Errno::EAGAIN);
+        }
+        let file = submission.file(iocb.aio_fildes as i32)?;
+        let told = match iocb.aio_flags & IOCB_FLAG_RESFD {
+            0 => None,
+            _ => Some(self.eventfd(iocb.aio_resfd as i32)?),
+        };
+        const KEY: u64 = core::mem::offset_of!(Iocb, aio_key) as u64;
+        user_memory::write(address.offset(KEY), iocb::KEY)?;
+        let sqe = iocb::translate(&iocb, address.0, &file)?;
+        submission.add(&sqe, told)
+    }
+
+    /// The eventfd of this number, ours for as long as anybody is to tell it.
+    #[cold]
+    fn eventfd(&self, number: i32) -> Result<Arc<EventDescriptor>, Errno> {
+        let mut last = self.told.lock();
+        if let Some(known) = &*last
+            && known.is(number)
+        {
+            return Ok(known.clone());
+        }
+        let fresh = Arc::new(EventDescriptor::new(number, false)?);
+        *last = Some(fresh.clone());
+        Ok(fresh)
+    }
+
+    pub fn get_events(&self, minimum: i64, most: i64, to: UserAddress, wait: &Wait) -> Result<u64, Errno> {
+        if minimum < 0 || minimum > most {
+            return Err(Errno::EINVAL);
+        }
+        let (minimum, most) = (minimum as u64, most as u64);
+        let mut taken = self.take(to, 0, most)?;
+        if taken < minimum || taken == 0 && most > 0 {
+            taken = self.wait_for_events(taken, minimum, most, to, wait)?;
+        }
+        Ok(taken)
+    }
+
+    /// There is not enough yet. Several callers may wait for the same events:
+    /// who comes too late waits on.
+    #[inline(never)]
+    fn wait_for_events(
+        &self,
+        mut taken: u64,
+        minimum: u64,
+        most: u64,
+        to: UserAddress,
+        wait: &Wait,
+    ) -> Result<u64, Errno> {
+        loop {
+            let wanted = minimum.saturating_sub(taken).min(u64::from(self.capacity)) as u32;
+            // No time to wait, but a look at what the ring waits for.
+            let (wanted, deadline) = if wait.is_over() { (0, None) } else { (wanted, wait.deadline) };
+            let waited = self.ring.await_events(wanted, deadline, wait.mask);
+            taken = self.take(to, taken, most)?;
+            match waited {
+                Ok(()) if taken >= minimum || wanted == 0 => return Ok(taken),
+                Ok(()) => {}
+                Err(Errno::ETIME) => return Ok(taken),
+                Err(error) => return if taken > 0 { Ok(taken) } else { Err(error) },
+            }
+        }
+    }
+
+    /// Takes more events; answers how many were taken in all. An error counts
+    /// only if it is the first thing that happens.
+    fn take(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
+        let room = u32::try_from(most - taken).unwrap_or(u32::MAX);
+        let _one_at_a_time = self.taking.lock();
+        match self.ring.take_events(to.offset(taken * size_of::<IoEvent>() as u64), room) {
+            Ok(more) => Ok(taken + u64::from(more)),
+            Err(_) if taken > 0 => Ok(taken),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a poll of this iocb waited.
+    pub fn cancel(&self, iocb: u64) -> bool {
+        self.ring.end_poll(iocb)
+    }
+}
+
+impl Drop for Context {
+    /// One that never came into the table.
+    fn drop(&mut self) {
+        self.ring.close();
+    }
+}

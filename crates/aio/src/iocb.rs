@@ -1,0 +1,162 @@
+//! What an iocb asks of the engine, and what the kernel refuses it for
+//! (`fs/aio.c`, in its order).
+
+use usring_engine::FileUses;
+use usring_sys::{Errno, capability, descriptor, file, user_memory};
+use usring_uapi::aio::{
+    IOCB_CMD_FDSYNC, IOCB_CMD_FSYNC, IOCB_CMD_POLL, IOCB_CMD_PREAD, IOCB_CMD_PREADV, IOCB_CMD_PWRITE, IOCB_CMD_PWRITEV,
+    IOCB_FLAG_IOPRIO, Iocb,
+};
+use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;
+use usring_uapi::{Sqe, general as linux, opcode};
+
+/// What io_submit writes into `aio_key`, and io_cancel wants to find there.
+pub const KEY: u32 = 0;
+
+/// Bytes that one call transfers at most (MAX_RW_COUNT).
+const TRANSFER_LIMIT: u64 = 0x7fff_f000;
+
+/// RWF_* of Linux 6.18.
+const KNOWN_FLAGS: u32 = 0x1ff;
+const RWF_NOAPPEND: u32 = 0x20;
+const RWF_APPEND_EITHER_WAY: u32 = linux::RWF_APPEND | RWF_NOAPPEND;
+
+/// What a file without a poll operation is ready for (`DEFAULT_POLLMASK`).
+const ALWAYS_READY: u32 = 0x1 | 0x4 | 0x40 | 0x100;
+
+// I/O priorities: the class stands above the level and its hint.
+const CLASS_SHIFT: u16 = 13;
+const LEVEL_MASK: u16 = 7;
+const CLASS_NONE: u16 = 0;
+const CLASS_REALTIME: u16 = 1;
+const CLASS_IDLE: u16 = 3;
+
+/// What is looked at before there is anything for the iocb.
+#[inline]
+pub fn check(iocb: &Iocb) -> Result<(), Errno> {
+    if iocb.aio_reserved2 != 0 || iocb.aio_nbytes as i64 <= -1 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// The request that an iocb at this address stands for. Its event comes from
+/// `user_data` and `pad2`.
+#[inline]
+pub fn translate(iocb: &Iocb, address: u64, file: &FileUses) -> Result<Sqe, Errno> {
+    let mut sqe = Sqe { fd: iocb.aio_fildes as i32, user_data: address, pad2: iocb.aio_data, ..Sqe::default() };
+    match iocb.aio_lio_opcode {
+        IOCB_CMD_PREAD => transfer(iocb, file, opcode::READ, &mut sqe)?,
+        IOCB_CMD_PWRITE => transfer(iocb, file, opcode::WRITE, &mut sqe)?,
+        IOCB_CMD_PREADV => transfer(iocb, file, opcode::READV, &mut sqe)?,
+        IOCB_CMD_PWRITEV => transfer(iocb, file, opcode::WRITEV, &mut sqe)?,
+        IOCB_CMD_FSYNC => sync(iocb, 0, &mut sqe)?,
+        IOCB_CMD_FDSYNC => sync(iocb, IORING_FSYNC_DATASYNC, &mut sqe)?,
+        IOCB_CMD_POLL => poll(iocb, &mut sqe)?,
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(sqe)
+}
+
+#[inline]
+fn transfer(iocb: &Iocb, file: &FileUses, opcode: u8, sqe: &mut Sqe) -> Result<(), Errno> {
+    if iocb.aio_flags & IOCB_FLAG_IOPRIO != 0 {
+        check_priority(iocb.aio_reqprio as u16)?;
+        sqe.ioprio = iocb.aio_reqprio as u16;
+    }
+    let writes = matches!(opcode, opcode::WRITE | opcode::WRITEV);
+    let flags = iocb.aio_rw_flags as u32;
+    if flags != 0 {
+        sqe.op_flags = check_flags(flags, sqe.fd, writes)?;
+    }
+    if !(if writes { file.may_write } else { file.may_read }) {
+        return Err(Errno::EBADF);
+    }
+    if file.is_directory {
+        return Err(Errno::EINVAL);
+    }
+    let mut length = iocb.aio_nbytes;
+    if matches!(opcode, opcode::READ | opcode::WRITE) {
+        length = length.min(TRANSFER_LIMIT);
+        if iocb.aio_buf.checked_add(length).is_none_or(|end| end > user_memory::END) {
+            return Err(Errno::EFAULT);
+        }
+        if iocb.aio_offset.checked_add(length as i64).is_none() {
+            return Err(Errno::EINVAL);
+        }
+    }
+    if iocb.aio_offset < 0 {
+        return Err(Errno::EINVAL);
+    }
+    // Not a wait where the file is open for none.
+    if file.never_waits {
+        sqe.op_flags |= nowait_where_it_would_wait(sqe.fd);
+    }
+    sqe.opcode = opcode;
+    sqe.off = iocb.aio_offset as u64;
+    sqe.addr = iocb.aio_buf;
+    sqe.len = u32::try_from(length).unwrap_or(u32::MAX);
+    Ok(())
+}
+
+/// O_NONBLOCK means nothing to a regular file or a block device.
+#[cold]
+fn nowait_where_it_would_wait(number: i32) -> u32 {
+    let waits = descriptor::identity(number).is_ok_and(|file| file.can_wait());
+    if waits { linux::RWF_NOWAIT } else { 0 }
+}
+
+/// `kiocb_set_rw_flags`, as far as it can be told from here. Nobody is going to
+/// poll for the transfer, whatever it asks.
+#[cold]
+fn check_flags(flags: u32, number: i32, writes: bool) -> Result<u32, Errno> {
+    if flags & !KNOWN_FLAGS != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if flags & RWF_APPEND_EITHER_WAY == RWF_APPEND_EITHER_WAY {
+        return Err(Errno::EINVAL);
+    }
+    let regular = || descriptor::identity(number).is_ok_and(|file| file.is_regular());
+    if flags & linux::RWF_NOWAIT != 0 && regular() && !file::knows_nowait(number, writes) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    Ok(flags & !linux::RWF_HIPRI)
+}
+
+/// `ioprio_check_cap`.
+#[cold]
+fn check_priority(priority: u16) -> Result<(), Errno> {
+    let (class, level) = (priority >> CLASS_SHIFT, priority & LEVEL_MASK);
+    match class {
+        CLASS_NONE if level != 0 => Err(Errno::EINVAL),
+        CLASS_REALTIME if !capability::may_be_realtime() => Err(Errno::EPERM),
+        CLASS_NONE..=CLASS_IDLE => Ok(()),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+#[cold]
+fn sync(iocb: &Iocb, flags: u32, sqe: &mut Sqe) -> Result<(), Errno> {
+    if iocb.aio_buf != 0 || iocb.aio_offset != 0 || iocb.aio_nbytes != 0 || iocb.aio_rw_flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    // Pipes, sockets and the like have nothing to be synced.
+    if descriptor::identity(sqe.fd)?.can_wait() {
+        return Err(Errno::EINVAL);
+    }
+    sqe.opcode = opcode::FSYNC;
+    sqe.op_flags = flags;
+    Ok(())
+}
+
+#[cold]
+fn poll(iocb: &Iocb, sqe: &mut Sqe) -> Result<(), Errno> {
+    let events = u16::try_from(iocb.aio_buf).map_err(|_| Errno::EINVAL)?;
+    if iocb.aio_offset != 0 || iocb.aio_nbytes != 0 || iocb.aio_rw_flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    // What never waits says that it can be read and written, and nothing else.
+    if u32::from(events) & ALWAYS_READY == 0 && !descriptor::identity(sqe.fd)?.can_wait() {
+        return Err(Errno::EINVAL);
+    }
+    sqe.opcode = opcode::POLL_ADD;
+    sqe.op_flags = u32::from(events);
+    Ok(())
+}
