@@ -94,7 +94,7 @@ fn odd_times(t: &mut Transcript) {
         t.between("time", waited, 25, 1000);
         drop(other.join());
     }
-    t.result("nowhere", aio::get(context.0, 0, 1, &mut event, 8 as *const Timespec));
+    t.result("nowhere", aio::get(context.0, 0, 1, &mut event, 16 as *const Timespec));
 }
 
 fn reads(context: &Context, count: u64, t: &mut Transcript) -> std::os::fd::OwnedFd {
@@ -228,7 +228,7 @@ fn mask_refused(t: &mut Transcript) {
     ask("no mask, and a size", &[0, 5]);
     ask("a size", &[&raw const mask as u64, 4]);
     ask("a mask nowhere", &[8, 8]);
-    ask("nowhere", 8 as *const [u64; 2]);
+    ask("nowhere", 16 as *const [u64; 2]);
 }
 
 /// A signal that was blocked and waits gets in while the mask is in force.

@@ -8,7 +8,7 @@
 //! a worker or a waiter; nobody has to ask for them.
 //!
 //! How many requests are under way is nobody's own word: it is what the drain
-//! counts under the ring's lock ([`Submission::room`]). Together with the events
+//! counts under the ring's lock ([`Submission::has_room`]). Together with the events
 //! that the program has not taken they never exceed the slots, so no event needs
 //! the backlog, unless the program scribbles over its head. A polled ring, whose
 //! events are only ever asked for, has no such bound.
