@@ -4,18 +4,25 @@
 //! its own checks. Alone in its test program, so that cargo runs nothing else of ours meanwhile.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 use workloads::harness::{Stage, World};
 
-/// Rounds of one run bare, one under usring.
+/// Rounds of one run bare, one under usring: on a busy machine it takes more of
+/// them until both sides have had a quiet moment.
 const ROUNDS: usize = 8;
 const LIMIT: f64 = 50.0;
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
 fn a_call_that_is_not_ours_costs_at_most_50_ns_more() {
     let stage = Stage::with_release();
     let program = stage.compile("call_cost.c", &[]);
     let mut least: BTreeMap<String, [f64; 2]> = BTreeMap::new();
-    for _ in 0..ROUNDS {
+    let within = |[bare, served]: &[f64; 2]| served - bare <= LIMIT;
+    let start = Instant::now();
+    let mut rounds = 0;
+    while rounds < ROUNDS || !least.values().all(within) && start.elapsed() < PATIENCE {
+        rounds += 1;
         for (side, world) in [World::Bare, World::Transparent].into_iter().enumerate() {
             let finished = stage.program(world, &program).finish().succeeded();
             for line in finished.stdout.lines() {
@@ -30,5 +37,5 @@ fn a_call_that_is_not_ours_costs_at_most_50_ns_more() {
         |(call, [bare, served]): (&String, &[f64; 2])| format!("{call}: {bare} ns, under usring {served} ns\n");
     let report: String = least.iter().map(report).collect();
     println!("{report}");
-    assert!(least.values().all(|[bare, served]| served - bare <= LIMIT), "more than {LIMIT} ns:\n{report}");
+    assert!(least.values().all(within), "more than {LIMIT} ns:\n{report}");
 }

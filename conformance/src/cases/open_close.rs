@@ -88,8 +88,6 @@ fn mode_of(path: &CStr) -> u32 {
 fn create_with_mode(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = Scratch::new();
-    // SAFETY: our own process's mask.
-    unsafe { libc::umask(0o022) };
     for mode in [0o666, 0o600, 0o777] {
         let path = scratch.path_of(&format!("m{mode:o}"));
         let flags = libc::O_CREAT | libc::O_WRONLY;

@@ -70,10 +70,13 @@ impl Stage {
         path
     }
 
-    /// A copy of a file of ours, where nobody can reach it.
+    /// A copy of a file of ours, where nobody can reach it. By another process: what
+    /// this one has open for writing, a child that another test is just starting has
+    /// open, too, and no such file can be executed.
     pub fn copy(&self, from: &Path, name: &str) -> PathBuf {
         let path = self.path(name);
-        fs::copy(from, &path).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+        let output = Command::new("cp").arg("--preserve=mode").arg(from).arg(&path).output().expect("cp");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         path
     }
 

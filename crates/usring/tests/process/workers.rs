@@ -175,14 +175,31 @@ fn a_raised_limit_serves_what_waits_already() {
     });
 }
 
-/// The processors that the workers may run on, as the system lists them: one list where all may run on the same.
+/// The processors that a thread may run on, as the system lists them in its status.
+fn place(status: &str) -> Option<String> {
+    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(String::from))
+}
+
+/// Those of the workers: one list where all may run on the same.
 fn places_of_workers() -> BTreeSet<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
     let workers = statuses.filter(|status| status.starts_with(&format!("Name:\t{WORKER}")));
-    let list =
-        |status: String| status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(String::from));
-    workers.filter_map(list).collect()
+    workers.filter_map(|status| place(&status)).collect()
+}
+
+/// All that a thread may be given, though it may have been started on fewer.
+fn everywhere() -> String {
+    let anywhere = || {
+        // SAFETY: plain numbers, all bits set; and this thread's own place.
+        unsafe {
+            let mut all: libc::cpu_set_t = std::mem::zeroed();
+            (&raw mut all).write_bytes(0xff, 1);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &all);
+        }
+        place(&std::fs::read_to_string("/proc/thread-self/status").unwrap()).unwrap()
+    };
+    std::thread::spawn(anywhere).join().unwrap()
 }
 
 #[test]
@@ -192,24 +209,21 @@ fn workers_stay_where_they_are_told_to() {
         eventually("older workers are gone", || threads_named(WORKER) == 0);
         assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
         // A worker that was left alone for long may have gone before it is looked at.
-        let eventually_at = |ring: &mut IoUring, what: &str, wanted: &dyn Fn(&BTreeSet<String>) -> bool| {
-            let mut places = BTreeSet::new();
-            eventually(what, || {
+        let eventually_at = |ring: &mut IoUring, wanted: String| {
+            eventually("each is told by its next request", || {
                 assert_eq!(result(ring, by_worker(&file, &mut [0; 4])), 4);
-                places = places_of_workers();
-                wanted(&places)
+                places_of_workers() == BTreeSet::from([wanted.clone()])
             });
-            places
         };
-        let everywhere = eventually_at(&mut ring, "the worker is seen", &|places| !places.is_empty());
+        assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
         let own = allowed_processor();
         // SAFETY: plain numbers; zero is an empty set.
         let mut first: libc::cpu_set_t = unsafe { std::mem::zeroed() };
         // SAFETY: the set.
         unsafe { libc::CPU_SET(own as usize, &mut first) };
         ring.submitter().register_iowq_aff(&first).unwrap();
-        eventually_at(&mut ring, "it stays at its place", &|places| places.contains(&own.to_string()));
+        eventually_at(&mut ring, own.to_string());
         ring.submitter().unregister_iowq_aff().unwrap();
-        eventually_at(&mut ring, "each is told otherwise by its next request", &|places| *places == everywhere);
+        eventually_at(&mut ring, everywhere());
     });
 }

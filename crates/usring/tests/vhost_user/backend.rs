@@ -1,5 +1,8 @@
 //! A real back end: Debian's qemu-storage-daemon on a file.
 
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -77,6 +80,14 @@ impl Backend {
             assert!(start.elapsed() < LIMIT, "the back end does not listen");
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// From now on it does nothing, and is still there.
+    pub fn stop(&self) {
+        let daemon = Pid::from_raw(self.daemon.as_ref().unwrap().id().cast_signed());
+        kill(daemon, Signal::SIGSTOP).unwrap();
+        let stopped = waitpid(daemon, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(stopped, WaitStatus::Stopped(daemon, Signal::SIGSTOP));
     }
 
     /// kill −9.

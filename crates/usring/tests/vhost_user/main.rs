@@ -212,10 +212,11 @@ fn a_back_end_that_dies_ends_every_request_with_an_error() {
         submit(&mut *queue);
         queue.ring_doorbell();
         wait(&mut *queue, 64);
-        backend.kill();
         // In flight for ever, but for the control plane.
+        backend.stop();
         submit(&mut *queue);
         queue.ring_doorbell();
+        backend.kill();
         let ended = if asleep { wait_asleep(&mut *queue, 64) } else { wait(&mut *queue, 64) };
         for completion in ended {
             assert_eq!(completion.result, Errno::EIO.negative());
