@@ -40,8 +40,8 @@ rooms! {
     files_update registered_buffers buffer_group buffer_ring eventfd probe restrictions ring_fds
     workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor fork
     exec exit signals stress hostile kinds disk threads
-    message_ring message_file message_wake
     aio_context aio_submit aio_events
+    message_ring message_file message_wake epoll_wait socket_command napi
 }
 
 /// What the kernel under this test is good for.

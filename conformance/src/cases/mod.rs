@@ -16,6 +16,7 @@ mod disk;
 mod drain;
 mod enter;
 mod enter_wait;
+mod epoll_wait;
 mod eventfd;
 mod exec;
 mod exit;
@@ -32,6 +33,7 @@ mod message_file;
 mod message_ring;
 mod message_wake;
 mod mmap;
+mod napi;
 mod nop;
 mod one_file;
 mod open_close;
@@ -55,6 +57,7 @@ mod shapes;
 mod signals;
 mod single_issuer;
 mod skip_success;
+mod socket_command;
 mod space;
 mod sq_thread;
 mod stat;
@@ -138,6 +141,9 @@ pub const ROOMS: &[&[Case]] = &[
     aio_context::CASES,
     aio_submit::CASES,
     aio_events::CASES,
+    epoll_wait::CASES,
+    socket_command::CASES,
+    napi::CASES,
 ];
 
 /// What a request answers whose worker was called back from a blocking call:

@@ -1,5 +1,5 @@
 //! URING_CMD on files that have no commands. (Block devices of ours have one,
-//! which a test of theirs has; sockets' are not looked at here.)
+//! which a test of theirs has; sockets' are in `socket_command`.)
 
 use std::os::fd::AsRawFd;
 

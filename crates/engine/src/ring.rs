@@ -12,6 +12,7 @@ use crate::cq_wait::CqWaits;
 use crate::device_queues::DeviceQueues;
 use crate::drain::Drain;
 use crate::link::Chain;
+use crate::napi::Napi;
 use crate::op::block_device::OpenedDevices;
 use crate::poll_table::PollTable;
 use crate::process::{self, Process, process};
@@ -86,6 +87,7 @@ pub(crate) struct RingState {
     pub buffers: RegisteredBuffers,
     pub groups: BufferGroups,
     pub restrictions: Restrictions,
+    pub napi: Napi,
     pub statistics: RingCounters,
     pub event_descriptor: Option<Arc<EventDescriptor>>,
     /// Eventfds that requests of their own have named, one for each completion

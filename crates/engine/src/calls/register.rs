@@ -107,6 +107,8 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
         n if n == number(op::IORING_REGISTER_PBUF_STATUS) => buffer_ring_status(locked, call),
         n if n == number(op::IORING_REGISTER_FILE_ALLOC_RANGE) => file_range(locked, call),
         n if n == number(op::IORING_REGISTER_CLOCK) => register_clock(locked, call),
+        n if n == number(op::IORING_REGISTER_NAPI) => register_napi(locked, call),
+        n if n == number(op::IORING_UNREGISTER_NAPI) => unregister_napi(locked, call),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -366,6 +368,19 @@ fn register_clock(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
         _ => return Err(Errno::EINVAL),
     };
     Ok(0)
+}
+
+fn register_napi(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    call.need_one()?;
+    let ring = locked.ring;
+    locked.napi.register(ring, call.argument).map(|()| 0)
+}
+
+fn unregister_napi(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+    if call.count != 1 {
+        return Err(Errno::EINVAL);
+    }
+    locked.napi.unregister(call.argument).map(|()| 0)
 }
 
 /// `struct io_uring_sync_cancel_reg`, 64 bytes.

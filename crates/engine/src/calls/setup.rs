@@ -217,6 +217,7 @@ fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
         buffers: Default::default(),
         groups: Default::default(),
         restrictions: Default::default(),
+        napi: Default::default(),
         statistics: RingCounters::claim(),
         event_descriptor: None,
         told: Vec::new(),

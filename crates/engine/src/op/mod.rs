@@ -9,6 +9,7 @@ pub(crate) mod call;
 pub(crate) mod cancel;
 pub(crate) mod descriptor;
 pub(crate) mod epoll_ctl;
+pub(crate) mod epoll_wait;
 pub(crate) mod files_update;
 pub(crate) mod message_ring;
 pub(crate) mod nop;
@@ -17,6 +18,7 @@ pub(crate) mod path;
 pub(crate) mod poll;
 pub(crate) mod provide_buffers;
 pub(crate) mod read_write;
+pub(crate) mod socket_command;
 pub(crate) mod sync;
 pub(crate) mod timeout;
 pub(crate) mod uring_cmd;
@@ -39,6 +41,7 @@ pub(crate) enum Operation {
     TimeoutUpdate(timeout::TimeoutUpdate),
     Cancel(crate::cancel::CancelKey),
     EpollControl(epoll_ctl::EpollControl),
+    EpollWait(epoll_wait::EpollWait),
     Command(uring_cmd::Command),
     Message(message_ring::Message),
 }
@@ -53,7 +56,9 @@ impl Operation {
             Operation::Message(message) => message.owns_memory(),
             Operation::Nothing | Operation::Nop(_) | Operation::Poll(_) | Operation::PollUpdate(_) => false,
             Operation::Timeout(_) | Operation::LinkTimeout(_) | Operation::TimeoutUpdate(_) => false,
-            Operation::Cancel(_) | Operation::EpollControl(_) | Operation::Command(_) => false,
+            Operation::Cancel(_) | Operation::EpollControl(_) | Operation::EpollWait(_) | Operation::Command(_) => {
+                false
+            }
         }
     }
 
@@ -71,6 +76,7 @@ const _: () = {
     assert!(!needs_drop::<(nop::Nop, crate::fast_poll::Interest, poll::PollUpdate)>());
     assert!(!needs_drop::<(crate::timeout::Deadline, timeout::TimeoutUpdate)>());
     assert!(!needs_drop::<(crate::cancel::CancelKey, epoll_ctl::EpollControl, uring_cmd::Command)>());
+    assert!(!needs_drop::<epoll_wait::EpollWait>());
 };
 
 /// Whether a worker's result breaks an ordinary link: an error, or fewer bytes

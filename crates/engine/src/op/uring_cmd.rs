@@ -1,14 +1,16 @@
 //! URING_CMD: commands of a file's own. Block devices of ours have one, to
-//! discard a range (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h); files of the
-//! kernel have none here.
+//! discard a range (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h), sockets those in
+//! `socket_command`; other files of the kernel have none here.
 
-use super::{Operation, block_device};
+use super::{Operation, block_device, socket_command};
 use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
 use usring_device::OpenDevice;
 use usring_sys::{Errno, descriptor};
+use usring_uapi::io_uring::IORING_URING_CMD_FIXED;
+use usring_uapi::sqe_flags;
 
 /// `_IO(0x12, 0)`.
 const DISCARD: u32 = 0x1200;
@@ -16,60 +18,71 @@ const DISCARD: u32 = 0x1200;
 /// A command, as it stands in the SQE.
 #[derive(Clone, Copy)]
 pub(crate) struct Command {
-    number: u32,
-    start: u64,
-    length: u64,
+    pub number: u32,
+    pub address: u64,
+    /// In `optlen`.
+    pub length: u32,
+    /// In `addr3`, `optval`.
+    pub value: u64,
     /// Fields are in use that no command of a block device has.
     has_more: bool,
 }
 
 /// The command's number stands in the lower half of `off`, whose upper half is
-/// reserved; start and length in `addr` and `addr3`.
+/// reserved. None makes use of a registered buffer, but may be told of one.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
-    if sqe.off >> 32 != 0 || sqe.op_flags != 0 {
+    // Commands that go on (TX_TIMESTAMP), with a buffer each, are not among ours.
+    let goes_on = sqe.flags & sqe_flags::BUFFER_SELECT != 0;
+    if sqe.off >> 32 != 0 || sqe.op_flags & !IORING_URING_CMD_FIXED != 0 || goes_on {
         return Err(Errno::EINVAL);
     }
-    let has_more = sqe.ioprio != 0 || sqe.len != 0 || sqe.file_index != 0;
-    let command = Command { number: sqe.off as u32, start: sqe.addr, length: sqe.addr3, has_more };
+    let has_more = sqe.len != 0 || sqe.file_index != 0 || sqe.op_flags != 0;
+    let command =
+        Command { number: sqe.off as u32, address: sqe.addr, length: sqe.file_index, value: sqe.addr3, has_more };
     request.operation = Operation::Command(command);
     Ok(())
 }
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     block_device::note(locked, request);
-    let Operation::Command(command) = request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
-    // As Linux 6.18 has it: no block device finds such completions by polling.
-    let polled = locked.ring.is_polled().then_some(Errno::EOPNOTSUPP);
-    let refused = polled.or_else(|| command.refusal(request.file.device.as_deref()));
-    match refused {
-        // The file itself comes first.
-        Some(error) => {
-            IssueOutcome::done(descriptor::status_flags(request.file.number).err().unwrap_or(error).negative())
-        }
-        None => IssueOutcome::NeedsWorker,
-    }
+    let Operation::Command(command) = &request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
+    let number = request.file.number;
+    let answer = match request.file.device.as_deref() {
+        // As Linux 6.18 has it: neither finds such completions by polling.
+        _ if locked.ring.is_polled() => Err(Errno::EOPNOTSUPP),
+        Some(file) => match command.refusal(file) {
+            None => return IssueOutcome::NeedsWorker,
+            Some(error) => Err(error),
+        },
+        None => socket_command::run(number, command),
+    };
+    // The file itself comes first.
+    IssueOutcome::of(answer.map_err(|error| descriptor::status_flags(number).err().unwrap_or(error)))
 }
 
-/// Discards, blocking.
+/// Discards, blocking; or what IOSQE_ASYNC has sent here.
 pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
     let Operation::Command(command) = &request.operation else { return Errno::EINVAL.negative() };
-    match (command.refusal(request.file.device.as_deref()), &request.file.device) {
-        (None, Some(file)) => {
-            let discarded = file.device().as_file().discard(command.start, command.length);
-            discarded.map_or_else(Errno::negative, |()| 0)
-        }
-        (refusal, _) => refusal.unwrap_or(Errno::EOPNOTSUPP).negative(),
-    }
+    let answer = match &request.file.device {
+        Some(file) => match command.refusal(file) {
+            None => file.device().as_file().discard(command.address, command.value).map(|()| 0),
+            Some(error) => Err(error),
+        },
+        None => socket_command::run(request.file.number, command),
+    };
+    answer.unwrap_or_else(Errno::negative)
 }
 
 impl Command {
-    fn refusal(&self, file: Option<&OpenDevice>) -> Option<Errno> {
-        match file {
-            None => Some(Errno::EOPNOTSUPP),
-            Some(_) if self.number != DISCARD || self.has_more => Some(Errno::EINVAL),
-            Some(file) if !file.may_write() => Some(Errno::EBADF),
-            Some(_) => None,
+    /// Why a device does not do it.
+    fn refusal(&self, file: &OpenDevice) -> Option<Errno> {
+        if self.number != DISCARD || self.has_more {
+            Some(Errno::EINVAL)
+        } else if !file.may_write() {
+            Some(Errno::EBADF)
+        } else {
+            None
         }
     }
 }

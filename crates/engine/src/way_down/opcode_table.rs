@@ -4,8 +4,8 @@
 
 use crate::issue::IssueOutcome;
 use crate::op::{
-    self, cancel, descriptor, epoll_ctl, files_update, message_ring, nop, open_close, path, poll, provide_buffers,
-    read_write, sync, timeout, uring_cmd,
+    self, cancel, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop, open_close, path, poll,
+    provide_buffers, read_write, sync, timeout, uring_cmd,
 };
 use crate::request::Request;
 use crate::ring::LockedRing;
@@ -153,6 +153,8 @@ const fn waits(rows: &mut [Row; COUNT]) {
     rows[opcode::ASYNC_CANCEL as usize] = Row { prepare: cancel::prepare, issue: cancel::issue, ..PLAIN };
     rows[opcode::MSG_RING as usize] =
         Row { allowed_on_polled_ring: true, prepare: message_ring::prepare, issue: message_ring::issue, ..ON_FILE };
+    rows[opcode::EPOLL_WAIT as usize] =
+        Row { prepare: epoll_wait::prepare, issue: epoll_wait::issue, poll_events: usring_sys::epoll::IN, ..ON_FILE };
     rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
 }
 
@@ -160,7 +162,7 @@ const COMMAND: Row = Row {
     prepare: uring_cmd::prepare,
     issue: uring_cmd::issue,
     work: Some(uring_cmd::work),
-    takes_ioprio: true,
+    selects_buffer: true,
     allowed_on_polled_ring: true,
     ..ON_FILE
 };

@@ -1,0 +1,275 @@
+//! URING_CMD on sockets: how much waits in them, and their options.
+
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
+
+use super::message_ring::DEFER;
+use super::reg;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::BAD;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, sqe};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("socket_command.bytes_to_read", bytes_to_read),
+    case("socket_command.bytes_to_send", bytes_to_send),
+    case("socket_command.datagrams", datagrams),
+    case("socket_command.listening", listening),
+    case("socket_command.families", families),
+    case("socket_command.get_option", get_option),
+    case("socket_command.get_option_of_levels", get_option_of_levels),
+    case("socket_command.set_option", set_option),
+    case("socket_command.refused", refused),
+    case("socket_command.flags", flags),
+    case("socket_command.kinds_of_rings", kinds_of_rings),
+    case("socket_command.chains", chains),
+    case("socket_command.direct_descriptor", direct_descriptor),
+];
+
+const SIOCINQ: u64 = 0;
+const SIOCOUTQ: u64 = 1;
+const GETSOCKOPT: u64 = 2;
+const SETSOCKOPT: u64 = 3;
+
+fn command(fd: i32, number: u64, user_data: u64) -> Sqe {
+    Sqe { off: number, ..sqe(opcode::URING_CMD, fd, user_data) }
+}
+
+/// `addr` holds level and name, `file_index` the length, `addr3` the value.
+fn option(fd: i32, number: u64, level: i32, name: i32, value: u64, length: u32, user_data: u64) -> Sqe {
+    command(fd, number, user_data).with(|sqe| {
+        sqe.addr = u64::from(level as u32) | u64::from(name as u32) << 32;
+        sqe.file_index = length;
+        sqe.addr3 = value;
+    })
+}
+
+fn get(fd: i32, name: i32, value: &mut i32, user_data: u64) -> Sqe {
+    option(fd, GETSOCKOPT, libc::SOL_SOCKET, name, value as *mut i32 as u64, 4, user_data)
+}
+
+fn set(fd: i32, level: i32, name: i32, value: &i32, user_data: u64) -> Sqe {
+    option(fd, SETSOCKOPT, level, name, value as *const i32 as u64, 4, user_data)
+}
+
+fn connected() -> (TcpStream, TcpStream, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback");
+    let client = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+    let (server, _) = listener.accept().expect("the connection");
+    (client, server, listener)
+}
+
+fn write_all(stream: &impl AsRawFd, bytes: &[u8]) {
+    // SAFETY: `bytes` is readable.
+    let sent = unsafe { libc::send(stream.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+    assert_eq!(sent, bytes.len() as isize);
+}
+
+/// Waits, by the ordinary way, until something can be read.
+fn until_readable(stream: &impl AsRawFd) {
+    let mut entry = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry of ours.
+    assert_eq!(unsafe { libc::poll(&mut entry, 1, 5000) }, 1);
+}
+
+fn bytes_to_read(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (client, server, _listener) = connected();
+    t.entry(&ring.one(command(server.as_raw_fd(), SIOCINQ, 1)));
+    write_all(&client, b"12345");
+    until_readable(&server);
+    t.entry(&ring.one(command(server.as_raw_fd(), SIOCINQ, 2)));
+    drop(client);
+    t.entry(&ring.one(command(server.as_raw_fd(), SIOCINQ, 3)));
+}
+
+fn bytes_to_send(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (client, server, _listener) = connected();
+    t.entry(&ring.one(command(client.as_raw_fd(), SIOCOUTQ, 1)));
+    let client = OwnedFd::from(client);
+    let filled = files::fill(&client);
+    let answer = ring.one(command(client.as_raw_fd(), SIOCOUTQ, 2));
+    t.say(format_args!("some of what was sent waits {}", answer.res > 0 && answer.res as usize <= filled));
+    drop(server);
+}
+
+fn datagrams(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let one = UdpSocket::bind("127.0.0.1:0").expect("the loopback");
+    let two = UdpSocket::bind("127.0.0.1:0").expect("the loopback");
+    two.send_to(b"abc", one.local_addr().expect("an address")).expect("sent");
+    two.send_to(b"defgh", one.local_addr().expect("an address")).expect("sent");
+    until_readable(&one);
+    t.say("of the first datagram");
+    t.entry(&ring.one(command(one.as_raw_fd(), SIOCINQ, 1)));
+    t.entry(&ring.one(command(one.as_raw_fd(), SIOCOUTQ, 2)));
+}
+
+fn listening(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (_client, _server, listener) = connected();
+    t.entry(&ring.one(command(listener.as_raw_fd(), SIOCINQ, 1)));
+    t.entry(&ring.one(command(listener.as_raw_fd(), SIOCOUTQ, 2)));
+}
+
+/// Sockets of other families have no such question.
+fn families(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (one, _two) = files::sockets();
+    t.entry(&ring.one(command(one.as_raw_fd(), SIOCINQ, 1)));
+    t.entry(&ring.one(command(one.as_raw_fd(), SIOCOUTQ, 2)));
+    let mut kind = 0;
+    t.entry(&ring.one(get(one.as_raw_fd(), libc::SO_TYPE, &mut kind, 3)));
+    t.say(format_args!("stream {}", kind == libc::SOCK_STREAM));
+    // SAFETY: no memory is involved.
+    let netlink = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    t.entry(&ring.one(command(netlink, SIOCINQ, 4)));
+    // SAFETY: a number of our own.
+    unsafe { libc::close(netlink) };
+}
+
+fn get_option(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (client, _server, listener) = connected();
+    let fd = client.as_raw_fd();
+    let mut value = 0;
+    t.entry(&ring.one(get(fd, libc::SO_TYPE, &mut value, 1)));
+    t.say(format_args!("type {}", value == libc::SOCK_STREAM));
+    t.entry(&ring.one(get(listener.as_raw_fd(), libc::SO_ACCEPTCONN, &mut value, 2)));
+    t.say(format_args!("listens {value}"));
+    t.entry(&ring.one(get(fd, libc::SO_ERROR, &mut value, 3)));
+    t.say(format_args!("error {value}"));
+    t.say("lengths");
+    let address = &raw mut value as u64;
+    for length in [0, 1, 3, 5, 100, u32::MAX, 1 << 31] {
+        t.entry(&ring.one(option(fd, GETSOCKOPT, libc::SOL_SOCKET, libc::SO_TYPE, address, length, 4)));
+    }
+    let mut linger = [0i32; 2];
+    let address = linger.as_mut_ptr() as u64;
+    t.entry(&ring.one(option(fd, GETSOCKOPT, libc::SOL_SOCKET, libc::SO_LINGER, address, 8, 5)));
+    t.say("an option that does not exist, or cannot be asked for");
+    t.entry(&ring.one(get(fd, 9999, &mut value, 6)));
+    t.entry(&ring.one(get(fd, libc::SO_ATTACH_BPF, &mut value, 7)));
+    t.say("memory");
+    t.entry(&ring.one(option(fd, GETSOCKOPT, libc::SOL_SOCKET, libc::SO_TYPE, 0, 4, 8)));
+    t.entry(&ring.one(option(fd, GETSOCKOPT, libc::SOL_SOCKET, libc::SO_TYPE, BAD, 4, 9)));
+}
+
+/// Only the sockets' own options can be asked for.
+fn get_option_of_levels(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (client, _server, _listener) = connected();
+    let mut value = 0;
+    let address = &raw mut value as u64;
+    for (level, name) in
+        [(libc::IPPROTO_TCP, libc::TCP_NODELAY), (libc::IPPROTO_IP, libc::IP_TTL), (-1, 0), (0x10001, 3)]
+    {
+        t.entry(&ring.one(option(client.as_raw_fd(), GETSOCKOPT, level, name, address, 4, 1)));
+    }
+}
+
+fn set_option(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (client, _server, _listener) = connected();
+    let fd = client.as_raw_fd();
+    let one = 1;
+    t.entry(&ring.one(set(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, &one, 1)));
+    let mut value = 0;
+    t.entry(&ring.one(get(fd, libc::SO_KEEPALIVE, &mut value, 2)));
+    t.say(format_args!("value {value}"));
+    t.say("of another level");
+    t.entry(&ring.one(set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &one, 3)));
+    t.say(format_args!("value {}", client.nodelay().unwrap_or(false)));
+    t.entry(&ring.one(set(fd, 12345, 1, &one, 4)));
+    t.entry(&ring.one(set(fd, libc::SOL_SOCKET, 9999, &one, 5)));
+    t.entry(&ring.one(set(fd, libc::SOL_SOCKET, libc::SO_TYPE, &one, 6)));
+    t.say("lengths and memory");
+    let address = &raw const one as u64;
+    for length in [0, 1, 3, 8, u32::MAX] {
+        t.entry(&ring.one(option(fd, SETSOCKOPT, libc::SOL_SOCKET, libc::SO_KEEPALIVE, address, length, 7)));
+    }
+    t.entry(&ring.one(option(fd, SETSOCKOPT, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0, 4, 8)));
+    t.entry(&ring.one(option(fd, SETSOCKOPT, libc::SOL_SOCKET, libc::SO_KEEPALIVE, BAD, 4, 9)));
+}
+
+fn refused(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (client, _server, _listener) = connected();
+    let fd = client.as_raw_fd();
+    t.say("commands that there are not");
+    t.entry(&ring.one(command(fd, 5, 1)));
+    t.entry(&ring.one(command(fd, 0x1200, 2)));
+    t.entry(&ring.one(command(fd, 1 << 32, 3)));
+    t.say("files that are no sockets");
+    let (reader, _writer) = files::pipe();
+    let memory = files::memory_file(b"x");
+    for file in [&reader, &memory] {
+        t.entry(&ring.one(command(file.as_raw_fd(), SIOCINQ, 4)));
+    }
+    t.entry(&ring.one(command(-1, SIOCINQ, 5)));
+    t.say("fields that the first two do not look at");
+    t.entry(&ring.one(command(fd, SIOCINQ, 6).with(|sqe| (sqe.addr, sqe.addr3, sqe.len) = (1, 2, 3))));
+    t.entry(&ring.one(command(fd, SIOCINQ, 7).with(|sqe| sqe.file_index = 2)));
+    t.entry(&ring.one(command(fd, SIOCINQ, 7).with(|sqe| sqe.ioprio = 1)));
+    t.entry(&ring.one(command(memory.as_raw_fd(), SIOCINQ, 7).with(|sqe| sqe.ioprio = 1)));
+    t.entry(&ring.one(command(fd, SIOCINQ, 8).with(|sqe| sqe.buf_index = 1)));
+}
+
+fn flags(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (client, _server, _listener) = connected();
+    let fd = client.as_raw_fd();
+    for flags in [1, 2, 3, 4, 1 << 31] {
+        t.entry(&ring.one(command(fd, SIOCINQ, u64::from(flags)).op_flags(flags)));
+    }
+    t.entry(&ring.one(command(fd, SIOCINQ, 9).flagged(sqe_flags::BUFFER_SELECT)));
+    t.entry(&ring.one(command(fd, SIOCINQ, 10).forced_async()));
+}
+
+fn kinds_of_rings(t: &mut Transcript) {
+    let (client, _server, _listener) = connected();
+    for flags in [u::IORING_SETUP_COOP_TASKRUN, DEFER, u::IORING_SETUP_IOPOLL, u::IORING_SETUP_SQE128] {
+        let mut ring = Ring::flags(4, flags);
+        t.entry(&ring.one(command(client.as_raw_fd(), SIOCOUTQ, 1)));
+    }
+    let mut ring = Ring::flags(4, u::IORING_SETUP_SQPOLL);
+    t.in_order(&super::sq_thread::run(&mut ring, &[command(client.as_raw_fd(), SIOCOUTQ, 1)]));
+}
+
+fn chains(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (client, _server, _listener) = connected();
+    let mut value = 0;
+    let fd = client.as_raw_fd();
+    ring.push(get(fd, libc::SO_TYPE, &mut value, 1).linked());
+    ring.push(nop(2));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    ring.push(get(fd, 9999, &mut value, 3).linked());
+    ring.push(nop(4));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    ring.push(get(fd, libc::SO_TYPE, &mut value, 5).flagged(sqe_flags::CQE_SKIP_SUCCESS));
+    ring.push(nop(6));
+    ring.submit();
+    t.sorted(&ring.wait(1));
+}
+
+fn direct_descriptor(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (client, server, _listener) = connected();
+    let number = server.as_raw_fd();
+    t.result("register", ring.register(reg::FILES, &raw const number, 1));
+    drop(server);
+    write_all(&client, b"123");
+    // The client cannot see that they have arrived; on the loopback they have.
+    t.entry(&ring.one(command(0, SIOCINQ, 1).fixed()));
+    let mut value = 0;
+    t.entry(&ring.one(get(0, libc::SO_TYPE, &mut value, 2).fixed()));
+    t.entry(&ring.one(get(1, libc::SO_TYPE, &mut value, 3).fixed()));
+}

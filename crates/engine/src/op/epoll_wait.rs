@@ -1,0 +1,40 @@
+//! EPOLL_WAIT: takes events out of one of the program's own epoll sets. An
+//! empty set is polled, as any file that has nothing yet.
+
+use super::Operation;
+use crate::issue::IssueOutcome;
+use crate::readiness;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use usring_sys::{Errno, SystemCall, UserAddress};
+use usring_uapi::general as linux;
+
+/// Where the events go.
+#[derive(Clone, Copy)]
+pub(crate) struct EpollWait {
+    events: UserAddress,
+    most: i32,
+}
+
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = &request.sqe;
+    if sqe.off != 0 || sqe.op_flags != 0 || sqe.buf_index != 0 || sqe.file_index != 0 {
+        return Err(Errno::EINVAL);
+    }
+    request.operation = Operation::EpollWait(EpollWait { events: UserAddress(sqe.addr), most: sqe.len as i32 });
+    Ok(())
+}
+
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::EpollWait(EpollWait { events, most }) = request.operation else {
+        return IssueOutcome::done(Errno::EINVAL.negative());
+    };
+    // There may be rings in the set whose CQs the program has emptied.
+    readiness::drain_from(locked);
+    let at_once = 0;
+    let arguments = [request.file.number as u64, events.0, most as u64, at_once, 0];
+    match SystemCall::new(linux::__NR_epoll_wait, arguments).run() {
+        Ok(0) => IssueOutcome::WouldBlock,
+        answer => IssueOutcome::of(answer.map(|count| count as i32)),
+    }
+}

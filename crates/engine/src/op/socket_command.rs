@@ -1,0 +1,72 @@
+//! URING_CMD on a socket: how much waits in it, and its options.
+//!
+//! The kernel asks the socket's protocol for what waits, and only those of the
+//! internet have an answer; ioctl(2) would give one for others, too.
+
+use super::uring_cmd::Command;
+use usring_sys::{Errno, SystemCall};
+use usring_uapi::general as linux;
+use usring_uapi::io_uring::io_uring_socket_op as op;
+
+const SOL_SOCKET: u32 = 1;
+const SO_DOMAIN: u32 = 39;
+const AF_INET: i32 = 2;
+const AF_INET6: i32 = 10;
+/// `ioctl` requests.
+const SIOCINQ: u64 = 0x541b;
+const SIOCOUTQ: u64 = 0x5411;
+
+const BYTES_TO_READ: u32 = op::SOCKET_URING_OP_SIOCINQ as u32;
+const BYTES_TO_SEND: u32 = op::SOCKET_URING_OP_SIOCOUTQ as u32;
+const GET_OPTION: u32 = op::SOCKET_URING_OP_GETSOCKOPT as u32;
+const SET_OPTION: u32 = op::SOCKET_URING_OP_SETSOCKOPT as u32;
+
+/// Carries a command out; `EOPNOTSUPP` for what is no socket, and no command.
+pub(super) fn run(number: i32, command: &Command) -> Result<i32, Errno> {
+    let answer = match command.number {
+        BYTES_TO_READ => bytes_waiting(number, SIOCINQ),
+        BYTES_TO_SEND => bytes_waiting(number, SIOCOUTQ),
+        GET_OPTION => get_option(number, command),
+        SET_OPTION => set_option(number, command),
+        _ => Err(Errno::EOPNOTSUPP),
+    };
+    answer.map_err(|error| if error == Errno::ENOTSOCK { Errno::EOPNOTSUPP } else { error })
+}
+
+fn bytes_waiting(number: i32, question: u64) -> Result<i32, Errno> {
+    let mut family = 0i32;
+    let mut length = size_of::<i32>() as u32;
+    let (value, value_length) = (&raw mut family as u64, &raw mut length as u64);
+    let arguments = [number as u64, u64::from(SOL_SOCKET), u64::from(SO_DOMAIN), value, value_length];
+    SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
+    if family != AF_INET && family != AF_INET6 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let mut bytes = 0i32;
+    let arguments = [number as u64, question, &raw mut bytes as u64, 0, 0];
+    SystemCall::new(linux::__NR_ioctl, arguments).run()?;
+    Ok(bytes)
+}
+
+/// Level and name stand in `addr`, the length in `optlen`, the value's address
+/// in `optval`.
+fn arguments(number: i32, command: &Command) -> [u64; 5] {
+    let (level, name) = (command.address & u64::from(u32::MAX), command.address >> 32);
+    [number as u64, level, name, command.value, u64::from(command.length)]
+}
+
+/// Answers the option's length, as there is nowhere else to put it.
+fn get_option(number: i32, command: &Command) -> Result<i32, Errno> {
+    if command.address as u32 != SOL_SOCKET {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let mut length = command.length;
+    let mut arguments = arguments(number, command);
+    arguments[4] = &raw mut length as u64;
+    SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
+    Ok(length as i32)
+}
+
+fn set_option(number: i32, command: &Command) -> Result<i32, Errno> {
+    SystemCall::new(linux::__NR_setsockopt, arguments(number, command)).run().map(|_| 0)
+}
