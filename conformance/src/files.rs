@@ -144,6 +144,24 @@ pub fn open_numbers() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
+/// The same, once a ring has been waited on and closed: what the process keeps
+/// for all rings is open by then.
+pub fn settled_numbers() -> usize {
+    let (reader, _writer) = pipe();
+    let mut ring = crate::ring::Ring::new(2);
+    ring.push(crate::sqe::poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.submit();
+    let with_ring = open_numbers();
+    drop((ring, reader, _writer));
+    crate::time::until(|| open_numbers() < with_ring);
+    let mut last = open_numbers();
+    crate::time::until(|| {
+        crate::time::long_enough_to_notice();
+        std::mem::replace(&mut last, open_numbers()) == last
+    });
+    last
+}
+
 /// A FIFO whose open for reading occupies a worker: the open waits for a
 /// writer, and no poll can tell of one.
 pub struct Fifo {

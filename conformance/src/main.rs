@@ -22,6 +22,7 @@ mod door;
 mod files;
 mod memory;
 mod names;
+mod net;
 mod process;
 mod ring;
 mod runner;

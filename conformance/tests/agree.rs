@@ -42,6 +42,7 @@ rooms! {
     exec exit signals stress hostile kinds disk threads
     aio_context aio_submit aio_events
     message_ring message_file message_wake epoll_wait socket_command napi
+    socket accept accept_address accept_direct accept_multishot accept_shared connect
 }
 
 /// What the kernel under this test is good for.

@@ -2,6 +2,11 @@
 
 use crate::case::Case;
 
+mod accept;
+mod accept_address;
+mod accept_direct;
+mod accept_multishot;
+mod accept_shared;
 mod advice;
 mod aio_context;
 mod aio_events;
@@ -10,6 +15,7 @@ mod buffer_group;
 mod buffer_ring;
 mod cancel;
 mod clock;
+mod connect;
 mod descriptor;
 mod direct;
 mod disk;
@@ -57,6 +63,7 @@ mod shapes;
 mod signals;
 mod single_issuer;
 mod skip_success;
+mod socket;
 mod socket_command;
 mod space;
 mod sq_thread;
@@ -144,6 +151,13 @@ pub const ROOMS: &[&[Case]] = &[
     epoll_wait::CASES,
     socket_command::CASES,
     napi::CASES,
+    socket::CASES,
+    accept::CASES,
+    accept_address::CASES,
+    accept_direct::CASES,
+    accept_multishot::CASES,
+    accept_shared::CASES,
+    connect::CASES,
 ];
 
 /// What a request answers whose worker was called back from a blocking call:

@@ -44,7 +44,7 @@ pub const CASES: &[Case] = &[
 const SQPOLL: u32 = u::IORING_SETUP_SQPOLL;
 
 /// A ring whose thread sleeps after `idle` milliseconds without work.
-fn ring(idle: u32) -> Ring {
+pub(super) fn ring(idle: u32) -> Ring {
     ring_with(8, idle, 0)
 }
 
@@ -61,7 +61,7 @@ fn asleep(ring: &Ring) -> bool {
 }
 
 /// What liburing does: publish, then wake the thread if it sleeps.
-fn hand_over(ring: &mut Ring) {
+pub(super) fn hand_over(ring: &mut Ring) {
     let count = ring.forget_pending();
     if asleep(ring) {
         ring.enter(count, 0, u::IORING_ENTER_SQ_WAKEUP);

@@ -1,7 +1,8 @@
-//! What all rings of one process share: the workers and the attendant. A
+//! What all rings of one process share: the workers, the attendant, the guard. A
 //! forked child starts without them and makes its own on first use.
 
 use crate::attendant::Attendant;
+use crate::stuck_calls::Guard;
 use crate::workers::WorkerPool;
 use usring_sys::per_process::PerProcess;
 
@@ -10,6 +11,7 @@ use usring_sys::per_process::PerProcess;
 pub(crate) struct Process {
     pub workers: WorkerPool,
     pub attendant: Attendant,
+    pub guard: Guard,
 }
 
 static PROCESS: PerProcess<Process> = PerProcess::new();

@@ -22,6 +22,7 @@ use crate::registered_files::{self, RegisteredFile, RegisteredFiles};
 use crate::request::{Hold, Request, RequestEntry, RequestPool};
 use crate::restrictions::Restrictions;
 use crate::sq_thread::SqThreadHandle;
+use crate::stuck_calls::StuckCalls;
 use crate::task_work::Wakers;
 use crate::timeout::Timeouts;
 use crate::{issue, task_work, timeout};
@@ -109,6 +110,7 @@ pub(crate) struct RingState {
     pub status: Option<(i32, u32)>,
     pub opened: OpenedDevices,
     pub devices: DeviceQueues,
+    pub stuck_calls: StuckCalls,
     /// Clock of the waits' timeouts (REGISTER_CLOCK).
     pub wait_clock: usring_sys::clock::Clock,
     /// Personalities handed out (REGISTER_PERSONALITY): credentials are the

@@ -345,7 +345,11 @@ pub fn is_direct(number: i32) -> bool {
 
 /// Clears O_NONBLOCK.
 pub fn clear_nonblocking(number: i32) -> Result<(), Errno> {
-    let flags = status_flags(number)? & !linux::O_NONBLOCK;
+    set_status_flags(number, status_flags(number)? & !linux::O_NONBLOCK)
+}
+
+/// fcntl(F_SETFL).
+pub fn set_status_flags(number: i32, flags: u32) -> Result<(), Errno> {
     let arguments = [number as u64, u64::from(linux::F_SETFL), u64::from(flags), 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(drop)
 }

@@ -86,15 +86,28 @@ pub fn wait_readable(number: i32) -> Result<(), Errno> {
     poll(number, IN, -1).map(drop)
 }
 
-fn poll(number: i32, events: u32, timeout_ms: i32) -> Result<u32, Errno> {
-    #[repr(C)]
-    struct PollDescriptor {
-        number: i32,
-        events: i16,
-        returned: i16,
+/// `struct pollfd`.
+#[repr(C)]
+pub struct PollDescriptor {
+    number: i32,
+    events: i16,
+    returned: i16,
+}
+
+impl PollDescriptor {
+    pub fn new(number: i32, events: u32) -> Self {
+        PollDescriptor { number, events: events as i16, returned: 0 }
     }
-    let mut one = PollDescriptor { number, events: events as i16, returned: 0 };
-    SystemCall::new(linux::__NR_poll, [&raw mut one as u64, 1, timeout_ms as u64, 0, 0]).run()?;
+
+    /// poll(2) for it alone; without end if the time is negative.
+    pub fn call(&mut self, timeout_ms: i32) -> SystemCall {
+        SystemCall::new(linux::__NR_poll, [&raw mut *self as u64, 1, timeout_ms as u64, 0, 0])
+    }
+}
+
+fn poll(number: i32, events: u32, timeout_ms: i32) -> Result<u32, Errno> {
+    let mut one = PollDescriptor::new(number, events);
+    one.call(timeout_ms).run()?;
     let returned = one.returned as u16;
     const POLLNVAL: u16 = 0x20;
     if returned & POLLNVAL != 0 { Err(Errno::EBADF) } else { Ok(u32::from(returned)) }

@@ -37,6 +37,7 @@ pub mod set_once;
 pub mod shared;
 pub mod signals;
 pub mod sleep;
+pub mod socket;
 pub mod sync;
 pub mod syscall;
 pub mod thread;

@@ -7,9 +7,10 @@
 //! that interrupts the piece moves the instruction pointer to its way out
 //! ([`way_out`]), and the call ends as if interrupted.
 //!
-//! Two things use it: a program's thread that waits for completions (the
-//! reason is [`signals::DEFERRED`]), and a worker inside a system call that may
-//! take for ever (the reason is the request's cancel word, the signal SIGSYS).
+//! Three things use it: a program's thread that waits for completions (the
+//! reason is [`signals::DEFERRED`]), a worker inside a system call that may
+//! take for ever (the reason is the request's cancel word, the signal SIGSYS),
+//! and whoever makes a call that hardly ever sleeps (the same, [`briefly`]).
 
 use crate::clock::{Clock, Nanoseconds, timespec};
 use crate::epoll::Event;
@@ -248,6 +249,16 @@ pub fn blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Errno> 
     }
 }
 
+/// Runs, once, a system call that is not expected to sleep but may. `None`: it
+/// was broken off, by [`interrupt_worker`] (whose sender sets `cancelled`
+/// first) or by any signal.
+pub fn briefly(call: &SystemCall, cancelled: &AtomicU32) -> Option<Result<u64, Errno>> {
+    match run(cancelled, call) {
+        Ended::Answered(Err(Errno::EINTR)) | Ended::Aborted => None,
+        Ended::Answered(answer) => Some(answer),
+    }
+}
+
 /// Runs a system call that ends this program's image or thread if it succeeds
 /// (execve), unless a signal has been put off: `None`, and nothing was done.
 /// The mask that is in force while a signal is put off must not outlive us.
@@ -295,7 +306,8 @@ impl SignalInformation {
     }
 }
 
-/// Wakes a worker out of [`blocking`]; its `cancelled` word must be set.
+/// Wakes a thread out of [`blocking`] or [`briefly`]; its `cancelled` word must
+/// be set.
 pub fn interrupt_worker(thread: u32) {
     let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return };
     let mut information = SignalInformation { code: QUEUED, process: process as i32, ..Default::default() };

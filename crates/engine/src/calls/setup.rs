@@ -229,6 +229,7 @@ fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
         status: None,
         opened: Default::default(),
         devices: Default::default(),
+        stuck_calls: Default::default(),
         wait_clock: Clock::Monotonic,
         personalities: 0,
     }

@@ -4,9 +4,11 @@
 use crate::request::Request;
 use core::mem::needs_drop;
 
+pub(crate) mod accept;
 pub(crate) mod block_device;
 pub(crate) mod call;
 pub(crate) mod cancel;
+pub(crate) mod connect;
 pub(crate) mod descriptor;
 pub(crate) mod epoll_ctl;
 pub(crate) mod epoll_wait;
@@ -18,6 +20,7 @@ pub(crate) mod path;
 pub(crate) mod poll;
 pub(crate) mod provide_buffers;
 pub(crate) mod read_write;
+pub(crate) mod socket;
 pub(crate) mod socket_command;
 pub(crate) mod sync;
 pub(crate) mod timeout;
@@ -44,6 +47,9 @@ pub(crate) enum Operation {
     EpollWait(epoll_wait::EpollWait),
     Command(uring_cmd::Command),
     Message(message_ring::Message),
+    Accept(accept::Accept),
+    Bind(connect::SocketAddress),
+    Connect(connect::Connect),
 }
 
 impl Operation {
@@ -52,8 +58,10 @@ impl Operation {
     pub fn owns_memory(&self) -> bool {
         match self {
             Operation::ReadWrite(transfer) => transfer.owns_memory(),
-            Operation::Call(_) | Operation::Open(_) => true,
             Operation::Message(message) => message.owns_memory(),
+            Operation::Call(_) | Operation::Open(_) | Operation::Accept(_) => true,
+            Operation::Bind(address) => address.owns_memory(),
+            Operation::Connect(connect) => connect.address.owns_memory(),
             Operation::Nothing | Operation::Nop(_) | Operation::Poll(_) | Operation::PollUpdate(_) => false,
             Operation::Timeout(_) | Operation::LinkTimeout(_) | Operation::TimeoutUpdate(_) => false,
             Operation::Cancel(_) | Operation::EpollControl(_) | Operation::EpollWait(_) | Operation::Command(_) => {

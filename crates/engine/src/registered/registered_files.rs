@@ -55,9 +55,10 @@ impl RegisteredFile {
 }
 
 /// Where a request wants its new descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// Among the program's ordinary descriptors.
+    #[default]
     Ordinary,
     /// In this slot of the table.
     Index(u32),
@@ -117,6 +118,15 @@ impl RegisteredFiles {
     pub fn install(&mut self, slot: Slot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
         let device = if host::has_devices() { devices::recognise(descriptor.number()) } else { None };
         self.place(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
+    }
+
+    /// The same for a new socket, of which more is known: nobody locks it, and
+    /// it is no device.
+    pub fn install_socket(&mut self, slot: Slot, socket: OwnedDescriptor) -> Result<i32, Errno> {
+        let mut descriptor = HeldDescriptor::new(socket);
+        descriptor.assume_never_locked();
+        let registrations = Mutex::default();
+        self.place(slot, Arc::new(RegisteredFile { registrations, descriptor, direct: false, device: None }))
     }
 
     fn place(&mut self, slot: Slot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {

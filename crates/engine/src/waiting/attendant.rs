@@ -21,7 +21,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::mutex::Mutex;
@@ -39,6 +39,8 @@ enum Errand {
 #[derive(Default)]
 pub(crate) struct Attendant {
     post: Mutex<Option<Arc<Post>>>,
+    /// The thread, as [`thread::current`] names it.
+    thread: AtomicUsize,
 }
 
 /// What the thread and its clients share.
@@ -104,7 +106,11 @@ impl Attendant {
         fresh.set.add(fresh.bell.number(), epoll::IN, BELL)?;
         descriptor::set_keeper(&RING_THE_BELL);
         let theirs = fresh.clone();
-        thread::spawn("usring-attend", Box::new(move || theirs.attend()))?;
+        let life = move || {
+            self.thread.store(thread::current().0, Ordering::Relaxed);
+            theirs.attend();
+        };
+        thread::spawn("usring-attend", Box::new(life))?;
         *post = Some(fresh.clone());
         Ok(fresh)
     }
@@ -113,6 +119,12 @@ impl Attendant {
     pub fn start_thread(&'static self, name: &'static str, life: Action, stillborn: Action) {
         let Ok(post) = self.post() else { return stillborn() };
         post.ask(Errand::Birth { name, life, stillborn });
+    }
+
+    /// Whether the calling thread is the attendant: what it asks of itself is
+    /// not done before it is back from what it does.
+    pub fn is_current(&self) -> bool {
+        self.thread.load(Ordering::Relaxed) == thread::current().0
     }
 
     fn ring_the_bell(&'static self) {

@@ -4,8 +4,8 @@
 
 use crate::issue::IssueOutcome;
 use crate::op::{
-    self, cancel, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop, open_close, path, poll,
-    provide_buffers, read_write, sync, timeout, uring_cmd,
+    self, accept, cancel, connect, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop, open_close,
+    path, poll, provide_buffers, read_write, socket, sync, timeout, uring_cmd,
 };
 use crate::request::Request;
 use crate::ring::LockedRing;
@@ -79,6 +79,7 @@ const fn table() -> [Row; COUNT] {
     transfers(&mut rows);
     files(&mut rows);
     waits(&mut rows);
+    sockets(&mut rows);
     rows
 }
 
@@ -158,12 +159,41 @@ const fn waits(rows: &mut [Row; COUNT]) {
     rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
 }
 
+/// What makes sockets and joins them.
+const fn sockets(rows: &mut [Row; COUNT]) {
+    rows[opcode::SOCKET as usize] = Row { prepare: socket::prepare_socket, issue: socket::issue_socket, ..PLAIN };
+    rows[opcode::BIND as usize] = Row { prepare: connect::prepare_bind, issue: connect::issue_bind, ..ON_FILE };
+    rows[opcode::LISTEN as usize] = Row { prepare: socket::prepare_listen, issue: socket::issue_listen, ..ON_FILE };
+    rows[opcode::SHUTDOWN as usize] =
+        Row { prepare: socket::prepare_shutdown, issue: socket::issue_shutdown, ..ON_FILE };
+    rows[opcode::CONNECT as usize] = CONNECT;
+    rows[opcode::ACCEPT as usize] = ACCEPT;
+}
+
 const COMMAND: Row = Row {
     prepare: uring_cmd::prepare,
     issue: uring_cmd::issue,
     work: Some(uring_cmd::work),
     selects_buffer: true,
     allowed_on_polled_ring: true,
+    ..ON_FILE
+};
+
+const CONNECT: Row = Row {
+    prepare: connect::prepare,
+    issue: connect::issue,
+    work: Some(connect::work),
+    poll_events: usring_sys::epoll::OUT,
+    ..ON_FILE
+};
+
+const ACCEPT: Row = Row {
+    prepare: accept::prepare,
+    issue: accept::issue,
+    work: Some(accept::work),
+    finish: Some(accept::finish),
+    poll_events: usring_sys::epoll::IN,
+    takes_ioprio: true,
     ..ON_FILE
 };
 

@@ -260,6 +260,11 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
         }
         None => request.result,
     };
+    if request.progress == Progress::New {
+        // A multishot has had one more of its results, and goes on.
+        locked.issuable.push_back(request);
+        return;
+    }
     let failed = crate::op::is_failure(&request, result);
     complete::complete(locked, request, issue::Answer { result, failed });
 }

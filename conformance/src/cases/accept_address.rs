@@ -1,0 +1,153 @@
+//! What ACCEPT tells of the peer, and where.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::accept::is_ready;
+use super::socket::taken;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::{BAD, KERNEL_HALF};
+use crate::net::{self, Address, FAMILIES, Family};
+use crate::ring::Ring;
+use crate::sqe::Change;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("accept_address.peer", peer_address),
+    case("accept_address.cut", peer_address_cut),
+    case("accept_address.wrong", peer_address_wrong),
+    case("accept_address.wrong_while_waiting", peer_address_wrong_while_waiting),
+    case("accept_address.length_is_read_late", length_is_read_late),
+];
+
+fn shown(t: &mut Transcript, address: &Address, peer: &Address) {
+    let whole = address.written() == peer.length as usize;
+    let same = address.bytes[..peer.length as usize] == peer.bytes[..peer.length as usize];
+    t.say(format_args!("length {}, whole {whole}, the client's {same}", address.length));
+}
+
+fn peer_address(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for family in FAMILIES {
+        let (listener, address) = net::listener(family);
+        let client = net::stream(family);
+        if family == Family::Unix {
+            let mut named: libc::sockaddr_un = crate::memory::zeroed();
+            named.sun_family = libc::AF_UNIX as u16;
+            let name = format!("\0conformance-{}", std::process::id());
+            for (place, byte) in named.sun_path.iter_mut().zip(name.bytes()) {
+                *place = byte as libc::c_char;
+            }
+            assert_eq!(net::bind(&client, &Address::of(&named, 2 + 19)), 0);
+        }
+        assert_eq!(net::connect_now(client.as_raw_fd(), &address), 0);
+        let room = Address::room(128);
+        let entry = ring.one(net::accept_from(listener.as_raw_fd(), &room, 1));
+        taken(t, &entry);
+        let room = std::hint::black_box(room);
+        shown(t, &room, &net::address_of(client.as_raw_fd()));
+        // The same, for one that has to wait; and one without a name.
+        let room = Address::room(128);
+        ring.push(net::accept_from(listener.as_raw_fd(), &room, 2));
+        ring.submit();
+        let client = net::connected(family, &address);
+        for entry in ring.wait(1) {
+            taken(t, &entry);
+        }
+        let room = std::hint::black_box(room);
+        shown(t, &room, &net::address_of(client.as_raw_fd()));
+    }
+}
+
+/// What does not fit is cut off, and the length says how long it would be.
+fn peer_address_cut(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for family in FAMILIES {
+        let (listener, address) = net::listener(family);
+        for length in [0, 1, 2, 8, 16, 28, 64] {
+            let client = net::connected(family, &address);
+            let room = Address::room(length);
+            let entry = ring.one(net::accept_from(listener.as_raw_fd(), &room, 1));
+            drop(taken(t, &entry));
+            let room = std::hint::black_box(room);
+            // A port or an address may end in a byte that looks like nothing written.
+            let peer = net::address_of(client.as_raw_fd());
+            let kept = (length as usize).min(peer.length as usize);
+            let same = room.bytes[..kept] == peer.bytes[..kept];
+            let rest = room.bytes[kept..].iter().all(|byte| *byte == 0xaa);
+            t.say(format_args!("{family:?} room {length}: {}, cut right {}", room.length, same && rest));
+        }
+    }
+}
+
+/// The connection is lost: it was taken from the queue before the answer could
+/// not be written.
+fn peer_address_wrong(t: &mut Transcript) {
+    let before = files::settled_numbers();
+    let mut ring = Ring::new(4);
+    for family in FAMILIES {
+        let (listener, address) = net::listener(family);
+        let room = Address::room(128);
+        let negative = Address::room(u32::MAX);
+        let huge = Address::room(i32::MAX as u32);
+        let ways = [
+            ("bad length address", room.at(), BAD),
+            ("no length address", room.at(), 0),
+            ("length in the kernel's half", room.at(), KERNEL_HALF),
+            ("bad address", BAD, room.length_at()),
+            ("address in the kernel's half", KERNEL_HALF, room.length_at()),
+            ("negative length", room.at(), negative.length_at()),
+            ("huge length", room.at(), huge.length_at()),
+            ("only a length", 0, room.length_at()),
+            ("only a bad length", 0, BAD),
+        ];
+        for (name, at, length_at) in ways {
+            let client = net::connected(family, &address);
+            let entry =
+                ring.one(net::accept(listener.as_raw_fd(), 1).with(|sqe| (sqe.addr, sqe.off) = (at, length_at)));
+            t.say(format_args!("{family:?} {name}: {}", crate::names::outcome(i64::from(entry.res))));
+            // SAFETY: made for this program, if it was.
+            drop((entry.res >= 0).then(|| unsafe { OwnedFd::from_raw_fd(entry.res) }));
+            let left = is_ready(&listener);
+            t.say(format_args!("still queued {left}"));
+            if left {
+                // SAFETY: no address is asked for; the descriptor is closed.
+                unsafe { libc::close(libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut())) };
+            }
+            drop(client);
+        }
+    }
+    drop(ring);
+    t.say(format_args!("nothing left open {}", crate::time::until(|| files::open_numbers() == before)));
+}
+
+fn peer_address_wrong_while_waiting(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (listener, address) = net::listener(Family::V4);
+    ring.push(net::accept(listener.as_raw_fd(), 1).with(|sqe| (sqe.addr, sqe.off) = (BAD, BAD)));
+    ring.submit();
+    t.in_order(&ring.reap());
+    let client = net::connected(Family::V4, &address);
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("still queued {}", is_ready(&listener)));
+    // The peer sees its end.
+    t.say(format_args!("the client reads {:?}", files::take(&client, 1).map(|bytes| bytes.len())));
+}
+
+/// Address and length belong to the program until the connection comes.
+fn length_is_read_late(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (listener, address) = net::listener(Family::V4);
+    let mut room = Box::new(Address::room(0));
+    ring.push(net::accept_from(listener.as_raw_fd(), &room, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    // SAFETY: our own word; the request looks at it when there is a connection.
+    unsafe { (&raw mut room.length).write_volatile(8) };
+    let _client = net::connected(Family::V4, &address);
+    for entry in ring.wait(1) {
+        taken(t, &entry);
+    }
+    let room = std::hint::black_box(room);
+    t.say(format_args!("length {}, written {}", room.length, room.bytes[8] == 0xaa && room.bytes[0] == 2));
+}

@@ -1,0 +1,280 @@
+//! ACCEPT into direct descriptors, of one connection and of many.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use usring_uapi::{Sqe, io_uring as u};
+
+use super::accept::is_ready;
+use super::accept_multishot::multishot;
+use super::reg;
+use super::socket::{ALLOCATE, sparse, without_numbers};
+use crate::case::{Case, case, differs};
+use crate::files;
+use crate::memory::BAD;
+use crate::net::{self, FAMILIES, Family};
+use crate::ring::Ring;
+use crate::sqe::{Change, close, read};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("accept_direct.into_slot", into_slot),
+    case("accept_direct.replaces", replaces),
+    case("accept_direct.allocates", allocates),
+    case("accept_direct.table_full", table_full),
+    case("accept_direct.without_table", without_table),
+    case("accept_direct.beyond_table", beyond_table),
+    case("accept_direct.flags", flags),
+    case("accept_direct.waits", waits),
+    case("accept_direct.slot_is_looked_at_late", slot_is_looked_at_late),
+    case("accept_direct.peer_address_wrong", peer_address_wrong),
+    case("accept_direct.uses_no_number", uses_no_number),
+    differs(
+        "accept_direct.no_number_is_free",
+        no_number_is_free,
+        "a direct descriptor has an ordinary number for a moment",
+    ),
+    case("accept_direct.ring_closes", ring_closes),
+    case("accept_direct.multishot", many),
+    case("accept_direct.multishot_table_full", many_table_full),
+    case("accept_direct.multishot_other_index", many_other_index),
+    case("accept_direct.multishot_close_on_exec", many_close_on_exec),
+    case("accept_direct.multishot_without_table", many_without_table),
+    case("accept_direct.multishot_table_goes", many_table_goes),
+];
+
+fn into(slot: u32, fd: &OwnedFd, user_data: u64) -> Sqe {
+    net::accept(fd.as_raw_fd(), user_data).with(|sqe| sqe.file_index = slot)
+}
+
+/// Whether a byte goes from a client into the socket in a slot.
+fn reaches(ring: &mut Ring, client: &OwnedFd, slot: i32) -> bool {
+    let mut byte = [0u8; 1];
+    files::put(client, b"x");
+    ring.one(read(slot, &mut byte, 0, 99).fixed()).res == 1 && byte == *b"x"
+}
+
+fn into_slot(t: &mut Transcript) {
+    for family in FAMILIES {
+        let mut ring = sparse(3);
+        let (listener, address) = net::listener(family);
+        let clients = [net::connected(family, &address), net::connected(family, &address)];
+        t.entry(&ring.one(into(1, &listener, 1)));
+        t.entry(&ring.one(into(3, &listener, 2)));
+        t.say(format_args!("data {} {}", reaches(&mut ring, &clients[0], 0), reaches(&mut ring, &clients[1], 2)));
+    }
+}
+
+/// What stood in the slot is closed.
+fn replaces(t: &mut Transcript) {
+    let mut ring = sparse(1);
+    let (listener, address) = net::listener(Family::V4);
+    let first = net::connected(Family::V4, &address);
+    t.entry(&ring.one(into(1, &listener, 1)));
+    let second = net::connected(Family::V4, &address);
+    t.entry(&ring.one(into(1, &listener, 2)));
+    t.say(format_args!("the first reads {:?}", files::take(&first, 1).map(|bytes| bytes.len())));
+    t.say(format_args!("data {}", reaches(&mut ring, &second, 0)));
+}
+
+fn allocates(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (listener, address) = net::listener(Family::V4);
+    let clients: Vec<OwnedFd> = (0..3).map(|_| net::connected(Family::V4, &address)).collect();
+    t.entry(&ring.one(into(ALLOCATE, &listener, 1)));
+    t.entry(&ring.one(into(ALLOCATE, &listener, 2)));
+    t.say(format_args!("data {} {}", reaches(&mut ring, &clients[0], 0), reaches(&mut ring, &clients[1], 1)));
+    t.entry(&ring.one(close(0, 3).with(|sqe| sqe.file_index = 1)));
+    t.entry(&ring.one(into(ALLOCATE, &listener, 4)));
+}
+
+/// The connection that finds no slot is lost.
+fn table_full(t: &mut Transcript) {
+    let mut ring = sparse(1);
+    let (listener, address) = net::listener(Family::V4);
+    let clients: Vec<OwnedFd> = (0..2).map(|_| net::connected(Family::V4, &address)).collect();
+    t.entry(&ring.one(into(ALLOCATE, &listener, 1)));
+    t.entry(&ring.one(into(ALLOCATE, &listener, 2)));
+    t.say(format_args!("still queued {}", is_ready(&listener)));
+    t.say(format_args!("the second reads {:?}", files::take(&clients[1], 1).map(|bytes| bytes.len())));
+}
+
+fn without_table(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (listener, address) = net::listener(Family::V4);
+    for (user_data, slot) in [(1, 1), (2, ALLOCATE)] {
+        let client = net::connected(Family::V4, &address);
+        t.entry(&ring.one(into(slot, &listener, user_data)));
+        t.say(format_args!("still queued {}", is_ready(&listener)));
+        drop(client);
+    }
+}
+
+fn beyond_table(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (listener, address) = net::listener(Family::V4);
+    for slot in [3, 1 << 20, u32::MAX - 1] {
+        let client = net::connected(Family::V4, &address);
+        t.entry(&ring.one(into(slot, &listener, 1)));
+        t.say(format_args!("still queued {}", is_ready(&listener)));
+        drop(client);
+    }
+}
+
+fn flags(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (listener, address) = net::listener(Family::V4);
+    let _client = net::connected(Family::V4, &address);
+    for flags in [libc::SOCK_CLOEXEC, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, libc::SOCK_NONBLOCK] {
+        t.entry(&ring.one(into(1, &listener, 1).op_flags(flags as u32)));
+    }
+    t.entry(&ring.one(into(ALLOCATE, &listener, 1).op_flags(libc::SOCK_CLOEXEC as u32)));
+}
+
+fn waits(t: &mut Transcript) {
+    for family in FAMILIES {
+        let mut ring = sparse(2);
+        let (listener, address) = net::listener(family);
+        ring.push(into(2, &listener, 1));
+        ring.push(into(ALLOCATE, &listener, 2));
+        ring.submit();
+        t.in_order(&ring.reap());
+        let _first = net::connected(family, &address);
+        let mut entries = ring.wait(1);
+        let _second = net::connected(family, &address);
+        entries.extend(ring.wait(1));
+        t.sorted(&entries);
+    }
+}
+
+fn slot_is_looked_at_late(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (listener, address) = net::listener(Family::V4);
+    ring.push(into(1, &listener, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    let numbers = [-1i32; 2];
+    t.result("register", ring.register(reg::FILES, numbers.as_ptr(), 2));
+    let client = net::connected(Family::V4, &address);
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("data {}", reaches(&mut ring, &client, 0)));
+}
+
+fn peer_address_wrong(t: &mut Transcript) {
+    let mut ring = sparse(1);
+    let (listener, address) = net::listener(Family::V4);
+    let _client = net::connected(Family::V4, &address);
+    t.entry(&ring.one(into(ALLOCATE, &listener, 1).with(|sqe| (sqe.addr, sqe.off) = (BAD, BAD))));
+    t.say(format_args!("still queued {}", is_ready(&listener)));
+    let _client = net::connected(Family::V4, &address);
+    t.entry(&ring.one(into(ALLOCATE, &listener, 2)));
+}
+
+/// The program's lowest free number stays free.
+fn uses_no_number(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (listener, address) = net::listener(Family::V4);
+    let client = net::stream(Family::V4);
+    let next = files::eventfd(0);
+    let number = next.as_raw_fd();
+    drop(next);
+    assert_eq!(net::connect_now(client.as_raw_fd(), &address), 0);
+    t.entry(&ring.one(into(1, &listener, 1)));
+    t.say(format_args!("same number {}", files::eventfd(0).as_raw_fd() == number));
+}
+
+fn no_number_is_free(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (listener, address) = net::listener(Family::V4);
+    let _client = net::connected(Family::V4, &address);
+    let entry = without_numbers(|| ring.one(into(1, &listener, 1)));
+    t.entry(&entry);
+    t.say(format_args!("still queued {}", is_ready(&listener)));
+}
+
+fn ring_closes(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (listener, address) = net::listener(Family::V4);
+    let client = net::connected(Family::V4, &address);
+    t.entry(&ring.one(into(1, &listener, 1)));
+    drop(ring);
+    t.say(format_args!("the client reads {:?}", files::take(&client, 1).map(|bytes| bytes.len())));
+}
+
+fn direct(fd: &OwnedFd, slot: u32, user_data: u64) -> Sqe {
+    multishot(fd.as_raw_fd(), user_data).with(|sqe| sqe.file_index = slot)
+}
+
+fn many(t: &mut Transcript) {
+    for family in FAMILIES {
+        let mut ring = sparse(4);
+        let (listener, address) = net::listener(family);
+        let mut clients = vec![net::connected(family, &address)];
+        ring.push(direct(&listener, ALLOCATE, 1));
+        ring.submit();
+        t.in_order(&ring.wait(1));
+        for _ in 0..2 {
+            clients.push(net::connected(family, &address));
+            t.in_order(&ring.wait(1));
+        }
+        for (slot, client) in clients.iter().enumerate() {
+            t.say(format_args!("data {}", reaches(&mut ring, client, slot as i32)));
+        }
+    }
+}
+
+fn many_table_full(t: &mut Transcript) {
+    for family in FAMILIES {
+        let mut ring = sparse(2);
+        let (listener, address) = net::listener(family);
+        ring.push(direct(&listener, ALLOCATE, 1));
+        ring.submit();
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            clients.push(net::connected(family, &address));
+            t.in_order(&ring.wait(1));
+        }
+        let late = net::connected(family, &address);
+        crate::time::long_enough_to_notice();
+        t.in_order(&ring.reap());
+        t.say(format_args!("still queued {}", is_ready(&listener)));
+        t.say(format_args!("the third reads {:?}", files::take(&clients[2], 1).map(|bytes| bytes.len())));
+        drop(late);
+    }
+}
+
+fn many_other_index(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (listener, _address) = net::listener(Family::V4);
+    for slot in [1, 2, 7, u32::MAX - 1] {
+        t.entry(&ring.one(direct(&listener, slot, 1)));
+    }
+}
+
+fn many_close_on_exec(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (listener, _address) = net::listener(Family::V4);
+    t.entry(&ring.one(direct(&listener, ALLOCATE, 1).op_flags(libc::SOCK_CLOEXEC as u32)));
+}
+
+fn many_without_table(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (listener, address) = net::listener(Family::V4);
+    ring.push(direct(&listener, ALLOCATE, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    let _client = net::connected(Family::V4, &address);
+    t.in_order(&ring.wait(1));
+}
+
+fn many_table_goes(t: &mut Transcript) {
+    let mut ring = sparse(2);
+    let (listener, address) = net::listener(Family::V4);
+    ring.push(direct(&listener, ALLOCATE, 1));
+    ring.submit();
+    let _client = net::connected(Family::V4, &address);
+    t.in_order(&ring.wait(1));
+    t.result("unregister", ring.register(reg::UNREGISTER_FILES, std::ptr::null::<u8>(), 0));
+    let _client = net::connected(Family::V4, &address);
+    t.in_order(&ring.wait(1));
+    assert_eq!(u::IORING_ACCEPT_MULTISHOT, 1);
+}

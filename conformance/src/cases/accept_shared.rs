@@ -1,0 +1,137 @@
+//! A listener from which others accept, too, by ordinary blocking calls: the
+//! ring takes what it can get and is never held up by them.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::accept::is_ready;
+use super::accept_multishot::multishot;
+use crate::case::{Case, case};
+use crate::files;
+use crate::net::{self, Address, Family};
+use crate::ring::Ring;
+use crate::sqe::nop;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("accept_shared.other_process", other_process),
+    case("accept_shared.other_thread", other_thread),
+    case("accept_shared.multishot_and_other_process", multishot_and_other_process),
+];
+
+const ROUNDS: usize = 200;
+
+/// One after another, so many connections are offered to a ring and to somebody
+/// who takes them by ordinary blocking calls on the same listener. Whoever gets
+/// one sends a byte. Whatever the other does, the ring is never held up: it
+/// answers a NOP after each.
+fn contest(t: &mut Transcript, listener: &OwnedFd, address: &Address) {
+    let mut ring = Ring::new(8);
+    let mut armed = false;
+    let mut served = 0;
+    let mut longest = std::time::Duration::ZERO;
+    for _ in 0..ROUNDS {
+        if !armed {
+            ring.push(net::accept(listener.as_raw_fd(), 1));
+            ring.submit();
+            armed = true;
+        }
+        let client = net::connected(Family::V4, address);
+        let mut one = libc::pollfd { fd: client.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let is_served = crate::time::until(|| {
+            let start = std::time::Instant::now();
+            ring.push(nop(2));
+            ring.submit();
+            for entry in ring.reap() {
+                if entry.user_data == 1 && entry.res >= 0 {
+                    armed = false;
+                    // SAFETY: made for this program, and nobody else's.
+                    files::put(&unsafe { OwnedFd::from_raw_fd(entry.res) }, b"r");
+                }
+            }
+            longest = longest.max(start.elapsed());
+            // SAFETY: one element.
+            unsafe { libc::poll(&raw mut one, 1, 0) == 1 }
+        });
+        served += usize::from(is_served);
+    }
+    t.say(format_args!("served {served} of {ROUNDS}"));
+    t.say(format_args!("held up {}", longest > std::time::Duration::from_secs(1)));
+}
+
+/// Takes connections by blocking calls until the listener is shut down.
+fn rival(listener: i32) {
+    loop {
+        // SAFETY: no address is asked for; the descriptor is this function's.
+        let fd = unsafe { libc::accept(listener, std::ptr::null_mut(), std::ptr::null_mut()) };
+        if fd < 0 {
+            return;
+        }
+        // SAFETY: one byte of ours; the descriptor just made.
+        unsafe {
+            libc::send(fd, b"o".as_ptr().cast(), 1, libc::MSG_NOSIGNAL);
+            libc::close(fd);
+        }
+    }
+}
+
+fn other_process(t: &mut Transcript) {
+    let (listener, address) = net::listener(Family::V4);
+    let number = listener.as_raw_fd();
+    let child = crate::process::start(|| {
+        rival(number);
+        0
+    });
+    contest(t, &listener, &address);
+    // SAFETY: no memory is involved; its accept ends by that.
+    unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
+    t.say(crate::process::ending(child));
+}
+
+fn other_thread(t: &mut Transcript) {
+    let (listener, address) = net::listener(Family::V4);
+    let number = listener.as_raw_fd();
+    let thread = std::thread::spawn(move || rival(number));
+    contest(t, &listener, &address);
+    // SAFETY: no memory is involved; its accept ends by that.
+    unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
+    t.say(format_args!("ended {}", thread.join().is_ok()));
+}
+
+/// Somebody else takes connections from the same listener by blocking calls,
+/// whenever he can: what the ring gets, it gets without being held up.
+fn multishot_and_other_process(t: &mut Transcript) {
+    let (listener, address) = net::listener(Family::V4);
+    let number = listener.as_raw_fd();
+    let child = crate::process::start(|| {
+        rival(number);
+        0
+    });
+    let mut ring = Ring::new(8);
+    ring.push(multishot(number, 1));
+    ring.submit();
+    let mut served = 0;
+    let mut longest = std::time::Duration::ZERO;
+    for _ in 0..ROUNDS {
+        let client = net::connected(Family::V4, &address);
+        served += usize::from(crate::time::until(|| {
+            let start = std::time::Instant::now();
+            ring.push(nop(2));
+            ring.submit();
+            for entry in ring.reap() {
+                if entry.user_data == 1 && entry.res >= 0 {
+                    // SAFETY: made for this program, and nobody else's.
+                    files::put(&unsafe { OwnedFd::from_raw_fd(entry.res) }, b"r");
+                }
+            }
+            longest = longest.max(start.elapsed());
+            is_ready(&client)
+        }));
+    }
+    t.say(format_args!("served {served} of {ROUNDS}"));
+    t.say(format_args!("held up {}", longest > std::time::Duration::from_secs(1)));
+    // SAFETY: no memory is involved; everybody's accept ends by that.
+    unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
+    t.say(crate::process::ending(child));
+    let last = ring.wait(1);
+    t.in_order(&last);
+}

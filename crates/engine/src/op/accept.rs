@@ -1,0 +1,207 @@
+//! ACCEPT: one connection, or one after another as they come.
+//!
+//! A call of accept4(2) that fails costs ten times what a look at the listener
+//! does, and one that finds nothing may sleep. So the listener is looked at
+//! first, and after each connection: that look tells both whether to go on
+//! and what SOCK_NONEMPTY says.
+
+use super::Operation;
+use super::socket::{check_flags, flags_for, place};
+use crate::complete;
+use crate::fast_poll;
+use crate::issue::IssueOutcome;
+use crate::registered_files::Slot;
+use crate::request::{Progress, Request};
+use crate::ring::LockedRing;
+use crate::workers::Blocking;
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::epoll::PollDescriptor;
+use usring_sys::{Errno, SystemCall, UserAddress, epoll, socket};
+use usring_uapi::io_uring as abi;
+
+const FLAGS: u16 = (abi::IORING_ACCEPT_MULTISHOT | abi::IORING_ACCEPT_DONTWAIT | abi::IORING_ACCEPT_POLL_FIRST) as u16;
+
+/// EPOLLRDHUP.
+const PEER_HANG_UP: u32 = 0x2000;
+
+#[derive(Default)]
+pub(crate) struct Accept {
+    slot: Slot,
+    /// Whether its listener is one of the internet, once that was asked.
+    internet: Option<bool>,
+    /// What a worker has accepted, on its way to the program. Whatever becomes
+    /// of the request, it is not left open.
+    accepted: Option<OwnedDescriptor>,
+}
+
+/// Whether a connection waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    Unknown,
+    Empty,
+    Filled,
+}
+
+fn has(request: &Request, flag: u32) -> bool {
+    request.sqe.ioprio & flag as u16 != 0
+}
+
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    let slot = Slot::from_sqe(sqe.file_index);
+    if sqe.len != 0 || sqe.buf_index != 0 || sqe.ioprio & !FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    check_flags(sqe.op_flags, slot)?;
+    // There is a slot for one connection only.
+    if has(request, abi::IORING_ACCEPT_MULTISHOT) && matches!(slot, Slot::Index(_)) {
+        return Err(Errno::EINVAL);
+    }
+    request.multishot = has(request, abi::IORING_ACCEPT_MULTISHOT);
+    request.begin_operation(Operation::Accept(Accept { slot, ..Accept::default() }));
+    Ok(())
+}
+
+/// accept4(2) for a request.
+fn call(request: &Request, slot: Slot) -> SystemCall {
+    let (address, length) = (UserAddress(request.sqe.addr), UserAddress(request.sqe.off));
+    socket::accept_call(request.file.number, address, length, flags_for(request.sqe.op_flags, slot))
+}
+
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let Operation::Accept(Accept { slot, .. }) = request.operation else {
+        return IssueOutcome::done(Errno::EINVAL.negative());
+    };
+    if locked.stuck_calls.are_shared() && !has(request, abi::IORING_ACCEPT_DONTWAIT) {
+        return IssueOutcome::NeedsWorker;
+    }
+    if has(request, abi::IORING_ACCEPT_POLL_FIRST) && request.ready_for == 0 {
+        return would_block(request);
+    }
+    let mut queue = Queue::Unknown;
+    for _ in 0..fast_poll::TURN {
+        let accepted = match attempt(locked, request, slot, queue) {
+            None => return would_block(request),
+            Some(Err(error)) => return IssueOutcome::done(error.negative()),
+            Some(Ok(accepted)) => accepted,
+        };
+        let result = match place(locked, slot, accepted) {
+            Err(error) => return IssueOutcome::done(error.negative()),
+            Ok(result) => result,
+        };
+        queue = look(request);
+        let flags = flags_of(request, queue);
+        if !request.multishot || !complete::post_more(locked, request.sqe.user_data, result, flags) {
+            request.cqe_flags |= flags;
+            return IssueOutcome::done(result);
+        }
+        if queue == Queue::Empty {
+            return would_block(request);
+        }
+    }
+    IssueOutcome::More
+}
+
+/// Takes a connection if there is one.
+fn attempt(
+    locked: &mut LockedRing,
+    request: &Request,
+    slot: Slot,
+    mut queue: Queue,
+) -> Option<Result<OwnedDescriptor, Errno>> {
+    let number = request.file.number;
+    let call = call(request, slot);
+    let mut ready = 0;
+    loop {
+        if queue != Queue::Filled {
+            ready = match epoll::poll_now(number, epoll::IN | PEER_HANG_UP) {
+                Ok(0) if request.ready_for != 0 || socket::is_listener(number) => return None,
+                Ok(ready) => ready,
+                Err(error) => return Some(Err(error)),
+            };
+        }
+        match locked.stuck_calls.make(&call) {
+            // Somebody else was faster, or a signal has come.
+            None => queue = Queue::Unknown,
+            // A unix listener that was shut down says nothing else to a call that
+            // does not wait.
+            Some(Err(Errno::EAGAIN)) if ready & PEER_HANG_UP != 0 => return Some(Err(Errno::EINVAL)),
+            Some(Err(Errno::EAGAIN)) => return None,
+            Some(answer) => return Some(answer.map(|number| OwnedDescriptor::from_raw(number as i32))),
+        }
+    }
+}
+
+/// Whether one more connection waits, after one has been taken.
+fn look(request: &Request) -> Queue {
+    match epoll::poll_now(request.file.number, epoll::IN) {
+        Ok(ready) if ready & epoll::IN != 0 => Queue::Filled,
+        _ => Queue::Empty,
+    }
+}
+
+/// SOCK_NONEMPTY: of listeners of the internet only, as on the kernel.
+fn flags_of(request: &mut Request, queue: Queue) -> u32 {
+    let number = request.file.number;
+    let Operation::Accept(accept) = &mut request.operation else { return 0 };
+    if queue != Queue::Filled {
+        return 0;
+    }
+    let is_internet = || matches!(socket::domain(number), Ok(socket::AF_INET | socket::AF_INET6));
+    if *accept.internet.get_or_insert_with(is_internet) { abi::IORING_CQE_F_SOCK_NONEMPTY } else { 0 }
+}
+
+fn would_block(request: &Request) -> IssueOutcome {
+    if has(request, abi::IORING_ACCEPT_DONTWAIT) {
+        return IssueOutcome::done(Errno::EAGAIN.negative());
+    }
+    IssueOutcome::WouldBlock
+}
+
+/// Accepts in a worker, from a listener that others share; or finds that the
+/// file is none.
+pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
+    let Operation::Accept(accept) = &request.operation else { return Errno::EINVAL.negative() };
+    let call = call(request, accept.slot);
+    let number = request.file.number;
+    let answer = loop {
+        match blocking.run(&call) {
+            Err(Errno::EAGAIN) => {}
+            answer => break answer,
+        }
+        // The listener does not block.
+        let mut listener = PollDescriptor::new(number, epoll::IN);
+        if let Err(error) = blocking.run(&listener.call(-1)) {
+            break Err(error);
+        }
+    };
+    match (answer, &mut request.operation) {
+        (Ok(number), Operation::Accept(accept)) => {
+            accept.accepted = Some(OwnedDescriptor::from_raw(number as i32));
+            0
+        }
+        // It waited as one that is polled would have.
+        (Err(Errno::EINTR), _) => Errno::ECANCELED.negative(),
+        (Err(error), _) => error.negative(),
+        (Ok(_), _) => Errno::EINVAL.negative(),
+    }
+}
+
+/// Gives the program what a worker has accepted.
+pub(crate) fn finish(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
+    let Operation::Accept(accept) = &mut request.operation else { return result };
+    let slot = accept.slot;
+    let Some(accepted) = accept.accepted.take() else { return result };
+    let result = match place(locked, slot, accepted) {
+        Err(error) => return error.negative(),
+        Ok(result) => result,
+    };
+    let queue = look(request);
+    let flags = flags_of(request, queue);
+    if request.multishot && complete::post_more(locked, request.sqe.user_data, result, flags) {
+        request.progress = Progress::New;
+    } else {
+        request.cqe_flags |= flags;
+    }
+    result
+}

@@ -1,0 +1,98 @@
+//! The system calls on sockets that make and join them: socket(2), bind(2),
+//! listen(2), accept4(2), connect(2), shutdown(2), and the questions that the
+//! engine asks of a socket.
+
+use crate::descriptor::{self, OwnedDescriptor};
+use crate::{Errno, SystemCall, UserAddress};
+use linux_raw_sys::general as linux;
+
+// linux/socket.h, linux/net.h, asm-generic/socket.h; `linux-raw-sys` has them
+// in a module of its own.
+pub const AF_INET: i32 = 2;
+pub const AF_INET6: i32 = 10;
+/// The part of socket(2)'s type that is no flag.
+pub const TYPE_MASK: u32 = 0xf;
+pub const CLOSE_ON_EXEC: u32 = linux::O_CLOEXEC;
+pub const NONBLOCK: u32 = linux::O_NONBLOCK;
+const SOL_SOCKET: u64 = 1;
+const SO_ERROR: u64 = 4;
+const SO_ACCEPTCONN: u64 = 30;
+const SO_DOMAIN: u64 = 39;
+
+/// Longest address that any family has (`struct sockaddr_storage`).
+pub const ADDRESS_LIMIT: usize = 128;
+
+/// socket(2); `kind` with its flags.
+pub fn open(domain: i32, kind: u32, protocol: i32) -> Result<OwnedDescriptor, Errno> {
+    let arguments = [domain as u64, u64::from(kind), protocol as u64, 0, 0];
+    SystemCall::new(linux::__NR_socket, arguments).run().map(|number| OwnedDescriptor::from_raw(number as i32))
+}
+
+pub fn bind(number: i32, address: &[u8]) -> Result<(), Errno> {
+    with_address(linux::__NR_bind, number, address).run().map(drop)
+}
+
+pub fn listen(number: i32, backlog: i32) -> Result<(), Errno> {
+    SystemCall::new(linux::__NR_listen, [number as u64, backlog as u64, 0, 0, 0]).run().map(drop)
+}
+
+pub fn shutdown(number: i32, how: i32) -> Result<(), Errno> {
+    SystemCall::new(linux::__NR_shutdown, [number as u64, how as u64, 0, 0, 0]).run().map(drop)
+}
+
+/// accept4(2), to be made by who is prepared to wait in it: it has no form that
+/// does not, but O_NONBLOCK on the listener, which is not ours to set. The
+/// peer's address goes where the program wants it.
+pub fn accept_call(number: i32, address: UserAddress, length: UserAddress, flags: u32) -> SystemCall {
+    SystemCall::new(linux::__NR_accept4, [number as u64, address.0, length.0, u64::from(flags), 0])
+}
+
+/// connect(2), to be made by who is prepared to wait in it.
+pub fn connect_call(number: i32, address: &[u8]) -> SystemCall {
+    with_address(linux::__NR_connect, number, address)
+}
+
+/// connect(2) as if O_NONBLOCK were set. A blocking socket has it set for the
+/// length of the call: a socket that is not connected yet is of no use to
+/// anybody who could notice.
+pub fn connect_now(number: i32, address: &[u8]) -> Result<(), Errno> {
+    let flags = descriptor::status_flags(number)?;
+    let call = connect_call(number, address);
+    if flags & linux::O_NONBLOCK != 0 {
+        return call.run_once().map(drop);
+    }
+    descriptor::set_status_flags(number, flags | linux::O_NONBLOCK)?;
+    let answer = call.run_once().map(drop);
+    descriptor::set_status_flags(number, flags)?;
+    answer
+}
+
+fn with_address(call: u32, number: i32, address: &[u8]) -> SystemCall {
+    SystemCall::new(call, [number as u64, address.as_ptr() as u64, address.len() as u64, 0, 0])
+}
+
+/// The error that waits on the socket, which is thereby taken (SO_ERROR).
+pub fn take_error(number: i32) -> Result<(), Errno> {
+    match option(number, SO_ERROR)? {
+        0 => Ok(()),
+        error => Err(Errno::new(error as u32)),
+    }
+}
+
+/// Whether connections can be accepted from it. A unix listener that was shut
+/// down still says so.
+pub fn is_listener(number: i32) -> bool {
+    option(number, SO_ACCEPTCONN) == Ok(1)
+}
+
+/// AF_*.
+pub fn domain(number: i32) -> Result<i32, Errno> {
+    option(number, SO_DOMAIN)
+}
+
+fn option(number: i32, name: u64) -> Result<i32, Errno> {
+    let (mut value, mut size) = (0i32, 4u32);
+    let arguments = [number as u64, SOL_SOCKET, name, &raw mut value as u64, &raw mut size as u64];
+    SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
+    Ok(value)
+}
