@@ -4,7 +4,7 @@ use super::{Statistics, World, on_kernel};
 use nix::sys::signal::{self, Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -28,7 +28,8 @@ pub struct Run {
 impl Run {
     /// `options` are more of `usring run`'s.
     pub(super) fn new(stage: &Path, world: World, options: &[String], program: &Path) -> Run {
-        let mut words = Vec::new();
+        // Whatever we were started to ignore.
+        let mut words: Vec<OsString> = vec!["/usr/bin/env".into(), "--default-signal".into()];
         if world.is_confined() {
             words.push(stage.join("tools/confine").into_os_string());
             if on_kernel() && world == World::Confined {

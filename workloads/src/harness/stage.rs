@@ -34,7 +34,7 @@ impl Stage {
 
     fn with(built: fn() -> PathBuf) -> Stage {
         let stage = Stage { folder: new_folder() };
-        fs::create_dir(stage.path("tools")).unwrap();
+        stage.make_folder("tools");
         let confine = stage.path("tools/confine");
         compile(&["-O2"], &Path::new(PROGRAMS).join("confine.c"), &[], &confine);
         if !super::on_kernel() {
@@ -75,8 +75,9 @@ impl Stage {
     /// open, too, and no such file can be executed.
     pub fn copy(&self, from: &Path, name: &str) -> PathBuf {
         let path = self.path(name);
-        let output = Command::new("cp").arg("--preserve=mode").arg(from).arg(&path).output().expect("cp");
+        let output = Command::new("cp").arg(from).arg(&path).output().expect("cp");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         path
     }
 

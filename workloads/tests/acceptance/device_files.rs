@@ -3,7 +3,6 @@
 //! way by which a call can come and at what each answers.
 
 use crate::devices::is_tidy;
-use std::path::PathBuf;
 use workloads::harness::{MUSL, PYTHON, Stage, World, require};
 
 const SIZE: usize = 1 << 20;
@@ -90,12 +89,12 @@ fn a_shell_redirects_to_and_from_a_device() {
 
 #[test]
 fn python_meets_a_device_by_every_call_of_its_os_module() {
-    let program: PathBuf = Stage::script("devices.py");
     for world in [World::Denied, World::Unpatched, World::Confined] {
         // Each user has a folder of sockets of its own.
         let stage = Stage::new();
+        let program = stage.copy(&Stage::script("devices.py"), "devices.py");
         let run = stage.program_on_devices(world, &["disk=ram:size=1M,poll=hybrid"], require(&PYTHON));
-        let finished = run.args(["-E".as_ref(), program.as_os_str(), "disk".as_ref()]).finish().succeeded();
+        let finished = run.arg("-E").arg(program).arg("disk").finish().succeeded();
         assert_eq!(finished.stdout, "all held\n", "{}", finished.report());
         is_tidy(&stage);
     }
