@@ -4,7 +4,7 @@ use crate::Outcome;
 use crate::step::{self, Tally};
 
 /// The crates that have models, each in a file `tests/loom_….rs`.
-const CRATES: [&str; 3] = ["usring-sys", "usring-ring", "usring-device"];
+const CRATES: [&str; 4] = ["usring-sys", "usring-ring", "usring-device", "usring-swap"];
 
 pub fn run() -> Outcome {
     tests(&mut Tally::default())

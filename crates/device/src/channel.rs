@@ -25,6 +25,8 @@ pub struct Channel {
     options: QueueOptions,
     manner: Manner,
     tracker: Option<Box<Tracker>>,
+    /// The tracker stays whatever the policy becomes.
+    keeps_tracking: bool,
 }
 
 /// One wait for completions, from its start to its end.
@@ -53,11 +55,19 @@ impl Channel {
         options: QueueOptions,
         manner: Manner,
     ) -> Self {
-        let mut channel = Channel { queue, policy, in_flight: 0, options, manner, tracker: None };
+        let mut channel =
+            Channel { queue, policy, in_flight: 0, options, manner, tracker: None, keeps_tracking: false };
         if policy.is_hybrid() {
             channel.tracker();
         }
         channel
+    }
+
+    /// Makes now, and keeps, what a hybrid policy needs: for a user that may not
+    /// allocate when the policy changes.
+    pub fn keep_tracking(&mut self) {
+        self.keeps_tracking = true;
+        self.tracker();
     }
 
     /// See [`QueuePair::submit`].
@@ -95,7 +105,7 @@ impl Channel {
 
     #[inline(never)]
     fn note_completions(&mut self, completions: &Completions, before: usize) {
-        if !self.policy.is_hybrid() {
+        if !self.policy.is_hybrid() && !self.keeps_tracking {
             self.tracker = None;
         } else if let Some(tracker) = &mut self.tracker {
             tracker.looked(&completions.as_slice()[before..]);

@@ -71,6 +71,11 @@ impl Completions {
         Self::default()
     }
 
+    /// Makes all memory that it will ever need: for a user that may not allocate later.
+    pub fn reserve(&mut self) {
+        self.list.reserve_exact(MOST);
+    }
+
     /// Whether more fit; a queue pair keeps the rest for the next look.
     #[inline]
     pub fn has_room(&self) -> bool {

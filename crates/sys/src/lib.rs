@@ -29,6 +29,9 @@ pub mod mapping;
 pub mod membarrier;
 pub mod mutex;
 pub mod ordering;
+pub mod page_array;
+pub mod page_fault;
+pub mod paged_memory;
 pub mod per_process;
 pub mod plain;
 pub mod processor;
@@ -46,6 +49,7 @@ pub mod timer_slack;
 pub mod timerfd;
 pub mod unix_socket;
 pub mod user_memory;
+pub mod userfault;
 pub mod wait;
 
 pub use errno::Errno;

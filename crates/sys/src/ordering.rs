@@ -58,6 +58,11 @@ pub enum Edge {
     Queue,
     /// A lock's word: who unlocks publishes the data to the next holder.
     Lock,
+    /// A page's word: who had the page gives it back, with the slot that it
+    /// wrote down, to who takes it next.
+    Page,
+    /// A cluster's gate: who was inside lets who shuts it, and the other way round.
+    Gate,
     /// Who unlocks looks at the work afterwards; who publishes work tries the
     /// lock afterwards.
     HandOver,

@@ -1,12 +1,17 @@
-//! The process's SIGSEGV and SIGBUS handler: mends faults in our own copies
-//! and passes everything else on to whoever was there before.
+//! The process's SIGSEGV and SIGBUS handler: has faults served of memory that is
+//! ours to page ([`crate::page_fault`]), mends those in our own copies, and passes
+//! everything else on to whoever was there before.
 //!
-//! It is installed with the flags and the mask of its predecessor, so that a
-//! handler of the program (or of a runtime that prints a stack) is called as
-//! the kernel would have called it.
+//! It is installed with the flags of its predecessor, and sets the mask that the
+//! kernel would have set before it calls it, so that a handler of the program (or
+//! of a runtime that prints a stack) is called as the kernel would have called
+//! it. Until then every signal is blocked that may be: a handler that came in
+//! between could touch the very page that is being brought in.
 
 use super::handle_fault;
 use crate::SystemCall;
+use crate::page_fault::{self, Served};
+use crate::signals::{ALL_BLOCKED, set_of};
 use core::arch::global_asm;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -47,12 +52,16 @@ struct Predecessor {
     signal: u32,
     handler: AtomicU64,
     flags: AtomicU64,
+    mask: AtomicU64,
 }
 
-static PREDECESSORS: [Predecessor; 2] = [
-    Predecessor { signal: linux::SIGSEGV, handler: AtomicU64::new(0), flags: AtomicU64::new(0) },
-    Predecessor { signal: linux::SIGBUS, handler: AtomicU64::new(0), flags: AtomicU64::new(0) },
-];
+impl Predecessor {
+    const fn of(signal: u32) -> Self {
+        Predecessor { signal, handler: AtomicU64::new(0), flags: AtomicU64::new(0), mask: AtomicU64::new(0) }
+    }
+}
+
+static PREDECESSORS: [Predecessor; 2] = [Predecessor::of(linux::SIGSEGV), Predecessor::of(linux::SIGBUS)];
 
 /// How far [`install_fault_handler`] has come.
 static INSTALLED: AtomicU32 = AtomicU32::new(NOT_YET);
@@ -73,6 +82,7 @@ pub fn install_fault_handler() {
         let mut old = Action::default();
         exchange(predecessor.signal, None, Some(&mut old));
         predecessor.handler.store(old.handler, Ordering::Relaxed);
+        predecessor.mask.store(old.mask, Ordering::Relaxed);
         predecessor.flags.store(old.flags, Ordering::Release);
         let ours = u64::from(linux::SA_SIGINFO | linux::SA_ONSTACK) | u64::from(linux::SA_RESTORER);
         let kept = if old.handler > IGNORE { old.flags & !u64::from(linux::SA_RESETHAND) } else { 0 };
@@ -80,7 +90,7 @@ pub fn install_fault_handler() {
             handler: on_fault as *const () as u64,
             flags: kept | ours,
             restorer: usring_restorer as *const () as u64,
-            mask: if old.handler > IGNORE { old.mask } else { 0 },
+            mask: ALL_BLOCKED,
         };
         exchange(predecessor.signal, Some(&new), None);
     }
@@ -94,22 +104,80 @@ fn exchange(signal: u32, new: Option<&Action>, old: Option<&mut Action>) {
     let _ = SystemCall::new(linux::__NR_rt_sigaction, [u64::from(signal), new, old, 8, 0]).run();
 }
 
-/// Where `si_code` stands in a `siginfo_t`; 0 or less if the signal was sent.
+/// Where things stand in a `siginfo_t`. The code is 0 or less if the signal was sent.
+const SIGINFO_SIGNAL: usize = 0;
 const SIGINFO_CODE: usize = 8;
+const SIGINFO_ADDRESS: usize = 16;
+/// `si_code` of a SIGBUS: there is nothing behind the address.
+const BUS_ADRERR: i32 = 2;
+
+/// Where the processor's word on a page fault stands in a `ucontext_t`, and the
+/// mask that was in force.
+const UCONTEXT_ERROR: usize = 192;
+const UCONTEXT_MASK: usize = 296;
+/// Of that word: the page was there; it was written to.
+const ERROR_PRESENT: u64 = 1;
+const ERROR_WRITE: u64 = 2;
 
 extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_void) {
     // SAFETY: the kernel's arguments to this handler.
     let sent = unsafe { *information.byte_add(SIGINFO_CODE).cast::<i32>() } <= 0;
-    // SAFETY: as above. A signal that somebody sent says nothing about the
-    // instruction that it interrupted.
-    if !sent && unsafe { handle_fault(context) } {
-        return;
+    // A signal that somebody sent says nothing about the instruction that it
+    // interrupted.
+    if !sent {
+        match serve(information, context) {
+            Some(Served::Again) => return,
+            Some(Served::Refused) => return pass_on_refusal(information, context),
+            None => {}
+        }
+        // SAFETY: as above.
+        if unsafe { handle_fault(context) } {
+            return;
+        }
     }
+    pass_on(signal, sent, information, context);
+}
+
+/// Has a fault served, if the address is somebody's.
+fn serve(information: *mut c_void, context: *mut c_void) -> Option<Served> {
+    // SAFETY: the kernel's own, of a fault: it has an address and an error word.
+    let (address, error) = unsafe {
+        (*information.byte_add(SIGINFO_ADDRESS).cast::<usize>(), *context.byte_add(UCONTEXT_ERROR).cast::<u64>())
+    };
+    page_fault::visit(address, error & ERROR_WRITE != 0, error & ERROR_PRESENT != 0)
+}
+
+/// The page cannot be had: whatever the signal was, this is a SIGBUS. (But our
+/// own copies answer EFAULT, as the kernel's do.)
+fn pass_on_refusal(information: *mut c_void, context: *mut c_void) {
+    // SAFETY: the kernel's frame, which is this handler's to change.
+    unsafe {
+        if handle_fault(context) {
+            return;
+        }
+        *information.byte_add(SIGINFO_SIGNAL).cast::<u32>() = linux::SIGBUS;
+        *information.byte_add(SIGINFO_CODE).cast::<i32>() = BUS_ADRERR;
+    }
+    // Who handled an earlier one may have taken us off (as std's handler does), to
+    // die of the next. That next one comes to us all the same if the fault was a
+    // SIGSEGV.
+    let mut now = Action::default();
+    exchange(linux::SIGBUS, None, Some(&mut now));
+    let predecessor = &PREDECESSORS[1];
+    let is_ours = now.handler == on_fault as *const () as u64;
+    if is_ours && predecessor.handler.load(Ordering::Acquire) > IGNORE {
+        call(predecessor, information, context);
+    } else {
+        exchange(linux::SIGBUS, Some(&Action::default()), None);
+        send_again(linux::SIGBUS, information);
+    }
+}
+
+fn pass_on(signal: u32, sent: bool, information: *mut c_void, context: *mut c_void) {
     let Some(predecessor) = PREDECESSORS.iter().find(|one| one.signal == signal) else { return };
-    let flags = predecessor.flags.load(Ordering::Acquire);
-    let handler = predecessor.handler.load(Ordering::Relaxed);
+    let handler = predecessor.handler.load(Ordering::Acquire);
     if handler > IGNORE {
-        call(handler, flags, signal, information, context);
+        call(predecessor, information, context);
     } else if handler == DEFAULT || !sent {
         // The default action: the fault happens again after the return, and
         // one that was sent is sent again.
@@ -120,7 +188,14 @@ extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_vo
     }
 }
 
-fn call(handler: u64, flags: u64, signal: u32, information: *mut c_void, context: *mut c_void) {
+fn call(predecessor: &Predecessor, information: *mut c_void, context: *mut c_void) {
+    let flags = predecessor.flags.load(Ordering::Acquire);
+    let handler = predecessor.handler.load(Ordering::Relaxed);
+    let signal = predecessor.signal;
+    // SAFETY: the kernel's frame.
+    let before = unsafe { *context.byte_add(UCONTEXT_MASK).cast::<u64>() };
+    let own = if flags & u64::from(linux::SA_NODEFER) != 0 { 0 } else { set_of(signal) };
+    set_mask(before | predecessor.mask.load(Ordering::Relaxed) | own);
     // SAFETY: 1. The predecessor was a handler of this signal with these
     // flags, which say what it takes. 2. Its arguments are the kernel's own.
     unsafe {
@@ -132,6 +207,12 @@ fn call(handler: u64, flags: u64, signal: u32, information: *mut c_void, context
             handler(signal);
         }
     }
+}
+
+/// For as long as the handler runs: the kernel restores what was before.
+fn set_mask(mask: u64) {
+    let arguments = [u64::from(linux::SIG_SETMASK), &raw const mask as u64, 0, 8, 0];
+    let _ = SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run();
 }
 
 fn send_again(signal: u32, information: *mut c_void) {

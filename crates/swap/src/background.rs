@@ -1,0 +1,126 @@
+//! A region's own threads: the evictor, the reader, and for the mechanism
+//! `compat` the one that serves faults. They end before the region does.
+
+use crate::lane::Lane;
+use crate::message::say;
+use crate::pager::{Pager, Touch};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::epoll::{self, Epoll, Event};
+use usring_sys::sync::{AtomicU32, Ordering};
+use usring_sys::userfault::UserFault;
+use usring_sys::{Errno, eventfd, futex, page_fault, processor, thread};
+
+pub struct Background {
+    pager: Arc<Pager>,
+    running: Arc<AtomicU32>,
+    /// Ends the thread that serves faults, if there is one.
+    end_of_service: Option<Arc<OwnedDescriptor>>,
+}
+
+impl Background {
+    pub fn new(pager: Arc<Pager>) -> Self {
+        Background { pager, running: Arc::new(AtomicU32::new(0)), end_of_service: None }
+    }
+
+    /// Starts a thread.
+    pub fn spawn(&self, name: &str, life: impl FnOnce(&Pager) + Send + 'static) -> Result<(), Errno> {
+        let (pager, running) = (self.pager.clone(), self.running.clone());
+        self.running.fetch_add(1, Ordering::Relaxed);
+        let work = move || {
+            life(&pager);
+            drop(pager);
+            running.fetch_sub(1, Ordering::Release);
+            futex::wake(&running, u32::MAX);
+        };
+        let started = thread::spawn(name, Box::new(work));
+        if started.is_err() {
+            self.running.fetch_sub(1, Ordering::Relaxed);
+        }
+        started
+    }
+
+    /// Starts the thread that serves faults which the kernel tells of by events.
+    pub fn serve(&mut self, events: Arc<UserFault>) -> Result<(), Errno> {
+        let end = Arc::new(eventfd::create()?.into_private()?);
+        let set = Epoll::new()?;
+        set.add(events.number(), epoll::IN, FAULT)?;
+        set.add(end.number(), epoll::IN, END)?;
+        self.end_of_service = Some(end.clone());
+        self.spawn("usring-pager", move |pager| {
+            pager.serve_events(&events, &set);
+            drop(end);
+        })
+    }
+
+    /// Ends all threads, and waits for them.
+    pub fn stop(&self) {
+        self.pager.limit.stop();
+        self.pager.streams.stop();
+        if let Some(end) = &self.end_of_service {
+            eventfd::signal(end.number());
+        }
+        loop {
+            match self.running.load(Ordering::Acquire) {
+                0 => return,
+                left => drop(futex::wait(&self.running, left, None)),
+            }
+        }
+    }
+}
+
+/// What is ready, in the set of the thread that serves faults.
+const FAULT: u64 = 0;
+const END: u64 = 1;
+
+/// How long the evictor leaves alone what could not be evicted.
+const PAUSE: u64 = 10_000_000;
+
+impl Pager {
+    /// The evictor's life.
+    pub fn evict_in_background(&self, mut lane: Lane) {
+        let place = page_fault::place();
+        while self.limit.wait_for_work() {
+            while self.limit.resident() > self.limit.low() && !self.limit.is_stopped() {
+                let outcome = self.evict(&mut lane, 1, place);
+                if outcome.freed == 0 {
+                    // Threads that find no room say so; here it is tried again,
+                    // or the limit raised meanwhile.
+                    let ended = self.evictions.load(Ordering::Relaxed);
+                    let _ = futex::wait(&self.evictions, ended, Some(PAUSE));
+                    break;
+                }
+            }
+        }
+    }
+
+    fn serve_events(&self, events: &UserFault, set: &Epoll) {
+        let place = page_fault::place();
+        let mut ready = [Event::default(); 2];
+        loop {
+            let count = match set.wait(&mut ready, None) {
+                Ok(count) => count,
+                Err(_) => {
+                    processor::give_way();
+                    0
+                }
+            };
+            if ready[..count].iter().any(|event| event.data == END) {
+                return;
+            }
+            while let Some(touch) = events.read() {
+                let index = (touch.address - self.memory.address()) / self.unit();
+                let start = self.memory.address() + self.offset(index);
+                if let Err(lost) = self.bring_in(index, Touch { write: touch.write, present: touch.present, place }) {
+                    self.complain(index, lost);
+                    if let Err(error) = events.poison(start, self.unit()) {
+                        say(format_args!("swap: the thread cannot be told ({error}); it waits for ever"));
+                        continue;
+                    }
+                }
+                events.wake(start, self.unit());
+            }
+        }
+    }
+}

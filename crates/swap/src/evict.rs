@@ -1,0 +1,337 @@
+//! Evicting: which cluster, and how its pages go.
+//!
+//! A clock over aligned clusters with a second chance: the hand passes one that
+//! was used since it came by last. (Used means that a page of it was brought in or
+//! written to for the first time: a process cannot see the processor's own
+//! marks.) From the cluster that it stops at, all resident pages that nobody has
+//! pinned go together:
+//!
+//! 1. with the gate shut, they are taken, and closed to writers by one call for
+//!    each run;
+//! 2. with the gate open, those that have no copy in a slot are written to
+//!    consecutive slots, by one request. (Pages of zeroes are not: they
+//!    become untouched.);
+//! 3. with the gate shut, their memory is freed, by one call for each run.
+//!
+//! A run ends only at a resident page that stays: what lies between two pages that
+//! go and is out itself, or is being read by somebody who waits outside, loses
+//! nothing.
+//!
+//! If the pages cannot be written they are opened again, and nothing is lost.
+
+use crate::counters::Counter;
+use crate::gate::Shut;
+use crate::lane::Lane;
+use crate::message::say;
+use crate::page::{Pins, State, Taken};
+use crate::pager::Pager;
+use crate::slots::Run;
+use core::ops::Range;
+use core::sync::atomic::AtomicU32;
+use usring_sys::plain::IoVector;
+use usring_sys::sync::Ordering;
+use usring_sys::{Errno, futex};
+
+/// Pages of the largest cluster.
+const MOST: usize = 64;
+
+/// Clusters that may fail to be written before their evictor gives up for now.
+const MOST_FAILURES: u32 = 8;
+
+/// How long a thread that found nothing to evict sleeps while others evict, at most.
+const PATIENCE: u64 = 1_000_000;
+
+/// The first failures of a process are told of.
+static COMPLAINTS: AtomicU32 = AtomicU32::new(0);
+const MOST_COMPLAINTS: u32 = 8;
+
+/// Pages that could not go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// There is no slot left.
+    Full,
+    /// The device, or the kernel.
+    Failed(Errno),
+}
+
+/// What evicting has brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub freed: usize,
+    pub obstacle: Option<Obstacle>,
+}
+
+/// The resident pages of a cluster, in the evictor's hand.
+struct Batch<'a> {
+    cluster: Range<usize>,
+    /// By their position in the cluster.
+    taken: [Option<Taken<'a>>; MOST],
+    /// What becomes of each: `Out`, `Untouched`, or what it was, if it stays.
+    next: [State; MOST],
+    /// Those that were given a slot, a bit each.
+    given: u64,
+}
+
+impl Batch<'_> {
+    fn goes(&self, position: usize) -> bool {
+        self.taken[position].is_some() && !self.next[position].is_resident()
+    }
+
+    fn is_dirty(&self, position: usize) -> bool {
+        self.taken[position].as_ref().is_some_and(|taken| taken.before() == State::Dirty)
+    }
+}
+
+impl Pager {
+    /// For a thread that has no room for its page: evicts from one cluster, or
+    /// waits for those that do. `false`: nothing can go.
+    pub fn evict_directly(&self, place: usize) -> bool {
+        let ended = self.evictions.load(Ordering::Relaxed);
+        let outcome = {
+            let mut lane = self.store.lane(place);
+            self.evict(&mut lane, 1, place)
+        };
+        if outcome.freed > 0 {
+            self.counters.add(place, Counter::DirectEvictions, 1);
+            return true;
+        }
+        let is_others_turn = self.is_evicting() || self.evictions.load(Ordering::Relaxed) != ended;
+        if outcome.obstacle.is_none() && is_others_turn {
+            let _ = futex::wait(&self.evictions, ended, Some(PATIENCE));
+            return true;
+        }
+        // Somebody may have given back what room there was.
+        if self.limit.resident() < self.limit.get() {
+            return true;
+        }
+        let full = self.store.slots.are_all_taken().then_some(Obstacle::Full);
+        self.report(outcome.obstacle.or(full));
+        false
+    }
+
+    fn report(&self, obstacle: Option<Obstacle>) {
+        if COMPLAINTS.fetch_add(1, Ordering::Relaxed) >= MOST_COMPLAINTS {
+            return;
+        }
+        let limit = (self.limit.get() * self.unit()) >> 10;
+        match obstacle {
+            Some(Obstacle::Full) => say(format_args!(
+                "swap: the backing store is full ({} slots): pages stay in memory, above the limit of {limit} KiB",
+                self.store.slots.count()
+            )),
+            Some(Obstacle::Failed(error)) => say(format_args!(
+                "swap: pages cannot be written ({error}) and stay in memory, above the limit of {limit} KiB"
+            )),
+            None => say(format_args!("swap: all pages are in use, the limit of {limit} KiB cannot be kept")),
+        }
+    }
+
+    /// Moves the hand on until so many pages are out, or it has been everywhere
+    /// twice.
+    pub fn evict(&self, lane: &mut Lane, pages: usize, place: usize) -> Outcome {
+        let mut outcome = Outcome::default();
+        let mut failures = 0;
+        for _ in 0..2 * self.clusters() + 1 {
+            let cluster = self.hand.fetch_add(1, Ordering::Relaxed) % self.clusters();
+            if !self.has_victim(cluster) || self.gate(cluster).second_chance() {
+                continue;
+            }
+            match self.evict_cluster(cluster, lane, place) {
+                Ok(freed) => outcome.freed += freed,
+                Err(obstacle) => {
+                    outcome.obstacle = Some(obstacle);
+                    failures += 1;
+                }
+            }
+            if outcome.freed >= pages || failures == MOST_FAILURES {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// Whether it is worth being closed: with no slot left only what has one can go.
+    fn has_victim(&self, cluster: usize) -> bool {
+        let victims = self.victims();
+        self.cluster(cluster).any(|page| victims.contains(&self.page(page).state()))
+    }
+
+    fn victims(&self) -> &'static [State] {
+        if self.store.slots.are_all_taken() { &[State::Clean] } else { &[State::Clean, State::Dirty] }
+    }
+
+    /// Evicts what can go of a cluster, unless somebody else does; says how many.
+    pub fn evict_cluster(&self, cluster: usize, lane: &mut Lane, place: usize) -> Result<usize, Obstacle> {
+        let Some(mut claim) = self.gate(cluster).claim() else { return Ok(0) };
+        self.evicting.fetch_add(1, Ordering::Relaxed);
+        let cluster = self.cluster(cluster);
+        let mut batch = Batch { cluster, taken: [const { None }; MOST], next: [State::Dirty; MOST], given: 0 };
+        let closed = self.close(&mut batch, &claim.shut());
+        let written = closed.and_then(|()| self.write_out(&mut batch, lane, place));
+        let dropped = self.drop_pages(&mut batch, &claim.shut());
+        let freed = self.release(batch);
+        drop(claim);
+        self.limit.give_back(freed);
+        self.counters.add(place, Counter::Evicted, freed as u64);
+        self.evicting.fetch_sub(1, Ordering::Relaxed);
+        self.evictions.fetch_add(u32::from(freed > 0), Ordering::Relaxed);
+        futex::wake(&self.evictions, u32::MAX);
+        match written.and(dropped) {
+            Err(obstacle) if freed == 0 => Err(obstacle),
+            _ => Ok(freed),
+        }
+    }
+
+    /// Takes what may go, and ends writes to it.
+    fn close<'a>(&'a self, batch: &mut Batch<'a>, _: &Shut) -> Result<(), Obstacle> {
+        let mut any_dirty = false;
+        let victims = self.victims();
+        for (position, page) in batch.cluster.clone().enumerate() {
+            let page = self.page(page);
+            let state = page.state();
+            if victims.contains(&state)
+                && let Some(taken) = page.take(state, Pins::Respected)
+            {
+                batch.taken[position] = Some(taken);
+                batch.next[position] = state;
+                any_dirty |= state == State::Dirty;
+            }
+        }
+        // Clean pages cannot be written to as they are.
+        if !any_dirty {
+            return Ok(());
+        }
+        let is_taken = |position: usize| batch.taken[position].is_some();
+        self.for_runs(batch, is_taken, |offset, length| self.mechanism.close(offset, length))
+    }
+
+    /// Runs of pages that are `in_run`, with what lies between them and is not in
+    /// memory.
+    fn for_runs(
+        &self,
+        batch: &Batch,
+        in_run: impl Fn(usize) -> bool,
+        mut act: impl FnMut(usize, usize) -> Result<(), Errno>,
+    ) -> Result<(), Obstacle> {
+        let mut run: Option<Range<usize>> = None;
+        let mut act =
+            |run: Range<usize>| act(self.offset(run.start), run.len() * self.unit()).map_err(Obstacle::Failed);
+        for (position, page) in batch.cluster.clone().enumerate() {
+            if in_run(position) {
+                run = Some(run.map_or(page, |run| run.start)..page + 1);
+            } else if (batch.taken[position].is_some() || self.page(page).state().is_resident())
+                && let Some(run) = run.take()
+            {
+                act(run)?;
+            }
+        }
+        run.map_or(Ok(()), act)
+    }
+
+    /// Gives each page that goes its place, and writes those that have none yet.
+    fn write_out(&self, batch: &mut Batch, lane: &mut Lane, place: usize) -> Result<(), Obstacle> {
+        let mut wanted = 0;
+        for position in 0..batch.cluster.len() {
+            if batch.taken[position].is_none() {
+                continue;
+            }
+            if !batch.is_dirty(position) {
+                batch.next[position] = State::Out;
+            } else if self.memory.is_zero(self.offset(batch.cluster.start + position), self.unit()) {
+                batch.next[position] = State::Untouched;
+            } else {
+                wanted += 1;
+            }
+        }
+        let mut position = 0;
+        while wanted > 0 {
+            let run = self.store.slots.take(wanted).ok_or(Obstacle::Full)?;
+            let end = self.write_run(batch, position, run, lane);
+            position = end.map_err(|error| {
+                self.counters.add(place, Counter::WriteErrors, 1);
+                Obstacle::Failed(error)
+            })?;
+            wanted -= run.length;
+            self.counters.add(place, Counter::Written, u64::from(run.length));
+            self.counters.add(place, Counter::WriteRequests, 1);
+        }
+        Ok(())
+    }
+
+    /// Writes the next dirty pages from a position on to these slots; answers
+    /// the position behind them.
+    fn write_run(&self, batch: &mut Batch, start: usize, run: Run, lane: &mut Lane) -> Result<usize, Errno> {
+        let mut segments = [IoVector { base: 0, length: 0 }; MOST];
+        let (mut count, mut given, mut position) = (0, 0, start);
+        let mut written = 0u64;
+        while given < run.length {
+            if batch.is_dirty(position) && batch.next[position] == State::Dirty {
+                let page = batch.cluster.start + position;
+                if let Some(taken) = &batch.taken[position] {
+                    self.set_slot(taken, page, run.first + given);
+                }
+                written |= 1 << position;
+                given += 1;
+                let base = self.memory.content(self.offset(page), self.unit()) as u64;
+                let length = self.unit() as u64;
+                match segments[..count].last_mut() {
+                    Some(last) if last.base + last.length == base => last.length += length,
+                    _ => {
+                        segments[count] = IoVector { base, length };
+                        count += 1;
+                    }
+                }
+            }
+            position += 1;
+        }
+        let answer = lane.write(self.store.device(), self.store.offset(run.first), &mut segments[..count]);
+        if let Err(error) = answer {
+            (run.first..run.first + run.length).for_each(|slot| self.store.slots.free(slot));
+            return Err(error);
+        }
+        batch.given |= written;
+        for position in bits(written) {
+            batch.next[position] = State::Out;
+        }
+        Ok(position)
+    }
+
+    /// Frees the memory of what goes, and opens what stays.
+    fn drop_pages(&self, batch: &mut Batch, _: &Shut) -> Result<(), Obstacle> {
+        let goes = |position: usize| batch.goes(position);
+        let dropped = self.for_runs(batch, goes, |offset, length| self.mechanism.discard(offset, length));
+        if let Err(obstacle) = dropped {
+            // No kernel refuses this; one that does has pages that nobody can
+            // say are there. Their slots can.
+            say(format_args!("swap: pages cannot be given back ({obstacle:?})"));
+        }
+        for (position, page) in batch.cluster.clone().enumerate() {
+            if batch.is_dirty(position) && !batch.goes(position) {
+                let opened = self.mechanism.open(self.offset(page), self.unit());
+                // Whoever touches it tries again.
+                opened.map_err(Obstacle::Failed)?;
+            }
+        }
+        dropped
+    }
+
+    /// Gives all pages back; says how many have gone.
+    fn release(&self, mut batch: Batch) -> usize {
+        let mut freed = 0;
+        for (taken, next) in batch.taken.iter_mut().zip(batch.next) {
+            if let Some(taken) = taken.take() {
+                freed += usize::from(!next.is_resident());
+                taken.release(next);
+            }
+        }
+        freed
+    }
+}
+
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let next = (word != 0).then(|| word.trailing_zeros() as usize)?;
+        word &= word - 1;
+        Some(next)
+    })
+}

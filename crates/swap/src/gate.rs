@@ -1,0 +1,134 @@
+//! The gate of a cluster: between threads that bring single pages of it in, any
+//! number at a time, and the one that evicts from it.
+//!
+//! Evicting works on the whole cluster at once, in two moments: all that may go
+//! is write-protected by one call, and, when it has been written, dropped by one
+//! call. A page that another thread put in place at that moment would be caught in
+//! it. So who changes a page's mapping stands inside the gate, and the evictor
+//! shuts it for those two moments; not while the pages are written.
+//!
+//! One word:
+//!
+//! | bits | field | meaning |
+//! |---|---|---|
+//! | 0–15 | inside | threads that are changing the mapping of a page of theirs |
+//! | 28 | `referenced` | somebody was inside since the clock's hand passed |
+//! | 29 | `claimed` | some thread evicts from the cluster; nobody waits for that |
+//! | 30 | `waited` | somebody sleeps until the gate opens |
+//! | 31 | `shut` | nobody may go in |
+
+use usring_sys::futex;
+use usring_sys::ordering::Edge;
+use usring_sys::sync::{AtomicU32, Ordering, relax};
+
+const INSIDE: u32 = 0xffff;
+const REFERENCED: u32 = 1 << 28;
+const CLAIMED: u32 = 1 << 29;
+const WAITED: u32 = 1 << 30;
+const SHUT: u32 = 1 << 31;
+
+/// As long as the system calls take that are made inside.
+const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
+
+#[derive(Clone, Copy, Debug)]
+pub struct Gate<'a>(&'a AtomicU32);
+
+/// Being inside.
+#[derive(Debug)]
+pub struct Inside<'a>(Gate<'a>);
+
+/// Being the one that evicts.
+#[derive(Debug)]
+pub struct Claim<'a>(Gate<'a>);
+
+/// Being the one that evicts, with nobody inside.
+#[derive(Debug)]
+pub struct Shut<'a>(Gate<'a>);
+
+impl<'a> Gate<'a> {
+    pub fn new(word: &'a AtomicU32) -> Self {
+        Gate(word)
+    }
+
+    /// Goes in; waits while the gate is shut.
+    #[inline]
+    pub fn enter(self) -> Inside<'a> {
+        let mut spins = SPINS;
+        loop {
+            let word = self.0.load(Ordering::Relaxed);
+            if word & SHUT == 0 {
+                let inside = (word + 1) | REFERENCED;
+                if self.0.compare_exchange_weak(word, inside, Edge::Gate.acquire(), Ordering::Relaxed).is_ok() {
+                    return Inside(self);
+                }
+            } else if spins > 0 {
+                spins -= 1;
+                relax();
+            } else {
+                let waited = word | WAITED;
+                if self.0.compare_exchange(word, waited, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                    let _ = futex::wait(self.0, waited, None);
+                }
+            }
+        }
+    }
+
+    /// Becomes the one that evicts, if nobody is.
+    pub fn claim(self) -> Option<Claim<'a>> {
+        let before = self.0.fetch_or(CLAIMED, Edge::Gate.acquire());
+        // Not `then_some`: a claim that is dropped is given up.
+        (before & CLAIMED == 0).then(|| Claim(self))
+    }
+
+    /// Whether the cluster was used since the last time this was asked.
+    pub fn second_chance(self) -> bool {
+        self.0.load(Ordering::Relaxed) & REFERENCED != 0
+            && self.0.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let word = self.0.0;
+        let before = word.fetch_sub(1, Edge::Gate.release());
+        if before & SHUT != 0 && before & INSIDE == 1 {
+            futex::wake(word, u32::MAX);
+        }
+    }
+}
+
+impl Claim<'_> {
+    /// Shuts the gate, and waits until nobody is inside.
+    pub fn shut(&mut self) -> Shut<'_> {
+        let word = self.0.0;
+        let mut now = word.fetch_or(SHUT, Edge::Gate.acquire()) | SHUT;
+        let mut spins = SPINS;
+        while now & INSIDE != 0 {
+            if spins > 0 {
+                spins -= 1;
+                relax();
+            } else {
+                let _ = futex::wait(word, now, None);
+            }
+            now = word.load(Edge::Gate.acquire());
+        }
+        Shut(self.0)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_and(!CLAIMED, Edge::Gate.release());
+    }
+}
+
+impl Drop for Shut<'_> {
+    fn drop(&mut self) {
+        let word = self.0.0;
+        let before = word.fetch_and(!(SHUT | WAITED), Edge::Gate.release());
+        if before & WAITED != 0 {
+            futex::wake(word, u32::MAX);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! How a page is put in front of the program and taken away again: what differs
+//! between the ways that a kernel and a sandbox leave open. Everything else (who
+//! may do so, when, with which content) is the pager's.
+//!
+//! | mechanism | memory | a page that is out | needs |
+//! |---|---|---|---|
+//! | [`Kind::UserFault`] | anonymous | is missing: SIGBUS in the thread | userfaultfd for user mode (Linux 5.11), as any user |
+//! | [`Kind::Guard`] | file, seen twice | has a guard marker: SIGSEGV | guard regions on files (Linux 6.15), as any user, also in Docker's default profile |
+//! | [`Kind::Protect`] | file, seen twice | may not be touched: SIGSEGV | nothing, but a mapping of the kernel's for each part, so units are large |
+//! | [`Kind::Thread`] | anonymous | is missing: its thread waits for a thread of ours | userfaultfd for kernel mode, a privilege |
+//!
+//! The first keeps written pages apart from clean ones; the two with files write
+//! every page that they evict.
+
+mod aliased;
+mod anonymous;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt;
+use usring_sys::Errno;
+use usring_sys::mapping::PAGE;
+use usring_sys::paged_memory::Window;
+use usring_sys::userfault::UserFault;
+
+/// Offsets and lengths are whole units within the memory.
+///
+/// The caller has the pages to itself, and is inside their cluster's gate or has
+/// it shut.
+pub trait Mechanism: Send + Sync {
+    /// Whether a page can be kept from being written to: otherwise none is ever clean.
+    fn tracks_writes(&self) -> bool;
+
+    /// Puts pages in place that are out.
+    fn fill(&self, offset: usize, content: &[u8], protected: bool) -> Result<(), Errno>;
+
+    /// Puts a page in place that was never touched.
+    fn fill_zero(&self, offset: usize, length: usize) -> Result<(), Errno>;
+
+    /// Lets a resident page be written to, and touched at all.
+    fn open(&self, offset: usize, length: usize) -> Result<(), Errno>;
+
+    /// A page that should be resident was not found by its toucher. Either it
+    /// has come meanwhile, or somebody threw it away behind our back: then it
+    /// holds zeroes from now on, and the answer is `true`.
+    fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno>;
+
+    /// Ends writes to resident pages. What is out within the range stays out.
+    fn close(&self, offset: usize, length: usize) -> Result<(), Errno>;
+
+    /// Frees the memory of pages that were closed or are clean.
+    fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
+}
+
+/// In the order in which they are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    UserFault,
+    Guard,
+    Protect,
+    /// Only where it is asked for: it is the slowest, and the only one in which
+    /// a system call can touch a page that is out.
+    Thread,
+}
+
+impl Kind {
+    /// Those that are chosen without being asked for.
+    pub const BY_ITSELF: [Kind; 3] = [Kind::UserFault, Kind::Guard, Kind::Protect];
+    pub const ALL: [Kind; 4] = [Kind::UserFault, Kind::Guard, Kind::Protect, Kind::Thread];
+
+    /// By which it is known outside.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::UserFault => "userfault",
+            Kind::Guard => "guard",
+            Kind::Protect => "mprotect",
+            Kind::Thread => "compat",
+        }
+    }
+
+    pub fn of_name(name: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Bytes that come and go together, in a region of this length.
+    pub fn unit(self, length: usize) -> usize {
+        match self {
+            Kind::Protect => (length / MOST_PARTS).next_power_of_two().max(LEAST_PROTECTED),
+            Kind::UserFault | Kind::Guard | Kind::Thread => PAGE,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Linux allows 65,530 mappings (vm.max_map_count); each part of a region whose
+/// neighbour is in another state is one.
+const MOST_PARTS: usize = 30_000;
+const LEAST_PROTECTED: usize = 64 << 10;
+
+/// Memory with its mechanism.
+pub struct Prepared {
+    pub window: Window,
+    pub mechanism: Box<dyn Mechanism>,
+    /// Whose events the handler thread reads.
+    pub events: Option<Arc<UserFault>>,
+}
+
+/// Memory of this length, a multiple of the unit, all of it out.
+///
+/// Errors: what the kernel or a sandbox answers where it cannot be.
+pub fn prepare(kind: Kind, length: usize) -> Result<Prepared, Errno> {
+    match kind {
+        Kind::UserFault | Kind::Thread => anonymous::prepare(kind, length),
+        Kind::Guard | Kind::Protect => aliased::prepare(kind, length),
+    }
+}
+
+/// Whether it works here: tried on two pages.
+pub fn probe(kind: Kind) -> Result<(), Errno> {
+    prepare(kind, 2 * kind.unit(0)).map(drop)
+}

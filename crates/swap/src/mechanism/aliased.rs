@@ -1,0 +1,70 @@
+//! A file of memory seen twice: the program's view is closed where a page is
+//! out, by guard markers or by protection. Contents are written through the other
+//! view before the program's is opened, so no thread sees half of a page.
+
+use super::{Kind, Mechanism, Prepared};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use usring_sys::paged_memory::PagedMemory;
+use usring_sys::{Errno, UserAddress, user_memory};
+
+struct Aliased {
+    memory: Arc<PagedMemory>,
+    guards: bool,
+}
+
+pub fn prepare(kind: Kind, length: usize) -> Result<Prepared, Errno> {
+    let window = PagedMemory::aliased(length)?;
+    let mechanism = Aliased { memory: window.memory().clone(), guards: kind == Kind::Guard };
+    mechanism.close(0, length)?;
+    mechanism.check()?;
+    Ok(Prepared { window, mechanism: Box::new(mechanism), events: None })
+}
+
+impl Aliased {
+    /// A kernel that only nods (one of a sandbox) is found out here, before
+    /// anybody relies on it: what is closed cannot be read, also after its
+    /// memory was given back.
+    fn check(&self) -> Result<(), Errno> {
+        user_memory::install_fault_handler();
+        self.memory.discard(0, usring_sys::mapping::PAGE)?;
+        let first = UserAddress(self.memory.address() as u64);
+        match user_memory::read::<u64>(first) {
+            Err(Errno::EFAULT) => Ok(()),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+}
+
+impl Mechanism for Aliased {
+    fn tracks_writes(&self) -> bool {
+        false
+    }
+
+    fn fill(&self, offset: usize, content: &[u8], _: bool) -> Result<(), Errno> {
+        self.memory.fill(offset, content);
+        self.open(offset, content.len())
+    }
+
+    /// The file has a hole there.
+    fn fill_zero(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.open(offset, length)
+    }
+
+    fn open(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        if self.guards { self.memory.unguard(offset, length) } else { self.memory.permit(offset, length, true) }
+    }
+
+    /// What is thrown away behind our back, the file still has.
+    fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno> {
+        self.open(offset, length).map(|()| false)
+    }
+
+    fn close(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        if self.guards { self.memory.guard(offset, length) } else { self.memory.permit(offset, length, false) }
+    }
+
+    fn discard(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.memory.discard(offset, length)
+    }
+}

@@ -1,0 +1,34 @@
+//! Sentences for standard error out of a signal handler: no allocation, one
+//! write(2).
+
+use core::fmt::{self, Write};
+use usring_sys::SystemCall;
+
+const LONGEST: usize = 256;
+const WRITE: u32 = 1;
+
+struct Line {
+    bytes: [u8; LONGEST],
+    length: usize,
+}
+
+impl Write for Line {
+    /// What does not fit is left out.
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = LONGEST - 1 - self.length;
+        let taken = text.len().min(room);
+        self.bytes[self.length..self.length + taken].copy_from_slice(&text.as_bytes()[..taken]);
+        self.length += taken;
+        Ok(())
+    }
+}
+
+/// Says it, as a line of its own.
+pub fn say(text: fmt::Arguments) {
+    let mut line = Line { bytes: [0; LONGEST], length: 0 };
+    let _ = line.write_str("usring: ");
+    let _ = line.write_fmt(text);
+    line.bytes[line.length] = b'\n';
+    let (address, length) = (line.bytes.as_ptr() as u64, line.length as u64 + 1);
+    let _ = SystemCall::new(WRITE, [2, address, length, 0, 0]).run();
+}

@@ -1,0 +1,327 @@
+//! A region as the threads meet that work on it: its pages' words, and the way
+//! of a fault.
+//!
+//! # Who owns what
+//! | what | whose |
+//! |---|---|
+//! | a page's word, slot number and mapping | who has taken the page ([`crate::page`]) |
+//! | a taken slot | the page that has its number |
+//! | a cluster's two moments of eviction | who has claimed its gate, with nobody inside ([`crate::gate`]) |
+//! | room below the limit | who counted `resident` up; the page's, once it is in |
+//! | a lane | who has its lock ([`crate::store`]) |
+//!
+//! In this order only: room, then a page, then a lane, then the gate. Who evicts
+//! waits for no page; who has a page waits for nothing that needs another.
+//!
+//! **A page becomes resident, and one that is resident is taken and given back,
+//! only inside its cluster's gate or with the gate shut.** So a busy page that
+//! is not the evictor's own is not in memory while the gate is shut, and may lie in
+//! a run that is dropped.
+
+use crate::counters::{Counter, Counters};
+use crate::gate::Gate;
+use crate::lane::Waiting;
+use crate::mechanism::{Kind, Mechanism};
+use crate::message::say;
+use crate::page::{Page, Pins, State, Taken};
+use crate::readahead::Streams;
+use crate::store::Store;
+use crate::watermarks::Limit;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use usring_sys::Errno;
+use usring_sys::page_array::PageArray;
+use usring_sys::page_fault::{Fault, FaultServer, Served};
+use usring_sys::paged_memory::PagedMemory;
+use usring_sys::sync::{AtomicU32, AtomicUsize, Ordering};
+
+/// Bytes of a cluster: what is evicted together, if it is resident.
+const CLUSTER: usize = 256 << 10;
+
+/// What a thread does that a page does not allow, or that it is not there for.
+#[derive(Clone, Copy, Debug)]
+pub struct Touch {
+    pub write: bool,
+    /// A page was there.
+    pub present: bool,
+    pub place: usize,
+}
+
+/// A page that cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// `None`: it has none, there was no memory for it.
+    pub slot: Option<u32>,
+    pub error: Errno,
+}
+
+pub struct Pager {
+    pub kind: Kind,
+    pub memory: Arc<PagedMemory>,
+    pub mechanism: Box<dyn Mechanism>,
+    pub store: Store,
+    pub limit: Limit,
+    pub counters: Counters,
+    pub streams: Streams,
+    /// Evictions that are under way, and how many have brought something.
+    pub evicting: AtomicU32,
+    pub evictions: AtomicU32,
+    /// The clock's hand, in clusters.
+    pub hand: AtomicUsize,
+    unit: usize,
+    per_cluster: usize,
+    pages: PageArray<AtomicU32>,
+    slots: PageArray<AtomicU32>,
+    gates: PageArray<AtomicU32>,
+}
+
+/// What a pager is made of.
+pub struct Parts {
+    pub kind: Kind,
+    pub memory: Arc<PagedMemory>,
+    pub mechanism: Box<dyn Mechanism>,
+    pub store: Store,
+    /// In units.
+    pub limit: usize,
+    pub readahead: usize,
+}
+
+impl Pager {
+    pub fn new(parts: Parts) -> Result<Self, Errno> {
+        let unit = parts.store.unit();
+        let per_cluster = (CLUSTER / unit).max(1);
+        let count = parts.memory.length() / unit;
+        Ok(Pager {
+            kind: parts.kind,
+            memory: parts.memory,
+            mechanism: parts.mechanism,
+            store: parts.store,
+            limit: Limit::new(parts.limit),
+            counters: Counters::new()?,
+            streams: Streams::new(parts.readahead)?,
+            evicting: AtomicU32::new(0),
+            evictions: AtomicU32::new(0),
+            hand: AtomicUsize::new(0),
+            unit,
+            per_cluster,
+            pages: PageArray::new(count)?,
+            slots: PageArray::new(count)?,
+            gates: PageArray::new(count.div_ceil(per_cluster))?,
+        })
+    }
+
+    pub fn unit(&self) -> usize {
+        self.unit
+    }
+
+    pub fn pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    pub fn clusters(&self) -> usize {
+        self.gates.len()
+    }
+
+    pub fn cluster_of(&self, page: usize) -> usize {
+        page / self.per_cluster
+    }
+
+    /// Whether somebody evicts just now.
+    pub fn is_evicting(&self) -> bool {
+        self.evicting.load(Ordering::Relaxed) != 0
+    }
+
+    /// The pages of a cluster.
+    pub fn cluster(&self, index: usize) -> core::ops::Range<usize> {
+        let first = index * self.per_cluster;
+        first..(first + self.per_cluster).min(self.pages())
+    }
+
+    pub fn page(&self, index: usize) -> Page<'_> {
+        Page::new(&self.pages[index])
+    }
+
+    /// Of the cluster that a page is in.
+    pub fn gate_of(&self, page: usize) -> Gate<'_> {
+        self.gate(self.cluster_of(page))
+    }
+
+    pub fn gate(&self, cluster: usize) -> Gate<'_> {
+        Gate::new(&self.gates[cluster])
+    }
+
+    /// The slot of a page, for who has taken it.
+    pub fn slot(&self, _: &Taken, page: usize) -> u32 {
+        self.slots[page].load(Ordering::Relaxed)
+    }
+
+    pub fn set_slot(&self, _: &Taken, page: usize, slot: u32) {
+        self.slots[page].store(slot, Ordering::Relaxed);
+    }
+
+    pub fn offset(&self, page: usize) -> usize {
+        page * self.unit
+    }
+
+    /// Makes a page resident, and writable if that is wanted: the way of a fault.
+    pub fn bring_in(&self, index: usize, touch: Touch) -> Result<(), Lost> {
+        let page = self.page(index);
+        let mut has_room = false;
+        let outcome = loop {
+            match page.state() {
+                State::Busy => page.wait(),
+                state @ (State::Clean | State::Dirty) => {
+                    if let Some(outcome) = self.let_in(index, state, touch) {
+                        break outcome;
+                    }
+                }
+                state @ (State::Untouched | State::Out) => {
+                    if !has_room {
+                        self.make_room(touch.place);
+                        has_room = true;
+                    }
+                    let Some(taken) = page.take(state, Pins::Ignored) else { continue };
+                    let outcome = if state == State::Out {
+                        self.swap_in(index, taken, touch)
+                    } else {
+                        self.first_touch(index, taken, touch)
+                    };
+                    if outcome.is_ok() {
+                        return outcome;
+                    }
+                    break outcome;
+                }
+            }
+        };
+        if has_room {
+            self.limit.give_back(1);
+        }
+        outcome
+    }
+
+    /// The page is resident; its toucher wants to write, or came late.
+    fn let_in(&self, index: usize, state: State, touch: Touch) -> Option<Result<(), Lost>> {
+        if state == State::Clean && !touch.write && touch.present {
+            return Some(Ok(()));
+        }
+        let (offset, unit) = (self.offset(index), self.unit);
+        let _inside = self.gate_of(index).enter();
+        let taken = self.page(index).take(state, Pins::Ignored)?;
+        let mut next = state;
+        let mended = if touch.present { Ok(false) } else { self.mechanism.mend(offset, unit) };
+        let opened = mended.and_then(|lost| {
+            if lost || touch.write {
+                next = State::Dirty;
+            }
+            if next == State::Dirty { self.mechanism.open(offset, unit) } else { Ok(()) }
+        });
+        if let Err(error) = opened {
+            taken.release(state);
+            return Some(Err(Lost { slot: None, error }));
+        }
+        if state == State::Clean && next == State::Dirty {
+            self.store.slots.free(self.slot(&taken, index));
+            self.counters.add(touch.place, Counter::WriteFaults, 1);
+        } else {
+            self.counters.add(touch.place, Counter::LateFaults, 1);
+        }
+        taken.release(next);
+        Some(Ok(()))
+    }
+
+    fn first_touch(&self, index: usize, taken: Taken, touch: Touch) -> Result<(), Lost> {
+        let _inside = self.gate_of(index).enter();
+        if let Err(error) = self.mechanism.fill_zero(self.offset(index), self.unit) {
+            taken.release(State::Untouched);
+            return Err(Lost { slot: None, error });
+        }
+        taken.release(State::Dirty);
+        self.counters.add(touch.place, Counter::FirstTouches, 1);
+        Ok(())
+    }
+
+    fn swap_in(&self, index: usize, taken: Taken, touch: Touch) -> Result<(), Lost> {
+        let slot = self.slot(&taken, index);
+        let clean = !touch.write && self.mechanism.tracks_writes();
+        let mut lane = self.store.lane(touch.place);
+        let content = match lane.read(self.store.device(), self.store.offset(slot), self.unit, Waiting::ByPolicy) {
+            Ok(content) => content,
+            Err(error) => {
+                taken.release(State::Out);
+                self.counters.add(touch.place, Counter::ReadErrors, 1);
+                return Err(Lost { slot: Some(slot), error });
+            }
+        };
+        let inside = self.gate_of(index).enter();
+        if let Err(error) = self.mechanism.fill(self.offset(index), content, clean) {
+            taken.release(State::Out);
+            return Err(Lost { slot: None, error });
+        }
+        self.settle(taken, slot, clean);
+        drop(inside);
+        drop(lane);
+        self.counters.add(touch.place, Counter::SwapIns, 1);
+        self.follow(index, touch.place);
+        Ok(())
+    }
+
+    /// A page has been put in place out of its slot. Its owner is still inside
+    /// the gate.
+    pub fn settle(&self, taken: Taken, slot: u32, clean: bool) {
+        if clean {
+            taken.release(State::Clean);
+        } else {
+            self.store.slots.free(slot);
+            taken.release(State::Dirty);
+        }
+    }
+
+    /// Takes room for one page, evicting for it if there is none.
+    fn make_room(&self, place: usize) {
+        while !self.limit.take(1) {
+            if !self.evict_directly(place) {
+                self.limit.exceed(1);
+                self.counters.add(place, Counter::OverLimit, 1);
+                return;
+            }
+        }
+        self.limit.wake_evictor();
+    }
+
+    /// Says what became of a page, on standard error.
+    pub fn complain(&self, index: usize, lost: Lost) {
+        let offset = self.offset(index);
+        match lost.slot {
+            Some(slot) => say(format_args!(
+                "swap: the page at {:#x} cannot be read back: slot {slot} (byte {}) of the backing store answers {}",
+                self.memory.address() + offset,
+                self.store.offset(slot),
+                lost.error
+            )),
+            None => {
+                say(format_args!("swap: no page can be had for {:#x}: {}", self.memory.address() + offset, lost.error))
+            }
+        }
+    }
+}
+
+impl FaultServer for Pager {
+    fn serve(&self, fault: Fault) -> Served {
+        if !self.memory.is_ours() {
+            say(format_args!(
+                "swap: a forked child touched {:#x}, which is swapped memory of its parent and not inherited",
+                fault.address
+            ));
+            return Served::Refused;
+        }
+        let index = (fault.address - self.memory.address()) / self.unit;
+        let touch = Touch { write: fault.write, present: fault.present, place: fault.place };
+        match self.bring_in(index, touch) {
+            Ok(()) => Served::Again,
+            Err(lost) => {
+                self.complain(index, lost);
+                Served::Refused
+            }
+        }
+    }
+}

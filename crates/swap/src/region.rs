@@ -1,0 +1,390 @@
+//! A region as a program has it.
+
+use crate::background::Background;
+use crate::counters::{Counter, Statistics};
+use crate::lane::Lane;
+use crate::mechanism::{self, Kind, Prepared};
+use crate::page::Pinned;
+use crate::pager::{Pager, Parts, Touch};
+use crate::readahead;
+use crate::store::Store;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt;
+use core::ops::Range;
+use usring_device::{Device, OwnSupply, PolicyWord, Spec, SpecError, spec};
+use usring_sys::page_fault::{self, Registration};
+use usring_sys::paged_memory::Window;
+use usring_sys::sync::{AtomicUsize, Ordering};
+use usring_sys::{Errno, processor, user_memory};
+
+/// Least limit in units: a few clusters, so that what one thread evicts is not
+/// what another brings in.
+const LEAST_LIMIT: usize = 64;
+
+/// Bytes read ahead, unless something else is asked for.
+const READAHEAD: usize = 128 << 10;
+/// Lanes for each processor, unless something else is asked for.
+const LANES: usize = 4;
+
+/// What is to be done with memory that is kept resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It is read.
+    Read,
+    /// It is read and written.
+    Write,
+}
+
+/// Makes a [`SwapRegion`].
+#[derive(Clone, Default)]
+pub struct Builder {
+    size: usize,
+    limit: usize,
+    backing: Backing,
+    mechanism: Option<Kind>,
+    readahead: Option<usize>,
+    lanes: Option<usize>,
+}
+
+/// Where pages go.
+#[derive(Clone, Default)]
+enum Backing {
+    #[default]
+    None,
+    Text(Spec),
+    Device(Arc<Device>),
+}
+
+impl Builder {
+    /// Bytes of the region; rounded up to whole pages.
+    pub fn size(mut self, bytes: usize) -> Self {
+        self.size = bytes;
+        self
+    }
+
+    /// Most bytes of it that are resident.
+    pub fn limit(mut self, bytes: usize) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    /// Where its pages go, as `usring run --device` takes it:
+    /// `file:path=/var/tmp/swap,size=1G`.
+    pub fn backing(mut self, text: &str) -> Result<Self, SpecError> {
+        self.backing = Backing::Text(spec::parse(text)?);
+        Ok(self)
+    }
+
+    /// The same, of a device that is open. Nobody else uses it from now on.
+    pub fn device(mut self, device: Arc<Device>) -> Self {
+        self.backing = Backing::Device(device);
+        self
+    }
+
+    /// Which mechanism, instead of the best that works here.
+    pub fn mechanism(mut self, mechanism: Kind) -> Self {
+        self.mechanism = Some(mechanism);
+        self
+    }
+
+    /// Most bytes that are read ahead of a thread whose faults follow each
+    /// other (128 KiB unless said); 0: none.
+    pub fn readahead(mut self, bytes: usize) -> Self {
+        self.readahead = Some(bytes);
+        self
+    }
+
+    /// How many threads fault at the same time without waiting for each other's
+    /// queue pair: four for each processor, unless said.
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.lanes = Some(lanes.max(1));
+        self
+    }
+
+    /// Makes the region. What the backing store held before is lost, and so is
+    /// what it holds when the region is gone.
+    ///
+    /// Errors: `EINVAL` where the size is 0, the limit less than 64 pages, or the
+    /// device cannot be written to in pages; `EOPNOTSUPP` where no mechanism works here;
+    /// what opening the device, its queue pairs, or the mechanism that was asked
+    /// for answers; `ENOMEM`.
+    pub fn build(self) -> Result<SwapRegion, Errno> {
+        user_memory::install_fault_handler();
+        let device = self.open()?;
+        let (kind, unit, prepared) = self.prepare()?;
+        let Prepared { window, mechanism, events } = prepared;
+        let limit = self.limit / unit;
+        if limit < LEAST_LIMIT {
+            return Err(Errno::EINVAL);
+        }
+        let lanes = self.lanes.unwrap_or_else(|| LANES * processor::count() as usize);
+        let store = Store::new(device, unit, lanes)?;
+        // The evictor's and the reader's own.
+        let evictor = Lane::new(store.device(), unit)?;
+        let reader = Lane::new(store.device(), readahead::MOST * unit)?;
+        let memory = window.memory().clone();
+        let range = memory.address()..memory.address() + memory.length();
+        let readahead = self.readahead.unwrap_or(READAHEAD) / unit;
+        let pager = Arc::new(Pager::new(Parts { kind, memory, mechanism, store, limit, readahead })?);
+        let registration = page_fault::register(range, pager.clone()).ok_or(Errno::ENOMEM)?;
+        let background = Background::new(pager.clone());
+        let mut region =
+            SwapRegion { window, pinned: AtomicUsize::new(0), registration: Some(registration), background, pager };
+        region.background.spawn("usring-evictor", move |pager| pager.evict_in_background(evictor))?;
+        if readahead > 0 {
+            region.background.spawn("usring-reader", move |pager| pager.read_ahead(reader))?;
+        }
+        if let Some(events) = events {
+            region.background.serve(events)?;
+        }
+        Ok(region)
+    }
+
+    fn open(&self) -> Result<Arc<Device>, Errno> {
+        match &self.backing {
+            Backing::None => Err(Errno::EINVAL),
+            Backing::Device(device) => Ok(device.clone()),
+            Backing::Text(spec) => {
+                // A device has its policy where other processes may have it, too:
+                // for good.
+                let policy = Box::leak(Box::new(PolicyWord::new(spec.policy())));
+                Ok(Arc::new(Device::new(spec.open(Box::new(OwnSupply))?, policy, true)))
+            }
+        }
+    }
+
+    fn prepare(&self) -> Result<(Kind, usize, Prepared), Errno> {
+        if self.size == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let prepare = |kind: Kind| {
+            let unit = kind.unit(self.size);
+            let length = self.size.checked_next_multiple_of(unit).ok_or(Errno::ENOMEM)?;
+            Ok((kind, unit, mechanism::prepare(kind, length)?))
+        };
+        match self.mechanism {
+            Some(kind) => prepare(kind),
+            None => Kind::BY_ITSELF.into_iter().find_map(|kind| prepare(kind).ok()).ok_or(Errno::EOPNOTSUPP),
+        }
+    }
+}
+
+/// Memory of which only a part is resident.
+///
+/// It is used as any memory is; what a thread touches that is out comes back
+/// before its next instruction. Three things differ:
+/// - **A system call** does not bring pages back (but with the mechanism `compat`): it
+///   answers `EFAULT`, or a part. What it is given is kept resident by
+///   [`SwapRegion::with_resident`] or [`SwapRegion::pin`].
+/// - **A forked child** does not have the memory: touching it ends the child.
+/// - **A page that cannot be read back** is a SIGBUS, as of a file that is mapped;
+///   standard error says which slot.
+///
+/// Signals: SIGBUS and SIGSEGV must not be blocked by a thread that touches it, and
+/// who takes their handlers away takes the pages along.
+pub struct SwapRegion {
+    window: Window,
+    /// Pages that are pinned at least once.
+    pinned: AtomicUsize,
+    registration: Option<Registration>,
+    background: Background,
+    pager: Arc<Pager>,
+}
+
+impl SwapRegion {
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    pub fn mechanism(&self) -> Kind {
+        self.pager.kind
+    }
+
+    /// Bytes that come and go together.
+    pub fn page_size(&self) -> usize {
+        self.pager.unit()
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.pager.memory.address() as *mut u8
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> usize {
+        self.pager.memory.length()
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        self.window.as_slice()
+    }
+
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.window.as_mut_slice()
+    }
+
+    /// Where its pages go.
+    pub fn device(&self) -> &Arc<Device> {
+        self.pager.store.device()
+    }
+
+    /// Changes the limit; a lower one is kept when this returns.
+    ///
+    /// Errors: `EINVAL` where it is less than 64 pages; `ENOSPC` where the backing store has no
+    /// room for what has to go; `EBUSY` where too much is pinned; what the device answers.
+    pub fn set_limit(&self, bytes: usize) -> Result<(), Errno> {
+        let limit = bytes / self.pager.unit();
+        if limit < LEAST_LIMIT {
+            return Err(Errno::EINVAL);
+        }
+        self.pager.limit.set(limit);
+        self.pager.evict_down_to(limit)
+    }
+
+    fn pages(&self, range: &Range<usize>) -> Result<Range<usize>, Errno> {
+        if range.start > range.end || range.end > self.size() {
+            return Err(Errno::EINVAL);
+        }
+        let unit = self.pager.unit();
+        Ok(range.start / unit..range.end.div_ceil(unit))
+    }
+
+    /// Brings a range of bytes in and keeps it resident until the pin is dropped.
+    ///
+    /// Errors: `EINVAL` where it is not within the region; `ENOMEM` where more than half of
+    /// the limit would be pinned; `EIO` where a page cannot be read back.
+    pub fn pin(&self, range: Range<usize>, access: Access) -> Result<Pin<'_>, Errno> {
+        let pages = self.pages(&range)?;
+        let mut pin = Pin { region: self, pages: pages.start..pages.start };
+        for page in pages {
+            self.pin_page(page, access == Access::Write)?;
+            pin.pages.end = page + 1;
+        }
+        Ok(pin)
+    }
+
+    fn pin_page(&self, index: usize, write: bool) -> Result<(), Errno> {
+        let touch = Touch { write, present: true, place: page_fault::place() };
+        loop {
+            match self.pager.page(index).pin(write) {
+                Pinned::Again => return Ok(()),
+                Pinned::First => {
+                    if self.pinned.fetch_add(1, Ordering::Relaxed) < self.pager.limit.get() / 2 {
+                        return Ok(());
+                    }
+                    self.unpin_page(index);
+                    return Err(Errno::ENOMEM);
+                }
+                Pinned::TooOften => return Err(Errno::ENOMEM),
+                Pinned::No(_) => self.pager.bring_in(index, touch).map_err(|lost| {
+                    self.pager.complain(index, lost);
+                    Errno::EIO
+                })?,
+            }
+        }
+    }
+
+    fn unpin_page(&self, index: usize) {
+        if self.pager.page(index).unpin() {
+            self.pinned.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives `work` a part of the memory, all of which stays resident meanwhile:
+    /// for system calls, which do not bring pages back. Errors: as [`SwapRegion::pin`].
+    pub fn with_resident<R>(
+        &mut self,
+        range: Range<usize>,
+        access: Access,
+        work: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, Errno> {
+        // Not in a `Pin`, which would borrow the whole.
+        let pages = self.pages(&range)?;
+        let pin = self.pin(range.clone(), access)?;
+        core::mem::forget(pin);
+        let result = work(&mut self.window.as_mut_slice()[range]);
+        pages.for_each(|page| self.unpin_page(page));
+        Ok(result)
+    }
+
+    /// The content of whole pages is no longer wanted: they hold zeroes from now
+    /// on, and take neither memory nor slots.
+    ///
+    /// Errors: `EINVAL` where the range is not whole pages of the region; `EBUSY` where one
+    /// is pinned (those before it are gone).
+    pub fn discard(&mut self, range: Range<usize>) -> Result<(), Errno> {
+        self.discard_shared(range)
+    }
+
+    /// The same while others may use the region; what they write to the range
+    /// meanwhile may be there afterwards, or not.
+    pub fn discard_shared(&self, range: Range<usize>) -> Result<(), Errno> {
+        let unit = self.pager.unit();
+        let pages = self.pages(&range)?;
+        if !range.start.is_multiple_of(unit) || !range.end.is_multiple_of(unit) {
+            return Err(Errno::EINVAL);
+        }
+        self.pager.discard(pages)
+    }
+
+    pub fn statistics(&self) -> Statistics {
+        let pager = &*self.pager;
+        let sum = |counter| pager.counters.sum(counter);
+        Statistics {
+            pages: pager.pages() as u64,
+            page_size: pager.unit() as u64,
+            limit: pager.limit.get() as u64,
+            resident: pager.limit.resident() as u64,
+            pinned: self.pinned.load(Ordering::Relaxed) as u64,
+            slots: u64::from(pager.store.slots.count()),
+            slots_taken: pager.store.slots.taken() as u64,
+            first_touches: sum(Counter::FirstTouches),
+            swap_ins: sum(Counter::SwapIns),
+            write_faults: sum(Counter::WriteFaults),
+            late_faults: sum(Counter::LateFaults),
+            read_ahead: sum(Counter::ReadAhead),
+            evicted: sum(Counter::Evicted),
+            written: sum(Counter::Written),
+            write_requests: sum(Counter::WriteRequests),
+            direct_evictions: sum(Counter::DirectEvictions),
+            read_errors: sum(Counter::ReadErrors),
+            write_errors: sum(Counter::WriteErrors),
+            over_limit: sum(Counter::OverLimit),
+        }
+    }
+}
+
+impl Drop for SwapRegion {
+    fn drop(&mut self) {
+        let registration = self.registration.take();
+        if self.pager.memory.is_ours() {
+            self.background.stop();
+        } else if let Some(registration) = registration {
+            // A child's copy: it has neither the threads nor the memory.
+            registration.forget();
+        }
+    }
+}
+
+impl fmt::Debug for SwapRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SwapRegion")
+            .field("mechanism", &self.mechanism())
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Pages that stay resident until this is dropped.
+#[must_use = "the pages may go when this is dropped"]
+#[derive(Debug)]
+pub struct Pin<'a> {
+    region: &'a SwapRegion,
+    pages: Range<usize>,
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.pages.clone().for_each(|page| self.region.unpin_page(page));
+    }
+}

@@ -1,0 +1,68 @@
+//! Where pages go: a device, cut into slots of one unit each, and its lanes.
+//!
+//! A thread that faults finds a lane by its place ([`usring_sys::page_fault`]),
+//! so as long as there are enough of them no two threads want the same; one whose
+//! lane is in use takes the next that is free.
+
+use crate::lane::Lane;
+use crate::slots::Slots;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use usring_device::Device;
+use usring_sys::Errno;
+use usring_sys::mutex::{Guard, Mutex};
+
+pub struct Store {
+    device: Arc<Device>,
+    pub slots: Slots,
+    /// Bytes of a slot.
+    unit: usize,
+    lanes: Vec<Mutex<Lane>>,
+}
+
+impl Store {
+    /// With up to so many lanes: as many as the device has queue pairs for.
+    ///
+    /// Errors: `EINVAL` where a unit is no whole number of blocks, or the device
+    /// has no room for one; what opening the first queue pair answers.
+    pub fn new(device: Arc<Device>, unit: usize, lanes: usize) -> Result<Self, Errno> {
+        let geometry = device.geometry();
+        if geometry.features.read_only || !unit.is_multiple_of(geometry.block as usize) || geometry.segments == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let count = u32::try_from(geometry.size / unit as u64).unwrap_or(u32::MAX);
+        if count == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let mut open = Vec::new();
+        for _ in 0..lanes {
+            match Lane::new(&device, unit) {
+                Ok(lane) => open.push(Mutex::new(lane)),
+                Err(error) if open.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(Store { slots: Slots::new(count)?, unit, lanes: open, device })
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Where a slot begins.
+    pub fn offset(&self, slot: u32) -> u64 {
+        u64::from(slot) * self.unit as u64
+    }
+
+    pub fn unit(&self) -> usize {
+        self.unit
+    }
+
+    /// The lane of a place, or another.
+    pub fn lane(&self, place: usize) -> Guard<'_, Lane> {
+        let count = self.lanes.len();
+        let lane = |step: usize| &self.lanes[(place + step) % count];
+        let free = (0..count).find_map(|step| lane(step).try_lock());
+        free.unwrap_or_else(|| lane(0).lock())
+    }
+}

@@ -1,0 +1,125 @@
+//! Models of a cluster's gate, with the pages behind it: what a thread puts in
+//! place is not dropped by an eviction that does not know of it.
+#![cfg(loom)]
+
+use loom::cell::Cell;
+use loom::thread;
+use usring_swap::gate::Gate;
+use usring_swap::page::{Page, Pins, State};
+use usring_sys::ordering::{Edge, Side, weaken};
+use usring_sys::sync::{Arc, AtomicU32};
+
+/// Two pages of one cluster, and which of them are mapped.
+struct Cluster {
+    gate: AtomicU32,
+    words: [AtomicU32; 2],
+    mapped: [Cell<bool>; 2],
+}
+
+// SAFETY: loom checks who uses the cells.
+unsafe impl Sync for Cluster {}
+
+impl Cluster {
+    fn new() -> Arc<Self> {
+        let cluster = Cluster {
+            gate: AtomicU32::new(0),
+            words: [AtomicU32::new(0), AtomicU32::new(0)],
+            mapped: [Cell::new(false), Cell::new(false)],
+        };
+        cluster.bring_in(0);
+        Arc::new(cluster)
+    }
+
+    fn gate(&self) -> Gate<'_> {
+        Gate::new(&self.gate)
+    }
+
+    fn page(&self, index: usize) -> Page<'_> {
+        Page::new(&self.words[index])
+    }
+
+    /// As a fault does it.
+    fn bring_in(&self, index: usize) {
+        let Some(taken) = self.page(index).take(State::Untouched, Pins::Ignored) else { return };
+        let _inside = self.gate().enter();
+        self.mapped[index].set(true);
+        taken.release(State::Dirty);
+    }
+
+    /// As an eviction does it: what is not known to be mapped may lie in the run.
+    fn evict(&self) {
+        let Some(mut claim) = self.gate().claim() else { return };
+        let taken = {
+            let _shut = claim.shut();
+            [0, 1].map(|index| self.page(index).take(State::Dirty, Pins::Respected))
+        };
+        {
+            let _shut = claim.shut();
+            for (index, taken) in taken.iter().enumerate() {
+                if taken.is_some() || !self.page(index).state().is_resident() {
+                    self.mapped[index].set(false);
+                }
+            }
+        }
+        for taken in taken.into_iter().flatten() {
+            taken.release(State::Out);
+        }
+    }
+}
+
+fn fault_during_eviction() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let cluster = Cluster::new();
+        let evictor = thread::spawn({
+            let cluster = cluster.clone();
+            move || cluster.evict()
+        });
+        cluster.bring_in(1);
+        evictor.join().unwrap();
+        for index in 0..2 {
+            assert_eq!(cluster.page(index).state().is_resident(), cluster.mapped[index].get(), "page {index}");
+        }
+    });
+}
+
+#[test]
+fn a_page_that_comes_in_during_an_eviction_stays_mapped() {
+    fault_during_eviction();
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn leaving_without_release_lets_the_evictor_see_half_of_it() {
+    weaken(Edge::Gate, Side::Release, fault_during_eviction);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn going_in_without_acquire_sees_half_of_what_the_evictor_did() {
+    weaken(Edge::Gate, Side::Acquire, fault_during_eviction);
+}
+
+#[test]
+fn one_thread_evicts_from_a_cluster_at_a_time() {
+    loom::model(|| {
+        let gate = Arc::new(AtomicU32::new(0));
+        let evicting = Arc::new(AtomicU32::new(0));
+        let evict = |gate: &AtomicU32, evicting: &AtomicU32| {
+            use usring_sys::sync::Ordering::SeqCst;
+            for _ in 0..2 {
+                if let Some(_claim) = Gate::new(gate).claim() {
+                    assert_eq!(evicting.fetch_add(1, SeqCst), 0);
+                    evicting.fetch_sub(1, SeqCst);
+                }
+            }
+        };
+        let other = thread::spawn({
+            let (gate, evicting) = (gate.clone(), evicting.clone());
+            move || evict(&gate, &evicting)
+        });
+        evict(&gate, &evicting);
+        other.join().unwrap();
+    });
+}

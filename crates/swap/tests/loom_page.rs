@@ -1,0 +1,121 @@
+//! Models of a page's word: one owner at a time, who sees what the last one left;
+//! nobody sleeps through a release; a pinned page does not go out.
+#![cfg(loom)]
+
+use loom::cell::Cell;
+use loom::thread;
+use usring_swap::page::{Page, Pinned, Pins, State};
+use usring_sys::ordering::{Edge, Side, weaken};
+use usring_sys::sync::{Arc, AtomicU32};
+
+/// A page and what belongs to its owner.
+struct Paged {
+    word: AtomicU32,
+    slot: Cell<u32>,
+}
+
+// SAFETY: loom checks who uses the cell.
+unsafe impl Sync for Paged {}
+
+impl Paged {
+    fn new() -> Arc<Self> {
+        Arc::new(Paged { word: AtomicU32::new(0), slot: Cell::new(0) })
+    }
+
+    fn page(&self) -> Page<'_> {
+        Page::new(&self.word)
+    }
+
+    /// Takes the page in whatever state it is, changes what is its owner's, and
+    /// gives it back.
+    fn own(&self, next: State) {
+        loop {
+            match self.page().state() {
+                State::Busy => self.page().wait(),
+                state => {
+                    let Some(taken) = self.page().take(state, Pins::Ignored) else { continue };
+                    self.slot.set(self.slot.get() + 1);
+                    taken.release(next);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn two_owners() {
+    loom::model(|| {
+        let paged = Paged::new();
+        let other = thread::spawn({
+            let paged = paged.clone();
+            move || paged.own(State::Out)
+        });
+        paged.own(State::Dirty);
+        other.join().unwrap();
+        assert_eq!(paged.slot.get(), 2);
+    });
+}
+
+#[test]
+fn owners_exclude_each_other_and_who_waits_is_woken() {
+    two_owners();
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_release_that_is_none_lets_the_next_owner_see_half_of_it() {
+    weaken(Edge::Page, Side::Release, two_owners);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_taking_without_acquire_sees_half_of_what_the_last_owner_did() {
+    weaken(Edge::Page, Side::Acquire, two_owners);
+}
+
+#[test]
+fn a_page_is_pinned_or_goes_out_and_never_both() {
+    loom::model(|| {
+        let paged = Paged::new();
+        paged.own(State::Dirty);
+        let evictor = thread::spawn({
+            let paged = paged.clone();
+            move || {
+                let taken = paged.page().take(State::Dirty, Pins::Respected);
+                let goes = taken.is_some();
+                if let Some(taken) = taken {
+                    taken.release(State::Out);
+                }
+                goes
+            }
+        });
+        let pinned = paged.page().pin(true);
+        if pinned == Pinned::First {
+            assert_eq!(paged.page().state(), State::Dirty);
+            assert!(paged.page().unpin());
+        }
+        let goes = evictor.join().unwrap();
+        assert!(goes || pinned == Pinned::First);
+    });
+}
+
+/// Pins come and go while a page is somebody's, and nothing of them is lost.
+#[test]
+fn a_pin_outlives_an_owner_that_ignores_it() {
+    loom::model(|| {
+        let paged = Paged::new();
+        paged.own(State::Clean);
+        assert_eq!(paged.page().pin(false), Pinned::First);
+        let writer = thread::spawn({
+            let paged = paged.clone();
+            move || paged.own(State::Dirty)
+        });
+        let again = paged.page().pin(false);
+        if again == Pinned::Again {
+            assert!(!paged.page().unpin());
+        }
+        writer.join().unwrap();
+        assert!(paged.page().take(State::Dirty, Pins::Respected).is_none());
+        assert!(paged.page().unpin());
+    });
+}

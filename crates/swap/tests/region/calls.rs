@@ -1,0 +1,95 @@
+//! System calls on pages that are out, and on pages that are kept in.
+
+use crate::common::{MIB, PAGE, factor, mechanisms, region, word};
+use std::io::{Read, Write};
+use std::sync::atomic::Ordering;
+use usring_swap::{Access, Mechanism, SwapRegion};
+use usring_sys::Errno;
+
+/// A region all of whose pages were written to, the first ones first.
+fn used(mechanism: Mechanism) -> SwapRegion {
+    let limit = MIB * factor(mechanism);
+    let mut region = region(8 * limit, limit, "ram:size=128M").mechanism(mechanism).readahead(0).build().unwrap();
+    region.as_mut_slice().iter_mut().step_by(PAGE).for_each(|byte| *byte = 7);
+    region
+}
+
+#[test]
+fn pages_that_are_kept_in_can_be_read_and_written_by_system_calls() {
+    for mechanism in mechanisms() {
+        let mut region = used(mechanism);
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let range = 10..10 + 40_000;
+        let content = region.as_slice()[range.clone()].to_vec();
+        for round in 0..3 {
+            // Out again.
+            region.as_mut_slice()[MIB..].iter_mut().step_by(PAGE).for_each(|byte| *byte = 8 + round);
+            let written = region.with_resident(range.clone(), Access::Read, |bytes| writer.write_all(bytes));
+            written.unwrap().unwrap();
+            region.as_mut_slice()[MIB..].iter_mut().step_by(PAGE).for_each(|byte| *byte = 9 + round);
+            let read = region.with_resident(range.clone(), Access::Write, |bytes| {
+                bytes.fill(0);
+                reader.read_exact(bytes)
+            });
+            read.unwrap().unwrap();
+            assert!(region.as_slice()[range.clone()] == content, "{mechanism}");
+        }
+        assert_eq!(region.statistics().pinned, 0);
+    }
+}
+
+#[test]
+fn a_system_call_on_a_page_that_is_out_fails_unless_a_thread_serves_it() {
+    for mechanism in mechanisms() {
+        let region = used(mechanism);
+        let (_reader, writer) = std::io::pipe().unwrap();
+        // SAFETY: within the region; the kernel says what it thinks of it.
+        let answer = unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&writer), region.as_ptr().cast(), 100) };
+        match mechanism {
+            Mechanism::Thread => assert_eq!(answer, 100),
+            _ => assert_eq!((answer, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EFAULT))),
+        }
+    }
+}
+
+#[test]
+fn pinned_pages_stay_and_no_more_than_half_the_limit_can_be_pinned() {
+    for mechanism in mechanisms() {
+        let region = used(mechanism);
+        let limit = region.statistics().limit as usize * region.page_size();
+        let pin = region.pin(0..limit / 4, Access::Write).unwrap();
+        let again = region.pin(5..limit / 4 - 5, Access::Read).unwrap();
+        let faults = region.statistics().swap_ins;
+        for page in 0..limit / 4 / region.page_size() {
+            word(&region, page * region.page_size()).store(3, Ordering::Relaxed);
+        }
+        assert_eq!(region.statistics().swap_ins, faults, "{mechanism}: a pinned page was out");
+        assert_eq!(region.pin(0..limit, Access::Read).err(), Some(Errno::ENOMEM));
+        assert_eq!(region.statistics().pinned as usize, limit / 4 / region.page_size());
+        drop(pin);
+        drop(again);
+        assert_eq!(region.statistics().pinned, 0);
+        assert_eq!(region.pin(0..region.size() + 1, Access::Read).err(), Some(Errno::EINVAL));
+    }
+}
+
+#[test]
+fn discarded_pages_hold_zeroes_and_take_no_room() {
+    for mechanism in mechanisms() {
+        let mut region = used(mechanism);
+        let unit = region.page_size();
+        let before = region.statistics();
+        let half = region.size() / 2;
+        region.discard(half..region.size()).unwrap();
+        let after = region.statistics();
+        assert!(after.slots_taken <= before.slots / 2 && after.slots_taken < before.slots_taken, "{after:?}");
+        assert!(region.as_slice()[half..].iter().all(|byte| *byte == 0));
+        assert!(region.as_slice()[..half].iter().step_by(PAGE).all(|byte| *byte == 7));
+        assert_eq!(region.discard(1..unit), Err(Errno::EINVAL));
+        let pin = region.pin(0..1, Access::Read).unwrap();
+        assert_eq!(region.discard_shared(0..unit), Err(Errno::EBUSY));
+        drop(pin);
+        region.discard(0..unit).unwrap();
+        assert_eq!(region.as_slice()[0], 0);
+    }
+}

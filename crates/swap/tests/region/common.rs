@@ -1,0 +1,99 @@
+//! What the tests of regions have in common.
+
+use std::ffi::c_void;
+use std::process::{Command, Output};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Once};
+use usring_device::{Device, OwnSupply, PolicyWord};
+use usring_swap::{Builder, Mechanism, SwapRegion, probe};
+use usring_sys::{Errno, thread};
+
+pub const MIB: usize = 1 << 20;
+pub const PAGE: usize = 4096;
+
+struct Argument(*mut c_void);
+
+// SAFETY: handed to one thread.
+unsafe impl Send for Argument {}
+
+impl Argument {
+    fn into_inner(self) -> *mut c_void {
+        self.0
+    }
+}
+
+fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
+    let argument = Argument(argument);
+    std::thread::spawn(move || entry(argument.into_inner()));
+    Ok(())
+}
+
+/// Once for the process: threads that the standard library knows.
+pub fn prepare() {
+    static PREPARED: Once = Once::new();
+    PREPARED.call_once(|| thread::set_spawner(spawn));
+}
+
+/// A region on a device that is given in words.
+pub fn region(size: usize, limit: usize, backing: &str) -> Builder {
+    prepare();
+    SwapRegion::builder().size(size).limit(limit).backing(backing).expect("a device in words")
+}
+
+/// The mechanisms that work here; at least those that need no privilege and this
+/// kernel is known to have.
+pub fn mechanisms() -> Vec<Mechanism> {
+    prepare();
+    usring_sys::user_memory::install_fault_handler();
+    let works: Vec<_> = Mechanism::ALL.into_iter().filter(|kind| probe(*kind).is_ok()).collect();
+    assert!(works.contains(&Mechanism::Protect), "{works:?}");
+    works
+}
+
+/// Units of the coarse mechanism are larger, and so is its least limit.
+pub fn factor(mechanism: Mechanism) -> usize {
+    if mechanism == Mechanism::Protect { 16 } else { 1 }
+}
+
+/// The word at a byte of a region.
+pub fn word(region: &SwapRegion, offset: usize) -> &AtomicU64 {
+    assert!(offset + 8 <= region.size() && offset.is_multiple_of(8));
+    // SAFETY: the region is mapped while it is borrowed, any bytes are a word, and
+    // the tests that share a region use it by atomics alone.
+    unsafe { &*region.as_ptr().add(offset).cast() }
+}
+
+/// A device in words, and its policy.
+pub fn device(text: &str) -> (Arc<Device>, &'static PolicyWord) {
+    let spec = usring_device::spec::parse(text).expect("a device in words");
+    let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
+    let driver = spec.open(Box::new(OwnSupply)).expect("a device that opens");
+    prepare();
+    (Arc::new(Device::new(driver, policy, true)), policy)
+}
+
+/// Runs a test of this binary in a process of its own, in which [`is_child`] is true.
+pub fn run_child(test: &str, prepare: impl FnOnce(&mut Command)) -> Output {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, "1");
+    prepare(&mut command);
+    command.output().expect("a child")
+}
+
+pub fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+const CHILD: &str = "USRING_SWAP_TEST_CHILD";
+
+/// A sequence of numbers of no quality.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % end as u64) as usize
+    }
+}

@@ -1,0 +1,95 @@
+//! What goes wrong: devices that fail, stores that are full. Nothing is lost, and
+//! no page is ever made up.
+
+use crate::common::{MIB, factor, is_child, mechanisms, region, run_child, word};
+use crate::switch;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::Ordering;
+use usring_swap::{Mechanism, SwapRegion};
+
+/// Writes to each page a number of its own.
+fn number_pages(region: &SwapRegion) {
+    for page in 0..region.size() / region.page_size() {
+        word(region, page * region.page_size()).store(page as u64 + 1, Ordering::Relaxed);
+    }
+}
+
+fn check_pages(region: &SwapRegion) {
+    for page in 0..region.size() / region.page_size() {
+        let number = word(region, page * region.page_size()).load(Ordering::Relaxed);
+        assert_eq!(number, page as u64 + 1, "{} {:?}", region.mechanism(), region.statistics());
+    }
+}
+
+#[test]
+fn a_full_store_stops_eviction_and_loses_no_page() {
+    for mechanism in mechanisms() {
+        let limit = MIB / 2 * factor(mechanism);
+        let region = region(8 * limit, limit, &format!("ram:size={}", 2 * limit)).mechanism(mechanism).build().unwrap();
+        number_pages(&region);
+        let statistics = region.statistics();
+        assert!(statistics.over_limit > 0, "{statistics:?}");
+        assert_eq!(statistics.slots_taken, statistics.slots, "{statistics:?}");
+        check_pages(&region);
+    }
+}
+
+#[test]
+fn writes_that_fail_now_and_then_lose_no_page_and_the_limit_is_kept() {
+    for mechanism in mechanisms() {
+        let limit = MIB * factor(mechanism);
+        let (device, switch) = switch::device(16 * limit);
+        switch.fails_each.store(3, Ordering::Relaxed);
+        let builder = SwapRegion::builder().size(8 * limit).limit(limit).device(device);
+        let region = builder.mechanism(mechanism).build().unwrap();
+        number_pages(&region);
+        check_pages(&region);
+        let statistics = region.statistics();
+        assert!(statistics.write_errors > 0 && statistics.over_limit == 0, "{statistics:?}");
+    }
+}
+
+#[test]
+fn while_no_write_succeeds_pages_stay_in_memory_and_they_go_when_one_does() {
+    for mechanism in mechanisms() {
+        let limit = MIB / 2 * factor(mechanism);
+        let (device, switch) = switch::device(8 * limit);
+        switch.fails_writes.store(true, Ordering::Relaxed);
+        let builder = SwapRegion::builder().size(4 * limit).limit(limit).device(device);
+        let region = builder.mechanism(mechanism).build().unwrap();
+        number_pages(&region);
+        let statistics = region.statistics();
+        assert_eq!(statistics.resident, statistics.pages, "{statistics:?}");
+        check_pages(&region);
+        switch.fails_writes.store(false, Ordering::Relaxed);
+        region.set_limit(limit).unwrap();
+        let statistics = region.statistics();
+        assert!(statistics.resident <= statistics.limit, "{statistics:?}");
+        check_pages(&region);
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_read_back_is_a_sigbus_that_names_its_slot() {
+    if is_child() {
+        let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
+        let limit = MIB / 2 * factor(mechanism);
+        let (device, switch) = switch::device(8 * limit);
+        let builder = SwapRegion::builder().size(4 * limit).limit(limit).device(device);
+        let region = builder.mechanism(mechanism).build().unwrap();
+        number_pages(&region);
+        switch.fails_reads.store(true, Ordering::Relaxed);
+        // Some of these are out.
+        let sum: u64 = (0..64).map(|page| word(&region, page * region.page_size()).load(Ordering::Relaxed)).sum();
+        panic!("read {sum}, which nobody can know");
+    }
+    for mechanism in mechanisms() {
+        let output =
+            run_child("failures::a_page_that_cannot_be_read_back_is_a_sigbus_that_names_its_slot", |command| {
+                command.env("MECHANISM", mechanism.name());
+            });
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{mechanism}: {:?} {said}", output.status);
+        assert!(said.contains("cannot be read back: slot ") && said.contains("EIO"), "{mechanism}: {said}");
+    }
+}

@@ -1,0 +1,167 @@
+//! No update is lost: threads add to words all over a region that is larger than
+//! its limit, and the sums are right.
+
+use crate::common::{MIB, PAGE, Random, device, factor, mechanisms, region, word};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use usring_device::PollPolicy;
+use usring_swap::{Access, SwapRegion};
+
+fn all_words(region: &SwapRegion) -> &[AtomicU64] {
+    // SAFETY: as in `word`.
+    unsafe { std::slice::from_raw_parts(region.as_ptr().cast(), region.size() / 8) }
+}
+
+/// Each thread adds to words at random; the words' sum is what they added.
+fn increment(region: &SwapRegion, threads: usize, rounds: usize) {
+    let words = region.size() / 8;
+    let memory: &[AtomicU64] = all_words(region);
+    let before: u64 = memory.iter().map(|word| word.load(Ordering::Relaxed)).sum();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || {
+                let mut random = Random(thread as u64 + 1);
+                for _ in 0..rounds {
+                    memory[random.below(words)].fetch_add(1, Ordering::Relaxed);
+                    // Reads alone leave pages clean.
+                    let _ = memory[random.below(words)].load(Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let after: u64 = memory.iter().map(|word| word.load(Ordering::Relaxed)).sum();
+    assert_eq!(after - before, (threads * rounds) as u64, "{:?}", region.statistics());
+}
+
+fn check(region: &SwapRegion) {
+    let statistics = region.statistics();
+    assert!(statistics.resident <= statistics.limit, "{statistics:?}");
+    assert_eq!(statistics.over_limit, 0, "{statistics:?}");
+    assert!(statistics.evicted > 0 && statistics.swap_ins > 0, "{statistics:?}");
+}
+
+#[test]
+fn no_increment_is_lost_by_any_mechanism_with_any_number_of_threads() {
+    for mechanism in mechanisms() {
+        let factor = factor(mechanism);
+        for (threads, times) in [(1, 4), (2, 8), (4, 16), (8, 4)] {
+            let limit = MIB / 2 * factor;
+            let size = limit * times;
+            let region = region(size, limit, &format!("ram:size={}", size + MIB)).mechanism(mechanism).build().unwrap();
+            increment(&region, threads, 20_000 / threads / factor);
+            check(&region);
+        }
+    }
+}
+
+#[test]
+fn no_increment_is_lost_whatever_the_policy_becomes() {
+    for mechanism in mechanisms() {
+        let limit = MIB / 2 * factor(mechanism);
+        let (device, policy) = device("delay(ram:size=64M,read=20us,write=50us)");
+        let builder = SwapRegion::builder().size(4 * limit).limit(limit).device(device);
+        let region = builder.mechanism(mechanism).build().unwrap();
+        let policies =
+            [PollPolicy::Interrupt, PollPolicy::HybridAdaptive, PollPolicy::HybridFixed(5000), PollPolicy::Classic];
+        for now in policies {
+            policy.set(now);
+            increment(&region, 2, 2000 / factor(mechanism));
+        }
+        check(&region);
+    }
+}
+
+#[test]
+fn no_increment_is_lost_on_a_device_that_is_short_and_late() {
+    for mechanism in mechanisms() {
+        let limit = MIB / 2 * factor(mechanism);
+        let backing =
+            "error(delay(ram:size=64M,block=512,read=exponential(20us)),seed=7,short=0.2,late=0.01,late-by=2ms)";
+        let region = region(4 * limit, limit, backing).mechanism(mechanism).build().unwrap();
+        increment(&region, 4, 1000 / factor(mechanism));
+        check(&region);
+    }
+}
+
+#[test]
+fn no_increment_is_lost_on_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for mechanism in mechanisms() {
+        let limit = MIB / 2 * factor(mechanism);
+        let path = folder.path().join(mechanism.name());
+        std::fs::File::create(&path).unwrap();
+        let backing = format!("file:path={},size=64M", path.display());
+        let region = region(4 * limit, limit, &backing).mechanism(mechanism).build().unwrap();
+        increment(&region, 2, 1000 / factor(mechanism));
+        check(&region);
+    }
+}
+
+#[test]
+fn no_increment_is_lost_while_the_limit_changes_pages_are_pinned_and_others_discarded() {
+    for mechanism in mechanisms() {
+        let limit = MIB * factor(mechanism);
+        let region = region(8 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
+        let done = AtomicBool::new(false);
+        // The upper half is discarded all the time, and written to.
+        let half = region.size() / 2;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random(99);
+                while !done.load(Ordering::Relaxed) {
+                    region.set_limit([limit / 2, limit, limit / 4 * 3][random.below(3)]).unwrap();
+                    let start = half + random.below(half / region.page_size()) * region.page_size();
+                    let end = (start + 16 * region.page_size()).min(region.size());
+                    word(&region, start).store(1, Ordering::Relaxed);
+                    region.discard_shared(start..end).unwrap();
+                    let pinned = random.below(half - 100);
+                    let pin = region.pin(pinned..pinned + 100, Access::Write).unwrap();
+                    drop(pin);
+                }
+            });
+            let add = || {
+                let mut random = Random(5);
+                for _ in 0..5000 / factor(mechanism) {
+                    word(&region, random.below(half / 8) * 8).fetch_add(1, Ordering::Relaxed);
+                }
+            };
+            let other = scope.spawn(add);
+            add();
+            other.join().unwrap();
+            done.store(true, Ordering::Relaxed);
+        });
+        let sum: u64 = (0..half / 8).map(|index| word(&region, index * 8).load(Ordering::Relaxed)).sum();
+        assert_eq!(sum, 2 * (5000 / factor(mechanism)) as u64, "{mechanism} {:?}", region.statistics());
+    }
+}
+
+#[test]
+fn a_region_can_go_at_any_moment_after_its_last_use() {
+    for mechanism in mechanisms() {
+        let limit = MIB / 4 * factor(mechanism);
+        for round in 0..20 {
+            let backing = "delay(ram:size=16M,write=uniform(0us,300us))";
+            let mut region = region(2 * limit, limit, backing).mechanism(mechanism).build().unwrap();
+            let size = region.size();
+            let end = size / 2 + size / 40 * round;
+            region.as_mut_slice()[..end].iter_mut().step_by(512).for_each(|byte| *byte = 1);
+        }
+    }
+}
+
+#[test]
+fn a_region_reads_as_zeroes_at_first_and_keeps_what_is_written() {
+    for mechanism in mechanisms() {
+        let mut region = region(16 * MIB, 4 * MIB, "ram:size=16M").mechanism(mechanism).build().unwrap();
+        assert!(region.as_slice().iter().all(|byte| *byte == 0));
+        for (index, page) in region.as_mut_slice().chunks_exact_mut(PAGE).enumerate() {
+            page.fill(index as u8 | 1);
+        }
+        for _ in 0..2 {
+            for (index, page) in region.as_slice().chunks_exact(PAGE).enumerate() {
+                assert!(page.iter().all(|byte| *byte == index as u8 | 1), "{mechanism}: page {index}");
+            }
+        }
+        let statistics = region.statistics();
+        assert!(statistics.read_ahead > 0, "{statistics:?}");
+    }
+}

@@ -1,0 +1,8 @@
+//! Regions, by what a program sees of them.
+
+mod calls;
+mod common;
+mod failures;
+mod increments;
+mod process;
+mod switch;

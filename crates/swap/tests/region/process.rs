@@ -1,0 +1,200 @@
+//! A region among what a process is under: users, sandboxes, limits, forks.
+
+use crate::common::{MIB, Random, is_child, region, run_child, word};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::sync::atomic::Ordering;
+use usring_swap::{Mechanism, SwapRegion};
+
+const NOBODY: u32 = 65534;
+
+fn churn(region: &SwapRegion, rounds: usize) {
+    let mut random = Random(3);
+    for _ in 0..rounds {
+        word(region, random.below(region.size() / 8) * 8).fetch_add(1, Ordering::Relaxed);
+    }
+    let sum: u64 = (0..region.size() / 8).map(|index| word(region, index * 8).load(Ordering::Relaxed)).sum();
+    assert_eq!(sum, rounds as u64);
+}
+
+#[test]
+fn a_forked_child_dies_of_a_touch_and_hears_why_and_its_parent_goes_on() {
+    for mechanism in crate::common::mechanisms() {
+        let factor = crate::common::factor(mechanism);
+        let region = region(4 * MIB * factor, MIB * factor, "ram:size=128M").mechanism(mechanism).build().unwrap();
+        word(&region, 0).store(42, Ordering::Relaxed);
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        // SAFETY: the child makes system calls and touches the region, no more.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe {
+                libc::signal(libc::SIGBUS, libc::SIG_DFL);
+                libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&writer), 2);
+                let value = word(&region, 0).load(Ordering::Relaxed);
+                libc::_exit(value as i32);
+            }
+        }
+        drop(writer);
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut reader, &mut said).unwrap();
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        let status = std::process::ExitStatus::from_raw(status);
+        assert_eq!(status.signal(), Some(libc::SIGBUS), "{mechanism}: {status} {said}");
+        assert!(said.contains("a forked child touched"), "{mechanism}: {said}");
+        assert_eq!(word(&region, 0).load(Ordering::Relaxed), 42);
+    }
+}
+
+/// Answers EPERM for userfaultfd(2), process_madvise(2) and io_uring_setup(2), as
+/// the default profile of Docker does.
+fn deny_as_docker() -> std::io::Result<()> {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let equal = |number: i64, skip| libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt: skip,
+        jf: 0,
+        k: number as u32,
+    };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        equal(libc::SYS_userfaultfd, 3),
+        equal(libc::SYS_process_madvise, 2),
+        equal(libc::SYS_io_uring_setup, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: a filter of this many instructions, which lives during the call.
+    unsafe {
+        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+            || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
+        {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+fn become_nobody() -> std::io::Result<()> {
+    // SAFETY: plain system calls, in a child that has one thread.
+    unsafe {
+        if libc::geteuid() == 0 && (libc::setgid(NOBODY) != 0 || libc::setuid(NOBODY) != 0) {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// The test binary may lie where nobody may look: it is run from its own copy.
+fn binary_for_everybody() -> (tempfile::TempDir, std::path::PathBuf) {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = folder.path().join("region");
+    std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+    (folder, path)
+}
+
+fn child_as_nobody(test: &str, denied: bool) {
+    let (_folder, binary) = binary_for_everybody();
+    let mut command = std::process::Command::new(binary);
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env("USRING_SWAP_TEST_CHILD", "1");
+    command.current_dir("/").env("MECHANISM", if denied { "guard" } else { "userfault" });
+    // SAFETY: plain system calls.
+    unsafe {
+        command.pre_exec(move || {
+            become_nobody()?;
+            if denied { deny_as_docker() } else { Ok(()) }
+        });
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}\n{said}", output.status);
+}
+
+#[test]
+fn the_best_mechanism_is_found_by_itself_as_nobody_and_under_dockers_rules() {
+    if is_child() {
+        let region = region(4 * MIB, MIB, "ram:size=8M").build().unwrap();
+        let expected = std::env::var("MECHANISM").unwrap();
+        if region.mechanism() != Mechanism::Protect {
+            assert_eq!(region.mechanism().name(), expected);
+        }
+        return churn(&region, 20_000);
+    }
+    let name = "process::the_best_mechanism_is_found_by_itself_as_nobody_and_under_dockers_rules";
+    child_as_nobody(name, false);
+    child_as_nobody(name, true);
+}
+
+/// What a region takes beside its limit: words and page tables for each page, lanes
+/// and stacks; and what the test process is.
+const SLACK: usize = 4 * MIB;
+
+/// A memory control group of so many bytes, where one can be made here.
+struct Group(std::path::PathBuf);
+
+impl Group {
+    fn new(bytes: usize) -> Option<Group> {
+        let name = format!("usring-swap-{}", std::process::id());
+        let version_1 = std::path::Path::new("/sys/fs/cgroup/memory").join(&name);
+        let version_2 = std::path::Path::new("/sys/fs/cgroup").join(&name);
+        let (path, file) = match std::fs::create_dir(&version_1) {
+            Ok(()) => (version_1, "memory.limit_in_bytes"),
+            Err(_) => {
+                std::fs::create_dir(&version_2).ok()?;
+                (version_2, "memory.max")
+            }
+        };
+        let group = Group(path);
+        std::fs::write(group.0.join(file), bytes.to_string()).ok()?;
+        // No swap of the system's.
+        let _ = std::fs::write(group.0.join("memory.swap.max"), "0");
+        let _ = std::fs::write(group.0.join("memory.memsw.limit_in_bytes"), bytes.to_string());
+        Some(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_control_group_of_the_limit_and_some_slack_holds_the_process() {
+    if is_child() {
+        let path = std::env::var("STORE").unwrap();
+        let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
+        let backing = format!("file:path={path},size=256M,direct=on");
+        let region = region(128 * MIB, 16 * MIB, &backing).mechanism(mechanism).build().unwrap();
+        return churn(&region, 20_000);
+    }
+    let Some(group) = Group::new(16 * MIB + SLACK) else {
+        eprintln!("not looked at: no memory control group can be made here");
+        return;
+    };
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let store = folder.path().join("store");
+    for mechanism in crate::common::mechanisms() {
+        std::fs::File::create(&store).unwrap();
+        let members = std::ffi::CString::new(group.0.join("cgroup.procs").to_str().unwrap()).unwrap();
+        let output = run_child("process::a_control_group_of_the_limit_and_some_slack_holds_the_process", |command| {
+            command.env("STORE", &store).env("MECHANISM", mechanism.name());
+            // SAFETY: plain system calls.
+            unsafe {
+                command.pre_exec(move || {
+                    let file = libc::open(members.as_ptr(), libc::O_WRONLY);
+                    let written = libc::write(file, c"0".as_ptr().cast(), 1);
+                    if written == 1 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+                });
+            }
+        });
+        let said = String::from_utf8_lossy(&output.stderr);
+        let peak = std::fs::read_to_string(group.0.join("memory.max_usage_in_bytes")).unwrap_or_default();
+        println!("{mechanism}: peak {}", peak.trim());
+        assert!(output.status.success(), "{mechanism}: {:?}\n{said}", output.status);
+    }
+}

@@ -1,0 +1,87 @@
+//! A device whose reads or writes fail from the moment when the test says so.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use usring_device::{
+    Completions, Device, DeviceRequest, Driver, Geometry, Operation, OwnSupply, PolicyWord, QueueOptions, QueuePair,
+    Submission,
+};
+use usring_sys::Errno;
+
+#[derive(Default)]
+pub struct Switch {
+    pub fails_reads: AtomicBool,
+    pub fails_writes: AtomicBool,
+    /// Each so many writes fail; 0: none.
+    pub fails_each: AtomicU64,
+    writes: AtomicU64,
+}
+
+impl Switch {
+    fn refuses(&self, operation: Operation) -> bool {
+        match operation {
+            Operation::Read => self.fails_reads.load(Ordering::Relaxed),
+            Operation::Write => {
+                let count = self.writes.fetch_add(1, Ordering::Relaxed);
+                let each = self.fails_each.load(Ordering::Relaxed);
+                self.fails_writes.load(Ordering::Relaxed) || (each != 0 && count % each == each - 1)
+            }
+            _ => false,
+        }
+    }
+}
+
+struct Switched {
+    switch: Arc<Switch>,
+    inner: Box<dyn Driver>,
+}
+
+struct SwitchedQueue {
+    switch: Arc<Switch>,
+    inner: Box<dyn QueuePair>,
+}
+
+/// A RAM device of this size behind a switch.
+pub fn device(bytes: usize) -> (Arc<Device>, Arc<Switch>) {
+    crate::common::prepare();
+    let switch = Arc::new(Switch::default());
+    let inner = usring_device::spec::parse(&format!("ram:size={bytes}")).unwrap().open(Box::new(OwnSupply)).unwrap();
+    let driver = Switched { switch: switch.clone(), inner };
+    let policy = Box::leak(Box::new(PolicyWord::new(Default::default())));
+    (Arc::new(Device::new(Box::new(driver), policy, true)), switch)
+}
+
+impl Driver for Switched {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
+        Ok(Box::new(SwitchedQueue { switch: self.switch.clone(), inner: self.inner.open_queue(options)? }))
+    }
+}
+
+impl QueuePair for SwitchedQueue {
+    fn submit(&mut self, request: &DeviceRequest) -> Submission {
+        if self.switch.refuses(request.operation) {
+            return Submission::Refused(Errno::EIO);
+        }
+        self.inner.submit(request)
+    }
+
+    fn ring_doorbell(&mut self) {
+        self.inner.ring_doorbell();
+    }
+
+    fn poll(&mut self, completions: &mut Completions) {
+        self.inner.poll(completions);
+    }
+
+    fn interrupt(&self) -> Option<i32> {
+        self.inner.interrupt()
+    }
+
+    fn arm_interrupt(&mut self) -> bool {
+        self.inner.arm_interrupt()
+    }
+}

@@ -1,0 +1,99 @@
+//! Words on pages of their own: zero at first, and used up only where touched.
+//! For tables whose length is given by the size of something else, and which
+//! must not lie in what they describe (the program's heap may).
+
+use crate::Errno;
+
+#[cfg(not(loom))]
+pub use machine::PageArray;
+#[cfg(loom)]
+pub use model::PageArray;
+
+/// An atomic word of which zeroed bytes are a value.
+pub trait Word: Sync + Send + private::Sealed {
+    fn zero() -> Self;
+}
+
+mod private {
+    pub trait Sealed {}
+    impl Sealed for crate::sync::AtomicU32 {}
+    impl Sealed for crate::sync::AtomicU64 {}
+}
+
+impl Word for crate::sync::AtomicU32 {
+    fn zero() -> Self {
+        Self::new(0)
+    }
+}
+
+impl Word for crate::sync::AtomicU64 {
+    fn zero() -> Self {
+        Self::new(0)
+    }
+}
+
+#[cfg(not(loom))]
+mod machine {
+    use super::*;
+    use crate::mapping;
+    use core::ops::Deref;
+
+    pub struct PageArray<T: Word> {
+        address: *mut T,
+        count: usize,
+    }
+
+    // SAFETY: it is a slice of words that may be shared and sent.
+    unsafe impl<T: Word> Send for PageArray<T> {}
+    // SAFETY: as above.
+    unsafe impl<T: Word> Sync for PageArray<T> {}
+
+    impl<T: Word> PageArray<T> {
+        pub fn new(count: usize) -> Result<Self, Errno> {
+            let bytes = count.max(1).checked_mul(size_of::<T>()).ok_or(Errno::ENOMEM)?;
+            let address = mapping::private_pages(bytes)? as *mut T;
+            Ok(PageArray { address, count })
+        }
+    }
+
+    impl<T: Word> Deref for PageArray<T> {
+        type Target = [T];
+
+        #[inline(always)]
+        fn deref(&self) -> &[T] {
+            // SAFETY: 1. The pages are ours until `drop`, aligned, and so many.
+            // 2. Zeroed bytes are a value of `T` (`Word` is sealed), and it is
+            // only changed as an atomic.
+            unsafe { core::slice::from_raw_parts(self.address, self.count) }
+        }
+    }
+
+    impl<T: Word> Drop for PageArray<T> {
+        fn drop(&mut self) {
+            let bytes = (self.count.max(1) * size_of::<T>()).next_multiple_of(mapping::PAGE);
+            let _ = mapping::unmap(self.address as usize, bytes);
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use super::*;
+    use core::ops::Deref;
+
+    pub struct PageArray<T: Word>(std::vec::Vec<T>);
+
+    impl<T: Word> PageArray<T> {
+        pub fn new(count: usize) -> Result<Self, Errno> {
+            Ok(PageArray((0..count).map(|_| T::zero()).collect()))
+        }
+    }
+
+    impl<T: Word> Deref for PageArray<T> {
+        type Target = [T];
+
+        fn deref(&self) -> &[T] {
+            &self.0
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Memory whose faults are served by ourselves: `swap` registers a range with a
+//! [`FaultServer`], and the process's fault handler asks it, in the thread that
+//! touched a page, before anybody else sees the signal.
+//!
+//! # How a server stays alive while it is asked
+//! A visitor writes which entry of the table it is going to use into its own
+//! place (a hazard pointer), and looks at the entry once more. Who removes an
+//! entry empties it first and then waits until no place names it. Both have a
+//! full barrier between store and look. Places are chosen by the thread, so two
+//! threads that fault share none as long as there are enough.
+//!
+//! # Stacks
+//! A thread's signal stack is often two pages, and a server makes requests to
+//! devices. So each place has a stack of its own, made by its first visitor, on
+//! which the server runs.
+
+use crate::mapping::{PAGE, private_pages};
+use crate::mutex::Mutex;
+use crate::per_process::PerProcess;
+use crate::{SystemCall, processor, thread};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::arch::global_asm;
+use core::ffi::c_void;
+use core::ops::Range;
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
+use linux_raw_sys::general as linux;
+
+/// A touch of memory that did not go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub address: usize,
+    pub write: bool,
+    /// A page is there, and does not allow this.
+    pub present: bool,
+    /// Small number of the thread's place, for a server that keeps something
+    /// for each.
+    pub place: usize,
+}
+
+/// What becomes of the thread that faulted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// Its instruction is run again.
+    Again,
+    /// It gets a SIGBUS.
+    Refused,
+}
+
+/// Serves the faults of a range.
+pub trait FaultServer: Send + Sync {
+    /// Called in a signal handler, with all signals blocked that can be: no
+    /// allocation, no lock that a faulting thread could hold, and no touch of
+    /// the range itself.
+    fn serve(&self, fault: Fault) -> Served;
+}
+
+/// Most ranges at the same time.
+pub const MOST_RANGES: usize = 256;
+/// Threads that fault at the same time; more wait. A power of two.
+pub const PLACES: usize = 256;
+/// Of each place. Pages are used only where touched.
+const STACK: usize = 64 * 1024;
+
+struct ServedRange {
+    range: Range<usize>,
+    server: Arc<dyn FaultServer>,
+}
+
+/// The start and the end are for looking past entries that are not meant; the
+/// entry itself has the truth.
+struct Row {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    entry: AtomicPtr<ServedRange>,
+}
+
+static TABLE: [Row; MOST_RANGES] = [const {
+    Row { start: AtomicUsize::new(0), end: AtomicUsize::new(0), entry: AtomicPtr::new(core::ptr::null_mut()) }
+}; MOST_RANGES];
+
+/// Rows from here on were never used.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// Held by who changes the table; never in a signal handler.
+static CHANGES: PerProcess<Mutex<()>> = PerProcess::new();
+
+fn changes() -> &'static Mutex<()> {
+    CHANGES.get_or_make(|| Mutex::new(()))
+}
+
+/// A cache line for each.
+#[repr(align(64))]
+struct Place {
+    /// The entry that is in use, or null: the place is free.
+    hazard: AtomicPtr<ServedRange>,
+    /// Top of the stack, once there is one.
+    stack: AtomicUsize,
+}
+
+static VISITORS: [Place; PLACES] =
+    [const { Place { hazard: AtomicPtr::new(core::ptr::null_mut()), stack: AtomicUsize::new(0) } }; PLACES];
+
+/// A range that is being served, until it is dropped.
+#[derive(Debug)]
+pub struct Registration {
+    row: usize,
+}
+
+/// From now on faults within the range are the server's. The fault handler has
+/// been installed ([`crate::user_memory::install_fault_handler`]).
+///
+/// `None` if there are too many ranges.
+pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Registration> {
+    let _turn = changes().lock();
+    let row = TABLE.iter().position(|row| row.entry.load(Ordering::Relaxed).is_null())?;
+    let Row { start, end, entry } = &TABLE[row];
+    start.store(range.start, Ordering::Relaxed);
+    end.store(range.end, Ordering::Relaxed);
+    entry.store(Box::into_raw(Box::new(ServedRange { range, server })), Ordering::Release);
+    USED.fetch_max(row + 1, Ordering::Release);
+    Some(Registration { row })
+}
+
+impl Registration {
+    /// For a forked child, whose parent's visitors are not there to leave: the
+    /// entry stays.
+    pub fn forget(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Registration {
+    /// Waits for who is being served.
+    fn drop(&mut self) {
+        let _turn = changes().lock();
+        let Row { start, end, entry } = &TABLE[self.row];
+        start.store(0, Ordering::Relaxed);
+        end.store(0, Ordering::Relaxed);
+        let old = entry.swap(core::ptr::null_mut(), Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        while VISITORS.iter().any(|place| place.hazard.load(Ordering::Acquire) == old) {
+            processor::give_way();
+        }
+        // SAFETY: 1. It came from `Box::into_raw` in `register`, and the table
+        // does not name it any more. 2. No visitor does; one that comes now
+        // looks at the table after it has written its hazard, and sees that.
+        drop(unsafe { Box::from_raw(old) });
+    }
+}
+
+/// The calling thread's place, as good as any while it does not fault.
+pub fn place() -> usize {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let spread = (thread::current().0 as u64).wrapping_mul(GOLDEN);
+    (spread >> (64 - PLACES.trailing_zeros())) as usize
+}
+
+/// For the fault handler: has the fault served, if it is somebody's.
+pub(crate) fn visit(address: usize, write: bool, present: bool) -> Option<Served> {
+    let rows = &TABLE[..USED.load(Ordering::Acquire)];
+    let row = rows
+        .iter()
+        .find(|row| (row.start.load(Ordering::Relaxed)..row.end.load(Ordering::Relaxed)).contains(&address))?;
+    let (place, entry) = enter(row)?;
+    let visitor = &VISITORS[place];
+    // SAFETY: the hazard keeps the entry alive until it is taken back below.
+    let ServedRange { range, server } = unsafe { &*entry };
+    let served = range.contains(&address).then(|| {
+        let fault = Fault { address, write, present, place };
+        on_stack(visitor, &mut || server.serve(fault))
+    });
+    visitor.hazard.store(core::ptr::null_mut(), Ordering::Release);
+    served
+}
+
+/// Takes a place, and names the row's entry in it.
+fn enter(row: &Row) -> Option<(usize, *mut ServedRange)> {
+    let first = place();
+    let mut step = 0;
+    loop {
+        let entry = row.entry.load(Ordering::Acquire);
+        if entry.is_null() {
+            return None;
+        }
+        let place = (first + step) % PLACES;
+        let hazard = &VISITORS[place].hazard;
+        if hazard.compare_exchange(core::ptr::null_mut(), entry, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+            step += 1;
+            if step.is_multiple_of(PLACES) {
+                processor::give_way();
+            }
+            continue;
+        }
+        fence(Ordering::SeqCst);
+        if row.entry.load(Ordering::Acquire) == entry {
+            return Some((place, entry));
+        }
+        hazard.store(core::ptr::null_mut(), Ordering::Release);
+    }
+}
+
+global_asm!(
+    ".pushsection .text.usring_on_stack,\"ax\",@progbits",
+    ".globl usring_on_stack",
+    ".hidden usring_on_stack",
+    ".p2align 4",
+    // rdi function, rsi its argument, rdx top of the stack.
+    "usring_on_stack:",
+    ".cfi_startproc",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "mov rsp, rdx",
+    "mov rax, rdi",
+    "mov rdi, rsi",
+    "call rax",
+    "mov rsp, rbp",
+    "pop rbp",
+    ".cfi_def_cfa rsp, 8",
+    "ret",
+    ".cfi_endproc",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn usring_on_stack(function: extern "C" fn(*mut c_void), argument: *mut c_void, top: usize);
+}
+
+/// What is run on another stack, and what came of it.
+struct Errand<'a> {
+    work: &'a mut dyn FnMut() -> Served,
+    served: Served,
+}
+
+extern "C" fn run(errand: *mut c_void) {
+    // SAFETY: `on_stack`'s own, which waits for this to return.
+    let errand = unsafe { &mut *errand.cast::<Errand>() };
+    errand.served = (errand.work)();
+}
+
+fn on_stack(place: &Place, work: &mut dyn FnMut() -> Served) -> Served {
+    let top = match place.stack.load(Ordering::Relaxed) {
+        0 => match make_stack() {
+            Some(top) => {
+                place.stack.store(top, Ordering::Relaxed);
+                top
+            }
+            // No memory: the thread's own has to do.
+            None => return work(),
+        },
+        top => top,
+    };
+    let mut errand = Errand { work, served: Served::Refused };
+    // SAFETY: 1. The stack is the place's, whose only user this thread is while
+    // it has the place. 2. `run` takes what it is given, and does not unwind:
+    // panics of ours end the process.
+    unsafe { usring_on_stack(run, (&raw mut errand).cast(), top) };
+    errand.served
+}
+
+/// A stack above a page that nobody may touch.
+fn make_stack() -> Option<usize> {
+    let mapping = private_pages(PAGE + STACK).ok()?;
+    let _ = SystemCall::new(linux::__NR_mprotect, [mapping as u64, PAGE as u64, 0, 0, 0]).run();
+    Some(mapping + PAGE + STACK)
+}

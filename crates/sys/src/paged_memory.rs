@@ -1,0 +1,226 @@
+//! Memory whose pages come and go by our own hand: the range that a program
+//! sees ([`Window`]), and what a pager does behind it ([`PagedMemory`]).
+//!
+//! Two kinds:
+//! - *anonymous*: private pages; what fills and protects them is
+//!   [`crate::userfault`];
+//! - *aliased*: a file of memory, mapped twice. The program's view is closed
+//!   where a page is out; through the other, contents are read and written.
+//!
+//! Neither is a forked child's (MADV_DONTFORK): the child would find zeroes
+//! where a page is out, or, of a file, share what is meant to be a copy. It finds
+//! nothing instead.
+
+use crate::descriptor::OwnedDescriptor;
+use crate::mapping::{PAGE, map, memory_file, unmap};
+use crate::per_process::PerProcess;
+use crate::{Errno, SystemCall};
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+use linux_raw_sys::general as linux;
+
+/// A value whose address stands for this process.
+static PROCESS: PerProcess<u64> = PerProcess::new();
+
+/// The pager's side.
+#[derive(Debug)]
+pub struct PagedMemory {
+    address: usize,
+    length: usize,
+    /// Where the other view lies, and the file.
+    alias: Option<(usize, OwnedDescriptor)>,
+    process: &'static u64,
+}
+
+/// The program's side: there is one of each memory, which borrows as a slice
+/// does. Touching it may raise a signal that the pager serves, as memory that is
+/// a file's may.
+#[derive(Debug)]
+pub struct Window {
+    memory: Arc<PagedMemory>,
+}
+
+impl Window {
+    pub fn memory(&self) -> &Arc<PagedMemory> {
+        &self.memory
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: 1. The range is mapped while the memory lives, and any bytes
+        // are bytes. 2. There is one window, so who writes has it mutably; the
+        // pager changes where the bytes are and never what they are.
+        unsafe { core::slice::from_raw_parts(self.memory.address as *const u8, self.memory.length) }
+    }
+
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` is the only way to write.
+        unsafe { core::slice::from_raw_parts_mut(self.memory.address as *mut u8, self.memory.length) }
+    }
+}
+
+impl PagedMemory {
+    /// Private pages.
+    pub fn anonymous(length: usize) -> Result<Window, Errno> {
+        let process = PROCESS.get_or_make(|| 0);
+        let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
+        let address = map(length, flags, None)?;
+        let memory = PagedMemory { address, length, alias: None, process };
+        memory.advise(address, length, linux::MADV_DONTFORK)?;
+        // A kernel without huge pages has nothing to advise.
+        let _ = memory.advise(address, length, linux::MADV_NOHUGEPAGE);
+        Ok(Window { memory: Arc::new(memory) })
+    }
+
+    /// A file of memory, seen twice.
+    pub fn aliased(length: usize) -> Result<Window, Errno> {
+        let process = PROCESS.get_or_make(|| 0);
+        let file = memory_file(c"usring-swap", length as u64)?;
+        let flags = linux::MAP_SHARED | linux::MAP_NORESERVE;
+        let alias = map(length, flags, Some((file.number(), 0)))?;
+        let address = match map(length, flags, Some((file.number(), 0))) {
+            Ok(address) => address,
+            Err(error) => {
+                let _ = unmap(alias, length);
+                return Err(error);
+            }
+        };
+        let memory = PagedMemory { address, length, alias: Some((alias, file)), process };
+        memory.advise(address, length, linux::MADV_DONTFORK)?;
+        memory.advise(alias, length, linux::MADV_DONTFORK)?;
+        Ok(Window { memory: Arc::new(memory) })
+    }
+
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Whether this process made it; a forked child has nothing at its address.
+    pub fn is_ours(&self) -> bool {
+        PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
+    }
+
+    /// Where the contents can be read at any time, while they are resident.
+    pub fn content(&self, offset: usize, length: usize) -> usize {
+        self.check(offset, length);
+        self.alias.as_ref().map_or(self.address, |(alias, _)| *alias) + offset
+    }
+
+    fn check(&self, offset: usize, length: usize) {
+        let within = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        assert!(within, "{length} bytes at {offset} of {}", self.length);
+    }
+
+    fn advise(&self, address: usize, length: usize, advice: u32) -> Result<(), Errno> {
+        let arguments = [address as u64, length as u64, u64::from(advice), 0, 0];
+        loop {
+            match SystemCall::new(linux::__NR_madvise, arguments).run() {
+                Err(Errno::EAGAIN) => crate::processor::give_way(),
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    /// Closes a part of the program's view by guard markers: touches raise
+    /// SIGSEGV from now on. Errors: `EINVAL` where Linux has none (before 6.15).
+    pub fn guard(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.check(offset, length);
+        self.advise(self.address + offset, length, linux::MADV_GUARD_INSTALL)
+    }
+
+    /// Opens it again.
+    pub fn unguard(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.check(offset, length);
+        self.advise(self.address + offset, length, linux::MADV_GUARD_REMOVE)
+    }
+
+    /// Closes or opens a part of the program's view by its protection, which
+    /// costs the kernel a mapping for each part.
+    pub fn permit(&self, offset: usize, length: usize, permitted: bool) -> Result<(), Errno> {
+        self.check(offset, length);
+        let protection = if permitted { u64::from(linux::PROT_READ | linux::PROT_WRITE) } else { 0 };
+        let arguments = [(self.address + offset) as u64, length as u64, protection, 0, 0];
+        SystemCall::new(linux::__NR_mprotect, arguments).run().map(drop)
+    }
+
+    /// Gives the pages of a part back to the system; nobody touches it.
+    pub fn discard(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.check(offset, length);
+        let Some((_, file)) = &self.alias else {
+            return self.advise(self.address + offset, length, linux::MADV_DONTNEED);
+        };
+        let mode = u64::from(linux::FALLOC_FL_PUNCH_HOLE | linux::FALLOC_FL_KEEP_SIZE);
+        let arguments = [file.number() as u64, mode, offset as u64, length as u64, 0];
+        SystemCall::new(linux::__NR_fallocate, arguments).run().map(drop)
+    }
+
+    /// Writes contents behind the program's view. Of aliased memory only.
+    pub fn fill(&self, offset: usize, from: &[u8]) {
+        self.check(offset, from.len());
+        let (alias, _) = self.alias.as_ref().expect("memory with a second view");
+        // SAFETY: 1. In range, and mapped. 2. Its user calls this for pages that
+        // nobody else touches: they are closed in the program's view, and the
+        // pager has them to itself. No reference into the alias exists.
+        unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), (alias + offset) as *mut u8, from.len()) };
+    }
+
+    /// Whether a resident part holds zeroes alone.
+    pub fn is_zero(&self, offset: usize, length: usize) -> bool {
+        let start = self.content(offset, length);
+        assert!(start.is_multiple_of(8) && length.is_multiple_of(PAGE));
+        (0..length / 8).all(|index| {
+            // SAFETY: in range, mapped, and aligned; nobody writes to it now, and
+            // if somebody did, these are atomics.
+            unsafe { &*((start + 8 * index) as *const AtomicU64) }.load(Ordering::Relaxed) == 0
+        })
+    }
+}
+
+impl Drop for PagedMemory {
+    fn drop(&mut self) {
+        // Whatever lies there in a child is not this.
+        if !self.is_ours() {
+            return;
+        }
+        let _ = unmap(self.address, self.length);
+        if let Some((alias, _)) = &self.alias {
+            let _ = unmap(*alias, self.length);
+        }
+    }
+}
+
+/// Pages of a pager's own, through which contents go.
+#[derive(Debug)]
+pub struct Bounce {
+    address: usize,
+    length: usize,
+}
+
+impl Bounce {
+    pub fn new(length: usize) -> Result<Self, Errno> {
+        let length = length.next_multiple_of(PAGE);
+        Ok(Bounce { address: crate::mapping::private_pages(length)?, length })
+    }
+
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// # Panics
+    /// If it is shorter.
+    pub fn bytes(&self, length: usize) -> &[u8] {
+        assert!(length <= self.length);
+        // SAFETY: ours alone until `drop`; a device writes to it only while
+        // its user, who has it mutably, waits for that.
+        unsafe { core::slice::from_raw_parts(self.address as *const u8, length) }
+    }
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        let _ = unmap(self.address, self.length);
+    }
+}

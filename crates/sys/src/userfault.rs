@@ -1,0 +1,158 @@
+//! userfaultfd(2): the kernel tells of touches of pages that are not there, or
+//! write-protected, and puts pages in place.
+
+use crate::descriptor::OwnedDescriptor;
+use crate::{Errno, SystemCall};
+use linux_raw_sys::general as linux;
+use linux_raw_sys::ioctl;
+
+/// How the kernel tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Telling {
+    /// SIGBUS to the thread, and EFAULT to a system call.
+    Signal,
+    /// An event to read, while the thread waits, also within a system call:
+    /// needs a privilege (vm.unprivileged_userfaultfd, CAP_SYS_PTRACE, or
+    /// /dev/userfaultfd).
+    Events,
+}
+
+/// A touch, as an event tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    pub address: usize,
+    pub write: bool,
+    /// The page is there and write-protected.
+    pub present: bool,
+}
+
+#[derive(Debug)]
+pub struct UserFault {
+    descriptor: OwnedDescriptor,
+}
+
+impl UserFault {
+    /// Errors: `EPERM`, `ENOSYS` where a sandbox or the kernel has none;
+    /// `EINVAL` where it lacks what is used here (write protection: Linux 5.7).
+    pub fn open(telling: Telling) -> Result<Self, Errno> {
+        let descriptor = match telling {
+            Telling::Signal => create(linux::UFFD_USER_MODE_ONLY)?,
+            Telling::Events => create(0).or_else(|error| create_by_device().map_err(|_| error))?,
+        };
+        let fault = UserFault { descriptor: descriptor.into_private()? };
+        let signal = if telling == Telling::Signal { linux::UFFD_FEATURE_SIGBUS } else { 0 };
+        let features = u64::from(signal | linux::UFFD_FEATURE_PAGEFAULT_FLAG_WP);
+        let mut api = linux::uffdio_api { api: u64::from(linux::UFFD_API), features, ioctls: 0 };
+        fault.control(ioctl::UFFDIO_API, &raw mut api as u64)?;
+        Ok(fault)
+    }
+
+    pub fn number(&self) -> i32 {
+        self.descriptor.number()
+    }
+
+    fn control(&self, request: u32, argument: u64) -> Result<(), Errno> {
+        let arguments = [self.number() as u64, u64::from(request), argument, 0, 0];
+        loop {
+            match SystemCall::new(linux::__NR_ioctl, arguments).run() {
+                // The address space is being changed by somebody else.
+                Err(Errno::EAGAIN) => crate::processor::give_way(),
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    /// From now on touches of the range are told of.
+    pub fn register(&self, start: usize, length: usize) -> Result<(), Errno> {
+        let mode = u64::from(linux::UFFDIO_REGISTER_MODE_MISSING | linux::UFFDIO_REGISTER_MODE_WP);
+        let mut register = linux::uffdio_register { range: range(start, length), mode, ioctls: 0 };
+        self.control(ioctl::UFFDIO_REGISTER, &raw mut register as u64)?;
+        let needed = 1 << linux::_UFFDIO_COPY | 1 << linux::_UFFDIO_ZEROPAGE | 1 << linux::_UFFDIO_WRITEPROTECT;
+        if register.ioctls & needed == needed { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Puts pages with the contents of `from` where none are.
+    ///
+    /// Errors: `EEXIST` where one is; `ENOMEM`.
+    pub fn copy(&self, to: usize, from: &[u8], protected: bool) -> Result<(), Errno> {
+        let mode = if protected { u64::from(linux::UFFDIO_COPY_MODE_WP) } else { 0 };
+        let mut done = 0;
+        while done < from.len() {
+            let (dst, src) = ((to + done) as u64, from[done..].as_ptr() as u64);
+            let mut copy = linux::uffdio_copy { dst, src, len: (from.len() - done) as u64, mode, copy: 0 };
+            let answer = SystemCall::new(
+                linux::__NR_ioctl,
+                [self.number() as u64, u64::from(ioctl::UFFDIO_COPY), &raw mut copy as u64, 0, 0],
+            )
+            .run();
+            match answer {
+                Ok(_) => return Ok(()),
+                Err(Errno::EAGAIN) => done += usize::try_from(copy.copy).unwrap_or(0),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts zeroes where no pages are. Errors: as [`UserFault::copy`].
+    pub fn zero(&self, start: usize, length: usize) -> Result<(), Errno> {
+        let mut zero = linux::uffdio_zeropage { range: range(start, length), mode: 0, zeropage: 0 };
+        self.control(ioctl::UFFDIO_ZEROPAGE, &raw mut zero as u64)
+    }
+
+    /// Lets nobody write to the pages that are there, or everybody.
+    pub fn protect(&self, start: usize, length: usize, protected: bool) -> Result<(), Errno> {
+        // UFFDIO_WRITEPROTECT_MODE_WP.
+        let mode = u64::from(protected);
+        let mut protect = linux::uffdio_writeprotect { range: range(start, length), mode };
+        self.control(ioctl::UFFDIO_WRITEPROTECT, &raw mut protect as u64)
+    }
+
+    /// Lets threads look again that wait for these pages.
+    pub fn wake(&self, start: usize, length: usize) {
+        let mut range = range(start, length);
+        let _ = self.control(ioctl::UFFDIO_WAKE, &raw mut range as u64);
+    }
+
+    /// Has touches of pages that are not there answered with SIGBUS. Errors: `EINVAL` before Linux 6.6.
+    pub fn poison(&self, start: usize, length: usize) -> Result<(), Errno> {
+        /// `_IOWR(0xAA, _UFFDIO_POISON, struct uffdio_poison)`.
+        const POISON: u32 = 0xc020_aa00 | linux::_UFFDIO_POISON;
+        let mut poison = linux::uffdio_poison { range: range(start, length), mode: 0, updated: 0 };
+        self.control(POISON, &raw mut poison as u64)
+    }
+
+    /// The next event, if there is one.
+    pub fn read(&self) -> Option<Touch> {
+        // `struct uffd_msg`: event, then flags and address of a page fault.
+        let mut message = [0u64; 4];
+        let arguments = [self.number() as u64, message.as_mut_ptr() as u64, size_of_val(&message) as u64, 0, 0];
+        SystemCall::new(linux::__NR_read, arguments).run().ok()?;
+        let [event, flags, address, _] = message;
+        let has = |flag: u32| flags & u64::from(flag) != 0;
+        let present = has(linux::UFFD_PAGEFAULT_FLAG_WP);
+        let write = has(linux::UFFD_PAGEFAULT_FLAG_WRITE) || present;
+        let touch = Touch { address: address as usize, write, present };
+        (event as u8 == linux::UFFD_EVENT_PAGEFAULT as u8).then_some(touch)
+    }
+}
+
+fn range(start: usize, length: usize) -> linux::uffdio_range {
+    linux::uffdio_range { start: start as u64, len: length as u64 }
+}
+
+fn create(flags: u32) -> Result<OwnedDescriptor, Errno> {
+    let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK);
+    let number = SystemCall::new(linux::__NR_userfaultfd, [flags, 0, 0, 0, 0]).run()?;
+    Ok(OwnedDescriptor::from_raw(number as i32))
+}
+
+/// Who may open the device needs no other privilege.
+fn create_by_device() -> Result<OwnedDescriptor, Errno> {
+    /// `_IO(0xAA, 0)`.
+    const NEW: u64 = 0xaa00;
+    let device = crate::file::open(c"/dev/userfaultfd", linux::O_RDWR)?;
+    let flags = u64::from(linux::O_CLOEXEC | linux::O_NONBLOCK);
+    let number = SystemCall::new(linux::__NR_ioctl, [device.number() as u64, NEW, flags, 0, 0]).run()?;
+    Ok(OwnedDescriptor::from_raw(number as i32))
+}
