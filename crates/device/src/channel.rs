@@ -103,6 +103,12 @@ impl Channel {
         }
     }
 
+    /// See [`QueuePair::has_news`].
+    #[inline]
+    pub fn has_news(&mut self) -> bool {
+        self.queue.has_news()
+    }
+
     #[inline(never)]
     fn note_completions(&mut self, completions: &Completions, before: usize) {
         if !self.policy.is_hybrid() && !self.keeps_tracking {

@@ -87,6 +87,12 @@ pub trait QueuePair: Send {
     /// Never blocks.
     fn poll(&mut self, completions: &mut Completions);
 
+    /// Whether a look may find something now. Cheap: it is asked over and over
+    /// between two looks. `true` where that cannot be told without the look itself.
+    fn has_news(&mut self) -> bool {
+        true
+    }
+
     /// The descriptor that becomes readable after [`QueuePair::arm_interrupt`];
     /// `None` unless opened with interrupts.
     fn interrupt(&self) -> Option<i32>;

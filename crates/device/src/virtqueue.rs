@@ -153,6 +153,20 @@ impl VirtQueue {
         descriptor.store(&self.memory, self.places.descriptors + usize::from(index) * DESCRIPTOR);
     }
 
+    /// Says that a descriptor is going to be set soon.
+    #[inline]
+    pub fn prefetch_descriptor_to_write(&self, index: u16) {
+        self.memory.prefetch_to_write(self.places.descriptors + usize::from(index) * DESCRIPTOR);
+    }
+
+    /// Says that a chain is going to be added and published soon: the device has
+    /// read both places since we wrote them.
+    #[inline]
+    pub fn prefetch_to_publish(&self) {
+        self.memory.prefetch_to_write(self.places.available_index());
+        self.memory.prefetch_to_write(self.places.available_entry(self.added));
+    }
+
     /// Puts a chain, which is complete, at the end of the available ring.
     #[inline]
     pub fn add(&mut self, head: u16) {
@@ -186,12 +200,26 @@ impl VirtQueue {
     /// The next head that the device has done with: whatever it says.
     #[inline]
     pub fn take(&mut self) -> Option<u32> {
-        if self.used_index() == self.taken {
+        if !self.has_used() {
             return None;
         }
         let entry: u64 = self.memory.read(self.places.used_entry(self.taken));
         self.taken = self.taken.wrapping_add(1);
         Some(entry as u32)
+    }
+
+    /// The head that [`VirtQueue::take`] is going to answer, if the device does one
+    /// after the other. A guess, without waiting for what the device wrote.
+    #[inline]
+    pub fn expected(&self) -> Option<u16> {
+        let entry = self.memory.half_word(self.places.available_entry(self.taken));
+        self.has_used().then(|| entry.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is a head that the device has done with.
+    #[inline]
+    pub fn has_used(&self) -> bool {
+        self.used_index() != self.taken
     }
 
     #[inline]

@@ -162,6 +162,12 @@ mod context {
             self.ring.take()
         }
 
+        /// Whether there is a completion.
+        #[inline]
+        pub fn has_completion(&mut self) -> bool {
+            self.is_ours() && !self.ring.is_empty()
+        }
+
         /// Lets the kernel use the room of the completions that were read.
         #[inline]
         pub fn finish_look(&mut self) {

@@ -123,6 +123,16 @@ mod machine {
             self.address.as_ptr().wrapping_add(offset)
         }
 
+        /// Says that the line at `offset` is going to be written soon: it is
+        /// fetched from whoever has it, who loses it.
+        #[inline(always)]
+        pub fn prefetch_to_write(&self, offset: usize) {
+            let line = self.at(offset, 1, 1);
+            // SAFETY: the instruction changes nothing and never faults; where a
+            // processor does not know it, it does nothing.
+            unsafe { core::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)) };
+        }
+
         /// The word at `offset`.
         #[inline(always)]
         pub fn word(&self, offset: usize) -> &AtomicU32 {
@@ -259,6 +269,9 @@ mod model {
         pub fn length(&self) -> usize {
             self.entries.len() * 8
         }
+
+        /// No model has caches.
+        pub fn prefetch_to_write(&self, _: usize) {}
 
         pub fn word(&self, offset: usize) -> &AtomicU32 {
             assert!(offset.is_multiple_of(4));

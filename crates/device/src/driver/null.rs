@@ -91,6 +91,11 @@ fn completion(request: &DeviceRequest) -> Completion {
     Completion { token: request.token, result }
 }
 
+#[inline]
+fn is_past(due: Option<Ticks>) -> bool {
+    due.is_some_and(|due| due <= Ticks::now())
+}
+
 /// Where all take the same time.
 struct ConstantQueue {
     batches: Batches,
@@ -117,6 +122,10 @@ impl QueuePair for ConstantQueue {
         if self.batches.collect(completions) {
             self.interrupt.acknowledge();
         }
+    }
+
+    fn has_news(&mut self) -> bool {
+        is_past(self.batches.earliest())
     }
 
     fn interrupt(&self) -> Option<i32> {
@@ -169,6 +178,10 @@ impl QueuePair for DrawnQueue {
             self.in_flight -= found;
             self.interrupt.acknowledge();
         }
+    }
+
+    fn has_news(&mut self) -> bool {
+        is_past(self.timeline.earliest())
     }
 
     fn interrupt(&self) -> Option<i32> {

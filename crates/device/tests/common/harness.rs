@@ -144,11 +144,14 @@ impl<'a> Rig<'a> {
         self.found.extend_from_slice(self.completions.as_slice());
     }
 
-    /// Waits for one completion or more, as the queue's options say.
+    /// Waits for one completion or more, as the queue's options say: who polls
+    /// looks where there is news.
     pub fn wait(&mut self) -> Vec<Completion> {
         let start = Instant::now();
         loop {
-            self.look();
+            if self.options.interrupts || self.queue.has_news() {
+                self.look();
+            }
             if !self.found.is_empty() {
                 self.in_flight -= self.found.len();
                 return std::mem::take(&mut self.found);

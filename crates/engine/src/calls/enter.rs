@@ -85,8 +85,8 @@ impl Ring {
         }
         let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
         if waits && self.is_polled() {
-            locked.leave();
-            let polled = self.poll_for_events(call);
+            locked.finish_batch();
+            let polled = self.poll_for_events(locked, call);
             return if taken > 0 { Ok(taken) } else { polled.map(|()| 0) };
         }
         if waits {
@@ -148,7 +148,7 @@ impl Ring {
         }
         if call.has(abi::IORING_ENTER_GETEVENTS) {
             let waited = if self.is_polled() && iopoll::enters_poll() {
-                self.poll_for_events(call)
+                self.poll_for_events(self.lock(), call)
             } else {
                 self.get_events(call)
             };
@@ -179,14 +179,20 @@ impl Ring {
 
     /// GETEVENTS on a polled ring. An extended argument is checked, and its time
     /// does not matter: nothing sleeps.
-    fn poll_for_events(self: &Arc<Self>, call: &EnterCall) -> Result<(), Errno> {
-        if self.defers_task_work() {
-            self.check_issuer()?;
+    fn poll_for_events(self: &Arc<Self>, locked: LockedRing, call: &EnterCall) -> Result<(), Errno> {
+        let checked = match self.defers_task_work() {
+            true => self.check_issuer(),
+            false => Ok(()),
+        };
+        let checked = match call.has(abi::IORING_ENTER_EXT_ARG) {
+            true => checked.and_then(|()| self.read_argument(call).map(drop)),
+            false => checked,
+        };
+        if let Err(error) = checked {
+            locked.leave();
+            return Err(error);
         }
-        if call.has(abi::IORING_ENTER_EXT_ARG) {
-            self.read_argument(call)?;
-        }
-        iopoll::poll(self, call.min_complete.min(self.memory.layout().cq_entries))
+        iopoll::poll(locked, call.min_complete.min(self.memory.layout().cq_entries))
     }
 
     fn get_events(self: &Arc<Self>, call: &EnterCall) -> Result<(), Errno> {

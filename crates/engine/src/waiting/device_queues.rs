@@ -28,6 +28,10 @@ use usring_uapi::io_uring as abi;
 /// within these.
 const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 
+/// Signs of news that are looked for between two looks: a look takes as long as
+/// several of them, and what it finds is found that much later.
+const SPINS: u32 = 16;
+
 /// The ring's channels.
 #[derive(Default)]
 pub(crate) struct DeviceQueues {
@@ -167,6 +171,19 @@ impl DeviceQueues {
             // Its sleeps are those of each request.
             Some(Pause::Sleep(_)) if self.hybrid.is_some() => Pause::Spin,
             pause => pause.unwrap_or(Pause::Spin),
+        }
+    }
+
+    /// Spins until one of the devices may have completed something, a short
+    /// while at most.
+    #[inline]
+    pub fn spin(&mut self) {
+        for _ in 0..SPINS {
+            core::hint::spin_loop();
+            let busy = self.channels.iter_mut().filter(|queue| queue.channel.in_flight() > 0);
+            if busy.map(|queue| &mut queue.channel).any(Channel::has_news) {
+                return;
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use usring_device::Pause;
 use usring_sys::{Errno, signals, timer_slack};
 
 /// Looks between two chances for others to take the ring's lock.
-const LOOKS_PER_TURN: u32 = 64;
+const LOOKS_PER_TURN: u32 = 16;
 
 /// Beside an SQ thread enter polls, too, as kernels before 5.7 had it: to see
 /// what it is worth that it does not.
@@ -31,8 +31,8 @@ pub(crate) fn enters_poll() -> bool {
 /// is out any more.
 ///
 /// Errors: `EINTR` for a signal, if no CQE is there.
-pub(crate) fn poll(ring: &Arc<Ring>, minimum: u32) -> Result<(), Errno> {
-    let mut locked = ring.lock();
+pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
+    let ring = locked.ring;
     locked.flush_overflow();
     if locked.cq.ready() > 0 {
         locked.leave();
@@ -65,7 +65,7 @@ pub(crate) fn poll(ring: &Arc<Ring>, minimum: u32) -> Result<(), Errno> {
         looks += 1;
         locked = match locked.devices.pause() {
             Pause::Spin if looks % LOOKS_PER_TURN != 0 => {
-                core::hint::spin_loop();
+                locked.devices.spin();
                 locked
             }
             Pause::Sleep(span) => {

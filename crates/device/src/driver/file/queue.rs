@@ -217,6 +217,10 @@ impl QueuePair for AioQueue {
         self.out -= (completions.as_slice().len() - before) as u32;
     }
 
+    fn has_news(&mut self) -> bool {
+        self.is_held_up || !self.refused.is_empty() || self.context.has_completion()
+    }
+
     fn interrupt(&self) -> Option<i32> {
         number_of(&self.interrupt)
     }

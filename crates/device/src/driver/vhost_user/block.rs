@@ -1,9 +1,10 @@
 //! The virtio block device (virtio 1.2, section 5.2): its features, its
 //! requests, what its configuration space says.
 
-use super::arena::{MOST_DESCRIPTORS, Parameters, TRANSFER};
+use super::arena::{MOST_DESCRIPTORS, Parameters, TRANSFER, address, slot};
 use crate::geometry::{Features, Geometry};
 use crate::request::Operation;
+use crate::virtqueue::Descriptor;
 use usring_sys::Errno;
 
 /// Bits of the feature word.
@@ -57,6 +58,27 @@ pub fn header(operation: Operation, offset: u64) -> [u64; 2] {
 }
 
 pub const HEADER: u32 = 16;
+
+/// Of the header of the request in a slot.
+#[inline]
+pub fn header_descriptor(slot: usize) -> Descriptor {
+    Descriptor::readable(address(slot), HEADER)
+}
+
+/// Of a piece of its data: address and length, as the back end sees them.
+#[inline]
+pub fn data_descriptor(operation: Operation, (address, length): (u64, u32)) -> Descriptor {
+    match operation {
+        Operation::Read => Descriptor::writable(address, length),
+        _ => Descriptor::readable(address, length),
+    }
+}
+
+/// Of its status.
+#[inline]
+pub fn status_descriptor(slot: usize) -> Descriptor {
+    Descriptor::writable(address(slot + slot::STATUS), 1)
+}
 
 /// The one range of a discard or a write of zeroes.
 pub fn range(offset: u64, length: u64) -> [u64; 2] {

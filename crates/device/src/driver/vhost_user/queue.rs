@@ -38,8 +38,11 @@ pub struct Queue {
     indirect: bool,
     /// What the rings are in order for: see [`super::generation`].
     generation: u32,
-    /// Descriptors of the main table that no chain has.
+    /// Descriptors of the main table that no chain has. Those that were heads have
+    /// kept their chains, for the next time.
     free: Vec<u16>,
+    /// These, and what they have kept.
+    unused: usize,
     /// By head.
     requests: Vec<Request>,
     /// Heads added so far.
@@ -55,7 +58,7 @@ struct Request {
     active: Option<Active>,
     /// Where a read's bounce memory goes. Keeps its room.
     segments: Vec<IoVector>,
-    /// Its descriptors of the main table but the head. Keeps its room.
+    /// Its descriptors of the main table but the head, or the last request's.
     chain: Vec<u16>,
 }
 
@@ -101,6 +104,7 @@ impl Queue {
             indirect: device.parameters.has(feature::INDIRECT_DESCRIPTORS),
             generation: area.settled(arena.memory()),
             free: (0..QUEUE_SIZE).rev().collect(),
+            unused: usize::from(QUEUE_SIZE),
             requests: (0..QUEUE_SIZE).map(|_| Request::default()).collect(),
             sequence: 0,
             shares: KnownShares::default(),
@@ -158,16 +162,18 @@ impl Queue {
     fn place_shared(&mut self, request: &DeviceRequest) -> bool {
         self.shares.renew(&self.device.shares);
         let most = self.device.parameters.segments as usize;
+        let mut left = request.length;
         for segment in request.segments {
             match self.shares.find(*segment) {
-                Some(address) => self.place(address, segment.length),
-                None => return false,
+                Some(address) if segment.length <= left => self.place(address, segment.length),
+                _ => return false,
             }
             if self.data.len() > most {
                 return false;
             }
+            left -= segment.length;
         }
-        self.data.iter().map(|(_, length)| u64::from(*length)).sum::<u64>() == request.length
+        left == 0
     }
 
     fn place(&mut self, mut address: u64, mut length: u64) {
@@ -179,44 +185,74 @@ impl Queue {
         }
     }
 
-    /// Gives a request whose data is laid out to the ring, to be published.
+    /// Gives a request whose data is laid out to the ring, to be published. The
+    /// head is in use, its chain is not.
     #[inline]
     fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
         let slot = self.area.slot(head);
         let memory = self.ring.memory();
         memory.write(slot, block::header(operation, offset));
         memory.write(slot + slot::STATUS, block::NO_STATUS);
-        let count = self.data.len() + 2;
-        let data = self.data.iter().map(|(address, length)| match operation {
-            Operation::Read => Descriptor::writable(*address, *length),
-            _ => Descriptor::readable(*address, *length),
-        });
-        let chain = core::iter::once(Descriptor::readable(arena::address(slot), block::HEADER))
-            .chain(data)
-            .chain(core::iter::once(Descriptor::writable(arena::address(slot + slot::STATUS), 1)));
-        let request = &mut self.requests[usize::from(head)];
-        self.free.append(&mut request.chain);
-        if self.indirect && (count > SHORT || self.free.len() < PLENTY) {
-            for (index, descriptor) in chain.enumerate() {
-                let is_last = index + 1 == count;
-                let descriptor = if is_last { descriptor } else { descriptor.followed_by(index as u16 + 1) };
-                descriptor.store(memory, slot + slot::TABLE + index * DESCRIPTOR);
-            }
-            self.ring.set_descriptor(head, Descriptor::table(arena::address(slot + slot::TABLE), count));
+        let behind = self.data.len() + 1;
+        if self.indirect && (behind >= SHORT || self.unused < PLENTY) {
+            self.give_chain_back(head);
+            self.lay_table_out(head, operation);
         } else {
-            let mut index = head;
-            for (number, descriptor) in chain.enumerate() {
-                if number + 1 == count {
-                    self.ring.set_descriptor(index, descriptor);
-                } else {
-                    let next = self.free.pop().expect("whoever launches has seen that there are enough");
-                    request.chain.push(next);
-                    self.ring.set_descriptor(index, descriptor.followed_by(next));
-                    index = next;
-                }
+            if self.requests[usize::from(head)].chain.len() != behind {
+                self.lengthen_chain(head, behind);
             }
+            self.unused -= behind;
+            self.lay_chain_out(head, operation);
         }
         self.ring.add(head);
+    }
+
+    /// Gives a head a chain of another length than it has kept.
+    #[cold]
+    fn lengthen_chain(&mut self, head: u16, length: usize) {
+        self.give_chain_back(head);
+        for _ in 0..length {
+            let index = self.free.pop().expect("whoever launches has seen that there are enough");
+            self.give_chain_back(index);
+            self.requests[usize::from(head)].chain.push(index);
+        }
+    }
+
+    /// The descriptors of a request, in the main table.
+    #[inline]
+    fn lay_chain_out(&mut self, head: u16, operation: Operation) {
+        let slot = self.area.slot(head);
+        let mut index = head;
+        let mut descriptor = block::header_descriptor(slot);
+        for (next, data) in self.requests[usize::from(head)].chain.iter().zip(&self.data) {
+            self.ring.set_descriptor(index, descriptor.followed_by(*next));
+            (index, descriptor) = (*next, block::data_descriptor(operation, *data));
+        }
+        let last = self.requests[usize::from(head)].chain[self.data.len()];
+        self.ring.set_descriptor(index, descriptor.followed_by(last));
+        self.ring.set_descriptor(last, block::status_descriptor(slot));
+    }
+
+    /// The descriptors of a request, in a table of its own.
+    fn lay_table_out(&mut self, head: u16, operation: Operation) {
+        let slot = self.area.slot(head);
+        let memory = self.ring.memory();
+        let data = self.data.iter().map(|data| block::data_descriptor(operation, *data));
+        let mut count = 0;
+        for descriptor in core::iter::once(block::header_descriptor(slot)).chain(data) {
+            descriptor.followed_by(count as u16 + 1).store(memory, slot + slot::TABLE + count * DESCRIPTOR);
+            count += 1;
+        }
+        block::status_descriptor(slot).store(memory, slot + slot::TABLE + count * DESCRIPTOR);
+        self.ring.set_descriptor(head, Descriptor::table(arena::address(slot + slot::TABLE), count + 1));
+    }
+
+    /// What a free head has kept, others may have.
+    #[inline]
+    fn give_chain_back(&mut self, head: u16) {
+        while let Some(index) = self.requests[usize::from(head)].chain.pop() {
+            self.free.push(index);
+        }
     }
 
     /// The rounds of a discard or a write of zeroes, from this one on.
@@ -233,10 +269,15 @@ impl Queue {
         }
     }
 
+    /// The head's chain is as a free head's.
+    fn end_round(&mut self, head: u16) {
+        self.unused += self.requests[usize::from(head)].chain.len();
+    }
+
     fn release(&mut self, head: u16) {
-        let request = &mut self.requests[usize::from(head)];
-        request.active = None;
-        self.free.append(&mut request.chain);
+        self.end_round(head);
+        self.unused += 1;
+        self.requests[usize::from(head)].active = None;
         self.free.push(head);
     }
 
@@ -252,12 +293,14 @@ impl Queue {
             (Ok(()), Next::Nothing) => Ok(()),
             (Ok(()), Next::CopyOut) => self.copy_out(head),
             (Ok(()), Next::Flush) => {
+                self.end_round(head);
                 self.data.clear();
                 self.launch(head, Operation::Flush, 0);
                 self.go_on(head, active, Next::Nothing);
                 return None;
             }
             (Ok(()), Next::Clear { operation, offset, length }) => {
+                self.end_round(head);
                 let next = self.launch_clear(head, operation, offset, length);
                 self.go_on(head, active, next);
                 return None;
@@ -326,11 +369,24 @@ impl Queue {
         }
     }
 
+    /// The back end has the lines of a request that it has done with. They are
+    /// read now and written next: fetched for that, they come once.
+    #[inline]
+    fn prefetch(&self, head: u16) {
+        if head < QUEUE_SIZE {
+            self.ring.memory().prefetch_to_write(self.area.slot(head));
+            self.ring.prefetch_descriptor_to_write(head);
+        }
+    }
+
     /// What the back end has done, as far as there is room; how many rounds are over.
     #[inline]
     fn collect(&mut self, completions: &mut Completions) -> u32 {
         let mut rounds = 0;
         while completions.has_room() {
+            if let Some(head) = self.ring.expected() {
+                self.prefetch(head);
+            }
             let Some(head) = self.ring.take() else { break };
             rounds += 1;
             if let Some(completion) = self.finish(head) {
@@ -351,6 +407,9 @@ impl QueuePair for Queue {
             return Submission::Refused(error);
         }
         let Some(&head) = self.free.last() else { return Submission::Full };
+        if !self.ring.has_unpublished() {
+            self.ring.prefetch_to_publish();
+        }
         let DeviceRequest { operation, offset, length, .. } = *request;
         let mut answer = 0;
         let mut next = Next::Nothing;
@@ -370,10 +429,11 @@ impl QueuePair for Queue {
             self.data.clear();
         }
         // A later round never needs more than the first.
-        if !self.indirect && self.free.len() < self.data.len() + 3 {
+        if !self.indirect && self.unused < self.data.len() + 3 {
             return Submission::Full;
         }
         self.free.pop();
+        self.unused -= 1;
         match operation {
             Operation::Discard | Operation::WriteZeroes => next = self.launch_clear(head, operation, offset, length),
             _ => self.launch(head, operation, offset),
@@ -425,6 +485,11 @@ impl QueuePair for Queue {
                 return;
             }
         }
+    }
+
+    #[inline]
+    fn has_news(&mut self) -> bool {
+        self.ring.has_used() || self.device.arena.generation() != self.generation || self.is_dead()
     }
 
     fn interrupt(&self) -> Option<i32> {
