@@ -13,6 +13,7 @@ use crate::issue::IssueOutcome;
 use crate::registered_files::Slot;
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
+use crate::stuck_calls::Caller;
 use crate::workers::Blocking;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::PollDescriptor;
@@ -26,7 +27,6 @@ const PEER_HANG_UP: u32 = 0x2000;
 
 #[derive(Default)]
 pub(crate) struct Accept {
-    slot: Slot,
     /// Whether its listener is one of the internet, once that was asked.
     internet: Option<bool>,
     /// What a worker has accepted, on its way to the program. Whatever becomes
@@ -58,29 +58,29 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
         return Err(Errno::EINVAL);
     }
     request.multishot = has(request, abi::IORING_ACCEPT_MULTISHOT);
-    request.begin_operation(Operation::Accept(Accept { slot, ..Accept::default() }));
+    request.begin_operation(Operation::Accept(Accept::default()));
     Ok(())
 }
 
 /// accept4(2) for a request.
-fn call(request: &Request, slot: Slot) -> SystemCall {
+fn call(request: &Request) -> SystemCall {
+    let slot = Slot::from_sqe(request.sqe.file_index);
     let (address, length) = (UserAddress(request.sqe.addr), UserAddress(request.sqe.off));
     socket::accept_call(request.file.number, address, length, flags_for(request.sqe.op_flags, slot))
 }
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    let Operation::Accept(Accept { slot, .. }) = request.operation else {
-        return IssueOutcome::done(Errno::EINVAL.negative());
-    };
+    let slot = Slot::from_sqe(request.sqe.file_index);
     if locked.stuck_calls.are_shared() && !has(request, abi::IORING_ACCEPT_DONTWAIT) {
         return IssueOutcome::NeedsWorker;
     }
     if has(request, abi::IORING_ACCEPT_POLL_FIRST) && request.ready_for == 0 {
         return would_block(request);
     }
+    let mut caller = Caller::default();
     let mut queue = Queue::Unknown;
     for _ in 0..fast_poll::TURN {
-        let accepted = match attempt(locked, request, slot, queue) {
+        let accepted = match attempt(locked, request, &mut caller, queue) {
             None => return would_block(request),
             Some(Err(error)) => return IssueOutcome::done(error.negative()),
             Some(Ok(accepted)) => accepted,
@@ -106,11 +106,11 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
 fn attempt(
     locked: &mut LockedRing,
     request: &Request,
-    slot: Slot,
+    caller: &mut Caller,
     mut queue: Queue,
 ) -> Option<Result<OwnedDescriptor, Errno>> {
     let number = request.file.number;
-    let call = call(request, slot);
+    let call = call(request);
     let mut ready = 0;
     loop {
         if queue != Queue::Filled {
@@ -120,7 +120,7 @@ fn attempt(
                 Err(error) => return Some(Err(error)),
             };
         }
-        match locked.stuck_calls.make(&call) {
+        match locked.stuck_calls.make(caller, &call) {
             // Somebody else was faster, or a signal has come.
             None => queue = Queue::Unknown,
             // A unix listener that was shut down says nothing else to a call that
@@ -161,8 +161,7 @@ fn would_block(request: &Request) -> IssueOutcome {
 /// Accepts in a worker, from a listener that others share; or finds that the
 /// file is none.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
-    let Operation::Accept(accept) = &request.operation else { return Errno::EINVAL.negative() };
-    let call = call(request, accept.slot);
+    let call = call(request);
     let number = request.file.number;
     let answer = loop {
         match blocking.run(&call) {
@@ -190,9 +189,8 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 /// Gives the program what a worker has accepted.
 pub(crate) fn finish(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Accept(accept) = &mut request.operation else { return result };
-    let slot = accept.slot;
     let Some(accepted) = accept.accepted.take() else { return result };
-    let result = match place(locked, slot, accepted) {
+    let result = match place(locked, Slot::from_sqe(request.sqe.file_index), accepted) {
         Err(error) => return error.negative(),
         Ok(result) => result,
     };

@@ -59,6 +59,10 @@ struct Watch {
     cancelled: AtomicU32,
 }
 
+/// The thread that makes calls, asked for once by who makes several.
+#[derive(Default)]
+pub(crate) struct Caller(Option<u32>);
+
 /// A ring's part.
 #[derive(Default)]
 pub(crate) struct StuckCalls {
@@ -75,13 +79,13 @@ impl StuckCalls {
 
     /// Makes a call that is expected not to sleep. `None`: it did, or a signal
     /// has come, and nothing was done.
-    pub fn make(&mut self, call: &SystemCall) -> Option<Result<u64, Errno>> {
+    pub fn make(&mut self, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
         let watch = self.watch.get_or_insert_with(|| {
             let watch = Arc::new(Watch::default());
             process().guard.watches.lock().push((watch.clone(), 0));
             watch
         });
-        watch.thread.store(signals::thread_id(), Ordering::Relaxed);
+        watch.thread.store(*caller.0.get_or_insert_with(signals::thread_id), Ordering::Relaxed);
         let inside = (watch.state.load(Ordering::Relaxed) & !phase::MASK).wrapping_add(phase::CALL) | phase::INSIDE;
         // A barrier, then the look at the guard; the guard says that it is about
         // to sleep, and then looks at this.

@@ -34,6 +34,7 @@ mod poll;
 mod provided_buffers;
 mod read_write;
 mod registered;
+mod shared_listener;
 mod sq_thread;
 #[allow(dead_code, reason = "each suite uses its part")]
 mod support;

@@ -30,6 +30,8 @@ mod provided_buffers;
 mod read_write;
 #[path = "../api/registered.rs"]
 mod registered;
+#[path = "../api/shared_listener.rs"]
+mod shared_listener;
 #[path = "../api/sq_thread.rs"]
 mod sq_thread;
 #[path = "../api/support.rs"]

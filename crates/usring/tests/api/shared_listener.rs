@@ -1,0 +1,193 @@
+//! ACCEPT from a blocking listener from which others accept, too: whoever is
+//! faster, the ring is never held up.
+
+use crate::ring::{IoUring, opcode, squeue, types};
+use crate::support::*;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Far more than a ring may be held up, far less than a test may take.
+const LONG: Duration = Duration::from_secs(2);
+
+/// So many connections make it likely that ring and rival see one at the same
+/// time; and no more than there is time for.
+const ROUNDS: usize = 5000;
+const SPAN: Duration = Duration::from_secs(3);
+
+/// Takes connections by blocking calls until the listener is shut down.
+fn rival(listener: &TcpListener) -> JoinHandle<usize> {
+    let listener = listener.try_clone().unwrap();
+    thread::spawn(move || {
+        let mut count = 0;
+        while let Ok((mut connection, _)) = listener.accept() {
+            let _ = connection.write_all(b"o");
+            count += 1;
+        }
+        count
+    })
+}
+
+fn shut_down(listener: &TcpListener) {
+    // SAFETY: no memory is involved.
+    assert_eq!(unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) }, 0);
+}
+
+/// A connection that somebody will greet with a byte.
+fn client(address: SocketAddr) -> TcpStream {
+    let client = TcpStream::connect(address).unwrap();
+    client.set_nonblocking(true).unwrap();
+    client
+}
+
+fn is_greeted(client: &mut TcpStream) -> bool {
+    match client.read(&mut [0]) {
+        Ok(count) => count == 1,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            false
+        }
+    }
+}
+
+/// Offers connections to a ring and a rival; `arm` makes the request that is to
+/// be there at each of them. Answers how many the ring got.
+fn contest(ring: &mut IoUring, listener: &TcpListener, arm: impl Fn() -> squeue::Entry) -> usize {
+    let address = listener.local_addr().unwrap();
+    let rival = rival(listener);
+    let (mut armed, mut taken) = (false, 0);
+    let end = Instant::now() + SPAN;
+    let rounds = (0..ROUNDS).take_while(|_| Instant::now() < end);
+    let mut offered = 0;
+    for _ in rounds {
+        offered += 1;
+        if !armed {
+            push(ring, &[arm().user_data(1)]);
+            armed = true;
+        }
+        let mut client = client(address);
+        eventually("somebody takes the connection", || {
+            let start = Instant::now();
+            push(ring, &[opcode::Nop::new().build().user_data(2)]);
+            ring.submit_and_wait(1).unwrap();
+            let entries: Vec<Done> = ring.completion().map(Done::from).collect();
+            assert!(start.elapsed() < LONG, "the ring was held up");
+            for done in entries.iter().filter(|done| done.user_data == 1) {
+                assert!(done.result >= 0, "{done:?}");
+                armed = done.has_more();
+                taken += 1;
+                // SAFETY: made for this test, and nobody else's.
+                let connection = unsafe { OwnedFd::from_raw_fd(done.result) };
+                let _ = TcpStream::from(connection).write_all(b"r");
+            }
+            is_greeted(&mut client)
+        });
+        let _ = client.shutdown(Shutdown::Both);
+    }
+    shut_down(listener);
+    let theirs = rival.join().unwrap();
+    assert_eq!(taken + theirs, offered);
+    taken
+}
+
+#[test]
+fn one_connection_at_a_time() {
+    bounded(|| {
+        let mut ring = IoUring::new(8).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let number = types::Fd(listener.as_raw_fd());
+        contest(&mut ring, &listener, || {
+            opcode::Accept::new(number, std::ptr::null_mut(), std::ptr::null_mut()).build()
+        });
+    });
+}
+
+#[test]
+fn one_after_another() {
+    bounded(|| {
+        let mut ring = IoUring::new(8).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let number = types::Fd(listener.as_raw_fd());
+        contest(&mut ring, &listener, || opcode::AcceptMulti::new(number).build());
+    });
+}
+
+/// Two rings whose owners accept whenever they can: each connection is taken by
+/// one of them.
+#[test]
+fn two_rings() {
+    bounded(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let serve = |listener: TcpListener| {
+            thread::spawn(move || {
+                let mut ring = IoUring::new(8).unwrap();
+                let mut count = 0;
+                push(&mut ring, &[opcode::AcceptMulti::new(types::Fd(listener.as_raw_fd())).build()]);
+                loop {
+                    ring.submit_and_wait(1).unwrap();
+                    let entries: Vec<Done> = ring.completion().map(Done::from).collect();
+                    for done in entries {
+                        if done.result < 0 {
+                            assert_eq!(done.result, negative(libc::EINVAL), "the listener's end");
+                            return count;
+                        }
+                        assert!(done.has_more());
+                        count += 1;
+                        // SAFETY: made for this test, and nobody else's.
+                        let connection = unsafe { OwnedFd::from_raw_fd(done.result) };
+                        let _ = TcpStream::from(connection).write_all(b"r");
+                    }
+                }
+            })
+        };
+        let servers = [serve(listener.try_clone().unwrap()), serve(listener.try_clone().unwrap())];
+        for _ in 0..500 {
+            let mut client = client(address);
+            let start = Instant::now();
+            eventually("somebody takes the connection", || is_greeted(&mut client));
+            assert!(start.elapsed() < LONG, "both rings were held up");
+        }
+        shut_down(&listener);
+        let counts = servers.map(|server| server.join().unwrap());
+        assert_eq!(counts.iter().sum::<usize>(), 500);
+    });
+}
+
+/// Whoever waits for the connection by then, the driver or a worker.
+#[test]
+fn what_is_cancelled_takes_no_connection() {
+    bounded(|| {
+        let mut ring = IoUring::new(8).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let number = types::Fd(listener.as_raw_fd());
+        contest(&mut ring, &listener, || opcode::AcceptMulti::new(number).build());
+        let _end = ring.submit_and_wait(1).unwrap();
+        while ring.completion().next().is_some() {}
+
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let accept = opcode::AcceptMulti::new(types::Fd(listener.as_raw_fd())).build().user_data(3);
+        push(&mut ring, &[accept]);
+        ring.submit().unwrap();
+        push(&mut ring, &[opcode::AsyncCancel::new(3).build().user_data(4)]);
+        ring.submit_and_wait(2).unwrap();
+        let entries: Vec<Done> = ring.completion().map(Done::from).collect();
+        for done in &entries {
+            match done.user_data {
+                3 => assert_eq!(done.result, negative(libc::ECANCELED)),
+                _ => assert!([0, negative(libc::EALREADY)].contains(&done.result), "{done:?}"),
+            }
+        }
+        assert_eq!(entries.len(), 2);
+
+        // Nor does what is armed when its ring goes.
+        push(&mut ring, &[opcode::AcceptMulti::new(types::Fd(listener.as_raw_fd())).build()]);
+        ring.submit().unwrap();
+        drop(ring);
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_ok(), "it is still there");
+    });
+}
