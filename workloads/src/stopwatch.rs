@@ -38,7 +38,8 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
                 operations += step()?;
             }
             let time = start.elapsed();
-            if time >= span {
+            // On a busy machine nothing may have been done yet, which is no measure.
+            if time >= span && operations > 0 {
                 return Ok(Sample { operations, time, processor: processor_time() - processor });
             }
         }
