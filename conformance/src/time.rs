@@ -60,6 +60,12 @@ fn state_in(stat: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
+/// The system's number of this thread.
+pub fn this_thread() -> i32 {
+    // SAFETY: no memory is involved.
+    unsafe { libc::gettid() }
+}
+
 /// Waits until a thread of this process sleeps.
 pub fn until_asleep(thread: i32) -> bool {
     let path = format!("/proc/self/task/{thread}/stat");

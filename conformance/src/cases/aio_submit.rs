@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use usring_uapi::aio::{IOCB_CMD_NOOP, IOCB_FLAG_IOPRIO, IOCB_FLAG_RESFD, Iocb};
 use usring_uapi::general as linux;
@@ -533,15 +534,15 @@ fn threads(t: &mut Transcript) {
             })
         })
         .collect();
+    static TAKEN: AtomicU64 = AtomicU64::new(0);
     let takers: Vec<_> = (0..2)
         .map(|_| {
             std::thread::spawn(move || {
                 let context = std::mem::ManuallyDrop::new(Context(address));
                 let mut seen = Vec::new();
-                while let Ok(events) = context.get(1, 16, std::time::Duration::from_millis(400)) {
-                    if events.is_empty() {
-                        break;
-                    }
+                while TAKEN.load(Ordering::SeqCst) < 3 * EACH {
+                    let events = context.get(1, 16, std::time::Duration::from_millis(100)).unwrap_or_default();
+                    TAKEN.fetch_add(events.len() as u64, Ordering::SeqCst);
                     seen.extend(events.iter().map(|event| event.data));
                 }
                 seen

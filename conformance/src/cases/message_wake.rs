@@ -97,7 +97,7 @@ fn too_few(t: &mut Transcript) {
             long_enough_to_notice();
             Ring::new(8).one(message(fd, 1, 2, 3)).res
         });
-        t.result("wait for 2", target.enter_for(0, 2, Duration::from_millis(600)));
+        t.result("wait for 2", target.enter_for(0, 2, Duration::from_millis(1000)));
         t.in_order(&target.reap());
         t.result("sent", sender.join().unwrap_or(1));
     }

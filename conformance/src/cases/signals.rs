@@ -60,8 +60,8 @@ fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
 
 /// Sends this thread a signal a little later.
 fn signal_later(signal: i32, milliseconds: u64) -> std::thread::JoinHandle<()> {
-    // SAFETY: asks for our own thread's numbers.
-    let (target, number) = unsafe { (libc::pthread_self(), libc::gettid()) };
+    // SAFETY: asks for our own thread's number.
+    let (target, number) = (unsafe { libc::pthread_self() }, crate::time::this_thread());
     std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(milliseconds));
         // On a busy machine it may only be on its way to the wait.
