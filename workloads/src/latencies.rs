@@ -26,6 +26,19 @@ impl Latencies {
         self.total += 1;
     }
 
+    /// What another has counted, too.
+    pub fn add_all(&mut self, other: &Latencies) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(ours, theirs)| *ours += theirs);
+        self.total += other.total;
+    }
+
+    /// Which part of the operations took no longer than this, as well as it is
+    /// known.
+    pub fn share_within(&self, limit: Duration) -> f64 {
+        let within: u64 = self.counts[..=place(limit.as_nanos() as u64)].iter().sum();
+        within as f64 / self.total.max(1) as f64
+    }
+
     pub fn clear(&mut self) {
         *self = Latencies::default();
     }
@@ -80,5 +93,10 @@ mod tests {
         assert_eq!(latencies.within(0.5), Some(50));
         assert_eq!(latencies.within(0.99), Some(99));
         assert_eq!(latencies.within(1.0), Some(100));
+        assert_eq!(latencies.share_within(Duration::from_nanos(30)), 0.3);
+        let mut both = Latencies::default();
+        both.add(Duration::from_nanos(1000));
+        both.add_all(&latencies);
+        assert_eq!(both.share_within(Duration::from_nanos(100)), 100.0 / 101.0);
     }
 }

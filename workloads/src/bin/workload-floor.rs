@@ -1,10 +1,12 @@
 //! What this machine charges for what nobody can do without: a system call,
-//! and copying a block.
+//! copying a block, and handing over to a thread that sleeps.
 //!
-//! `workload-floor [--of system-call|copy] [--milliseconds N]`
+//! `workload-floor [--of system-call|copy|hand-over] [--milliseconds N]`
 
 use std::hint::black_box;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use workloads::options::{self, Options};
 use workloads::stopwatch;
@@ -33,6 +35,53 @@ fn workload(options: &Options) -> Result<(), String> {
                 Ok(1)
             })
         }
+        "hand-over" => hand_over(span),
         other => Err(format!("--of cannot be {other}")),
     }
+}
+
+/// Two threads on one processor, one of which sleeps at any time: each wakes the
+/// other by a futex, and sleeps.
+fn hand_over(span: Duration) -> Result<(), String> {
+    const OURS: u32 = 0;
+    const THEIRS: u32 = 1;
+    const OVER: u32 = 2;
+    let turn = Arc::new(AtomicU32::new(OURS));
+    let other = {
+        let turn = turn.clone();
+        std::thread::spawn(move || {
+            loop {
+                match turn.load(Ordering::Acquire) {
+                    OVER => return,
+                    THEIRS => pass(&turn, OURS),
+                    _ => sleep(&turn, OURS),
+                }
+            }
+        })
+    };
+    let printed = stopwatch::print(span, || {
+        pass(&turn, THEIRS);
+        while turn.load(Ordering::Acquire) == THEIRS {
+            sleep(&turn, THEIRS);
+        }
+        Ok(2)
+    });
+    pass(&turn, OVER);
+    other.join().map_err(|_| "the other thread has died".to_owned())?;
+    printed
+}
+
+fn pass(turn: &AtomicU32, to: u32) {
+    turn.store(to, Ordering::Release);
+    futex(turn, libc::FUTEX_WAKE, 1);
+}
+
+fn sleep(turn: &AtomicU32, while_it_is: u32) {
+    futex(turn, libc::FUTEX_WAIT, while_it_is);
+}
+
+fn futex(word: &AtomicU32, operation: i32, value: u32) {
+    let none = std::ptr::null::<libc::timespec>();
+    // SAFETY: the word is alive, and no time is given.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation | libc::FUTEX_PRIVATE_FLAG, value, none) };
 }

@@ -17,6 +17,11 @@ pub struct Sample {
     p50: Option<u64>,
     p95: Option<u64>,
     p99: Option<u64>,
+    /// Which parts of them were no longer than 200, 300 and 400 µs.
+    within: Option<[f64; 3]>,
+    /// How often a thread went to sleep and had to be woken.
+    wakes: Option<u64>,
+    completions: Option<u64>,
 }
 
 /// A column of a table.
@@ -34,6 +39,11 @@ pub enum Metric {
     Tail,
     /// Share of the time in which the submitting thread had a processor.
     Processor,
+    /// Share of latencies up to 200 µs, 300 and 400.
+    Within200,
+    Within300,
+    Within400,
+    Wakes,
 }
 
 impl Metric {
@@ -47,6 +57,10 @@ impl Metric {
             Metric::Most => "latency, 95 of 100",
             Metric::Tail => "latency, 99 of 100",
             Metric::Processor => "processor",
+            Metric::Within200 => "up to 0.2 ms",
+            Metric::Within300 => "up to 0.3 ms",
+            Metric::Within400 => "up to 0.4 ms",
+            Metric::Wakes => "wakes per completion",
         }
     }
 
@@ -55,7 +69,8 @@ impl Metric {
             Metric::Time | Metric::ProcessorTime | Metric::Median | Metric::Most | Metric::Tail => "ns",
             Metric::Rate => "1/s",
             Metric::Bandwidth => "MB/s",
-            Metric::Processor => "%",
+            Metric::Processor | Metric::Within200 | Metric::Within300 | Metric::Within400 => "%",
+            Metric::Wakes => "1",
         }
     }
 
@@ -68,6 +83,7 @@ impl Metric {
         let operations = sample.operations.max(1) as f64;
         let nanoseconds = sample.nanoseconds.max(1) as f64;
         let processor = || sample.processor.map(|time| time as f64);
+        let within = |limit: usize| sample.within.map(|shares| shares[limit] * 100.0);
         match self {
             Metric::Time => Some(nanoseconds / operations),
             Metric::ProcessorTime => processor().map(|time| time / operations),
@@ -77,6 +93,10 @@ impl Metric {
             Metric::Most => sample.p95.map(|latency| latency as f64),
             Metric::Tail => sample.p99.map(|latency| latency as f64),
             Metric::Processor => processor().map(|time| time / nanoseconds * 100.0),
+            Metric::Within200 => within(0),
+            Metric::Within300 => within(1),
+            Metric::Within400 => within(2),
+            Metric::Wakes => Some(sample.wakes? as f64 / sample.completions?.max(1) as f64),
         }
     }
 
@@ -86,6 +106,8 @@ impl Metric {
             _ if self.is_time() && value >= 10_000.0 => format!("{:.1} µs", value / 1000.0),
             _ if self.is_time() => format!("{value:.1} ns"),
             Metric::Rate => format!("{:.1} k/s", value / 1000.0),
+            Metric::Wakes => format!("{value:.3}"),
+            Metric::Within200 | Metric::Within300 | Metric::Within400 => format!("{value:.2} %"),
             _ => format!("{value:.1} {}", self.unit()),
         }
     }
@@ -106,5 +128,9 @@ mod tests {
         assert_eq!(Metric::Processor.of(&sample), Some(25.0));
         assert_eq!(Metric::Median.of(&sample), Some(1500.0));
         assert_eq!(Metric::Tail.of(&sample), None);
+        let text = r#"{"operations": 1, "nanoseconds": 1, "within": [0.5, 0.75, 1.0], "wakes": 3, "completions": 12}"#;
+        let sample: Sample = serde_json::from_str(text).unwrap();
+        assert_eq!(Metric::Within300.of(&sample), Some(75.0));
+        assert_eq!(Metric::Wakes.of(&sample), Some(0.25));
     }
 }

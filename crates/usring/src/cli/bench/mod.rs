@@ -15,6 +15,7 @@ mod report;
 mod server;
 mod sqpoll_iopoll;
 mod stage;
+mod task_work;
 mod vhost_user;
 
 use super::child;
@@ -65,6 +66,8 @@ enum Name {
     Polling,
     /// A vhost-user-blk back end, beside the `blkio` library
     VhostUser,
+    /// Telling threads of task work: each by itself, and with a lock that all share
+    TaskWork,
 }
 
 /// A benchmark: what is run, and what must come out.
@@ -89,6 +92,7 @@ impl Name {
             Name::SqpollIopoll => sqpoll_iopoll::benchmark(),
             Name::Polling => polling::benchmark(),
             Name::VhostUser => vhost_user::benchmark(),
+            Name::TaskWork => task_work::benchmark(),
         }
     }
 }

@@ -1,0 +1,341 @@
+//! Threads with a ring each that ask each other for something and answer: each
+//! request and each answer is a message, which is queued on the ring of another
+//! thread, and that thread has to be told.
+//!
+//! `workload-tasks [--threads N] [--depth N] [--told own|shared] [--milliseconds N]`
+//!
+//! Each thread keeps `depth` requests open, all with the next thread. How it is
+//! told is all that differs:
+//! * `own`: it sleeps in io_uring_enter(2), and who sends has done what has to be
+//!   done by sending: whom to tell is the affair of that one ring.
+//! * `shared`: as kernels before 5.11 told a thread of task work. Who sends takes
+//!   a lock that all threads share, and in it sends the thread a signal, unless
+//!   one is on its way already; the thread sleeps until it has a signal, in
+//!   sigwaitinfo(2), which spares it a handler. Its ring is asked for events
+//!   without waiting, so that sending to it wakes nobody.
+
+use io_uring::{IoUring, opcode, squeue, types::Fd};
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
+use workloads::latencies::Latencies;
+use workloads::options::{self, Options};
+use workloads::site::Site;
+
+/// What a message means, in the upper half of its user_data; the sender and the
+/// number of its request are in the lower.
+const REQUEST: u64 = 1 << 32;
+const ANSWER: u64 = 2 << 32;
+const END: u64 = 3 << 32;
+/// The CQE of a message that could not be sent.
+const NOT_SENT: u64 = 4 << 32;
+
+const SIGNAL: i32 = libc::SIGUSR1;
+
+/// Latencies whose share is told, in microseconds.
+const WITHIN: [u64; 3] = [200, 300, 400];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Own,
+    Shared,
+}
+
+impl FromStr for Told {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Told, ()> {
+        match name {
+            "own" => Ok(Told::Own),
+            "shared" => Ok(Told::Shared),
+            _ => Err(()),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    options::run(workload)
+}
+
+/// What all threads see.
+struct Common {
+    told: Told,
+    depth: usize,
+    /// The rings' descriptors.
+    rings: Vec<AtomicI32>,
+    /// How the threads are called by tgkill(2), and whether each has a signal
+    /// that it has not looked at.
+    threads: Vec<AtomicI32>,
+    signalled: Vec<AtomicBool>,
+    lock: Mutex<()>,
+    begin: Barrier,
+    stop: AtomicBool,
+    /// Threads whose requests have all been answered.
+    finished: AtomicUsize,
+}
+
+/// What a thread has done.
+#[derive(Default)]
+struct Tally {
+    answered: u64,
+    completions: u64,
+    /// How often it has slept.
+    sleeps: u64,
+    latencies: Latencies,
+}
+
+fn workload(options: &Options) -> Result<(), String> {
+    let threads: usize = options.value("threads", 2)?;
+    let span = Duration::from_millis(options.value("milliseconds", 200)?);
+    let common = Common {
+        told: options.value("told", Told::Own)?,
+        depth: options.value("depth", 8)?,
+        rings: (0..threads).map(|_| AtomicI32::new(-1)).collect(),
+        threads: (0..threads).map(|_| AtomicI32::new(0)).collect(),
+        signalled: (0..threads).map(|_| AtomicBool::new(false)).collect(),
+        lock: Mutex::new(()),
+        begin: Barrier::new(threads + 1),
+        stop: AtomicBool::new(false),
+        finished: AtomicUsize::new(0),
+    };
+    let common = &common;
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|index| scope.spawn(move || Party::run(common, index))).collect();
+        common.begin.wait();
+        let (start, processor) = (Instant::now(), processor_time());
+        std::thread::sleep(span);
+        common.stop.store(true, Ordering::Relaxed);
+        let mut total = Tally::default();
+        for thread in running {
+            let tally = thread.join().map_err(|_| "a thread has died")??;
+            total.answered += tally.answered;
+            total.completions += tally.completions;
+            total.sleeps += tally.sleeps;
+            total.latencies.add_all(&tally.latencies);
+        }
+        let (time, processor) = (start.elapsed().as_nanos(), (processor_time() - processor).as_nanos());
+        let within = WITHIN.map(|limit| total.latencies.share_within(Duration::from_micros(limit)));
+        let Tally { answered, completions, sleeps, latencies } = total;
+        let median = latencies.within(0.5).unwrap_or_default();
+        println!(
+            "{{\"operations\": {answered}, \"nanoseconds\": {time}, \"processor\": {processor}, \"p50\": {median}, \
+             \"within\": {within:?}, \"wakes\": {sleeps}, \"completions\": {completions}}}"
+        );
+        Ok(())
+    })
+}
+
+/// One thread.
+struct Party<'a> {
+    common: &'a Common,
+    index: usize,
+    ring: IoUring,
+    /// When each of its open requests was sent.
+    sent: Vec<Instant>,
+    open: usize,
+    tally: Tally,
+    ended: bool,
+}
+
+impl Party<'_> {
+    fn run(common: &Common, index: usize) -> Result<Tally, String> {
+        // Before anybody can send one: it stays until it is waited for.
+        only_wait_for_signal();
+        // SAFETY: gettid(2) takes nothing.
+        common.threads[index].store(unsafe { libc::gettid() }, Ordering::Relaxed);
+        let entries = (4 * common.depth.max(8)).next_power_of_two() as u32;
+        let made = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
+        let ring = made.map_err(|error| format!("no ring: {error}"));
+        common.rings[index].store(ring.as_ref().map_or(-1, AsRawFd::as_raw_fd), Ordering::Relaxed);
+        common.begin.wait();
+        let sent = vec![Instant::now(); common.depth];
+        let mut party = Party { common, index, ring: ring?, sent, open: 0, tally: Tally::default(), ended: false };
+        let slept = sleeps();
+        if let Err(why) = party.exchange() {
+            // The others wait for its answers.
+            eprintln!("{why}");
+            std::process::exit(1);
+        }
+        party.tally.sleeps = sleeps() - slept;
+        Ok(party.tally)
+    }
+
+    fn exchange(&mut self) -> Result<(), String> {
+        let mut told = vec![];
+        for number in 0..self.common.depth {
+            told = vec![self.ask(number, Instant::now())?];
+        }
+        while !self.ended {
+            let submission = self.ring.submission();
+            let to_submit = submission.len() as u32;
+            drop(submission);
+            match self.common.told {
+                Told::Own => enter(self.ring.as_raw_fd(), to_submit, 1)?,
+                Told::Shared => {
+                    self.common.signalled[self.index].store(false, Ordering::SeqCst);
+                    enter(self.ring.as_raw_fd(), to_submit, 0)?;
+                    told.drain(..).for_each(|other| self.tell(other));
+                }
+            }
+            if self.take(&mut told)? == 0 && self.common.told == Told::Shared {
+                wait_for_signal();
+            }
+        }
+        // What was sent last.
+        let to_submit = self.ring.submission().len() as u32;
+        enter(self.ring.as_raw_fd(), to_submit, 0)?;
+        if self.common.told == Told::Shared {
+            told.drain(..).for_each(|other| self.tell(other));
+        }
+        Ok(())
+    }
+
+    /// Deals with what has come, and says how much; notes who is sent something.
+    fn take(&mut self, told: &mut Vec<usize>) -> Result<u64, String> {
+        let now = Instant::now();
+        let mut taken = 0;
+        let mut batch = [0u64; 64];
+        loop {
+            let mut count = 0;
+            for entry in self.ring.completion().take(batch.len()) {
+                batch[count] = entry.user_data();
+                count += 1;
+            }
+            if count == 0 {
+                break;
+            }
+            taken += count as u64;
+            for message in &batch[..count] {
+                let (sender, number) = ((message >> 16) as u16 as usize, *message as u16 as usize);
+                let other = match *message >> 32 << 32 {
+                    REQUEST => {
+                        self.send(sender, ANSWER | number as u64)?;
+                        Some(sender)
+                    }
+                    ANSWER => self.answered(number, now)?,
+                    END => {
+                        self.ended = true;
+                        None
+                    }
+                    _ => return Err("a message could not be sent".into()),
+                };
+                told.extend(other.filter(|other| !told.contains(other)));
+            }
+        }
+        if self.common.stop.load(Ordering::Relaxed) && self.open == 0 && self.finish()? {
+            told.clear();
+            told.extend(0..self.common.rings.len());
+        }
+        self.tally.completions += taken;
+        Ok(taken)
+    }
+
+    fn ask(&mut self, number: usize, now: Instant) -> Result<usize, String> {
+        let next = (self.index + 1) % self.common.rings.len();
+        self.sent[number] = now;
+        self.open += 1;
+        self.send(next, REQUEST | (self.index as u64) << 16 | number as u64)?;
+        Ok(next)
+    }
+
+    fn answered(&mut self, number: usize, now: Instant) -> Result<Option<usize>, String> {
+        self.tally.answered += 1;
+        self.tally.latencies.add(now - self.sent[number]);
+        self.open -= 1;
+        if self.common.stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        self.ask(number, now).map(Some)
+    }
+
+    /// All its requests are answered. The last thread of which that is so tells
+    /// all that it is over.
+    fn finish(&mut self) -> Result<bool, String> {
+        // Counted once: it is never at 0 again.
+        self.open = usize::MAX;
+        let last = self.common.finished.fetch_add(1, Ordering::Relaxed) + 1 == self.common.rings.len();
+        if last {
+            for other in 0..self.common.rings.len() {
+                self.send(other, END)?;
+            }
+        }
+        Ok(last)
+    }
+
+    fn send(&mut self, to: usize, message: u64) -> Result<(), String> {
+        let ring = Fd(self.common.rings[to].load(Ordering::Relaxed));
+        let entry = opcode::MsgRingData::new(ring, 0, message, None).build();
+        let entry = entry.user_data(NOT_SENT).flags(squeue::Flags::SKIP_SUCCESS);
+        // SAFETY: a message names no memory.
+        while unsafe { self.ring.submission().push(&entry) }.is_err() {
+            let full = self.ring.submission().len() as u32;
+            enter(self.ring.as_raw_fd(), full, 0)?;
+        }
+        Ok(())
+    }
+
+    /// The lock that all share, and a signal in it.
+    fn tell(&self, other: usize) {
+        let signalled = &self.common.signalled[other];
+        if signalled.load(Ordering::SeqCst) {
+            return;
+        }
+        let _shared = self.common.lock.lock();
+        if !signalled.swap(true, Ordering::SeqCst) {
+            let thread = self.common.threads[other].load(Ordering::Relaxed);
+            // SAFETY: a signal to a thread of this process, which has it blocked.
+            unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, SIGNAL) };
+        }
+    }
+}
+
+fn enter(ring: i32, to_submit: u32, wanted: u32) -> Result<(), String> {
+    match Site::Inline.enter(ring, to_submit, wanted) {
+        answer if answer >= 0 || answer == -i64::from(libc::EINTR) => Ok(()),
+        error => Err(format!("enter: {}", std::io::Error::from_raw_os_error(-error as i32))),
+    }
+}
+
+fn signal_set() -> libc::sigset_t {
+    // SAFETY: 1. An all-zero set is a set. 2. The calls get it alone.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, SIGNAL);
+        set
+    }
+}
+
+fn only_wait_for_signal() {
+    // SAFETY: a set of our own.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal_set(), std::ptr::null_mut()) };
+}
+
+fn wait_for_signal() {
+    // SAFETY: as above; nothing is wanted of the signal.
+    unsafe { libc::sigwaitinfo(&signal_set(), std::ptr::null_mut()) };
+}
+
+fn usage(of: i32) -> libc::rusage {
+    // SAFETY: 1. An all-zero `rusage` is one. 2. The call fills it.
+    unsafe {
+        let mut usage = std::mem::zeroed();
+        libc::getrusage(of, &mut usage);
+        usage
+    }
+}
+
+/// How often this thread has given its processor up to wait.
+fn sleeps() -> u64 {
+    usage(libc::RUSAGE_THREAD).ru_nvcsw as u64
+}
+
+/// Of all threads.
+fn processor_time() -> Duration {
+    let usage = usage(libc::RUSAGE_SELF);
+    let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
