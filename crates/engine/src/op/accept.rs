@@ -71,7 +71,7 @@ fn call(request: &Request) -> SystemCall {
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let slot = Slot::from_sqe(request.sqe.file_index);
-    if locked.stuck_calls.are_shared() && !has(request, abi::IORING_ACCEPT_DONTWAIT) {
+    if !has(request, abi::IORING_ACCEPT_DONTWAIT) && locked.stuck_calls.leaves_to_worker() {
         return IssueOutcome::NeedsWorker;
     }
     if has(request, abi::IORING_ACCEPT_POLL_FIRST) && request.ready_for == 0 {

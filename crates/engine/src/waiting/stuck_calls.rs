@@ -14,8 +14,9 @@
 //! called for some time it sleeps, and in the end goes; a call costs it no
 //! system call of its own but the first after such a pause.
 //!
-//! A ring on which that has happened knows that its listeners are shared, and
-//! leaves further waiting for them to workers ([`StuckCalls::are_shared`]).
+//! A ring on which that has happened knows that a listener of its own is shared,
+//! and leaves the next calls to workers ([`StuckCalls::leaves_to_worker`]); each
+//! time it happens again, twice as many.
 
 use crate::process::process;
 use alloc::boxed::Box;
@@ -34,6 +35,10 @@ const INTERVAL: Nanoseconds = 5_000_000;
 const QUIET_LOOKS: u32 = 20;
 /// So long asleep, and it ends.
 const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
+
+/// How many calls are left to workers after one has been stuck.
+const FIRST_PENALTY: u32 = 256;
+const LAST_PENALTY: u32 = 1 << 20;
 
 /// What a watched driver is doing: the low bits of [`Watch::state`], above
 /// which its calls are counted.
@@ -67,14 +72,18 @@ pub(crate) struct Caller(Option<u32>);
 #[derive(Default)]
 pub(crate) struct StuckCalls {
     watch: Option<Arc<Watch>>,
-    shared: bool,
+    /// So many calls are for workers.
+    for_workers: u32,
+    /// So many were the last time.
+    penalty: u32,
 }
 
 impl StuckCalls {
-    /// Whether somebody else takes connections from this ring's listeners: a
-    /// call has been stuck.
-    pub fn are_shared(&self) -> bool {
-        self.shared
+    /// Whether the next call is to be made by a worker, which may wait in it.
+    pub fn leaves_to_worker(&mut self) -> bool {
+        let leaves = self.for_workers != 0;
+        self.for_workers -= u32::from(leaves);
+        leaves
     }
 
     /// Makes a call that is expected not to sleep. `None`: it did, or a signal
@@ -94,8 +103,12 @@ impl StuckCalls {
         let answer = wait::briefly(call, &watch.cancelled);
         let outside = inside & !phase::MASK;
         if watch.state.compare_exchange(inside, outside, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            self.shared = true;
             watch.come_out(outside);
+            // With an answer it was only slow, for want of a processor.
+            if answer.is_none() {
+                self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
+                self.for_workers = self.penalty;
+            }
         }
         answer
     }
