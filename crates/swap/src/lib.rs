@@ -5,7 +5,7 @@
 //!
 //! | part | files |
 //! |---|---|
-//! | what a program uses | `region` |
+//! | what a program uses | `region`, `arena` (an allocator over one) |
 //! | the way of a fault | `pager`, [`page`] (whose a page is), `lane` (its request) |
 //! | evicting | `evict`, [`gate`] (between it and faults), `watermarks` (when), `discard` (for good) |
 //! | reading ahead | `readahead` |
@@ -24,6 +24,7 @@
 
 extern crate alloc;
 
+mod arena;
 mod background;
 mod counters;
 mod discard;
@@ -40,6 +41,7 @@ mod slots;
 mod store;
 mod watermarks;
 
+pub use arena::Arena;
 pub use counters::Statistics;
 pub use mechanism::{Kind as Mechanism, probe};
 pub use region::{Access, Builder, Pin, SwapRegion};

@@ -12,7 +12,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
 use core::ops::Range;
-use usring_device::{Device, OwnSupply, PolicyWord, Spec, SpecError, spec};
+use usring_device::{Device, OwnSupply, PolicyWord, PollPolicy, Spec, SpecError, spec};
 use usring_sys::page_fault::{self, Registration};
 use usring_sys::paged_memory::Window;
 use usring_sys::sync::{AtomicUsize, Ordering};
@@ -111,7 +111,7 @@ impl Builder {
     /// for answers; `ENOMEM`.
     pub fn build(self) -> Result<SwapRegion, Errno> {
         user_memory::install_fault_handler();
-        let device = self.open()?;
+        let (device, policy) = self.open()?;
         let (kind, unit, prepared) = self.prepare()?;
         let Prepared { window, mechanism, events } = prepared;
         let limit = self.limit / unit;
@@ -129,8 +129,14 @@ impl Builder {
         let pager = Arc::new(Pager::new(Parts { kind, memory, mechanism, store, limit, readahead })?);
         let registration = page_fault::register(range, pager.clone()).ok_or(Errno::ENOMEM)?;
         let background = Background::new(pager.clone());
-        let mut region =
-            SwapRegion { window, pinned: AtomicUsize::new(0), registration: Some(registration), background, pager };
+        let mut region = SwapRegion {
+            window,
+            pinned: AtomicUsize::new(0),
+            registration: Some(registration),
+            background,
+            policy,
+            pager,
+        };
         region.background.spawn("usring-evictor", move |pager| pager.evict_in_background(evictor))?;
         if readahead > 0 {
             region.background.spawn("usring-reader", move |pager| pager.read_ahead(reader))?;
@@ -141,15 +147,16 @@ impl Builder {
         Ok(region)
     }
 
-    fn open(&self) -> Result<Arc<Device>, Errno> {
+    fn open(&self) -> Result<(Arc<Device>, Option<&'static PolicyWord>), Errno> {
         match &self.backing {
             Backing::None => Err(Errno::EINVAL),
-            Backing::Device(device) => Ok(device.clone()),
+            Backing::Device(device) => Ok((device.clone(), None)),
             Backing::Text(spec) => {
                 // A device has its policy where other processes may have it, too:
                 // for good.
-                let policy = Box::leak(Box::new(PolicyWord::new(spec.policy())));
-                Ok(Arc::new(Device::new(spec.open(Box::new(OwnSupply))?, policy, true)))
+                let driver = spec.open(Box::new(OwnSupply))?;
+                let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
+                Ok((Arc::new(Device::new(driver, policy, true)), Some(policy)))
             }
         }
     }
@@ -189,6 +196,8 @@ pub struct SwapRegion {
     pinned: AtomicUsize,
     registration: Option<Registration>,
     background: Background,
+    /// The device's, where the region opened it.
+    policy: Option<&'static PolicyWord>,
     pager: Arc<Pager>,
 }
 
@@ -221,6 +230,18 @@ impl SwapRegion {
 
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.window.as_mut_slice()
+    }
+
+    /// How pages are waited for from now on, in the words of `poll=`. `false`
+    /// if it is none, or the device's owner has the policy.
+    pub fn set_policy(&self, policy: &str) -> bool {
+        match (self.policy, PollPolicy::parse(policy)) {
+            (Some(word), Some(policy)) => {
+                word.set(policy);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Where its pages go.

@@ -67,6 +67,8 @@
 mod api;
 #[cfg(feature = "vhost-user")]
 pub mod control;
+#[cfg(feature = "swap")]
+pub mod swap;
 
 pub use api::{
     Builder, CompletionQueue, CompletionStatus, EnterFlags, IoUring, Parameters, Probe, SubmissionQueue, Submitter,

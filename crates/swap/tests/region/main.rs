@@ -1,5 +1,6 @@
 //! Regions, by what a program sees of them.
 
+mod arena;
 mod calls;
 mod common;
 mod failures;

@@ -10,7 +10,7 @@ pub mod cqueue;
 mod descriptor;
 mod entry;
 mod parameters;
-mod process;
+pub(crate) mod process;
 pub mod register;
 mod ring;
 pub mod squeue;
@@ -29,6 +29,6 @@ pub use submitter::Submitter;
 use usring_sys::Errno;
 
 /// The engine's error as the standard library's.
-fn os_error(error: Errno) -> std::io::Error {
+pub(crate) fn os_error(error: Errno) -> std::io::Error {
     std::io::Error::from_raw_os_error(-error.negative())
 }

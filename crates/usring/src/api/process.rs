@@ -9,15 +9,23 @@ use usring_sys::{Errno, thread, user_memory, wait};
 /// Stack of a thread of the engine, in bytes: it runs the engine alone.
 const STACK: usize = 256 * 1024;
 
+/// What every part of the library needs: done once.
+pub(crate) fn prepare_threads() {
+    static PREPARED: Once = Once::new();
+    PREPARED.call_once(|| {
+        user_memory::install_fault_handler();
+        thread::set_spawner(spawn);
+    });
+}
+
 /// Does it once.
 pub(super) fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
-        user_memory::install_fault_handler();
+        prepare_threads();
         // Where the program handles SIGSYS itself, a worker may not be broken
         // off by a cancel before its system call has ended.
         let _ = wait::catch_worker_interrupts();
-        thread::set_spawner(spawn);
         descriptor::become_host();
     });
 }

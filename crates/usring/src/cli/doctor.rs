@@ -3,7 +3,7 @@
 
 use super::child::{self, System};
 use super::probe::{Answer, Findings};
-use super::{Failure, Outcome, library};
+use super::{Failure, Outcome, library, swap_probe};
 use nix::libc;
 use nix::sys::resource::{Resource, getrlimit};
 use std::process::Command;
@@ -31,6 +31,7 @@ pub fn run(_options: &Options) -> Outcome {
     say("machine", &machine());
     report_kernel();
     let works = report_usring();
+    report_swap();
     say("limits", &limits());
     say("verdict", if works { "usring works here" } else { "usring does not work here" });
     Ok(u8::from(!works))
@@ -163,6 +164,13 @@ fn report_usring() -> bool {
         Err(why) => say("  without patching", &format!("does not work: {why}")),
     }
     works
+}
+
+/// The mechanisms by which the Rust API's swap regions bring pages back.
+fn report_swap() {
+    for (index, (mechanism, finding)) in swap_probe::findings().enumerate() {
+        say(if index == 0 { "swap regions" } else { "" }, &format!("{mechanism} {finding}"));
+    }
 }
 
 fn nanoseconds(value: f64) -> String {

@@ -5,7 +5,7 @@
 //!   tells it, [`deny`] closes the kernel's io_uring, [`supervise`] stays beside
 //!   it and [`statistics`] prints what was counted.
 //! - [`devices`] are what `run --device` makes and `ctl` looks at.
-//! - [`doctor`] says what works here, by way of [`probe`]; [`demo`] shows it,
+//! - [`doctor`] says what works here, by way of [`probe`] and [`swap_probe`]; [`demo`] shows it,
 //!   [`bench`] measures it; all three start [`child`]ren, as any user would.
 //!
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the
@@ -24,6 +24,7 @@ mod probe;
 mod run;
 mod statistics;
 mod supervise;
+mod swap_probe;
 
 use clap::{Parser, Subcommand};
 use std::io::Write;
@@ -92,6 +93,9 @@ enum Command {
     /// What `doctor` runs as an ordinary program.
     #[command(hide = true)]
     Probe,
+    /// What `doctor` runs to try a mechanism of swap.
+    #[command(hide = true)]
+    SwapProbe(swap_probe::Options),
 }
 
 /// Parses the command line and runs the subcommand.
@@ -118,6 +122,7 @@ fn dispatch(command: Command) -> u8 {
         Command::Ctl(options) => ("ctl", devices::control(&options)),
         Command::Denied(options) => ("denied", run::denied(&options)),
         Command::Probe => ("probe", probe::run()),
+        Command::SwapProbe(options) => ("swap-probe", swap_probe::run(&options)),
     };
     outcome.unwrap_or_else(|failure| {
         eprintln!("usring {name}: {}", failure.sentence);

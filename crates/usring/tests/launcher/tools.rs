@@ -18,6 +18,14 @@ fn the_doctor_names_what_does_not_work() {
 }
 
 #[test]
+fn the_doctor_tries_each_mechanism_of_swap() {
+    let said = text(&usring(&["doctor"]).output().unwrap().stdout);
+    assert!(said.contains("swap regions        userfault "), "{said}");
+    // It needs nothing of the kernel's or a sandbox's.
+    assert!(said.contains("mprotect works, ") && said.contains(" µs for a page from memory (64 KiB"), "{said}");
+}
+
+#[test]
 fn the_doctor_sees_a_filter() {
     let launcher = installation().path("usring");
     let output = usring(&["denied", "--"]).arg(launcher).arg("doctor").output().unwrap();

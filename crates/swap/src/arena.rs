@@ -1,0 +1,235 @@
+//! An allocator whose memory is a region, and whose books are not: looking for
+//! room, or freeing, brings no page back.
+//!
+//! Blocks of up to half a page come in eight sizes, each a power of two, a page
+//! full of one size at a time; what is larger is whole pages. Whole pages that
+//! are freed are discarded, so they take neither memory nor slots, and hold
+//! zeroes when they are handed out again. Freed small blocks are kept for their
+//! size.
+
+use crate::region::SwapRegion;
+use core::ops::Range;
+use usring_sys::Errno;
+use usring_sys::mutex::Mutex;
+use usring_sys::page_array::PageArray;
+use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Sizes of small blocks.
+const CLASSES: usize = 8;
+/// Blocks of the smallest size in a page.
+const MOST_BLOCKS: usize = 256;
+const WORDS: usize = MOST_BLOCKS / 64;
+
+/// What a page is, in the two highest bits of its entry: nothing of its own, the
+/// first of several, or one of small blocks.
+const KIND: u32 = 3 << 30;
+const RUN: u32 = 1 << 30;
+const SMALL: u32 = 2 << 30;
+
+/// Memory of a region, handed out in blocks.
+pub struct Arena {
+    region: SwapRegion,
+    page: usize,
+    pages: usize,
+    /// Held only while the books are looked at.
+    state: Mutex<State>,
+    /// Which pages are handed out, a bit each.
+    used: PageArray<AtomicU64>,
+    /// What each page is, and how many pages, or which size.
+    entries: PageArray<AtomicU32>,
+    /// Of pages of small blocks: which are handed out.
+    blocks: PageArray<AtomicU64>,
+    /// Of those with a free block: the next of the same size, plus one.
+    links: PageArray<AtomicU32>,
+}
+
+struct State {
+    /// Where to look for pages first.
+    next: usize,
+    /// Of each size, a page with a free block, plus one.
+    partial: [u32; CLASSES],
+}
+
+impl Arena {
+    /// Takes over a region. Errors: `ENOMEM`.
+    pub fn new(region: SwapRegion) -> Result<Self, Errno> {
+        let page = region.page_size();
+        let pages = region.size() / page;
+        if pages >= KIND as usize >> 2 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Arena {
+            page,
+            pages,
+            state: Mutex::new(State { next: 0, partial: [0; CLASSES] }),
+            used: PageArray::new(pages.div_ceil(64))?,
+            entries: PageArray::new(pages)?,
+            blocks: PageArray::new(pages * WORDS)?,
+            links: PageArray::new(pages)?,
+            region,
+        })
+    }
+
+    pub fn region(&self) -> &SwapRegion {
+        &self.region
+    }
+
+    /// Whether an address is the arena's.
+    pub fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(self.region.as_ptr() as usize) < self.region.size()
+    }
+
+    fn size_of_class(&self, class: usize) -> usize {
+        (self.page / MOST_BLOCKS) << class
+    }
+
+    /// A block of so many bytes, so aligned; its address, and whether it is known to
+    /// hold zeroes. `None` if there is no room, or the alignment is beyond a page.
+    pub fn allocate(&self, size: usize, alignment: usize) -> Option<(usize, bool)> {
+        if alignment > self.page {
+            return None;
+        }
+        let start = self.region.as_ptr() as usize;
+        let wanted = size.max(alignment).max(1);
+        let class = (0..CLASSES).find(|class| self.size_of_class(*class) >= wanted);
+        match class {
+            Some(class) => self.allocate_small(class).map(|offset| (start + offset, false)),
+            None => self.allocate_pages(size.div_ceil(self.page)).map(|page| (start + page * self.page, true)),
+        }
+    }
+
+    fn allocate_small(&self, class: usize) -> Option<usize> {
+        let mut state = self.state.lock();
+        let page = match state.partial[class] {
+            0 => {
+                let page = self.take_pages(&mut state, 1)?;
+                self.entries[page].store(SMALL | class as u32, Ordering::Relaxed);
+                self.links[page].store(0, Ordering::Relaxed);
+                state.partial[class] = page as u32 + 1;
+                page
+            }
+            page => page as usize - 1,
+        };
+        let count = MOST_BLOCKS >> class;
+        let words = &self.blocks[page * WORDS..(page + 1) * WORDS];
+        let free = |index: &usize| words[index / 64].load(Ordering::Relaxed) & 1 << (index % 64) == 0;
+        let index = (0..count).find(free)?;
+        words[index / 64].fetch_or(1 << (index % 64), Ordering::Relaxed);
+        if !(index + 1..count).any(|index| free(&index)) {
+            state.partial[class] = self.links[page].load(Ordering::Relaxed);
+        }
+        Some(page * self.page + index * self.size_of_class(class))
+    }
+
+    fn allocate_pages(&self, count: usize) -> Option<usize> {
+        let mut state = self.state.lock();
+        let page = self.take_pages(&mut state, count)?;
+        self.entries[page].store(RUN | count as u32, Ordering::Relaxed);
+        Some(page)
+    }
+
+    fn take_pages(&self, state: &mut State, count: usize) -> Option<usize> {
+        if count > self.pages {
+            return None;
+        }
+        // Single pages, most of which are kept for small blocks, stay together at
+        // the front.
+        let from_next = if count == 1 { None } else { self.find(state.next..self.pages, count) };
+        let first = from_next.or_else(|| self.find(0..self.pages, count))?;
+        for page in first..first + count {
+            self.used[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+        }
+        if count > 1 {
+            state.next = first + count;
+        }
+        Some(first)
+    }
+
+    /// So many free pages that follow each other.
+    fn find(&self, within: Range<usize>, count: usize) -> Option<usize> {
+        let (mut page, mut found) = (within.start, 0);
+        while page < within.end {
+            let word = self.used[page / 64].load(Ordering::Relaxed);
+            if page.is_multiple_of(64) && word == u64::MAX {
+                found = 0;
+                page += 64;
+                continue;
+            }
+            found = if word & 1 << (page % 64) == 0 { found + 1 } else { 0 };
+            page += 1;
+            if found == count {
+                return Some(page - count);
+            }
+        }
+        None
+    }
+
+    /// Bytes of the block at an address, at least as many as were asked for.
+    ///
+    /// # Panics
+    /// If no block starts there.
+    pub fn size_of(&self, address: usize) -> usize {
+        let (page, _) = self.locate(address);
+        let entry = self.entries[page].load(Ordering::Relaxed);
+        match entry & KIND {
+            RUN => (entry & !KIND) as usize * self.page,
+            _ => self.size_of_class((entry & !KIND) as usize),
+        }
+    }
+
+    /// The page of a block, and its number in it.
+    fn locate(&self, address: usize) -> (usize, usize) {
+        assert!(self.contains(address), "{address:#x} is no block of this arena");
+        let offset = address - self.region.as_ptr() as usize;
+        let (page, within) = (offset / self.page, offset % self.page);
+        let entry = self.entries[page].load(Ordering::Relaxed);
+        let index = match entry & KIND {
+            RUN => {
+                assert!(within == 0, "{address:#x} is within a block");
+                0
+            }
+            SMALL => {
+                let size = self.size_of_class((entry & !KIND) as usize);
+                assert!(within.is_multiple_of(size), "{address:#x} is within a block");
+                within / size
+            }
+            _ => panic!("{address:#x} is no block, or was freed before"),
+        };
+        (page, index)
+    }
+
+    /// Takes a block back.
+    ///
+    /// # Panics
+    /// If no block starts there.
+    pub fn free(&self, address: usize) {
+        let (page, index) = self.locate(address);
+        let entry = self.entries[page].load(Ordering::Relaxed);
+        if entry & KIND == SMALL {
+            return self.free_small(page, index, (entry & !KIND) as usize);
+        }
+        let count = (entry & !KIND) as usize;
+        self.entries[page].store(0, Ordering::Relaxed);
+        // While nobody else can be given them. Pages that are pinned are never
+        // given to anybody again: somebody uses them still.
+        if self.region.discard_shared(page * self.page..(page + count) * self.page).is_ok() {
+            let _state = self.state.lock();
+            for page in page..page + count {
+                self.used[page / 64].fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn free_small(&self, page: usize, index: usize, class: usize) {
+        let mut state = self.state.lock();
+        let words = &self.blocks[page * WORDS..(page + 1) * WORDS];
+        let count = MOST_BLOCKS >> class;
+        let was_full = (0..count).all(|index| words[index / 64].load(Ordering::Relaxed) & 1 << (index % 64) != 0);
+        let before = words[index / 64].fetch_and(!(1 << (index % 64)), Ordering::Relaxed);
+        assert!(before & 1 << (index % 64) != 0, "a block was freed twice");
+        if was_full {
+            self.links[page].store(state.partial[class], Ordering::Relaxed);
+            state.partial[class] = page as u32 + 1;
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The allocator over a region: blocks do not overlap, keep what is written to
+//! them whatever is evicted, and give back what they took.
+
+use crate::common::{MIB, Random, factor, mechanisms, region};
+use usring_swap::Arena;
+
+/// A block, and the byte that fills it.
+struct Block {
+    address: usize,
+    size: usize,
+    byte: u8,
+}
+
+impl Block {
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the arena gave it to this thread, and nobody freed it.
+        unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.size) }
+    }
+}
+
+fn use_blocks(arena: &Arena, seed: u64, rounds: usize, largest: usize) {
+    let mut random = Random(seed);
+    let mut blocks: Vec<Block> = Vec::new();
+    for round in 0..rounds {
+        if blocks.len() > 100 || (random.below(3) == 0 && !blocks.is_empty()) {
+            let mut block = blocks.swap_remove(random.below(blocks.len()));
+            let byte = block.byte;
+            assert!(block.bytes().iter().all(|found| *found == byte), "round {round}: {} bytes", block.size);
+            arena.free(block.address);
+        }
+        let most = [64, 3000, largest][random.below(3)];
+        let size = 1 + random.below(most);
+        let alignment = 1 << random.below(13);
+        let Some((address, zeroes)) = arena.allocate(size, alignment) else { continue };
+        assert!(address.is_multiple_of(alignment) && arena.size_of(address) >= size);
+        let mut block = Block { address, size, byte: 1 + random.below(255) as u8 };
+        if zeroes {
+            assert!(block.bytes().iter().all(|byte| *byte == 0), "round {round}: {size} bytes are no zeroes");
+        }
+        let byte = block.byte;
+        block.bytes().fill(byte);
+        blocks.push(block);
+    }
+    blocks.into_iter().for_each(|block| arena.free(block.address));
+}
+
+#[test]
+fn blocks_keep_what_is_written_to_them_and_give_back_what_they_took() {
+    for mechanism in mechanisms() {
+        let limit = MIB / 2 * factor(mechanism);
+        let region = region(16 * limit, limit, "ram:size=160M").mechanism(mechanism).build().unwrap();
+        let unit = region.page_size();
+        let arena = Arena::new(region).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let arena = &arena;
+                scope.spawn(move || use_blocks(arena, thread + 1, 400, 16 * unit));
+            }
+        });
+        let statistics = arena.region().statistics();
+        assert!(statistics.evicted > 0, "{statistics:?}");
+        // What is left are pages of small blocks.
+        assert!(statistics.slots_taken + statistics.resident < 400, "{statistics:?}");
+        let (large, _) = arena.allocate(arena.region().size() / 4, 1).expect("room for one large block");
+        arena.free(large);
+    }
+}
+
+#[test]
+#[should_panic(expected = "freed")]
+fn a_block_that_is_freed_twice_is_told_of() {
+    let arena = Arena::new(region(4 * MIB, MIB, "ram:size=8M").build().unwrap()).unwrap();
+    let (block, _) = arena.allocate(100, 1).unwrap();
+    arena.free(block);
+    arena.free(block);
+}
