@@ -23,6 +23,7 @@ pub const CASES: &[Case] = &[
     case("message_wake.in_a_circle", in_a_circle),
     case("message_wake.target_closes", target_closes),
     case("message_wake.target_submits_meanwhile", target_submits_meanwhile),
+    case("message_wake.owner_is_gone", owner_is_gone),
 ];
 
 const KINDS: [(&str, u32); 4] = [
@@ -300,5 +301,22 @@ fn target_submits_meanwhile(t: &mut Transcript) {
         }
         let _ = sender.join();
         t.say(format_args!("{name}: messages {others}, in order {in_order}"));
+    }
+}
+
+/// The thread that made the target has ended; the ring is still there.
+fn owner_is_gone(t: &mut Transcript) {
+    let mut sender = Ring::new(8);
+    for (name, flags) in KINDS {
+        t.say(name);
+        let mut target = std::thread::spawn(move || Ring::flags(8, flags)).join().expect("its owner");
+        t.entry(&sender.one(message(target.fd, 1, 2, 3)));
+        if flags & DEFER == 0 {
+            t.in_order(&target.wait(1));
+        }
+        t.result("get events", target.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+        for entry in target.reap() {
+            t.entry(&entry);
+        }
     }
 }

@@ -111,7 +111,7 @@ struct State {
 
 const SLEEPERS_MAX: u32 = (1 << 18) - 1;
 const CLAIMS_MASK: u32 = (1 << 28) - 1;
-/// The most that `needed` can hold, and what every queue's weight stops at.
+/// The most that `needed` can hold: whoever waits for more is woken then.
 const NEEDED_MAX: u32 = 0xffff;
 
 impl State {
@@ -165,8 +165,8 @@ impl SleepWord {
     }
 
     /// Says that this thread is going to sleep until `needed` (at most 65535
-    /// counts; a queue's weight stops there too) is queued. A full barrier
-    /// follows: look at the work now, and sleep only if there is too little.
+    /// counts) is queued. A full barrier follows: look at the work now, and
+    /// sleep only if there is too little.
     #[inline]
     pub fn announce(&self, kind: Sleeper, needed: u32) -> Ticket {
         let futex = self.futex.load(Ordering::Relaxed);

@@ -67,7 +67,7 @@ fn a_push_without_release_hands_over_an_unfinished_entry() {
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn a_take_without_acquire_reads_an_unfinished_entry() {
     weaken(Edge::Queue, Side::Acquire, two_pushers_one_taker);
 }

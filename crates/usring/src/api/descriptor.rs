@@ -6,7 +6,7 @@
 //! descriptors, the API knows those that it made.
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use usring_engine::{Host, Ring};
 use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE, duplicate_from};
 use usring_sys::per_process::PerProcess;
@@ -18,14 +18,19 @@ pub(super) struct Descriptor {
     made: OnceLock<Option<Arc<OwnedDescriptor>>>,
 }
 
-type Table = Mutex<Vec<(RawFd, Weak<Ring>)>>;
+type Table = RwLock<Vec<(RawFd, Weak<Ring>)>>;
 
 /// Every descriptor of a ring. A forked child starts with none: the rings that
 /// it inherits are not its own.
 static TABLE: PerProcess<Table> = PerProcess::new();
 
-fn table() -> MutexGuard<'static, Vec<(RawFd, Weak<Ring>)>> {
-    TABLE.get_or_make(Table::default).lock().unwrap_or_else(PoisonError::into_inner)
+/// Whoever sends a message looks here: they do not exclude each other.
+fn table() -> RwLockReadGuard<'static, Vec<(RawFd, Weak<Ring>)>> {
+    TABLE.get_or_make(Table::default).read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn table_to_change() -> RwLockWriteGuard<'static, Vec<(RawFd, Weak<Ring>)>> {
+    TABLE.get_or_make(Table::default).write().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Descriptor {
@@ -51,7 +56,7 @@ impl Descriptor {
     /// The ring is about to go.
     pub fn retire(&self) {
         if let Some(Some(descriptor)) = self.made.get() {
-            table().retain(|(number, _)| *number != descriptor.number());
+            table_to_change().retain(|(number, _)| *number != descriptor.number());
         }
     }
 }
@@ -61,7 +66,7 @@ fn make(ring: &Arc<Ring>) -> Result<Arc<OwnedDescriptor>, Errno> {
     // Where rings' numbers are looked for; if the process's limit ends below,
     // an ordinary number still serves whoever polls.
     let descriptor = Arc::new(duplicate_from(event.number(), RESERVED_BASE).unwrap_or(event));
-    table().push((descriptor.number(), Arc::downgrade(ring)));
+    table_to_change().push((descriptor.number(), Arc::downgrade(ring)));
     ring.attach_descriptor(descriptor.clone());
     ring.watch_readiness();
     Ok(descriptor)

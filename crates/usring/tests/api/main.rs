@@ -27,6 +27,7 @@ mod cancel;
 mod descriptor;
 mod files;
 mod links;
+mod messages;
 #[cfg(not(on_kernel))]
 mod only_usring;
 mod overflow;
