@@ -2,7 +2,7 @@
 //! no_new_privs, Docker's rules. There the kernel's io_uring is refused by the
 //! sandbox, so `--deny-kernel` is not given.
 
-use crate::{fio, io_uring_crate, liburing, mariadb, node, qemu_img, stress_ng};
+use crate::{fio, io_uring_crate, libaio, liburing, mariadb, node, qemu_img, stress_ng};
 use workloads::harness::World;
 
 #[test]
@@ -60,5 +60,13 @@ fn node_writes_reads_and_stats_many_files_at_once() {
 
 #[test]
 fn mariadb_loses_no_committed_row_when_it_is_killed() {
-    mariadb::survives_a_kill(World::Confined);
+    mariadb::survives_a_kill(World::Confined, mariadb::Interface::IoUring);
+}
+
+#[test]
+fn programs_on_libaio_are_answered_rightly() {
+    libaio::on_files(World::Confined);
+    libaio::qemu(World::Confined);
+    libaio::stress(World::Confined);
+    mariadb::survives_a_kill(World::Confined, mariadb::Interface::Libaio);
 }

@@ -13,6 +13,7 @@ mod devices;
 mod docker_profile;
 mod fio;
 mod io_uring_crate;
+mod libaio;
 mod liburing;
 mod mariadb;
 mod memory;

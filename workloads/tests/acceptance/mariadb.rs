@@ -1,4 +1,4 @@
-//! MariaDB's InnoDB on io_uring: a database is made, filled, killed in the
+//! MariaDB's InnoDB on io_uring, and on libaio: a database is made, filled, killed in the
 //! middle of committing, recovered, checked and shut down.
 
 use std::fs::{self, Permissions};
@@ -19,18 +19,36 @@ const BATCHES_BEFORE_KILL: u32 = 40;
 /// For one start, one shutdown, one statement.
 const PATIENCE: Duration = Duration::from_secs(180);
 
+/// What InnoDB asks the kernel by.
+#[derive(Clone, Copy)]
+pub enum Interface {
+    IoUring,
+    Libaio,
+}
+
+impl Interface {
+    /// The server's option, and what it then says.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Interface::IoUring => ("--innodb-linux-aio=io_uring", "InnoDB: Using io_uring"),
+            Interface::Libaio => ("--innodb-linux-aio=aio", "InnoDB: Using Linux native AIO"),
+        }
+    }
+}
+
 /// Programs of the server and its options: nothing of this machine's own
 /// configuration, a buffer pool that the rows do not fit into.
-fn server_program(stage: &Stage, world: World, program: &str) -> Run {
+fn server_program(stage: &Stage, (world, interface): (World, Interface), program: &str) -> Run {
     let run = stage.program(world, program).arg("--no-defaults");
     let run = run.arg(format!("--datadir={}", stage.path("data").display()));
+    let run = run.arg(interface.words().0);
     let run = run.args(["--innodb-use-native-aio=1", "--innodb-buffer-pool-size=6M", "--innodb-log-file-size=8M"]);
     // Unless it is told that it may, it refuses to run as root.
     let run = if is_root() && world == World::Denied { run.arg("--user=root") } else { run };
     run.limit(PATIENCE)
 }
 
-fn make_database(stage: &Stage, world: World) {
+fn make_database(stage: &Stage, world: (World, Interface)) {
     let run = server_program(stage, world, "/usr/bin/mariadb-install-db");
     let options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"];
     run.args(options).finish().succeeded().served(&["read", "readv", "write", "writev"], 20);
@@ -41,10 +59,11 @@ struct Server<'stage> {
     stage: &'stage Stage,
     process: Started,
     log: String,
+    interface: Interface,
 }
 
 impl<'stage> Server<'stage> {
-    fn start(stage: &'stage Stage, world: World, log: &str) -> Server<'stage> {
+    fn start(stage: &'stage Stage, world: (World, Interface), log: &str) -> Server<'stage> {
         let notifications = stage.path("notify");
         let _ = fs::remove_file(&notifications);
         let socket = UnixDatagram::bind(&notifications).unwrap();
@@ -54,7 +73,7 @@ impl<'stage> Server<'stage> {
             run.args(["--skip-networking", "--socket=socket", "--pid-file=pid"]).arg(format!("--log-error={log}"));
         // Relative to the data folder, the server's working folder.
         let process = run.arg("--socket").arg(stage.path("socket")).start();
-        let mut server = Server { stage, process, log: format!("data/{log}") };
+        let mut server = Server { stage, process, log: format!("data/{log}"), interface: world.1 };
         server.wait_until_ready(&socket);
         server
     }
@@ -131,9 +150,9 @@ impl<'stage> Server<'stage> {
         finished
     }
 
-    fn uses_io_uring(&self) {
+    fn uses_its_interface(&self) {
         let log = self.log();
-        assert!(log.contains("InnoDB: Using io_uring"), "{log}");
+        assert!(log.contains(self.interface.words().1), "{log}");
     }
 }
 
@@ -178,21 +197,22 @@ fn nothing_committed_was_lost(server: &Server, before: &[String], last_batch: u3
     assert_eq!(checked, ["t.loaded\tcheck\tstatus\tOK", "t.batches\tcheck\tstatus\tOK"]);
 }
 
-pub fn survives_a_kill(world: World) {
+pub fn survives_a_kill(world: World, interface: Interface) {
+    let world = (world, interface);
     let stage = Stage::new();
     require(&MARIADB);
     assert!(Path::new("/usr/bin/mariadb").exists(), "apt-get install mariadb-client");
     make_database(&stage, world);
 
     let server = Server::start(&stage, world, "first.log");
-    server.uses_io_uring();
+    server.uses_its_interface();
     load(&server);
     let before = contents(&server);
     assert!(before.len() == 1 && before[0].starts_with(&format!("{ROWS}\t0\t{}\t", ROWS - 1)), "{before:?}");
     let last_batch = server.kill_while_committing();
 
     let server = Server::start(&stage, world, "second.log");
-    server.uses_io_uring();
+    server.uses_its_interface();
     assert!(server.log().contains("Starting crash recovery"), "{}", server.log());
     nothing_committed_was_lost(&server, &before, last_batch);
     server.shut_down().served(&["read", "readv", "write", "writev"], 20);
@@ -206,5 +226,10 @@ pub fn survives_a_kill(world: World) {
 
 #[test]
 fn mariadb_loses_no_committed_row_when_it_is_killed() {
-    survives_a_kill(World::Denied);
+    survives_a_kill(World::Denied, Interface::IoUring);
+}
+
+#[test]
+fn mariadb_on_libaio_loses_no_committed_row_when_it_is_killed() {
+    survives_a_kill(World::Denied, Interface::Libaio);
 }

@@ -1,0 +1,148 @@
+//! Programs on libaio: fio, whose engine asks for its events or takes them out
+//! of the context's ring by itself; QEMU, which submits through libaio and only
+//! ever looks at the ring; stress-ng, which makes the calls by their numbers.
+//! (MariaDB is in its own room.)
+
+use crate::devices::is_tidy;
+use crate::fio::{job, number, report};
+use std::fs::File;
+use std::time::Duration;
+use workloads::harness::{FIO, QEMU_IMG, Run, STRESS_NG, Stage, World, require};
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 512;
+const SIZE: u64 = BLOCK * BLOCKS;
+const READS: &[&str] = &["read", "readv"];
+const WRITES: &[&str] = &["write", "writev"];
+
+fn fio(run: Run, options: &[&str]) -> Run {
+    let run = run.args(["--ioengine=libaio", "--output-format=json", "--name=job"]);
+    run.arg(format!("--bs={BLOCK}")).args(options.iter().map(|option| format!("--{option}")))
+}
+
+/// Writes at random and reads all of it again, at these depths, with and without
+/// the page cache, with events by call and by hand.
+fn verified(run: impl Fn() -> Run, options: &[&str], depths: &[&str]) {
+    let size = format!("size={SIZE}");
+    for depth in depths {
+        for direct in ["direct=0", "direct=1"] {
+            for reap in ["userspace_reap=0", "userspace_reap=1"] {
+                let depth = format!("iodepth={depth}");
+                let all =
+                    [&size, "rw=randwrite", "verify=crc32c", "verify_fatal=1", "randseed=7", &depth, direct, reap];
+                let finished = fio(run(), &[&all, options].concat()).finish().succeeded();
+                let document = report(&finished);
+                let written = job(&document, "job", &finished);
+                for place in ["/write/io_bytes", "/read/io_bytes"] {
+                    assert_eq!(number(written, place), SIZE, "{direct} {reap} {depth}: {}", finished.report());
+                }
+                finished.served(WRITES, BLOCKS).served(READS, BLOCKS).without_errors(&[]);
+            }
+        }
+    }
+}
+
+pub fn on_files(world: World) {
+    let stage = Stage::new();
+    let run = || stage.program(world, require(&FIO));
+    verified(run, &["filename=file"], &["1", "32", "128"]);
+    // Waits for several at once, hands over several at once.
+    verified(run, &["filename=file", "iodepth_batch=8", "iodepth_batch_complete_min=4"], &["32"]);
+    verified(run, &["filename=file", "fdatasync=16"], &["16"]);
+}
+
+pub fn on_devices(world: World) {
+    let stage = Stage::new();
+    let backing = stage.write("backing", "");
+    File::options().write(true).open(&backing).unwrap().set_len(SIZE).unwrap();
+    for spec in [
+        format!("ram:size={SIZE}"),
+        format!("ram:size={SIZE},poll=interrupt"),
+        format!("delay(ram:size={SIZE},read=20us,write=uniform(5us,50us))"),
+        "file:path=backing".into(),
+    ] {
+        let device = format!("disk={spec}");
+        verified(|| stage.program_on_devices(world, &[&device], require(&FIO)), &["filename=disk"], &["1", "128"]);
+        is_tidy(&stage);
+    }
+}
+
+pub fn several_jobs(world: World) {
+    const JOBS: usize = 4;
+    let stage = Stage::new();
+    let size = format!("size={}", SIZE / JOBS as u64);
+    let place = format!("offset_increment={}", SIZE / JOBS as u64);
+    for thread in ["thread=0", "thread=1"] {
+        for direct in ["direct=0", "direct=1"] {
+            let jobs = format!("numjobs={JOBS}");
+            let options =
+                [&size, &place, &jobs, "filename=file", "rw=randwrite", "verify=crc32c", "iodepth=32", thread, direct];
+            let finished = fio(stage.program(world, require(&FIO)), &options).finish().succeeded();
+            let document = report(&finished);
+            let jobs = document["jobs"].as_array().expect("a list of jobs");
+            assert_eq!(jobs.len(), JOBS, "{}", finished.report());
+            for job in jobs {
+                let read = number(job, "/read/io_bytes");
+                assert_eq!((number(job, "/error"), read), (0, SIZE / JOBS as u64), "{}", finished.report());
+            }
+            finished.served(WRITES, BLOCKS).served(READS, BLOCKS).without_errors(&[]);
+        }
+    }
+}
+
+pub fn qemu(world: World) {
+    const REQUESTS: u64 = 2000;
+    const IMAGE_BLOCKS: u64 = 1024;
+    let stage = Stage::new();
+    let image = stage.write("image", "");
+    File::options().write(true).open(&image).unwrap().set_len(IMAGE_BLOCKS * BLOCK).unwrap();
+    let bench = |options: &[&str]| {
+        let run = stage.program(world, require(&QEMU_IMG)).args(["bench", "-i", "native", "-f", "raw", "-t", "none"]);
+        let run = run.args(["-c", &REQUESTS.to_string(), "-s", &BLOCK.to_string()]);
+        let finished = run.args(options).arg("image").finish().succeeded();
+        assert!(finished.stdout.contains("Run completed in"), "{}", finished.report());
+        finished
+    };
+    for depth in ["1", "64"] {
+        bench(&["-w", "-d", depth, "--pattern", "90"]).served(WRITES, REQUESTS).without_errors(&[]);
+        assert!(stage.read("image").iter().all(|byte| *byte == 90), "a byte that was not written");
+        bench(&["-d", depth]).served(READS, REQUESTS).without_errors(&[]);
+        // (It wakes a worker of its own to flush.)
+        bench(&["-w", "-d", depth, "--flush-interval=64"]).served(WRITES, REQUESTS);
+    }
+}
+
+pub fn stress(world: World) {
+    let stage = Stage::new();
+    let options = ["--aiol", "2", "--aiol-ops", "400", "--timeout", "300", "--verify", "--temp-path", "."];
+    let run = stage.program(world, require(&STRESS_NG)).args(options);
+    let finished = run.limit(Duration::from_secs(330)).finish().succeeded();
+    let said = format!("{}{}", finished.stdout, finished.stderr);
+    assert!(said.contains("successful run completed") && !said.contains("fail"), "{}", finished.report());
+    finished.served(&[], 400);
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_through_libaio() {
+    on_files(World::Denied);
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_to_devices_through_libaio() {
+    on_devices(World::Denied);
+}
+
+#[test]
+fn fio_runs_several_jobs_through_libaio() {
+    several_jobs(World::Denied);
+}
+
+#[test]
+fn qemu_finds_its_events_in_the_contexts_ring() {
+    qemu(World::Denied);
+}
+
+#[test]
+fn stress_ng_finds_no_fault_in_contexts() {
+    stress(World::Denied);
+}
