@@ -2,7 +2,7 @@
 
 use crate::iocb;
 use alloc::sync::Arc;
-use usring_engine::{EventDescriptor, Ring, Submission};
+use usring_engine::{Attention, EventDescriptor, Ring, Submission};
 use usring_sys::mutex::Mutex;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, mapping, user_memory};
@@ -22,6 +22,17 @@ impl Wait {
     }
 }
 
+/// By which rules a context was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// io_setup(2): what today's kernels do.
+    Kernel,
+    /// io_setup2 without IOCTX_FLAG_IOPOLL: the same, and no request is polled for.
+    Plain,
+    /// io_setup2 with it: every request is polled for.
+    Polled,
+}
+
 pub struct Context {
     ring: Arc<Ring>,
     /// Where the program sees the events, and for how many bytes.
@@ -29,6 +40,7 @@ pub struct Context {
     length: usize,
     /// Most events that are ever there.
     capacity: u32,
+    manner: Manner,
     /// Held by whoever moves the head for the program.
     taking: Mutex<()>,
     /// The eventfd that an iocb has named last: most name the same.
@@ -36,11 +48,19 @@ pub struct Context {
 }
 
 impl Context {
-    pub fn new(trust: AddressTrust, requests: u32, id: u32) -> Result<Context, Errno> {
-        let ring = Ring::with_events(trust, requests, id, false)?;
+    /// `attention`: how its events come, unless the manner says so.
+    pub fn new(
+        trust: AddressTrust,
+        requests: u32,
+        id: u32,
+        manner: Manner,
+        attention: Attention,
+    ) -> Result<Context, Errno> {
+        let attention = if manner == Manner::Polled { Attention::Required } else { attention };
+        let ring = Ring::with_events(trust, requests, id, attention)?;
         let (length, capacity) = ring.events_size();
         let address = ring.map_events().inspect_err(|_| ring.close())? as u64;
-        Ok(Context { ring, address, length, capacity, taking: Mutex::new(()), told: Mutex::new(None) })
+        Ok(Context { ring, address, length, capacity, manner, taking: Mutex::new(()), told: Mutex::new(None) })
     }
 
     #[inline]
@@ -78,11 +98,12 @@ impl Context {
         let file = submission.file(iocb.aio_fildes as i32)?;
         let told = match iocb.aio_flags & IOCB_FLAG_RESFD {
             0 => None,
+            _ if self.manner == Manner::Polled => return Err(Errno::EINVAL),
             _ => Some(self.eventfd(iocb.aio_resfd as i32)?),
         };
         const KEY: u64 = core::mem::offset_of!(Iocb, aio_key) as u64;
         user_memory::write(address.offset(KEY), iocb::KEY)?;
-        let sqe = iocb::translate(&iocb, address.0, &file)?;
+        let sqe = iocb::translate(&iocb, address.0, &file, self.manner)?;
         submission.add(&sqe, told)
     }
 
@@ -105,6 +126,9 @@ impl Context {
             return Err(Errno::EINVAL);
         }
         let (minimum, most) = (minimum as u64, most as u64);
+        if self.manner == Manner::Polled {
+            return self.poll_events(minimum, most, to);
+        }
         let mut taken = self.take(to, 0, most)?;
         if taken < minimum || taken == 0 && most > 0 {
             taken = self.wait_for_events(taken, minimum, most, to, wait)?;
@@ -138,11 +162,35 @@ impl Context {
         }
     }
 
+    /// Whoever asks a polled context for events polls for them, alone, and without
+    /// a time limit: until there is enough, or nothing is to come.
+    fn poll_events(&self, minimum: u64, most: u64, to: UserAddress) -> Result<u64, Errno> {
+        let _alone = self.taking.try_lock().ok_or(Errno::EBUSY)?;
+        let mut taken = self.take_alone(to, 0, most)?;
+        while taken < most && (taken < minimum || taken == 0) {
+            let wanted = u32::try_from(minimum.saturating_sub(taken)).unwrap_or(u32::MAX);
+            let polled = self.ring.poll_events(wanted);
+            let before = taken;
+            taken = self.take_alone(to, taken, most)?;
+            match polled {
+                Err(error) if taken == 0 => return Err(error),
+                Err(_) => return Ok(taken),
+                Ok(()) if taken == before => return Ok(taken),
+                Ok(()) => {}
+            }
+        }
+        Ok(taken)
+    }
+
     /// Takes more events; answers how many were taken in all. An error counts
     /// only if it is the first thing that happens.
     fn take(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
-        let room = u32::try_from(most - taken).unwrap_or(u32::MAX);
         let _one_at_a_time = self.taking.lock();
+        self.take_alone(to, taken, most)
+    }
+
+    fn take_alone(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
+        let room = u32::try_from(most - taken).unwrap_or(u32::MAX);
         match self.ring.take_events(to.offset(taken * size_of::<IoEvent>() as u64), room) {
             Ok(more) => Ok(taken + u64::from(more)),
             Err(_) if taken > 0 => Ok(taken),

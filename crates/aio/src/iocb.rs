@@ -1,11 +1,12 @@
 //! What an iocb asks of the engine, and what the kernel refuses it for
 //! (`fs/aio.c`, in its order).
 
+use crate::context::Manner;
 use usring_engine::FileUses;
 use usring_sys::{Errno, capability, descriptor, file, user_memory};
 use usring_uapi::aio::{
     IOCB_CMD_FDSYNC, IOCB_CMD_FSYNC, IOCB_CMD_POLL, IOCB_CMD_PREAD, IOCB_CMD_PREADV, IOCB_CMD_PWRITE, IOCB_CMD_PWRITEV,
-    IOCB_FLAG_IOPRIO, Iocb,
+    IOCB_FLAG_HIPRI, IOCB_FLAG_IOPRIO, Iocb,
 };
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;
 use usring_uapi::{Sqe, general as linux, opcode};
@@ -40,13 +41,14 @@ pub fn check(iocb: &Iocb) -> Result<(), Errno> {
 /// The request that an iocb at this address stands for. Its event comes from
 /// `user_data` and `pad2`.
 #[inline]
-pub fn translate(iocb: &Iocb, address: u64, file: &FileUses) -> Result<Sqe, Errno> {
+pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, manner: Manner) -> Result<Sqe, Errno> {
+    check_manner(iocb, manner)?;
     let mut sqe = Sqe { fd: iocb.aio_fildes as i32, user_data: address, pad2: iocb.aio_data, ..Sqe::default() };
     match iocb.aio_lio_opcode {
-        IOCB_CMD_PREAD => transfer(iocb, file, opcode::READ, &mut sqe)?,
-        IOCB_CMD_PWRITE => transfer(iocb, file, opcode::WRITE, &mut sqe)?,
-        IOCB_CMD_PREADV => transfer(iocb, file, opcode::READV, &mut sqe)?,
-        IOCB_CMD_PWRITEV => transfer(iocb, file, opcode::WRITEV, &mut sqe)?,
+        IOCB_CMD_PREAD => transfer(iocb, (file, manner), opcode::READ, &mut sqe)?,
+        IOCB_CMD_PWRITE => transfer(iocb, (file, manner), opcode::WRITE, &mut sqe)?,
+        IOCB_CMD_PREADV => transfer(iocb, (file, manner), opcode::READV, &mut sqe)?,
+        IOCB_CMD_PWRITEV => transfer(iocb, (file, manner), opcode::WRITEV, &mut sqe)?,
         IOCB_CMD_FSYNC => sync(iocb, 0, &mut sqe)?,
         IOCB_CMD_FDSYNC => sync(iocb, IORING_FSYNC_DATASYNC, &mut sqe)?,
         IOCB_CMD_POLL => poll(iocb, &mut sqe)?,
@@ -55,8 +57,23 @@ pub fn translate(iocb: &Iocb, address: u64, file: &FileUses) -> Result<Sqe, Errn
     Ok(sqe)
 }
 
+/// Polled requests and others never stand in one context. (io_setup(2)'s
+/// contexts know nothing of it and do not look.)
 #[inline]
-fn transfer(iocb: &Iocb, file: &FileUses, opcode: u8, sqe: &mut Sqe) -> Result<(), Errno> {
+fn check_manner(iocb: &Iocb, manner: Manner) -> Result<(), Errno> {
+    let polled = iocb.aio_flags & IOCB_FLAG_HIPRI != 0;
+    let transfers =
+        || matches!(iocb.aio_lio_opcode, IOCB_CMD_PREAD | IOCB_CMD_PWRITE | IOCB_CMD_PREADV | IOCB_CMD_PWRITEV);
+    match manner {
+        Manner::Kernel => Ok(()),
+        Manner::Plain if polled => Err(Errno::EINVAL),
+        Manner::Polled if !polled || !transfers() => Err(Errno::EINVAL),
+        Manner::Plain | Manner::Polled => Ok(()),
+    }
+}
+
+#[inline]
+fn transfer(iocb: &Iocb, (file, manner): (&FileUses, Manner), opcode: u8, sqe: &mut Sqe) -> Result<(), Errno> {
     if iocb.aio_flags & IOCB_FLAG_IOPRIO != 0 {
         check_priority(iocb.aio_reqprio as u16)?;
         sqe.ioprio = iocb.aio_reqprio as u16;
@@ -65,6 +82,9 @@ fn transfer(iocb: &Iocb, file: &FileUses, opcode: u8, sqe: &mut Sqe) -> Result<(
     let flags = iocb.aio_rw_flags as u32;
     if flags != 0 {
         sqe.op_flags = check_flags(flags, sqe.fd, writes)?;
+    }
+    if manner == Manner::Polled {
+        file.polls?;
     }
     if !(if writes { file.may_write } else { file.may_read }) {
         return Err(Errno::EBADF);

@@ -25,12 +25,14 @@ mod context;
 mod iocb;
 mod table;
 
-use context::{Context, Wait};
+use context::{Context, Manner, Wait};
+use core::sync::atomic::{AtomicBool, Ordering};
+use usring_engine::Attention;
 use usring_sys::clock::Clock;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::Timespec;
-use usring_uapi::aio::Iocb;
+use usring_uapi::aio::{IOCTX_FLAG_IOPOLL, Iocb};
 
 /// Bytes of a signal set.
 const SIGNAL_SET_SIZE: u64 = 8;
@@ -41,11 +43,41 @@ const SIGNAL_SET_SIZE: u64 = 8;
 /// Errors: `EFAULT`; `EINVAL` where something stands there already, or for no
 /// requests or too many; `ENOMEM`.
 pub fn setup(trust: AddressTrust, requests: u32, place: UserAddress) -> Result<(), Errno> {
+    make(trust, requests, place, Manner::Kernel)
+}
+
+/// io_setup2, polled AIO's: the same with `IOCTX_FLAG_*`. The rings that later
+/// patches gave it are not there.
+///
+/// Errors: those of [`setup`]; `EINVAL` for a flag that is unknown, and for rings.
+pub fn setup_with_flags(
+    trust: AddressTrust,
+    requests: u32,
+    flags: u32,
+    rings: [UserAddress; 2],
+    place: UserAddress,
+) -> Result<(), Errno> {
+    if flags & !IOCTX_FLAG_IOPOLL != 0 || rings.iter().any(|ring| !ring.is_null()) {
+        return Err(Errno::EINVAL);
+    }
+    make(trust, requests, place, if flags & IOCTX_FLAG_IOPOLL != 0 { Manner::Polled } else { Manner::Plain })
+}
+
+/// Whether whoever asks for events of an ordinary context looks at the devices.
+static LOOKS: AtomicBool = AtomicBool::new(false);
+
+/// From now on it does.
+pub fn have_events_looked_for() {
+    LOOKS.store(true, Ordering::Relaxed);
+}
+
+fn make(trust: AddressTrust, requests: u32, place: UserAddress, manner: Manner) -> Result<(), Errno> {
     let occupant: u64 = user_memory::read(place)?;
     if occupant != 0 || requests == 0 {
         return Err(Errno::EINVAL);
     }
-    let address = table::insert(|id| Context::new(trust, requests, id))?;
+    let attention = if LOOKS.load(Ordering::Relaxed) { Attention::Preferred } else { Attention::Told };
+    let address = table::insert(|id| Context::new(trust, requests, id, manner, attention))?;
     user_memory::write(place, address).inspect_err(|_| {
         let _ = destroy(address);
     })

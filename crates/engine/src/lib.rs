@@ -36,14 +36,14 @@ use waiting::{
     attendant, cancel, cq_wait, device_queues, fast_poll, iopoll, poll_table, sq_thread, stuck_calls, timeout, workers,
 };
 use way_down::{drain, issue, link, opcode_table, submit};
-use way_up::{complete, task_work, wait};
+use way_up::{complete, task_work, told, wait};
 
 pub use calls::{enter, events, setup};
 pub use way_up::readiness;
 
 pub use counters::set_statistics;
 pub use enter::EnterCall;
-pub use events::{FileUses, Submission};
+pub use events::{Attention, FileUses, Submission};
 pub use host::{Host, set_host};
 pub use iopoll::have_enter_poll;
 pub use op::message_ring::send_without_ring;

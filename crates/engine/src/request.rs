@@ -12,6 +12,7 @@ use crate::poll_table::SharedHold;
 use crate::registered_buffers::RegisteredBuffer;
 use crate::registered_files::RegisteredFile;
 use crate::ring::{EventDescriptor, Ring};
+use crate::told::Told;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
@@ -126,11 +127,11 @@ impl Request {
     /// What its completion carries beside the CQE, on a ring that asks for that.
     /// An event tells the request's own eventfd once it is published.
     #[inline(never)]
-    pub fn extension(&mut self, ring: &Ring, told: &mut Vec<Arc<EventDescriptor>>) -> [u64; 2] {
+    pub fn extension(&mut self, ring: &Ring, told: &mut Told) -> [u64; 2] {
         if !ring.has_events() {
             return self.operation.cqe_extra();
         }
-        told.extend(self.told.take());
+        told.end(self.told.take());
         [self.sqe.pad2, 0]
     }
 

@@ -25,10 +25,10 @@ use crate::sq_thread::SqThreadHandle;
 use crate::stuck_calls::StuckCalls;
 use crate::task_work::Wakers;
 use crate::timeout::Timeouts;
+use crate::told::Told;
 use crate::{issue, task_work, timeout};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
@@ -66,6 +66,9 @@ pub struct Ring {
     /// The registered eventfd of a ring that defers: it tells of work that has
     /// come, which other threads bring without the ring's lock.
     pub(crate) told_of_work: Mutex<Option<Arc<EventDescriptor>>>,
+    /// Whoever asks for events looks at the devices for them, though the ring is
+    /// not a polled one: see `calls::events`.
+    pub(crate) looks_for_events: bool,
     /// The process that made it.
     made_by: &'static Process,
     state: Mutex<RingState>,
@@ -91,9 +94,7 @@ pub(crate) struct RingState {
     pub napi: Napi,
     pub statistics: RingCounters,
     pub event_descriptor: Option<Arc<EventDescriptor>>,
-    /// Eventfds that requests of their own have named, one for each completion
-    /// that has not been published yet.
-    pub told: Vec<Arc<EventDescriptor>>,
+    pub told: Told,
     /// Calls since its files and timers were looked at, on a ring that defers
     /// its work.
     pub unlooked: u32,
@@ -156,7 +157,7 @@ impl EventDescriptor {
     }
 
     /// Adds to its counter.
-    fn add(&self, count: u64) {
+    pub(crate) fn add(&self, count: u64) {
         let number = self.descriptor.number();
         // A counter that is at its end says so already. The kernel never waits
         // for it, and nor may we, with the ring's lock held.
@@ -180,6 +181,7 @@ impl Ring {
             sq_thread: SqThreadHandle::default(),
             cq_waits: CqWaits::default(),
             told_of_work: Mutex::new(None),
+            looks_for_events: false,
             made_by: process(),
             state: Mutex::new(state),
         }
@@ -349,6 +351,12 @@ impl<'a> LockedRing<'a> {
         true
     }
 
+    /// Whether whoever asks for events finds what the devices have done, so that
+    /// they need not tell anybody.
+    pub fn is_looked_for(&self) -> bool {
+        self.ring.is_polled() || self.ring.looks_for_events && !self.told.is_awaited()
+    }
+
     /// Moves the backlog into the ring, as far as the program has made room.
     pub fn flush_overflow(&mut self) {
         if self.cq.has_overflow() {
@@ -366,19 +374,8 @@ impl<'a> LockedRing<'a> {
         if let Some(event) = &self.event_descriptor {
             event.tell(self.ring, by_worker);
         }
-        if !self.told.is_empty() {
-            self.tell_each();
-        }
-    }
-
-    /// Tells the eventfds that requests have named, each of how many of them are
-    /// done: a program may count on the number.
-    #[cold]
-    #[inline(never)]
-    fn tell_each(&mut self) {
-        let told = core::mem::take(&mut self.told);
-        for same in told.chunk_by(Arc::ptr_eq) {
-            same[0].add(same.len() as u64);
+        if self.told.is_due() {
+            self.told.tell();
         }
     }
 

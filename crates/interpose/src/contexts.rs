@@ -18,6 +18,15 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     usring_aio::setup(trust, requests as u32, UserAddress(place)).map(|()| 0)
 }
 
+/// io_setup2.
+pub fn setup2(call: &Call) -> Result<u64, Errno> {
+    let [requests, flags, submission, completion, place, _] = call.arguments;
+    // SAFETY: as above, by a function that exists for nothing else.
+    let trust = unsafe { AddressTrust::new() };
+    let rings = [UserAddress(submission), UserAddress(completion)];
+    usring_aio::setup_with_flags(trust, requests as u32, flags as u32, rings, UserAddress(place)).map(|()| 0)
+}
+
 /// io_destroy(2).
 pub fn destroy(call: &Call) -> Result<u64, Errno> {
     usring_aio::destroy(call.arguments[0]).map(|()| 0)

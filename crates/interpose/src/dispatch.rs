@@ -1,7 +1,7 @@
 //! What each trapped number means: the one place that all doors lead to.
 
 use crate::door::{Call, Outcome};
-use crate::{contexts, descriptor_calls, device_calls, devices, exec, filter, patch, process, rings, signals};
+use crate::{contexts, descriptor_calls, device_calls, devices, exec, exports, filter, patch, process, rings, signals};
 use usring_uapi::general as linux;
 
 /// Serves one call of the program. Called by the doors alone.
@@ -29,6 +29,7 @@ fn dispatch_other(call: &mut Call) -> Outcome {
         linux::__NR_io_setup => contexts::setup(call).into(),
         linux::__NR_io_destroy => contexts::destroy(call).into(),
         linux::__NR_io_cancel => contexts::cancel(call).into(),
+        exports::SETUP2 => contexts::setup2(call).into(),
         linux::__NR_rt_sigprocmask => signals::change_mask(call),
         linux::__NR_rt_sigaction => signals::change_action(call).into(),
         linux::__NR_read

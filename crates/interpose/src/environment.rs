@@ -20,6 +20,7 @@ pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const LIBRARY: &[u8] = b"libusring.so";
 const NO_PATCH: &[u8] = b"USRING_NO_PATCH=";
 const POLLING_ENTER: &[u8] = b"USRING_POLLING_ENTER=";
+const AIO_POLL: &[u8] = b"USRING_AIO_POLL=";
 const PROBE: &[u8] = b"USRING_PROBE_FD=";
 /// Only there to make the number of our variables even.
 const PAD: &[u8] = b"USRING_PAD=";
@@ -120,6 +121,13 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
     if let Some(value) = value(POLLING_ENTER) {
         if value == b"1" {
             usring_engine::have_enter_poll();
+        }
+        kept.variables.push(whole.into());
+        return false;
+    }
+    if let Some(value) = value(AIO_POLL) {
+        if value == b"1" {
+            usring_aio::have_events_looked_for();
         }
         kept.variables.push(whole.into());
         return false;

@@ -27,6 +27,7 @@ mod door;
 mod environment;
 mod exec;
 mod executable;
+mod exports;
 mod filter;
 mod frames;
 mod hazard;

@@ -19,6 +19,12 @@ pub const IOCB_CMD_PWRITEV: u16 = 8;
 pub const IOCB_FLAG_RESFD: u32 = 1 << 0;
 /// `aio_reqprio` is an I/O scheduling class and level.
 pub const IOCB_FLAG_IOPRIO: u32 = 1 << 1;
+/// To be polled for, of a context with [`IOCTX_FLAG_IOPOLL`]. (Polled AIO as its
+/// patches had it at the end of 2018; no release of Linux has it.)
+pub const IOCB_FLAG_HIPRI: u32 = 1 << 2;
+
+/// io_setup2's: whoever asks for events polls for them.
+pub const IOCTX_FLAG_IOPOLL: u32 = 1 << 0;
 
 /// One request (`struct iocb`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

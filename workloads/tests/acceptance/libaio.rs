@@ -1,7 +1,8 @@
 //! Programs on libaio: fio, whose engine asks for its events or takes them out
 //! of the context's ring by itself; QEMU, which submits through libaio and only
 //! ever looks at the ring; stress-ng, which makes the calls by their numbers.
-//! (MariaDB is in its own room.)
+//! (MariaDB is in its own room.) The same with `--aio-poll`; and polled AIO as a C
+//! program has it that is linked to the library.
 
 use crate::devices::is_tidy;
 use crate::fio::{job, number, report};
@@ -51,7 +52,8 @@ pub fn on_files(world: World) {
     verified(run, &["filename=file", "fdatasync=16"], &["16"]);
 }
 
-pub fn on_devices(world: World) {
+/// `more`: options of `usring run`.
+pub fn on_devices(world: World, more: &[&str]) {
     let stage = Stage::new();
     let backing = stage.write("backing", "");
     File::options().write(true).open(&backing).unwrap().set_len(SIZE).unwrap();
@@ -61,8 +63,10 @@ pub fn on_devices(world: World) {
         format!("delay(ram:size={SIZE},read=20us,write=uniform(5us,50us))"),
         "file:path=backing".into(),
     ] {
-        let device = format!("disk={spec}");
-        verified(|| stage.program_on_devices(world, &[&device], require(&FIO)), &["filename=disk"], &["1", "128"]);
+        let mut run_options = vec![format!("--device=disk={spec}")];
+        run_options.extend(more.iter().map(|option| option.to_string()));
+        let run = || stage.program_with(world, &run_options, require(&FIO));
+        verified(run, &["filename=disk"], &["1", "128"]);
         is_tidy(&stage);
     }
 }
@@ -129,7 +133,48 @@ fn fio_verifies_what_it_wrote_through_libaio() {
 
 #[test]
 fn fio_verifies_what_it_wrote_to_devices_through_libaio() {
-    on_devices(World::Denied);
+    on_devices(World::Denied, &[]);
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_to_devices_that_are_looked_at_for_its_events() {
+    on_devices(World::Denied, &["--aio-poll"]);
+}
+
+#[test]
+fn files_are_served_as_ever_where_devices_are_looked_at_for_events() {
+    let stage = Stage::new();
+    let run = || stage.program_with(World::Denied, &["--aio-poll".into()], require(&FIO));
+    verified(run, &["filename=file"], &["1", "32"]);
+    let options = ["--aiol", "2", "--aiol-ops", "200", "--timeout", "300", "--verify", "--temp-path", "."];
+    let run = stage.program_with(World::Denied, &["--aio-poll".into()], require(&STRESS_NG)).args(options);
+    run.limit(Duration::from_secs(330)).finish().succeeded().served(&[], 200);
+}
+
+/// QEMU never asks for events: its eventfd is told of them.
+#[test]
+fn an_eventfd_is_told_also_where_devices_are_looked_at_for_events() {
+    let stage = Stage::new();
+    let options = ["--aio-poll".into(), "--device=disk=delay(ram:size=4M,read=20us)".into()];
+    let run = stage.program_with(World::Denied, &options, require(&QEMU_IMG));
+    let run = run.args(["bench", "-i", "native", "-f", "raw", "-t", "none", "-c", "2000", "-d", "32", "disk"]);
+    run.finish().succeeded().served(READS, 2000).without_errors(&[]);
+}
+
+#[test]
+fn a_polled_context_keeps_every_rule_of_its_header() {
+    let stage = Stage::new();
+    stage.write("plain", vec![0; 1 << 16]);
+    let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include");
+    let tools = stage.path("tools");
+    let library = [format!("-L{}", tools.display()), format!("-Wl,-rpath,{}", tools.display())];
+    let program = stage.compile("polled_aio.c", &[include, &library[0], &library[1], "-lusring"]);
+    let devices = ["disk=ram:size=1M", "slow=null:size=1M,latency=100ms", "told=ram:size=1M,poll=interrupt"];
+    let finished = stage.program_on_devices(World::Denied, &devices, &program).finish().succeeded();
+    assert_eq!(finished.stdout, "14 checks hold\n", "{}", finished.report());
+    // Linked to the library, it is served without the command, too.
+    let alone = stage.program(World::Bare, &program).arg("io_setup2 refuses").finish().succeeded();
+    assert_eq!(alone.stdout, "1 checks hold\n", "{}", alone.report());
 }
 
 #[test]

@@ -17,6 +17,7 @@
 //! that nobody may submit or wait any more, wakes who does, and comes back when
 //! nothing is under way; then it is closed as any ring is.
 
+use crate::iopoll;
 use crate::issue;
 use crate::process::process;
 use crate::ring::{EventDescriptor, LockedRing, Ring};
@@ -34,6 +35,19 @@ use usring_uapi::{Sqe, general as linux, opcode};
 
 /// How long a retiring ring sleeps at most before it looks again.
 const BETWEEN_LOOKS: Nanoseconds = 1_000_000;
+
+/// How events come from the devices to the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attention {
+    /// By themselves: a device tells of what it has done.
+    Told,
+    /// Whoever asks for events looks at the devices, as long as nothing else has
+    /// to be told: no eventfd waits for any of them.
+    Preferred,
+    /// Only by asking for them; a device that does not poll is refused
+    /// (IOPOLL), and the program is told not to read the ring by itself.
+    Required,
+}
 
 /// What a request may do with a file of the program.
 #[derive(Clone, Copy, Debug)]
@@ -55,14 +69,18 @@ impl Ring {
     ///
     /// Errors: `EINVAL` for too many; `ENOMEM`; those of a thread that cannot be
     /// started.
-    pub fn with_events(trust: AddressTrust, requests: u32, id: u32, polled: bool) -> Result<Arc<Ring>, Errno> {
+    pub fn with_events(trust: AddressTrust, requests: u32, id: u32, attention: Attention) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
         let layout = Layout::for_events(requests, processor::count())?;
+        // Nobody reads events there, and the rest waits in the backlog.
+        let layout = if attention == Attention::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
-        let memory = Memory::for_events(layout, id, !polled)?;
+        let memory = Memory::for_events(layout, id, attention == Attention::Told)?;
         process().attendant.start()?;
-        let flags = if polled { IORING_SETUP_IOPOLL } else { 0 };
-        Ok(super::setup::new_ring(flags, memory))
+        let flags = if attention == Attention::Required { IORING_SETUP_IOPOLL } else { 0 };
+        let mut ring = super::setup::new_ring(flags, memory);
+        ring.looks_for_events = attention == Attention::Preferred;
+        Ok(Arc::new(ring))
     }
 
     /// Bytes of the events' mapping, and how many there are at most.
@@ -112,7 +130,21 @@ impl Ring {
     ) -> Result<(), Errno> {
         self.check_process()?;
         let deadline = deadline.map(|at| (Clock::Monotonic, at));
-        wait::wait(self, &WaitCall { completions: wanted, deadline, mask, minimum: None })
+        let call = WaitCall { completions: wanted, deadline, mask, ..Default::default() };
+        // A mask is in force while one sleeps, so then nobody looks.
+        if self.looks_for_events && mask.is_none() {
+            return iopoll::look_and_wait(self, &call);
+        }
+        wait::wait(self, &call)
+    }
+
+    /// Looks at the devices for the events of a polled ring: comes back at once if
+    /// there is one, else when there are `wanted` or nothing is to come.
+    ///
+    /// Error: `EINTR` for a signal, if there is no event.
+    pub fn poll_events(self: &Arc<Self>, wanted: u32) -> Result<(), Errno> {
+        self.check_process()?;
+        iopoll::poll(self.lock(), wanted)
     }
 
     /// Ends the wait of a POLL_ADD, which completes with nothing. `false`: no
@@ -232,6 +264,7 @@ impl<'a> Submission<'a> {
             return Err(error);
         }
         locked.statistics.count_submitted(sqe.opcode);
+        locked.told.begin(&told);
         request.told = told;
         locked.drain.admit();
         submit::start(locked, request);
@@ -246,7 +279,13 @@ impl Drop for Submission<'_> {
         if let Some(mut locked) = self.locked.take() {
             issue::run_issuable(&mut locked);
             locked.opened.end_submission();
+            let ring = locked.ring;
+            // Who sleeps there meanwhile is to look now.
+            let looked_for = ring.looks_for_events && locked.devices.in_flight() > 0;
             locked.leave();
+            if looked_for {
+                ring.wakers.wake_all(u32::MAX);
+            }
         }
     }
 }

@@ -11,7 +11,6 @@ use crate::timeout;
 use crate::{attendant, device_queues, sq_thread, task_work, wait, workers};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
 use usring_sys::clock::Clock;
@@ -86,7 +85,7 @@ impl Ring {
             Memory::allocate(layout)?
         };
         process().attendant.start()?;
-        let ring = new_ring(params.flags, memory);
+        let ring = Arc::new(new_ring(params.flags, memory));
         if params.flags & abi::IORING_SETUP_R_DISABLED == 0 {
             ring.issuer.store(thread::current().0, Ordering::Relaxed);
         }
@@ -154,7 +153,7 @@ impl Ring {
         locked.drain.clear();
         let _ = registered_files::unregister(&mut locked);
         locked.event_descriptor = None;
-        locked.told = Vec::new();
+        locked.told.forget();
         *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
         let devices = device_queues::dissolve(&mut locked);
@@ -196,10 +195,10 @@ fn check(params: &io_uring_params) -> Result<(), Errno> {
     if contradictions.contains(&true) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-pub(super) fn new_ring(flags: u32, memory: Memory) -> Arc<Ring> {
+pub(super) fn new_ring(flags: u32, memory: Memory) -> Ring {
     let (task_work, taker) = queue();
     let state = new_state(taker, &memory);
-    Arc::new(Ring::from_parts(flags, memory, task_work, state))
+    Ring::from_parts(flags, memory, task_work, state)
 }
 
 fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
@@ -220,7 +219,7 @@ fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
         napi: Default::default(),
         statistics: RingCounters::claim(),
         event_descriptor: None,
-        told: Vec::new(),
+        told: Default::default(),
         unlooked: 0,
         posted: false,
         completed_by_worker: false,

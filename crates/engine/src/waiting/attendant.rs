@@ -218,7 +218,7 @@ pub(crate) fn take_over(locked: &mut LockedRing) {
 fn take_over_waits(locked: &mut LockedRing) {
     let ring = locked.ring;
     // Who asks a polled ring for events looks for them itself.
-    if locked.devices.in_flight() != 0 && !ring.is_polled() && !ring.defers_task_work() {
+    if locked.devices.in_flight() != 0 && !locked.is_looked_for() && !ring.defers_task_work() {
         device_queues::settle(locked);
     }
     if ring.defers_task_work() && !hears_announcements(locked) {
@@ -239,7 +239,7 @@ fn hears_announcements(locked: &LockedRing) -> bool {
 }
 
 fn watch(locked: &mut LockedRing) {
-    let interrupts = locked.devices.in_flight() != 0 && !locked.ring.is_polled();
+    let interrupts = locked.devices.in_flight() != 0 && !locked.is_looked_for();
     if interrupts && !device_queues::arm_interrupts(locked) && locked.ring.defers_task_work() {
         // What a device has done already it tells nobody any more.
         task_work::announce_deferred(locked.ring, false);

@@ -8,10 +8,15 @@ use crate::{task_work, workers};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 use usring_device::Pause;
+use usring_sys::clock::Nanoseconds;
+use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, signals, timer_slack};
 
 /// Looks between two chances for others to take the ring's lock.
 const LOOKS_PER_TURN: u32 = 16;
+
+/// Decades: no time limit for looking.
+const FOR_EVER: Nanoseconds = 1 << 60;
 
 /// Beside an SQ thread enter polls, too, as kernels before 5.7 had it: to see
 /// what it is worth that it does not.
@@ -38,29 +43,98 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         locked.leave();
         return Ok(());
     }
+    loop {
+        let (back, end) = look_until(ring, locked, minimum, None);
+        match end {
+            End::NothingOut if workers::have_requests_of(ring) => {
+                // What no queue pair could take is under way all the same.
+                back.leave();
+                wait::pause(ring)?;
+            }
+            End::Enough | End::NothingOut => {
+                back.leave();
+                return Ok(());
+            }
+            End::Interrupted | End::TimeIsUp => {
+                let nothing = back.cq.ready() == 0;
+                back.leave();
+                return if nothing { Err(Errno::EINTR) } else { Ok(()) };
+            }
+            End::Told => {
+                // Never for more than is out.
+                let completions = minimum.min(back.cq.ready() + back.devices.in_flight());
+                back.unlock();
+                return wait::wait(ring, &WaitCall { completions, ..Default::default() });
+            }
+        }
+        locked = ring.lock();
+    }
+}
+
+/// A wait on a ring that looks for its events without being a polled one: spins
+/// while something is out on a device, and sleeps for everything else.
+pub(crate) fn look_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
+    loop {
+        let left = call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < FOR_EVER);
+        let (back, end) = look_until(ring, ring.lock(), call.completions, left);
+        let any = back.cq.ready() > 0;
+        back.leave();
+        match end {
+            End::Enough => return Ok(()),
+            End::Interrupted if !any => return Err(Errno::EINTR),
+            End::TimeIsUp if !any => return Err(Errno::ETIME),
+            End::Interrupted | End::TimeIsUp => return Ok(()),
+            End::Told => return wait::wait(ring, call),
+            End::NothingOut => {}
+        }
+        wait::wait(ring, &WaitCall { until_devices: true, ..*call })?;
+        // It ends without enough for a device, or because it is over and there
+        // is something.
+        let is_over = || call.deadline.is_some_and(|(clock, at)| clock.now() >= at) || signals::interrupted();
+        let ready = ring.memory.ready();
+        if ready >= call.completions || ready > 0 && is_over() {
+            return Ok(());
+        }
+    }
+}
+
+/// Why looking has ended.
+enum End {
+    Enough,
+    /// No device has anything to do.
+    NothingOut,
+    Interrupted,
+    TimeIsUp,
+    /// The devices are to tell, by their policy.
+    Told,
+}
+
+/// Looks until there are `minimum` CQEs, for so long at most.
+#[inline(always)]
+fn look_until<'a>(
+    ring: &'a Arc<Ring>,
+    mut locked: LockedRing<'a>,
+    minimum: u32,
+    limit: Option<Nanoseconds>,
+) -> (LockedRing<'a>, End) {
     locked.devices.begin_wait();
+    let end = limit.map(|limit| Ticks::now().after(limit));
     let mut looks = 0;
     loop {
         task_work::run(&mut locked);
         locked = look(ring, locked);
         locked.finish_batch();
         if locked.cq.ready() >= minimum {
-            break;
+            return (locked, End::Enough);
         }
         if locked.devices.in_flight() == 0 {
-            if !workers::have_requests_of(ring) {
-                break;
-            }
-            // What no queue pair could take is under way all the same.
-            locked.leave();
-            wait::pause(ring)?;
-            locked = ring.lock();
-            continue;
+            return (locked, End::NothingOut);
         }
         if signals::interrupted() {
-            let nothing = locked.cq.ready() == 0;
-            locked.leave();
-            return if nothing { Err(Errno::EINTR) } else { Ok(()) };
+            return (locked, End::Interrupted);
+        }
+        if end.is_some_and(|end| Ticks::now() >= end) {
+            return (locked, End::TimeIsUp);
         }
         looks += 1;
         locked = match locked.devices.pause() {
@@ -71,23 +145,16 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
             Pause::Sleep(span) => {
                 locked.unlock();
                 // Ended early by a signal: the next look sees that.
-                let _ = timer_slack::sleep_precisely(span);
+                let _ = timer_slack::sleep_precisely(span.min(limit.unwrap_or(span)));
                 ring.lock()
             }
             Pause::Spin => {
                 locked.unlock();
                 ring.lock()
             }
-            Pause::Interrupt => {
-                // Never for more than is out.
-                let completions = minimum.min(locked.cq.ready() + locked.devices.in_flight());
-                locked.unlock();
-                return wait::wait(ring, &WaitCall { completions, ..Default::default() });
-            }
+            Pause::Interrupt => return (locked, End::Told),
         };
     }
-    locked.leave();
-    Ok(())
 }
 
 /// One look at the devices; on a ring with HYBRID_IOPOLL, after the sleep that

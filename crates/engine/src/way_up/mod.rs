@@ -5,4 +5,5 @@
 pub(crate) mod complete;
 pub mod readiness;
 pub(crate) mod task_work;
+pub(crate) mod told;
 pub(crate) mod wait;

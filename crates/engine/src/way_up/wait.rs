@@ -23,6 +23,9 @@ pub(crate) struct WaitCall {
     pub minimum: Option<Nanoseconds>,
     /// Signal mask while asleep.
     pub mask: Option<u64>,
+    /// Comes back as soon as something is out on a device: the caller is going to
+    /// look for it.
+    pub until_devices: bool,
 }
 
 /// Waits. `EINTR` and `ETIME` only if no CQE is there at all.
@@ -55,7 +58,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         locked.flush_overflow();
         let ready = locked.cq.ready();
         let timed_out = *ended.get_or_insert(locked.timeouts.ended) != locked.timeouts.ended;
-        if ready >= call.completions || timed_out {
+        let is_to_look = call.until_devices && locked.devices.in_flight() > 0;
+        if ready >= call.completions || timed_out || is_to_look {
             locked.leave();
             return Ok(());
         }

@@ -11,6 +11,8 @@ const NO_PATCH: &str = "USRING_NO_PATCH";
 /// On a polled ring with an SQ thread, enter polls as well; set by hand, and by
 /// `usring bench sqpoll-iopoll`.
 pub const POLLING_ENTER: &str = "USRING_POLLING_ENTER";
+/// Contexts of libaio look at devices for their events.
+pub const AIO_POLL: &str = "USRING_AIO_POLL";
 /// An eventfd: the first process probes its doors, writes 1 here and closes
 /// it; if the probe fails it says why and exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
@@ -62,6 +64,10 @@ impl Environment {
         *self.entry(NO_PATCH) = "1".into();
     }
 
+    pub fn poll_for_aio(&mut self) {
+        *self.entry(AIO_POLL) = "1".into();
+    }
+
     pub fn probe(&mut self, descriptor: i32) {
         *self.entry(PROBE) = descriptor.to_string().into();
     }
@@ -77,7 +83,7 @@ impl Environment {
     /// Whether the constructor takes this variable out of the environment.
     fn is_for_library((name, value): &(OsString, OsString)) -> bool {
         let alone = || !value.as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
-        [PROBE, NO_PATCH, POLLING_ENTER, STATISTICS, DEVICES].iter().any(|known| name == known)
+        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, STATISTICS, DEVICES].iter().any(|known| name == known)
             || (name == PRELOAD && alone())
     }
 

@@ -55,6 +55,11 @@ pub struct Options {
     #[arg(long)]
     pub iopoll_fallback: bool,
 
+    /// Have libaio's io_getevents poll devices for events, as far as nothing else has to be told of them (no eventfd):
+    /// programs on libaio then gain from polling without a change.
+    #[arg(long)]
+    pub aio_poll: bool,
+
     /// The program, looked up in PATH, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
     pub command: Vec<OsString>,
@@ -85,6 +90,9 @@ pub fn run(options: &Options) -> Outcome {
     environment.preload(&library);
     if options.no_patch {
         environment.forbid_patching();
+    }
+    if options.aio_poll {
+        environment.poll_for_aio();
     }
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;

@@ -1,0 +1,391 @@
+/* Polled AIO by the C header: every rule of a context that is polled for.
+ *
+ * Started with the devices `disk` (memory), `slow` (whose requests take 100 ms)
+ * and `told` (which does not poll), and an ordinary file `plain`.
+ */
+#define _GNU_SOURCE
+#include "check.h"
+#include <fcntl.h>
+#include <linux/aio_abi.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <usring.h>
+
+enum { BLOCK = 4096, BLOCKS = 256, SLOW = 100, PER_CALL = 127 };
+
+/* What the kernel has at a context's address. */
+struct aio_ring {
+	unsigned id, nr, head, tail, magic, compat, incompat, header_length;
+};
+
+static char *memory;
+static int disk, slow;
+
+/* libaio's calls, which answer a negative errno. */
+static long answer(long value)
+{
+	return value < 0 ? -errno : value;
+}
+
+static long submit(struct io_context *context, long count, struct iocb **list)
+{
+	return answer(syscall(SYS_io_submit, context, count, list));
+}
+
+static long get(struct io_context *context, long least, long most, struct io_event *events, struct timespec *timeout)
+{
+	return answer(syscall(SYS_io_getevents, context, least, most, events, timeout));
+}
+
+static long destroy(struct io_context *context)
+{
+	return answer(syscall(SYS_io_destroy, context));
+}
+
+static struct io_context *make(unsigned flags)
+{
+	struct io_context *context = NULL;
+	EQUAL(io_setup2(64, flags, NULL, NULL, &context), 0);
+	return context;
+}
+
+static struct io_context *polled(void)
+{
+	return make(IOCTX_FLAG_IOPOLL);
+}
+
+static struct iocb request(int command, int file, long block)
+{
+	return (struct iocb) {
+		.aio_data = block,
+		.aio_lio_opcode = command,
+		.aio_fildes = file,
+		.aio_buf = (uintptr_t)(memory + block % BLOCKS * BLOCK),
+		.aio_nbytes = BLOCK,
+		.aio_offset = block % BLOCKS * BLOCK,
+		.aio_flags = IOCB_FLAG_HIPRI,
+	};
+}
+
+static long submit_one(struct io_context *context, struct iocb *iocb)
+{
+	return submit(context, 1, &iocb);
+}
+
+static void setup_refuses(void)
+{
+	struct io_context *context = NULL;
+	for (unsigned bit = 1; bit < 32; bit++)
+		EQUAL(io_setup2(8, 1U << bit, NULL, NULL, &context), -EINVAL);
+	EQUAL(io_setup2(0, IOCTX_FLAG_IOPOLL, NULL, NULL, &context), -EINVAL);
+	EQUAL(io_setup2(0x10000000 / 32 + 1, IOCTX_FLAG_IOPOLL, NULL, NULL, &context), -EINVAL);
+	EQUAL(io_setup2(8, IOCTX_FLAG_IOPOLL, memory, NULL, &context), -EINVAL);
+	EQUAL(io_setup2(8, IOCTX_FLAG_IOPOLL, NULL, memory, &context), -EINVAL);
+	EQUAL(io_setup2(8, IOCTX_FLAG_IOPOLL, NULL, NULL, NULL), -EFAULT);
+	HOLDS(context == NULL);
+	context = polled();
+	struct io_context *again = context;
+	EQUAL(io_setup2(8, IOCTX_FLAG_IOPOLL, NULL, NULL, &again), -EINVAL);
+	EQUAL(destroy(context), 0);
+	EQUAL(destroy(context), -EINVAL);
+}
+
+static void reads_and_writes(void)
+{
+	struct io_context *context = polled();
+	struct iocb iocbs[64], *list[64];
+	struct io_event events[64];
+	for (int round = 0; round < 2; round++) {
+		for (int block = 0; block < 64; block++) {
+			if (round == 0)
+				memset(memory + block * BLOCK, block + 1, BLOCK);
+			else
+				memset(memory + block * BLOCK, 0, BLOCK);
+			iocbs[block] = request(round == 0 ? IOCB_CMD_PWRITE : IOCB_CMD_PREAD, disk, block);
+			list[block] = &iocbs[block];
+		}
+		EQUAL(submit(context, 64, list), 64);
+		unsigned long long seen = 0;
+		for (int taken = 0; taken < 64;) {
+			long count = get(context, 1, 64, events, NULL);
+			HOLDS(count > 0);
+			for (int index = 0; index < count; index++) {
+				unsigned block = events[index].data;
+				HOLDS(block < 64 && !(seen >> block & 1));
+				seen |= 1ULL << block;
+				EQUAL(events[index].res, BLOCK);
+				EQUAL(events[index].res2, 0);
+				HOLDS(events[index].obj == (uintptr_t)&iocbs[block]);
+			}
+			taken += count;
+		}
+		HOLDS(seen == ~0ULL);
+	}
+	for (int block = 0; block < 64; block++)
+		HOLDS(memory[block * BLOCK] == block + 1 && memory[block * BLOCK + BLOCK - 1] == block + 1);
+	EQUAL(destroy(context), 0);
+}
+
+static void vectors(void)
+{
+	struct io_context *context = polled();
+	struct iovec halves[2] = { { memory + BLOCK, BLOCK }, { memory, BLOCK } };
+	struct io_event event;
+	struct iocb iocb = request(IOCB_CMD_PWRITEV, disk, 0);
+	iocb.aio_buf = (uintptr_t)halves, iocb.aio_nbytes = 2;
+	memset(memory, 'a', BLOCK), memset(memory + BLOCK, 'b', BLOCK);
+	EQUAL(submit_one(context, &iocb), 1);
+	EQUAL(get(context, 1, 1, &event, NULL), 1);
+	EQUAL(event.res, 2 * BLOCK);
+	iocb.aio_lio_opcode = IOCB_CMD_PREADV, iocb.aio_nbytes = 1;
+	EQUAL(submit_one(context, &iocb), 1);
+	EQUAL(get(context, 1, 1, &event, NULL), 1);
+	EQUAL(event.res, BLOCK);
+	HOLDS(memory[0] == 'a' && memory[BLOCK] == 'b');
+	EQUAL(destroy(context), 0);
+}
+
+static void never_mixed(void)
+{
+	struct io_context *context = polled();
+	struct iocb iocb = request(IOCB_CMD_PREAD, disk, 0);
+	struct io_event event;
+	iocb.aio_flags = 0;
+	EQUAL(submit_one(context, &iocb), -EINVAL);
+	struct io_context *other = make(0);
+	EQUAL(submit_one(other, &iocb), 1);
+	EQUAL(get(other, 1, 1, &event, NULL), 1);
+	EQUAL(event.res, BLOCK);
+	iocb.aio_flags = IOCB_FLAG_HIPRI;
+	EQUAL(submit_one(other, &iocb), -EINVAL);
+	/* io_setup's contexts are today's kernels', which do not look. */
+	aio_context_t plain = 0;
+	EQUAL(answer(syscall(SYS_io_setup, 8, &plain)), 0);
+	EQUAL(submit_one((struct io_context *)plain, &iocb), 1);
+	EQUAL(get((struct io_context *)plain, 1, 1, &event, NULL), 1);
+	EQUAL(event.res, BLOCK);
+	EQUAL(destroy(context), 0);
+	EQUAL(destroy(other), 0);
+	EQUAL(destroy((struct io_context *)plain), 0);
+}
+
+static void other_commands(void)
+{
+	struct io_context *context = polled();
+	for (int command = 0; command < 12; command++) {
+		struct iocb iocb = request(command, disk, 0);
+		if (command == IOCB_CMD_PREAD || command == IOCB_CMD_PWRITE || command == 7 || command == 8)
+			continue;
+		iocb.aio_buf = 0, iocb.aio_nbytes = 0, iocb.aio_offset = 0;
+		EQUAL(submit_one(context, &iocb), -EINVAL);
+	}
+	struct iocb iocb = request(IOCB_CMD_PREAD, disk, 0);
+	iocb.aio_flags |= IOCB_FLAG_RESFD, iocb.aio_resfd = eventfd(0, 0);
+	EQUAL(submit_one(context, &iocb), -EINVAL);
+	close(iocb.aio_resfd);
+	EQUAL(destroy(context), 0);
+}
+
+static long submit_to(struct io_context *context, const char *path, int flags, int command)
+{
+	int file = open(path, flags);
+	HOLDS(file >= 0);
+	struct iocb iocb = request(command, file, 0);
+	long submitted = submit_one(context, &iocb);
+	struct io_event event;
+	if (submitted == 1) {
+		EQUAL(get(context, 1, 1, &event, NULL), 1);
+		EQUAL(event.res, BLOCK);
+	}
+	close(file);
+	return submitted;
+}
+
+static void files(void)
+{
+	struct io_context *context = polled();
+	EQUAL(submit_to(context, "disk", O_RDWR | O_DIRECT, IOCB_CMD_PREAD), 1);
+	EQUAL(submit_to(context, "disk", O_RDWR, IOCB_CMD_PREAD), -EOPNOTSUPP);
+	EQUAL(submit_to(context, "told", O_RDWR | O_DIRECT, IOCB_CMD_PREAD), -EOPNOTSUPP);
+	EQUAL(submit_to(context, "plain", O_RDWR | O_DIRECT, IOCB_CMD_PREAD), -EOPNOTSUPP);
+	EQUAL(submit_to(context, "plain", O_RDWR, IOCB_CMD_PREAD), -EOPNOTSUPP);
+	EQUAL(submit_to(context, "disk", O_WRONLY | O_DIRECT, IOCB_CMD_PREAD), -EBADF);
+	EQUAL(submit_to(context, "disk", O_RDONLY | O_DIRECT, IOCB_CMD_PWRITE), -EBADF);
+	struct iocb iocb = request(IOCB_CMD_PREAD, -1, 0);
+	EQUAL(submit_one(context, &iocb), -EBADF);
+	iocb = request(IOCB_CMD_PREAD, disk, 0), iocb.aio_reserved2 = 1;
+	EQUAL(submit_one(context, &iocb), -EINVAL);
+	EQUAL(destroy(context), 0);
+}
+
+static void the_first_error_ends_a_call(void)
+{
+	struct io_context *context = polled();
+	struct iocb good = request(IOCB_CMD_PREAD, disk, 0), bad = good;
+	bad.aio_flags = 0;
+	struct iocb *list[] = { &good, &good, &bad, &good };
+	struct io_event events[4];
+	EQUAL(submit(context, 4, list), 2);
+	EQUAL(get(context, 2, 4, events, NULL), 2);
+	EQUAL(submit(context, 2, list + 2), -EINVAL);
+	EQUAL(get(context, 1, 4, events, NULL), 0);
+	EQUAL(destroy(context), 0);
+}
+
+/* 127 iocbs at once, and as many calls as one likes. */
+static void no_limit_but_the_calls(void)
+{
+	enum { CALLS = 20 };
+	static struct iocb iocbs[PER_CALL + 1];
+	struct iocb *list[PER_CALL + 1];
+	static struct io_event events[PER_CALL * CALLS];
+	struct io_context *context = polled();
+	for (int index = 0; index <= PER_CALL; index++)
+		iocbs[index] = request(IOCB_CMD_PREAD, disk, index), list[index] = &iocbs[index];
+	for (int call = 0; call < CALLS; call++)
+		EQUAL(submit(context, PER_CALL + 1, list), PER_CALL);
+	long taken = 0;
+	while (taken < PER_CALL * CALLS) {
+		long count = get(context, PER_CALL * CALLS - taken, PER_CALL * CALLS, events, NULL);
+		HOLDS(count > 0);
+		taken += count;
+	}
+	EQUAL(taken, PER_CALL * CALLS);
+	EQUAL(get(context, 1, 1, events, NULL), 0);
+	EQUAL(destroy(context), 0);
+}
+
+static void only_by_asking(void)
+{
+	struct io_context *context = polled();
+	struct aio_ring *ring = (struct aio_ring *)context;
+	struct iocb iocb = request(IOCB_CMD_PREAD, disk, 0);
+	struct io_event event;
+	EQUAL(ring->magic, 0);
+	EQUAL(submit_one(context, &iocb), 1);
+	EQUAL(get(context, 1, 1, &event, NULL), 1);
+	iocb = request(IOCB_CMD_PREAD, slow, 0);
+	EQUAL(submit_one(context, &iocb), 1);
+	struct timespec longer = { 0, 3 * SLOW * 1000000 };
+	nanosleep(&longer, NULL);
+	HOLDS(ring->head == ring->tail);
+	EQUAL(get(context, 0, 1, &event, NULL), 1);
+	EQUAL(destroy(context), 0);
+}
+
+static void counts_and_memory(void)
+{
+	struct io_context *context = polled();
+	struct io_event event;
+	EQUAL(get(context, -1, 1, &event, NULL), -EINVAL);
+	EQUAL(get(context, 2, 1, &event, NULL), -EINVAL);
+	EQUAL(get(NULL, 0, 1, &event, NULL), -EINVAL);
+	/* Nothing under way: at once, whatever is wanted. */
+	long long before = milliseconds_now();
+	EQUAL(get(context, 1, 1, &event, NULL), 0);
+	EQUAL(get(context, 5, 8, &event, NULL), 0);
+	HOLDS(milliseconds_now() - before < 1000);
+	struct iocb iocb = request(IOCB_CMD_PREAD, disk, 7);
+	EQUAL(submit_one(context, &iocb), 1);
+	EQUAL(get(context, 1, 1, (struct io_event *)8, NULL), -EFAULT);
+	EQUAL(get(context, 1, 1, &event, NULL), 1);
+	EQUAL(event.data, 7);
+	EQUAL(destroy(context), 0);
+}
+
+static void the_timeout_means_nothing(void)
+{
+	struct io_context *context = polled();
+	struct iocb iocb = request(IOCB_CMD_PREAD, slow, 0);
+	struct io_event event;
+	struct timespec none = { 0, 0 };
+	EQUAL(submit_one(context, &iocb), 1);
+	EQUAL(get(context, 0, 1, &event, &none), 0);
+	long long before = milliseconds_now();
+	EQUAL(get(context, 1, 1, &event, &none), 1);
+	HOLDS(milliseconds_now() - before >= SLOW / 2);
+	EQUAL(destroy(context), 0);
+}
+
+static struct io_context *shared;
+static volatile int asking;
+
+static void *poller(void *nothing)
+{
+	struct io_event event;
+	asking = 1;
+	EQUAL(get(shared, 1, 1, &event, NULL), 1);
+	return nothing;
+}
+
+static void one_poller(void)
+{
+	shared = polled();
+	struct iocb iocb = request(IOCB_CMD_PREAD, slow, 0);
+	struct io_event event;
+	pthread_t thread;
+	int busy = 0;
+	EQUAL(submit_one(shared, &iocb), 1);
+	EQUAL(pthread_create(&thread, NULL, poller, NULL), 0);
+	while (!asking)
+		sched_yield();
+	/* The other one has the context for as long as the device takes. */
+	for (long long end = milliseconds_now() + SLOW / 2; milliseconds_now() < end && !busy;)
+		busy = get(shared, 0, 1, &event, NULL) == -EBUSY;
+	EQUAL(pthread_join(thread, NULL), 0);
+	HOLDS(busy);
+	EQUAL(get(shared, 0, 1, &event, NULL), 0);
+	EQUAL(destroy(shared), 0);
+}
+
+static void no_cancelling(void)
+{
+	struct io_context *context = polled();
+	struct iocb iocb = request(IOCB_CMD_PREAD, slow, 0);
+	struct io_event event;
+	EQUAL(submit_one(context, &iocb), 1);
+	EQUAL(answer(syscall(SYS_io_cancel, context, &iocb, &event)), -EINVAL);
+	EQUAL(get(context, 1, 1, &event, NULL), 1);
+	EQUAL(destroy(context), 0);
+}
+
+static void destroy_waits(void)
+{
+	struct io_context *context = polled();
+	struct iocb iocb = request(IOCB_CMD_PWRITE, slow, 0);
+	struct io_event event;
+	long long before = milliseconds_now();
+	EQUAL(submit_one(context, &iocb), 1);
+	EQUAL(destroy(context), 0);
+	HOLDS(milliseconds_now() - before >= SLOW / 2);
+	EQUAL(get(context, 0, 1, &event, NULL), -EINVAL);
+}
+
+int main(int count, char **arguments)
+{
+	HOLDS(posix_memalign((void **)&memory, BLOCK, BLOCKS * BLOCK) == 0);
+	memset(memory, 0, BLOCKS * BLOCK);
+	/* Where the run has no devices there are checks that need none. */
+	disk = open("disk", O_RDWR | O_DIRECT);
+	slow = open("slow", O_RDWR | O_DIRECT);
+	static const struct check checks[] = {
+		{ "io_setup2 refuses", setup_refuses },
+		{ "reads and writes", reads_and_writes },
+		{ "vectors", vectors },
+		{ "polled and other requests are never mixed", never_mixed },
+		{ "other commands", other_commands },
+		{ "which files", files },
+		{ "the first error ends a call", the_first_error_ends_a_call },
+		{ "no limit but of a call", no_limit_but_the_calls },
+		{ "events only by asking", only_by_asking },
+		{ "counts and memory", counts_and_memory },
+		{ "the timeout means nothing", the_timeout_means_nothing },
+		{ "one poller", one_poller },
+		{ "no cancelling", no_cancelling },
+		{ "destroy waits", destroy_waits },
+	};
+	return RUN(checks, count, arguments);
+}
