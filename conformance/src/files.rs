@@ -70,6 +70,51 @@ pub fn sockets_of(kind: i32) -> (OwnedFd, OwnedFd) {
     (owned(ends[0]), owned(ends[1]))
 }
 
+/// A socket by itself.
+pub fn socket(domain: i32, kind: i32) -> OwnedFd {
+    // SAFETY: no memory is involved.
+    owned(unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, 0) })
+}
+
+/// Two connected TCP sockets.
+pub fn tcp() -> (OwnedFd, OwnedFd) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let one = std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+    let (other, _) = listener.accept().expect("a connection");
+    for end in [&one, &other] {
+        end.set_nodelay(true).expect("an option of TCP");
+    }
+    (one.into(), other.into())
+}
+
+/// Two UDP sockets, the second connected to the first, and the first's address.
+pub fn udp() -> (OwnedFd, OwnedFd, libc::sockaddr_in) {
+    let one = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let other = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let address = one.local_addr().expect("an address");
+    other.connect(address).expect("a destination");
+    let mut raw: libc::sockaddr_in = crate::memory::zeroed();
+    raw.sin_family = libc::AF_INET as u16;
+    raw.sin_port = address.port().to_be();
+    raw.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+    (one.into(), other.into(), raw)
+}
+
+/// Has a TCP socket end its connection with a reset when it is closed.
+pub fn reset_on_close(fd: &OwnedFd) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let size = size_of_val(&linger) as u32;
+    let at = (&raw const linger).cast();
+    // SAFETY: `linger` is read.
+    assert_eq!(unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, at, size) }, 0);
+}
+
+/// No more will be written (1) or read (0).
+pub fn shut_down(fd: &OwnedFd, how: i32) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::shutdown(fd.as_raw_fd(), how) };
+}
+
 /// An eventfd with this count.
 pub fn eventfd(count: u32) -> OwnedFd {
     // SAFETY: no memory is involved.

@@ -107,3 +107,16 @@ pub fn cancel(target: u64, flags: u32, user_data: u64) -> Sqe {
 pub fn close(fd: i32, user_data: u64) -> Sqe {
     sqe(opcode::CLOSE, fd, user_data)
 }
+
+pub fn send(fd: i32, bytes: &[u8], user_data: u64) -> Sqe {
+    Sqe { addr: bytes.as_ptr() as u64, len: bytes.len() as u32, ..sqe(opcode::SEND, fd, user_data) }
+}
+
+pub fn recv(fd: i32, bytes: &mut [u8], user_data: u64) -> Sqe {
+    Sqe { addr: bytes.as_mut_ptr() as u64, len: bytes.len() as u32, ..sqe(opcode::RECV, fd, user_data) }
+}
+
+/// SENDMSG or RECVMSG; `header` must live until the request has ended.
+pub fn message(opcode: u8, fd: i32, header: *const libc::msghdr, user_data: u64) -> Sqe {
+    Sqe { addr: header as u64, len: 1, ..sqe(opcode, fd, user_data) }
+}

@@ -13,6 +13,7 @@ mod aio_events;
 mod aio_submit;
 mod buffer_group;
 mod buffer_ring;
+mod bundle;
 mod cancel;
 mod clock;
 mod connect;
@@ -35,6 +36,7 @@ mod iopoll;
 mod kinds;
 mod link;
 mod link_timeout;
+mod message;
 mod message_file;
 mod message_ring;
 mod message_wake;
@@ -51,12 +53,16 @@ mod probe;
 mod read_multishot;
 mod read_write;
 mod readiness;
+mod receive_multishot;
+mod receive_multishot_ends;
 pub mod reg;
 mod registered_buffers;
 mod registered_files;
 mod restrictions;
 mod ring_fds;
 mod rw_flags;
+mod selected_buffer;
+mod send_receive;
 mod setup;
 mod setup_flags;
 mod shapes;
@@ -78,7 +84,9 @@ mod timeout;
 mod timeout_remove;
 mod uring_cmd;
 mod vectored;
+mod wait_all;
 mod workers;
+mod zero_copy;
 
 /// Every room, in the order in which a reader would meet them.
 pub const ROOMS: &[&[Case]] = &[
@@ -98,6 +106,14 @@ pub const ROOMS: &[&[Case]] = &[
     fixed_io::CASES,
     streams::CASES,
     read_multishot::CASES,
+    send_receive::CASES,
+    message::CASES,
+    wait_all::CASES,
+    selected_buffer::CASES,
+    receive_multishot::CASES,
+    receive_multishot_ends::CASES,
+    bundle::CASES,
+    zero_copy::CASES,
     open_close::CASES,
     direct::CASES,
     stat::CASES,

@@ -388,6 +388,10 @@ impl FileIdentity {
         matches!(self.mode & linux::S_IFMT, linux::S_IFSOCK | linux::S_IFIFO | 0)
     }
 
+    pub fn is_socket(&self) -> bool {
+        self.mode & linux::S_IFMT == linux::S_IFSOCK
+    }
+
     pub fn is_block_device(&self) -> bool {
         self.mode & linux::S_IFMT == linux::S_IFBLK
     }

@@ -9,6 +9,8 @@ pub const OUT: u32 = linux::EPOLLOUT;
 pub const ERR: u32 = linux::EPOLLERR;
 pub const HUP: u32 = linux::EPOLLHUP;
 pub const PRI: u32 = linux::EPOLLPRI;
+/// The other side will send no more (EPOLLRDHUP).
+pub const PEER_HANG_UP: u32 = linux::EPOLLRDHUP;
 pub const ONESHOT: u32 = linux::EPOLLONESHOT;
 pub const EDGE: u32 = linux::EPOLLET;
 pub const EXCLUSIVE: u32 = linux::EPOLLEXCLUSIVE;

@@ -27,6 +27,7 @@ pub mod futex;
 pub mod kernel_aio;
 pub mod mapping;
 pub mod membarrier;
+pub mod message;
 pub mod mutex;
 pub mod ordering;
 pub mod page_array;

@@ -1,6 +1,8 @@
 //! Types that are nothing but their bytes: what may be copied out of memory
 //! that the program can write at any moment.
 
+use crate::UserAddress;
+use crate::message::MessageHeader;
 use linux_raw_sys::{general, io_uring};
 use usring_uapi::aio::{AioRing, IoEvent, Iocb};
 use usring_uapi::{Cqe, Sqe, Timespec};
@@ -33,7 +35,7 @@ pub struct IoVector {
 }
 
 plain! {
-    IoVector: 16,
+    IoVector: 16, MessageHeader: 56, UserAddress: 8,
     u8: 1, u16: 2, u32: 4, u64: 8, i8: 1, i16: 2, i32: 4, i64: 8,
     Sqe: 64, Cqe: 16, Timespec: 16,
     AioRing: 32, IoEvent: 32, Iocb: 64,

@@ -6,6 +6,7 @@ use core::mem::needs_drop;
 
 pub(crate) mod accept;
 pub(crate) mod block_device;
+pub(crate) mod bundle;
 pub(crate) mod call;
 pub(crate) mod cancel;
 pub(crate) mod connect;
@@ -20,11 +21,16 @@ pub(crate) mod path;
 pub(crate) mod poll;
 pub(crate) mod provide_buffers;
 pub(crate) mod read_write;
+pub(crate) mod receive;
+mod received_message;
+pub(crate) mod send;
+pub(crate) mod send_receive;
 pub(crate) mod socket;
 pub(crate) mod socket_command;
 pub(crate) mod sync;
 pub(crate) mod timeout;
 pub(crate) mod uring_cmd;
+mod vector;
 
 /// What a family's prep made of the SQE. With a tag of its own (and not one
 /// folded into some field), which every request is asked for at its end.
@@ -35,6 +41,7 @@ pub(crate) enum Operation {
     Nothing,
     Nop(nop::Nop),
     ReadWrite(read_write::ReadWrite),
+    SendReceive(send_receive::SendReceive),
     Call(call::Call),
     Open(open_close::Open),
     Poll(crate::fast_poll::Interest),
@@ -62,6 +69,7 @@ impl Operation {
             Operation::Call(_) | Operation::Open(_) | Operation::Accept(_) => true,
             Operation::Bind(address) => address.owns_memory(),
             Operation::Connect(connect) => connect.address.owns_memory(),
+            Operation::SendReceive(transfer) => transfer.owns_memory(),
             Operation::Nothing | Operation::Nop(_) | Operation::Poll(_) | Operation::PollUpdate(_) => false,
             Operation::Timeout(_) | Operation::LinkTimeout(_) | Operation::TimeoutUpdate(_) => false,
             Operation::Cancel(_) | Operation::EpollControl(_) | Operation::EpollWait(_) | Operation::Command(_) => {
@@ -86,6 +94,15 @@ const _: () = {
     assert!(!needs_drop::<(crate::cancel::CancelKey, epoll_ctl::EpollControl, uring_cmd::Command)>());
     assert!(!needs_drop::<epoll_wait::EpollWait>());
 };
+
+/// What a request's file is polled for when it would block.
+#[inline]
+pub(crate) fn poll_events(request: &Request) -> u32 {
+    match &request.operation {
+        Operation::SendReceive(transfer) => transfer.poll_events(request.row.poll_events),
+        _ => request.row.poll_events,
+    }
+}
 
 /// Whether a worker's result breaks an ordinary link: an error, or fewer bytes
 /// than asked for.

@@ -7,6 +7,7 @@
 
 use super::Operation;
 use super::block_device;
+use super::vector;
 use crate::complete;
 use crate::device_file;
 use crate::fast_poll;
@@ -23,15 +24,11 @@ use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, user_memory}
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Most members of a vector (UIO_MAXIOV).
-const VECTOR_LIMIT: u32 = 1024;
 /// The program's "wherever the file is" offset.
 const FILE_POSITION: u64 = u64::MAX;
 /// Direct I/O is aligned to this at least; anything else is not direct.
 const DIRECT_ALIGNMENT: u64 = 512;
 
-/// Bytes that one call transfers at most (MAX_RW_COUNT).
-const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 /// RWF_* of Linux 6.18.
 const KNOWN_FLAGS: u32 = 0x1ff;
 /// Where the class stands in `ioprio`, and the highest there is (idle).
@@ -68,16 +65,16 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     if matches!(sqe.opcode, opcode::READV | opcode::WRITEV) {
         return prepare_vector(request);
     }
-    let first = IoVector { base: sqe.addr, length: u64::from(sqe.len).min(TRANSFER_LIMIT) };
+    let first = IoVector { base: sqe.addr, length: u64::from(sqe.len).min(vector::TRANSFER_LIMIT) };
     begin(request, first, None, first.length);
     Ok(())
 }
 
 #[inline(never)]
 fn prepare_vector(request: &mut Request) -> Result<(), Errno> {
-    let (mut first, mut vector) = read_vector(&request.sqe, request.has_flag(sqe_flags::BUFFER_SELECT))?;
-    let total = bound(vector.as_deref_mut().unwrap_or(core::slice::from_mut(&mut first)));
-    begin(request, first, vector, total);
+    let (mut first, mut members) = read_vector(&request.sqe, request.has_flag(sqe_flags::BUFFER_SELECT))?;
+    let total = vector::bound(members.as_deref_mut().unwrap_or(core::slice::from_mut(&mut first)));
+    begin(request, first, members, total);
     Ok(())
 }
 
@@ -98,31 +95,12 @@ fn begin(request: &mut Request, first: IoVector, vector: Option<Vec<IoVector>>, 
     }));
 }
 
-/// What the kernel checks of several members before it cuts them.
-fn check_members(members: &[IoVector]) -> Result<(), Errno> {
-    if members.iter().any(|member| member.length > i64::MAX as u64) {
-        return Err(Errno::EINVAL);
-    }
-    let outside = |member: &IoVector| member.base.checked_add(member.length).is_none_or(|end| end > user_memory::END);
-    if members.iter().any(outside) { Err(Errno::EFAULT) } else { Ok(()) }
-}
-
-/// Cuts a vector to what one call transfers at most; answers its length.
-fn bound(members: &mut [IoVector]) -> u64 {
-    let mut total = 0;
-    for member in members {
-        member.length = member.length.min(TRANSFER_LIMIT - total);
-        total += member.length;
-    }
-    total
-}
-
 type Vector = (IoVector, Option<Vec<IoVector>>);
 
 /// Reads the program's vector, once: it may reuse it when the call returns.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
     let address = UserAddress(sqe.addr);
-    if selects && sqe.len != 1 || sqe.len > VECTOR_LIMIT {
+    if selects && sqe.len != 1 || sqe.len > vector::LIMIT {
         return Err(Errno::EINVAL);
     }
     if sqe.len == 1 {
@@ -134,7 +112,7 @@ fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
         return Ok((first, None));
     }
     let members = user_memory::read_array::<IoVector>(address, sqe.len as usize)?;
-    check_members(&members)?;
+    vector::check(&members)?;
     Ok((IoVector::default(), Some(members)))
 }
 

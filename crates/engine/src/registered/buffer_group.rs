@@ -4,9 +4,10 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
 use usring_sys::mapping::Mapping;
-use usring_sys::plain::Plain;
+use usring_sys::plain::{IoVector, Plain};
 use usring_sys::shared::SharedMemory;
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::io_uring as abi;
@@ -17,6 +18,8 @@ const ENTRY_SIZE: usize = 16;
 const LENGTH_OFFSET: usize = 8;
 /// The tail lies in the reserved field of the first entry.
 const TAIL_OFFSET: usize = 14;
+/// Most buffers of a bundle.
+const MANY_LIMIT: u32 = 256;
 /// A ring's size is below this.
 const ENTRIES_LIMIT: u32 = 1 << 16;
 
@@ -41,6 +44,18 @@ pub(crate) enum Usage {
     Open,
     /// Of an incremental ring: some of it; the rest is for the next.
     Partial,
+}
+
+/// Several buffers of a group, one after another.
+pub(crate) struct Many {
+    /// The first one's id.
+    pub first: u16,
+    pub bytes: u32,
+    /// The group holds no more.
+    pub emptied: bool,
+    /// The next one would have had to be cut.
+    pub is_cut: bool,
+    pub from_ring: bool,
 }
 
 struct Classic {
@@ -92,6 +107,39 @@ impl BufferGroups {
                 };
                 Ok(SelectedBuffer { group, id, address, length, from_ring: true, usage })
             }
+        }
+    }
+
+    /// Whether it is a ring in shared memory.
+    pub fn is_ring(&self, group: u16) -> bool {
+        matches!(self.groups.get(&group), Some(Group::Ring(_)))
+    }
+
+    /// The next buffers of a group, `most` bytes of them, or the first alone if
+    /// that is 0. They are not used up yet.
+    pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
+        match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
+            Group::Classic(buffers) => {
+                let &Classic { id, address, length } = buffers.front().ok_or(Errno::ENOBUFS)?;
+                let length = if most == 0 { length } else { length.min(most) };
+                into.push(IoVector { base: address.0, length: u64::from(length) });
+                let emptied = buffers.len() == 1;
+                Ok(Many { first: id, bytes: length, emptied, is_cut: false, from_ring: false })
+            }
+            Group::Ring(ring) => ring.select_many(most, into),
+        }
+    }
+
+    /// So many bytes of what was selected last are used up; answers whether
+    /// something is left of the last buffer.
+    pub fn use_up(&mut self, group: u16, many: &Many, bytes: u32) -> bool {
+        match self.groups.get_mut(&group) {
+            Some(Group::Ring(ring)) if many.from_ring => ring.use_up(bytes),
+            Some(Group::Classic(buffers)) if !many.from_ring => {
+                buffers.pop_front();
+                false
+            }
+            _ => false,
         }
     }
 
@@ -273,6 +321,61 @@ impl BufferRing {
 
     fn usage_of(&mut self, length: u32) -> Usage {
         if self.consume(length) { Usage::Partial } else { Usage::Whole }
+    }
+
+    /// See [`BufferGroups::select_many`].
+    fn select_many(&mut self, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
+        let (_, length, first) = self.first().ok_or(Errno::ENOBUFS)?;
+        // Partner: the program's release of the tail after it wrote entries.
+        let tail: u16 = self.read(TAIL_OFFSET).ok_or(Errno::ENOBUFS)?;
+        if most != 0 && length == 0 {
+            return Err(Errno::ENOBUFS);
+        }
+        let needed = if most == 0 { 1 } else { most.div_ceil(length).min(MANY_LIMIT) };
+        let count = u32::from(tail.wrapping_sub(self.head)).min(self.entries).min(needed);
+        let mut many = Many { first, bytes: 0, emptied: false, is_cut: false, from_ring: true };
+        let mut left = if most == 0 { i32::MAX as u32 } else { most };
+        let mut at = self.head;
+        for index in 0..count {
+            let entry = (u32::from(at) & (self.entries - 1)) as usize * ENTRY_SIZE;
+            let Some([address, rest]) = self.read::<[u64; 2]>(entry) else { break };
+            let mut length = rest as u32;
+            if length > left {
+                length = left;
+                if !self.incremental {
+                    many.is_cut = true;
+                    if index > 0 {
+                        break;
+                    }
+                    self.write(entry + LENGTH_OFFSET, length);
+                }
+            }
+            into.push(IoVector { base: address, length: u64::from(length) });
+            many.bytes += length;
+            left -= length;
+            if left == 0 {
+                break;
+            }
+            at = at.wrapping_add(1);
+        }
+        many.emptied = at == tail;
+        Ok(many)
+    }
+
+    /// See [`BufferGroups::use_up`].
+    fn use_up(&mut self, mut bytes: u32) -> bool {
+        if self.incremental {
+            return self.consume(bytes);
+        }
+        loop {
+            let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { return false };
+            self.head = self.head.wrapping_add(1);
+            let length = rest as u32;
+            if length >= bytes || length == 0 {
+                return false;
+            }
+            bytes -= length;
+        }
     }
 
     /// The next buffer.

@@ -99,8 +99,8 @@ fn begin_report(locked: &mut LockedRing, request: RequestEntry, interest: Intere
 /// The file is not one that epoll takes.
 fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose, error: Errno) {
     match (error, purpose) {
-        (Errno::EPERM, Purpose::Retry) if request.has_flag(sqe_flags::BUFFER_SELECT) => {
-            // Neither polled nor, without its buffer, for a worker.
+        (Errno::EPERM, Purpose::Retry) if request.has_flag(sqe_flags::BUFFER_SELECT) || request.row.work.is_none() => {
+            // Neither polled nor, without its buffer or work for one, for a worker.
             complete::complete(locked, request, Errno::EAGAIN.negative().into());
         }
         (Errno::EPERM, Purpose::Retry) => workers::hand_over(locked, request),

@@ -127,11 +127,10 @@ pub(crate) struct WorkerPool {
 }
 
 /// Gives a request to a worker.
-pub(crate) fn hand_over(locked: &mut LockedRing, mut request: RequestEntry) {
+pub(crate) fn hand_over(locked: &mut LockedRing, request: RequestEntry) {
     let row = request.row;
     debug_assert!(row.work.is_some(), "an opcode without blocking work was handed to a worker");
     let (class, order) = classify(&request);
-    request.cqe_flags = 0;
     let job = Job { request, ring: locked.ring.clone(), order };
     process().workers.enqueue(class, job);
 }

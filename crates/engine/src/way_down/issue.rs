@@ -3,7 +3,7 @@
 
 use crate::complete;
 use crate::fast_poll::Turn;
-use crate::op::{Operation, block_device, message_ring};
+use crate::op::{self, Operation, block_device, message_ring};
 use crate::request::{Hold, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::{device_queues, fast_poll, timeout, workers};
@@ -60,8 +60,8 @@ impl IssueOutcome {
 /// Issues a request once more, or later than its submission.
 pub(crate) fn issue(locked: &mut LockedRing, request: RequestEntry) {
     if request.progress == Progress::Refused {
-        let result = request.result;
-        return complete::complete(locked, request, result.into());
+        let result = op::send_receive::result_when_ended(&request, request.result);
+        return complete::complete(locked, request, Answer { result, failed: true });
     }
     issue_now(locked, request);
 }
@@ -75,10 +75,10 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     {
         return complete::complete(locked, request, error.negative().into());
     }
-    let outcome = if request.has_flag(sqe_flags::ASYNC) && goes_to_worker(locked, &mut request) {
-        IssueOutcome::NeedsWorker
-    } else {
-        (row.issue)(locked, &mut request)
+    let forced = if request.has_flag(sqe_flags::ASYNC) { force_async(locked, &mut request) } else { None };
+    let outcome = match forced {
+        Some(outcome) => outcome,
+        None => (row.issue)(locked, &mut request),
     };
     match outcome {
         IssueOutcome::Done(answer) => {
@@ -103,9 +103,9 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
 /// that takes its buffer when it is issued, provided or registered, has to be
 /// issued. A device's queue pair takes the place of a worker.
 #[cold]
-fn goes_to_worker(locked: &mut LockedRing, request: &mut Request) -> bool {
+fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if block_device::is_possible(locked) && block_device::concerns(locked, request) {
-        return false;
+        return None;
     }
     let polls = || {
         let identity = descriptor::identity(request.file.number);
@@ -113,13 +113,18 @@ fn goes_to_worker(locked: &mut LockedRing, request: &mut Request) -> bool {
     };
     let takes_buffer = request.has_flag(sqe_flags::BUFFER_SELECT)
         || matches!(request.sqe.opcode, opcode::READ_FIXED | opcode::WRITE_FIXED);
-    request.row.work.is_some() && request.progress == Progress::New && !takes_buffer && !polls()
+    if request.multishot && !polls() {
+        // It would wait for its file more than once, and cannot.
+        return Some(IssueOutcome::done(Errno::EBADFD.negative()));
+    }
+    let works = request.row.work.is_some() && request.progress == Progress::New && !takes_buffer;
+    (works && !polls()).then_some(IssueOutcome::NeedsWorker)
 }
 
 /// Hands a request that cannot be done now to whoever will wake it.
 #[cold]
 fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
-    let poll_events = request.row.poll_events;
+    let poll_events = op::poll_events(&request);
     // All that wait for one file to be ready share what keeps it open.
     let polls = match outcome {
         IssueOutcome::WouldBlock | IssueOutcome::More => poll_events != 0,

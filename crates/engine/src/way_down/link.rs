@@ -7,7 +7,6 @@ use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submit;
 use alloc::vec::Vec;
-use usring_sys::Errno;
 use usring_uapi::sqe_flags;
 
 /// The chain that is being collected by the submission under way.
@@ -82,14 +81,18 @@ fn refuse_chain(locked: &mut LockedRing) {
     let members = core::mem::take(&mut locked.chain.members);
     let mut skip = false;
     for mut member in members {
-        let result = if member.progress == Progress::Refused { member.result } else { Errno::ECANCELED.negative() };
         if skip {
             complete::drop_quietly(locked, member);
             continue;
         }
         skip = member.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
         member.link = None;
-        complete::complete(locked, member, result.into());
+        if member.progress == Progress::Refused {
+            let result = member.result;
+            complete::complete(locked, member, result.into());
+        } else {
+            complete::cancel_unbegun(locked, member);
+        }
     }
 }
 
@@ -111,7 +114,7 @@ fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, mut skip: bool) {
             complete::drop_quietly(locked, request);
         } else {
             skip = request.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
-            complete::complete(locked, request, Errno::ECANCELED.negative().into());
+            complete::cancel_unbegun(locked, request);
         }
     }
 }

@@ -5,7 +5,7 @@
 use crate::issue::IssueOutcome;
 use crate::op::{
     self, accept, cancel, connect, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop, open_close,
-    path, poll, provide_buffers, read_write, socket, sync, timeout, uring_cmd,
+    path, poll, provide_buffers, read_write, receive, send, send_receive, socket, sync, timeout, uring_cmd,
 };
 use crate::request::Request;
 use crate::ring::LockedRing;
@@ -72,6 +72,23 @@ const READ: Row = Row {
 };
 const WRITE: Row = Row { poll_events: usring_sys::epoll::OUT, hashes_regular_file: true, ..READ };
 
+const SEND: Row = Row {
+    prepare: send_receive::prepare_send,
+    issue: send::issue,
+    work: Some(send::work),
+    poll_events: usring_sys::epoll::OUT,
+    takes_ioprio: true,
+    ..ON_FILE
+};
+const RECEIVE: Row = Row {
+    prepare: send_receive::prepare_receive,
+    issue: receive::issue,
+    poll_events: send_receive::RECEIVE_EVENTS,
+    selects_buffer: true,
+    takes_ioprio: true,
+    ..ON_FILE
+};
+
 static TABLE: [Row; COUNT] = table();
 
 const fn table() -> [Row; COUNT] {
@@ -80,6 +97,7 @@ const fn table() -> [Row; COUNT] {
     files(&mut rows);
     waits(&mut rows);
     sockets(&mut rows);
+    messages(&mut rows);
     rows
 }
 
@@ -139,6 +157,16 @@ const fn files(rows: &mut [Row; COUNT]) {
     rows[opcode::LINKAT as usize] = Row { prepare: path::prepare_link, ..CALL };
     rows[opcode::FIXED_FD_INSTALL as usize] =
         Row { prepare: descriptor::prepare_install, issue: descriptor::issue_install, ..ON_FILE };
+}
+
+/// What sends and receives on sockets.
+const fn messages(rows: &mut [Row; COUNT]) {
+    rows[opcode::SEND as usize] = Row { selects_buffer: true, ..SEND };
+    rows[opcode::SENDMSG as usize] = SEND;
+    rows[opcode::SEND_ZC as usize] = SEND;
+    rows[opcode::SENDMSG_ZC as usize] = SEND;
+    rows[opcode::RECV as usize] = RECEIVE;
+    rows[opcode::RECVMSG as usize] = RECEIVE;
 }
 
 /// What waits, what ends a wait or wakes others, and what does nothing.

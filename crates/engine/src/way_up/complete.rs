@@ -1,10 +1,12 @@
 //! The end of a request: its CQE, the next of its chain, what it held.
 
 use crate::issue::Answer;
+use crate::op::send_receive;
 use crate::request::RequestEntry;
 use crate::ring::{LockedRing, RingState};
 use crate::{drain, link, timeout};
-use usring_uapi::io_uring::IORING_CQE_F_MORE;
+use usring_sys::Errno;
+use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
 use usring_uapi::{Cqe, sqe_flags};
 
 /// Completes a request: exactly one CQE without F_MORE, or none where the
@@ -21,8 +23,29 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
         let ring = locked.ring;
         let RingState { cq, told, .. } = &mut **locked;
         cq.post_wide(cqe, || request.extension(ring, told));
+        if cqe.flags & IORING_CQE_F_MORE != 0 {
+            notify(locked, request.sqe.user_data, send_receive::usage(&request, answer.result));
+        }
     }
     settle(locked, request, answer);
+}
+
+/// A request whose own CQE says that one more follows: the notification that
+/// what it was sent from is the program's again.
+#[cold]
+fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
+    locked.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
+}
+
+/// Cancels a request of a broken chain that has not begun. Its CQE does not say
+/// that a notification follows, but one does.
+pub(crate) fn cancel_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
+    let notifies = core::mem::take(&mut request.cqe_flags) & IORING_CQE_F_MORE != 0;
+    let user_data = request.sqe.user_data;
+    complete(locked, request, Errno::ECANCELED.negative().into());
+    if notifies {
+        notify(locked, user_data, 0);
+    }
 }
 
 /// Ends a request of a broken chain that asked for no CQE.

@@ -49,7 +49,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             fast_poll::look(&mut locked);
         }
         // Who is going to sleep sees in the epoll set what is there already.
-        let asks = locked.cq.ready() < call.completions.max(1) && call.completions == 0;
+        let asks = call.completions == 0 && (locked.cq.ready() == 0 || ring.defers_task_work());
         if !looked && locked.polls.armed() > 0 && (asks || ring.defers_task_work() && locked.is_due_for_a_look()) {
             looked = true;
             fast_poll::look(&mut locked);

@@ -1,0 +1,209 @@
+//! The five ends of a multishot receive: the end of the file, an error, no more
+//! buffers, a cancellation, a CQ that is full; on streams and on datagrams, on
+//! rings that complete by themselves and on those that defer.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use super::receive_multishot::{DEFER, GROUP, arm, multishot, ring_of, udp};
+use crate::buffers::group_of;
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::Pages;
+use crate::ring::Ring;
+use crate::sqe::{Change, cancel, nop};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("receive_multishot_ends.with_file", ends_with_file),
+    case("receive_multishot_ends.with_reset", ends_with_reset),
+    case("receive_multishot_ends.without_buffers", ends_without_buffers),
+    case("receive_multishot_ends.when_cancelled", ends_when_cancelled),
+    case("receive_multishot_ends.by_overflow", ends_by_overflow),
+    case("receive_multishot_ends.with_file_deferred", ends_with_file_deferred),
+    case("receive_multishot_ends.with_reset_deferred", ends_with_reset_deferred),
+    case("receive_multishot_ends.without_buffers_deferred", ends_without_buffers_deferred),
+    case("receive_multishot_ends.when_cancelled_deferred", ends_when_cancelled_deferred),
+    case("receive_multishot_ends.by_overflow_deferred", ends_by_overflow_deferred),
+    case("receive_multishot_ends.data_before_end", data_before_end),
+    case("receive_multishot_ends.empty_datagram", empty_datagram),
+];
+
+fn file_ends(t: &mut Transcript, flags: u32) {
+    for (reader, writer) in [files::sockets(), files::tcp(), files::sockets_of(libc::SOCK_SEQPACKET)] {
+        let memory = Pages::new(1);
+        let (mut ring, _group) = ring_of(&memory, 8, flags);
+        ring.push(multishot(reader.as_raw_fd(), 1).linked());
+        ring.push(nop(2));
+        ring.submit();
+        files::put(&writer, b"x");
+        t.in_order(&ring.wait(1));
+        drop(writer);
+        t.in_order(&ring.wait(2));
+    }
+}
+
+fn ends_with_file(t: &mut Transcript) {
+    file_ends(t, 0);
+}
+
+fn ends_with_file_deferred(t: &mut Transcript) {
+    file_ends(t, DEFER);
+}
+
+fn connection_is_reset(t: &mut Transcript, flags: u32) {
+    let memory = Pages::new(1);
+    let (mut ring, _group) = ring_of(&memory, 8, flags);
+    let (reader, writer) = files::tcp();
+    ring.push(multishot(reader.as_raw_fd(), 1).linked());
+    ring.push(nop(2));
+    ring.submit();
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+    files::reset_on_close(&writer);
+    drop(writer);
+    t.in_order(&ring.wait(2));
+    // A datagram that nobody took comes back as an error.
+    let (reader, writer) = udp();
+    drop(reader);
+    arm(&mut ring, &writer);
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+}
+
+fn ends_with_reset(t: &mut Transcript) {
+    connection_is_reset(t, 0);
+}
+
+fn ends_with_reset_deferred(t: &mut Transcript) {
+    connection_is_reset(t, DEFER);
+}
+
+fn buffers_run_out(t: &mut Transcript, flags: u32) {
+    for (reader, writer) in [files::sockets(), files::tcp(), udp()] {
+        let memory = Pages::new(1);
+        let (mut ring, mut group) = ring_of(&memory, 2, flags);
+        arm(&mut ring, &reader);
+        files::put(&writer, b"x");
+        t.in_order(&ring.wait(1));
+        files::put(&writer, b"y");
+        t.in_order(&ring.wait(1));
+        crate::time::long_enough_to_notice();
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        t.in_order(&ring.reap());
+        files::put(&writer, b"z");
+        crate::time::long_enough_to_notice();
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        t.in_order(&ring.reap());
+        // Nothing is lost.
+        group.add_slots(2..4);
+        arm(&mut ring, &reader);
+        t.in_order(&ring.wait(1));
+    }
+    let memory = Pages::new(1);
+    let (mut ring, _group) = ring_of(&memory, 0, flags);
+    let (idle, _writer) = files::sockets();
+    t.entry(&ring.one(multishot(idle.as_raw_fd(), 1)));
+}
+
+fn ends_without_buffers(t: &mut Transcript) {
+    buffers_run_out(t, 0);
+}
+
+fn ends_without_buffers_deferred(t: &mut Transcript) {
+    buffers_run_out(t, DEFER);
+}
+
+fn is_cancelled(t: &mut Transcript, flags: u32) {
+    for (reader, writer) in [files::sockets(), files::tcp(), udp()] {
+        let memory = Pages::new(1);
+        let (mut ring, _group) = ring_of(&memory, 8, flags);
+        arm(&mut ring, &reader);
+        files::put(&writer, b"x");
+        t.in_order(&ring.wait(1));
+        ring.push(cancel(1, 0, 2));
+        ring.submit();
+        t.in_order(&ring.wait(2));
+        arm(&mut ring, &reader);
+        ring.push(cancel(0, u::IORING_ASYNC_CANCEL_FD, 3).with(|sqe| sqe.fd = reader.as_raw_fd()));
+        ring.submit();
+        t.in_order(&ring.wait(2));
+        files::put(&writer, b"left");
+        crate::time::long_enough_to_notice();
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        t.in_order(&ring.reap());
+    }
+}
+
+fn ends_when_cancelled(t: &mut Transcript) {
+    is_cancelled(t, 0);
+}
+
+fn ends_when_cancelled_deferred(t: &mut Transcript) {
+    is_cancelled(t, DEFER);
+}
+
+/// The one that does not fit is the last.
+fn overflows(t: &mut Transcript, flags: u32) {
+    for (reader, writer) in [files::sockets(), files::tcp(), udp()] {
+        let memory = Pages::new(1);
+        let mut ring = Ring::with(4, |params| {
+            params.flags = u::IORING_SETUP_CQSIZE | flags;
+            params.cq_entries = 4;
+        })
+        .expect("a ring");
+        let mut group = group_of(&ring, &memory, 128, GROUP);
+        group.add_slots(0..16);
+        arm(&mut ring, &reader);
+        for _ in 0..7 {
+            files::put(&writer, b"x");
+            crate::time::long_enough_to_notice();
+            ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        }
+        t.say(format_args!("ready {}", ring.ready()));
+        t.in_order(&ring.reap());
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        t.in_order(&ring.reap());
+        files::set_nonblocking(&reader, true);
+        t.say(format_args!("left {:?}", files::take(&reader, 10).map(|bytes| bytes.len())));
+    }
+}
+
+fn ends_by_overflow(t: &mut Transcript) {
+    overflows(t, 0);
+}
+
+fn ends_by_overflow_deferred(t: &mut Transcript) {
+    overflows(t, DEFER);
+}
+
+/// Data and the end come together.
+fn data_before_end(t: &mut Transcript) {
+    for armed in [true, false] {
+        let (reader, writer) = files::sockets();
+        let memory = Pages::new(1);
+        let (mut ring, _group) = ring_of(&memory, 8, DEFER);
+        if armed {
+            arm(&mut ring, &reader);
+        }
+        files::put(&writer, b"0123456789abcdefghij");
+        drop(writer);
+        if !armed {
+            arm(&mut ring, &reader);
+        }
+        t.in_order(&ring.wait(3));
+    }
+}
+
+fn empty_datagram(t: &mut Transcript) {
+    let memory = Pages::new(1);
+    let (mut ring, _group) = ring_of(&memory, 8, 0);
+    let (reader, writer) = udp();
+    arm(&mut ring, &reader);
+    files::put(&writer, b"");
+    t.in_order(&ring.wait(1));
+    files::put(&writer, b"x");
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+}

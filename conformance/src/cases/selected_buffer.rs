@@ -1,0 +1,199 @@
+//! SEND and RECV with a buffer of a group.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
+
+use super::send_receive::{ALL, text};
+use crate::buffers::{group_of, incremental_group_of};
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::Pages;
+use crate::ring::Ring;
+use crate::sqe::{Change, cancel, sqe};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("selected_buffer.receive", selected_buffer),
+    case("selected_buffer.receive_waits", selected_buffer_waits),
+    case("selected_buffer.receive_all", selected_buffer_wait_all),
+    case("selected_buffer.receive_incremental", selected_buffer_incremental),
+    case("selected_buffer.send", send_selected_buffer),
+    case("selected_buffer.send_fails", send_selected_buffer_fails),
+    case("selected_buffer.first_generation", first_generation),
+];
+
+const GROUP: u16 = 3;
+
+fn select(fd: i32, length: u32, user_data: u64) -> Sqe {
+    sqe(opcode::RECV, fd, user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
+        sqe.buf_index = GROUP;
+        sqe.len = length;
+    })
+}
+
+fn select_to_send(fd: i32, length: u32, user_data: u64) -> Sqe {
+    select(fd, length, user_data).with(|sqe| sqe.opcode = opcode::SEND)
+}
+
+fn selected_buffer(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 8, GROUP);
+    group.add_slots(0..4);
+    let (reader, writer) = files::sockets();
+    files::put(&writer, b"0123456789abcdefghijklmnopqrstuvwxyz");
+    for (user_data, length) in [(1, 4), (2, 0), (3, 100), (4, 16)] {
+        t.entry(&ring.one(select(reader.as_raw_fd(), length, user_data)));
+        if user_data == 3 {
+            files::put(&writer, b"x");
+        }
+    }
+    t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
+    // -ENOBUFS at once, whatever there is.
+    t.entry(&ring.one(select(reader.as_raw_fd(), 0, 5)));
+    let pipe = files::pipe();
+    t.entry(&ring.one(select(pipe.0.as_raw_fd(), 0, 6)));
+    group.add_slots(4..6);
+    t.entry(&ring.one(select(pipe.0.as_raw_fd(), 0, 7)));
+    drop(writer);
+    t.entry(&ring.one(select(reader.as_raw_fd(), 0, 8)));
+    t.entry(&ring.one(select(reader.as_raw_fd(), 0, 9)));
+}
+
+fn selected_buffer_waits(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 8, GROUP);
+    group.add_slots(0..2);
+    let (reader, writer) = files::sockets();
+    let (other, other_writer) = files::sockets();
+    ring.push(select(reader.as_raw_fd(), 0, 1));
+    ring.submit();
+    files::put(&other_writer, b"second");
+    t.entry(&ring.one(select(other.as_raw_fd(), 0, 2)));
+    files::put(&writer, b"first");
+    t.in_order(&ring.wait(1));
+}
+
+fn selected_buffer_wait_all(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 8, GROUP);
+    group.add_slots(0..3);
+    let (reader, writer) = files::sockets();
+    let (other, other_writer) = files::sockets();
+    ring.push(select(reader.as_raw_fd(), 8, 1).op_flags(ALL));
+    ring.submit();
+    files::put(&writer, b"abc");
+    crate::time::long_enough_to_notice();
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    t.in_order(&ring.reap());
+    files::put(&other_writer, b"other");
+    t.entry(&ring.one(select(other.as_raw_fd(), 0, 2)));
+    files::put(&writer, b"defghijk");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("{} {}", group.text(0), group.text(1)));
+    // Ended from outside: what was received counts, and its buffer.
+    let _ = files::take(&reader, 100);
+    ring.push(select(reader.as_raw_fd(), 8, 3).op_flags(ALL));
+    ring.submit();
+    files::put(&writer, b"abc");
+    crate::time::long_enough_to_notice();
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    ring.push(cancel(3, 0, 4));
+    ring.submit();
+    t.in_order(&ring.wait(2));
+}
+
+fn selected_buffer_incremental(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = incremental_group_of(&ring, &memory, 8, GROUP);
+    group.add_slots(0..2);
+    let (reader, writer) = files::sockets();
+    for (user_data, length) in [(1, 0), (2, 6), (3, 0), (4, 0)] {
+        ring.push(select(reader.as_raw_fd(), length, user_data));
+        ring.submit();
+        files::put(&writer, b"1234567");
+        t.in_order(&ring.wait(1));
+        t.say(format_args!("{}, {}", group.state(0), group.state(1)));
+    }
+}
+
+fn send_selected_buffer(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 8, GROUP);
+    group.buffers.bytes()[..32].copy_from_slice(b"0123456789abcdefghijklmnopqrstuv");
+    group.add_slots(0..2);
+    let (reader, writer) = files::sockets();
+    for (user_data, length) in [(1, 4), (2, 0), (3, 0)] {
+        t.entry(&ring.one(select_to_send(writer.as_raw_fd(), length, user_data)));
+    }
+    t.say(text(&files::take(&reader, 100).unwrap_or_default()));
+    let mut other = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = incremental_group_of(&other, &memory, 8, GROUP);
+    group.buffers.bytes()[..32].copy_from_slice(b"0123456789abcdefghijklmnopqrstuv");
+    group.add_slots(0..2);
+    for (user_data, length) in [(1, 4), (2, 0), (3, 4)] {
+        t.entry(&other.one(select_to_send(writer.as_raw_fd(), length, user_data)));
+        t.say(format_args!("{}, {}", group.state(0), group.state(1)));
+    }
+    t.say(text(&files::take(&reader, 100).unwrap_or_default()));
+}
+
+/// A send keeps its buffer while it waits, and uses it up when it fails.
+fn send_selected_buffer_fails(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let memory = Pages::new(1);
+    let mut group = group_of(&ring, &memory, 8, GROUP);
+    group.add_slots(0..6);
+    let (reader, writer) = files::sockets();
+    let (_other, other_writer) = files::sockets();
+    files::fill(&writer);
+    ring.push(select_to_send(writer.as_raw_fd(), 4, 1));
+    ring.submit();
+    t.entry(&ring.one(select_to_send(other_writer.as_raw_fd(), 4, 2)));
+    ring.push(cancel(1, 0, 3));
+    ring.submit();
+    t.in_order(&ring.wait(2));
+    t.entry(&ring.one(select_to_send(other_writer.as_raw_fd(), 4, 4)));
+    drop(reader);
+    t.entry(&ring.one(select_to_send(writer.as_raw_fd(), 4, 5)));
+    t.entry(&ring.one(select_to_send(other_writer.as_raw_fd(), 4, 6)));
+}
+
+fn first_generation(t: &mut Transcript) {
+    let buffers = Pages::new(1);
+    let mut ring = Ring::new(8);
+    let provide = sqe(opcode::PROVIDE_BUFFERS, 8, 1).with(|sqe| {
+        sqe.addr = buffers.at(0);
+        sqe.len = 16;
+        sqe.buf_index = GROUP;
+    });
+    t.entry(&ring.one(provide));
+    let (reader, writer) = files::sockets();
+    let (other, other_writer) = files::sockets();
+    ring.push(select(reader.as_raw_fd(), 0, 2));
+    ring.submit();
+    files::put(&other_writer, b"other");
+    t.entry(&ring.one(select(other.as_raw_fd(), 0, 3)));
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(1));
+    t.entry(&ring.one(select_to_send(other_writer.as_raw_fd(), 4, 4)));
+    ring.push(select(reader.as_raw_fd(), 0, 5));
+    ring.submit();
+    ring.push(cancel(5, 0, 6));
+    ring.submit();
+    t.in_order(&ring.wait(2));
+    files::fill(&writer);
+    ring.push(select_to_send(writer.as_raw_fd(), 4, 7));
+    ring.submit();
+    ring.push(cancel(7, 0, 8));
+    ring.submit();
+    t.in_order(&ring.wait(2));
+    drop(other);
+    t.entry(&ring.one(select_to_send(other_writer.as_raw_fd(), 4, 9)));
+}

@@ -1,0 +1,178 @@
+//! Bundles: a send or receive over as many provided buffers as it takes, one
+//! CQE for all of them, which names the first.
+
+use super::receive::{Rest, rest};
+use super::send_receive::{Message, SendReceive, transfer_of};
+use super::{receive, send};
+use crate::buffer_group::{Many, SelectedBuffer, Usage};
+use crate::complete;
+use crate::fast_poll::TURN;
+use crate::issue::IssueOutcome;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use alloc::boxed::Box;
+use usring_sys::message;
+use usring_sys::{Errno, UserAddress};
+use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
+
+/// Lets the transfer have the next buffers of its group, `most` bytes of them,
+/// or one if that is 0.
+fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
+    let group = request.sqe.buf_index;
+    let transfer = transfer_of(request)?;
+    let members = &mut transfer.message.get_or_insert_with(|| Box::new(Message::default())).members;
+    let mut selected = Err(Errno::ENOBUFS);
+    members.replace(|pieces| selected = locked.groups.select_many(group, most, pieces));
+    selected
+}
+
+/// The buffers of a selection as a CQE names them.
+fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
+    SelectedBuffer {
+        group,
+        id: many.first,
+        address: UserAddress::NULL,
+        length: 0,
+        from_ring: many.from_ring,
+        usage: if left { Usage::Partial } else { Usage::Whole },
+    }
+}
+
+/// SEND: everything that the group holds.
+pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOutcome, Errno> {
+    let number = request.file.number;
+    let group = request.sqe.buf_index;
+    loop {
+        let mut emptied = true;
+        if request.buffer.is_none() {
+            let wanted = transfer_of(request)?.wanted;
+            let many = select(locked, request, if wanted == 0 { i32::MAX as u32 } else { wanted })?;
+            let left = locked.groups.use_up(group, &many, many.bytes);
+            emptied = many.emptied;
+            request.buffer = Some(named(group, &many, left));
+        }
+        let transfer = transfer_of(request)?;
+        let outcome = match send::call(transfer, message::DO_NOT_WAIT, number).run() {
+            Ok(bytes) if bytes >= transfer.left() => transfer.end(bytes as i32, false),
+            Ok(bytes) if bytes > 0 && message::can_go_on(number) => {
+                send::go_on(transfer, bytes);
+                transfer.would_block()
+            }
+            Ok(bytes) => transfer.end(bytes as i32, true),
+            Err(Errno::EAGAIN) => transfer.would_block(),
+            Err(error) => transfer.end(error.negative(), true),
+        };
+        let IssueOutcome::Done(answer) = outcome else { return Ok(outcome) };
+        if answer.result <= 0 || emptied || request.ready_for != 0 {
+            return Ok(outcome);
+        }
+        let flags = locked.groups.flags_of(&mut request.buffer);
+        if !complete::post_more(locked, request.sqe.user_data, answer.result, flags) {
+            request.cqe_flags |= flags;
+            return Ok(outcome);
+        }
+        // From now on all that the group holds.
+        let transfer = transfer_of(request)?;
+        (transfer.done, transfer.wanted) = (0, 0);
+    }
+}
+
+/// RECV, once or as a multishot.
+pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    for given in 0..TURN {
+        let mut bundle = match receive_bundle(locked, request) {
+            Ok(bundle) => bundle,
+            Err(Errno::EAGAIN) => return receive::drained(request),
+            Err(Errno::ENOBUFS) => return receive::out_of_buffers(request, given, Errno::ENOBUFS),
+            Err(error) => return IssueOutcome::done(error.negative()),
+        };
+        if let Ok(SendReceive { limit: Some(left), .. }) = transfer_of(request) {
+            *left = left.saturating_sub(bundle.bytes as u32);
+            bundle.last |= *left == 0;
+        }
+        let nonempty = if bundle.rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
+        let flags = nonempty | locked.groups.flags_of(&mut request.buffer);
+        let ends = bundle.last || !request.multishot;
+        if ends || !complete::post_more(locked, request.sqe.user_data, bundle.bytes as i32, flags) {
+            request.cqe_flags = flags;
+            return transfer_of(request)
+                .map_or(IssueOutcome::WouldBlock, |transfer| transfer.end(bundle.bytes as i32, bundle.failed));
+        }
+        if bundle.rest == Rest::Nothing && !receive::told_of_end(request) {
+            return receive::drained(request);
+        }
+    }
+    IssueOutcome::More
+}
+
+/// What a CQE will tell of.
+struct Bundle {
+    bytes: u64,
+    rest: Rest,
+    /// There will be no more, or no buffer for it.
+    last: bool,
+    failed: bool,
+}
+
+/// Receives into one buffer, if nobody says how much there is, and then as much
+/// as there is into as many as that takes.
+fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Bundle, Errno> {
+    let number = request.file.number;
+    let group = request.sqe.buf_index;
+    let (wanted, limit) = {
+        let transfer = transfer_of(request)?;
+        (transfer.wanted, transfer.limit)
+    };
+    let bounded = |most: u32| match limit {
+        Some(limit) if most == 0 => limit,
+        Some(limit) => most.min(limit),
+        None => most,
+    };
+    let most = bounded(wanted);
+    let many = select(locked, request, most)?;
+    let (bytes, room) = receive_into(request, number)?;
+    if bytes == 0 {
+        let rest = if message::counts_end(number) { Rest::Something } else { Rest::Unknown };
+        return Ok(Bundle { bytes, rest, last: true, failed: false });
+    }
+    let left = locked.groups.use_up(group, &many, bytes as u32);
+    request.buffer = Some(named(group, &many, left));
+    let transfer = transfer_of(request)?;
+    let waits_for_all = transfer.flags & message::WAIT_ALL != 0;
+    let mut bundle = Bundle {
+        bytes,
+        rest: rest(transfer, number, bytes, room),
+        last: many.emptied,
+        failed: waits_for_all && bytes < room,
+    };
+    if bundle.rest == Rest::Something && bytes == room && !many.emptied && !many.is_cut {
+        let more = bounded(message::unread(number));
+        if more > 1
+            && let Ok(many) = select(locked, request, more)
+            && let Ok((bytes, room)) = receive_into(request, number)
+            && bytes > 0
+        {
+            let left = locked.groups.use_up(group, &many, bytes as u32);
+            if let Some(buffer) = &mut request.buffer {
+                buffer.usage = if left { Usage::Partial } else { Usage::Whole };
+            }
+            bundle.bytes += bytes;
+            bundle.last = many.emptied;
+            bundle.rest = rest(transfer_of(request)?, number, bytes, room);
+        }
+    }
+    Ok(bundle)
+}
+
+/// Receives into the selected buffers; answers how much there was room for.
+fn receive_into(request: &mut Request, number: i32) -> Result<(u64, u64), Errno> {
+    let transfer = transfer_of(request)?;
+    let flags = transfer.flags | message::DO_NOT_WAIT;
+    let room = transfer.left();
+    let Some(message) = &mut transfer.message else { return Err(Errno::EINVAL) };
+    let bytes = match message.members.left() {
+        [only] => message::receive(number, *only, flags)?,
+        _ => message::receive_message(number, message.prepare(), flags)?,
+    };
+    Ok((bytes, room))
+}

@@ -1,0 +1,254 @@
+//! RECV and RECVMSG, once or as multishots.
+//!
+//! A receive from a stream that gives less than there was room for has emptied
+//! it, so a multishot does not ask a second time: what comes later makes an
+//! event of its own. Only that there will be no more may have come with the
+//! same event; where the event says so it is looked for.
+
+use super::bundle;
+use super::received_message;
+use super::send_receive::{BUNDLE, POLL_FIRST, SendReceive, transfer_of};
+use crate::complete;
+use crate::fast_poll::TURN;
+use crate::issue::IssueOutcome;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use usring_sys::message::{self, MessageHeader};
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, UserAddress, descriptor, epoll};
+use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
+use usring_uapi::{opcode, sqe_flags};
+
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let waited = request.ready_for != 0;
+    let transfer = match transfer_of(request) {
+        Ok(transfer) => transfer,
+        Err(error) => return IssueOutcome::done(error.negative()),
+    };
+    if transfer.has(POLL_FIRST) && !waited {
+        return transfer.would_block();
+    }
+    if transfer.has(BUNDLE) && request.has_flag(sqe_flags::BUFFER_SELECT) {
+        return bundle::receive(locked, request);
+    }
+    if request.multishot {
+        return receive_many(locked, request);
+    }
+    receive_once(locked, request)
+}
+
+/// What a receive may have left behind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rest {
+    Nothing,
+    Something,
+    /// Only another receive can tell.
+    Unknown,
+}
+
+/// What is left in the socket after a receive of `bytes` into `room`.
+pub(crate) fn rest(transfer: &mut SendReceive, number: i32, bytes: u64, room: u64) -> Rest {
+    let peeks = transfer.flags & message::PEEK != 0;
+    let counts =
+        |transfer: &mut SendReceive| *transfer.counts_unread.get_or_insert_with(|| message::counts_unread(number));
+    if bytes < room && !peeks {
+        // Of anything but a stream it means nothing.
+        return if counts(transfer) { Rest::Nothing } else { Rest::Unknown };
+    }
+    if message::unread(number) == 0 {
+        return if counts(transfer) { Rest::Nothing } else { Rest::Unknown };
+    }
+    if counts(transfer) { Rest::Something } else { Rest::Unknown }
+}
+
+fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    if request.has_flag(sqe_flags::BUFFER_SELECT)
+        && request.buffer.is_none()
+        && let Err(error) = select_buffer(locked, request)
+    {
+        return IssueOutcome::done(after_file(request, error).negative());
+    }
+    let number = request.file.number;
+    let Ok(transfer) = transfer_of(request) else { return IssueOutcome::done(Errno::EINVAL.negative()) };
+    let room = transfer.left();
+    let received = match transfer.message {
+        Some(_) => received_message::receive(transfer, number),
+        None if transfer.flags & message::WAIT_ALL != 0 => receive_all(transfer, number),
+        None => receive(transfer, number).map(|bytes| (bytes, false)),
+    };
+    let outcome = match received {
+        Ok((bytes, was_cut)) => after_receive(transfer, number, bytes, was_cut),
+        Err(Errno::EAGAIN) => transfer.would_block(),
+        Err(error) => transfer.end(error.negative(), true),
+    };
+    if let (Ok((bytes, _)), IssueOutcome::Done(_)) = (received, &outcome)
+        && may_tell_of_more(transfer, bytes, room)
+        && tells_of_more(transfer, number, bytes, room)
+    {
+        request.cqe_flags |= IORING_CQE_F_SOCK_NONEMPTY;
+    }
+    settle_buffer(locked, request, &outcome);
+    outcome
+}
+
+/// What so many bytes mean for a single receive.
+#[inline]
+fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: bool) -> IssueOutcome {
+    if transfer.flags & message::WAIT_ALL == 0 {
+        return transfer.end(bytes as i32, false);
+    }
+    // With control messages nothing is put together of several receives.
+    let whole = transfer.message.as_ref().is_some_and(|message| message.header.control_length != 0);
+    if whole || bytes >= transfer.left() {
+        return transfer.end(bytes as i32, was_cut);
+    }
+    if bytes == 0 || !message::can_go_on(number) {
+        return transfer.end(bytes as i32, true);
+    }
+    transfer.advance(bytes);
+    transfer.would_block()
+}
+
+/// Filled to the brim, at its end, or not taken away: there may be more.
+#[inline]
+fn may_tell_of_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
+    bytes >= room || bytes == 0 || transfer.flags & message::PEEK != 0
+}
+
+#[cold]
+fn tells_of_more(transfer: &mut SendReceive, number: i32, bytes: u64, room: u64) -> bool {
+    if bytes == 0 && room > 0 {
+        return message::counts_end(number);
+    }
+    rest(transfer, number, bytes, room) == Rest::Something
+}
+
+#[inline]
+fn receive(transfer: &SendReceive, number: i32) -> Result<u64, Errno> {
+    message::receive(number, transfer.part, transfer.flags | message::DO_NOT_WAIT)
+}
+
+/// The same, with a word on whether the message was longer than that.
+fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno> {
+    let part = transfer.part;
+    let mut header =
+        MessageHeader { vector: UserAddress(&raw const part as u64), count: 1, ..MessageHeader::default() };
+    let bytes = message::receive_message(number, &mut header, transfer.flags | message::DO_NOT_WAIT)?;
+    Ok((bytes, received_message::was_cut(&header)))
+}
+
+/// A buffer that holds nothing goes back to its group.
+fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
+    let Some(buffer) = &mut request.buffer else { return };
+    match outcome {
+        IssueOutcome::Done(answer) if answer.result > 0 => locked.groups.used(buffer, answer.result as u32),
+        IssueOutcome::WouldBlock => {
+            let started = matches!(transfer_of(request), Ok(transfer) if transfer.done > 0);
+            if !started {
+                let unused = request.buffer.take();
+                locked.groups.give_back(unused);
+            }
+        }
+        _ => {
+            let unused = request.buffer.take();
+            locked.groups.give_back(unused);
+        }
+    }
+}
+
+fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    for given in 0..TURN {
+        if let Err(error) = select_buffer(locked, request) {
+            return out_of_buffers(request, given, error);
+        }
+        let number = request.file.number;
+        let message = request.sqe.opcode == opcode::RECVMSG;
+        let Ok(transfer) = transfer_of(request) else { return IssueOutcome::done(Errno::EINVAL.negative()) };
+        let room = transfer.part.length;
+        let received = if message {
+            received_message::receive_into_buffer(transfer, number)
+        } else {
+            receive(transfer, number).map(|bytes| (bytes as i32, bytes == 0))
+        };
+        let (result, ended) = match received {
+            Ok((result, ended)) => (result, ended),
+            Err(Errno::EAGAIN) => {
+                let outcome = transfer.would_block();
+                settle_buffer(locked, request, &outcome);
+                return outcome;
+            }
+            Err(error) => (error.negative(), true),
+        };
+        let rest = match (ended, result) {
+            (false, _) => rest(transfer, number, result as u64, room),
+            (true, 0..) if message::counts_end(number) => Rest::Something,
+            _ => Rest::Unknown,
+        };
+        if let Some(outcome) = post(locked, request, result, ended, rest) {
+            return outcome;
+        }
+        if rest == Rest::Nothing && !told_of_end(request) {
+            return drained(request);
+        }
+    }
+    IssueOutcome::More
+}
+
+/// Whether the event that called it tells of an end, too.
+pub(crate) fn told_of_end(request: &Request) -> bool {
+    request.ready_for & (epoll::PEER_HANG_UP | epoll::HUP | epoll::ERR) != 0
+}
+
+/// There is no more for now.
+pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
+    transfer_of(request).map_or(IssueOutcome::WouldBlock, |transfer| transfer.would_block())
+}
+
+/// Posts one result of a multishot; the outcome if it was the last.
+fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool, rest: Rest) -> Option<IssueOutcome> {
+    let nonempty = if rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
+    settle_buffer(locked, request, &IssueOutcome::done(result));
+    let limit = match transfer_of(request) {
+        Ok(SendReceive { limit: Some(left), .. }) => {
+            *left = left.saturating_sub(result.max(0) as u32);
+            *left == 0
+        }
+        _ => false,
+    };
+    let flags = nonempty | locked.groups.flags_of(&mut request.buffer);
+    if ended || limit || !complete::post_more(locked, request.sqe.user_data, result, flags) {
+        request.cqe_flags = flags;
+        return Some(IssueOutcome::done(result));
+    }
+    None
+}
+
+/// There is no buffer. An event that came for what has been taken already is
+/// no reason to end.
+pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> IssueOutcome {
+    let gone = || epoll::poll_now(request.file.number, epoll::IN | epoll::PRI) == Ok(0);
+    if error == Errno::ENOBUFS && given == 0 && request.ready_for != 0 && gone() {
+        return IssueOutcome::WouldBlock;
+    }
+    IssueOutcome::done(after_file(request, error).negative())
+}
+
+/// Takes a buffer of the request's group; its length bounds the receive.
+fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let wanted = transfer_of(request)?.wanted;
+    let buffer = locked.groups.select(request.sqe.buf_index, wanted, || false)?;
+    transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
+    request.buffer = Some(buffer);
+    Ok(())
+}
+
+/// The errno of something wrong beside the file: the kernel looks at the file
+/// first.
+#[cold]
+fn after_file(request: &Request, error: Errno) -> Errno {
+    match descriptor::identity(request.file.number) {
+        Ok(identity) if identity.is_socket() => error,
+        Ok(_) => Errno::ENOTSOCK,
+        Err(error) => error,
+    }
+}

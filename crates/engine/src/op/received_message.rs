@@ -1,0 +1,89 @@
+//! The message of a RECVMSG: recvmsg(2) on a header of ours, and what it has
+//! found out told where the program wants it: in its own header, or, by a
+//! multishot, in front of the data in the buffer (`struct io_uring_recvmsg_out`).
+
+use super::send_receive::{Message, SendReceive};
+use usring_sys::message::{self, MessageHeader};
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, UserAddress, user_memory};
+
+/// Bytes of `struct io_uring_recvmsg_out`.
+const OUT_SIZE: u64 = 16;
+
+/// Receives one message into the members or the selected buffer; answers its
+/// bytes, and whether that is not all of it.
+pub(crate) fn receive(transfer: &mut SendReceive, number: i32) -> Result<(u64, bool), Errno> {
+    let flags = transfer.flags | message::DO_NOT_WAIT;
+    let part = transfer.part;
+    let Some(message) = &mut transfer.message else { return Err(Errno::EINVAL) };
+    let mut header = message.header;
+    into(&mut header, message, &part);
+    let bytes = message::receive_message(number, &mut header, flags)?;
+    tell(message.told, &header)?;
+    Ok((bytes, was_cut(&header)))
+}
+
+fn into(header: &mut MessageHeader, message: &Message, part: &IoVector) {
+    if message.members.is_any() {
+        header.vector = UserAddress(message.members.left().as_ptr() as u64);
+        header.count = message.members.left().len() as u64;
+    } else {
+        header.vector = UserAddress(&raw const *part as u64);
+        header.count = 1;
+    }
+}
+
+/// Whether not all of a message was given.
+pub(crate) fn was_cut(header: &MessageHeader) -> bool {
+    header.flags & (message::TRUNCATED | message::CONTROL_TRUNCATED) != 0
+}
+
+/// Writes what the kernel has found out into the program's own header.
+fn tell(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
+    if !header.name.is_null() {
+        user_memory::write(to.offset(message::NAME_LENGTH_OFFSET), header.name_length)?;
+    }
+    user_memory::write(to.offset(message::FLAGS_OFFSET), header.flags)?;
+    user_memory::write(to.offset(message::CONTROL_LENGTH_OFFSET), header.control_length)
+}
+
+/// How much of a multishot's buffer lies before the data.
+fn head_size(message: &Message) -> u64 {
+    OUT_SIZE + u64::from(message.name_room) + message.header.control_length
+}
+
+/// Refuses rooms for name and control messages that no buffer could hold.
+pub(crate) fn check_rooms(message: &Message) -> Result<(), Errno> {
+    let fits = message.name_room as i32 >= 0
+        && message.header.control_length <= i32::MAX as u64
+        && head_size(message) <= i32::MAX as u64;
+    if fits { Ok(()) } else { Err(Errno::EOVERFLOW) }
+}
+
+/// Receives one message into the selected buffer, what is known of it in front;
+/// answers the bytes used and whether there will be no more.
+pub(crate) fn receive_into_buffer(transfer: &mut SendReceive, number: i32) -> Result<(i32, bool), Errno> {
+    let flags = transfer.flags | message::DO_NOT_WAIT;
+    let buffer = transfer.part;
+    let Some(message) = &mut transfer.message else { return Err(Errno::EINVAL) };
+    let head = head_size(message);
+    let room = buffer.length.checked_sub(head).ok_or(Errno::EFAULT)?;
+    let data = IoVector { base: buffer.base + head, length: room };
+    let mut name = [0; message::ADDRESS_LIMIT];
+    let control_room = message.header.control_length;
+    let mut header = MessageHeader {
+        name: UserAddress(if message.name_room == 0 { 0 } else { name.as_mut_ptr() as u64 }),
+        name_length: if message.name_room == 0 { 0 } else { message::ADDRESS_LIMIT as u32 },
+        vector: UserAddress(&raw const data as u64),
+        count: 1,
+        control: UserAddress(if control_room == 0 { 0 } else { data.base - control_room }),
+        control_length: control_room,
+        ..MessageHeader::default()
+    };
+    let bytes = message::receive_message(number, &mut header, flags)?;
+    let out = [header.name_length, header.control_length as u32, bytes as u32, header.flags];
+    user_memory::write(UserAddress(buffer.base), out)?;
+    let known = (header.name_length.min(message.name_room) as usize).min(name.len());
+    user_memory::copy_out(UserAddress(buffer.base + OUT_SIZE), &name[..known])?;
+    Ok(((head + bytes.min(room)) as i32, bytes == 0))
+}

@@ -1,0 +1,172 @@
+//! SEND, SENDMSG, and SEND_ZC, SENDMSG_ZC, which copy and say so: without a
+//! copy the kernel tells of the end on the socket's error queue, which is the
+//! program's.
+
+use super::bundle;
+use super::send_receive::{Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, transfer_of};
+use crate::complete;
+use crate::issue::IssueOutcome;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use crate::workers::Blocking;
+use usring_sys::message::{self, send_call, send_message_call};
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, SystemCall, descriptor, epoll};
+use usring_uapi::{opcode, sqe_flags};
+
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    match try_to_send(locked, request) {
+        Ok(outcome) => outcome,
+        Err(error) => IssueOutcome::done(error.negative()),
+    }
+}
+
+#[inline]
+fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOutcome, Errno> {
+    let number = request.file.number;
+    if matches!(request.sqe.opcode, opcode::SEND_ZC | opcode::SENDMSG_ZC) {
+        check_without_copy(locked, request)?;
+    }
+    let selects = request.has_flag(sqe_flags::BUFFER_SELECT);
+    let waited = request.ready_for != 0;
+    let transfer = transfer_of(request)?;
+    if transfer.has(POLL_FIRST) && !waited {
+        descriptor::status_flags(number)?;
+        return Ok(transfer.would_block());
+    }
+    if selects {
+        if transfer.has(BUNDLE) {
+            return bundle::send(locked, request);
+        }
+        if request.buffer.is_none() {
+            select_buffer(locked, request)?;
+        }
+    }
+    let transfer = transfer_of(request)?;
+    let outcome = attempt(transfer, number);
+    if transfer.has(BUNDLE) && !waited {
+        return Ok(end_of_bundle(locked, request, outcome));
+    }
+    Ok(outcome)
+}
+
+/// A bundle without a group: the kernel goes on to the next, and finds nothing.
+#[cold]
+fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome) -> IssueOutcome {
+    match outcome {
+        IssueOutcome::Done(answer)
+            if answer.result > 0 && complete::post_more(locked, request.sqe.user_data, answer.result, 0) =>
+        {
+            IssueOutcome::done(0)
+        }
+        outcome => outcome,
+    }
+}
+
+/// One call, and what comes of it.
+#[inline]
+fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
+    let sent = call(transfer, message::DO_NOT_WAIT, number).run();
+    match sent {
+        Ok(bytes) if transfer.flags & message::WAIT_ALL == 0 || bytes >= transfer.left() => {
+            transfer.end(bytes as i32, false)
+        }
+        Ok(bytes) if bytes > 0 && message::can_go_on(number) => {
+            go_on(transfer, bytes);
+            transfer.would_block()
+        }
+        Ok(bytes) => transfer.end(bytes as i32, true),
+        // Nothing tells of room at an address that is not the socket's own peer.
+        Err(Errno::EAGAIN)
+            if transfer.has_address() && transfer.flags & message::DO_NOT_WAIT == 0 && is_ready(number) =>
+        {
+            IssueOutcome::NeedsWorker
+        }
+        Err(Errno::EAGAIN) => transfer.would_block(),
+        Err(error) => transfer.end(error.negative(), true),
+    }
+}
+
+#[cold]
+fn is_ready(number: i32) -> bool {
+    epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0)
+}
+
+/// The rest comes later. Control messages went with the first part.
+pub(crate) fn go_on(transfer: &mut SendReceive, bytes: u64) {
+    transfer.advance(bytes);
+    if let Some(message) = &mut transfer.message {
+        message.header.control_length = 0;
+    }
+}
+
+/// The next call.
+#[inline]
+pub(crate) fn call(transfer: &mut SendReceive, extra_flags: u32, number: i32) -> SystemCall {
+    let (part, flags) = (transfer.part, transfer.flags | extra_flags);
+    match &mut transfer.message {
+        None => send_call(number, part, flags, None),
+        Some(message) if message.members.is_any() || message.told.0 != 0 => {
+            send_message_call(number, message.prepare(), flags)
+        }
+        Some(message) => send_call(number, part, flags, message.address.as_ref().map(Address::bytes)),
+    }
+}
+
+/// Sends it, blocking.
+pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
+    let number = request.file.number;
+    let Ok(transfer) = transfer_of(request) else { return Errno::EINVAL.negative() };
+    match blocking.run(&call(transfer, 0, number)) {
+        Ok(bytes) => transfer.result(bytes as i32),
+        Err(error) => transfer.result(error.negative()),
+    }
+}
+
+/// Takes a buffer of the request's group, for good: nobody else could use it
+/// while this one waits.
+fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let group = request.sqe.buf_index;
+    // Of a classic group the whole buffer is sent, whatever was asked for.
+    let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
+    let buffer = locked.groups.select(group, wanted, || true)?;
+    transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
+    request.buffer = Some(buffer);
+    Ok(())
+}
+
+/// What the kernel asks of a send without a copy, and the registered buffer
+/// that it may be from.
+fn check_without_copy(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    if request.ready_for != 0 {
+        return Ok(());
+    }
+    let number = request.file.number;
+    if !descriptor::identity(number)?.is_socket() {
+        return Err(Errno::ENOTSOCK);
+    }
+    if !message::sends_without_copy(number) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let index = request.sqe.buf_index;
+    let transfer = transfer_of(request)?;
+    if !transfer.has(FIXED_BUFFER) || transfer.has(POLL_FIRST) {
+        return Ok(());
+    }
+    hold_registered_buffer(locked, request, index)
+}
+
+fn hold_registered_buffer(locked: &mut LockedRing, request: &mut Request, index: u16) -> Result<(), Errno> {
+    let transfer = transfer_of(request)?;
+    let mut held = None;
+    match &transfer.message {
+        Some(message) if message.members.is_any() => {
+            for member in message.members.left() {
+                held = Some(locked.buffers.share(index, member.base, member.length)?);
+            }
+        }
+        _ => held = Some(locked.buffers.share(index, transfer.part.base, transfer.part.length)?),
+    }
+    request.fixed_buffer = held;
+    Ok(())
+}

@@ -1,0 +1,348 @@
+//! What sending and receiving have in common: the SQE's fields, the message
+//! that SENDMSG and RECVMSG name, and how far a transfer has come. `send` and
+//! `receive` carry them out, `bundle` those of many buffers.
+//!
+//! The operation is tried as if the socket were non-blocking, whatever it is,
+//! and waits for its socket if it would block; MSG_DONTWAIT makes that EAGAIN.
+//! With MSG_WAITALL what is short goes on, on sockets that are streams or
+//! sequences of packets.
+
+use super::Operation;
+use super::received_message;
+use super::vector::{self, Members};
+use crate::issue::{Answer, IssueOutcome};
+use crate::request::Request;
+use crate::ring::LockedRing;
+use alloc::boxed::Box;
+use usring_sys::message::{self, ADDRESS_LIMIT, MessageHeader, VECTOR_LIMIT};
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, UserAddress, epoll, user_memory};
+use usring_uapi::io_uring as abi;
+use usring_uapi::{opcode, sqe_flags};
+
+pub(crate) const POLL_FIRST: u16 = abi::IORING_RECVSEND_POLL_FIRST as u16;
+pub(crate) const MULTISHOT: u16 = abi::IORING_RECV_MULTISHOT as u16;
+pub(crate) const FIXED_BUFFER: u16 = abi::IORING_RECVSEND_FIXED_BUF as u16;
+pub(crate) const REPORT_USAGE: u16 = abi::IORING_SEND_ZC_REPORT_USAGE as u16;
+pub(crate) const BUNDLE: u16 = abi::IORING_RECVSEND_BUNDLE as u16;
+pub(crate) const VECTORIZED: u16 = abi::IORING_SEND_VECTORIZED as u16;
+
+/// What a receive waits for: data, urgent data, and that there will be no more.
+pub(crate) const RECEIVE_EVENTS: u32 = epoll::IN | epoll::PRI | epoll::PEER_HANG_UP;
+
+/// A transfer under way.
+pub(crate) struct SendReceive {
+    /// MSG_*.
+    pub flags: u32,
+    /// IORING_RECVSEND_* and the like.
+    pub options: u16,
+    /// Of a receive: whether its socket counts what it holds; asked for once.
+    pub counts_unread: Option<bool>,
+    /// The length that the SQE asks for; with provided buffers what is taken
+    /// of one at most, 0 for all of it.
+    pub wanted: u32,
+    /// Of a multishot receive: how many bytes are left of its limit, if it has one.
+    pub limit: Option<u32>,
+    /// Bytes transferred so far.
+    pub done: u64,
+    /// The memory to go on with, where there is one piece of it.
+    pub part: IoVector,
+    /// All else.
+    pub message: Option<Box<Message>>,
+}
+
+/// What does not fit into a call of one buffer and no address.
+#[derive(Default)]
+pub(crate) struct Message {
+    /// As the next call is given it.
+    pub header: MessageHeader,
+    /// The program's own, where it is told what a receive found out.
+    pub told: UserAddress,
+    /// The address to send to.
+    pub address: Option<Address>,
+    /// How much of that the program wants to know.
+    pub name_room: u32,
+    /// The memory to go on with.
+    pub members: Members,
+}
+
+/// A copy of an address of the program's.
+pub(crate) struct Address {
+    bytes: [u8; ADDRESS_LIMIT],
+    length: usize,
+}
+
+impl Address {
+    fn read(from: UserAddress, length: u32) -> Result<Address, Errno> {
+        if length as usize > ADDRESS_LIMIT {
+            return Err(Errno::EINVAL);
+        }
+        let mut address = Address { bytes: [0; ADDRESS_LIMIT], length: length as usize };
+        user_memory::copy_in(&mut address.bytes[..length as usize], from)?;
+        Ok(address)
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Message {
+    /// Reads the program's header, once. `receives`: its name and vector are to
+    /// be written, and not read.
+    pub fn read(from: UserAddress, receives: bool) -> Result<Message, Errno> {
+        let mut header: MessageHeader = user_memory::read(from)?;
+        let name_room = header.name_length;
+        header.flags = 0;
+        if header.name.is_null() {
+            header.name_length = 0;
+        }
+        if header.name_length as i32 > ADDRESS_LIMIT as i32 {
+            header.name_length = ADDRESS_LIMIT as u32;
+        } else if (header.name_length as i32) < 0 {
+            return Err(Errno::EINVAL);
+        }
+        let mut message = Message { header, told: from, name_room, ..Message::default() };
+        if !receives && header.name_length != 0 {
+            message.address = Some(Address::read(header.name, header.name_length)?);
+        }
+        if header.count > VECTOR_LIMIT {
+            return Err(Errno::EMSGSIZE);
+        }
+        Ok(message)
+    }
+
+    /// The header with the addresses of what is ours filled in.
+    pub fn prepare(&mut self) -> &mut MessageHeader {
+        self.header.vector = UserAddress(self.members.left().as_ptr() as u64);
+        self.header.count = self.members.left().len() as u64;
+        if let Some(address) = &self.address {
+            self.header.name = UserAddress(address.bytes.as_ptr() as u64);
+            self.header.name_length = address.length as u32;
+        }
+        &mut self.header
+    }
+}
+
+impl SendReceive {
+    fn of(request: &Request) -> SendReceive {
+        let sqe = &request.sqe;
+        SendReceive {
+            flags: sqe.op_flags,
+            options: sqe.ioprio,
+            counts_unread: None,
+            wanted: sqe.len,
+            limit: None,
+            done: 0,
+            part: IoVector { base: sqe.addr, length: u64::from(sqe.len).min(vector::TRANSFER_LIMIT) },
+            message: None,
+        }
+    }
+
+    #[inline]
+    pub fn owns_memory(&self) -> bool {
+        self.message.is_some()
+    }
+
+    #[inline]
+    pub fn has(&self, option: u16) -> bool {
+        self.options & option != 0
+    }
+
+    /// Whether it has an address to send to.
+    pub fn has_address(&self) -> bool {
+        self.message.as_ref().is_some_and(|message| message.address.is_some())
+    }
+
+    /// Goes on behind so many bytes.
+    pub fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        match &mut self.message {
+            Some(message) if message.members.is_any() => message.members.advance(bytes),
+            _ => {
+                self.part.base = self.part.base.wrapping_add(bytes);
+                self.part.length -= bytes;
+            }
+        }
+    }
+
+    /// How many bytes are left to be transferred.
+    pub fn left(&self) -> u64 {
+        match &self.message {
+            Some(message) if message.members.is_any() => message.members.total(),
+            _ => self.part.length,
+        }
+    }
+
+    /// Its result if the next step ends like this.
+    pub fn result(&self, step: i32) -> i32 {
+        if step >= 0 {
+            self.done as i32 + step
+        } else if self.done > 0 {
+            self.done as i32
+        } else {
+            step
+        }
+    }
+
+    /// Ends it after this step.
+    pub fn end(&self, step: i32, failed: bool) -> IssueOutcome {
+        IssueOutcome::Done(Answer { result: self.result(step), failed: failed || step < 0 })
+    }
+
+    /// It would block.
+    #[inline]
+    pub fn would_block(&self) -> IssueOutcome {
+        if self.flags & message::DO_NOT_WAIT != 0 {
+            return self.end(Errno::EAGAIN.negative(), true);
+        }
+        IssueOutcome::WouldBlock
+    }
+
+    /// What its socket is polled for.
+    pub fn poll_events(&self, usual: u32) -> u32 {
+        // Data is not what it waits for then; errors are always told of.
+        if self.flags & message::ERROR_QUEUE != 0 { usual & !(epoll::IN | epoll::PEER_HANG_UP) } else { usual }
+    }
+}
+
+/// The operation of a request of this family.
+#[inline]
+pub(crate) fn transfer_of(request: &mut Request) -> Result<&mut SendReceive, Errno> {
+    match &mut request.operation {
+        Operation::SendReceive(transfer) => Ok(transfer),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// SEND, SENDMSG, SEND_ZC and SENDMSG_ZC.
+pub(crate) fn prepare_send(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let mut transfer = SendReceive::of(request);
+    let sqe = &request.sqe;
+    let without_copy = matches!(sqe.opcode, opcode::SEND_ZC | opcode::SENDMSG_ZC);
+    if without_copy && (sqe.pad2 != 0 || sqe.addr3 != 0 || sqe.flags & sqe_flags::CQE_SKIP_SUCCESS != 0) {
+        return Err(Errno::EINVAL);
+    }
+    if without_copy {
+        // A notification follows from here on, however it ends.
+        request.cqe_flags = abi::IORING_CQE_F_MORE;
+    }
+    let known = POLL_FIRST | VECTORIZED | if without_copy { FIXED_BUFFER | REPORT_USAGE } else { BUNDLE };
+    if transfer.options & !known != 0 || (sqe.len as i32) < 0 && !without_copy {
+        return Err(Errno::EINVAL);
+    }
+    transfer.flags |= message::NO_SIGNAL;
+    if transfer.has(BUNDLE) {
+        if sqe.opcode == opcode::SENDMSG {
+            return Err(Errno::EINVAL);
+        }
+        transfer.flags |= message::WAIT_ALL;
+    }
+    let selects = sqe.flags & sqe_flags::BUFFER_SELECT != 0;
+    if matches!(sqe.opcode, opcode::SEND | opcode::SEND_ZC) {
+        prepare_send_fields(&mut transfer, sqe, selects)?;
+    } else {
+        if sqe.off != 0 || sqe.file_index != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let mut message = Message::read(UserAddress(sqe.addr), false)?;
+        let (from, count) = (message.header.vector, message.header.count);
+        message.members = Members::read(from, count, !transfer.has(FIXED_BUFFER))?;
+        transfer.message = Some(Box::new(message));
+        transfer.part = IoVector::default();
+    }
+    request.begin_operation(Operation::SendReceive(transfer));
+    Ok(())
+}
+
+#[inline]
+fn prepare_send_fields(transfer: &mut SendReceive, sqe: &usring_uapi::Sqe, selects: bool) -> Result<(), Errno> {
+    let address_length = sqe.file_index & 0xffff;
+    if sqe.file_index >> 16 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.off != 0 {
+        let address = Some(Address::read(UserAddress(sqe.off), address_length)?);
+        transfer.message = Some(Box::new(Message { address, ..Message::default() }));
+    }
+    if selects {
+        return Ok(());
+    }
+    if transfer.has(VECTORIZED) {
+        let members = Members::read(UserAddress(sqe.addr), u64::from(sqe.len), !transfer.has(FIXED_BUFFER))?;
+        transfer.message.get_or_insert_default().members = members;
+        return Ok(());
+    }
+    if transfer.has(FIXED_BUFFER) { Ok(()) } else { vector::check_part(transfer.part) }
+}
+
+/// RECV and RECVMSG.
+pub(crate) fn prepare_receive(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let mut transfer = SendReceive::of(request);
+    let sqe = &request.sqe;
+    let selects = sqe.flags & sqe_flags::BUFFER_SELECT != 0;
+    let plain = sqe.opcode == opcode::RECV;
+    if sqe.off != 0 || transfer.options & !(POLL_FIRST | MULTISHOT | BUNDLE) != 0 || (sqe.len as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    if transfer.has(MULTISHOT) {
+        if !selects || transfer.flags & message::WAIT_ALL != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if plain && sqe.file_index != 0 {
+            transfer.limit = Some(sqe.file_index);
+        }
+    }
+    if sqe.file_index != 0 && transfer.limit.is_none() || transfer.has(BUNDLE) && !plain {
+        return Err(Errno::EINVAL);
+    }
+    if !plain {
+        transfer.message = Some(Box::new(read_received(&mut transfer, sqe, selects)?));
+    } else if !selects {
+        vector::check_part(transfer.part)?;
+    }
+    let multishot = transfer.has(MULTISHOT);
+    request.begin_operation(Operation::SendReceive(transfer));
+    request.multishot = multishot;
+    Ok(())
+}
+
+/// The message of a RECVMSG. With provided buffers its vector says no more than
+/// how much of one is to be taken.
+fn read_received(transfer: &mut SendReceive, sqe: &usring_uapi::Sqe, selects: bool) -> Result<Message, Errno> {
+    let mut message = Message::read(UserAddress(sqe.addr), true)?;
+    transfer.part = IoVector::default();
+    let MessageHeader { vector, count, .. } = message.header;
+    if !selects {
+        message.members = Members::read(vector, count, true)?;
+        return Ok(message);
+    }
+    if transfer.has(MULTISHOT) {
+        received_message::check_rooms(&message)?;
+    }
+    transfer.wanted = match count {
+        0 => 0,
+        1 => user_memory::read::<IoVector>(vector)?.length as u32,
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok(message)
+}
+
+/// What a request of this family answers that is ended from outside.
+pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
+    match &request.operation {
+        Operation::SendReceive(transfer) => transfer.result(result),
+        _ => result,
+    }
+}
+
+/// What the notification of a send without a copy says of how it was made.
+pub(crate) fn usage(request: &Request, result: i32) -> i32 {
+    match &request.operation {
+        // We copy, and say so to who asks.
+        Operation::SendReceive(transfer) if transfer.has(REPORT_USAGE) && result >= 0 => {
+            abi::IORING_NOTIF_USAGE_ZC_COPIED as i32
+        }
+        _ => 0,
+    }
+}

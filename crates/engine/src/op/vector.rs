@@ -1,0 +1,110 @@
+//! A vector of the program's memory, copied once: what READV and its like, and
+//! messages, transfer from or to.
+
+use alloc::vec::Vec;
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, UserAddress, user_memory};
+
+/// Most members of a vector (UIO_MAXIOV).
+pub(crate) const LIMIT: u32 = 1024;
+/// Bytes that one call transfers at most (MAX_RW_COUNT).
+pub(crate) const TRANSFER_LIMIT: u64 = 0x7fff_f000;
+
+/// What the kernel checks of several members before it cuts them.
+pub(crate) fn check(members: &[IoVector]) -> Result<(), Errno> {
+    if members.iter().any(|member| member.length > i64::MAX as u64) {
+        return Err(Errno::EINVAL);
+    }
+    if members.iter().any(is_outside) { Err(Errno::EFAULT) } else { Ok(()) }
+}
+
+/// The same of a single piece.
+#[inline]
+pub(crate) fn check_part(part: IoVector) -> Result<(), Errno> {
+    if is_outside(&part) { Err(Errno::EFAULT) } else { Ok(()) }
+}
+
+#[inline]
+fn is_outside(member: &IoVector) -> bool {
+    member.base.checked_add(member.length).is_none_or(|end| end > user_memory::END)
+}
+
+/// Cuts a vector to what one call transfers at most; answers its length.
+pub(crate) fn bound(members: &mut [IoVector]) -> u64 {
+    let mut total = 0;
+    for member in members {
+        member.length = member.length.min(TRANSFER_LIMIT - total);
+        total += member.length;
+    }
+    total
+}
+
+/// The members of a message, and how far they have been transferred.
+#[derive(Default)]
+pub(crate) struct Members {
+    all: Vec<IoVector>,
+    /// So many are done with.
+    done: usize,
+    total: u64,
+}
+
+impl Members {
+    /// Reads the program's vector. Without `checked` it lies in a registered
+    /// buffer, against which it is checked later.
+    pub fn read(from: UserAddress, count: u64, checked: bool) -> Result<Members, Errno> {
+        if count > u64::from(LIMIT) {
+            return Err(Errno::EINVAL);
+        }
+        let mut all = user_memory::read_array::<IoVector>(from, count as usize)?;
+        if let [only] = all.as_mut_slice() {
+            // A single member is cut before its end is looked at.
+            if only.length > i64::MAX as u64 {
+                return Err(Errno::EINVAL);
+            }
+            only.length = only.length.min(TRANSFER_LIMIT);
+        }
+        if checked {
+            check(&all)?;
+        }
+        let total = bound(&mut all);
+        Ok(Members { all, done: 0, total })
+    }
+
+    /// Becomes these pieces.
+    pub fn replace(&mut self, fill: impl FnOnce(&mut Vec<IoVector>)) {
+        self.all.clear();
+        fill(&mut self.all);
+        self.done = 0;
+        self.total = self.all.iter().map(|member| member.length).sum();
+    }
+
+    pub fn is_any(&self) -> bool {
+        !self.all.is_empty()
+    }
+
+    /// What is left of them.
+    pub fn left(&self) -> &[IoVector] {
+        &self.all[self.done..]
+    }
+
+    /// Bytes that are left.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Drops what has been transferred.
+    pub fn advance(&mut self, bytes: u64) {
+        self.total -= bytes;
+        let mut left = bytes;
+        while let Some(member) = self.all.get_mut(self.done) {
+            let step = member.length.min(left);
+            member.base += step;
+            member.length -= step;
+            left -= step;
+            if left == 0 && member.length != 0 {
+                return;
+            }
+            self.done += 1;
+        }
+    }
+}

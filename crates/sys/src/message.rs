@@ -1,0 +1,136 @@
+//! Sending and receiving: sendto(2), recvfrom(2), sendmsg(2), recvmsg(2), and
+//! what the engine asks of a socket to know whether more is to be had.
+
+use crate::plain::IoVector;
+use crate::{Errno, SystemCall, UserAddress};
+use linux_raw_sys::{general as linux, ioctl};
+
+// linux/socket.h; `linux-raw-sys` has them in a module of its own.
+pub const PEEK: u32 = 0x2;
+pub const CONTROL_TRUNCATED: u32 = 0x8;
+pub const TRUNCATED: u32 = 0x20;
+pub const DO_NOT_WAIT: u32 = 0x40;
+pub const WAIT_ALL: u32 = 0x100;
+pub const ERROR_QUEUE: u32 = 0x2000;
+pub const NO_SIGNAL: u32 = 0x4000;
+
+const SOL_SOCKET: u32 = 1;
+const SOL_TCP: u32 = 6;
+const SO_TYPE: u32 = 3;
+const SO_PROTOCOL: u32 = 38;
+const SO_DOMAIN: u32 = 39;
+const TCP_INFO: u32 = 11;
+const TCP_ULP: u32 = 31;
+const TCP_TIME_WAIT: u32 = 6;
+const TCP_CLOSE_WAIT: u32 = 8;
+const TCP_LAST_ACK: u32 = 9;
+const TCP_CLOSING: u32 = 11;
+const AF_UNIX: u32 = 1;
+const IPPROTO_TCP: u32 = 6;
+const IPPROTO_UDP: u32 = 17;
+const SOCK_STREAM: u32 = 1;
+const SOCK_SEQPACKET: u32 = 5;
+
+/// Longest address of a socket (`struct sockaddr_storage`).
+pub const ADDRESS_LIMIT: usize = 128;
+/// Most members of a vector (UIO_MAXIOV).
+pub const VECTOR_LIMIT: u64 = 1024;
+
+/// `struct msghdr`, padding by name.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct MessageHeader {
+    pub name: UserAddress,
+    pub name_length: u32,
+    pub padding: u32,
+    pub vector: UserAddress,
+    pub count: u64,
+    pub control: UserAddress,
+    pub control_length: u64,
+    pub flags: u32,
+    pub padding_behind: u32,
+}
+
+/// Where the kernel's answers stand in it.
+pub const NAME_LENGTH_OFFSET: u64 = 8;
+pub const CONTROL_LENGTH_OFFSET: u64 = 40;
+pub const FLAGS_OFFSET: u64 = 48;
+
+/// recvfrom(2) that does not ask from whom.
+#[inline]
+pub fn receive(number: i32, part: IoVector, flags: u32) -> Result<u64, Errno> {
+    SystemCall::with_six(linux::__NR_recvfrom, [number as u64, part.base, part.length, u64::from(flags), 0, 0]).run()
+}
+
+/// sendto(2).
+#[inline]
+pub fn send_call(number: i32, part: IoVector, flags: u32, to: Option<&[u8]>) -> SystemCall {
+    let (name, length) = to.map_or((0, 0), |to| (to.as_ptr() as u64, to.len() as u64));
+    let arguments = [number as u64, part.base, part.length, u64::from(flags), name, length];
+    SystemCall::with_six(linux::__NR_sendto, arguments)
+}
+
+/// recvmsg(2); the answers stand in the header.
+pub fn receive_message(number: i32, header: &mut MessageHeader, flags: u32) -> Result<u64, Errno> {
+    SystemCall::new(linux::__NR_recvmsg, [number as u64, &raw mut *header as u64, u64::from(flags), 0, 0]).run()
+}
+
+/// sendmsg(2).
+pub fn send_message_call(number: i32, header: &MessageHeader, flags: u32) -> SystemCall {
+    SystemCall::new(linux::__NR_sendmsg, [number as u64, &raw const *header as u64, u64::from(flags), 0, 0])
+}
+
+/// How many bytes a stream holds that were not received yet.
+pub fn unread(number: i32) -> u32 {
+    let mut bytes = 0i32;
+    let arguments = [number as u64, u64::from(ioctl::FIONREAD), &raw mut bytes as u64, 0, 0];
+    match SystemCall::new(linux::__NR_ioctl, arguments).run() {
+        Ok(_) => bytes as u32,
+        Err(_) => 0,
+    }
+}
+
+/// A socket's option of four bytes.
+fn option(number: i32, level: u32, name: u32) -> Result<u32, Errno> {
+    let (mut value, mut length) = (0u32, 4u32);
+    let (to, size) = (&raw mut value as u64, &raw mut length as u64);
+    let arguments = [number as u64, u64::from(level), u64::from(name), to, size];
+    SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
+    // No name of a protocol is shorter than that, so no length is no name.
+    Ok(if length == 0 { 0 } else { value })
+}
+
+/// Whether a socket gives and takes bytes in such a way that the rest of a
+/// transfer can follow: streams and sequences of packets.
+pub fn can_go_on(number: i32) -> bool {
+    matches!(option(number, SOL_SOCKET, SO_TYPE), Ok(SOCK_STREAM | SOCK_SEQPACKET))
+}
+
+/// Whether it is a stream of which the kernel knows how much it holds, and of
+/// which a receive takes all there is: TCP (nothing on top of it, such as TLS,
+/// whose records end a receive early) and streams of the Unix family.
+pub fn counts_unread(number: i32) -> bool {
+    if option(number, SOL_SOCKET, SO_TYPE) != Ok(SOCK_STREAM) {
+        return false;
+    }
+    match option(number, SOL_SOCKET, SO_PROTOCOL) {
+        Ok(IPPROTO_TCP) => matches!(option(number, SOL_TCP, TCP_ULP), Ok(0) | Err(_)),
+        _ => option(number, SOL_SOCKET, SO_DOMAIN) == Ok(AF_UNIX),
+    }
+}
+
+/// Whether the kernel, which counts what a stream holds, counts its end, too:
+/// it does for TCP, once the other side has said that it will send no more.
+pub fn counts_end(number: i32) -> bool {
+    if option(number, SOL_SOCKET, SO_PROTOCOL) != Ok(IPPROTO_TCP) {
+        return false;
+    }
+    // The first byte is the connection's state.
+    let state = option(number, SOL_TCP, TCP_INFO).map_or(0, |info| info & 0xff);
+    matches!(state, TCP_TIME_WAIT | TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING)
+}
+
+/// Whether the kernel would send without a copy on it.
+pub fn sends_without_copy(number: i32) -> bool {
+    matches!(option(number, SOL_SOCKET, SO_PROTOCOL), Ok(IPPROTO_TCP | IPPROTO_UDP))
+}
