@@ -37,6 +37,7 @@ pub const CASES: &[Case] = &[
     case("accept.forced_async", forced_async),
     case("accept.skip_success", skip_success),
     case("accept.listener_shut_down", listener_shut_down),
+    case("accept.nonblocking_listener_shut_down", nonblocking_listener_shut_down),
     case("accept.listener_closed", listener_closed),
     case("accept.listener_closed_and_number_reused", listener_closed_and_number_reused),
     case("accept.ring_closes", ring_closes),
@@ -401,6 +402,21 @@ fn listener_shut_down(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
         let (listener, _address) = net::listener(family);
+        ring.push(net::accept(listener.as_raw_fd(), 1));
+        ring.submit();
+        t.in_order(&ring.reap());
+        // SAFETY: no memory is involved.
+        t.result("shutdown", unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) });
+        t.in_order(&ring.wait(1));
+        t.entry(&ring.one(net::accept(listener.as_raw_fd(), 2)));
+    }
+}
+
+fn nonblocking_listener_shut_down(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for family in FAMILIES {
+        let (listener, _address) = net::listener(family);
+        files::set_nonblocking(&listener, true);
         ring.push(net::accept(listener.as_raw_fd(), 1));
         ring.submit();
         t.in_order(&ring.reap());

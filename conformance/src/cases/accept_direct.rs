@@ -40,6 +40,8 @@ pub const CASES: &[Case] = &[
     case("accept_direct.multishot_close_on_exec", many_close_on_exec),
     case("accept_direct.multishot_without_table", many_without_table),
     case("accept_direct.multishot_table_goes", many_table_goes),
+    case("accept_direct.multishot_range", many_range),
+    case("accept_direct.multishot_overflow", many_overflow),
 ];
 
 fn into(slot: u32, fd: &OwnedFd, user_data: u64) -> Sqe {
@@ -276,5 +278,38 @@ fn many_table_goes(t: &mut Transcript) {
     t.result("unregister", ring.register(reg::UNREGISTER_FILES, std::ptr::null::<u8>(), 0));
     let _client = net::connected(Family::V4, &address);
     t.in_order(&ring.wait(1));
-    assert_eq!(u::IORING_ACCEPT_MULTISHOT, 1);
+}
+
+/// "Any free slot" is one of the range that was set for it.
+fn many_range(t: &mut Transcript) {
+    let mut ring = sparse(6);
+    let (listener, address) = net::listener(Family::V4);
+    let range = u::io_uring_file_index_range { off: 3, len: 2, resv: 0 };
+    t.result("range", ring.register(reg::FILE_ALLOC_RANGE, &raw const range, 0));
+    ring.push(direct(&listener, ALLOCATE, 1));
+    ring.submit();
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(net::connected(Family::V4, &address));
+        t.in_order(&ring.wait(1));
+    }
+}
+
+/// What does not fit into the CQ is in its slot, and told of later.
+fn many_overflow(t: &mut Transcript) {
+    let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let mut ring = Ring::flags(2, setup);
+    let numbers = [-1i32; 8];
+    t.result("register", ring.register(reg::FILES, numbers.as_ptr(), 8));
+    let (listener, address) = net::listener(Family::V4);
+    ring.push(direct(&listener, ALLOCATE, 1));
+    ring.submit();
+    let clients: Vec<OwnedFd> = (0..6).map(|_| net::connected(Family::V4, &address)).collect();
+    ring.enter(0, 1, u::IORING_ENTER_GETEVENTS);
+    t.in_order(&ring.reap());
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    t.in_order(&ring.reap());
+    for (slot, client) in clients.iter().take(5).enumerate() {
+        t.say(format_args!("data {}", reaches(&mut ring, client, slot as i32)));
+    }
 }

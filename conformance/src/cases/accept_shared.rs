@@ -16,6 +16,8 @@ pub const CASES: &[Case] = &[
     case("accept_shared.other_process", other_process),
     case("accept_shared.other_thread", other_thread),
     case("accept_shared.multishot_and_other_process", multishot_and_other_process),
+    case("accept_shared.several_rings", several_rings),
+    case("accept_shared.several_processes_with_rings", several_processes_with_rings),
 ];
 
 const ROUNDS: usize = 200;
@@ -134,4 +136,66 @@ fn multishot_and_other_process(t: &mut Transcript) {
     t.say(crate::process::ending(child));
     let last = ring.wait(1);
     t.in_order(&last);
+}
+
+/// Serves connections until the listener is shut down; how many.
+fn serve(listener: i32) -> usize {
+    let mut ring = Ring::new(8);
+    let mut count = 0;
+    ring.push(multishot(listener, 1));
+    ring.submit();
+    loop {
+        ring.enter(0, 1, usring_uapi::io_uring::IORING_ENTER_GETEVENTS);
+        for entry in ring.reap() {
+            if entry.res < 0 {
+                return count;
+            }
+            count += 1;
+            // SAFETY: made for this program, and nobody else's.
+            files::put(&unsafe { OwnedFd::from_raw_fd(entry.res) }, b"r");
+        }
+    }
+}
+
+/// Connects, one after another, and waits to be greeted; how many were.
+fn visit(address: &Address) -> usize {
+    (0..ROUNDS)
+        .filter(|_| {
+            let client = net::connected(Family::V4, address);
+            let mut one = libc::pollfd { fd: client.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one element.
+            unsafe { libc::poll(&raw mut one, 1, 2000) == 1 }
+        })
+        .count()
+}
+
+/// Each connection is taken by one of them, and soon.
+fn several_rings(t: &mut Transcript) {
+    let (listener, address) = net::listener(Family::V4);
+    let number = listener.as_raw_fd();
+    let threads: Vec<_> = (0..3).map(|_| std::thread::spawn(move || serve(number))).collect();
+    t.say(format_args!("greeted {}", visit(&address)));
+    // SAFETY: no memory is involved; everybody's accept ends by that.
+    unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
+    let served: usize = threads.into_iter().map(|thread| thread.join().unwrap_or(0)).sum();
+    t.say(format_args!("served {served}"));
+}
+
+fn several_processes_with_rings(t: &mut Transcript) {
+    let (listener, address) = net::listener(Family::V4);
+    let number = listener.as_raw_fd();
+    let children: Vec<i32> = (0..3)
+        .map(|_| {
+            crate::process::start(|| {
+                serve(number);
+                0
+            })
+        })
+        .collect();
+    t.say(format_args!("greeted {}", visit(&address)));
+    // SAFETY: no memory is involved; everybody's accept ends by that.
+    unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
+    for child in children {
+        t.say(crate::process::ending(child));
+    }
 }

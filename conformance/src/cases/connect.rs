@@ -33,6 +33,8 @@ pub const CASES: &[Case] = &[
     case("connect.waits_and_ring_closes", waits_and_ring_closes),
     case("connect.begun_by_a_call", begun_by_a_call),
     case("connect.unix_waits_for_room", unix_waits_for_room),
+    case("connect.unix_nonblocking_has_no_room", unix_nonblocking_has_no_room),
+    case("connect.unix_waits_and_ring_closes", unix_waits_and_ring_closes),
     case("connect.unix_listener_goes", unix_listener_goes),
     case("connect.unix_path", unix_path),
     case("connect.linked_write", linked_write),
@@ -348,6 +350,31 @@ fn unix_waits_for_room(t: &mut Transcript) {
         drop(accepted(&listener));
     }
     t.in_order(&ring.wait(1));
+}
+
+/// Here O_NONBLOCK counts: there is nothing to poll for.
+fn unix_nonblocking_has_no_room(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (listener, address) = net::listener_for(Family::Unix, 1);
+    let queued = unix_full(&listener);
+    let client = net::stream(Family::Unix);
+    files::set_nonblocking(&client, true);
+    t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1)));
+    drop(queued);
+}
+
+fn unix_waits_and_ring_closes(t: &mut Transcript) {
+    let before = files::settled_numbers();
+    let (listener, address) = net::listener_for(Family::Unix, 1);
+    let queued = unix_full(&listener);
+    let client = net::stream(Family::Unix);
+    let mut ring = Ring::new(4);
+    ring.push(net::connect(client.as_raw_fd(), &address, 1));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    drop((ring, queued, client, listener));
+    t.say(format_args!("nothing left open {}", crate::time::until(|| files::open_numbers() == before)));
 }
 
 fn unix_listener_goes(t: &mut Transcript) {

@@ -28,6 +28,7 @@ pub const CASES: &[Case] = &[
     case("socket.skip_success", skip_success),
     case("socket.polled_ring", polled_ring),
     case("socket.server_in_a_chain", server_in_a_chain),
+    case("socket.both_ends_by_an_sq_thread", both_ends_by_an_sq_thread),
     case("socket.bind", bind),
     case("socket.bind_wrong", bind_wrong),
     case("socket.bind_twice", bind_twice),
@@ -272,6 +273,31 @@ fn server_in_a_chain(t: &mut Transcript) {
         for entry in ring.wait(1) {
             if let Some(server) = taken(t, &entry) {
                 t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
+            }
+        }
+    }
+}
+
+fn both_ends_by_an_sq_thread(t: &mut Transcript) {
+    for family in FAMILIES {
+        let mut ring = super::sq_thread::ring(2000);
+        let (listener, address) = net::listener(family);
+        let client = net::stream(family);
+        let mut byte = [0u8; 1];
+        let number = client.as_raw_fd();
+        let sqes = [
+            net::accept(listener.as_raw_fd(), 1),
+            net::connect(number, &address, 2).linked(),
+            crate::sqe::write(number, b"x", 0, 3),
+        ];
+        for entry in super::sq_thread::run(&mut ring, &sqes) {
+            t.say(format_args!("cqe {}: {}", entry.user_data, crate::names::outcome(i64::from(entry.res))));
+            if entry.user_data == 1 && entry.res >= 0 {
+                let [read] = super::sq_thread::run(&mut ring, &[read(entry.res, &mut byte, 0, 4)])[..] else {
+                    continue;
+                };
+                t.entry(&read);
+                crate::door::close(entry.res);
             }
         }
     }

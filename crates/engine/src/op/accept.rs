@@ -123,9 +123,12 @@ fn attempt(
         match locked.stuck_calls.make(caller, &call) {
             // Somebody else was faster, or a signal has come.
             None => queue = Queue::Unknown,
-            // A unix listener that was shut down says nothing else to a call that
-            // does not wait.
-            Some(Err(Errno::EAGAIN)) if ready & PEER_HANG_UP != 0 => return Some(Err(Errno::EINVAL)),
+            // A unix listener that was shut down and does not block says nothing
+            // else. The kernel asks 128 times before it passes that on; a
+            // multishot of its own would ask for ever.
+            Some(Err(Errno::EAGAIN)) if ready & PEER_HANG_UP != 0 => {
+                return Some(Err(if request.multishot { Errno::EINVAL } else { Errno::EAGAIN }));
+            }
             Some(Err(Errno::EAGAIN)) => return None,
             Some(answer) => return Some(answer.map(|number| OwnedDescriptor::from_raw(number as i32))),
         }

@@ -12,8 +12,7 @@ use crate::ring::LockedRing;
 use crate::workers::Blocking;
 use alloc::boxed::Box;
 use usring_sys::socket::{self, ADDRESS_LIMIT};
-use usring_sys::{Errno, SystemCall, UserAddress, epoll, user_memory};
-use usring_uapi::{Timespec, general as linux};
+use usring_sys::{Errno, UserAddress, epoll, user_memory};
 
 /// Enough for an address of the internet.
 const SHORT: usize = 28;
@@ -115,23 +114,9 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
 }
 
-/// How long a worker waits between two attempts on a unix socket that does not
-/// block.
-static BETWEEN_ATTEMPTS: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-
-/// Connects, blocking.
+/// Connects, blocking. Of a unix socket with O_NONBLOCK the kernel's workers get
+/// EAGAIN, too.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let Operation::Connect(connect) = &request.operation else { return Errno::EINVAL.negative() };
-    let call = socket::connect_call(request.file.number, connect.address.bytes());
-    let pause = [u64::from(linux::CLOCK_MONOTONIC), 0, &raw const BETWEEN_ATTEMPTS as u64, 0, 0];
-    let pause = SystemCall::new(linux::__NR_clock_nanosleep, pause);
-    loop {
-        match blocking.run(&call) {
-            Err(Errno::EAGAIN) => {}
-            answer => return super::call::answer(answer),
-        }
-        if let Err(error) = blocking.run(&pause) {
-            return error.negative();
-        }
-    }
+    super::call::answer(blocking.run(&socket::connect_call(request.file.number, connect.address.bytes())))
 }
