@@ -4,14 +4,22 @@
 #define _GNU_SOURCE
 #include "ring.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
+#include <stddef.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <sys/time.h>
 
 enum {
 	BLOCK = 4096,
 	REQUESTS = 8,
+	/* As many as a small ring has out on one device; more wait for room. */
+	OUT = 128,
 	ROUNDS = 50,
 	/* Longer than anything here takes, in milliseconds. */
 	LIMIT = 30000,
@@ -227,6 +235,141 @@ static void polling_is_interrupted(void)
 	io_uring_queue_exit(&ring);
 }
 
+/* Who asks for more than is out gets all of it. */
+static void no_more_is_waited_for_than_is_out(void)
+{
+	struct io_uring ring = new_ring(2 * REQUESTS, IORING_SETUP_IOPOLL);
+	for (int round = 0; round < ROUNDS; round++) {
+		for (int index = 0; index < REQUESTS; index++)
+			read_block(&ring, disk, index, 0);
+		EQUAL(io_uring_submit_and_wait(&ring, 2 * REQUESTS), REQUESTS);
+		EQUAL(io_uring_cq_ready(&ring), REQUESTS);
+		take(&ring, REQUESTS);
+	}
+	io_uring_queue_exit(&ring);
+}
+
+static int cancel(struct io_uring *ring, uint64_t name)
+{
+	struct io_uring_sqe *sqe = request(ring);
+	io_uring_prep_cancel64(sqe, name, 0);
+	named(sqe, 1000, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	return answer_to(ring, 1000).res;
+}
+
+/* What a device has is out of reach; what waits for room in it is not. */
+static void what_waits_for_room_is_cancelled(void)
+{
+	struct io_uring ring = new_ring(REQUESTS, 0);
+	for (int index = 0; index < OUT + REQUESTS; index++) {
+		struct io_uring_sqe *sqe = request(&ring);
+		io_uring_prep_read(sqe, silent, memory, BLOCK, 0);
+		named(sqe, (uint64_t)index, 0);
+		EQUAL(io_uring_submit(&ring), 1);
+	}
+	EQUAL(cancel(&ring, 0), -ENOENT);
+	EQUAL(cancel(&ring, OUT - 1), -ENOENT);
+	for (int index = OUT; index < OUT + REQUESTS; index++) {
+		EQUAL(cancel(&ring, (uint64_t)index), 0);
+		EQUAL(answer_to(&ring, (uint64_t)index).res, -ECANCELED);
+	}
+	EQUAL(cancel(&ring, OUT), -ENOENT);
+	nothing_left(&ring);
+	io_uring_queue_exit(&ring);
+}
+
+/* A registered buffer goes while it is read into, and another takes its place. */
+static void a_buffer_is_retired_in_flight(void)
+{
+	static const unsigned KINDS[] = { 0, IORING_SETUP_IOPOLL };
+	struct iovec whole = { .iov_base = memory, .iov_len = REQUESTS * BLOCK };
+	for (size_t kind = 0; kind < sizeof KINDS / sizeof *KINDS; kind++) {
+		struct io_uring ring = new_ring(REQUESTS, KINDS[kind]);
+		for (int round = 0; round < ROUNDS; round++) {
+			EQUAL(io_uring_register_buffers(&ring, &whole, 1), 0);
+			memset(memory, round, REQUESTS * BLOCK);
+			EQUAL(pwrite(disk, memory, REQUESTS * BLOCK, 0), REQUESTS * BLOCK);
+			memset(memory, ~round, REQUESTS * BLOCK);
+			for (int index = 0; index < REQUESTS; index++) {
+				struct io_uring_sqe *sqe = request(&ring);
+				io_uring_prep_read_fixed(sqe, disk, memory + index * BLOCK, BLOCK,
+							 (uint64_t)index * BLOCK, 0);
+			}
+			EQUAL(io_uring_submit(&ring), REQUESTS);
+			EQUAL(io_uring_unregister_buffers(&ring), 0);
+			take(&ring, REQUESTS);
+			for (int at = 0; keeps && at < REQUESTS * BLOCK; at++)
+				EQUAL(memory[at], (char)round);
+		}
+		io_uring_queue_exit(&ring);
+	}
+}
+
+/* Another program takes the process over with requests out. */
+static void executed_in_flight(void)
+{
+	for (int round = 0; round < 4; round++) {
+		pid_t child = fork();
+		HOLDS(child >= 0);
+		if (child == 0) {
+			alarm(SECONDS_PER_CHECK);
+			struct io_uring ring = new_ring(2 * REQUESTS, round % 2 ? IORING_SETUP_IOPOLL : 0);
+			for (int index = 0; index < REQUESTS; index++) {
+				read_block(&ring, disk, index, 0);
+				read_block(&ring, silent, index, 0);
+			}
+			EQUAL(io_uring_submit(&ring), 2 * REQUESTS);
+			execl("/bin/true", "true", NULL);
+			_exit(4);
+		}
+		int status;
+		EQUAL(waitpid(child, &status, 0), child);
+		EQUAL(status, 0);
+		EQUAL(pread(disk, memory, BLOCK, 0), BLOCK);
+	}
+}
+
+/* From here on the kernel's AIO has no room, as it says. */
+static void take_all_room(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_submit, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { .len = 4, .filter = filter };
+	EQUAL(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	EQUAL(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+/* A request that the kernel has no room for holds up nobody but itself. */
+static void a_kernel_without_room_holds_nobody_up(void)
+{
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0) {
+		struct io_uring ring = new_ring(REQUESTS, 0);
+		alarm(SECONDS_PER_CHECK);
+		take_all_room();
+		read_block(&ring, disk, 0, 0);
+		EQUAL(io_uring_submit(&ring), 1);
+		for (int round = 0; round < ROUNDS; round++) {
+			struct io_uring_sqe *sqe = request(&ring);
+			io_uring_prep_nop(sqe);
+			named(sqe, 100, 0);
+			EQUAL(io_uring_submit(&ring), 1);
+			while (next_answer(&ring).user_data != 100)
+				;
+		}
+		_exit(0);
+	}
+	int status;
+	EQUAL(waitpid(child, &status, 0), child);
+	EQUAL(status, 0);
+}
+
 /* Each request is slept for once, and answered all the same. */
 static void hybrid_rings_answer(void)
 {
@@ -344,6 +487,11 @@ static const struct check checks[] = {
 	{ "nothing overflows for good", nothing_overflows_for_good },
 	{ "a linked timeout fires", a_linked_timeout_fires },
 	{ "polling is interrupted", polling_is_interrupted },
+	{ "no more is waited for than is out", no_more_is_waited_for_than_is_out },
+	{ "what waits for room is cancelled", what_waits_for_room_is_cancelled },
+	{ "a buffer is retired in flight", a_buffer_is_retired_in_flight },
+	{ "executed in flight", executed_in_flight },
+	{ "a kernel without room holds nobody up", a_kernel_without_room_holds_nobody_up },
 	{ "hybrid rings answer", hybrid_rings_answer },
 	{ "a range is discarded", a_range_is_discarded },
 	{ "closed in flight", closed_in_flight },

@@ -387,3 +387,29 @@ fn many_jobs_on_many_queues_keep_their_data_apart() {
         }
     });
 }
+
+/// The rings of AIO contexts that this process has mapped.
+fn contexts() -> usize {
+    fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("[aio]")).count()
+}
+
+/// To destroy a context takes the kernel tens of milliseconds.
+#[test]
+fn a_context_with_nothing_out_is_kept_for_the_next_queue_and_for_no_child() {
+    let file = Place::on_disk();
+    file.make(SIZE).write_all_at(&[7; 4096], 0).unwrap();
+    let driver = open(&file.text(""));
+    let used = |depth| Rig::new(&*driver, QueueOptions { depth, interrupts: false }).read(0, 4096) == [7; 4096];
+    // In a child nobody else has contexts.
+    let status = in_child(|| {
+        let first = contexts();
+        let one = (0..8).all(|_| used(64)) && contexts() == first + 1;
+        let few = (0..20).all(|more| used(65 + more)) && contexts() == first + 4;
+        let status = in_child(|| {
+            let inherited = contexts();
+            i32::from(!(used(84) && used(84) && contexts() == inherited + 1))
+        });
+        i32::from(!one) + 2 * i32::from(!few) + 4 * i32::from(status != 0) + 8 * i32::from(!used(84))
+    });
+    assert_eq!(status, 0);
+}

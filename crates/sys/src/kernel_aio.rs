@@ -4,7 +4,9 @@
 //!
 //! A request names the program's memory, which the kernel checks as that of any
 //! system call and goes on using until the completion; [`Context`] waits for
-//! all of them when it is dropped.
+//! all of them when it is dropped. One that has nothing with the kernel then is
+//! kept for the next who wants one of its size: to destroy it takes the kernel
+//! tens of milliseconds, whether there is anything to wait for or not.
 
 mod completion_ring;
 
@@ -14,6 +16,7 @@ pub use context::{Batch, Context};
 mod context {
     use super::CompletionRing;
     use crate::mapping::PAGE;
+    use crate::mutex::Mutex;
     use crate::per_process::PerProcess;
     use crate::plain::IoVector;
     use crate::shared::SharedMemory;
@@ -24,9 +27,63 @@ mod context {
     use linux_raw_sys::general as linux;
     use usring_uapi::aio::{AioRing, IoEvent, Iocb};
 
-    /// A value whose address stands for this process: a forked child, which has
-    /// its parent's memory but not its contexts, has another.
-    static PROCESS: PerProcess<u64> = PerProcess::new();
+    /// What this process has: a forked child has its parent's memory but not its
+    /// contexts.
+    static PROCESS: PerProcess<Process> = PerProcess::new();
+
+    #[derive(Default)]
+    struct Process {
+        /// Contexts that nobody uses.
+        idle: Mutex<Vec<Idle>>,
+    }
+
+    /// For so many requests.
+    #[derive(Clone, Copy)]
+    struct Idle {
+        requests: u32,
+        address: u64,
+    }
+
+    /// At most so many are kept: they count against the machine's.
+    const MOST_IDLE: usize = 4;
+
+    impl Process {
+        fn take(&self, requests: u32) -> Option<Idle> {
+            let mut idle = self.idle.lock();
+            let place = idle.iter().position(|idle| idle.requests == requests)?;
+            Some(idle.remove(place))
+        }
+
+        /// Keeps one; the oldest of too many goes.
+        fn keep(&self, context: Idle) {
+            let mut idle = self.idle.lock();
+            let oldest = if idle.len() == MOST_IDLE { Some(idle.remove(0)) } else { None };
+            let kept = idle.try_reserve(1).is_ok();
+            if kept {
+                idle.push(context);
+            }
+            drop(idle);
+            let others = if kept { None } else { Some(context) };
+            oldest.into_iter().chain(others).for_each(|context| destroy(context.address));
+        }
+
+        /// A new context; if the machine has no more, none is kept.
+        fn set_up(&self, requests: u32) -> Result<u64, Errno> {
+            let mut address = 0u64;
+            let arguments = [u64::from(requests), &raw mut address as u64, 0, 0, 0];
+            let call = SystemCall::new(linux::__NR_io_setup, arguments);
+            if call.run() == Err(Errno::EAGAIN) {
+                let idle = core::mem::take(&mut *self.idle.lock());
+                idle.into_iter().for_each(|context| destroy(context.address));
+                call.run()?;
+            }
+            match address {
+                // The sandbox's word is not the kernel's.
+                0 => Err(Errno::ENOSYS),
+                address => Ok(address),
+            }
+        }
+    }
 
     /// Requests in the order of their arrival that the kernel has not taken yet.
     pub struct Batch {
@@ -109,10 +166,13 @@ mod context {
 
     /// An AIO context of this process.
     pub struct Context {
+        requests: u32,
         address: usize,
         ring: CompletionRing,
+        /// What the kernel has, or has answered and nobody has taken.
+        submitted: usize,
         /// The maker's [`PROCESS`].
-        process: &'static u64,
+        process: &'static Process,
     }
 
     impl Context {
@@ -122,15 +182,16 @@ mod context {
         /// `/proc/sys/fs/aio-max-nr`; `ENOSYS` where the kernel has no AIO, or none
         /// with a ring; whatever a sandbox answers.
         pub fn new(requests: u32) -> Result<Self, Errno> {
-            let mut address = 0u64;
-            let arguments = [u64::from(requests), &raw mut address as u64, 0, 0, 0];
-            SystemCall::new(linux::__NR_io_setup, arguments).run()?;
+            let process = PROCESS.get_or_make(Process::default);
+            let address = match process.take(requests) {
+                Some(idle) => idle.address,
+                None => process.set_up(requests)?,
+            };
             let Some(ring) = map_ring(address) else {
                 destroy(address);
                 return Err(Errno::ENOSYS);
             };
-            let process = PROCESS.get_or_make(|| 0);
-            Ok(Context { address: address as usize, ring, process })
+            Ok(Context { requests, address: address as usize, ring, submitted: 0, process })
         }
 
         /// Whether this process made it. A forked child's copy has nothing to
@@ -145,11 +206,12 @@ mod context {
         ///
         /// Errors: of the first request, which stays in the batch; `EAGAIN` if the
         /// kernel has no room now, `EINVAL` in a forked child.
-        pub fn submit(&self, batch: &mut Batch) -> Result<usize, Errno> {
+        pub fn submit(&mut self, batch: &mut Batch) -> Result<usize, Errno> {
             let count = (batch.last - batch.first) as u64;
             let addresses = batch.addresses[batch.first..].as_ptr() as u64;
             let taken = SystemCall::new(linux::__NR_io_submit, [self.address as u64, count, addresses, 0, 0]).run()?;
             batch.advance(taken as usize);
+            self.submitted += taken as usize;
             Ok(taken as usize)
         }
 
@@ -159,13 +221,15 @@ mod context {
             if !self.is_ours() {
                 return None;
             }
-            self.ring.take()
+            let event = self.ring.take()?;
+            self.submitted -= 1;
+            Some(event)
         }
 
-        /// Whether there is a completion.
+        /// How many requests have been submitted whose completions have not been taken.
         #[inline]
-        pub fn has_completion(&mut self) -> bool {
-            self.is_ours() && !self.ring.is_empty()
+        pub fn submitted(&self) -> usize {
+            self.submitted
         }
 
         /// Lets the kernel use the room of the completions that were read.
@@ -184,10 +248,16 @@ mod context {
     impl Drop for Context {
         /// Waits until the kernel has let go of all memory that requests named.
         fn drop(&mut self) {
+            let address = self.address as u64;
             // A child may have a context of its own at the same address.
-            if self.is_ours() {
-                destroy(self.address as u64);
+            if !self.is_ours() {
+                return;
             }
+            if self.submitted > 0 {
+                return destroy(address);
+            }
+            self.ring.publish_head();
+            self.process.keep(Idle { requests: self.requests, address });
         }
     }
 

@@ -13,17 +13,21 @@ const DEVICES: [&str; 5] = [
     "delay(ram:size=1M,read=uniform(1us,100us))",
 ];
 
+/// Does not poll: a polled ring waits for its interrupts, if it may.
+const TOLD: &str = "delay(ram:size=1M,read=uniform(1us,100us)),poll=interrupt";
+
 #[test]
 fn rings_on_devices_lose_no_completion_however_they_are_watched() {
     require(&LIBURING);
     let stage = Stage::new();
     stage.write("backing", vec![0; 1 << 20]);
     let program = stage.compile("device_rings.c", &["-luring"]);
-    for spec in DEVICES {
-        let devices = [&format!("disk={spec}"), "silent=error(ram:size=1M,never=1)"];
-        let finished = stage.program_on_devices(World::Denied, &devices, &program).finish();
+    for (spec, falls_back) in DEVICES.into_iter().map(|spec| (spec, false)).chain([(TOLD, true)]) {
+        let mut options = vec![format!("--device=disk={spec}"), "--device=silent=error(ram:size=1M,never=1)".into()];
+        options.extend(falls_back.then(|| "--iopoll-fallback".to_owned()));
+        let finished = stage.program_with(World::Denied, &options, &program).finish();
         assert!(finished.status.success(), "{spec}: {}", finished.report());
-        assert_eq!(finished.stdout, "14 checks hold\n", "{spec}: {}", finished.report());
+        assert_eq!(finished.stdout, "19 checks hold\n", "{spec}: {}", finished.report());
         is_tidy(&stage);
     }
 }

@@ -244,7 +244,10 @@ fn watch(locked: &mut LockedRing) {
         // What a device has done already it tells nobody any more.
         task_work::announce_deferred(locked.ring, false);
     }
-    let due = locked.timeouts.next_due();
+    let due = match locked.devices.next_look() {
+        Some(look) => Some(locked.timeouts.next_due().map_or(look, |due| due.min(look))),
+        None => locked.timeouts.next_due(),
+    };
     if crate::fast_poll::arm_timer(locked, due).is_err() {
         return;
     }

@@ -84,7 +84,8 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
         let found = locked
             .polls
             .extract(|request| key.matches(&request.sqe, request.file.number))
-            .or_else(|| locked.timeouts.extract(|request| key.matches(&request.sqe, request.file.number)));
+            .or_else(|| locked.timeouts.extract(|request| key.matches(&request.sqe, request.file.number)))
+            .or_else(|| locked.devices.extract_waiting(|request| key.matches(&request.sqe, request.file.number)));
         match found {
             Some(request) => cancelled(locked, request),
             None => match workers::cancel(locked.ring, |view| key.matches(&view.sqe, view.number)) {
@@ -118,6 +119,7 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
 pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> bool {
     let found = fast_poll::cancel_id(locked, id);
     let found = found.or_else(|| locked.timeouts.extract(|request| request.id == id));
+    let found = found.or_else(|| locked.devices.extract_waiting(|request| request.id == id));
     if let Some(request) = found {
         cancelled(locked, request);
         return true;

@@ -19,7 +19,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::estimate::RingEstimate;
 use usring_device::{Channel, Completions, Device, Pause, QueueOptions, Submission, Wait};
-use usring_sys::clock::Nanoseconds;
+use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll};
 use usring_uapi::io_uring as abi;
@@ -32,6 +32,11 @@ const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 /// several of them, and what it finds is found that much later.
 const SPINS: u32 = 16;
 
+/// Looks that find nothing, though a device says that there may be something.
+const PATIENCE: u32 = 64;
+/// After which they go on, in nanoseconds.
+const LATER: Nanoseconds = 1_000_000;
+
 /// The ring's channels.
 #[derive(Default)]
 pub(crate) struct DeviceQueues {
@@ -41,6 +46,8 @@ pub(crate) struct DeviceQueues {
     in_flight: u32,
     /// Something was accepted since the devices were last told.
     untold: bool,
+    /// A device can neither tell nor be waited for.
+    looked_at_later: bool,
     /// Of a ring with HYBRID_IOPOLL.
     hybrid: Option<Box<Hybrid>>,
 }
@@ -121,6 +128,22 @@ impl DeviceQueues {
             armed: false,
         });
         Ok(ChannelIndex(self.channels.len() as u32 - 1))
+    }
+
+    /// When somebody has to come by who looks at the devices once more.
+    pub fn next_look(&mut self) -> Option<Nanoseconds> {
+        core::mem::take(&mut self.looked_at_later).then(|| Clock::Monotonic.now().saturating_add(LATER))
+    }
+
+    /// Takes a request out that no device has yet.
+    pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
+        for queue in &mut self.channels {
+            if let Some(place) = queue.backlog.iter().position(&mut matches) {
+                self.in_flight -= 1;
+                return queue.backlog.remove(place);
+            }
+        }
+        None
     }
 
     /// Whether a device with requests out has no interrupt: only a poll finds
@@ -242,19 +265,23 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
     }
 }
 
-/// Completes what the devices have done. Never blocks.
+/// Completes what the devices have done, and says whether that is anything.
+/// Never blocks.
 #[inline]
-pub(crate) fn reap(locked: &mut LockedRing) {
+pub(crate) fn reap(locked: &mut LockedRing) -> bool {
     if locked.devices.in_flight == 0 {
-        return;
+        return false;
     }
+    let mut any = false;
     for index in 0..locked.devices.channels.len() {
-        reap_one(locked, index);
+        any |= reap_one(locked, index);
     }
     locked.devices.ring_doorbells();
+    any
 }
 
-fn reap_one(locked: &mut LockedRing, index: usize) {
+fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
+    let mut any = false;
     loop {
         let DeviceQueues { channels, completions, .. } = &mut locked.devices;
         completions.clear();
@@ -271,11 +298,12 @@ fn reap_one(locked: &mut LockedRing, index: usize) {
             complete::complete(locked, request, Answer { result: completion.result, failed });
         }
         if found > 0 {
+            any = true;
             locked.devices.channels[index].armed = false;
             submit_backlog(locked, index);
         }
         if locked.devices.completions.has_room() {
-            return;
+            return any;
         }
     }
 }
@@ -327,13 +355,19 @@ pub(crate) fn interrupted(locked: &mut LockedRing) {
 }
 
 /// The driver of a ring that is not polled leaves: completes what is done, and
-/// lets the devices tell of the rest.
+/// lets the devices tell of the rest. A device that cannot tell and has nothing
+/// done (the kernel had no room for a request) is looked at again by a timer.
 pub(crate) fn settle(locked: &mut LockedRing) {
+    let mut fruitless = 0;
     while locked.devices.in_flight() > 0 && !arm_interrupts(locked) {
-        let before = locked.devices.in_flight();
-        reap(locked);
+        let found = reap(locked);
         locked.finish_batch();
-        if locked.devices.in_flight() == before && locked.devices.cannot_tell() {
+        fruitless = if found { 0 } else { fruitless + 1 };
+        if fruitless == PATIENCE {
+            locked.devices.looked_at_later = true;
+            return;
+        }
+        if !found && locked.devices.cannot_tell() {
             return;
         }
     }

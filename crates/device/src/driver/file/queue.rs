@@ -65,8 +65,6 @@ pub struct AioQueue {
     is_held_up: bool,
     /// Answers to requests that the kernel did not take.
     refused: Vec<Completion>,
-    /// How many requests the kernel has.
-    submitted: u32,
     /// How many are not answered yet, wherever they are.
     out: u32,
     depth: u32,
@@ -106,7 +104,6 @@ impl AioQueue {
             batch,
             is_held_up: false,
             refused,
-            submitted: 0,
             out: 0,
             depth,
             template,
@@ -129,10 +126,10 @@ impl AioQueue {
         self.is_held_up = false;
         while !self.batch.is_empty() {
             match self.context.submit(&mut self.batch) {
-                Ok(taken) => self.submitted += taken as u32,
+                Ok(_) => {}
                 Err(Errno::EAGAIN) => {
                     self.is_held_up = true;
-                    if self.submitted == 0 {
+                    if self.context.submitted() == 0 {
                         ring(&mut self.interrupt);
                     }
                     return;
@@ -204,21 +201,20 @@ impl QueuePair for AioQueue {
         {
             completions.push(refused);
         }
-        let submitted = self.submitted;
+        let submitted = self.context.submitted();
         while completions.has_room()
             && let Some(event) = self.context.take()
         {
-            self.submitted -= 1;
             completions.push(completion(&event));
         }
-        if self.submitted != submitted {
+        if self.context.submitted() != submitted {
             self.context.finish_look();
         }
         self.out -= (completions.as_slice().len() - before) as u32;
     }
 
     fn has_news(&mut self) -> bool {
-        self.is_held_up || !self.refused.is_empty() || self.context.has_completion()
+        self.is_held_up || !self.refused.is_empty() || !self.context.is_empty()
     }
 
     fn interrupt(&self) -> Option<i32> {
@@ -234,7 +230,7 @@ impl QueuePair for AioQueue {
             self.offer();
         }
         // Without a request in the kernel nobody would ring for the batch.
-        let is_stuck = self.is_held_up && self.submitted == 0;
+        let is_stuck = self.is_held_up && self.context.submitted() == 0;
         let is_silent = self.refused.is_empty() && self.context.is_empty() && !is_stuck;
         if let Some(interrupt) = &mut self.interrupt {
             interrupt.is_armed = is_silent;
