@@ -60,11 +60,12 @@ fn every_benchmark_measures_what_is_usrings() {
         ("workload-nop", env!("CARGO_BIN_EXE_workload-nop")),
         ("workload-read", env!("CARGO_BIN_EXE_workload-read")),
         ("workload-device", env!("CARGO_BIN_EXE_workload-device")),
+        ("workload-aio", env!("CARGO_BIN_EXE_workload-aio")),
         ("workload-tasks", env!("CARGO_BIN_EXE_workload-tasks")),
     ] {
         stage.copy(Path::new(path), &format!("tools/{name}"));
     }
-    for name in ["nop", "engine", "sqpoll-iopoll", "polling", "vhost-user", "task-work"] {
+    for name in ["nop", "engine", "sqpoll-iopoll", "polling", "polled-aio", "vhost-user", "task-work"] {
         check(&bench(&stage, name), name);
     }
 }

@@ -10,6 +10,7 @@ mod frame;
 mod metric;
 mod nop;
 mod paired;
+mod polled_aio;
 mod polling;
 mod report;
 mod server;
@@ -64,6 +65,8 @@ enum Name {
     SqpollIopoll,
     /// Interrupts, classic polling and the hybrids, by queue depth and latency
     Polling,
+    /// AIO contexts that are polled for, and ones that are told, beside the kernel's AIO
+    PolledAio,
     /// A vhost-user-blk back end, beside the `blkio` library
     VhostUser,
     /// Telling threads of task work: each by itself, and with a lock that all share
@@ -91,6 +94,7 @@ impl Name {
             Name::Engine => engine::benchmark(),
             Name::SqpollIopoll => sqpoll_iopoll::benchmark(),
             Name::Polling => polling::benchmark(),
+            Name::PolledAio => polled_aio::benchmark(),
             Name::VhostUser => vhost_user::benchmark(),
             Name::TaskWork => task_work::benchmark(),
         }
