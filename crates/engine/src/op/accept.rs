@@ -111,18 +111,21 @@ fn attempt(
 ) -> Option<Result<OwnedDescriptor, Errno>> {
     let number = request.file.number;
     let call = call(request);
-    let mut ready = 0;
+    let (mut ready, mut failed) = (0, false);
     loop {
         if queue != Queue::Filled {
             ready = match epoll::poll_now(number, epoll::IN | PEER_HANG_UP) {
+                Ok(0) if failed => {
+                    locked.stuck_calls.has_been_stuck();
+                    return None;
+                }
                 Ok(0) if request.ready_for != 0 || socket::is_listener(number) => return None,
                 Ok(ready) => ready,
                 Err(error) => return Some(Err(error)),
             };
         }
         match locked.stuck_calls.make(caller, &call) {
-            // Somebody else was faster, or a signal has come.
-            None => queue = Queue::Unknown,
+            None => (queue, failed) = (Queue::Unknown, true),
             // A unix listener that was shut down and does not block says nothing
             // else. The kernel asks 128 times before it passes that on; a
             // multishot of its own would ask for ever.

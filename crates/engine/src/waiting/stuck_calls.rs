@@ -14,7 +14,7 @@
 //! called for some time it sleeps, and in the end goes; a call costs it no
 //! system call of its own but the first after such a pause.
 //!
-//! A ring on which that has happened knows that a listener of its own is shared,
+//! A ring on which that has happened ([`StuckCalls::has_been_stuck`]) knows that a listener of its own is shared,
 //! and leaves the next calls to workers ([`StuckCalls::leaves_to_worker`]); each
 //! time it happens again, twice as many.
 
@@ -86,8 +86,16 @@ impl StuckCalls {
         leaves
     }
 
-    /// Makes a call that is expected not to sleep. `None`: it did, or a signal
-    /// has come, and nothing was done.
+    /// Somebody else was faster: a call that came to nothing would have slept.
+    /// (If what it was made for is there still, it was only slow, for want of a
+    /// processor.)
+    pub fn has_been_stuck(&mut self) {
+        self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
+        self.for_workers = self.penalty;
+    }
+
+    /// Makes a call that is expected not to sleep. `None`: it came to nothing,
+    /// for it slept or was slow, or a signal has come.
     pub fn make(&mut self, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
         let watch = self.watch.get_or_insert_with(|| {
             let watch = Arc::new(Watch::default());
@@ -104,11 +112,6 @@ impl StuckCalls {
         let outside = inside & !phase::MASK;
         if watch.state.compare_exchange(inside, outside, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             watch.come_out(outside);
-            // With an answer it was only slow, for want of a processor.
-            if answer.is_none() {
-                self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
-                self.for_workers = self.penalty;
-            }
         }
         answer
     }
