@@ -251,7 +251,7 @@ fn bounded(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);
     let (reader, writer) = files::sockets();
-    let time = crate::time::milliseconds(100);
+    let time = crate::time::milliseconds(1000);
     ring.push(multishot(reader.as_raw_fd(), 1).linked());
     ring.push(link_timeout(&time, 0, 2));
     ring.submit();

@@ -169,7 +169,7 @@ fn a_polled_context_keeps_every_rule_of_its_header() {
     let tools = stage.path("tools");
     let library = [format!("-L{}", tools.display()), format!("-Wl,-rpath,{}", tools.display())];
     let program = stage.compile("polled_aio.c", &[include, &library[0], &library[1], "-lusring"]);
-    let devices = ["disk=ram:size=1M", "slow=null:size=1M,latency=100ms", "told=ram:size=1M,poll=interrupt"];
+    let devices = ["disk=ram:size=1M", "slow=null:size=1M,latency=1s", "told=ram:size=1M,poll=interrupt"];
     let finished = stage.program_on_devices(World::Denied, &devices, &program).finish().succeeded();
     assert_eq!(finished.stdout, "14 checks hold\n", "{}", finished.report());
     // Linked to the library, it is served without the command, too.
