@@ -7,12 +7,14 @@
 
 use crate::buffer_group::SelectedBuffer;
 use crate::op::Operation;
+use crate::op::send_receive::Message;
 use crate::opcode_table::{self, Row};
 use crate::poll_table::SharedHold;
 use crate::registered_buffers::RegisteredBuffer;
 use crate::registered_files::RegisteredFile;
 use crate::ring::{EventDescriptor, Ring};
 use crate::told::Told;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
@@ -212,6 +214,9 @@ impl FileUse {
 #[derive(Default)]
 pub(crate) struct RequestPool {
     spare: Vec<RequestEntry>,
+    /// Of messages that were sent or received.
+    #[expect(clippy::vec_box, reason = "requests own them by these boxes")]
+    messages: Vec<Box<Message>>,
     last_id: u64,
 }
 
@@ -233,11 +238,29 @@ impl RequestPool {
 
     #[inline(always)]
     pub fn give_back(&mut self, mut request: RequestEntry) {
+        if let Operation::SendReceive(transfer) = &mut request.operation
+            && let Some(message) = transfer.message.take()
+        {
+            self.keep_message(message);
+        }
         request.release();
         if self.spare.len() < self.spare.capacity() {
             self.spare.push(request);
         } else {
             self.keep_or_free(request);
+        }
+    }
+
+    /// A spare message.
+    pub fn message(&mut self) -> Box<Message> {
+        self.messages.pop().unwrap_or_default()
+    }
+
+    #[inline(never)]
+    fn keep_message(&mut self, mut message: Box<Message>) {
+        if self.messages.len() < SPARE_LIMIT {
+            message.clear();
+            self.messages.push(message);
         }
     }
 

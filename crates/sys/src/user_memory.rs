@@ -307,15 +307,22 @@ pub(crate) unsafe fn zero_raw(at: *mut u8, length: usize) {
 /// Copies `count` values from the program. `count` has been checked against
 /// the limit of what it counts; `ENOMEM` if there is no room for so many.
 pub fn read_array<T: Plain>(address: UserAddress, count: usize) -> Result<Vec<T>, Errno> {
+    let mut values = Vec::new();
+    read_array_into(&mut values, address, count)?;
+    Ok(values)
+}
+
+/// The same into a vector that may have room already; what it held is dropped.
+pub fn read_array_into<T: Plain>(values: &mut Vec<T>, address: UserAddress, count: usize) -> Result<(), Errno> {
+    values.clear();
     let bytes = count.checked_mul(size_of::<T>()).ok_or(Errno::EFAULT)?;
     check(address, bytes)?;
-    let mut values = Vec::<T>::new();
     values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
     // SAFETY: the target is the vector's room for `count` values.
     unsafe { copy(values.as_mut_ptr().cast(), address.0 as *const u8, bytes)? };
     // SAFETY: that many were written, and any bytes are a `T`.
     unsafe { values.set_len(count) };
-    Ok(values)
+    Ok(())
 }
 
 /// Copies a string from the program, its NUL included, of at most `max` bytes

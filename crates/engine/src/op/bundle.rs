@@ -2,7 +2,7 @@
 //! CQE for all of them, which names the first.
 
 use super::receive::{Rest, rest};
-use super::send_receive::{Message, SendReceive, transfer_of};
+use super::send_receive::{SendReceive, transfer_of};
 use super::{receive, send};
 use crate::buffer_group::{Many, SelectedBuffer, Usage};
 use crate::complete;
@@ -10,7 +10,6 @@ use crate::fast_poll::TURN;
 use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use alloc::boxed::Box;
 use usring_sys::message;
 use usring_sys::{Errno, UserAddress};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
@@ -20,7 +19,7 @@ use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let group = request.sqe.buf_index;
     let transfer = transfer_of(request)?;
-    let members = &mut transfer.message.get_or_insert_with(|| Box::new(Message::default())).members;
+    let members = &mut transfer.message.get_or_insert_with(|| locked.pool.message()).members;
     let mut selected = Err(Errno::ENOBUFS);
     members.replace(|pieces| selected = locked.groups.select_many(group, most, pieces));
     selected

@@ -90,9 +90,10 @@ impl Address {
 impl Message {
     /// Reads the program's header, once. `receives`: its name and vector are to
     /// be written, and not read.
-    pub fn read(from: UserAddress, receives: bool) -> Result<Message, Errno> {
+    pub fn read(&mut self, from: UserAddress, receives: bool) -> Result<(), Errno> {
         let mut header: MessageHeader = user_memory::read(from)?;
-        let name_room = header.name_length;
+        self.told = from;
+        self.name_room = header.name_length;
         header.flags = 0;
         if header.name.is_null() {
             header.name_length = 0;
@@ -102,14 +103,23 @@ impl Message {
         } else if (header.name_length as i32) < 0 {
             return Err(Errno::EINVAL);
         }
-        let mut message = Message { header, told: from, name_room, ..Message::default() };
         if !receives && header.name_length != 0 {
-            message.address = Some(Address::read(header.name, header.name_length)?);
+            self.address = Some(Address::read(header.name, header.name_length)?);
         }
         if header.count > VECTOR_LIMIT {
             return Err(Errno::EMSGSIZE);
         }
-        Ok(message)
+        self.header = header;
+        Ok(())
+    }
+
+    /// Forgets everything, to be used again.
+    pub fn clear(&mut self) {
+        self.header = MessageHeader::default();
+        self.told = UserAddress::NULL;
+        self.address = None;
+        self.name_room = 0;
+        self.members.clear();
     }
 
     /// The header with the addresses of what is ours filled in.
@@ -216,7 +226,7 @@ pub(crate) fn transfer_of(request: &mut Request) -> Result<&mut SendReceive, Err
 }
 
 /// SEND, SENDMSG, SEND_ZC and SENDMSG_ZC.
-pub(crate) fn prepare_send(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+pub(crate) fn prepare_send(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let mut transfer = SendReceive::of(request);
     let sqe = &request.sqe;
     let without_copy = matches!(sqe.opcode, opcode::SEND_ZC | opcode::SENDMSG_ZC);
@@ -240,15 +250,16 @@ pub(crate) fn prepare_send(_: &mut LockedRing, request: &mut Request) -> Result<
     }
     let selects = sqe.flags & sqe_flags::BUFFER_SELECT != 0;
     if matches!(sqe.opcode, opcode::SEND | opcode::SEND_ZC) {
-        prepare_send_fields(&mut transfer, sqe, selects)?;
+        prepare_send_fields(locked, &mut transfer, sqe, selects)?;
     } else {
         if sqe.off != 0 || sqe.file_index != 0 {
             return Err(Errno::EINVAL);
         }
-        let mut message = Message::read(UserAddress(sqe.addr), false)?;
+        let mut message = locked.pool.message();
+        message.read(UserAddress(sqe.addr), false)?;
         let (from, count) = (message.header.vector, message.header.count);
-        message.members = Members::read(from, count, !transfer.has(FIXED_BUFFER))?;
-        transfer.message = Some(Box::new(message));
+        message.members.read(from, count, !transfer.has(FIXED_BUFFER))?;
+        transfer.message = Some(message);
         transfer.part = IoVector::default();
     }
     request.begin_operation(Operation::SendReceive(transfer));
@@ -256,28 +267,36 @@ pub(crate) fn prepare_send(_: &mut LockedRing, request: &mut Request) -> Result<
 }
 
 #[inline]
-fn prepare_send_fields(transfer: &mut SendReceive, sqe: &usring_uapi::Sqe, selects: bool) -> Result<(), Errno> {
+fn prepare_send_fields(
+    locked: &mut LockedRing,
+    transfer: &mut SendReceive,
+    sqe: &usring_uapi::Sqe,
+    selects: bool,
+) -> Result<(), Errno> {
     let address_length = sqe.file_index & 0xffff;
     if sqe.file_index >> 16 != 0 {
         return Err(Errno::EINVAL);
     }
     if sqe.off != 0 {
         let address = Some(Address::read(UserAddress(sqe.off), address_length)?);
-        transfer.message = Some(Box::new(Message { address, ..Message::default() }));
+        let mut message = locked.pool.message();
+        message.address = address;
+        transfer.message = Some(message);
     }
     if selects {
         return Ok(());
     }
     if transfer.has(VECTORIZED) {
-        let members = Members::read(UserAddress(sqe.addr), u64::from(sqe.len), !transfer.has(FIXED_BUFFER))?;
-        transfer.message.get_or_insert_default().members = members;
+        let checked = !transfer.has(FIXED_BUFFER);
+        let message = transfer.message.get_or_insert_with(|| locked.pool.message());
+        message.members.read(UserAddress(sqe.addr), u64::from(sqe.len), checked)?;
         return Ok(());
     }
     if transfer.has(FIXED_BUFFER) { Ok(()) } else { vector::check_part(transfer.part) }
 }
 
 /// RECV and RECVMSG.
-pub(crate) fn prepare_receive(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+pub(crate) fn prepare_receive(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let mut transfer = SendReceive::of(request);
     let sqe = &request.sqe;
     let selects = sqe.flags & sqe_flags::BUFFER_SELECT != 0;
@@ -297,7 +316,9 @@ pub(crate) fn prepare_receive(_: &mut LockedRing, request: &mut Request) -> Resu
         return Err(Errno::EINVAL);
     }
     if !plain {
-        transfer.message = Some(Box::new(read_received(&mut transfer, sqe, selects)?));
+        let mut message = locked.pool.message();
+        read_received(&mut message, &mut transfer, sqe, selects)?;
+        transfer.message = Some(message);
     } else if !selects {
         vector::check_part(transfer.part)?;
     }
@@ -309,23 +330,27 @@ pub(crate) fn prepare_receive(_: &mut LockedRing, request: &mut Request) -> Resu
 
 /// The message of a RECVMSG. With provided buffers its vector says no more than
 /// how much of one is to be taken.
-fn read_received(transfer: &mut SendReceive, sqe: &usring_uapi::Sqe, selects: bool) -> Result<Message, Errno> {
-    let mut message = Message::read(UserAddress(sqe.addr), true)?;
+fn read_received(
+    message: &mut Message,
+    transfer: &mut SendReceive,
+    sqe: &usring_uapi::Sqe,
+    selects: bool,
+) -> Result<(), Errno> {
+    message.read(UserAddress(sqe.addr), true)?;
     transfer.part = IoVector::default();
     let MessageHeader { vector, count, .. } = message.header;
     if !selects {
-        message.members = Members::read(vector, count, true)?;
-        return Ok(message);
+        return message.members.read(vector, count, true);
     }
     if transfer.has(MULTISHOT) {
-        received_message::check_rooms(&message)?;
+        received_message::check_rooms(message)?;
     }
     transfer.wanted = match count {
         0 => 0,
         1 => user_memory::read::<IoVector>(vector)?.length as u32,
         _ => return Err(Errno::EINVAL),
     };
-    Ok(message)
+    Ok(())
 }
 
 /// What a request of this family answers that is ended from outside.

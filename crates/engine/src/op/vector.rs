@@ -51,12 +51,12 @@ pub(crate) struct Members {
 impl Members {
     /// Reads the program's vector. Without `checked` it lies in a registered
     /// buffer, against which it is checked later.
-    pub fn read(from: UserAddress, count: u64, checked: bool) -> Result<Members, Errno> {
+    pub fn read(&mut self, from: UserAddress, count: u64, checked: bool) -> Result<(), Errno> {
         if count > u64::from(LIMIT) {
             return Err(Errno::EINVAL);
         }
-        let mut all = user_memory::read_array::<IoVector>(from, count as usize)?;
-        if let [only] = all.as_mut_slice() {
+        user_memory::read_array_into(&mut self.all, from, count as usize)?;
+        if let [only] = self.all.as_mut_slice() {
             // A single member is cut before its end is looked at.
             if only.length > i64::MAX as u64 {
                 return Err(Errno::EINVAL);
@@ -64,10 +64,20 @@ impl Members {
             only.length = only.length.min(TRANSFER_LIMIT);
         }
         if checked {
-            check(&all)?;
+            check(&self.all)?;
         }
-        let total = bound(&mut all);
-        Ok(Members { all, done: 0, total })
+        self.done = 0;
+        self.total = bound(&mut self.all);
+        Ok(())
+    }
+
+    /// Forgets them, and keeps room for a few.
+    pub fn clear(&mut self) {
+        const FEW: usize = 64;
+        if self.all.capacity() > FEW {
+            self.all = Vec::new();
+        }
+        self.replace(|_| ());
     }
 
     /// Becomes these pieces.
