@@ -2,10 +2,11 @@
 //!
 //! [`builder`] makes a ring and [`ring`] holds it; [`squeue`] and [`cqueue`] are
 //! the application's ends of its queues, [`submitter`] and [`register`] the two
-//! system calls, [`descriptor`] what poll and epoll may see of it. [`entry`] is
+//! system calls, [`busy_poll`] a register call of its own, [`descriptor`] what poll and epoll may see of it. [`entry`] is
 //! where entries change their type, [`process`] what happens once per process.
 
 mod builder;
+mod busy_poll;
 pub mod cqueue;
 mod descriptor;
 mod entry;

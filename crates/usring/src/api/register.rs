@@ -21,7 +21,7 @@ fn address_of<T>(slice: &[T]) -> u64 {
 }
 
 impl Submitter<'_> {
-    fn register_raw(&self, opcode: u32, argument: UserAddress, count: u32) -> io::Result<u32> {
+    pub(super) fn register_raw(&self, opcode: u32, argument: UserAddress, count: u32) -> io::Result<u32> {
         self.core.ring.register(opcode, argument, count).map_err(os_error)
     }
 

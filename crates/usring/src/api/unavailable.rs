@@ -3,7 +3,7 @@
 //! them, so that a program finds its way without.
 
 use super::submitter::Submitter;
-use crate::types::{CloneBuffersFlags, Napi, io_uring_zcrx_ifq_reg};
+use crate::types::{CloneBuffersFlags, io_uring_zcrx_ifq_reg};
 use std::io;
 use std::os::fd::RawFd;
 use usring_uapi::io_uring::io_uring_register_op as op;
@@ -25,26 +25,6 @@ impl Submitter<'_> {
     ) -> io::Result<()> {
         let argument: [u32; 8] = [src_fd as u32, flags.bits(), src_off, dst_off, nr, 0, 0, 0];
         self.register_with(op::IORING_REGISTER_CLONE_BUFFERS, &argument, 1).map(drop)
-    }
-
-    /// Not available: `EINVAL`. There is no network device to poll.
-    pub fn register_napi(&self, napi: &mut Napi) -> io::Result<()> {
-        self.register_with(op::IORING_REGISTER_NAPI, napi, 1).map(drop)
-    }
-
-    /// Not available: `EINVAL`.
-    pub fn unregister_napi(&self, napi: &mut Napi) -> io::Result<()> {
-        self.register_with(op::IORING_UNREGISTER_NAPI, napi, 1).map(drop)
-    }
-
-    /// Not available: `EINVAL`.
-    pub fn register_napi_add_id(&self, napi_id: u32) -> io::Result<()> {
-        self.register_with(op::IORING_REGISTER_NAPI, &napi_id, 1).map(drop)
-    }
-
-    /// Not available: `EINVAL`.
-    pub fn register_napi_del_id(&self, napi_id: u32) -> io::Result<()> {
-        self.register_with(op::IORING_REGISTER_NAPI, &napi_id, 1).map(drop)
     }
 
     /// Not available: `EINVAL`. There is no network device to receive from.

@@ -212,3 +212,23 @@ fn personalities_are_handed_out_and_taken_back() {
         assert_eq!(result(&mut ring, nop(1).personality(number)), negative(libc::EINVAL));
     });
 }
+
+#[test]
+fn settings_for_busy_polling_are_told_again() {
+    bounded(|| {
+        let ring = IoUring::new(4).unwrap();
+        let submitter = ring.submitter();
+        let mut setting = types::Napi::new().set_busy_poll_timeout(50).set_prefer_busy_poll(true);
+        submitter.register_napi(&mut setting).unwrap();
+        assert_eq!(error_of(submitter.register_napi_add_id(1 << 20)), libc::EINVAL, "queues are not named");
+        let mut setting = types::Napi::new().set_tracking(types::NapiTracking::Static);
+        submitter.register_napi(&mut setting).unwrap();
+        assert_eq!((setting.busy_poll_timeout(), setting.prefer_busy_poll()), (50, true));
+        submitter.register_napi_add_id(1 << 20).unwrap();
+        assert_eq!(error_of(submitter.register_napi_add_id(1 << 20)), libc::EEXIST);
+        submitter.register_napi_del_id(1 << 20).unwrap();
+        assert_eq!(error_of(submitter.register_napi_del_id(1 << 20)), libc::ENOENT);
+        submitter.unregister_napi(&mut setting).unwrap();
+        assert_eq!((setting.busy_poll_timeout(), setting.prefer_busy_poll()), (0, false));
+    });
+}
