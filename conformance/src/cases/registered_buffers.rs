@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case, differs};
+use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF, Pages, zeroed};
 use crate::names;
@@ -31,8 +31,10 @@ pub const CASES: &[Case] = &[
     case("registered_buffers.tags", tags),
     case("registered_buffers.tag_waits_for_request", tag_waits_for_request),
     case("registered_buffers.unregistered_while_in_use", unregistered_while_in_use),
-    differs("registered_buffers.clone", clone_whole, "CLONE_BUFFERS is refused as by a kernel before 6.12"),
-    differs("registered_buffers.clone_wrong", clone_wrong, "CLONE_BUFFERS is refused as by a kernel before 6.12"),
+    case("registered_buffers.clone", clone_whole),
+    case("registered_buffers.clone_wrong", clone_wrong),
+    case("registered_buffers.clone_parts", clone_parts),
+    case("registered_buffers.clone_of_others", clone_of_others),
 ];
 
 fn register(ring: &Ring, vectors: &[libc::iovec]) -> i32 {
@@ -337,4 +339,64 @@ fn clone_wrong(t: &mut Transcript) {
         }),
     );
     t.result("null", second.register::<u8>(reg::CLONE_BUFFERS, std::ptr::null(), 1));
+}
+
+/// Parts of a table, into a table that has some already.
+fn clone_parts(t: &mut Transcript) {
+    let (first, mut second) = (Ring::new(4), Ring::new(4));
+    let (a, b, c) = (Pages::new(1), Pages::new(1), Pages::new(1));
+    t.result("register", register(&first, &[whole(&a), whole(&b), whole(&c)]));
+    let part = |from, to, count, flags| {
+        move |clone: &mut u::io_uring_clone_buffers| {
+            (clone.src_off, clone.dst_off, clone.nr, clone.flags) = (from, to, count, flags);
+        }
+    };
+    t.result("the last to 1", clone(&second, first.fd, part(2, 1, 1, 0)));
+    t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
+    t.say(format_args!("1 {}", probe(&mut second, &c, 1)));
+    t.result("no room", clone(&second, first.fd, part(0, 4, 1, 0)));
+    t.result("replacing, behind the end", clone(&second, first.fd, part(0, 3, 2, REPLACE)));
+    t.say(format_args!("1 {}", probe(&mut second, &c, 1)));
+    t.say(format_args!("2 {}", probe(&mut second, &c, 2)));
+    t.say(format_args!("3 {}", probe(&mut second, &a, 3)));
+    t.say(format_args!("4 {}", probe(&mut second, &b, 4)));
+    t.result("replacing one", clone(&second, first.fd, part(1, 1, 1, REPLACE)));
+    t.say(format_args!("1 {}", probe(&mut second, &b, 1)));
+    t.say(format_args!("4 {}", probe(&mut second, &b, 4)));
+    t.result("all, replacing", clone(&second, first.fd, part(0, 0, 0, REPLACE)));
+    t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
+    t.say(format_args!("4 {}", probe(&mut second, &b, 4)));
+    t.say("wrong");
+    for (from, to, count) in [(2, 0, 2), (u32::MAX, 0, 1), (0, u32::MAX, 1), (0, 16383, 2), (0, 1, 0), (0, 0, u32::MAX)]
+    {
+        t.result(format_args!("{count} of {from} to {to}"), clone(&second, first.fd, part(from, to, count, REPLACE)));
+    }
+    t.result("from itself", clone(&second, second.fd, part(0, 6, 1, REPLACE)));
+    t.say(format_args!("6 {}", probe(&mut second, &a, 6)));
+}
+
+const REPLACE: u32 = 2;
+const BY_INDEX: u32 = 1;
+
+/// By the index of a registered ring, and from a ring that is another thread's.
+fn clone_of_others(t: &mut Transcript) {
+    let (first, mut second) = (Ring::new(4), Ring::new(4));
+    let a = Pages::new(1);
+    t.result("register", register(&first, &[whole(&a)]));
+    let mut update: u::io_uring_rsrc_update = zeroed();
+    (update.offset, update.data) = (3, first.fd as u64);
+    t.result("register the ring", first.register(reg::RING_FDS, &raw const update, 1));
+    t.result("empty index", clone(&second, 5, |clone| clone.flags = BY_INDEX));
+    t.result("no index", clone(&second, 99, |clone| clone.flags = BY_INDEX));
+    t.result("by index", clone(&second, 3, |clone| clone.flags = BY_INDEX));
+    t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
+    let b = Pages::new(1);
+    let address = b.at(0);
+    let theirs = std::thread::spawn(move || {
+        let ring = Ring::flags(4, u::IORING_SETUP_SINGLE_ISSUER);
+        (register(&ring, &[vector(address, 4096)]), ring)
+    });
+    let (registered, theirs) = theirs.join().expect("the other thread");
+    t.result("registered", registered);
+    t.result("of another thread's alone", clone(&second, theirs.fd, |clone| clone.flags = REPLACE));
 }

@@ -17,6 +17,8 @@ use usring_sys::set_once::SetOnce;
 pub struct Host {
     /// The ring that this number stands for, if it is one.
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,
+    /// The ring that the calling thread has registered at this index.
+    pub ring_at_index: fn(u32) -> Result<Arc<Ring>, Errno>,
     /// The number is about to be polled: if it is a ring, its readability has
     /// to follow the CQ from now on ([`Ring::watch_readiness`]).
     pub watch: fn(i32),
@@ -68,6 +70,11 @@ fn host() -> Option<&'static Host> {
 /// The ring behind any number, also a low one that was made to stand for it.
 pub(crate) fn ring_at(number: i32) -> Option<Arc<Ring>> {
     (host()?.ring_of)(number)
+}
+
+/// The ring at an index of the calling thread's.
+pub(crate) fn ring_at_index(index: u32) -> Result<Arc<Ring>, Errno> {
+    (host().ok_or(Errno::EINVAL)?.ring_at_index)(index)
 }
 
 /// The ring behind a number; asks only about numbers that can be one.

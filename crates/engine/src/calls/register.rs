@@ -47,6 +47,10 @@ impl Ring {
             self.lock().restrictions.check_register(opcode)?;
             return self.cancel_and_wait(argument, count);
         }
+        if opcode == number(op::IORING_REGISTER_CLONE_BUFFERS) {
+            self.lock().restrictions.check_register(opcode)?;
+            return self.clone_buffers(argument, count);
+        }
         let mut locked = self.lock();
         locked.restrictions.check_register(opcode)?;
         let answer = dispatch(&mut locked, opcode, argument, count);

@@ -7,6 +7,7 @@ use crate::host;
 use crate::ring::LockedRing;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};
 
@@ -49,6 +50,10 @@ impl RegisteredBuffers {
             return Err(Errno::EFAULT);
         }
         Ok(buffer.clone())
+    }
+
+    pub fn are_registered(&self) -> bool {
+        self.entries.is_some()
     }
 
     /// The run's devices need the memory no more.
@@ -140,6 +145,63 @@ fn coalesce(slots: &[Slot]) -> Vec<IoVector> {
         }
     }
     whole
+}
+
+/// A part of another ring's table, and where it is to lie.
+pub(crate) struct Part {
+    pub from: u32,
+    pub to: u32,
+    /// 0: all of it.
+    pub count: u32,
+}
+
+impl Part {
+    /// Which slots of a table with `size` of them it means.
+    fn within(&self, size: usize) -> Result<Range<usize>, Errno> {
+        if self.count == 0 && (self.from != 0 || self.to != 0) {
+            return Err(Errno::EINVAL);
+        }
+        let count = if self.count == 0 { size } else { self.count as usize };
+        if count > size {
+            return Err(Errno::EINVAL);
+        }
+        let end = self.from as usize + count;
+        if end > size || self.to.checked_add(count as u32).is_none() {
+            return Err(Errno::EOVERFLOW);
+        }
+        if self.to as usize + count > LIMIT as usize { Err(Errno::EINVAL) } else { Ok(self.from as usize..end) }
+    }
+}
+
+/// CLONE_BUFFERS, the source's half: the buffers that are meant, without their
+/// tags.
+pub(crate) fn copies(source: &LockedRing, part: &Part) -> Result<Vec<Slot>, Errno> {
+    let entries = source.buffers.entries.as_ref().ok_or(Errno::ENXIO)?;
+    let copy = |buffer: &Arc<RegisteredBuffer>| {
+        Arc::new(RegisteredBuffer { address: buffer.address, length: buffer.length, tag: 0 })
+    };
+    Ok(entries[part.within(entries.len())?].iter().map(|slot| slot.as_ref().map(copy)).collect())
+}
+
+/// CLONE_BUFFERS, the other half: puts them into this ring's table, which grows
+/// with them.
+pub(crate) fn adopt(locked: &mut LockedRing, copies: Vec<Slot>, to: u32) -> u32 {
+    let mut entries = locked.buffers.entries.take().unwrap_or_default();
+    let first = to as usize;
+    if entries.len() < first + copies.len() {
+        entries.resize_with(first + copies.len(), || None);
+    }
+    for (slot, copy) in entries[first..].iter_mut().zip(copies) {
+        let old = core::mem::replace(slot, copy);
+        locked.buffers.retire(old);
+    }
+    if host::has_devices() {
+        let shared = coalesce(&entries);
+        devices::share(&shared);
+        devices::unshare(&core::mem::replace(&mut locked.buffers.shared, shared));
+    }
+    locked.buffers.entries = Some(entries);
+    0
 }
 
 /// UNREGISTER_BUFFERS.

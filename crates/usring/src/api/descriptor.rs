@@ -80,6 +80,8 @@ fn ring_of(number: RawFd) -> Option<Arc<Ring>> {
 
 static HOST: Host = Host {
     ring_of,
+    // Rings are registered with a thread by the doors.
+    ring_at_index: |_| Err(Errno::EINVAL),
     // Every ring that has a descriptor is watched.
     watch: |_| (),
     device_of: |_| None,

@@ -3,7 +3,7 @@
 use super::os_error;
 use super::submitter::Submitter;
 use crate::opcode::AsyncCancel2;
-use crate::types::{CancelBuilder, Timespec};
+use crate::types::{CancelBuilder, CloneBuffersFlags, Timespec};
 use std::fmt;
 use std::io;
 use std::mem;
@@ -86,6 +86,33 @@ impl Submitter<'_> {
     /// `EBUSY`: there is a table already. `EINVAL`: 0 or more than 16,384 slots.
     pub fn register_buffers_sparse(&self, nr: u32) -> io::Result<()> {
         self.register_resources(op::IORING_REGISTER_BUFFERS2, sparse(nr))
+    }
+
+    /// Registers the buffers of another ring with this one, too: the memory that
+    /// was vouched for there has to stay for both.
+    ///
+    /// # Errors
+    /// `EBUSY`: this ring has some already. `ENXIO`: the other has none. `EEXIST`: it is another
+    /// thread's alone. `EBADF`, `EOPNOTSUPP`: it is no ring.
+    pub fn register_buffers_clone(&self, src_fd: RawFd) -> io::Result<()> {
+        self.register_buffers_clone_offset(src_fd, 0, 0, 0, CloneBuffersFlags::empty())
+    }
+
+    /// The same with a part of the other's: `nr` buffers from `src_off` on, to the
+    /// slots from `dst_off` on.
+    ///
+    /// # Errors
+    /// Those above; `EINVAL`, `EOVERFLOW`: it has not so many.
+    pub fn register_buffers_clone_offset(
+        &self,
+        src_fd: RawFd,
+        src_off: u32,
+        dst_off: u32,
+        nr: u32,
+        flags: CloneBuffersFlags,
+    ) -> io::Result<()> {
+        let argument: [u32; 8] = [src_fd as u32, flags.bits(), src_off, dst_off, nr, 0, 0, 0];
+        self.register_with(op::IORING_REGISTER_CLONE_BUFFERS, &argument, 1).map(drop)
     }
 
     /// Replaces the buffers of the slots from `offset` on. An `iovec` of null

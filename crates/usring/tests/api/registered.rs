@@ -232,3 +232,18 @@ fn settings_for_busy_polling_are_told_again() {
         assert_eq!((setting.busy_poll_timeout(), setting.prefer_busy_poll()), (0, false));
     });
 }
+
+#[test]
+fn buffers_of_one_ring_are_registered_with_another() {
+    bounded(|| {
+        let (first, mut second) = (ring(), ring());
+        let (file, buffer) = (file_with(b"data"), vec![0u8; 4096]);
+        // SAFETY: the buffer outlives both rings.
+        unsafe { first.submitter().register_buffers(&[iovec(&buffer)]) }.unwrap();
+        second.submitter().register_buffers_clone(first.as_raw_fd()).unwrap();
+        assert_eq!(error_of(second.submitter().register_buffers_clone(first.as_raw_fd())), libc::EBUSY);
+        first.submitter().unregister_buffers().unwrap();
+        assert_eq!(result(&mut second, read_fixed(&file, buffer.as_ptr(), 4, 0)), 4);
+        assert_eq!(&buffer[..4], b"data");
+    });
+}

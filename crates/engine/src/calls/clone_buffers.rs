@@ -1,0 +1,64 @@
+//! REGISTER_CLONE_BUFFERS: another ring's registered buffers for this one. The
+//! two rings are locked one after the other: who holds a ring's lock waits for
+//! no other's.
+
+use crate::host;
+use crate::registered_buffers::{self, Part};
+use crate::ring::Ring;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use usring_sys::{Errno, UserAddress, descriptor, thread, user_memory};
+use usring_uapi::io_uring as abi;
+
+/// The source is named by the index of a registered ring.
+const SOURCE_IS_INDEX: u32 = abi::IORING_REGISTER_SRC_REGISTERED as u32;
+/// What is in the table already makes room.
+const REPLACE: u32 = abi::IORING_REGISTER_DST_REPLACE as u32;
+
+impl Ring {
+    pub(super) fn clone_buffers(self: &Arc<Self>, argument: UserAddress, count: u32) -> Result<u32, Errno> {
+        if argument.is_null() || count != 1 {
+            return Err(Errno::EINVAL);
+        }
+        // `struct io_uring_clone_buffers`.
+        let [source, flags, from, to, count, padding @ ..]: [u32; 8] = user_memory::read(argument)?;
+        if flags & !(SOURCE_IS_INDEX | REPLACE) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        self.check_room(flags)?;
+        if padding != [0; 3] {
+            return Err(Errno::EINVAL);
+        }
+        let source = if flags & SOURCE_IS_INDEX != 0 { host::ring_at_index(source)? } else { ring_at(source as i32)? };
+        if !Arc::ptr_eq(&source, self) {
+            source.check_process()?;
+            let issuer = source.issuer.load(Ordering::Relaxed);
+            if source.has(abi::IORING_SETUP_SINGLE_ISSUER) && issuer != 0 && issuer != thread::current().0 {
+                return Err(Errno::EEXIST);
+            }
+        }
+        let locked = source.lock();
+        let copies = registered_buffers::copies(&locked, &Part { from, to, count });
+        locked.leave();
+        let copies = copies?;
+        let mut locked = self.lock();
+        let room = if flags & REPLACE == 0 && locked.buffers.are_registered() { Err(Errno::EBUSY) } else { Ok(()) };
+        let adopted = room.map(|()| registered_buffers::adopt(&mut locked, copies, to));
+        locked.leave();
+        adopted
+    }
+
+    fn check_room(self: &Arc<Self>, flags: u32) -> Result<(), Errno> {
+        let locked = self.lock();
+        let is_full = flags & REPLACE == 0 && locked.buffers.are_registered();
+        locked.leave();
+        if is_full { Err(Errno::EBUSY) } else { Ok(()) }
+    }
+}
+
+fn ring_at(number: i32) -> Result<Arc<Ring>, Errno> {
+    match host::ring_at(number) {
+        Some(ring) => Ok(ring),
+        None => Err(descriptor::status_flags(number).err().unwrap_or(Errno::EOPNOTSUPP)),
+    }
+}
