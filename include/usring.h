@@ -34,6 +34,9 @@
 #ifndef USRING_H
 #define USRING_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -55,6 +58,123 @@ struct io_context;
  * -ENOMEM.
  */
 int io_setup2(unsigned nr_events, unsigned flags, void *sq_ring, void *cq_ring, struct io_context **ctx);
+
+/*
+ * Swap regions: memory larger than what of it may be resident, without swap of the
+ * system's and without privileges. Its pages go to a file or a device, and the
+ * thread that touches one that is out reads it back itself, by polling.
+ *
+ *     struct usring_swap_options options = {
+ *         .size = 1 << 30,
+ *         .limit = 256 << 20,
+ *         .backing = "file:path=/var/tmp/pages,size=1G",
+ *     };
+ *     struct usring_swap *swap;
+ *     int error = usring_swap_map(&options, &swap);
+ *     char *memory = usring_swap_address(swap);
+ *
+ * What differs from other memory:
+ * - A system call that is given memory of a region answers EFAULT where a page is out,
+ *   or does a part (but with the mechanism "compat"), and a datagram received into
+ *   such a page is lost: pin what you give it.
+ * - A forked child does not have the memory; a touch ends it with SIGBUS.
+ * - A page that cannot be read back is a SIGBUS, and standard error names its slot.
+ * - SIGBUS and SIGSEGV may not be blocked by a thread that touches a region.
+ * - It is no good for stacks of threads, futexes, or buffers that a ring has registered.
+ *
+ * Functions answer 0 or a negative errno, unless they say otherwise. A handle is
+ * what a function here gave, and lives until it is given up; other numbers are
+ * as bad as pointers that are.
+ */
+struct usring_swap;
+
+struct usring_swap_options {
+	/* Bytes of the region; rounded up to whole pages. */
+	size_t size;
+	/* Most bytes of it that are resident; 64 pages at least. */
+	size_t limit;
+	/* Where its pages go, as `usring run --device` takes it. What was there is lost. */
+	const char *backing;
+	/* "userfault", "guard", "mprotect", "compat"; NULL: the best that works here. */
+	const char *mechanism;
+	/* Most bytes that are read ahead; 0: as many as seems good. */
+	size_t readahead;
+	/* Threads that fault at the same time without waiting for each other; 0: by itself. */
+	size_t lanes;
+};
+
+/* For `readahead`: none. */
+#define USRING_SWAP_NO_READAHEAD ((size_t)-1)
+
+/* -EINVAL: an option that cannot be; -EOPNOTSUPP: no mechanism works here; what
+ * opening the backing answers; -ENOMEM. */
+int usring_swap_map(const struct usring_swap_options *options, struct usring_swap **swap);
+
+/* Gives the region up, and its memory. Nobody touches it any more. */
+void usring_swap_unmap(struct usring_swap *swap);
+
+/* Its first byte. */
+void *usring_swap_address(struct usring_swap *swap);
+
+/* For usring_swap_advise: whole pages hold zeroes from now on, and take neither
+ * memory nor room in the backing. -EBUSY where one is pinned. */
+#define USRING_SWAP_DONTNEED 4
+
+int usring_swap_advise(struct usring_swap *swap, void *start, size_t length, int advice);
+
+/* Brings a range in and keeps it resident, until as many unpins of the same range:
+ * for system calls. `writes`: it will be written to. -ENOMEM where more than half of
+ * the limit would be pinned; -EIO where a page cannot be read back. */
+int usring_swap_pin(struct usring_swap *swap, const void *start, size_t length, int writes);
+int usring_swap_unpin(struct usring_swap *swap, const void *start, size_t length);
+
+/* A lower limit is kept when this returns. -ENOSPC: the backing has no room; -EBUSY:
+ * too much is pinned. */
+int usring_swap_set_limit(struct usring_swap *swap, size_t limit);
+
+/* How pages are waited for: "interrupt", "classic" (polling), "hybrid", "hybrid:20us". */
+int usring_swap_set_policy(struct usring_swap *swap, const char *policy);
+
+/* Pages are units of `page_size` bytes. */
+struct usring_swap_statistics {
+	uint64_t pages, page_size, limit, resident, pinned;
+	/* Of the backing, and how many hold a page. */
+	uint64_t slots, slots_taken;
+	/* Pages touched first; read by who touched them; written to first while clean;
+	 * brought in by somebody else meanwhile; read before anybody touched them. */
+	uint64_t first_touches, swap_ins, write_faults, late_faults, read_ahead;
+	/* Pages evicted; of these written; requests that wrote them; evictions that a
+	 * thread had to make before it could have its page. */
+	uint64_t evicted, written, write_requests, direct_evictions;
+	/* Pages that could not be read; requests that could not be written; pages that
+	 * came in although the limit was reached and nothing could go. */
+	uint64_t read_errors, write_errors, over_limit;
+};
+
+int usring_swap_statistics(struct usring_swap *swap, struct usring_swap_statistics *statistics);
+
+/*
+ * An allocator over a region, which it takes over (also where it fails: then the
+ * region is given up). Blocks are aligned to 16 bytes. Looking for room and
+ * freeing brings no page back; what is larger than half a page gives its memory and
+ * its room in the backing up when it is freed.
+ */
+struct usring_arena;
+
+int usring_arena_create(struct usring_swap *swap, struct usring_arena **arena);
+
+/* Gives the arena up, and its region. */
+void usring_arena_destroy(struct usring_arena *arena);
+
+/* The region of an arena, for pins and statistics. */
+struct usring_swap *usring_arena_region(struct usring_arena *arena);
+
+/* NULL where there is no room. */
+void *usring_arena_malloc(struct usring_arena *arena, size_t size);
+void usring_arena_free(struct usring_arena *arena, void *block);
+
+/* At least what was asked for. */
+size_t usring_arena_usable_size(struct usring_arena *arena, void *block);
 
 #ifdef __cplusplus
 }

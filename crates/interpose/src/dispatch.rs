@@ -1,7 +1,10 @@
 //! What each trapped number means: the one place that all doors lead to.
 
 use crate::door::{Call, Outcome};
-use crate::{contexts, descriptor_calls, device_calls, devices, exec, exports, filter, patch, process, rings, signals};
+use crate::{
+    contexts, descriptor_calls, device_calls, devices, exec, exports, filter, patch, process, rings, signals,
+    swap_calls,
+};
 use usring_uapi::general as linux;
 
 /// Serves one call of the program. Called by the doors alone.
@@ -30,6 +33,7 @@ fn dispatch_other(call: &mut Call) -> Outcome {
         linux::__NR_io_destroy => contexts::destroy(call).into(),
         linux::__NR_io_cancel => contexts::cancel(call).into(),
         exports::SETUP2 => contexts::setup2(call).into(),
+        swap_calls::FIRST..=swap_calls::LAST => swap_calls::serve(call).into(),
         linux::__NR_rt_sigprocmask => signals::change_mask(call),
         linux::__NR_rt_sigaction => signals::change_action(call).into(),
         linux::__NR_read

@@ -8,7 +8,8 @@
 //! alone, and in `dispatch`, which knows what each number means. `signals`
 //! keeps the program's handlers out of the engine and SIGSYS open,
 //! `descriptors` knows which numbers are rings, `exec` takes the library along
-//! into the next program, `start` opens it all.
+//! into the next program, `start` opens it all. `swap_calls` are functions of our
+//! own for programs that are linked to the library.
 //!
 //! Nothing here knows how any operation works, and nothing here calls libc:
 //! a call may arrive in a signal handler, under malloc's lock, in a vfork child.
@@ -43,6 +44,7 @@ mod settle;
 mod signals;
 mod stacks;
 mod start;
+mod swap_calls;
 mod symbols;
 mod text;
 mod unwinding;

@@ -11,7 +11,9 @@
 //! | a lane | who has its lock ([`crate::store`]) |
 //!
 //! In this order only: room, then a page, then a lane, then the gate. Who evicts
-//! waits for no page; who has a page waits for nothing that needs another.
+//! waits for no page; who has a page waits for nothing that needs another. None of
+//! it is done with signals open: a handler that touched a page would wait for its
+//! own thread.
 //!
 //! **A page becomes resident, and one that is resident is taken and given back,
 //! only inside its cluster's gate or with the gate shut.** So a busy page that

@@ -16,7 +16,7 @@ use usring_device::{Device, OwnSupply, PolicyWord, PollPolicy, Spec, SpecError, 
 use usring_sys::page_fault::{self, Registration};
 use usring_sys::paged_memory::Window;
 use usring_sys::sync::{AtomicUsize, Ordering};
-use usring_sys::{Errno, processor, user_memory};
+use usring_sys::{Errno, processor, thread, user_memory};
 
 /// Least limit in units: a few clusters, so that what one thread evicts is not
 /// what another brings in.
@@ -258,6 +258,7 @@ impl SwapRegion {
         if limit < LEAST_LIMIT {
             return Err(Errno::EINVAL);
         }
+        let _closed = thread::close_signals();
         self.pager.limit.set(limit);
         self.pager.evict_down_to(limit)
     }
@@ -297,12 +298,26 @@ impl SwapRegion {
                     return Err(Errno::ENOMEM);
                 }
                 Pinned::TooOften => return Err(Errno::ENOMEM),
-                Pinned::No(_) => self.pager.bring_in(index, touch).map_err(|lost| {
-                    self.pager.complain(index, lost);
-                    Errno::EIO
-                })?,
+                Pinned::No(_) => {
+                    // A handler could touch the page that this thread has.
+                    let _closed = thread::close_signals();
+                    self.pager.bring_in(index, touch).map_err(|lost| {
+                        self.pager.complain(index, lost);
+                        Errno::EIO
+                    })?;
+                }
             }
         }
+    }
+
+    /// Takes back a [`Pin`] of this range that was forgotten: for languages that cannot
+    /// hold one. Errors: `EINVAL` where it is not within the region.
+    ///
+    /// # Panics
+    /// If there was none.
+    pub fn unpin(&self, range: Range<usize>) -> Result<(), Errno> {
+        self.pages(&range)?.for_each(|page| self.unpin_page(page));
+        Ok(())
     }
 
     fn unpin_page(&self, index: usize) {
@@ -345,6 +360,7 @@ impl SwapRegion {
         if !range.start.is_multiple_of(unit) || !range.end.is_multiple_of(unit) {
             return Err(Errno::EINVAL);
         }
+        let _closed = thread::close_signals();
         self.pager.discard(pages)
     }
 

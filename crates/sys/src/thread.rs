@@ -113,6 +113,22 @@ fn change_mask(mask: u64) -> u64 {
     old
 }
 
+/// While it lives, no handler of the program interrupts this thread: for work in
+/// the program's thread of which a handler must not find the half.
+#[derive(Debug)]
+#[must_use = "signals are open again when it is dropped"]
+pub struct ClosedSignals(u64);
+
+pub fn close_signals() -> ClosedSignals {
+    ClosedSignals(block_signals())
+}
+
+impl Drop for ClosedSignals {
+    fn drop(&mut self) {
+        restore_signals(self.0);
+    }
+}
+
 /// Stack of a bare thread. Pages are only used when touched.
 const STACK: usize = 256 * 1024;
 /// Zeroed room below the thread pointer, for thread-locals of code that thinks

@@ -20,5 +20,6 @@ mod memory;
 mod node;
 mod qemu_img;
 mod stress_ng;
+mod swap;
 mod transparency;
 mod vhost_user;

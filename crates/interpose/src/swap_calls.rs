@@ -1,0 +1,261 @@
+//! Swap regions for C (`include/usring.h`): functions that a program linked to
+//! this library calls. Each goes through the door as a system call does, by a number
+//! of our own that no system call can have, so that signals are put off
+//! meanwhile; what they do is `usring_swap`'s.
+
+use crate::door::{CALL_SIZE, Call};
+use alloc::boxed::Box;
+use alloc::string::String;
+use core::arch::naked_asm;
+use core::mem::offset_of;
+use core::ops::Range;
+use usring_swap::{Access, Arena, Mechanism, SwapRegion};
+use usring_sys::{Errno, UserAddress, user_memory};
+
+/// The numbers from here on stand for these functions in a [`Call`].
+pub const FIRST: u32 = 0x7573_0100;
+
+/// `struct usring_swap_options`, in words.
+const OPTIONS: usize = 6;
+/// Longest text of an option, its end included.
+const LONGEST: usize = 4096;
+
+macro_rules! functions {
+    ($($number:literal $name:ident => $serve:ident;)*) => {
+        pub const LAST: u32 = FIRST + [$($number),*].len() as u32 - 1;
+
+        /// What one of the functions answers.
+        pub fn serve(call: &Call) -> Result<u64, Errno> {
+            match call.number as u32 - FIRST {
+                // SAFETY: the header says what the program vouches for.
+                $($number => unsafe { $serve(call.arguments) },)*
+                _ => Err(Errno::ENOSYS),
+            }
+        }
+
+        $(
+            /// # Safety
+            /// As the header of C says.
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = "usring_door")]
+            pub unsafe extern "C" fn $name() {
+                naked_asm!(
+                    ".cfi_startproc",
+                    "push rbp",
+                    ".cfi_def_cfa_offset 16",
+                    ".cfi_offset rbp, -16",
+                    "mov rbp, rsp",
+                    ".cfi_def_cfa_register rbp",
+                    "sub rsp, {size}",
+                    "mov qword ptr [rsp], {number}",
+                    "mov [rsp + 8], rdi",
+                    "mov [rsp + 16], rsi",
+                    "mov [rsp + 24], rdx",
+                    "mov [rsp + 32], rcx",
+                    "mov [rsp + 40], r8",
+                    "mov qword ptr [rsp + 48], 0",
+                    "mov qword ptr [rsp + {return_address}], 0",
+                    "mov qword ptr [rsp + {trapped}], 0",
+                    "mov rdi, rsp",
+                    "call usring_run_call",
+                    "leave",
+                    ".cfi_def_cfa rsp, 8",
+                    ".cfi_same_value rbp",
+                    "ret",
+                    ".cfi_endproc",
+                    size = const CALL_SIZE,
+                    number = const FIRST + $number,
+                    return_address = const offset_of!(Call, return_address),
+                    trapped = const offset_of!(Call, trapped),
+                )
+            }
+        )*
+    };
+}
+
+functions! {
+    0 usring_swap_map => map;
+    1 usring_swap_unmap => unmap;
+    2 usring_swap_address => address;
+    3 usring_swap_advise => advise;
+    4 usring_swap_pin => pin;
+    5 usring_swap_unpin => unpin;
+    6 usring_swap_set_limit => set_limit;
+    7 usring_swap_set_policy => set_policy;
+    8 usring_swap_statistics => statistics;
+    9 usring_arena_create => arena_create;
+    10 usring_arena_destroy => arena_destroy;
+    11 usring_arena_region => arena_region;
+    12 usring_arena_malloc => arena_malloc;
+    13 usring_arena_free => arena_free;
+    14 usring_arena_usable_size => arena_usable_size;
+}
+
+type Arguments = [u64; 6];
+
+fn text(address: u64) -> Result<String, Errno> {
+    let mut bytes = user_memory::read_c_string(UserAddress(address), LONGEST)?;
+    bytes.pop();
+    String::from_utf8(bytes).map_err(|_| Errno::EINVAL)
+}
+
+/// # Safety
+/// The handle is what `usring_swap_map` or `usring_arena_region` gave, and lives.
+unsafe fn region<'a>(handle: u64) -> &'a SwapRegion {
+    // SAFETY: the caller's promise.
+    unsafe { &*(handle as *const SwapRegion) }
+}
+
+/// # Safety
+/// The handle is what `usring_arena_create` gave, and lives.
+unsafe fn arena<'a>(handle: u64) -> &'a Arena {
+    // SAFETY: the caller's promise.
+    unsafe { &*(handle as *const Arena) }
+}
+
+/// The bytes of a region that addresses name.
+fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, Errno> {
+    let first = (start as usize).checked_sub(region.as_ptr() as usize).ok_or(Errno::EINVAL)?;
+    let end = first.checked_add(length as usize).ok_or(Errno::EINVAL)?;
+    Ok(first..end)
+}
+
+unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
+    let [size, limit, backing, mechanism, readahead, lanes] =
+        user_memory::read::<[u64; OPTIONS]>(UserAddress(options))?;
+    let builder = SwapRegion::builder().size(size as usize).limit(limit as usize);
+    let mut builder = builder.backing(&text(backing)?).map_err(|_| Errno::EINVAL)?;
+    if mechanism != 0 {
+        builder = builder.mechanism(Mechanism::of_name(&text(mechanism)?).ok_or(Errno::EINVAL)?);
+    }
+    builder = match readahead {
+        0 => builder,
+        u64::MAX => builder.readahead(0),
+        bytes => builder.readahead(bytes as usize),
+    };
+    if lanes != 0 {
+        builder = builder.lanes(lanes as usize);
+    }
+    let region = Box::into_raw(Box::new(builder.build()?));
+    user_memory::write(UserAddress(place), region as u64).map(|()| 0).inspect_err(|_| {
+        // SAFETY: nobody was told of it.
+        drop(unsafe { Box::from_raw(region) });
+    })
+}
+
+unsafe fn unmap([handle, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the handle is `map`'s, and the program gives it up.
+    drop(unsafe { Box::from_raw(handle as *mut SwapRegion) });
+    Ok(0)
+}
+
+unsafe fn address([handle, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { region(handle) }.as_ptr() as u64)
+}
+
+/// `USRING_SWAP_DONTNEED`.
+const DONTNEED: u64 = 4;
+
+unsafe fn advise([handle, start, length, advice, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    let region = unsafe { region(handle) };
+    if advice as u32 as u64 != DONTNEED {
+        return Err(Errno::EINVAL);
+    }
+    region.discard_shared(range(region, start, length)?).map(|()| 0)
+}
+
+unsafe fn pin([handle, start, length, writes, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    let region = unsafe { region(handle) };
+    let access = if writes as u32 == 0 { Access::Read } else { Access::Write };
+    region.pin(range(region, start, length)?, access).map(|pin| {
+        core::mem::forget(pin);
+        0
+    })
+}
+
+unsafe fn unpin([handle, start, length, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    let region = unsafe { region(handle) };
+    region.unpin(range(region, start, length)?).map(|()| 0)
+}
+
+unsafe fn set_limit([handle, bytes, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { region(handle) }.set_limit(bytes as usize).map(|()| 0)
+}
+
+unsafe fn set_policy([handle, policy, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    if unsafe { region(handle) }.set_policy(&text(policy)?) { Ok(0) } else { Err(Errno::EINVAL) }
+}
+
+unsafe fn statistics([handle, place, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    let found = unsafe { region(handle) }.statistics();
+    let words = [
+        found.pages,
+        found.page_size,
+        found.limit,
+        found.resident,
+        found.pinned,
+        found.slots,
+        found.slots_taken,
+        found.first_touches,
+        found.swap_ins,
+        found.write_faults,
+        found.late_faults,
+        found.read_ahead,
+        found.evicted,
+        found.written,
+        found.write_requests,
+        found.direct_evictions,
+        found.read_errors,
+        found.write_errors,
+        found.over_limit,
+    ];
+    user_memory::write(UserAddress(place), words).map(|()| 0)
+}
+
+unsafe fn arena_create([handle, place, ..]: Arguments) -> Result<u64, Errno> {
+    user_memory::write(UserAddress(place), 0u64)?;
+    // SAFETY: the handle is `map`'s, and the program gives it up.
+    let region = unsafe { Box::from_raw(handle as *mut SwapRegion) };
+    let arena = Box::into_raw(Box::new(Arena::new(*region)?));
+    user_memory::write(UserAddress(place), arena as u64).map(|()| 0)
+}
+
+unsafe fn arena_destroy([handle, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the handle is `arena_create`'s, and the program gives it up.
+    drop(unsafe { Box::from_raw(handle as *mut Arena) });
+    Ok(0)
+}
+
+unsafe fn arena_region([handle, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    Ok(core::ptr::from_ref(unsafe { arena(handle) }.region()) as u64)
+}
+
+/// malloc(3)'s.
+const ALIGNED: usize = 16;
+
+unsafe fn arena_malloc([handle, size, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { arena(handle) }.allocate(size as usize, ALIGNED).map_or(0, |(address, _)| address as u64))
+}
+
+unsafe fn arena_free([handle, block, ..]: Arguments) -> Result<u64, Errno> {
+    if block != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { arena(handle) }.free(block as usize);
+    }
+    Ok(0)
+}
+
+unsafe fn arena_usable_size([handle, block, ..]: Arguments) -> Result<u64, Errno> {
+    // SAFETY: the caller's promise.
+    Ok(if block == 0 { 0 } else { unsafe { arena(handle) }.size_of(block as usize) as u64 })
+}
