@@ -114,8 +114,8 @@ fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// What libusring.so stands in front of.
-const OFFERED: [&str; 43] = [
+/// What libusring.so stands in front of, and io_setup2, which it alone has.
+const OFFERED: [&str; 44] = [
     "__poll_chk",
     "__ppoll_chk",
     "__pread64_chk",
@@ -136,6 +136,7 @@ const OFFERED: [&str; 43] = [
     "fsync",
     "ftruncate",
     "ftruncate64",
+    "io_setup2",
     "mmap",
     "mmap64",
     "open",
