@@ -38,6 +38,7 @@ pub const CASES: &[Case] = &[
     case("aio_submit.file_closed_meanwhile", file_closed_meanwhile),
     case("aio_submit.many", many),
     case("aio_submit.direct", direct),
+    case("aio_submit.file_without_a_name", file_without_a_name),
     case("aio_submit.append", append),
     case("aio_submit.stream_that_waits_for_nothing", stream_that_waits_for_nothing),
     case("aio_submit.threads", threads),
@@ -483,6 +484,18 @@ fn direct(t: &mut Transcript) {
     one(t, &context, "an odd offset", Iocb { aio_offset: 7, ..read });
     one(t, &context, "an odd length", Iocb { aio_nbytes: 7, ..read });
     one(t, &context, "sync", aio::sync(file, 3));
+}
+
+/// It was opened by its directory, and is none.
+fn file_without_a_name(t: &mut Transcript) {
+    // SAFETY: the path is a C string.
+    let file = unsafe { libc::open(c"/var/tmp".as_ptr(), libc::O_RDWR | libc::O_TMPFILE | libc::O_CLOEXEC, 0o600) };
+    let context = Context::new(8);
+    one(t, &context, "write", aio::write(file, b"content", 0, 1));
+    let mut buffer = [0; 7];
+    one(t, &context, "read", aio::read(file, &mut buffer, 0, 2));
+    one(t, &context, "sync", aio::sync(file, 3));
+    t.say(String::from_utf8_lossy(&buffer));
 }
 
 fn append(t: &mut Transcript) {

@@ -72,6 +72,6 @@ pub mod swap;
 
 pub use api::{
     Builder, CompletionQueue, CompletionStatus, EnterFlags, IoUring, Parameters, Probe, SubmissionQueue, Submitter,
-    cqueue, register, squeue,
+    aio, cqueue, register, squeue,
 };
 pub use io_uring::{opcode, types};

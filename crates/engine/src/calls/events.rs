@@ -36,6 +36,9 @@ use usring_uapi::{Sqe, general as linux, opcode};
 /// How long a retiring ring sleeps at most before it looks again.
 const BETWEEN_LOOKS: Nanoseconds = 1_000_000;
 
+/// The bit that O_TMPFILE has beside O_DIRECTORY.
+const UNNAMED: u32 = 0o20_000_000;
+
 /// How events come from the devices to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
@@ -243,7 +246,8 @@ impl<'a> Submission<'a> {
         Ok(FileUses {
             may_read: mode != linux::O_WRONLY,
             may_write: mode != linux::O_RDONLY,
-            is_directory: flags & linux::O_DIRECTORY != 0,
+            // A file without a name is opened by the one of its directory.
+            is_directory: flags & (UNNAMED | linux::O_DIRECTORY) == linux::O_DIRECTORY,
             polls: Err(Errno::EOPNOTSUPP),
             never_waits: flags & linux::O_NONBLOCK != 0,
         })

@@ -1,10 +1,12 @@
 //! The Rust API: a thin face of the engine, which decides nothing itself.
 //!
+//! [`aio`] has libaio's contexts; all else is rings:
 //! [`builder`] makes a ring and [`ring`] holds it; [`squeue`] and [`cqueue`] are
 //! the application's ends of its queues, [`submitter`] and [`register`] the two
 //! system calls, [`busy_poll`] a register call of its own, [`descriptor`] what poll and epoll may see of it. [`entry`] is
 //! where entries change their type, [`process`] what happens once per process.
 
+pub mod aio;
 mod builder;
 mod busy_poll;
 pub mod cqueue;

@@ -24,6 +24,8 @@ const RUNS_HERE: fn() -> bool = || true;
 mod bad_input;
 mod basics;
 mod cancel;
+#[cfg(not(on_kernel))]
+mod contexts;
 mod descriptor;
 mod files;
 mod links;
