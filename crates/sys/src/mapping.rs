@@ -185,6 +185,26 @@ pub(crate) fn map(length: usize, flags: u32, source: Option<Source>) -> Result<u
     map_at(0, length, flags, source)
 }
 
+/// As [`map`], at a multiple of `alignment`.
+pub(crate) fn map_aligned(length: usize, alignment: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
+    let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
+    let room = length.checked_add(alignment).ok_or(Errno::ENOMEM)?;
+    let start = reserve(room)?;
+    let address = start.next_multiple_of(alignment);
+    let mapped = map_at(address, length, flags | linux::MAP_FIXED, source);
+    if mapped.is_err() {
+        let _ = unmap(start, room);
+        return mapped;
+    }
+    if address > start {
+        let _ = unmap(start, address - start);
+    }
+    if start + room > address + length {
+        let _ = unmap(address + length, start + room - address - length);
+    }
+    mapped
+}
+
 fn map_at(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     let protection = u64::from(linux::PROT_READ | linux::PROT_WRITE);
     // MAP_DENYWRITE carries the call past our own filter; Linux ignores it.

@@ -12,12 +12,20 @@
 //! nothing instead.
 
 use crate::descriptor::OwnedDescriptor;
-use crate::mapping::{PAGE, map, memory_file, unmap};
+use crate::mapping::{PAGE, map_aligned, memory_file, unmap};
 use crate::per_process::PerProcess;
 use crate::{Errno, SystemCall};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
+
+/// Memory starts at a multiple of this, in both views. Linux maps pages around one
+/// that is touched, as far as they are in the file's cache, in windows so aligned
+/// (fault_around_bytes) and smaller than this: so never across the border of two of a
+/// pager's clusters. Where windows did cross one, pages that were being evicted on
+/// the other side lost writes (seen on Linux 6.18 with guard markers, in 3 of 100
+/// runs of 12,000 increments).
+const ALIGNED: usize = 2 << 20;
 
 /// A value whose address stands for this process.
 static PROCESS: PerProcess<u64> = PerProcess::new();
@@ -63,7 +71,7 @@ impl PagedMemory {
     pub fn anonymous(length: usize) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
-        let address = map(length, flags, None)?;
+        let address = map_aligned(length, ALIGNED, flags, None)?;
         let memory = PagedMemory { address, length, alias: None, process };
         memory.advise(address, length, linux::MADV_DONTFORK)?;
         // A kernel without huge pages has nothing to advise.
@@ -76,8 +84,8 @@ impl PagedMemory {
         let process = PROCESS.get_or_make(|| 0);
         let file = memory_file(c"usring-swap", length as u64)?;
         let flags = linux::MAP_SHARED | linux::MAP_NORESERVE;
-        let alias = map(length, flags, Some((file.number(), 0)))?;
-        let address = match map(length, flags, Some((file.number(), 0))) {
+        let alias = map_aligned(length, ALIGNED, flags, Some((file.number(), 0)))?;
+        let address = match map_aligned(length, ALIGNED, flags, Some((file.number(), 0))) {
             Ok(address) => address,
             Err(error) => {
                 let _ = unmap(alias, length);

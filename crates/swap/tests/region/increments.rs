@@ -70,6 +70,18 @@ fn no_increment_is_lost_whatever_the_policy_becomes() {
     }
 }
 
+/// Clusters next to each other are evicted and brought in at the same time, much
+/// more often than where a region lives long.
+#[test]
+fn no_increment_is_lost_in_many_short_lives() {
+    for mechanism in mechanisms().into_iter().filter(|mechanism| factor(*mechanism) == 1) {
+        for _ in 0..20 {
+            let region = region(4 * MIB, MIB / 2, "ram:size=8M").mechanism(mechanism).build().unwrap();
+            increment(&region, 4, 3000);
+        }
+    }
+}
+
 #[test]
 fn no_increment_is_lost_on_a_device_that_is_short_and_late() {
     for mechanism in mechanisms() {
