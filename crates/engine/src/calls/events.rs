@@ -36,9 +36,6 @@ use usring_uapi::{Sqe, general as linux, opcode};
 /// How long a retiring ring sleeps at most before it looks again.
 const BETWEEN_LOOKS: Nanoseconds = 1_000_000;
 
-/// The bit that O_TMPFILE has beside O_DIRECTORY.
-const UNNAMED: u32 = 0o20_000_000;
-
 /// How events come from the devices to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
@@ -247,7 +244,7 @@ impl<'a> Submission<'a> {
             may_read: mode != linux::O_WRONLY,
             may_write: mode != linux::O_RDONLY,
             // A file without a name is opened by the one of its directory.
-            is_directory: flags & (UNNAMED | linux::O_DIRECTORY) == linux::O_DIRECTORY,
+            is_directory: flags & (linux::__O_TMPFILE | linux::O_DIRECTORY) == linux::O_DIRECTORY,
             polls: Err(Errno::EOPNOTSUPP),
             never_waits: flags & linux::O_NONBLOCK != 0,
         })
