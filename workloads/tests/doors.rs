@@ -114,8 +114,8 @@ fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// What libusring.so stands in front of, and io_setup2, which it alone has.
-const OFFERED: [&str; 44] = [
+/// What libusring.so stands in front of, and what it alone has.
+const OFFERED: [&str; 59] = [
     "__poll_chk",
     "__ppoll_chk",
     "__pread64_chk",
@@ -158,6 +158,21 @@ const OFFERED: [&str; 44] = [
     "readv",
     "select",
     "syscall",
+    "usring_arena_create",
+    "usring_arena_destroy",
+    "usring_arena_free",
+    "usring_arena_malloc",
+    "usring_arena_region",
+    "usring_arena_usable_size",
+    "usring_swap_address",
+    "usring_swap_advise",
+    "usring_swap_map",
+    "usring_swap_pin",
+    "usring_swap_set_limit",
+    "usring_swap_set_policy",
+    "usring_swap_statistics",
+    "usring_swap_unmap",
+    "usring_swap_unpin",
     "write",
     "writev",
 ];
