@@ -191,3 +191,23 @@ fn qemu_finds_its_events_in_the_contexts_ring() {
 fn stress_ng_finds_no_fault_in_contexts() {
     stress(World::Denied);
 }
+
+#[test]
+fn a_context_that_is_destroyed_lets_go_of_everybody() {
+    const ROUNDS: &str = "200";
+    let stage = Stage::new();
+    stage.write("file", vec![0; 1 << 18]);
+    let program = stage.compile("context_races.c", &[]);
+    let said = |run: Run, path: &str| {
+        let finished = run.args([path, ROUNDS]).finish().succeeded();
+        assert_eq!(finished.stdout, "all gone\n", "{}", finished.report());
+    };
+    said(stage.program(World::Denied, &program), "file");
+    for spec in ["ram:size=256K", "file:path=file", "null:size=256K,latency=normal(20us,5us)"] {
+        for more in [None, Some("--aio-poll")] {
+            let options: Vec<_> =
+                [format!("--device=disk={spec}")].into_iter().chain(more.map(str::to_owned)).collect();
+            said(stage.program_with(World::Denied, &options, &program), "disk");
+        }
+    }
+}
