@@ -103,9 +103,9 @@ fn registered_buffer(t: &mut Transcript) {
     let (reader, writer) = files::tcp();
     ring.push(fixed(sending(&writer, &pages.bytes()[..8], 1), 0));
     ring.submit();
-    t.in_order(&ring.wait(1));
-    t.say(String::from_utf8_lossy(&files::take(&reader, 100).unwrap_or_default()));
-    t.in_order(&ring.wait(1));
+    let received = files::take(&reader, 100).unwrap_or_default();
+    t.in_order(&ring.wait(2));
+    t.say(String::from_utf8_lossy(&received));
 }
 
 fn registered_buffer_wrong(t: &mut Transcript) {
@@ -140,11 +140,9 @@ fn vectorized(t: &mut Transcript) {
         });
         ring.push(request);
         ring.submit();
-        t.in_order(&ring.wait(1));
-        t.say(String::from_utf8_lossy(&files::take(&reader, 100).unwrap_or_default()));
-        if opcode == opcode::SEND_ZC {
-            t.in_order(&ring.wait(1));
-        }
+        let received = files::take(&reader, 100).unwrap_or_default();
+        t.in_order(&ring.wait(if opcode == opcode::SEND_ZC { 2 } else { 1 }));
+        t.say(String::from_utf8_lossy(&received));
         show(t, &mut ring, &reader, request.with(|sqe| sqe.addr = BAD));
         show(t, &mut ring, &reader, request.with(|sqe| sqe.len = 1025));
     }
