@@ -357,6 +357,12 @@ impl<'a> LockedRing<'a> {
         self.ring.is_polled() || self.ring.looks_for_events && !self.told.is_awaited()
     }
 
+    /// The files have been looked at.
+    #[inline]
+    pub fn has_looked(&mut self) {
+        self.unlooked = 0;
+    }
+
     /// Moves the backlog into the ring, as far as the program has made room.
     pub fn flush_overflow(&mut self) {
         if self.cq.has_overflow() {

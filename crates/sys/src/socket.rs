@@ -18,6 +18,9 @@ const SOL_SOCKET: u64 = 1;
 const SO_ERROR: u64 = 4;
 const SO_ACCEPTCONN: u64 = 30;
 const SO_DOMAIN: u64 = 39;
+const SOL_TCP: u64 = 6;
+const TCP_INFO: u64 = 11;
+const TCP_LISTEN: u8 = 10;
 
 /// Longest address that any family has (`struct sockaddr_storage`).
 pub const ADDRESS_LIMIT: usize = 128;
@@ -83,6 +86,27 @@ pub fn take_error(number: i32) -> Result<(), Errno> {
 /// down still says so.
 pub fn is_listener(number: i32) -> bool {
     option(number, SO_ACCEPTCONN) == Ok(1)
+}
+
+/// The first part of `struct tcp_info`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct TcpInformation {
+    state: u8,
+    others: [u8; 7],
+    times: [u32; 2],
+    sizes: [u32; 2],
+    /// Of a listener: how many connections are in its queue.
+    unacknowledged: u32,
+}
+
+/// How many connections wait to be accepted, which only listeners of TCP tell.
+pub fn queue_length(number: i32) -> Option<u32> {
+    let mut information = TcpInformation::default();
+    let mut size = size_of::<TcpInformation>() as u32;
+    let (to, size) = (&raw mut information as u64, &raw mut size as u64);
+    SystemCall::new(linux::__NR_getsockopt, [number as u64, SOL_TCP, TCP_INFO, to, size]).run().ok()?;
+    (information.state == TCP_LISTEN).then_some(information.unacknowledged)
 }
 
 /// AF_*.

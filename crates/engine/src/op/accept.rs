@@ -2,8 +2,9 @@
 //!
 //! A call of accept4(2) that fails costs ten times what a look at the listener
 //! does, and one that finds nothing may sleep. So the listener is looked at
-//! first, and after each connection: that look tells both whether to go on
-//! and what SOCK_NONEMPTY says.
+//! first, and again when as many connections have been taken as it told of (TCP
+//! says how many there are, others only whether there is one): that look tells
+//! both whether to go on and what SOCK_NONEMPTY says.
 
 use super::Operation;
 use super::socket::{check_flags, flags_for, place};
@@ -34,12 +35,49 @@ pub(crate) struct Accept {
     accepted: Option<OwnedDescriptor>,
 }
 
-/// Whether a connection waits.
+/// What is known of the connections that wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Queue {
     Unknown,
     Empty,
+    /// There is one.
     Filled,
+    /// There are so many, at a listener of TCP.
+    Holds(u32),
+}
+
+impl Queue {
+    /// What the listener counts, if it does.
+    fn counted(number: i32) -> Queue {
+        match socket::queue_length(number) {
+            Some(0) => Queue::Empty,
+            Some(count) => Queue::Holds(count),
+            None => Queue::Unknown,
+        }
+    }
+
+    /// Asks whether there is one.
+    fn of(number: i32) -> Queue {
+        match Queue::counted(number) {
+            Queue::Unknown => match epoll::poll_now(number, epoll::IN) {
+                Ok(ready) if ready & epoll::IN != 0 => Queue::Filled,
+                _ => Queue::Empty,
+            },
+            counted => counted,
+        }
+    }
+
+    /// When one has been taken out.
+    fn without_one(self, number: i32) -> Queue {
+        match self {
+            Queue::Holds(count @ 2..) => Queue::Holds(count - 1),
+            _ => Queue::of(number),
+        }
+    }
+
+    fn is_filled(self) -> bool {
+        matches!(self, Queue::Filled | Queue::Holds(_))
+    }
 }
 
 fn has(request: &Request, flag: u32) -> bool {
@@ -78,7 +116,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         return would_block(request);
     }
     let mut caller = Caller::default();
-    let mut queue = Queue::Unknown;
+    let number = request.file.number;
+    let mut queue = if request.ready_for != 0 { Queue::counted(number) } else { Queue::Unknown };
     for _ in 0..fast_poll::TURN {
         let accepted = match attempt(locked, request, &mut caller, queue) {
             None => return would_block(request),
@@ -89,13 +128,13 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             Err(error) => return IssueOutcome::done(error.negative()),
             Ok(result) => result,
         };
-        queue = look(request);
+        queue = queue.without_one(number);
         let flags = flags_of(request, queue);
         if !request.multishot || !complete::post_more(locked, request.sqe.user_data, result, flags) {
             request.cqe_flags |= flags;
             return IssueOutcome::done(result);
         }
-        if queue == Queue::Empty {
+        if !queue.is_filled() {
             return would_block(request);
         }
     }
@@ -113,7 +152,7 @@ fn attempt(
     let call = call(request);
     let (mut ready, mut failed) = (0, false);
     loop {
-        if queue != Queue::Filled {
+        if !queue.is_filled() {
             ready = match epoll::poll_now(number, epoll::IN | PEER_HANG_UP) {
                 Ok(0) if failed => {
                     locked.stuck_calls.has_been_stuck();
@@ -138,23 +177,17 @@ fn attempt(
     }
 }
 
-/// Whether one more connection waits, after one has been taken.
-fn look(request: &Request) -> Queue {
-    match epoll::poll_now(request.file.number, epoll::IN) {
-        Ok(ready) if ready & epoll::IN != 0 => Queue::Filled,
-        _ => Queue::Empty,
-    }
-}
-
 /// SOCK_NONEMPTY: of listeners of the internet only, as on the kernel.
 fn flags_of(request: &mut Request, queue: Queue) -> u32 {
     let number = request.file.number;
     let Operation::Accept(accept) = &mut request.operation else { return 0 };
-    if queue != Queue::Filled {
-        return 0;
-    }
     let is_internet = || matches!(socket::domain(number), Ok(socket::AF_INET | socket::AF_INET6));
-    if *accept.internet.get_or_insert_with(is_internet) { abi::IORING_CQE_F_SOCK_NONEMPTY } else { 0 }
+    let more = match queue {
+        Queue::Holds(_) => true,
+        Queue::Filled => *accept.internet.get_or_insert_with(is_internet),
+        Queue::Unknown | Queue::Empty => false,
+    };
+    if more { abi::IORING_CQE_F_SOCK_NONEMPTY } else { 0 }
 }
 
 fn would_block(request: &Request) -> IssueOutcome {
@@ -200,7 +233,7 @@ pub(crate) fn finish(locked: &mut LockedRing, request: &mut Request, result: i32
         Err(error) => return error.negative(),
         Ok(result) => result,
     };
-    let queue = look(request);
+    let queue = Queue::of(request.file.number);
     let flags = flags_of(request, queue);
     if request.multishot && complete::post_more(locked, request.sqe.user_data, result, flags) {
         request.progress = Progress::New;

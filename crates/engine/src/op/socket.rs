@@ -22,7 +22,10 @@ pub(crate) fn check_flags(flags: u32, slot: Slot) -> Result<(), Errno> {
 /// into a slot.
 pub(crate) fn place(locked: &mut LockedRing, slot: Slot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
-        Slot::Ordinary => Ok(made.into_raw()),
+        Slot::Ordinary => {
+            locked.polls.has_new_file(made.number());
+            Ok(made.into_raw())
+        }
         slot => locked.files.install_socket(slot, made.into_private()?),
     }
 }

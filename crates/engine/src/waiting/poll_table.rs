@@ -96,6 +96,14 @@ impl PollTable {
         self.numbers.get(number as usize).is_some_and(|known| known.registered || known.first != NONE)
     }
 
+    /// The number has just been given to a file that nobody has waited for.
+    #[inline]
+    pub fn has_new_file(&mut self, number: i32) {
+        if let Some(known) = self.numbers.get_mut(number as usize) {
+            known.registered = false;
+        }
+    }
+
     /// Finds or makes the registration for a file; gives the request its share
     /// of the hold. On an error that comes from the registration, the request
     /// is left with a hold of its own.

@@ -49,8 +49,10 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             fast_poll::look(&mut locked);
         }
         // Who is going to sleep sees in the epoll set what is there already.
+        let sleeps = locked.cq.ready() < call.completions;
         let asks = call.completions == 0 && (locked.cq.ready() == 0 || ring.defers_task_work());
-        if !looked && locked.polls.armed() > 0 && (asks || ring.defers_task_work() && locked.is_due_for_a_look()) {
+        let is_due = |locked: &mut LockedRing| ring.defers_task_work() && locked.is_due_for_a_look();
+        if !looked && !sleeps && locked.polls.armed() > 0 && (asks || is_due(&mut locked)) {
             looked = true;
             fast_poll::look(&mut locked);
         }
@@ -193,6 +195,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     let count = *outcome.as_ref().unwrap_or(&0);
     if leads {
         let mut locked = ring.lock();
+        locked.has_looked();
         fast_poll::dispatch(&mut locked, &events[..count]);
         locked.finish_batch();
         let successor = ring.wakers.sleep.resign();
