@@ -4,8 +4,9 @@ use std::fmt;
 use std::os::fd::RawFd;
 use workloads::dialogue::Dialogue;
 
-/// What of its memory a closed connection leaves to the next.
-const KEPT: usize = 16 << 10;
+/// What a connection keeps of its memory when it has sent all, and when it leaves
+/// its place to the next.
+const KEPT: usize = 4 << 10;
 
 /// One connection. It is closed when none of its requests is under way, so that
 /// its place can be given away without anybody still meaning the old one.
@@ -43,6 +44,7 @@ impl Connection {
     pub fn next_to_send(&mut self) -> &[u8] {
         if self.sent == self.outgoing.len() {
             self.outgoing.clear();
+            self.outgoing.shrink_to(KEPT);
             self.sent = 0;
             std::mem::swap(&mut self.outgoing, &mut self.queued);
         }

@@ -47,10 +47,31 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Build the example servers and load them for a long time, on usring with the kernel's io_uring denied
+    Soak {
+        #[command(subcommand)]
+        what: Soak,
+    },
     /// Build and run `usring bench` with these arguments
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
+    },
+}
+
+#[derive(Subcommand)]
+enum Soak {
+    /// The echo server under connections that come and go, and peers that reset, stall and send garbage
+    Sockets {
+        /// How long
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+        /// At the same time
+        #[arg(long, default_value_t = 5000)]
+        connections: u32,
+        /// Options of the server
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        server: Vec<OsString>,
     },
 }
 
@@ -62,6 +83,9 @@ fn main() -> ExitCode {
         Chore::Size => size::run(),
         Chore::Loom => loom::run(),
         Chore::Packages => packages::provide(),
+        Chore::Soak { what: Soak::Sockets { seconds, connections, server } } => {
+            product::soak_sockets(seconds, connections, &server)
+        }
         Chore::Demo { arguments } => return product::run("demo", &["usring"], &[], &arguments),
         Chore::Bench { arguments } => {
             return product::run("bench", &["usring", "workloads"], &["workloads/blkio"], &arguments);

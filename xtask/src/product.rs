@@ -37,6 +37,16 @@ pub fn run(name: &str, packages: &[&str], features: &[&str], arguments: &[OsStri
     }
 }
 
+/// The echo server on usring under peers of every kind.
+pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outcome {
+    build_beside_library(true, &["--package", "usring", "--package", "workloads"])?;
+    let beside = |name| folder(true).join(name);
+    let mut command = Command::new(beside("workload-soak"));
+    command.args(["--seconds", &seconds.to_string(), "--connections", &connections.to_string(), "--"]);
+    command.arg(beside("usring")).args(["run", "--deny-kernel", "--"]).arg(beside("echo_server")).args(server);
+    step::run(&mut command)
+}
+
 /// Where the artefacts of a profile lie.
 pub fn folder(release: bool) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| step::root().join("target"), PathBuf::from);

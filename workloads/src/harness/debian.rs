@@ -20,6 +20,7 @@ pub const FIO: Package = debian("/usr/bin/fio", "apt-get install fio");
 pub const QEMU_IMG: Package = debian("/usr/bin/qemu-img", "apt-get install qemu-utils");
 pub const QEMU_STORAGE_DAEMON: Package = debian("/usr/bin/qemu-storage-daemon", "apt-get install qemu-system-common");
 pub const PYTHON: Package = debian("/usr/bin/python3", "apt-get install python3");
+pub const REDIS_BENCHMARK: Package = debian("/usr/bin/redis-benchmark", "apt-get install redis-tools");
 pub const STRESS_NG: Package = debian("/usr/bin/stress-ng", "apt-get install stress-ng");
 pub const CC: Package = debian("/usr/bin/cc", "apt-get install gcc libc6-dev");
 pub const MAKE: Package = debian("/usr/bin/make", "apt-get install make");

@@ -16,8 +16,8 @@ mod stage;
 mod statistics;
 
 pub use debian::{
-    CC, FIO, GO, LIBURING, MAKE, MARIADB, MUSL, PYTHON, Package, QEMU_IMG, QEMU_STORAGE_DAEMON, STRESS_NG, node,
-    python, require,
+    CC, FIO, GO, LIBURING, MAKE, MARIADB, MUSL, PYTHON, Package, QEMU_IMG, QEMU_STORAGE_DAEMON, REDIS_BENCHMARK,
+    STRESS_NG, node, python, require,
 };
 pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;

@@ -121,6 +121,25 @@ impl Started {
         self.child.try_wait().unwrap().is_some()
     }
 
+    /// Its first line on standard output, once it is there.
+    pub fn wait_for_line(&mut self, limit: Duration) -> String {
+        let begin = Instant::now();
+        loop {
+            let said = contents(&self.stdout);
+            if let Some((line, _)) = said.split_once('\n') {
+                return line.to_owned();
+            }
+            let waited = begin.elapsed();
+            assert!(!self.has_ended() && waited < limit, "no line after {waited:?}: {}", contents(&self.stderr));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Asks what was started to end.
+    pub fn terminate(&self) {
+        signal::kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).expect("a process of ours");
+    }
+
     /// What it has written to standard error until now.
     pub fn stderr_so_far(&self) -> String {
         contents(&self.stderr)

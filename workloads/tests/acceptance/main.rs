@@ -11,6 +11,7 @@ mod device_files;
 mod device_rings;
 mod devices;
 mod docker_profile;
+mod echo;
 mod fio;
 mod io_uring_crate;
 mod libaio;

@@ -5,9 +5,11 @@
 //! its [`metric`]s; a file per benchmark says which cases there are and which bars
 //! they are held to; [`report`] prints the table and writes the JSON.
 
+mod echo;
 mod engine;
 mod frame;
 mod metric;
+mod multishot_accept;
 mod nop;
 mod paired;
 mod polled_aio;
@@ -71,6 +73,10 @@ enum Name {
     VhostUser,
     /// Telling threads of task work: each by itself, and with a lock that all share
     TaskWork,
+    /// An echo server under 50 connections, beside the kernel's ring and epoll
+    Echo,
+    /// 10,000 short connections, accepted by one request or by one each
+    MultishotAccept,
 }
 
 /// A benchmark: what is run, and what must come out.
@@ -97,6 +103,8 @@ impl Name {
             Name::PolledAio => polled_aio::benchmark(),
             Name::VhostUser => vhost_user::benchmark(),
             Name::TaskWork => task_work::benchmark(),
+            Name::Echo => echo::benchmark(),
+            Name::MultishotAccept => multishot_accept::benchmark(),
         }
     }
 }

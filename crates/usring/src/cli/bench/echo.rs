@@ -1,0 +1,72 @@
+//! `usring bench echo`: the example server under 50 connections that ask and wait,
+//! one PING at a time and 16. The same executable runs on the kernel's ring and
+//! on usring, in the mode that suits the kernel best (multishots, DEFER_TASKRUN) and
+//! without any flags; beside it a plain server on epoll(7).
+//!
+//! The clients are one thread on a processor of their own and busy all the time, so
+//! the rate says less about the server than its processor time per request.
+
+use super::Benchmark;
+use super::child::System;
+use super::frame::{Bar, Case, Results};
+use super::metric::Metric;
+
+const KERNEL: &str = "kernel";
+const USRING: &str = "usring";
+const KERNEL_PLAIN: &str = "kernel, no flags";
+const USRING_PLAIN: &str = "usring, no flags";
+const EPOLL: &str = "epoll";
+
+const CONNECTIONS: u32 = 50;
+/// A workload, and how many PINGs are sent together.
+const WORKLOADS: [(&str, u32); 2] = [("PING, one at a time", 1), ("PING, pipelined", 16)];
+
+pub fn benchmark() -> Benchmark {
+    Benchmark {
+        name: "echo",
+        metrics: &[Metric::ProcessorTime, Metric::Rate, Metric::Median, Metric::Most, Metric::Tail, Metric::Processor],
+        rounds: 21,
+        props: &[],
+        rival: KERNEL,
+        cases: cases(),
+        bars,
+    }
+}
+
+fn cases() -> Vec<Case> {
+    const SERVER: &str = "echo_server";
+    let case = |(workload, pipeline): (&str, u32), label, system, program, arguments: &str| Case {
+        workload: workload.into(),
+        label,
+        system,
+        device: None,
+        environment: &[],
+        program,
+        arguments: arguments.into(),
+        clients: Some(("workload-echo", format!("--connections {CONNECTIONS} --pipeline {pipeline}"))),
+        parameters: vec![("connections", CONNECTIONS), ("queue depth", pipeline)],
+    };
+    let cases = |workload| {
+        [
+            case(workload, KERNEL, System::Kernel, SERVER, "--mode defer"),
+            case(workload, USRING, System::Usring(&[]), SERVER, "--mode defer"),
+            case(workload, KERNEL_PLAIN, System::Kernel, SERVER, "--mode default"),
+            case(workload, USRING_PLAIN, System::Usring(&[]), SERVER, "--mode default"),
+            case(workload, EPOLL, System::Kernel, "workload-epoll", ""),
+        ]
+    };
+    WORKLOADS.into_iter().flat_map(cases).collect()
+}
+
+fn bars(results: &Results) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    for (workload, _) in WORKLOADS {
+        for (labels, rate, processor) in [([USRING, KERNEL], 0.95, 1.05), ([USRING_PLAIN, KERNEL_PLAIN], 1.2, 0.65)] {
+            let name = |what| format!("{workload}: {what}, {} against {}", labels[0], labels[1]);
+            let ratio = |metric| results.ratio(metric, workload, labels, None);
+            bars.push(Bar::times_at_least(name("requests"), ratio(Metric::Rate), rate));
+            bars.push(Bar::times_at_most(name("processor time"), ratio(Metric::ProcessorTime), processor));
+        }
+    }
+    bars
+}

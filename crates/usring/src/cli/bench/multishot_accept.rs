@@ -1,0 +1,64 @@
+//! `usring bench multishot-accept`: 10,000 clients connect, 1000 at a time, send 128
+//! bytes and get them back; the server closes, then the client. What the server
+//! takes of a processor for each, with one accept for all of them and with one
+//! for each.
+
+use super::Benchmark;
+use super::child::System;
+use super::frame::{Bar, Case, Results};
+use super::metric::Metric;
+
+const KERNEL: &str = "kernel";
+const USRING: &str = "usring";
+const KERNEL_SINGLESHOT: &str = "kernel, singleshot";
+const USRING_SINGLESHOT: &str = "usring, singleshot";
+const EPOLL: &str = "epoll";
+const WORKLOAD: &str = "short connections";
+
+/// The least that multishots have to save, in percent.
+const GAIN: f64 = 1.65;
+
+pub fn benchmark() -> Benchmark {
+    Benchmark {
+        name: "multishot-accept",
+        metrics: &[Metric::ProcessorTime, Metric::Rate, Metric::Processor],
+        rounds: 20,
+        props: &[],
+        rival: KERNEL,
+        cases: cases(),
+        bars,
+    }
+}
+
+fn cases() -> Vec<Case> {
+    // One receive is all that such a connection needs.
+    const ONE_BY_ONE: &str = "--singleshot both";
+    const ONE_FOR_ALL: &str = "--singleshot receive";
+    let case = |label, system, program, arguments: &str| Case {
+        workload: WORKLOAD.into(),
+        label,
+        system,
+        device: None,
+        environment: &[],
+        program,
+        arguments: format!("--close-after 128 {arguments}").trim().into(),
+        clients: Some(("workload-storm", "--closes server --connections 10000 --at-once 1000".into())),
+        parameters: vec![("block size", 128), ("connections", 10_000)],
+    };
+    vec![
+        case(KERNEL, System::Kernel, "echo_server", ONE_FOR_ALL),
+        case(KERNEL_SINGLESHOT, System::Kernel, "echo_server", ONE_BY_ONE),
+        case(USRING, System::Usring(&[]), "echo_server", ONE_FOR_ALL),
+        case(USRING_SINGLESHOT, System::Usring(&[]), "echo_server", ONE_BY_ONE),
+        case(EPOLL, System::Kernel, "workload-epoll", ""),
+    ]
+}
+
+fn bars(results: &Results) -> Vec<Bar> {
+    let ratio = |labels| results.ratio(Metric::ProcessorTime, WORKLOAD, labels, None);
+    let saved = |labels| Some((1.0 - ratio(labels)?.median) * 100.0);
+    vec![
+        Bar::times_at_most("processor time, usring against kernel", ratio([USRING, KERNEL]), 1.10),
+        Bar::at_least("processor time saved by multishot", saved([USRING, USRING_SINGLESHOT]), GAIN, "%"),
+    ]
+}

@@ -1,0 +1,459 @@
+//! An echo server under clients of every kind for a long time: thousands of
+//! connections that come and go, whose peers echo, close half, reset, read
+//! nothing for a while, send garbage or say nothing at all.
+//!
+//! `workload-soak [--seconds N] [--connections N] -- SERVER ARGUMENTS`
+//!
+//! The server is started, has to say where it listens, and is ended by SIGTERM
+//! while connections are open. What is asked of it: every byte of an answer right;
+//! nobody left waiting; its memory as it was; its descriptors closed with the
+//! connections; no request lost by its own account; a clean exit.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+use workloads::dialogue::Dialogue;
+use workloads::options::{self, Options};
+use workloads::random::Random;
+use workloads::readiness::Readiness;
+use workloads::sockets;
+
+/// Nobody waits longer for an answer, nor for the server's end.
+const LIMIT: Duration = Duration::from_secs(20);
+/// What a stalling peer sends at most before it reads.
+const STALL: usize = 1 << 20;
+/// A server may hold so much more at the end than it held before, in KiB and in parts of that.
+const GROWTH: u64 = 4096;
+const GROWTH_PARTS: u64 = 10;
+
+fn main() -> ExitCode {
+    options::run(soak)
+}
+
+fn soak(options: &Options) -> Result<(), String> {
+    sockets::raise_descriptor_limit();
+    let span = Duration::from_secs(options.value("seconds", 60)?);
+    let connections = options.value("connections", 5000)?;
+    let words: Vec<String> = std::env::args().skip_while(|word| word != "--").skip(1).collect();
+    let mut server = Server::start(&words)?;
+    // With one connection that stays: the server has opened by then what it needs.
+    let witness = Crowd::idle(server.port, 1)?;
+    let idle = server.idle_descriptors();
+    let mut crowd = Crowd::new(server.port, connections)?;
+    let start = Instant::now();
+    let mut memory = Vec::new();
+    while start.elapsed() < span {
+        crowd.turn(true)?;
+        if start.elapsed().as_millis() as usize / 500 >= memory.len() {
+            memory.push(server.memory()?);
+        }
+    }
+    crowd.drain()?;
+    server.forgets_connections(idle)?;
+    let left = Crowd::idle(server.port, connections.min(500))?;
+    let said = server.end()?;
+    drop((witness, left));
+    let steady = steady(&memory)?;
+    println!("{} connections in {:?}: {:?}", crowd.begun, start.elapsed(), crowd.kinds);
+    println!("{} bytes of answers, every one right; memory {steady}", crowd.verified);
+    println!("server: {said}");
+    let others = 1 + connections.min(500) as u64;
+    check_account(&said, crowd.answered() + others, crowd.begun + others)
+}
+
+/// The third quarter of the time against the last: until half of it is over those who
+/// are quiet gather.
+fn steady(memory: &[u64]) -> Result<String, String> {
+    let quarter = memory.len() / 4;
+    let mean = |part: &[u64]| part.iter().sum::<u64>() / part.len().max(1) as u64;
+    let (before, after) = (mean(&memory[2 * quarter..3 * quarter]), mean(&memory[3 * quarter..]));
+    let tenths: Vec<u64> = memory.chunks(memory.len().div_ceil(10).max(1)).map(mean).collect();
+    let words = format!("{before} KiB in the third quarter of the time, {after} KiB in the last; {tenths:?}");
+    if after > before + GROWTH + before / GROWTH_PARTS { Err(format!("memory grows: {words}")) } else { Ok(words) }
+}
+
+/// The server's own counts, as its last line has them. It need not have seen those
+/// who were gone before it came to accept them.
+fn check_account(said: &str, certain: u64, begun: u64) -> Result<(), String> {
+    let number = |behind: &str| {
+        let before = said.split(behind).next().unwrap_or_default();
+        before.rsplit([' ', ',', ';', '\n']).next().and_then(|word| word.parse::<u64>().ok())
+    };
+    let counts = [" connections accepted", " closed", " requests lost"].map(number);
+    match counts {
+        [Some(accepted), Some(closed), Some(0)] if accepted == closed && (certain..=begun).contains(&accepted) => {
+            Ok(())
+        }
+        _ => Err(format!("of {certain} to {begun} connections it counts {counts:?} accepted, closed, requests lost")),
+    }
+}
+
+/// The server that is tested: the last process of what was started.
+struct Server {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    port: u16,
+    process: u32,
+}
+
+impl Server {
+    fn start(words: &[String]) -> Result<Server, String> {
+        let (program, arguments) = words.split_first().ok_or("which server? name it behind --")?;
+        let mut command = Command::new(program);
+        let child = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(|error| format!("cannot start {program} ({error})"))?;
+        let mut output = BufReader::new(child.stdout.take().ok_or("the output is not piped")?);
+        let mut line = String::new();
+        output.read_line(&mut line).map_err(|error| error.to_string())?;
+        let port = line.trim().rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        let port = port.ok_or_else(|| format!("the server said {line:?} and not where it listens"))?;
+        let mut process = child.id();
+        // A launcher that stays beside it has it as its child.
+        while let Some(next) = child_of(process) {
+            process = next;
+        }
+        Ok(Server { child, output, port, process })
+    }
+
+    /// How many it has open once nothing is opened and closed any more.
+    fn idle_descriptors(&self) -> usize {
+        let (mut last, mut same, start) = (self.descriptors(), 0, Instant::now());
+        while same < 20 && start.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(5));
+            let now = self.descriptors();
+            same = if now == last { same + 1 } else { 0 };
+            last = now;
+        }
+        last
+    }
+
+    fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.process)).map_or(0, Iterator::count)
+    }
+
+    /// Resident, in KiB.
+    fn memory(&self) -> Result<u64, String> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process));
+        let status = status.map_err(|error| format!("the server is gone ({error})"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok()).ok_or_else(|| "no VmRSS".into())
+    }
+
+    /// Whether it comes to hold no more descriptors than this.
+    fn forgets_connections(&self, idle: usize) -> Result<(), String> {
+        let start = Instant::now();
+        while self.descriptors() > idle {
+            if start.elapsed() > LIMIT {
+                return Err(format!("{} descriptors are open, and {idle} were before", self.descriptors()));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// What it says when it is told to end.
+    fn end(&mut self) -> Result<String, String> {
+        // SAFETY: the call takes no address; the child has not been reaped.
+        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
+        let start = Instant::now();
+        let status = loop {
+            match self.child.try_wait().map_err(|error| error.to_string())? {
+                Some(status) => break status,
+                None if start.elapsed() > LIMIT => return Err("the server does not end".into()),
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).map_err(|error| error.to_string())?;
+        if status.success() {
+            Ok(said.trim().to_owned())
+        } else {
+            Err(format!("the server ended with {status}: {said}"))
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn child_of(process: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+/// How a peer behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Peer {
+    /// Sends, reads the answer, some times, and closes.
+    Echo,
+    /// Sends, closes its half, and reads to the end.
+    HalfClose,
+    /// Sends and resets, whatever is on its way.
+    Reset,
+    /// Sends as long as it can without reading, waits, and reads on.
+    Stall,
+    /// The same, and resets in the end.
+    StallAndReset,
+    /// Connects, waits and closes.
+    Silent,
+}
+
+const PEERS: [Peer; 6] = [Peer::Echo, Peer::HalfClose, Peer::Reset, Peer::Stall, Peer::StallAndReset, Peer::Silent];
+
+struct Client {
+    socket: TcpStream,
+    peer: Peer,
+    /// Says what the answer has to be.
+    dialogue: Dialogue,
+    /// To be sent, and how much of it has been.
+    question: Vec<u8>,
+    sent: usize,
+    /// To come, and how much of it has.
+    answer: Vec<u8>,
+    received: usize,
+    rounds: u32,
+    /// Until then it does not read, or nothing at all.
+    quiet_until: Option<Instant>,
+    half_closed: bool,
+    progress: Instant,
+}
+
+/// All clients.
+struct Crowd {
+    port: u16,
+    readiness: Readiness,
+    clients: Vec<Option<Client>>,
+    random: Random,
+    begun: u64,
+    verified: u64,
+    kinds: [(Peer, u64); 6],
+    swept: Instant,
+}
+
+impl Crowd {
+    fn new(port: u16, connections: usize) -> Result<Crowd, String> {
+        Ok(Crowd {
+            port,
+            readiness: Readiness::new(512).map_err(|error| error.to_string())?,
+            clients: (0..connections).map(|_| None).collect(),
+            random: Random::default(),
+            begun: 0,
+            verified: 0,
+            kinds: PEERS.map(|peer| (peer, 0)),
+            swept: Instant::now(),
+        })
+    }
+
+    /// Connections that are accepted and then left alone.
+    fn idle(port: u16, count: usize) -> Result<Vec<TcpStream>, String> {
+        let mut idle = Vec::new();
+        for _ in 0..count {
+            let mut socket = TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string())?;
+            socket.set_read_timeout(Some(LIMIT)).map_err(|error| error.to_string())?;
+            let mut answer = [0; 6];
+            socket.write_all(b"known\n").and_then(|()| socket.read_exact(&mut answer)).map_err(|e| e.to_string())?;
+            idle.push(socket);
+        }
+        Ok(idle)
+    }
+
+    /// How many were answered to their end.
+    fn answered(&self) -> u64 {
+        let to_the_end = |kind: &&(Peer, u64)| matches!(kind.0, Peer::Echo | Peer::HalfClose | Peer::Stall);
+        self.kinds.iter().filter(to_the_end).map(|(_, count)| count).sum()
+    }
+
+    /// Waits a moment for events, and looks at everybody now and then.
+    fn turn(&mut self, refill: bool) -> Result<(), String> {
+        self.readiness.wait(10).map_err(|error| error.to_string())?;
+        for at in 0..self.readiness.count() {
+            let place = self.readiness.event(at).1 as usize;
+            self.go_on(place, refill)?;
+        }
+        if self.swept.elapsed() > Duration::from_millis(100) {
+            self.swept = Instant::now();
+            for place in 0..self.clients.len() {
+                self.go_on(place, refill)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Until everybody is done.
+    fn drain(&mut self) -> Result<(), String> {
+        while self.clients.iter().any(Option::is_some) {
+            self.turn(false)?;
+        }
+        Ok(())
+    }
+
+    fn go_on(&mut self, place: usize, refill: bool) -> Result<(), String> {
+        if let Some(client) = &mut self.clients[place] {
+            let before = client.received;
+            let done = client.go_on(&mut self.random).map_err(|why| format!("{:?}: {why}", client.peer))?;
+            self.verified += (client.received.max(before) - before) as u64;
+            if !done {
+                return Ok(());
+            }
+            self.clients[place] = None;
+        }
+        if refill {
+            self.clients[place] = Some(self.connect(place)?);
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self, place: usize) -> Result<Client, String> {
+        let socket = sockets::connect(self.port).map_err(|error| format!("cannot connect ({error})"))?;
+        let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+        self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
+        // Those who are quiet stay longest: fewer of them.
+        let kind = match self.random.below(100) {
+            0..50 => 0,
+            50..70 => 1,
+            70..88 => 2,
+            88..92 => 3,
+            92..96 => 4,
+            _ => 5,
+        };
+        self.begun += 1;
+        self.kinds[kind].1 += 1;
+        let mut client = Client {
+            socket,
+            peer: PEERS[kind],
+            dialogue: Dialogue::default(),
+            question: Vec::new(),
+            sent: 0,
+            answer: Vec::new(),
+            received: 0,
+            rounds: 1 + self.random.below(8) as u32,
+            quiet_until: None,
+            half_closed: false,
+            progress: Instant::now(),
+        };
+        let quiet = Duration::from_millis(200 + self.random.below(3000));
+        match client.peer {
+            Peer::Silent => client.quiet_until = Some(Instant::now() + quiet),
+            Peer::Stall | Peer::StallAndReset => {
+                client.quiet_until = Some(Instant::now() + quiet);
+                client.ask(&mut self.random, STALL);
+            }
+            _ => client.ask(&mut self.random, 4096),
+        }
+        Ok(client)
+    }
+}
+
+impl Client {
+    /// Something to be sent: PINGs, pieces of PINGs, any bytes.
+    fn ask(&mut self, random: &mut Random, most: usize) {
+        let length = 1 + random.below(most as u64) as usize;
+        let mut question = Vec::with_capacity(length);
+        while question.len() < length {
+            match random.below(4) {
+                0 => question.extend_from_slice(b"PING\r\n"),
+                1 => question.extend_from_slice(&b"*1\r\n$4\r\nPING\r\n"[..1 + random.below(14) as usize]),
+                2 => question.extend_from_slice(b"PIN no ping\r\n"),
+                _ => question.extend_from_slice(&random.below(u64::MAX).to_le_bytes().repeat(64)),
+            }
+        }
+        self.answer.clear();
+        self.dialogue.answer(&question, &mut self.answer);
+        (self.question, self.sent, self.received) = (question, 0, 0);
+    }
+
+    /// Does what can be done; whether the connection is done.
+    fn go_on(&mut self, random: &mut Random) -> Result<bool, String> {
+        let quiet = self.quiet_until.is_some_and(|until| Instant::now() < until);
+        if self.peer == Peer::Silent {
+            return Ok(!quiet);
+        }
+        self.send()?;
+        if self.peer == Peer::Reset && self.sent > 0 || self.peer == Peer::StallAndReset && !quiet {
+            return self.reset();
+        }
+        if quiet {
+            self.progress = Instant::now();
+            return Ok(false);
+        }
+        let ended = self.receive()?;
+        let complete = self.sent == self.question.len() && self.received == self.answer.len();
+        if ended && !(complete && self.half_closed) {
+            return Err(format!("it was closed after {} of {} bytes", self.received, self.answer.len()));
+        }
+        if ended || complete && self.peer != Peer::HalfClose && self.rounds == 0 {
+            return Ok(true);
+        }
+        if complete && self.rounds > 0 {
+            self.rounds -= 1;
+            if self.rounds == 0 && self.peer == Peer::HalfClose {
+                self.half_closed = true;
+                self.dialogue.finish(&mut self.answer);
+                self.socket.shutdown(Shutdown::Write).map_err(|error| format!("cannot close half ({error})"))?;
+            } else if self.rounds > 0 {
+                self.ask(random, 4096);
+                self.send()?;
+            } else {
+                return Ok(true);
+            }
+        }
+        if self.progress.elapsed() > LIMIT {
+            let (sent, received) = (self.sent, self.received);
+            let (question, answer) = (self.question.len(), self.answer.len());
+            return Err(format!("{sent} of {question} bytes sent, {received} of {answer} received, and nothing comes"));
+        }
+        Ok(false)
+    }
+
+    fn send(&mut self) -> Result<(), String> {
+        while self.sent < self.question.len() {
+            match self.socket.write(&self.question[self.sent..]) {
+                Ok(count) => {
+                    self.sent += count;
+                    self.progress = Instant::now();
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => break,
+                Err(error) => return Err(format!("cannot send ({error})")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has come; whether the server has closed.
+    fn receive(&mut self) -> Result<bool, String> {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            match self.socket.read(&mut buffer) {
+                Ok(0) => return Ok(true),
+                Ok(count) => {
+                    let end = self.received + count;
+                    if self.answer.get(self.received..end) != Some(&buffer[..count]) {
+                        return Err(format!("a wrong answer, somewhere from byte {} on", self.received));
+                    }
+                    (self.received, self.progress) = (end, Instant::now());
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
+                    return Ok(false);
+                }
+                Err(error) => return Err(format!("cannot receive ({error})")),
+            }
+        }
+    }
+
+    /// Closes with a reset in place of an orderly end.
+    fn reset(&self) -> Result<bool, String> {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        let length = size_of::<libc::linger>() as libc::socklen_t;
+        let value = std::ptr::from_ref(&linger).cast();
+        // SAFETY: the value lives through the call and is as long as is said.
+        let answer =
+            unsafe { libc::setsockopt(self.socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, length) };
+        if answer == 0 { Ok(true) } else { Err(std::io::Error::last_os_error().to_string()) }
+    }
+}
