@@ -34,20 +34,20 @@ impl Server<'_> {
             stage.copy(Path::new(env!("CARGO_BIN_EXE_echo_server")), "echo_server");
         }
         let mut started = stage.program(world, program).args(arguments).start();
-        let first = started.wait_for_line(Duration::from_secs(20));
+        let first = started.wait_for_line(Duration::from_secs(60));
         let (_, port) = first.rsplit_once("listening on 127.0.0.1:").expect("the port");
         Server { stage, port: port.to_owned(), started }
     }
 
     fn connect(&self) -> TcpStream {
         let socket = TcpStream::connect(("127.0.0.1", self.port.parse().unwrap())).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         socket
     }
 
     fn client(&self, program: &Path, arguments: &[&str]) -> Finished {
         let run = self.stage.program(World::Bare, program);
-        run.args(arguments).limit(Duration::from_secs(60)).finish().succeeded()
+        run.args(arguments).limit(Duration::from_secs(180)).finish().succeeded()
     }
 
     /// How many it has open once nothing is opened and closed any more.
@@ -55,7 +55,7 @@ impl Server<'_> {
         let (mut last, mut same) = (self.descriptors(), 0);
         let start = Instant::now();
         while same < 20 {
-            assert!(start.elapsed() < Duration::from_secs(10), "descriptors come and go");
+            assert!(start.elapsed() < Duration::from_secs(60), "descriptors come and go");
             std::thread::sleep(Duration::from_millis(5));
             let now = self.descriptors();
             same = if now == last { same + 1 } else { 0 };
@@ -78,7 +78,7 @@ impl Server<'_> {
     fn comes_to_hold(&self, descriptors: usize) {
         let start = Instant::now();
         while self.descriptors() != descriptors {
-            assert!(start.elapsed() < Duration::from_secs(10), "{} are open, not {descriptors}", self.descriptors());
+            assert!(start.elapsed() < Duration::from_secs(60), "{} are open, not {descriptors}", self.descriptors());
             std::thread::sleep(Duration::from_millis(5));
         }
     }

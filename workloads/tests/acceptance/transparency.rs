@@ -181,7 +181,7 @@ fn a_python_program_with_processes_and_threads_says_the_same() {
     let python = harness::python();
     let script = "import concurrent.futures, multiprocessing, os, signal, subprocess, sys, threading, time\n\
         print(sorted(os.listdir('/proc/self/fd')))\n\
-        print(multiprocessing.Pool(3).map(abs, range(-50, 0)))\n\
+        pool = multiprocessing.Pool(3); print(pool.map(abs, range(-50, 0))); pool.close(); pool.join()\n\
         with concurrent.futures.ThreadPoolExecutor(8) as pool: print(sum(pool.map(len, [str(i) for i in range(10000)])))\n\
         print(subprocess.run(['sh', '-c', 'echo child; exit 3'], capture_output=True))\n\
         print(subprocess.run(['sh', '-c', 'kill -9 $$']).returncode)\n\
