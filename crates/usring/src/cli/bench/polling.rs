@@ -1,11 +1,15 @@
 //! `usring bench polling`: how a ring waits for its device, by queue depth and
 //! by the device's latency. What is waited for is one completion; what has
 //! completed by then is reaped, and as much is submitted.
+//!
+//! The null device's interrupt is a timer of the waiting thread itself; beside it
+//! stands one that comes from another process.
 
 use super::Benchmark;
 use super::child::System;
 use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
+use super::stage::Prop;
 
 const INTERRUPT: &str = "interrupt";
 const CLASSIC: &str = "classic";
@@ -17,13 +21,15 @@ const DEPTHS: [u32; 3] = [1, 8, 32];
 const LATENCIES: [u32; 3] = [5, 20, 100];
 /// Where polling is compared with interrupts.
 const COMPARED: u32 = 10;
+/// A device of another process.
+const BACK_END: &str = "qemu-storage-daemon";
 
 pub fn benchmark() -> Benchmark {
     Benchmark {
         name: "polling",
         metrics: &[Metric::Rate, Metric::Median, Metric::Most, Metric::Tail, Metric::Processor],
         rounds: 5,
-        props: &[],
+        props: &[Prop::BackEnd],
         rival: INTERRUPT,
         cases: cases(),
         bars,
@@ -42,7 +48,20 @@ fn cases() -> Vec<Case> {
         }
     }
     cases.extend([INTERRUPT, CLASSIC].map(|mode| case(mode, COMPARED, 1)));
+    for depth in DEPTHS {
+        cases.extend([INTERRUPT, CLASSIC].map(|mode| back_end_case(mode, depth)));
+    }
     cases
+}
+
+/// The same on a device that another process serves, as fast as it can.
+fn back_end_case(mode: &'static str, depth: u32) -> Case {
+    Case {
+        workload: BACK_END.into(),
+        device: Some(format!("vhost-user:socket={{folder}}/socket,poll={mode}")),
+        parameters: vec![("block size", 4096), ("queue depth", depth)],
+        ..case(mode, 0, depth)
+    }
 }
 
 /// A ring without IOPOLL is told by interrupts, whatever the policy is.
