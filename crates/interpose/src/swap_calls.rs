@@ -3,11 +3,10 @@
 //! of our own that no system call can have, so that signals are put off
 //! meanwhile; what they do is `usring_swap`'s.
 
-use crate::door::{CALL_SIZE, Call};
+use crate::door::Call;
+use crate::exports::exported;
 use alloc::boxed::Box;
 use alloc::string::String;
-use core::arch::naked_asm;
-use core::mem::offset_of;
 use core::ops::Range;
 use usring_swap::{Access, Arena, Mechanism, SwapRegion};
 use usring_sys::{Errno, UserAddress, user_memory};
@@ -34,41 +33,10 @@ macro_rules! functions {
         }
 
         $(
-            /// # Safety
-            /// As the header of C says.
-            #[unsafe(naked)]
-            #[unsafe(no_mangle)]
-            #[unsafe(link_section = "usring_door")]
-            pub unsafe extern "C" fn $name() {
-                naked_asm!(
-                    ".cfi_startproc",
-                    "push rbp",
-                    ".cfi_def_cfa_offset 16",
-                    ".cfi_offset rbp, -16",
-                    "mov rbp, rsp",
-                    ".cfi_def_cfa_register rbp",
-                    "sub rsp, {size}",
-                    "mov qword ptr [rsp], {number}",
-                    "mov [rsp + 8], rdi",
-                    "mov [rsp + 16], rsi",
-                    "mov [rsp + 24], rdx",
-                    "mov [rsp + 32], rcx",
-                    "mov [rsp + 40], r8",
-                    "mov qword ptr [rsp + 48], 0",
-                    "mov qword ptr [rsp + {return_address}], 0",
-                    "mov qword ptr [rsp + {trapped}], 0",
-                    "mov rdi, rsp",
-                    "call usring_run_call",
-                    "leave",
-                    ".cfi_def_cfa rsp, 8",
-                    ".cfi_same_value rbp",
-                    "ret",
-                    ".cfi_endproc",
-                    size = const CALL_SIZE,
-                    number = const FIRST + $number,
-                    return_address = const offset_of!(Call, return_address),
-                    trapped = const offset_of!(Call, trapped),
-                )
+            exported! {
+                /// # Safety
+                /// As the header of C says.
+                $name, FIRST + $number
             }
         )*
     };

@@ -1,5 +1,5 @@
 //! How long tests wait, and what they try again: machines are shared.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "no test program uses all of it")]
 
 use std::time::{Duration, Instant};
 
