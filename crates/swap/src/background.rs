@@ -87,7 +87,7 @@ impl Pager {
                 if outcome.freed == 0 {
                     // Threads that find no room say so; here it is tried again,
                     // or the limit raised meanwhile.
-                    let ended = self.evictions.load(Ordering::Relaxed);
+                    let ended = self.evictions_ended();
                     let _ = futex::wait(&self.evictions, ended, Some(PAUSE));
                     break;
                 }

@@ -82,7 +82,12 @@ impl Pager {
     /// Brings the number of resident pages down.
     pub fn evict_down_to(&self, pages: usize) -> Result<(), Errno> {
         let place = page_fault::place();
-        while self.limit.resident() > pages {
+        loop {
+            // Before the count is read: what others evict after that is seen below.
+            let ended = self.evictions_ended();
+            if self.limit.resident() <= pages {
+                return Ok(());
+            }
             let outcome = {
                 let mut lane = self.store.lane(place);
                 self.evict(&mut lane, 1, place)
@@ -91,11 +96,10 @@ impl Pager {
                 _ if outcome.freed > 0 => {}
                 Some(Obstacle::Full) => return Err(Errno::ENOSPC),
                 Some(Obstacle::Failed(error)) => return Err(error),
-                None if self.is_evicting() => processor::give_way(),
+                None if outcome.met_others || self.others_evict_since(ended) => self.wait_for_others(ended),
                 None if self.store.slots.are_all_taken() => return Err(Errno::ENOSPC),
                 None => return Err(Errno::EBUSY),
             }
         }
-        Ok(())
     }
 }

@@ -59,6 +59,8 @@ pub enum Obstacle {
 pub struct Outcome {
     pub freed: usize,
     pub obstacle: Option<Obstacle>,
+    /// Somebody else was at one of the clusters.
+    pub met_others: bool,
 }
 
 /// The resident pages of a cluster, in the evictor's hand.
@@ -86,7 +88,7 @@ impl Pager {
     /// For a thread that has no room for its page: evicts from one cluster, or
     /// waits for those that do. `false`: nothing can go.
     pub fn evict_directly(&self, place: usize) -> bool {
-        let ended = self.evictions.load(Ordering::Relaxed);
+        let ended = self.evictions_ended();
         let outcome = {
             let mut lane = self.store.lane(place);
             self.evict(&mut lane, 1, place)
@@ -95,9 +97,8 @@ impl Pager {
             self.counters.add(place, Counter::DirectEvictions, 1);
             return true;
         }
-        let is_others_turn = self.is_evicting() || self.evictions.load(Ordering::Relaxed) != ended;
-        if outcome.obstacle.is_none() && is_others_turn {
-            let _ = futex::wait(&self.evictions, ended, Some(PATIENCE));
+        if outcome.obstacle.is_none() && (outcome.met_others || self.others_evict_since(ended)) {
+            self.wait_for_others(ended);
             return true;
         }
         // Somebody may have given back what room there was.
@@ -107,6 +108,22 @@ impl Pager {
         let full = self.store.slots.are_all_taken().then_some(Obstacle::Full);
         self.report(outcome.obstacle.or(full));
         false
+    }
+
+    /// How many evictions have brought something, so far.
+    pub fn evictions_ended(&self) -> u32 {
+        self.evictions.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody else has evicted since that number was read, or does.
+    /// (The evictor counts its eviction before it is no longer at it.)
+    pub fn others_evict_since(&self, ended: u32) -> bool {
+        self.evicting.load(Ordering::Acquire) != 0 || self.evictions_ended() != ended
+    }
+
+    /// Sleeps until one of them ends, if none has since.
+    pub fn wait_for_others(&self, ended: u32) {
+        let _ = futex::wait(&self.evictions, ended, Some(PATIENCE));
     }
 
     fn report(&self, obstacle: Option<Obstacle>) {
@@ -137,7 +154,8 @@ impl Pager {
                 continue;
             }
             match self.evict_cluster(cluster, lane, place) {
-                Ok(freed) => outcome.freed += freed,
+                Ok(Some(freed)) => outcome.freed += freed,
+                Ok(None) => outcome.met_others = true,
                 Err(obstacle) => {
                     outcome.obstacle = Some(obstacle);
                     failures += 1;
@@ -160,9 +178,9 @@ impl Pager {
         if self.store.slots.are_all_taken() { &[State::Clean] } else { &[State::Clean, State::Dirty] }
     }
 
-    /// Evicts what can go of a cluster, unless somebody else does; says how many.
-    pub fn evict_cluster(&self, cluster: usize, lane: &mut Lane, place: usize) -> Result<usize, Obstacle> {
-        let Some(mut claim) = self.gate(cluster).claim() else { return Ok(0) };
+    /// Evicts what can go of a cluster, and says how many; `None`: somebody else does.
+    fn evict_cluster(&self, cluster: usize, lane: &mut Lane, place: usize) -> Result<Option<usize>, Obstacle> {
+        let Some(mut claim) = self.gate(cluster).claim() else { return Ok(None) };
         self.evicting.fetch_add(1, Ordering::Relaxed);
         let cluster = self.cluster(cluster);
         let mut batch = Batch { cluster, taken: [const { None }; MOST], next: [State::Dirty; MOST], given: 0 };
@@ -173,12 +191,12 @@ impl Pager {
         drop(claim);
         self.limit.give_back(freed);
         self.counters.add(place, Counter::Evicted, freed as u64);
-        self.evicting.fetch_sub(1, Ordering::Relaxed);
-        self.evictions.fetch_add(u32::from(freed > 0), Ordering::Relaxed);
+        self.evictions.fetch_add(u32::from(freed > 0), Ordering::Release);
+        self.evicting.fetch_sub(1, Ordering::Release);
         futex::wake(&self.evictions, u32::MAX);
         match written.and(dropped) {
             Err(obstacle) if freed == 0 => Err(obstacle),
-            _ => Ok(freed),
+            _ => Ok(Some(freed)),
         }
     }
 

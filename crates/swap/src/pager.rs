@@ -128,11 +128,6 @@ impl Pager {
         page / self.per_cluster
     }
 
-    /// Whether somebody evicts just now.
-    pub fn is_evicting(&self) -> bool {
-        self.evicting.load(Ordering::Relaxed) != 0
-    }
-
     /// The pages of a cluster.
     pub fn cluster(&self, index: usize) -> core::ops::Range<usize> {
         let first = index * self.per_cluster;

@@ -1,7 +1,7 @@
 //! What goes wrong: devices that fail, stores that are full. Nothing is lost, and
 //! no page is ever made up.
 
-use crate::common::{MIB, factor, is_child, mechanisms, region, run_child, word};
+use crate::common::{MIB, PAGE, factor, is_child, mechanisms, region, run_child, word};
 use crate::switch;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering;
@@ -65,6 +65,23 @@ fn while_no_write_succeeds_pages_stay_in_memory_and_they_go_when_one_does() {
         region.set_limit(limit).unwrap();
         let statistics = region.statistics();
         assert!(statistics.resident <= statistics.limit, "{statistics:?}");
+        check_pages(&region);
+    }
+}
+
+#[test]
+fn a_lower_limit_is_kept_though_the_evictor_works_at_the_same_pages() {
+    for mechanism in mechanisms() {
+        // Few clusters, so that they meet.
+        let limit = 128 * PAGE * factor(mechanism);
+        let region = region(2 * limit, limit, "ram:size=64M").mechanism(mechanism).build().unwrap();
+        for _ in 0..100 {
+            number_pages(&region);
+            region.set_limit(limit / 2).unwrap();
+            let statistics = region.statistics();
+            assert!(statistics.resident <= statistics.limit, "{statistics:?}");
+            region.set_limit(limit).unwrap();
+        }
         check_pages(&region);
     }
 }
