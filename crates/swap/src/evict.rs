@@ -246,8 +246,24 @@ impl Pager {
         run.map_or(Ok(()), act)
     }
 
+    /// All dirty pages of the batch, and nothing between them: memory that is read where
+    /// none is would be made.
+    fn prepare_reading(&self, batch: &Batch) -> Result<(), Obstacle> {
+        let mut position = 0;
+        while position < batch.cluster.len() {
+            let count = (position..batch.cluster.len()).take_while(|position| batch.is_dirty(*position)).count();
+            if count > 0 {
+                let offset = self.offset(batch.cluster.start + position);
+                self.mechanism.prepare_reading(offset, count * self.unit()).map_err(Obstacle::Failed)?;
+            }
+            position += count + 1;
+        }
+        Ok(())
+    }
+
     /// Gives each page that goes its place, and writes those that have none yet.
     fn write_out(&self, batch: &mut Batch, lane: &mut Lane, place: usize) -> Result<(), Obstacle> {
+        self.prepare_reading(batch)?;
         let mut wanted = 0;
         for position in 0..batch.cluster.len() {
             if batch.taken[position].is_none() {

@@ -48,6 +48,11 @@ pub trait Mechanism: Send + Sync {
     /// Ends writes to resident pages. What is out within the range stays out.
     fn close(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
+    /// Lets us read what resident pages hold that were closed.
+    fn prepare_reading(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// Frees the memory of pages that were closed or are clean.
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
 }

@@ -7,6 +7,17 @@
 //! - *aliased*: a file of memory, mapped twice. The program's view is closed
 //!   where a page is out; through the other, contents are read and written.
 //!
+//! # Guard markers, and what takes them away
+//! A guard marker outlives that its file's page is freed (FALLOC_FL_PUNCH_HOLE), but not
+//! always: Linux (6.18) first unmaps the hole, then frees page by page, and a page that is
+//! mapped again by then is unmapped once more, in all views, *with its markers*. Whoever
+//! touches the program's view next gets a fresh page of zeroes instead of a
+//! signal. Nobody reads a page that is being freed, but a read fault on another maps up to
+//! 15 neighbours along, whatever was advised. So the contents' view is never read
+//! where it could fault: pages come into it by write faults, which map no
+//! neighbours ([`PagedMemory::prepare_reading`]). In the program's view all pages
+//! that are not resident have a marker, and those are left alone.
+//!
 //! Neither is a forked child's (MADV_DONTFORK): the child would find zeroes
 //! where a page is out, or, of a file, share what is meant to be a copy. It finds
 //! nothing instead.
@@ -19,12 +30,11 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Memory starts at a multiple of this, in both views. Linux maps pages around one
-/// that is touched, as far as they are in the file's cache, in windows so aligned
-/// (fault_around_bytes) and smaller than this: so never across the border of two of a
-/// pager's clusters. Where windows did cross one, pages that were being evicted on
-/// the other side lost writes (seen on Linux 6.18 with guard markers, in 3 of 100
-/// runs of 12,000 increments).
+/// Memory starts at a multiple of this, in both views. The windows in which Linux
+/// maps pages around a read fault (fault_around_bytes) are so aligned and smaller: those of
+/// the contents' view stay within one cluster of a pager, and so with its evictor. A
+/// second line behind [`PagedMemory::prepare_reading`], for pages that the kernel has
+/// taken out of that view in between, to swap them by itself.
 const ALIGNED: usize = 2 << 20;
 
 /// A value whose address stands for this process.
@@ -93,8 +103,11 @@ impl PagedMemory {
             }
         };
         let memory = PagedMemory { address, length, alias: Some((alias, file)), process };
-        memory.advise(address, length, linux::MADV_DONTFORK)?;
-        memory.advise(alias, length, linux::MADV_DONTFORK)?;
+        for view in [address, alias] {
+            memory.advise(view, length, linux::MADV_DONTFORK)?;
+            // A huge page of the file would be memory for pages that are out.
+            let _ = memory.advise(view, length, linux::MADV_NOHUGEPAGE);
+        }
         Ok(Window { memory: Arc::new(memory) })
     }
 
@@ -109,6 +122,16 @@ impl PagedMemory {
     /// Whether this process made it; a forked child has nothing at its address.
     pub fn is_ours(&self) -> bool {
         PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
+    }
+
+    /// Maps resident pages of aliased memory where [`PagedMemory::content`] is. Reading them
+    /// unmapped would cost other pages their guard markers (see this file's head).
+    ///
+    /// Errors: `ENOMEM`, `EFAULT` where a page cannot be mapped; `EINVAL` before Linux 5.14.
+    pub fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.check(offset, length);
+        let Some((alias, _)) = &self.alias else { return Ok(()) };
+        self.advise(alias + offset, length, linux::MADV_POPULATE_WRITE)
     }
 
     /// Where the contents can be read at any time, while they are resident.

@@ -1,0 +1,52 @@
+//! Memory that is seen twice, as a pager uses it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use usring_sys::mapping::PAGE;
+use usring_sys::paged_memory::PagedMemory;
+use usring_sys::{Errno, UserAddress, processor, user_memory};
+
+/// Sets its flag when it goes, also by a panic.
+struct Finally<'a>(&'a AtomicBool);
+
+impl Drop for Finally<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The first page is filled and freed again and again behind its marker, while another
+/// thread evicts the second one, which was touched for the first time.
+#[test]
+fn a_page_that_is_freed_keeps_its_guard_marker_whatever_is_read_beside_it() {
+    user_memory::install_fault_handler();
+    let window = PagedMemory::aliased(16 * PAGE).unwrap();
+    let memory = window.memory();
+    let first = UserAddress(memory.address() as u64);
+    let second = UserAddress((memory.address() + PAGE) as u64);
+    let end = AtomicBool::new(false);
+    match memory.guard(0, 2 * PAGE) {
+        Err(Errno::EINVAL) => return eprintln!("not looked at: this Linux has no guard markers for files"),
+        answer => answer.unwrap(),
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _end = Finally(&end);
+            let content = [1; PAGE];
+            for round in 0..20_000 {
+                memory.fill(0, &content);
+                memory.discard(0, PAGE).unwrap();
+                let touched = user_memory::read::<u64>(first);
+                assert_eq!(touched, Err(Errno::EFAULT), "the marker is lost in round {round}");
+            }
+        });
+        while !end.load(Ordering::Relaxed) {
+            memory.unguard(PAGE, PAGE).unwrap();
+            user_memory::write(second, 2u64).unwrap();
+            memory.guard(PAGE, PAGE).unwrap();
+            memory.prepare_reading(PAGE, PAGE).unwrap();
+            assert!(!memory.is_zero(PAGE, PAGE));
+            memory.discard(PAGE, PAGE).unwrap();
+            processor::give_way();
+        }
+    });
+}
