@@ -223,7 +223,7 @@ fn cancelled_by_descriptor(t: &mut Transcript) {
 fn link_timeout_bounds_its_life(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
-    let time = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let time = Timespec { tv_sec: 1, tv_nsec: 0 };
     ring.push(multishot(listener.as_raw_fd(), 1).linked());
     ring.push(link_timeout(&time, 0, 2));
     ring.submit();
