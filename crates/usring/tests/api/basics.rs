@@ -199,6 +199,7 @@ fn probe_tells_what_works() {
 #[test]
 fn a_thousand_rings_live_side_by_side() {
     bounded(|| {
+        take_all_descriptors();
         let mut rings: Vec<IoUring> = (0..1000).map(|_| IoUring::new(8).unwrap()).collect();
         for (index, ring) in rings.iter_mut().enumerate() {
             assert_eq!(run(ring, &[nop(index as u64)])[0].user_data, index as u64);

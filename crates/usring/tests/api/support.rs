@@ -267,6 +267,17 @@ pub fn allowed_processor() -> u32 {
     first.expect("it runs somewhere") as u32
 }
 
+/// As many as the process may ever have: what it was started with may be 1024.
+pub fn take_all_descriptors() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure, twice.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        limit.rlim_cur = limit.rlim_max;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+    }
+}
+
 /// Whether this number is this very file: others of the process's threads may
 /// have taken a number that was closed.
 pub fn is_open_as(number: RawFd, file: &File) -> bool {
