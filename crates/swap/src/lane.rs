@@ -8,7 +8,6 @@
 use usring_device::{Channel, Completions, Device, DeviceRequest, Manner, Operation, Pause, QueueOptions, Submission};
 use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
-use usring_sys::sync::relax;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll, processor, timer_slack};
 
@@ -20,8 +19,13 @@ const DEPTH: u32 = 4;
 /// made longer by a wake-up, some tens of microseconds, by a few per cent.
 const LONGEST_POLL: u64 = 1_000_000;
 
-/// Looks between two readings of the clock.
-const LOOKS: u32 = 64;
+/// Whoever had the processor for longer than this, in nanoseconds, when it was given
+/// away did not wait for a device of its own: while there are such, giving way takes
+/// a time slice of theirs.
+const LONG_TURN: u64 = 1_000_000;
+
+/// For so many times as long the thread sleeps instead.
+const TURNS_TO_SLEEP: u64 = 32;
 
 /// How a request is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +42,8 @@ pub struct Lane {
     transfer: u64,
     segments: usize,
     block: u64,
+    /// Until then others want the processor for longer than a device takes.
+    crowded_until: Ticks,
 }
 
 impl Lane {
@@ -56,6 +62,7 @@ impl Lane {
             transfer: u64::from(geometry.transfer & !(geometry.block - 1)),
             segments: geometry.segments as usize,
             block: u64::from(geometry.block),
+            crowded_until: Ticks::default(),
         })
     }
 
@@ -135,29 +142,40 @@ impl Lane {
     }
 
     /// The result of the request that is out.
+    ///
+    /// A thread that polls has others run between two looks, as the kernel's polling ends
+    /// where its thread is to be rescheduled: where there are more threads than
+    /// processors, one waits for its page while another computes or waits for its own.
     fn wait(&mut self, waiting: Waiting) -> i32 {
         let mut wait = self.channel.begin_wait();
         let start = Ticks::now();
-        let mut looks = 0u32;
+        let mut now = start;
         loop {
             self.completions.clear();
             self.channel.poll(&mut self.completions);
             if let Some(completion) = self.completions.as_slice().first() {
                 return completion.result;
             }
-            looks = looks.wrapping_add(1);
-            let is_long = looks.is_multiple_of(LOOKS) && Ticks::now().since(start) > LONGEST_POLL;
-            if waiting == Waiting::Asleep || is_long {
+            if waiting == Waiting::Asleep || now.since(start) > LONGEST_POLL {
                 self.sleep();
-                // From here on every look follows a sleep.
-                looks = LOOKS.wrapping_sub(1);
                 continue;
             }
             match self.channel.pause(&mut wait) {
-                Pause::Spin => relax(),
+                Pause::Spin if now < self.crowded_until => self.sleep(),
+                Pause::Spin => self.give_way(now),
                 Pause::Sleep(span) => drop(timer_slack::sleep_precisely(span)),
                 Pause::Interrupt => self.sleep(),
             }
+            now = Ticks::now();
+        }
+    }
+
+    fn give_way(&mut self, before: Ticks) {
+        processor::give_way();
+        let now = Ticks::now();
+        let turn = now.since(before);
+        if turn > LONG_TURN {
+            self.crowded_until = now.after(turn * TURNS_TO_SLEEP);
         }
     }
 

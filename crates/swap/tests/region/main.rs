@@ -5,5 +5,6 @@ mod calls;
 mod common;
 mod failures;
 mod increments;
+mod polling;
 mod process;
 mod switch;

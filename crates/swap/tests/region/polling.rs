@@ -1,0 +1,50 @@
+//! How pages are waited for.
+
+use crate::common::{PAGE, region, word};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use usring_sys::processor;
+
+const THREADS: usize = 4;
+const PAGES: usize = 128;
+const LATENCY: Duration = Duration::from_micros(400);
+
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one `timespec`.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// One after the other they would spin for as long as all of their pages take.
+#[test]
+fn threads_that_poll_on_one_processor_wait_for_their_pages_at_the_same_time() {
+    let backing = format!("delay(ram:size=4M,read={}us),poll=classic", LATENCY.as_micros());
+    let region = region(THREADS * PAGES * PAGE, PAGES / 2 * PAGE, &backing).readahead(0).build().unwrap();
+    (0..THREADS * PAGES).for_each(|page| word(&region, page * PAGE).store(1, Ordering::Relaxed));
+    let (region, used) = (&region, AtomicU64::new(0));
+    let (used, begin) = (&used, Barrier::new(THREADS));
+    let begin = &begin;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                processor::stay_on(0);
+                begin.wait();
+                let before = processor_time();
+                for round in 2..=3 {
+                    for page in 0..PAGES {
+                        let word = word(region, (thread * PAGES + page) * PAGE);
+                        assert_eq!(word.fetch_add(1, Ordering::Relaxed) + 1, round);
+                    }
+                }
+                used.fetch_add((processor_time() - before).as_nanos() as u64, Ordering::Relaxed);
+            });
+        }
+    });
+    let faults = region.statistics().swap_ins;
+    assert!(faults > (THREADS * PAGES) as u64, "{:?}", region.statistics());
+    let alone = LATENCY * faults as u32;
+    let used = Duration::from_nanos(used.load(Ordering::Relaxed));
+    assert!(used < alone / 2, "{used:?} of a processor for {faults} pages, which take {alone:?}");
+}
