@@ -12,7 +12,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
 use core::ops::Range;
-use usring_device::{Device, OwnSupply, PolicyWord, PollPolicy, Spec, SpecError, spec};
+use usring_device::{Device, OwnSupply, PolicyWord, PollPolicy, Spec, SpecError, Supply, spec};
 use usring_sys::page_fault::{self, Registration};
 use usring_sys::paged_memory::Window;
 use usring_sys::sync::{AtomicUsize, Ordering};
@@ -45,6 +45,7 @@ pub struct Builder {
     mechanism: Option<Kind>,
     readahead: Option<usize>,
     lanes: Option<usize>,
+    supply: Option<Arc<dyn Supply>>,
 }
 
 /// Where pages go.
@@ -74,6 +75,12 @@ impl Builder {
     pub fn backing(mut self, text: &str) -> Result<Self, SpecError> {
         self.backing = Backing::Text(spec::parse(text)?);
         Ok(self)
+    }
+
+    /// What the device in words needs of another process: a back end's queues.
+    pub fn supply(mut self, supply: Arc<dyn Supply>) -> Self {
+        self.supply = Some(supply);
+        self
     }
 
     /// The same, of a device that is open. Nobody else uses it from now on.
@@ -119,10 +126,11 @@ impl Builder {
             return Err(Errno::EINVAL);
         }
         let lanes = self.lanes.unwrap_or_else(|| LANES * processor::count() as usize);
+        // The evictor's and the reader's own come first: the device may have no
+        // more queue pairs than the store takes.
+        let evictor = Lane::new(&device, unit)?;
+        let reader = Lane::new(&device, readahead::MOST * unit)?;
         let store = Store::new(device, unit, lanes)?;
-        // The evictor's and the reader's own.
-        let evictor = Lane::new(store.device(), unit)?;
-        let reader = Lane::new(store.device(), readahead::MOST * unit)?;
         let memory = window.memory().clone();
         let range = memory.address()..memory.address() + memory.length();
         let readahead = self.readahead.unwrap_or(READAHEAD) / unit;
@@ -154,7 +162,11 @@ impl Builder {
             Backing::Text(spec) => {
                 // A device has its policy where other processes may have it, too:
                 // for good.
-                let driver = spec.open(Box::new(OwnSupply))?;
+                let supply: Box<dyn Supply> = match &self.supply {
+                    Some(supply) => Box::new(supply.clone()),
+                    None => Box::new(OwnSupply),
+                };
+                let driver = spec.open(supply)?;
                 let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
                 Ok((Arc::new(Device::new(driver, policy, true)), Some(policy)))
             }

@@ -37,54 +37,74 @@
 //!   ring has registered.
 
 use crate::api::{os_error, process};
+#[cfg(feature = "vhost-user")]
+use crate::control::vhost_user::VhostUser;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io;
+#[cfg(feature = "vhost-user")]
+use std::io::Write;
 use std::ops::Range;
+#[cfg(feature = "vhost-user")]
+use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(feature = "vhost-user")]
+use usring_device::driver::vhost_user::Options;
 pub use usring_swap::{Access, Mechanism, Pin, Statistics};
 
 /// Makes a [`SwapRegion`].
 #[derive(Clone, Default)]
-pub struct Builder(usring_swap::Builder);
+pub struct Builder {
+    builder: usring_swap::Builder,
+    back_end: Option<BackEnd>,
+}
+
+/// Whoever serves the backing, if that is another process.
+#[cfg(feature = "vhost-user")]
+type BackEnd = Arc<VhostUser>;
+#[cfg(not(feature = "vhost-user"))]
+type BackEnd = std::convert::Infallible;
 
 impl Builder {
     /// Bytes of the region; rounded up to whole pages.
     pub fn size(self, bytes: usize) -> Self {
-        Builder(self.0.size(bytes))
+        Builder { builder: self.builder.size(bytes), ..self }
     }
 
     /// Most bytes of it that are resident; 256 KiB at least (with
     /// [`Mechanism::Protect`], 4 MiB).
     pub fn limit(self, bytes: usize) -> Self {
-        Builder(self.0.limit(bytes))
+        Builder { builder: self.builder.limit(bytes), ..self }
     }
 
     /// Where its pages go, as `usring run --device` takes it:
     /// `file:path=/var/tmp/pages,size=1G`, `ram:size=1G`. `poll=` says how a
-    /// page is waited for. What was there before is lost.
+    /// page is waited for. What was there before is lost. A device of another process
+    /// (`vhost-user:socket=…`) is connected to here, and has to have three queues
+    /// at least.
     ///
-    /// Errors: `InvalidInput` with the reason.
+    /// Errors: `InvalidInput` with the reason; `NotConnected` with what is wrong with the other
+    /// process.
     pub fn backing(self, text: &str) -> io::Result<Self> {
-        let builder = self.0.backing(text);
-        builder.map(Builder).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))
+        let builder = self.builder.backing(text);
+        connect(builder.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?, text)
     }
 
     /// Which mechanism, instead of the best that works here.
     pub fn mechanism(self, mechanism: Mechanism) -> Self {
-        Builder(self.0.mechanism(mechanism))
+        Builder { builder: self.builder.mechanism(mechanism), ..self }
     }
 
     /// Most bytes that are read ahead of a thread whose faults follow each
     /// other (128 KiB unless said); 0: none.
     pub fn readahead(self, bytes: usize) -> Self {
-        Builder(self.0.readahead(bytes))
+        Builder { builder: self.builder.readahead(bytes), ..self }
     }
 
     /// How many threads fault at the same time without waiting for each other's
     /// queue pair: four for each processor, unless said.
     pub fn lanes(self, lanes: usize) -> Self {
-        Builder(self.0.lanes(lanes))
+        Builder { builder: self.builder.lanes(lanes), ..self }
     }
 
     /// Makes the region.
@@ -94,13 +114,36 @@ impl Builder {
     /// opening the backing, or the mechanism that was asked for, answers; `ENOMEM`.
     pub fn build(self) -> io::Result<SwapRegion> {
         process::prepare_threads();
-        self.0.build().map(SwapRegion).map_err(os_error)
+        let region = self.builder.build().map_err(os_error)?;
+        Ok(SwapRegion { region, back_end: self.back_end })
     }
+}
+
+#[cfg(feature = "vhost-user")]
+fn connect(builder: usring_swap::Builder, text: &str) -> io::Result<Builder> {
+    let spec = usring_device::spec::parse(text);
+    let options = spec.as_ref().ok().and_then(|spec| Options::of(spec.device()));
+    let Some(options) = options else { return Ok(Builder { builder, back_end: None }) };
+    // A closed standard error is no reason to end.
+    let report = Box::new(|what: std::fmt::Arguments<'_>| drop(writeln!(io::stderr(), "usring: swap: {what}")));
+    let back_end = VhostUser::connect(&options, report);
+    let back_end = back_end.map_err(|why| io::Error::new(io::ErrorKind::NotConnected, why))?;
+    let builder = builder.supply(Arc::from(back_end.supply()));
+    Ok(Builder { builder, back_end: Some(Arc::new(back_end)) })
+}
+
+#[cfg(not(feature = "vhost-user"))]
+fn connect(builder: usring_swap::Builder, _: &str) -> io::Result<Builder> {
+    Ok(Builder { builder, back_end: None })
 }
 
 /// Memory of which only a part is resident; see [the module](self).
 #[derive(Debug)]
-pub struct SwapRegion(usring_swap::SwapRegion);
+pub struct SwapRegion {
+    region: usring_swap::SwapRegion,
+    /// Goes after it.
+    back_end: Option<BackEnd>,
+}
 
 impl SwapRegion {
     /// What is needed at least: a size, a limit, a backing.
@@ -110,33 +153,33 @@ impl SwapRegion {
 
     /// By which it works.
     pub fn mechanism(&self) -> Mechanism {
-        self.0.mechanism()
+        self.region.mechanism()
     }
 
     /// Bytes that come and go together.
     pub fn page_size(&self) -> usize {
-        self.0.page_size()
+        self.region.page_size()
     }
 
     /// Its first byte. Several threads may use the memory at the same time, as
     /// any memory.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.0.as_ptr()
+        self.region.as_ptr()
     }
 
     /// Bytes.
     pub fn size(&self) -> usize {
-        self.0.size()
+        self.region.size()
     }
 
     /// All of it.
     pub fn as_slice(&self) -> &[u8] {
-        self.0.as_slice()
+        self.region.as_slice()
     }
 
     /// All of it.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        self.0.as_mut_slice()
+        self.region.as_mut_slice()
     }
 
     /// Changes the limit; a lower one is kept when this returns.
@@ -144,13 +187,13 @@ impl SwapRegion {
     /// Errors: `EINVAL` where it is too small; `ENOSPC` where the backing has no room for
     /// what has to go; `EBUSY` where too much is pinned; what the backing answers.
     pub fn set_limit(&self, bytes: usize) -> io::Result<()> {
-        self.0.set_limit(bytes).map_err(os_error)
+        self.region.set_limit(bytes).map_err(os_error)
     }
 
     /// How pages are waited for from now on: `interrupt`, `classic` (polling), `hybrid`, or
     /// `hybrid:` and a time. `false` if it is none of these.
     pub fn set_policy(&self, policy: &str) -> bool {
-        self.0.set_policy(policy)
+        self.region.set_policy(policy)
     }
 
     /// Brings a range of bytes in and keeps it resident until the pin is
@@ -159,7 +202,7 @@ impl SwapRegion {
     /// Errors: `EINVAL` where it is not within the region; `ENOMEM` where more than half of
     /// the limit would be pinned; `EIO` where a page cannot be read back.
     pub fn pin(&self, range: Range<usize>, access: Access) -> io::Result<Pin<'_>> {
-        self.0.pin(range, access).map_err(os_error)
+        self.region.pin(range, access).map_err(os_error)
     }
 
     /// Gives `work` a part of the memory, all of which stays resident meanwhile.
@@ -170,7 +213,7 @@ impl SwapRegion {
         access: Access,
         work: impl FnOnce(&mut [u8]) -> R,
     ) -> io::Result<R> {
-        self.0.with_resident(range, access, work).map_err(os_error)
+        self.region.with_resident(range, access, work).map_err(os_error)
     }
 
     /// The content of whole pages is no longer wanted: they hold zeroes from now on,
@@ -179,12 +222,12 @@ impl SwapRegion {
     /// Errors: `EINVAL` where the range is not whole pages of the region; `EBUSY` where one
     /// is pinned.
     pub fn discard(&mut self, range: Range<usize>) -> io::Result<()> {
-        self.0.discard(range).map_err(os_error)
+        self.region.discard(range).map_err(os_error)
     }
 
     /// What has happened to it.
     pub fn statistics(&self) -> Statistics {
-        self.0.statistics()
+        self.region.statistics()
     }
 }
 
@@ -213,7 +256,7 @@ pub struct SwapAllocator {
     least: usize,
     /// Of the region, once there is one.
     start: AtomicUsize,
-    arena: OnceLock<usring_swap::Arena>,
+    arena: OnceLock<(usring_swap::Arena, Option<BackEnd>)>,
 }
 
 impl SwapAllocator {
@@ -226,15 +269,15 @@ impl SwapAllocator {
     /// already.
     pub fn open(&self, region: SwapRegion) -> io::Result<()> {
         let start = region.as_ptr() as usize;
-        let arena = usring_swap::Arena::new(region.0).map_err(os_error)?;
-        self.arena.set(arena).map_err(|_| io::Error::from(io::ErrorKind::ResourceBusy))?;
+        let arena = usring_swap::Arena::new(region.region).map_err(os_error)?;
+        self.arena.set((arena, region.back_end)).map_err(|_| io::Error::from(io::ErrorKind::ResourceBusy))?;
         self.start.store(start, Ordering::Release);
         Ok(())
     }
 
     /// The region's, if there is one.
     fn arena(&self) -> Option<&usring_swap::Arena> {
-        if self.start.load(Ordering::Acquire) == 0 { None } else { self.arena.get() }
+        if self.start.load(Ordering::Acquire) == 0 { None } else { self.arena.get().map(|(arena, _)| arena) }
     }
 
     /// Whether memory is the region's.

@@ -6,6 +6,7 @@
 mod backend;
 mod plain;
 mod resending;
+mod swap;
 mod user;
 
 use backend::{Backend, LIMIT, is_there};

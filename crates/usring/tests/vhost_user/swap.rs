@@ -1,0 +1,42 @@
+//! Swap regions whose pages another process keeps.
+
+use crate::MEGABYTE;
+use crate::backend::{Backend, is_there};
+use usring::swap::SwapRegion;
+
+const PAGE: usize = 4096;
+
+#[test]
+fn pages_of_a_swap_region_go_to_a_back_end_and_come_back() {
+    if !is_there() {
+        return;
+    }
+    let backend = Backend::start("raw", 16 * MEGABYTE, 4);
+    for policy in ["classic", "interrupt"] {
+        let text = format!("vhost-user:socket={},poll={policy}", backend.socket());
+        let builder = SwapRegion::builder().size(8 << 20).limit(1 << 20).backing(&text).unwrap();
+        let mut region = builder.build().unwrap();
+        for (number, page) in region.as_mut_slice().chunks_mut(PAGE).enumerate() {
+            page[..8].copy_from_slice(&(number as u64 + 1).to_le_bytes());
+        }
+        for (number, page) in region.as_slice().chunks(PAGE).enumerate() {
+            assert_eq!(page[..8], (number as u64 + 1).to_le_bytes(), "page {number}, {policy}");
+        }
+        let found = region.statistics();
+        assert!(found.swap_ins + found.read_ahead > 1000 && found.over_limit == 0, "{found:?}");
+    }
+}
+
+#[test]
+fn a_region_without_a_back_end_says_what_is_missing() {
+    let error = SwapRegion::builder().backing("vhost-user:socket=/nowhere").err().unwrap();
+    assert!(error.to_string().contains("/nowhere"), "{error}");
+    if !is_there() {
+        return;
+    }
+    // The evictor's, the reader's, and none for whoever faults.
+    let backend = Backend::start("raw", MEGABYTE, 2);
+    let text = format!("vhost-user:socket={}", backend.socket());
+    let builder = SwapRegion::builder().size(1 << 20).limit(1 << 20).backing(&text).unwrap();
+    assert_eq!(builder.build().err().unwrap().raw_os_error(), Some(libc::EBUSY));
+}
