@@ -10,6 +10,11 @@ impl Default for Random {
 }
 
 impl Random {
+    /// Others for each number.
+    pub fn of(number: u64) -> Random {
+        Random(Random::default().0 ^ (number + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9))
+    }
+
     /// A number below `end`.
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {

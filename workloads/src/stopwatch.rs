@@ -49,9 +49,18 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
 }
 
 fn processor_time() -> Duration {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// What all threads of this process have used of processors.
+pub fn process_time() -> Duration {
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn clock(which: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one `timespec`, which `time` is.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    unsafe { libc::clock_gettime(which, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 use workloads::harness::{QEMU_STORAGE_DAEMON, Stage, World, on_kernel, require};
 
 /// Rows with these labels are somebody else's, or need what may not be there.
-const OTHERS: [&str; 6] = ["kernel", "kernel, no flags", "kernel, singleshot", "epoll", "blkio", "floor"];
+const OTHERS: [&str; 8] =
+    ["kernel", "kernel, no flags", "kernel, singleshot", "epoll", "blkio", "umap", "mapped file", "floor"];
 
 fn bench(stage: &Stage, name: &str) -> Value {
     let report = stage.path("report.json");
@@ -61,6 +62,7 @@ fn every_benchmark_measures_what_is_usrings() {
         ("workload-read", env!("CARGO_BIN_EXE_workload-read")),
         ("workload-device", env!("CARGO_BIN_EXE_workload-device")),
         ("workload-aio", env!("CARGO_BIN_EXE_workload-aio")),
+        ("workload-swap", env!("CARGO_BIN_EXE_workload-swap")),
         ("workload-tasks", env!("CARGO_BIN_EXE_workload-tasks")),
         ("workload-echo", env!("CARGO_BIN_EXE_workload-echo")),
         ("workload-storm", env!("CARGO_BIN_EXE_workload-storm")),
@@ -69,7 +71,7 @@ fn every_benchmark_measures_what_is_usrings() {
     ] {
         stage.copy(Path::new(path), &format!("tools/{name}"));
     }
-    let of_devices = ["nop", "engine", "sqpoll-iopoll", "polling", "polled-aio", "vhost-user"];
+    let of_devices = ["nop", "engine", "sqpoll-iopoll", "polling", "polled-aio", "swap", "vhost-user"];
     let of_sockets = ["task-work", "echo", "multishot-accept"];
     for name in of_devices.into_iter().chain(of_sockets) {
         check(&bench(&stage, name), name);

@@ -25,7 +25,7 @@ const LONGEST_POLL: u64 = 1_000_000;
 const LONG_TURN: u64 = 1_000_000;
 
 /// For so many times as long the thread sleeps instead.
-const TURNS_TO_SLEEP: u64 = 32;
+const TURNS_TO_SLEEP: u64 = 16;
 
 /// How a request is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

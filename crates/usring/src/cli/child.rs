@@ -12,6 +12,8 @@ use std::time::Duration;
 pub enum System {
     /// The kernel itself, if it can.
     Kernel,
+    /// usring, to which the program is linked.
+    Linked,
     /// Nobody: the calls are denied, and usring is not there.
     Denied,
     /// usring, with these options of `usring run`.
@@ -26,7 +28,7 @@ pub fn ourselves() -> Result<PathBuf, String> {
 /// A command that runs `program` where `system` answers; if that is usring, with
 /// further options.
 pub fn command_on(system: System, more: &[String], program: &Path) -> Result<Command, String> {
-    if system == System::Kernel {
+    if matches!(system, System::Kernel | System::Linked) {
         return Ok(Command::new(program));
     }
     let mut command = Command::new(ourselves()?);

@@ -147,6 +147,12 @@ impl Results {
         this?.against(that?, metric)
     }
 
+    /// The same of two workloads.
+    pub fn ratio_of(&self, metric: Metric, [this, that]: [(&str, &str); 2]) -> Option<Ratio> {
+        let row = |(workload, label)| self.row(workload, label, None);
+        row(this)?.against(row(that)?, metric)
+    }
+
     fn row(&self, workload: &str, label: &str, depth: Option<u32>) -> Option<&Row> {
         let has_depth = |case: &Case| depth.is_none_or(|depth| case.parameters.contains(&("queue depth", depth)));
         let wanted = |case: &Case| case.workload == workload && case.label == label && has_depth(case);
@@ -188,7 +194,7 @@ pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results,
 }
 
 fn is_ours(case: &Case) -> bool {
-    matches!(case.system, System::Usring(_))
+    matches!(case.system, System::Usring(_) | System::Linked)
 }
 
 /// Runs every case of usring's once with the kernel's io_uring denied: what is
@@ -198,7 +204,8 @@ fn prove(cases: &[Case], folder: &Path, stage: &Stage) -> Result<(), String> {
         return Ok(());
     }
     for case in cases.iter().filter(|case| is_ours(case)) {
-        let denied = Case { system: System::Usring(&["--deny-kernel"]), ..case.clone() };
+        let system = if case.system == System::Linked { System::Denied } else { System::Usring(&["--deny-kernel"]) };
+        let denied = Case { system, ..case.clone() };
         let failed = |why| format!("{} is not served by usring: {why}", case.workload);
         sample(&denied, folder, stage, &Effort::PROOF).map_err(failed)?;
     }

@@ -18,6 +18,7 @@ mod report;
 mod server;
 mod sqpoll_iopoll;
 mod stage;
+mod swap;
 mod task_work;
 mod vhost_user;
 
@@ -69,6 +70,8 @@ enum Name {
     Polling,
     /// AIO contexts that are polled for, and ones that are told, beside the kernel's AIO
     PolledAio,
+    /// Memory larger than what of it may be resident: polled and told, beside the kernel's swap
+    Swap,
     /// A vhost-user-blk back end, beside the `blkio` library
     VhostUser,
     /// Telling threads of task work: each by itself, and with a lock that all share
@@ -101,6 +104,7 @@ impl Name {
             Name::SqpollIopoll => sqpoll_iopoll::benchmark(),
             Name::Polling => polling::benchmark(),
             Name::PolledAio => polled_aio::benchmark(),
+            Name::Swap => swap::benchmark(),
             Name::VhostUser => vhost_user::benchmark(),
             Name::TaskWork => task_work::benchmark(),
             Name::Echo => echo::benchmark(),

@@ -32,7 +32,7 @@ pub fn benchmark() -> Benchmark {
         name: "polled-aio",
         metrics: &[Metric::Rate, Metric::ProcessorTime, Metric::Median, Metric::Tail],
         rounds: 7,
-        props: &[Prop::BackEnd, Prop::File(FILE_SIZE)],
+        props: &[Prop::BackEnd { queues: 1 }, Prop::File(FILE_SIZE)],
         rival: TOLD,
         cases: cases(),
         bars,

@@ -29,7 +29,7 @@ pub fn benchmark() -> Benchmark {
         name: "polling",
         metrics: &[Metric::Rate, Metric::Median, Metric::Most, Metric::Tail, Metric::Processor],
         rounds: 5,
-        props: &[Prop::BackEnd],
+        props: &[Prop::BackEnd { queues: 1 }],
         rival: INTERRUPT,
         cases: cases(),
         bars,

@@ -40,7 +40,7 @@ pub fn benchmark() -> Benchmark {
         name: "sqpoll-iopoll",
         metrics: &[Metric::Bandwidth, Metric::Processor, Metric::Median, Metric::Tail],
         rounds: 7,
-        props: &[Prop::BackEnd],
+        props: &[Prop::BackEnd { queues: 1 }],
         rival: BEFORE,
         cases: cases(),
         bars,

@@ -15,7 +15,7 @@ pub enum Prop {
     File(usize),
     /// qemu-storage-daemon, which serves a device of 1 GiB at
     /// `{folder}/socket` that keeps nothing and answers at once.
-    BackEnd,
+    BackEnd { queues: u32 },
 }
 
 const DAEMON: &str = "qemu-storage-daemon";
@@ -37,8 +37,8 @@ impl Stage {
         for prop in props {
             match *prop {
                 Prop::File(size) => stage.make_file(size).map_err(|error| format!("cannot write a file ({error})"))?,
-                Prop::BackEnd => {
-                    if let Err(why) = stage.start_back_end() {
+                Prop::BackEnd { queues } => {
+                    if let Err(why) = stage.start_back_end(queues) {
                         stage.missing = Some(why);
                     }
                 }
@@ -66,10 +66,10 @@ impl Stage {
         file.sync_all()
     }
 
-    fn start_back_end(&mut self) -> Result<(), String> {
+    fn start_back_end(&mut self, queues: u32) -> Result<(), String> {
         let socket = self.folder.join("socket");
         let export = format!(
-            "type=vhost-user-blk,id=export,node-name=node,addr.type=unix,addr.path={},writable=on",
+            "type=vhost-user-blk,id=export,node-name=node,addr.type=unix,addr.path={},writable=on,num-queues={queues}",
             socket.display()
         );
         let mut command = Command::new(DAEMON);

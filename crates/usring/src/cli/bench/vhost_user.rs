@@ -17,7 +17,7 @@ pub fn benchmark() -> Benchmark {
         name: "vhost-user",
         metrics: &[Metric::Rate, Metric::Median, Metric::Tail, Metric::ProcessorTime],
         rounds: 9,
-        props: &[Prop::BackEnd],
+        props: &[Prop::BackEnd { queues: 1 }],
         rival: LIBRARY,
         cases: DEPTHS.iter().flat_map(|depth| [USRING, LIBRARY].map(|label| case(label, *depth))).collect(),
         bars,

@@ -1,0 +1,165 @@
+//! `usring bench swap`: writes at random places of 256 MiB, of which 64 MiB are
+//! resident, by one thread and by several. Told by interrupts, polled and hybrid, on
+//! a device whose latency is that of a fast drive, on a back end in another process
+//! and on a file; beside them the kernel's swap on the same file and in compressed
+//! memory, the file mapped, and a pager as LLNL's UMap is built. The figures to be met are
+//! those by which the kernel's polled swap-in is known.
+
+use super::Benchmark;
+use super::child::System;
+use super::frame::{Bar, Case, Results};
+use super::metric::Metric;
+use super::stage::Prop;
+use usring::swap::{Mechanism, SwapRegion};
+
+const INTERRUPT: &str = "interrupt";
+const CLASSIC: &str = "classic";
+const HYBRID: &str = "hybrid";
+const MODES: [&str; 3] = [INTERRUPT, CLASSIC, HYBRID];
+
+const USERFAULT: &str = "userfault";
+const GUARD: &str = "guard";
+const KERNEL: &str = "kernel";
+const UMAP: &str = "umap";
+const MAPPED: &str = "mapped file";
+const FLOOR: &str = "floor";
+
+const FAULT: &str = "one fault";
+const MEMORY: &str = "memory";
+const DRIVE: &str = "10 µs";
+const BACK_END: &str = "vhost-user";
+const FILE: &str = "file";
+
+/// MiB, more than the region's: slots that follow each other are found.
+const FILE_SIZE: usize = 512;
+/// The evictor's, the reader's, and one for each thread.
+const QUEUES: u32 = 16;
+
+const ON_FILE: &str = "--path {folder}/file";
+
+pub fn benchmark() -> Benchmark {
+    Benchmark {
+        name: "swap",
+        metrics: &[Metric::Rate, Metric::Median, Metric::Tail, Metric::ProcessorTime],
+        rounds: 5,
+        props: &[Prop::BackEnd { queues: QUEUES }, Prop::File(FILE_SIZE)],
+        rival: KERNEL,
+        cases: cases(),
+        bars,
+    }
+}
+
+/// A workload with this many threads, in words.
+fn with(threads: u32, store: &str) -> String {
+    format!("{store}, {threads} {}", if threads == 1 { "thread" } else { "threads" })
+}
+
+fn case(workload: impl Into<String>, label: &'static str, arguments: impl Into<String>) -> Case {
+    let ours = match label {
+        USERFAULT => works(Mechanism::UserFault),
+        GUARD => works(Mechanism::Guard),
+        _ => MODES.contains(&label),
+    };
+    Case {
+        workload: workload.into(),
+        label,
+        system: if ours { System::Linked } else { System::Kernel },
+        device: None,
+        environment: &[],
+        program: "workload-swap",
+        arguments: arguments.into(),
+        clients: None,
+        parameters: vec![("block size", 4096)],
+    }
+}
+
+/// What the kernel or a sandbox does not have is no failure of ours.
+fn works(mechanism: Mechanism) -> bool {
+    const SIZE: usize = 1 << 20;
+    let backing = SwapRegion::builder().size(SIZE).limit(SIZE).mechanism(mechanism).backing("ram:size=1M");
+    backing.is_ok_and(|builder| builder.build().is_ok())
+}
+
+fn on(store: &str, threads: u32, label: &'static str, arguments: &str) -> Case {
+    case(with(threads, store), label, format!("--threads {threads} {arguments}"))
+}
+
+/// A region, polled and not.
+fn regions(store: &'static str, device: &str, threads: u32, modes: &[&'static str]) -> Vec<Case> {
+    // What is on the other side keeps nothing.
+    let verify = u32::from(store != BACK_END);
+    let region = |mode: &&'static str| {
+        on(store, threads, mode, &format!("--by region --verify {verify} --backing {device},poll={mode}"))
+    };
+    modes.iter().map(region).collect()
+}
+
+fn cases() -> Vec<Case> {
+    let once = |label, arguments: &str| case(FAULT, label, format!("--visits once --size 64 {arguments}"));
+    let floor = Case {
+        program: "workload-floor",
+        parameters: Vec::new(),
+        ..case("bare system call", FLOOR, "--of system-call")
+    };
+    let mut cases = vec![
+        floor,
+        Case { workload: "a page's first touch".into(), ..once(FLOOR, "--by first-touch") },
+        once(USERFAULT, "--by region --mechanism userfault --backing ram:size=128M"),
+        once(GUARD, "--by region --mechanism guard --backing ram:size=128M"),
+        once(UMAP, "--by umap"),
+        once(KERNEL, "--by kernel-zram"),
+    ];
+    const IN_MEMORY: &str = "--by region --mechanism userfault --backing ram:size=512M";
+    cases.extend([1, 2, 4, 8].map(|threads| on(MEMORY, threads, USERFAULT, IN_MEMORY)));
+    for threads in [1, 2, 8] {
+        cases.push(on(MEMORY, threads, KERNEL, "--by kernel-zram"));
+        cases.push(on(MEMORY, threads, UMAP, "--by umap"));
+    }
+    for threads in [1, 8] {
+        cases.extend(regions(DRIVE, "delay(ram:size=512M,read=10us,write=10us)", threads, &MODES));
+        cases.extend(regions(BACK_END, "vhost-user:socket={folder}/socket", threads, &MODES));
+    }
+    for threads in [1, 2, 8] {
+        let modes = if threads == 2 { &MODES[..2] } else { &MODES };
+        cases.extend(regions(FILE, "file:path={folder}/file", threads, modes));
+        cases.push(on(FILE, threads, KERNEL, &format!("--by kernel-file {ON_FILE}")));
+    }
+    for threads in [1, 2] {
+        cases.push(on(FILE, threads, MAPPED, &format!("--by mapped-file {ON_FILE}")));
+        cases.push(on(FILE, threads, UMAP, &format!("--by umap {ON_FILE}")));
+    }
+    cases
+}
+
+fn bars(results: &Results) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    for (label, most) in [(USERFAULT, 7.0), (GUARD, 9.0)] {
+        let median = results.median(Metric::Median, FAULT, label, None).map(|median| median / 1000.0);
+        bars.push(Bar::at_most(format!("{FAULT}, pages in memory: {label}"), median, most, "µs"));
+    }
+    let ratio = |metric, store, threads, labels| results.ratio(metric, &with(threads, store), labels, None);
+    let enough = std::thread::available_parallelism().is_ok_and(|count| count.get() > 8);
+    for (store, threads, gain) in [(DRIVE, 1, 1.27), (DRIVE, 8, 1.20), (BACK_END, 1, 1.27), (BACK_END, 8, 1.20)] {
+        // A back end and eight threads that poll want a processor each.
+        let measured = store == DRIVE || threads == 1 || enough;
+        let gained = ratio(Metric::Rate, store, threads, [CLASSIC, INTERRUPT]).filter(|_| measured);
+        bars.push(Bar::times_at_least(format!("{}: polled against told", with(threads, store)), gained, gain));
+    }
+    for (threads, gain) in [(1, 1.4), (2, 1.5)] {
+        let name = with(threads, FILE);
+        let gained = ratio(Metric::Rate, FILE, threads, [CLASSIC, KERNEL]);
+        bars.push(Bar::times_at_least(format!("{name}: polled against the kernel's swap"), gained, gain));
+        let tail = ratio(Metric::Tail, FILE, threads, [CLASSIC, KERNEL]);
+        bars.push(Bar::times_at_most(format!("{name}: 99 of 100 faults against the kernel's"), tail, 1.0));
+    }
+    let shared =
+        results.ratio_of(Metric::ProcessorTime, [(&with(8, MEMORY), USERFAULT), (&with(1, MEMORY), USERFAULT)]);
+    bars.push(Bar::times_at_most(format!("{MEMORY}: processor time of a write by 8 threads against 1"), shared, 1.25));
+    for store in [DRIVE, FILE] {
+        // Where it gains nothing nobody would choose it.
+        let pays = ratio(Metric::Rate, store, 1, [HYBRID, INTERRUPT]).is_some_and(|ratio| ratio.median > 1.0);
+        let used = ratio(Metric::ProcessorTime, store, 1, [HYBRID, INTERRUPT]).filter(|_| pays);
+        bars.push(Bar::times_at_most(format!("{}: processor of hybrid against told", with(1, store)), used, 1.5));
+    }
+    bars
+}

@@ -1,0 +1,157 @@
+//! The kernel's swap, where it may be had: a swap area of our own, and a memory
+//! cgroup of the limit's size for another process of this program, which does
+//! the work. Both are gone when that has ended. Swap is the whole system's while
+//! it lasts: what else lacks memory at that moment uses it, too.
+
+use super::Shape;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use workloads::options::Options;
+
+/// What the process needs beside the memory, and the kernel for it.
+const OVERHEAD: usize = 4 << 20;
+
+/// The other process must end before somebody ends us, who have to clean up.
+const LONGEST: u32 = 25;
+
+/// Runs the workload in another process, if its memory is to be the kernel's.
+pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> {
+    let group: String = options.value("group", String::new())?;
+    if !group.is_empty() {
+        // We are that process.
+        // SAFETY: it ends us, if nobody else does.
+        unsafe { libc::alarm(LONGEST) };
+        return write(&Path::new(&group).join("cgroup.procs"), "0").map(|()| false);
+    }
+    let path: PathBuf = options.value("path", PathBuf::new())?;
+    let (by, area) = match options.value("by", String::new())?.as_str() {
+        "kernel-file" => ("anonymous", Some(Area::in_file(&path)?)),
+        "kernel-zram" => ("anonymous", Some(Area::in_zram(2 * shape.size)?)),
+        "mapped-file" => ("mapping", None),
+        _ => return Ok(false),
+    };
+    let limit = if shape.once { 2 * shape.size } else { shape.limit };
+    let group = Group::make(limit + OVERHEAD)?;
+    let ourselves = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new(ourselves);
+    command.args(["--by", by, "--group"]).arg(&group.path).arg("--path").arg(&path);
+    for name in ["threads", "size", "limit", "visits", "verify", "milliseconds"] {
+        let value: String = options.value(name, String::new())?;
+        if !value.is_empty() {
+            command.args([&format!("--{name}"), &value]);
+        }
+    }
+    let ended = command.status().map_err(|error| error.to_string());
+    drop((group, area));
+    if ended?.success() { Ok(true) } else { Err("the process that does the work has failed".into()) }
+}
+
+/// Drops what the page cache has of a file.
+pub fn forget_cached(file: &File) {
+    // SAFETY: advice about a file of ours.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// A memory cgroup.
+struct Group {
+    path: PathBuf,
+}
+
+impl Group {
+    fn make(limit: usize) -> Result<Group, String> {
+        let name = format!("usring-bench-{}", std::process::id());
+        let groups = read(Path::new("/proc/self/cgroup"))?;
+        // Version 1: a hierarchy of its own.
+        let own = groups.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            controllers.split(',').any(|controller| controller == "memory").then_some(path)
+        });
+        let (parent, file) = match own {
+            Some(own) => (Path::new("/sys/fs/cgroup/memory").join(&own[1..]), "memory.limit_in_bytes"),
+            None => (PathBuf::from("/sys/fs/cgroup"), "memory.max"),
+        };
+        let path = parent.join(name);
+        fs::create_dir(&path).map_err(|error| format!("no memory cgroup: {}: {error}", path.display()))?;
+        let group = Group { path };
+        write(&group.path.join(file), &limit.to_string())?;
+        Ok(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// A swap area that is in use.
+struct Area {
+    path: PathBuf,
+    /// The number of a zram device that is ours.
+    zram: Option<u32>,
+}
+
+/// Before all others.
+const FIRST: i32 = 0x8000 | 0x7fff;
+
+impl Area {
+    fn in_file(path: &Path) -> Result<Area, String> {
+        Area { path: path.into(), zram: None }.use_it()
+    }
+
+    fn in_zram(size: usize) -> Result<Area, String> {
+        let number = read(Path::new("/sys/class/zram-control/hot_add")).map_err(|why| format!("no zram: {why}"))?;
+        let number = number.trim().parse().map_err(|_| "no zram: it has no number")?;
+        let area = Area { path: format!("/dev/zram{number}").into(), zram: Some(number) };
+        write(Path::new(&format!("/sys/block/zram{number}/disksize")), &size.to_string())?;
+        area.use_it()
+    }
+
+    /// Writes what mkswap(8) writes, and turns it on.
+    fn use_it(self) -> Result<Area, String> {
+        const VERSION: u32 = 1;
+        let failed = |error| format!("{}: {error}", self.path.display());
+        let file = File::options().read(true).write(true).open(&self.path).map_err(failed)?;
+        let size = std::io::Seek::seek(&mut &file, std::io::SeekFrom::End(0)).map_err(failed)?;
+        let mut header = [0u8; 4096];
+        header[1024..1028].copy_from_slice(&VERSION.to_ne_bytes());
+        header[1028..1032].copy_from_slice(&((size / 4096 - 1) as u32).to_ne_bytes());
+        header[4086..].copy_from_slice(b"SWAPSPACE2");
+        file.write_all_at(&header, 0).and_then(|()| file.sync_all()).map_err(failed)?;
+        drop(file);
+        let name = self.name();
+        // SAFETY: a name that lives.
+        match unsafe { libc::swapon(name.as_ptr(), FIRST) } {
+            0 => Ok(self),
+            _ => Err(format!("no swap of the kernel's: {}", std::io::Error::last_os_error())),
+        }
+    }
+
+    fn name(&self) -> CString {
+        CString::new(self.path.as_os_str().as_bytes()).unwrap_or_default()
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        // SAFETY: a name that lives. One that is not on is refused.
+        unsafe { libc::swapoff(self.name().as_ptr()) };
+        if let Some(number) = self.zram {
+            let _ = fs::write(format!("/sys/block/zram{number}/reset"), "1");
+            let _ = fs::write("/sys/class/zram-control/hot_remove", number.to_string());
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Writes at random places of memory of which only a part is resident, by any
+//! number of threads: how many there are per second, and how long those take
+//! that fault.
+//!
+//! `workload-swap --by region|umap|kernel-file|kernel-zram|mapped-file|first-touch
+//! [--threads N] [--size MIB] [--limit MIB] [--visits many|once] [--verify 0|1]
+//! [--milliseconds N]`, and of a region `--backing SPEC [--mechanism NAME]`, of the
+//! others that use a file `--path FILE`.
+//!
+//! Each write adds to a word of a page of the thread's own and looks at what was
+//! there before, so a page that comes back wrong ends the run. `--visits once`: all
+//! of it goes out, the limit is lifted, and each page is touched once, in any
+//! order: what a fault takes where nothing is evicted.
+//!
+//! | `--by` | whose pages |
+//! |---|---|
+//! | `region` | a swap region of usring's |
+//! | `umap` | a pager as LLNL's UMap is built ([`umap`]) |
+//! | `kernel-file`, `kernel-zram` | the kernel's swap, in a memory cgroup ([`kernel`]) |
+//! | `mapped-file` | a file that is mapped, in such a cgroup |
+//! | `first-touch` | the kernel's own first touch of a page: the floor |
+
+mod kernel;
+mod memory;
+mod umap;
+
+use memory::{Memory, PAGE};
+use std::process::ExitCode;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use workloads::latencies::Latencies;
+use workloads::options::{self, Options};
+use workloads::random::Random;
+use workloads::stopwatch;
+
+/// What takes longer has faulted: a resident page is written to in a fifth of
+/// it, and no fault comes back in twice as much.
+const FAULTED: Duration = Duration::from_micros(1);
+
+/// For less time than this a smaller memory is good enough, which is filled sooner:
+/// a part of it.
+const SHORTER: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
+
+fn main() -> ExitCode {
+    options::run(workload)
+}
+
+/// What is done.
+struct Shape {
+    threads: usize,
+    /// In bytes.
+    size: usize,
+    limit: usize,
+    once: bool,
+    verify: bool,
+    span: Duration,
+}
+
+impl Shape {
+    fn from(options: &Options) -> Result<Shape, String> {
+        let span = Duration::from_millis(options.value("milliseconds", 200)?);
+        let part = SHORTER.into_iter().find_map(|(limit, part)| (span < limit).then_some(part)).unwrap_or(1);
+        let mebibytes = |name: &str, default: usize| options.value(name, default).map(|count| (count << 20) / part);
+        Ok(Shape {
+            threads: options.value("threads", 1)?,
+            size: mebibytes("size", 256)?,
+            limit: mebibytes("limit", 64)?,
+            once: options.value("visits", "many".to_owned())? == "once",
+            verify: options.value("verify", 1)? != 0,
+            span,
+        })
+    }
+}
+
+fn workload(options: &Options) -> Result<(), String> {
+    let shape = Shape::from(options)?;
+    if kernel::starts_another(options, &shape)? {
+        return Ok(());
+    }
+    let memory = memory::make(options, &shape)?;
+    let tally = if shape.once { visit_once(&shape, memory)? } else { visit_often(&shape, memory)? };
+    let Tally { operations, time, processor, faults } = tally;
+    let (time, processor) = (time.as_nanos(), processor.as_nanos());
+    print!("{{\"operations\": {operations}, \"nanoseconds\": {time}, \"processor\": {processor}");
+    for (name, share) in [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)] {
+        if let Some(latency) = faults.within(share) {
+            print!(", \"{name}\": {latency}");
+        }
+    }
+    println!("}}");
+    Ok(())
+}
+
+/// What was done.
+#[derive(Default)]
+struct Tally {
+    operations: u64,
+    time: Duration,
+    /// Of the whole process.
+    processor: Duration,
+    faults: Latencies,
+}
+
+/// The pages of one thread, and how often each was written to.
+struct Share<'a> {
+    memory: &'a dyn Memory,
+    first: usize,
+    step: usize,
+    visits: Vec<u64>,
+    verify: bool,
+}
+
+impl Share<'_> {
+    fn new(shape: &Shape, memory: &'static dyn Memory, index: usize) -> Share<'static> {
+        let pages = shape.size / PAGE;
+        let count = (pages - index).div_ceil(shape.threads);
+        Share { memory, first: index, step: shape.threads, visits: vec![0; count], verify: shape.verify }
+    }
+
+    /// Fills the pages, so that they neither are zeroes nor compress to nothing.
+    fn fill(&self) {
+        let mut random = Random::default();
+        let content: Vec<u64> = (0..PAGE / 16).map(|_| random.below(u64::MAX)).collect();
+        for index in 0..self.visits.len() {
+            let page = self.page(index);
+            // SAFETY: half a page of this thread's own.
+            unsafe { page.add(8).cast::<u64>().copy_from_nonoverlapping(content.as_ptr(), content.len()) };
+        }
+    }
+
+    fn page(&self, index: usize) -> *mut u8 {
+        // SAFETY: within the memory.
+        unsafe { self.memory.start().add((self.first + index * self.step) * PAGE) }
+    }
+
+    /// Writes to a page, and says how long it took.
+    #[inline]
+    fn visit(&mut self, index: usize) -> Result<Duration, String> {
+        // SAFETY: the page is the memory's, aligned, and nobody has references to it.
+        let word = unsafe { &*self.page(index).cast::<std::sync::atomic::AtomicU64>() };
+        let start = Instant::now();
+        let before = word.fetch_add(1, Ordering::Relaxed);
+        let time = start.elapsed();
+        if self.verify && before != self.visits[index] {
+            let wanted = self.visits[index];
+            return Err(format!("page {index} came back with {before} instead of {wanted}"));
+        }
+        self.visits[index] += 1;
+        Ok(time)
+    }
+}
+
+const WARM_UP: u32 = 0;
+const MEASURED: u32 = 1;
+const OVER: u32 = 2;
+
+/// Pages are visited again and again.
+fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, String> {
+    let (phase, begin) = (AtomicU32::new(WARM_UP), Barrier::new(shape.threads + 1));
+    let (phase, begin) = (&phase, &begin);
+    std::thread::scope(|scope| {
+        let run = |index| move || live(Share::new(shape, memory, index), index, phase, begin);
+        let running: Vec<_> = (0..shape.threads).map(|index| scope.spawn(run(index))).collect();
+        begin.wait();
+        std::thread::sleep(shape.span / 2);
+        let (start, processor) = (Instant::now(), stopwatch::process_time());
+        phase.store(MEASURED, Ordering::Relaxed);
+        std::thread::sleep(shape.span);
+        phase.store(OVER, Ordering::Relaxed);
+        let (time, processor) = (start.elapsed(), stopwatch::process_time() - processor);
+        let mut total = Tally { time, processor, ..Tally::default() };
+        for thread in running {
+            let tally = thread.join().map_err(|_| "a thread has died")??;
+            total.operations += tally.operations;
+            total.faults.add_all(&tally.faults);
+        }
+        Ok(total)
+    })
+}
+
+/// A thread's.
+fn live(mut share: Share, index: usize, phase: &AtomicU32, begin: &Barrier) -> Result<Tally, String> {
+    share.fill();
+    let mut random = Random::of(index as u64);
+    begin.wait();
+    let mut tally = Tally::default();
+    loop {
+        let time = share.visit(random.below(share.visits.len() as u64) as usize)?;
+        match phase.load(Ordering::Relaxed) {
+            OVER => return Ok(tally),
+            MEASURED => {
+                tally.operations += 1;
+                if time > FAULTED {
+                    tally.faults.add(time);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Rounds in which each page is out and comes back once.
+fn visit_once(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, String> {
+    let mut share = Share::new(shape, memory, 0);
+    share.fill();
+    let mut random = Random::default();
+    let mut order: Vec<usize> = (0..share.visits.len()).collect();
+    let mut total = Tally::default();
+    let begin = Instant::now();
+    while total.operations == 0 || begin.elapsed() < shape.span {
+        memory.put_out()?;
+        for at in (1..order.len()).rev() {
+            order.swap(at, random.below(at as u64 + 1) as usize);
+        }
+        let (start, processor) = (Instant::now(), stopwatch::process_time());
+        for index in &order {
+            let time = share.visit(*index)?;
+            if time > FAULTED {
+                total.faults.add(time);
+            }
+        }
+        total.time += start.elapsed();
+        total.processor += stopwatch::process_time() - processor;
+        total.operations += order.len() as u64;
+        if shape.verify && !memory.keeps_content() {
+            share.visits.fill(0);
+        }
+    }
+    Ok(total)
+}

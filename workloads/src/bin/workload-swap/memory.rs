@@ -1,0 +1,148 @@
+//! Memory whose pages somebody takes away and brings back.
+
+use super::umap::Umap;
+use super::{Shape, kernel};
+use std::ffi::c_void;
+use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use usring::swap::{Mechanism, SwapRegion};
+use workloads::options::Options;
+
+pub const PAGE: usize = 4096;
+
+/// The least limit of a region.
+const LEAST: usize = 64 * PAGE;
+
+pub trait Memory: Sync {
+    fn start(&self) -> *mut u8;
+
+    /// All pages are out afterwards (but for a few), and have room to come back.
+    fn put_out(&self) -> Result<(), String>;
+
+    /// Whether what was put out comes back.
+    fn keeps_content(&self) -> bool {
+        true
+    }
+}
+
+/// What the options ask for, for as long as the process lives.
+pub fn make(options: &Options, shape: &Shape) -> Result<&'static dyn Memory, String> {
+    let path: PathBuf = options.value("path", PathBuf::new())?;
+    match options.value("by", "region".to_owned())?.as_str() {
+        "region" => Ok(Box::leak(Box::new(region(options, shape)?))),
+        "umap" => Umap::make(&path, shape.size, if shape.once { 2 * shape.size } else { shape.limit }),
+        "anonymous" => Ok(Box::leak(Box::new(Plain::anonymous(shape, Leaving::ToSwap)?))),
+        "first-touch" => Ok(Box::leak(Box::new(Plain::anonymous(shape, Leaving::ForGood)?))),
+        "mapping" => Ok(Box::leak(Box::new(Plain::of_file(&path, shape)?))),
+        other => Err(format!("--by cannot be {other}")),
+    }
+}
+
+struct Region {
+    region: SwapRegion,
+    size: usize,
+}
+
+fn region(options: &Options, shape: &Shape) -> Result<Region, String> {
+    let text: String = options.value("backing", String::new())?;
+    let failed = |error: std::io::Error| format!("no region: {error}");
+    let limit = if shape.once { LEAST } else { shape.limit };
+    let builder = SwapRegion::builder().size(shape.size).limit(limit).backing(&text).map_err(failed)?;
+    let name: String = options.value("mechanism", String::new())?;
+    let builder = match (Mechanism::of_name(&name), name.is_empty()) {
+        (Some(mechanism), _) => builder.mechanism(mechanism),
+        (None, true) => builder,
+        (None, false) => return Err(format!("--mechanism cannot be {name}")),
+    };
+    let region = builder.build().map_err(failed)?;
+    Ok(Region { region, size: shape.size })
+}
+
+impl Memory for Region {
+    fn start(&self) -> *mut u8 {
+        self.region.as_ptr()
+    }
+
+    fn put_out(&self) -> Result<(), String> {
+        let failed = |error| format!("the limit cannot be set: {error}");
+        self.region.set_limit(LEAST).map_err(failed)?;
+        self.region.set_limit(2 * self.size).map_err(failed)
+    }
+}
+
+/// What becomes of a page that leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    ToSwap,
+    ForGood,
+}
+
+/// The kernel's.
+struct Plain {
+    start: *mut u8,
+    size: usize,
+    leaving: Leaving,
+}
+
+// SAFETY: an address, of memory that is only touched as atomics once threads share it.
+unsafe impl Sync for Plain {}
+
+impl Plain {
+    fn anonymous(shape: &Shape, leaving: Leaving) -> Result<Plain, String> {
+        let memory = Plain::map(shape.size, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, leaving)?;
+        // SAFETY: advice about memory of ours.
+        unsafe { libc::madvise(memory.start.cast::<c_void>(), shape.size, libc::MADV_NOHUGEPAGE) };
+        Ok(memory)
+    }
+
+    fn of_file(path: &PathBuf, shape: &Shape) -> Result<Plain, String> {
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
+        kernel::forget_cached(&file);
+        // Pages hold zeroes before they are written to.
+        zero(&file, shape.size)?;
+        Plain::map(shape.size, libc::MAP_SHARED, file.as_raw_fd(), Leaving::ToSwap)
+    }
+
+    fn map(size: usize, flags: i32, file: i32, leaving: Leaving) -> Result<Plain, String> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, which nothing else names and which stays.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, file, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error().to_string());
+        }
+        Ok(Plain { start: start.cast(), size, leaving })
+    }
+}
+
+/// The first word of each page, without making holes: a file is filled once.
+fn zero(file: &std::fs::File, size: usize) -> Result<(), String> {
+    use std::os::unix::fs::FileExt;
+    let zeroes = vec![0u8; 1 << 20];
+    let mut write = (0..size).step_by(1 << 20).map(|at| file.write_all_at(&zeroes, at as u64));
+    write.try_for_each(|done| done.map_err(|error| error.to_string()))?;
+    file.sync_data().map_err(|error| error.to_string())
+}
+
+impl Memory for Plain {
+    fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    fn put_out(&self) -> Result<(), String> {
+        let advice = match self.leaving {
+            Leaving::ToSwap => libc::MADV_PAGEOUT,
+            Leaving::ForGood => libc::MADV_DONTNEED,
+        };
+        // SAFETY: advice about memory of ours, whose users are none now.
+        match unsafe { libc::madvise(self.start.cast::<c_void>(), self.size, advice) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().to_string()),
+        }
+    }
+
+    fn keeps_content(&self) -> bool {
+        self.leaving == Leaving::ToSwap
+    }
+}

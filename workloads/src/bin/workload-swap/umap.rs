@@ -1,0 +1,287 @@
+//! The baseline: a pager as LLNL's UMap is built, by what is published of it. One
+//! thread sleeps in poll(2) until userfaultfd(2) has faults, reads as many as there
+//! are, sorts them, and hands them to a pool of fillers; each fills one page and
+//! so lets the thread go on that waits for it. A pool of evictors starts when the
+//! buffer of pages is 90 % full, and takes the oldest, page by page, until it is
+//! 70 % full: write-protected, written, dropped. As many of either as there are
+//! processors; the store is read and written by pread(2) and pwrite(2), or copied, if
+//! it is memory.
+//!
+//! It needs userfaultfd(2) for kernel mode, as UMap does, which is a privilege.
+
+use super::memory::{Memory, PAGE};
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use usring_sys::userfault::{Telling, Touch, UserFault};
+
+/// In hundredths of the buffer.
+const HIGH: usize = 90;
+const LOW: usize = 70;
+
+/// Faults that are read at once.
+const TOGETHER: usize = 64;
+
+/// A block of memory that direct I/O takes.
+#[repr(C, align(4096))]
+struct Block([u8; PAGE]);
+
+enum Store {
+    Memory(*mut u8),
+    File(File),
+}
+
+// SAFETY: a thread touches only the blocks of pages that it has taken.
+unsafe impl Send for Store {}
+// SAFETY: as above.
+unsafe impl Sync for Store {}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Never touched: there is nothing to read.
+    Untouched,
+    Out,
+    /// Somebody fills it or evicts it.
+    Busy,
+    Clean,
+    Dirty,
+}
+
+struct Buffer {
+    pages: Vec<State>,
+    /// Resident ones, the oldest first.
+    order: VecDeque<usize>,
+    /// Being filled or resident.
+    used: usize,
+    limit: usize,
+    /// Evictors work.
+    evicting: bool,
+    faults: VecDeque<Touch>,
+}
+
+pub struct Umap {
+    start: usize,
+    fault: UserFault,
+    store: Store,
+    buffer: Mutex<Buffer>,
+    /// There are faults to fill for.
+    filled: Condvar,
+    /// Pages are to be evicted.
+    wanted: Condvar,
+    /// A page is no longer busy, or there is room.
+    changed: Condvar,
+}
+
+impl Umap {
+    /// Of a file, or of memory if that has no name. Its threads live as long as the process.
+    pub fn make(path: &Path, size: usize, limit: usize) -> Result<&'static dyn Memory, String> {
+        let fault = UserFault::open(Telling::Events).map_err(|error| format!("no userfaultfd: {error}"))?;
+        let start = map(size)? as usize;
+        fault.register(start, size).map_err(|error| format!("userfaultfd: {error}"))?;
+        let store = if path.as_os_str().is_empty() {
+            Store::Memory(map(size)?)
+        } else {
+            let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
+            Store::File(opened.map_err(|error| format!("{}: {error}", path.display()))?)
+        };
+        let buffer = Buffer {
+            pages: vec![State::Untouched; size / PAGE],
+            order: VecDeque::new(),
+            used: 0,
+            limit: limit / PAGE,
+            evicting: false,
+            faults: VecDeque::new(),
+        };
+        let umap: &'static Umap = Box::leak(Box::new(Umap {
+            start,
+            fault,
+            store,
+            buffer: Mutex::new(buffer),
+            filled: Condvar::new(),
+            wanted: Condvar::new(),
+            changed: Condvar::new(),
+        }));
+        std::thread::spawn(|| umap.manage());
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            std::thread::spawn(|| umap.fill());
+            std::thread::spawn(|| umap.evict());
+        }
+        Ok(umap)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Buffer> {
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn address(&self, page: usize) -> usize {
+        self.start + page * PAGE
+    }
+
+    /// The one that reads faults.
+    fn manage(&self) {
+        let mut watched = libc::pollfd { fd: self.fault.number(), events: libc::POLLIN, revents: 0 };
+        loop {
+            // SAFETY: one entry, as it says.
+            unsafe { libc::poll(&raw mut watched, 1, -1) };
+            let mut faults: Vec<Touch> = std::iter::from_fn(|| self.fault.read()).take(TOGETHER).collect();
+            faults.sort_by_key(|fault| fault.address);
+            if !faults.is_empty() {
+                self.lock().faults.extend(faults);
+                self.filled.notify_all();
+            }
+        }
+    }
+
+    fn fill(&self) {
+        let mut block = Box::new(Block([0; PAGE]));
+        let mut buffer = self.lock();
+        loop {
+            let Some(touch) = buffer.faults.pop_front() else {
+                buffer = wait(&self.filled, buffer);
+                continue;
+            };
+            let page = (touch.address - self.start) / PAGE;
+            while buffer.pages[page] == State::Busy {
+                buffer = wait(&self.changed, buffer);
+            }
+            buffer = match buffer.pages[page] {
+                before @ (State::Untouched | State::Out) => self.bring_in(buffer, page, before, touch, &mut block),
+                _ => {
+                    // It is there, or came meanwhile.
+                    if touch.write {
+                        buffer.pages[page] = State::Dirty;
+                        let _ = self.fault.protect(self.address(page), PAGE, false);
+                    }
+                    self.fault.wake(self.address(page), PAGE);
+                    buffer
+                }
+            };
+        }
+    }
+
+    fn bring_in<'a>(
+        &'a self,
+        mut buffer: MutexGuard<'a, Buffer>,
+        page: usize,
+        before: State,
+        touch: Touch,
+        block: &mut Block,
+    ) -> MutexGuard<'a, Buffer> {
+        buffer.pages[page] = State::Busy;
+        while buffer.used == buffer.limit {
+            buffer = wait(&self.changed, buffer);
+        }
+        buffer.used += 1;
+        if buffer.used * 100 >= buffer.limit * HIGH && !buffer.evicting {
+            buffer.evicting = true;
+            self.wanted.notify_all();
+        }
+        drop(buffer);
+        match before {
+            State::Untouched => block.0.fill(0),
+            _ => self.read(page, block),
+        }
+        let copied = self.fault.copy(self.address(page), &block.0, !touch.write);
+        assert!(copied.is_ok(), "a page cannot be filled: {copied:?}");
+        let mut buffer = self.lock();
+        buffer.pages[page] = if touch.write { State::Dirty } else { State::Clean };
+        buffer.order.push_back(page);
+        self.changed.notify_all();
+        buffer
+    }
+
+    fn evict(&self) {
+        let mut block = Box::new(Block([0; PAGE]));
+        let mut buffer = self.lock();
+        loop {
+            if buffer.used * 100 <= buffer.limit * LOW {
+                buffer.evicting = false;
+            }
+            let oldest = if buffer.evicting { buffer.order.pop_front() } else { None };
+            let Some(page) = oldest else {
+                buffer.evicting = false;
+                buffer = wait(&self.wanted, buffer);
+                continue;
+            };
+            let is_dirty = buffer.pages[page] == State::Dirty;
+            buffer.pages[page] = State::Busy;
+            drop(buffer);
+            self.put_out_page(page, is_dirty, &mut block);
+            buffer = self.lock();
+            buffer.pages[page] = State::Out;
+            buffer.used -= 1;
+            self.changed.notify_all();
+        }
+    }
+
+    fn put_out_page(&self, page: usize, is_dirty: bool, block: &mut Block) {
+        let address = self.address(page);
+        if is_dirty {
+            let protected = self.fault.protect(address, PAGE, true);
+            assert!(protected.is_ok(), "a page cannot be protected: {protected:?}");
+            // SAFETY: a page that is there, and that nobody can write to now.
+            unsafe { (address as *const u8).copy_to_nonoverlapping(block.0.as_mut_ptr(), PAGE) };
+            self.write(page, block);
+        }
+        // SAFETY: the page is ours to drop; its content is in the store.
+        unsafe { libc::madvise(address as *mut libc::c_void, PAGE, libc::MADV_DONTNEED) };
+    }
+
+    fn read(&self, page: usize, block: &mut Block) {
+        match &self.store {
+            // SAFETY: the page's block, within the store.
+            Store::Memory(start) => unsafe {
+                start.add(page * PAGE).copy_to_nonoverlapping(block.0.as_mut_ptr(), PAGE);
+            },
+            Store::File(file) => file.read_exact_at(&mut block.0, (page * PAGE) as u64).expect("the store can be read"),
+        }
+    }
+
+    fn write(&self, page: usize, block: &Block) {
+        match &self.store {
+            // SAFETY: the page's block, within the store.
+            Store::Memory(start) => unsafe {
+                start.add(page * PAGE).copy_from_nonoverlapping(block.0.as_ptr(), PAGE);
+            },
+            Store::File(file) => file.write_all_at(&block.0, (page * PAGE) as u64).expect("the store can be written"),
+        }
+    }
+}
+
+fn wait<'a>(event: &Condvar, guard: MutexGuard<'a, Buffer>) -> MutexGuard<'a, Buffer> {
+    event.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory that stays.
+fn map(size: usize) -> Result<*mut u8, String> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping, which nothing else names.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error().to_string());
+    }
+    // SAFETY: advice about this mapping.
+    unsafe { libc::madvise(start, size, libc::MADV_NOHUGEPAGE) };
+    Ok(start.cast())
+}
+
+impl Memory for Umap {
+    fn start(&self) -> *mut u8 {
+        self.start as *mut u8
+    }
+
+    fn put_out(&self) -> Result<(), String> {
+        let mut buffer = self.lock();
+        let mut block = Box::new(Block([0; PAGE]));
+        while let Some(page) = buffer.order.pop_front() {
+            let is_dirty = buffer.pages[page] == State::Dirty;
+            self.put_out_page(page, is_dirty, &mut block);
+            buffer.pages[page] = State::Out;
+            buffer.used -= 1;
+        }
+        Ok(())
+    }
+}
