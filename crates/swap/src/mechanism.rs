@@ -20,6 +20,7 @@ use alloc::sync::Arc;
 use core::fmt;
 use usring_sys::Errno;
 use usring_sys::mapping::PAGE;
+use usring_sys::page_fault::Cause;
 use usring_sys::paged_memory::Window;
 use usring_sys::userfault::UserFault;
 
@@ -80,6 +81,17 @@ impl Kind {
             Kind::Guard => "guard",
             Kind::Protect => "mprotect",
             Kind::Thread => "compat",
+        }
+    }
+
+    /// How the kernel tells a thread that it has touched what is out; anything else it
+    /// may say of the memory is not our doing.
+    pub fn cause(self) -> Option<Cause> {
+        match self {
+            Kind::UserFault => Some(Cause::Missing),
+            Kind::Guard => Some(Cause::Unmapped),
+            Kind::Protect => Some(Cause::Forbidden),
+            Kind::Thread => None,
         }
     }
 

@@ -33,7 +33,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
-use usring_sys::page_fault::{Fault, FaultServer, Served};
+use usring_sys::page_fault::{self, Cause, Fault, FaultServer, Served};
 use usring_sys::paged_memory::PagedMemory;
 use usring_sys::sync::{AtomicU32, AtomicUsize, Ordering};
 
@@ -305,11 +305,23 @@ impl Pager {
 impl FaultServer for Pager {
     fn serve(&self, fault: Fault) -> Served {
         if !self.memory.is_ours() {
+            // The child may have something else there by now.
+            if page_fault::is_mapped(fault.address) {
+                return Served::Foreign;
+            }
             say(format_args!(
                 "swap: a forked child touched {:#x}, which is swapped memory of its parent and not inherited",
                 fault.address
             ));
             return Served::Refused;
+        }
+        match fault.cause {
+            cause if Some(cause) == self.kind.cause() => {}
+            Cause::Unmapped | Cause::Forbidden => return Served::Foreign,
+            Cause::Missing | Cause::Broken => {
+                say(format_args!("swap: the kernel has no memory for {:#x}, or it is broken", fault.address));
+                return Served::Refused;
+            }
         }
         let index = (fault.address - self.memory.address()) / self.unit;
         let touch = Touch { write: fault.write, present: fault.present, place: fault.place };

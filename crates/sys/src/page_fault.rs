@@ -30,6 +30,7 @@ use linux_raw_sys::general as linux;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub address: usize,
+    pub cause: Cause,
     pub write: bool,
     /// A page is there, and does not allow this.
     pub present: bool,
@@ -38,9 +39,24 @@ pub struct Fault {
     pub place: usize,
 }
 
+/// What the signal says of a touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// SIGSEGV: nothing is mapped there, or a guard marker.
+    Unmapped,
+    /// SIGSEGV: what is mapped there does not allow it.
+    Forbidden,
+    /// SIGBUS: what is mapped there has no memory.
+    Missing,
+    /// SIGBUS: the memory is broken.
+    Broken,
+}
+
 /// What becomes of the thread that faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
+    /// It is not the server's affair: as if there were none.
+    Foreign,
     /// Its instruction is run again.
     Again,
     /// It gets a SIGBUS.
@@ -53,6 +69,13 @@ pub trait FaultServer: Send + Sync {
     /// allocation, no lock that a faulting thread could hold, and no touch of
     /// the range itself.
     fn serve(&self, fault: Fault) -> Served;
+}
+
+/// Whether anything is mapped at an address.
+pub fn is_mapped(address: usize) -> bool {
+    let mut resident = 0u8;
+    let arguments = [(address & !(PAGE - 1)) as u64, PAGE as u64, &raw mut resident as u64, 0, 0];
+    SystemCall::new(linux::__NR_mincore, arguments).run().is_ok()
 }
 
 /// Most ranges at the same time.
@@ -105,6 +128,7 @@ static VISITORS: [Place; PLACES] =
 #[derive(Debug)]
 pub struct Registration {
     row: usize,
+    entry: AtomicPtr<ServedRange>,
 }
 
 /// From now on faults within the range are the server's. The fault handler has
@@ -113,13 +137,27 @@ pub struct Registration {
 /// `None` if there are too many ranges.
 pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Registration> {
     let _turn = changes().lock();
+    replace_older(&range);
     let row = TABLE.iter().position(|row| row.entry.load(Ordering::Relaxed).is_null())?;
     let Row { start, end, entry } = &TABLE[row];
     start.store(range.start, Ordering::Relaxed);
     end.store(range.end, Ordering::Relaxed);
-    entry.store(Box::into_raw(Box::new(ServedRange { range, server })), Ordering::Release);
+    let fresh = Box::into_raw(Box::new(ServedRange { range, server }));
+    entry.store(fresh, Ordering::Release);
     USED.fetch_max(row + 1, Ordering::Release);
-    Some(Registration { row })
+    Some(Registration { row, entry: AtomicPtr::new(fresh) })
+}
+
+/// A forked child does not have its parent's ranges, so it may be given their
+/// addresses for its own: the newer one holds.
+fn replace_older(range: &Range<usize>) {
+    for Row { start, end, entry } in &TABLE {
+        if start.load(Ordering::Relaxed) < range.end && range.start < end.load(Ordering::Relaxed) {
+            start.store(0, Ordering::Relaxed);
+            end.store(0, Ordering::Relaxed);
+            entry.store(core::ptr::null_mut(), Ordering::Release);
+        }
+    }
 }
 
 impl Registration {
@@ -135,15 +173,19 @@ impl Drop for Registration {
     fn drop(&mut self) {
         let _turn = changes().lock();
         let Row { start, end, entry } = &TABLE[self.row];
-        start.store(0, Ordering::Relaxed);
-        end.store(0, Ordering::Relaxed);
-        let old = entry.swap(core::ptr::null_mut(), Ordering::AcqRel);
+        let old = *self.entry.get_mut();
+        // Another range may have taken its place.
+        if entry.load(Ordering::Relaxed) == old {
+            start.store(0, Ordering::Relaxed);
+            end.store(0, Ordering::Relaxed);
+            entry.store(core::ptr::null_mut(), Ordering::Release);
+        }
         fence(Ordering::SeqCst);
         while VISITORS.iter().any(|place| place.hazard.load(Ordering::Acquire) == old) {
             processor::give_way();
         }
-        // SAFETY: 1. It came from `Box::into_raw` in `register`, and the table
-        // does not name it any more. 2. No visitor does; one that comes now
+        // SAFETY: 1. It came from `Box::into_raw` in `register`, this is its only
+        // owner, and the table does not name it any more. 2. No visitor does; one that comes now
         // looks at the table after it has written its hazard, and sees that.
         drop(unsafe { Box::from_raw(old) });
     }
@@ -156,8 +198,14 @@ pub fn place() -> usize {
     (spread >> (64 - PLACES.trailing_zeros())) as usize
 }
 
-/// For the fault handler: has the fault served, if it is somebody's.
-pub(crate) fn visit(address: usize, write: bool, present: bool) -> Option<Served> {
+/// For the fault handler: has the fault served, if it is somebody's. What it says of
+/// the place is not known yet.
+pub(crate) fn visit(fault: Fault) -> Served {
+    visit_row(fault).unwrap_or(Served::Foreign)
+}
+
+fn visit_row(fault: Fault) -> Option<Served> {
+    let address = fault.address;
     let rows = &TABLE[..USED.load(Ordering::Acquire)];
     let row = rows
         .iter()
@@ -167,7 +215,7 @@ pub(crate) fn visit(address: usize, write: bool, present: bool) -> Option<Served
     // SAFETY: the hazard keeps the entry alive until it is taken back below.
     let ServedRange { range, server } = unsafe { &*entry };
     let served = range.contains(&address).then(|| {
-        let fault = Fault { address, write, present, place };
+        let fault = Fault { place, ..fault };
         on_stack(visitor, &mut || server.serve(fault))
     });
     visitor.hazard.store(core::ptr::null_mut(), Ordering::Release);

@@ -181,7 +181,12 @@ impl PagedMemory {
     pub fn discard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let Some((_, file)) = &self.alias else {
-            return self.advise(self.address + offset, length, linux::MADV_DONTNEED);
+            let address = self.address + offset;
+            return match self.advise(address, length, linux::MADV_DONTNEED) {
+                // The program has locked all its memory.
+                Err(Errno::EINVAL) => self.advise(address, length, linux::MADV_DONTNEED_LOCKED),
+                answer => answer,
+            };
         };
         let mode = u64::from(linux::FALLOC_FL_PUNCH_HOLE | linux::FALLOC_FL_KEEP_SIZE);
         let arguments = [file.number() as u64, mode, offset as u64, length as u64, 0];

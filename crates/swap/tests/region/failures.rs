@@ -4,6 +4,7 @@
 use crate::common::{MIB, PAGE, factor, is_child, mechanisms, region, run_child, word};
 use crate::switch;
 use std::os::unix::process::ExitStatusExt;
+use std::process::Output;
 use std::sync::atomic::Ordering;
 use usring_swap::{Mechanism, SwapRegion};
 
@@ -109,4 +110,87 @@ fn a_page_that_cannot_be_read_back_is_a_sigbus_that_names_its_slot() {
         assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{mechanism}: {:?} {said}", output.status);
         assert!(said.contains("cannot be read back: slot ") && said.contains("EIO"), "{mechanism}: {said}");
     }
+}
+
+/// In a process of its own, that does not live long: with a mechanism, a region whose
+/// pages are numbered.
+fn in_child(test: &str, work: fn(SwapRegion), check: fn(Mechanism, Output)) {
+    if is_child() {
+        // SAFETY: what hangs, ends.
+        unsafe { libc::alarm(60) };
+        let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
+        let limit = MIB / 2 * factor(mechanism);
+        let region = region(4 * limit, limit, "ram:size=64M").mechanism(mechanism).build().unwrap();
+        number_pages(&region);
+        return work(region);
+    }
+    for mechanism in mechanisms() {
+        let output = run_child(test, |command| {
+            command.env("MECHANISM", mechanism.name());
+        });
+        check(mechanism, output);
+    }
+}
+
+/// A file of memory that somebody cuts off is what a kernel without memory looks like.
+#[test]
+fn memory_that_the_kernel_does_not_give_is_a_sigbus() {
+    let cut_off = |region: SwapRegion| {
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+            let path = entry.unwrap().path();
+            if std::fs::read_link(&path).is_ok_and(|name| name.to_string_lossy().contains("usring-swap")) {
+                std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
+            }
+        }
+        // In memory: it is the last that was used.
+        word(&region, region.size() - region.page_size()).fetch_add(0, Ordering::Relaxed);
+        check_pages(&region);
+    };
+    in_child("failures::memory_that_the_kernel_does_not_give_is_a_sigbus", cut_off, |mechanism, output| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        match mechanism {
+            Mechanism::Guard | Mechanism::Protect => {
+                assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{mechanism}: {:?} {said}", output.status);
+            }
+            // They have no file.
+            Mechanism::UserFault | Mechanism::Thread => assert!(output.status.success(), "{mechanism}: {said}"),
+        }
+    });
+}
+
+#[test]
+fn a_program_that_protects_a_part_of_a_region_hears_of_touches_as_of_any_memory() {
+    let protect = |region: SwapRegion| {
+        // In memory: it is the last that was used.
+        let last = region.size() - region.page_size();
+        // SAFETY: within the region; it is touched no more but to die of it.
+        unsafe {
+            libc::mprotect(region.as_ptr().add(last).cast(), region.page_size(), libc::PROT_READ);
+        }
+        assert_eq!(word(&region, last).load(Ordering::Relaxed), (last / region.page_size()) as u64 + 1);
+        word(&region, last).store(1, Ordering::Relaxed);
+    };
+    let test = "failures::a_program_that_protects_a_part_of_a_region_hears_of_touches_as_of_any_memory";
+    in_child(test, protect, |mechanism, output| {
+        // The mechanism that works by protection cannot know whose it is.
+        if mechanism != Mechanism::Protect {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{mechanism}: {:?} {said}", output.status);
+        }
+    });
+}
+
+#[test]
+fn a_program_that_locks_its_memory_loses_no_page() {
+    let lock = |region: SwapRegion| {
+        // SAFETY: a plain system call. It fails where pages are out, and locks all the same.
+        unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
+        check_pages(&region);
+        number_pages(&region);
+        check_pages(&region);
+    };
+    in_child("failures::a_program_that_locks_its_memory_loses_no_page", lock, |mechanism, output| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{mechanism}: {:?} {said}", output.status);
+    });
 }

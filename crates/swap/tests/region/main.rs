@@ -4,6 +4,7 @@ mod arena;
 mod calls;
 mod common;
 mod failures;
+mod fork;
 mod increments;
 mod polling;
 mod process;

@@ -1,50 +1,20 @@
 //! A region among what a process is under: users, sandboxes, limits, forks.
 
 use crate::common::{MIB, Random, is_child, region, run_child, word};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::sync::atomic::Ordering;
 use usring_swap::{Mechanism, SwapRegion};
 
 const NOBODY: u32 = 65534;
 
-fn churn(region: &SwapRegion, rounds: usize) {
+/// Adds to words at random, and counts.
+pub fn churn(region: &SwapRegion, rounds: usize) {
     let mut random = Random(3);
     for _ in 0..rounds {
         word(region, random.below(region.size() / 8) * 8).fetch_add(1, Ordering::Relaxed);
     }
     let sum: u64 = (0..region.size() / 8).map(|index| word(region, index * 8).load(Ordering::Relaxed)).sum();
     assert_eq!(sum, rounds as u64);
-}
-
-#[test]
-fn a_forked_child_dies_of_a_touch_and_hears_why_and_its_parent_goes_on() {
-    for mechanism in crate::common::mechanisms() {
-        let factor = crate::common::factor(mechanism);
-        let region = region(4 * MIB * factor, MIB * factor, "ram:size=128M").mechanism(mechanism).build().unwrap();
-        word(&region, 0).store(42, Ordering::Relaxed);
-        let (mut reader, writer) = std::io::pipe().unwrap();
-        // SAFETY: the child makes system calls and touches the region, no more.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: as above.
-            unsafe {
-                libc::signal(libc::SIGBUS, libc::SIG_DFL);
-                libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&writer), 2);
-                let value = word(&region, 0).load(Ordering::Relaxed);
-                libc::_exit(value as i32);
-            }
-        }
-        drop(writer);
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut reader, &mut said).unwrap();
-        let mut status = 0;
-        // SAFETY: waits for the child made above.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        let status = std::process::ExitStatus::from_raw(status);
-        assert_eq!(status.signal(), Some(libc::SIGBUS), "{mechanism}: {status} {said}");
-        assert!(said.contains("a forked child touched"), "{mechanism}: {said}");
-        assert_eq!(word(&region, 0).load(Ordering::Relaxed), 42);
-    }
 }
 
 /// Answers EPERM for userfaultfd(2), process_madvise(2) and io_uring_setup(2), as

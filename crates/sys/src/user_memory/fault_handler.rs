@@ -10,7 +10,7 @@
 
 use super::handle_fault;
 use crate::SystemCall;
-use crate::page_fault::{self, Served};
+use crate::page_fault::{self, Cause, Fault, Served};
 use crate::signals::{ALL_BLOCKED, set_of};
 use core::arch::global_asm;
 use core::ffi::c_void;
@@ -108,8 +108,12 @@ fn exchange(signal: u32, new: Option<&Action>, old: Option<&mut Action>) {
 const SIGINFO_SIGNAL: usize = 0;
 const SIGINFO_CODE: usize = 8;
 const SIGINFO_ADDRESS: usize = 16;
-/// `si_code` of a SIGBUS: there is nothing behind the address.
+/// `si_code` of a SIGSEGV: nothing is mapped there; that is not allowed.
+const SEGV_MAPERR: i32 = 1;
+const SEGV_ACCERR: i32 = 2;
+/// `si_code` of a SIGBUS: there is nothing behind the address; it is broken.
 const BUS_ADRERR: i32 = 2;
+const BUS_MCEERR_AR: i32 = 4;
 
 /// Where the processor's word on a page fault stands in a `ucontext_t`, and the
 /// mask that was in force.
@@ -125,10 +129,10 @@ extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_vo
     // A signal that somebody sent says nothing about the instruction that it
     // interrupted.
     if !sent {
-        match serve(information, context) {
-            Some(Served::Again) => return,
-            Some(Served::Refused) => return pass_on_refusal(information, context),
-            None => {}
+        match serve(signal, information, context) {
+            Served::Again => return,
+            Served::Refused => return pass_on_refusal(information, context),
+            Served::Foreign => {}
         }
         // SAFETY: as above.
         if unsafe { handle_fault(context) } {
@@ -139,12 +143,25 @@ extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_vo
 }
 
 /// Has a fault served, if the address is somebody's.
-fn serve(information: *mut c_void, context: *mut c_void) -> Option<Served> {
+fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served {
     // SAFETY: the kernel's own, of a fault: it has an address and an error word.
-    let (address, error) = unsafe {
-        (*information.byte_add(SIGINFO_ADDRESS).cast::<usize>(), *context.byte_add(UCONTEXT_ERROR).cast::<u64>())
+    let (code, address, error) = unsafe {
+        (
+            *information.byte_add(SIGINFO_CODE).cast::<i32>(),
+            *information.byte_add(SIGINFO_ADDRESS).cast::<usize>(),
+            *context.byte_add(UCONTEXT_ERROR).cast::<u64>(),
+        )
     };
-    page_fault::visit(address, error & ERROR_WRITE != 0, error & ERROR_PRESENT != 0)
+    let cause = match (signal, code) {
+        (linux::SIGSEGV, SEGV_MAPERR) => Cause::Unmapped,
+        (linux::SIGSEGV, SEGV_ACCERR) => Cause::Forbidden,
+        (linux::SIGBUS, BUS_ADRERR) => Cause::Missing,
+        (linux::SIGBUS, BUS_MCEERR_AR) => Cause::Broken,
+        // Of a protection key, of an instruction: no page's affair.
+        _ => return Served::Foreign,
+    };
+    let (write, present) = (error & ERROR_WRITE != 0, error & ERROR_PRESENT != 0);
+    page_fault::visit(Fault { address, cause, write, present, place: 0 })
 }
 
 /// The page cannot be had: whatever the signal was, this is a SIGBUS. (But our

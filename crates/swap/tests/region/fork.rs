@@ -1,0 +1,94 @@
+//! Regions and fork(2): a child does not have its parent's memory, and is told so; all else
+//! it may have.
+
+use crate::common::{MIB, factor, is_child, mechanisms, region, run_child, word};
+use crate::process::churn;
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitStatus;
+use std::sync::atomic::Ordering;
+
+/// Runs `work` in a forked child, with the default action for SIGBUS and SIGSEGV
+/// behind ours: how it ended, and what it said.
+fn fork(work: impl FnOnce()) -> (ExitStatus, String) {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    // SAFETY: the tests that do more in the child than touch memory fork where no
+    // other thread of theirs holds a lock.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: plain system calls.
+        unsafe {
+            libc::alarm(60);
+            libc::dup2(writer.as_raw_fd(), 2);
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(work));
+        // SAFETY: as above.
+        unsafe { libc::_exit(if outcome.is_ok() { 0 } else { 101 }) };
+    }
+    drop(writer);
+    let mut said = String::new();
+    reader.read_to_string(&mut said).unwrap();
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    (ExitStatus::from_raw(status), said)
+}
+
+#[test]
+fn a_forked_child_dies_of_a_touch_and_hears_why_and_its_parent_goes_on() {
+    for mechanism in mechanisms() {
+        let limit = MIB * factor(mechanism);
+        let region = region(4 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
+        let pages = || (0..region.size()).step_by(region.page_size());
+        pages().for_each(|page| word(&region, page).store(42 + page as u64, Ordering::Relaxed));
+        // The first are out, the last are in.
+        for offset in [0, region.size() / 2, region.size() - 8] {
+            let (status, said) = fork(|| {
+                word(&region, offset).fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(status.signal(), Some(libc::SIGBUS), "{mechanism}: {status} {said}");
+            assert!(said.contains("a forked child touched"), "{mechanism}: {said}");
+        }
+        pages().for_each(|page| assert_eq!(word(&region, page).load(Ordering::Relaxed), 42 + page as u64));
+    }
+}
+
+#[test]
+fn a_forked_child_has_regions_of_its_own() {
+    let name = "fork::a_forked_child_has_regions_of_its_own";
+    if !is_child() {
+        let output = run_child(name, |_| {});
+        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    for mechanism in mechanisms() {
+        let limit = MIB / 4 * factor(mechanism);
+        let build = |size| region(size, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
+        let parents = build(32 * limit);
+        word(&parents, 0).store(1, Ordering::Relaxed);
+        let (status, said) = fork(|| {
+            let own = [build(2 * limit), build(4 * limit)];
+            own.iter().for_each(|region| churn(region, 2000));
+        });
+        assert!(status.success(), "{mechanism}: {status} {said}");
+        assert_eq!(word(&parents, 0).load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+fn what_a_forked_child_has_where_its_parents_region_was_faults_as_any_memory() {
+    for mechanism in mechanisms() {
+        let limit = MIB * factor(mechanism);
+        let region = region(4 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
+        let (status, said) = fork(|| {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            // SAFETY: nothing is there.
+            let mapped = unsafe { libc::mmap(region.as_ptr().cast(), region.size(), libc::PROT_NONE, flags, -1, 0) };
+            assert_eq!(mapped, region.as_ptr().cast());
+            word(&region, 0).store(1, Ordering::Relaxed);
+        });
+        assert_eq!((status.signal(), &*said), (Some(libc::SIGSEGV), ""), "{mechanism}: {status}");
+    }
+}
