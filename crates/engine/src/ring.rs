@@ -223,6 +223,13 @@ impl Ring {
         self.has(abi::IORING_SETUP_DEFER_TASKRUN)
     }
 
+    /// Whether nobody looks at its files and timers but the thread that comes to
+    /// wait for them.
+    #[inline]
+    pub(crate) fn is_left_to_owner(&self) -> bool {
+        self.defers_task_work() || self.attendance.habit.is_on_round()
+    }
+
     /// Whether it has not been enabled yet. If it has, who enabled it is seen
     /// to have done so.
     #[inline]

@@ -84,6 +84,9 @@ impl Ring {
             fast_poll::go_on_a_while(&mut locked);
         }
         let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
+        if locked.polls.armed() != 0 {
+            self.attendance.habit.came_by(waits);
+        }
         if waits && self.is_polled() {
             locked.finish_batch();
             let polled = self.poll_for_events(locked, call);
@@ -96,9 +99,9 @@ impl Ring {
             locked.finish_batch();
             // Enough is there already: no second look at anything.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
-                // The only one who may look at the files and timers of a ring
-                // that defers its work does so now and then all the same.
-                if self.defers_task_work() && locked.is_due_for_a_look() {
+                // The only one who looks at its files and timers does so now and
+                // then all the same.
+                if self.is_left_to_owner() && locked.is_due_for_a_look() {
                     crate::task_work::run_all(&mut locked);
                     locked.finish_batch();
                 }

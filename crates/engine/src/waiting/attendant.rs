@@ -11,11 +11,13 @@
 //! the ring and tries the lock once, and whoever holds it looks for a call
 //! after letting go (the hand-over of `sys::mutex`). A waiter that watches the
 //! set itself switches the attendant off meanwhile: waking a thread for
-//! nothing costs more than two epoll_ctl(2).
+//! nothing costs more than two epoll_ctl(2). And where the program keeps coming
+//! back, even those are too much: `rounds`.
 
 use crate::device_queues;
 use crate::process::process;
 use crate::ring::{LockedRing, Ring};
+use crate::rounds::{self, Habit, Rounds};
 use crate::task_work;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -51,6 +53,7 @@ struct Post {
     errands: Mutex<Vec<Errand>>,
     rings: Mutex<BTreeMap<u64, Weak<Ring>>>,
     last_ring: AtomicU64,
+    rounds: Rounds,
 }
 
 const BELL: u64 = 0;
@@ -71,6 +74,7 @@ pub(crate) struct Attendance {
     armed: AtomicBool,
     /// It has fired, and nobody has looked since.
     called: AtomicBool,
+    pub habit: Habit,
 }
 
 impl Attendance {
@@ -102,6 +106,7 @@ impl Attendant {
             errands: Mutex::new(Vec::new()),
             rings: Mutex::new(BTreeMap::new()),
             last_ring: AtomicU64::new(BELL),
+            rounds: Rounds::default(),
         });
         fresh.set.add(fresh.bell.number(), epoll::IN, BELL)?;
         descriptor::set_keeper(&RING_THE_BELL);
@@ -149,10 +154,18 @@ impl Post {
 
     fn attend(&self) {
         let mut events = [Event::default(); 32];
+        let (mut last_round, mut last_look) = (0, 0);
         loop {
+            let makes_rounds = !self.rounds.is_empty();
             let parked = descriptor::has_parked();
-            let waited = self.set.wait(&mut events, parked.then_some(BETWEEN_LOOKS));
-            if waited == Ok(0) {
+            let most = if makes_rounds { Some(rounds::INTERVAL_MS) } else { parked.then_some(BETWEEN_LOOKS) };
+            let waited = self.set.wait(&mut events, most);
+            if makes_rounds {
+                self.rounds.make(&mut last_round);
+            }
+            let is_time = !makes_rounds || last_round.saturating_sub(last_look) >= u64::from(BETWEEN_LOOKS) * 1_000_000;
+            if waited == Ok(0) && is_time {
+                last_look = last_round;
                 descriptor::look_at_parked();
             }
             let Ok(count) = waited else { continue };
@@ -188,8 +201,7 @@ impl Post {
             task_work::announce_deferred(&ring, false);
             return;
         }
-        ring.attendance.called.store(true, Ordering::SeqCst);
-        task_work::run_if_unattended(&ring);
+        call(&ring);
     }
 
     fn arm(&self, ring: &Arc<Ring>, set: i32) -> Result<(), Errno> {
@@ -203,6 +215,22 @@ impl Post {
         ring.attendance.id.store(id, Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// Has the ring looked at: by the caller, or by whoever drives it now.
+pub(super) fn call(ring: &Arc<Ring>) {
+    ring.attendance.called.store(true, Ordering::SeqCst);
+    task_work::run_if_unattended(ring);
+}
+
+/// Changes the round; the attendant is told if that has begun (`true`). `false`
+/// if there is no attendant.
+pub(super) fn with_rounds(change: impl FnOnce(&Rounds) -> bool) -> bool {
+    let Ok(post) = process().attendant.post() else { return false };
+    if change(&post.rounds) {
+        eventfd::signal(post.bell.number());
+    }
+    true
 }
 
 /// Called by a driver that is about to leave: somebody has to watch what the
@@ -222,6 +250,9 @@ fn take_over_waits(locked: &mut LockedRing) {
         device_queues::settle(locked);
     }
     if ring.defers_task_work() && !hears_announcements(locked) {
+        return;
+    }
+    if locked.polls.armed() != 0 && rounds::take_care(locked) {
         return;
     }
     watch(locked);
