@@ -9,7 +9,7 @@ use crate::buffer_group::SelectedBuffer;
 use crate::op::Operation;
 use crate::op::send_receive::Message;
 use crate::opcode_table::{self, Row};
-use crate::poll_table::SharedHold;
+use crate::poll_table::{SharedHold, Tag};
 use crate::registered_buffers::RegisteredBuffer;
 use crate::registered_files::RegisteredFile;
 use crate::ring::{EventDescriptor, Ring};
@@ -50,6 +50,8 @@ pub(crate) struct Request {
     pub progress: Progress,
     /// Has many CQEs, all but the last with F_MORE, and waits on after each.
     pub multishot: bool,
+    /// Where it waits, or has waited last; 0 before that.
+    pub place: Tag,
     /// What its file was ready for when it was last called; 0 before it waited.
     pub ready_for: u32,
     /// Result of the prep that failed, or of the worker that ran it.
@@ -100,6 +102,7 @@ impl Request {
             link_timeout: None,
             progress: Progress::New,
             multishot: false,
+            place: 0,
             ready_for: 0,
             result: 0,
             cqe_flags: 0,
@@ -113,6 +116,7 @@ impl Request {
         self.row = opcode_table::row(self.sqe.opcode);
         self.progress = Progress::New;
         self.multishot = false;
+        self.place = 0;
         self.ready_for = 0;
         self.cqe_flags = 0;
         self.file.number = self.sqe.fd;

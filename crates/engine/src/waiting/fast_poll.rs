@@ -23,6 +23,7 @@
 //! no difference here: epoll merges events that come close together, so if only
 //! one of the exclusive waiters were called for them, the others' might be lost.
 
+use super::expected;
 use crate::complete;
 use crate::device_queues;
 use crate::host;
@@ -62,6 +63,9 @@ const TIMER_DATA: u64 = u64::MAX - 2;
 /// goes to a worker.
 pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, turn: Turn) {
     let interest = Interest { events, multishot: request.multishot };
+    if locked.polls.can_go_back(&request, interest) {
+        return locked.polls.push(request.place, request, Purpose::Retry, turn);
+    }
     add(locked, request, interest, Purpose::Retry, turn);
 }
 
@@ -178,6 +182,7 @@ pub(crate) fn look(locked: &mut LockedRing) {
 
 /// Deals with what the epoll set reported.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
+    locked.polls.expected.told_of(events.len());
     for event in events {
         let (data, mask) = (event.data, event.events);
         if data == WAKE_DATA {
@@ -216,6 +221,30 @@ fn take_turns(locked: &mut LockedRing) {
     issue::run_issuable(locked);
 }
 
+/// Tries multishots whose files the set has not told of, but which have probably
+/// become ready since they were last called.
+#[inline(never)]
+pub(crate) fn try_expected(locked: &mut LockedRing) {
+    let (mut hits, mut misses) = (0, 0);
+    for _ in 0..locked.polls.expected.chances() {
+        let Some((tag, waiter)) = locked.polls.begin_expected() else { break };
+        let posted = locked.cq.tail();
+        issue::issue(locked, waiter.request);
+        locked.polls.end_round(tag);
+        if locked.cq.tail() == posted {
+            misses += 1;
+            if misses == expected::MISSES {
+                break;
+            }
+        } else {
+            hits += 1;
+            locked.polls.expect(tag);
+        }
+    }
+    locked.polls.expected.judge(hits, misses);
+    issue::run_issuable(locked);
+}
+
 /// Before a call returns: what is due is done with by then, as far as that does
 /// not keep the caller for long. The owner of a ring that defers asks for it.
 #[inline]
@@ -236,9 +265,11 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     if !locked.polls.begin_round(tag) {
         return;
     }
+    let mut retried = false;
     while let Some(waiter) = locked.polls.next_of_round(tag) {
         let mut request = waiter.request;
         request.ready_for = mask;
+        retried |= request.multishot && waiter.purpose == Purpose::Retry;
         locked.statistics.count_polled(request.sqe.opcode);
         match waiter.purpose {
             Purpose::Retry => issue::issue(locked, request),
@@ -249,6 +280,9 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
         }
     }
     locked.polls.end_round(tag);
+    if retried {
+        locked.polls.expect(tag);
+    }
 }
 
 /// One more CQE of a multishot poll; `false` if the next one is its last,

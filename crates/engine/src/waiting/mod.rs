@@ -6,6 +6,7 @@ pub(crate) mod attendant;
 pub(crate) mod cancel;
 pub(crate) mod cq_wait;
 pub(crate) mod device_queues;
+mod expected;
 pub(crate) mod fast_poll;
 pub(crate) mod iopoll;
 mod poll_slot;

@@ -27,7 +27,7 @@ pub(crate) struct SharedHold {
 }
 
 /// The event data of a registration: its slot, and the slot's generation above.
-pub(super) type Tag = u64;
+pub(crate) type Tag = u64;
 
 /// Where a request has been let in.
 #[derive(Clone, Copy)]
@@ -93,6 +93,8 @@ pub(super) struct Slot {
     pub(super) waiters: VecDeque<Waiter>,
     /// The next one of the same number.
     pub(super) next: u32,
+    /// When its file was last put among those that are expected to be ready.
+    pub(super) expected: u32,
     /// The hold of an earlier file, to be filled again.
     pub(super) spare: Option<Arc<SharedHold>>,
 }
@@ -108,6 +110,7 @@ impl Slot {
             round: 0,
             waiters: VecDeque::new(),
             next: NONE,
+            expected: 0,
             spare: None,
         }
     }

@@ -40,9 +40,10 @@
 //! there and not the one that came, so a common one would show a multishot that
 //! waits for input each event of output as well.
 
+use super::expected::Expected;
 use super::fast_poll::Purpose;
-use super::poll_slot::{Home, NONE, Number, Slot, Switch, Tag, tag_of};
-pub(crate) use super::poll_slot::{Interest, Registration, SharedHold, Turn};
+use super::poll_slot::{Home, NONE, Number, Slot, Switch, tag_of};
+pub(crate) use super::poll_slot::{Interest, Registration, SharedHold, Tag, Turn};
 pub(super) use super::poll_slot::{Place, Waiter};
 use crate::registered_files::RegisteredFile;
 use crate::request::{FileUse, Hold, Request, RequestEntry};
@@ -53,6 +54,7 @@ use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll};
+use usring_sys::processor;
 
 /// See the head of this file.
 #[derive(Default)]
@@ -64,6 +66,8 @@ pub(crate) struct PollTable {
     waiting: u32,
     /// Where a request waits whose turn is due; it may be gone by now.
     due: VecDeque<Tag>,
+    /// Files that may be ready.
+    pub(super) expected: Expected,
     /// No slot below this one has waiters.
     low: usize,
     /// So many slots are worth a search for dead ones.
@@ -102,6 +106,14 @@ impl PollTable {
         if let Some(known) = self.numbers.get_mut(number as usize) {
             known.registered = false;
         }
+    }
+
+    /// Whether a request that has waited can go back to where it was: its share
+    /// of the hold it has still.
+    #[inline]
+    pub(super) fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
+        let waited = request.place != 0 && !matches!(request.file.hold, Hold::Submitter | Hold::Duplicate(_));
+        waited && self.slot(request.place).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
     }
 
     /// Finds or makes the registration for a file; gives the request its share
@@ -336,7 +348,8 @@ impl PollTable {
     }
 
     /// Lets a request wait where [`PollTable::attach`] has let it in.
-    pub(super) fn push(&mut self, tag: Tag, request: RequestEntry, purpose: Purpose, turn: Turn) {
+    pub(super) fn push(&mut self, tag: Tag, mut request: RequestEntry, purpose: Purpose, turn: Turn) {
+        request.place = tag;
         let slot = &mut self.slots[tag as u32 as usize];
         debug_assert!(tag == tag_of(tag as u32, slot), "attached just now");
         slot.waiters.push_back(Waiter { request, purpose, turn, round: slot.round });
@@ -410,6 +423,52 @@ impl PollTable {
         slot.firing = true;
         self.waiting -= 1;
         Some((tag, waiter))
+    }
+
+    /// A multishot of this file has been called, and may be again soon.
+    #[inline]
+    pub(super) fn expect(&mut self, tag: Tag) {
+        if let Some(time) = self.expected.put(tag)
+            && let Some(slot) = self.slot(tag)
+        {
+            slot.expected = time;
+        }
+    }
+
+    /// Whether there are files that may be ready.
+    #[inline]
+    pub fn expects(&self) -> bool {
+        !self.expected.is_empty()
+    }
+
+    /// A multishot whose file may be ready; its round is ended like that of an
+    /// event.
+    pub(super) fn begin_expected(&mut self) -> Option<(Tag, Waiter)> {
+        loop {
+            let (tag, time) = self.expected.take()?;
+            let Some(slot) = self.slot(tag).filter(|slot| slot.expected == time) else { continue };
+            let is_it = |waiter: &Waiter| {
+                waiter.request.multishot && waiter.purpose == Purpose::Retry && waiter.turn == Turn::Over
+            };
+            let Some(place) = slot.waiters.iter().position(is_it) else { continue };
+            let Some(waiter) = slot.waiters.remove(place) else { continue };
+            slot.firing = true;
+            self.waiting -= 1;
+            self.prefetch_expected();
+            return Some((tag, waiter));
+        }
+    }
+
+    /// What is to be tried next is in no near cache by now: between two tries
+    /// lies a system call.
+    #[inline]
+    fn prefetch_expected(&mut self) {
+        if let Some(tag) = self.expected.next()
+            && let Some(slot) = self.slots.get(tag as u32 as usize)
+            && let Some(waiter) = slot.waiters.front()
+        {
+            processor::prefetch::<Request>(&waiter.request);
+        }
     }
 
     pub(super) fn end_round(&mut self, tag: Tag) {

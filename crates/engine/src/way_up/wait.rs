@@ -39,19 +39,11 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         if locked.retired {
             return Err(Errno::EINVAL);
         }
-        task_work::hear_announcement(&locked);
-        task_work::run_for_wait(&mut locked, call.completions);
-        timeout::expire(&mut locked);
-        if !ring.is_polled_by_thread() {
-            device_queues::reap(&mut locked);
-        }
-        if locked.polls.has_due() {
-            fast_poll::look(&mut locked);
-        }
+        bring_what_is_there(&mut locked, call.completions);
         // Who is going to sleep sees in the epoll set what is there already.
         let sleeps = locked.cq.ready() < call.completions;
         let asks = call.completions == 0 && (locked.cq.ready() == 0 || ring.defers_task_work());
-        let is_due = |locked: &mut LockedRing| ring.defers_task_work() && locked.is_due_for_a_look();
+        let is_due = |locked: &mut LockedRing| ring.is_left_to_owner() && locked.is_due_for_a_look();
         if !looked && !sleeps && locked.polls.armed() > 0 && (asks || is_due(&mut locked)) {
             looked = true;
             fast_poll::look(&mut locked);
@@ -84,6 +76,25 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             Err(Errno::EINTR) => return interrupted(ring),
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Completes what others have brought and what is known, or expected, to be
+/// ready.
+fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
+    task_work::hear_announcement(locked);
+    task_work::run_for_wait(locked, wanted);
+    timeout::expire(locked);
+    if !locked.ring.is_polled_by_thread() {
+        device_queues::reap(locked);
+    }
+    if locked.polls.has_due() {
+        fast_poll::look(locked);
+    }
+    if locked.polls.expects() && locked.cq.ready() < wanted && locked.ring.is_left_to_owner() {
+        fast_poll::try_expected(locked);
+        // What it has brought counts from here on.
+        locked.finish_batch();
     }
 }
 

@@ -28,6 +28,7 @@ mod cancel;
 mod contexts;
 mod descriptor;
 mod files;
+mod habits;
 mod links;
 mod messages;
 #[cfg(not(on_kernel))]

@@ -145,7 +145,7 @@ pub struct Buffers {
 const LENGTH: usize = 16;
 
 impl Buffers {
-    fn new(count: u16) -> Buffers {
+    pub fn new(count: u16) -> Buffers {
         let size = usize::from(count) * size_of::<BufRingEntry>();
         // SAFETY: a new mapping.
         let pages = unsafe {
@@ -176,11 +176,11 @@ impl Buffers {
         tail.store(self.tail, Ordering::Release);
     }
 
-    fn content(&self, id: u16, length: usize) -> &[u8] {
+    pub fn content(&self, id: u16, length: usize) -> &[u8] {
         &std::hint::black_box(&self.memory)[usize::from(id) * LENGTH..][..length]
     }
 
-    fn register(&self, ring: &IoUring) -> std::io::Result<()> {
+    pub fn register(&self, ring: &IoUring) -> std::io::Result<()> {
         // SAFETY: the tests drop the ring first.
         unsafe { ring.submitter().register_buf_ring_with_flags(self.entries as u64, self.count, GROUP, 0) }
     }

@@ -18,6 +18,8 @@ mod cancel;
 mod descriptor;
 #[path = "../api/files.rs"]
 mod files;
+#[path = "../api/habits.rs"]
+mod habits;
 #[path = "../api/links.rs"]
 mod links;
 #[path = "../api/overflow.rs"]

@@ -1,0 +1,164 @@
+//! What the engine takes for granted of a program or a connection that has done
+//! the same for long: it saves time by that, and is wrong at no other price.
+
+use crate::provided_buffers::{Buffers, GROUP};
+use crate::ring::{IoUring, opcode, types};
+use crate::support::*;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// More waits in a row than it takes to be known for them.
+const MANY: u64 = 3000;
+/// What a program that has all it waits for may have to do before something else
+/// is looked at.
+const SOON: usize = 100;
+
+/// Waits many times, each time for something that is there at once.
+fn keep_waiting(ring: &mut IoUring) {
+    for round in 0..MANY {
+        push(ring, &[nop(round)]);
+        assert_eq!(ring.submit_and_wait(1).unwrap(), 1);
+        assert!(ring.completion().map(|done| done.user_data()).eq([round]));
+    }
+}
+
+#[test]
+fn who_has_always_waited_and_then_only_looks_at_memory_sees_what_completes() {
+    bounded(|| {
+        let mut ring = IoUring::new(16).unwrap();
+        let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
+        for _ in 0..3 {
+            submit(&mut ring, &[read(&reader, &mut buffer).user_data(MANY)]);
+            keep_waiting(&mut ring);
+            put(&writer, b"data");
+            eventually("the read is seen", || !ring.completion().is_empty());
+            let done = collect(&mut ring, 1)[0];
+            assert_eq!((done.user_data, done.result), (MANY, 4));
+        }
+    });
+}
+
+#[test]
+fn who_always_has_enough_gets_what_its_files_and_timers_bring_all_the_same() {
+    bounded(|| {
+        let mut ring = IoUring::new(16).unwrap();
+        let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
+        let time = timespec(Duration::from_millis(1));
+        for _ in 0..3 {
+            submit(&mut ring, &[read(&reader, &mut buffer).user_data(MANY)]);
+            keep_waiting(&mut ring);
+            submit(&mut ring, &[opcode::Timeout::new(&time).build().user_data(MANY)]);
+            put(&writer, b"data");
+            let mut ended = 0;
+            eventually("both have ended", || {
+                push(&mut ring, &[nop(0)]);
+                ring.submit_and_wait(1).unwrap();
+                ended += ring.completion().filter(|done| done.user_data() == MANY).count();
+                ended == 2
+            });
+        }
+    });
+}
+
+/// Connections that all send as soon as they were heard.
+struct Crowd {
+    theirs: Vec<UnixStream>,
+    /// The ring's ends.
+    _ours: Vec<UnixStream>,
+    buffers: Buffers,
+    round: u8,
+}
+
+const CROWD: usize = 24;
+const BUFFERS: u16 = 64;
+
+impl Crowd {
+    fn new(ring: &mut IoUring) -> Crowd {
+        let mut buffers = Buffers::new(BUFFERS);
+        buffers.register(ring).unwrap();
+        (0..BUFFERS).for_each(|id| buffers.add(id));
+        let (theirs, ours): (Vec<_>, Vec<_>) = (0..CROWD).map(|_| UnixStream::pair().unwrap()).unzip();
+        for (place, socket) in ours.iter().enumerate() {
+            let receive = opcode::RecvMulti::new(types::Fd(socket.as_raw_fd()), GROUP);
+            submit(ring, &[receive.build().user_data(place as u64)]);
+        }
+        Crowd { theirs, _ours: ours, buffers, round: 0 }
+    }
+
+    /// All but those in `silent` say one thing, and it is heard. Answers what
+    /// else completed.
+    fn speaks(&mut self, ring: &mut IoUring, silent: std::ops::Range<usize>) -> Vec<Done> {
+        self.round = self.round.wrapping_add(1);
+        for (place, socket) in self.theirs.iter_mut().enumerate() {
+            if !silent.contains(&place) {
+                socket.write_all(&[self.round]).unwrap();
+            }
+        }
+        let (mut heard, mut others) = (vec![0; CROWD], Vec::new());
+        while heard.iter().sum::<usize>() < CROWD - silent.len() {
+            let done = collect(ring, 1)[0];
+            let Some(count) = heard.get_mut(done.user_data as usize) else {
+                others.push(done);
+                continue;
+            };
+            *count += 1;
+            let buffer = done.buffer().expect("what was received is in a buffer");
+            assert!(done.has_more() && done.result == 1);
+            assert_eq!(self.buffers.content(buffer, 1), [self.round], "its own, and this round's");
+            self.buffers.add(buffer);
+        }
+        let spoke = |place| usize::from(!silent.contains(&place));
+        assert!(heard.iter().enumerate().all(|(place, &count)| count == spoke(place)), "{heard:?}");
+        others
+    }
+}
+
+/// A crowd that has been busy for long, on rings of both kinds.
+fn busy(test: fn(IoUring, Crowd)) {
+    bounded(move || {
+        let rings =
+            [IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(64), IoUring::builder().build(64)];
+        for ring in rings {
+            let mut ring = ring.unwrap();
+            let mut crowd = Crowd::new(&mut ring);
+            for _ in 0..200 {
+                assert_eq!(crowd.speaks(&mut ring, 0..0), []);
+            }
+            test(ring, crowd);
+        }
+    });
+}
+
+#[test]
+fn connections_that_fall_silent_and_speak_again_are_heard_once_each_time() {
+    busy(|mut ring, mut crowd| {
+        for round in 0..200 {
+            let first = round * 7 % CROWD;
+            assert_eq!(crowd.speaks(&mut ring, first..(first + round % 20).min(CROWD)), []);
+        }
+        stays_quiet(&mut ring);
+        assert_eq!(crowd.speaks(&mut ring, 0..0), []);
+    });
+}
+
+#[test]
+fn a_file_that_is_ready_is_not_forgotten_over_busy_connections() {
+    busy(|mut ring, mut crowd| {
+        let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
+        submit(&mut ring, &[read(&reader, &mut buffer).user_data(1000)]);
+        put(&writer, b"data");
+        let others = (0..SOON).find_map(|_| Some(crowd.speaks(&mut ring, 0..0)).filter(|others| !others.is_empty()));
+        assert_eq!(others.expect("it was read soon").len(), 1);
+    });
+}
+
+#[test]
+fn a_busy_connection_that_ends_is_told_of() {
+    busy(|mut ring, mut crowd| {
+        drop(crowd.theirs.pop());
+        let done = collect(&mut ring, 1)[0];
+        assert_eq!((done.user_data, done.result, done.has_more()), (CROWD as u64 - 1, 0, false));
+    });
+}
