@@ -13,7 +13,7 @@ use usring_uapi::io_uring as u;
 use usring_uapi::{Cqe, Sqe};
 
 use crate::names;
-use crate::{door, memory::zeroed};
+use crate::{door, memory::zeroed, time};
 
 pub type Params = u::io_uring_params;
 
@@ -245,6 +245,14 @@ impl Ring {
         self.enter(count, complete, u::IORING_ENTER_GETEVENTS)
     }
 
+    /// Without a call of its own: so many completions, and whatever else comes in
+    /// the moment after.
+    pub fn arrived(&mut self, count: u32) -> Vec<Entry> {
+        self.watch(count);
+        time::long_enough_to_notice();
+        self.reap()
+    }
+
     /// Forgets the count of what was pushed (a case enters by itself).
     pub fn forget_pending(&mut self) -> u32 {
         std::mem::take(&mut self.pending)
@@ -346,7 +354,7 @@ impl Ring {
     }
 
     /// Looks at the CQ in memory, without a system call on the ring, until
-    /// `count` completions stand there or five seconds have passed.
+    /// `count` completions stand there or half a minute has passed.
     pub fn watch(&self, count: u32) -> bool {
         crate::time::until(|| self.ready() >= count)
     }

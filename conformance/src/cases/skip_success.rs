@@ -94,8 +94,7 @@ fn linked_timeout(t: &mut Transcript) {
     ring.push(link_timeout(&LONG, 0, 6));
     ring.submit();
     files::put(&writer, b"x");
-    crate::time::long_enough_to_notice();
-    t.sorted(&ring.reap());
+    t.sorted(&ring.arrived(1));
 }
 
 fn silent_timeout(t: &mut Transcript) {
@@ -105,8 +104,7 @@ fn silent_timeout(t: &mut Transcript) {
     ring.push(silent(timeout(&time, 0, 0, 1)));
     ring.push(silent(timeout(&time, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, 2)));
     ring.submit();
-    crate::time::long_enough_to_notice();
-    t.sorted(&ring.reap());
+    t.sorted(&ring.arrived(1));
 }
 
 fn silent_poll(t: &mut Transcript) {
@@ -199,6 +197,5 @@ fn short_read(t: &mut Transcript) {
     ring.push(silent(read(file.as_raw_fd(), &mut buffer, 0, 2)).linked());
     ring.push(nop(3));
     ring.submit();
-    crate::time::long_enough_to_notice();
-    t.sorted(&ring.reap());
+    t.sorted(&ring.arrived(2));
 }
