@@ -57,22 +57,8 @@ impl Slots {
     /// Takes up to `wanted` consecutive slots, at least one; `None` if there is none left.
     pub fn take(&self, wanted: u32) -> Option<Run> {
         let wanted = wanted.clamp(1, LONGEST);
-        let start = self.next.load(Ordering::Relaxed);
-        let count = self.words.len();
         loop {
-            let mut best: Option<(usize, u64, Run)> = None;
-            for step in 0..count {
-                let index = (start + step) % count;
-                let word = self.words[index].load(Ordering::Relaxed);
-                let run = longest_run(!word, wanted);
-                if best.is_none_or(|(_, _, best)| run.length > best.length) && run.length > 0 {
-                    best = Some((index, word, run));
-                }
-                if best.is_some_and(|(_, _, best)| best.length == wanted || step >= LOOKED_AT) {
-                    break;
-                }
-            }
-            let (index, word, run) = best?;
+            let (index, word, run) = self.find(wanted)?;
             let bits = mask(run.length) << run.first;
             let took = self.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
@@ -82,6 +68,25 @@ impl Slots {
                 return Some(Run { first: index as u32 * 64 + run.first, length: run.length });
             }
         }
+    }
+
+    /// A free run, with the word that it lies in and what that held.
+    fn find(&self, wanted: u32) -> Option<(usize, u64, Run)> {
+        let start = self.next.load(Ordering::Relaxed);
+        let (before, behind) = self.words.split_at(start.min(self.words.len()));
+        let words = behind.iter().chain(before);
+        let mut best: Option<(usize, u64, Run)> = None;
+        for (step, word) in words.enumerate() {
+            let word = word.load(Ordering::Relaxed);
+            let least = best.map_or(1, |(_, _, best)| best.length + 1);
+            if let Some(run) = longest_run(!word, least, wanted) {
+                best = Some(((start + step) % self.words.len(), word, run));
+            }
+            if best.is_some_and(|(_, _, best)| best.length == wanted || step >= LOOKED_AT) {
+                break;
+            }
+        }
+        best
     }
 
     pub fn free(&self, slot: u32) {
@@ -96,22 +101,31 @@ fn mask(length: u32) -> u64 {
     if length >= 64 { u64::MAX } else { (1 << length) - 1 }
 }
 
-/// The first run of `wanted` bits, or the longest that there is.
-fn longest_run(free: u64, wanted: u32) -> Run {
-    let mut best = Run { first: 0, length: 0 };
-    let mut at = 0;
-    while at < 64 && free >> at != 0 {
-        at += (free >> at).trailing_zeros();
-        let length = (free >> at).trailing_ones();
-        if length > best.length {
-            best = Run { first: at, length: length.min(wanted) };
-        }
-        if best.length == wanted {
-            break;
-        }
-        at += length;
+/// Where runs of so many bits begin.
+#[inline]
+fn starts(free: u64, length: u32) -> u64 {
+    let (mut starts, mut known) = (free, 1);
+    while known < length {
+        let more = known.min(length - known);
+        starts &= starts >> more;
+        known += more;
     }
-    best
+    starts
+}
+
+/// The first run of `wanted` bits, or else the longest that there is, if it has
+/// `least` of them, which are no more.
+#[inline]
+fn longest_run(free: u64, least: u32, wanted: u32) -> Option<Run> {
+    let (mut found, mut length) = (starts(free, least), least);
+    if found == 0 {
+        return None;
+    }
+    while length < wanted && found & (free >> length) != 0 {
+        found &= free >> length;
+        length += 1;
+    }
+    Some(Run { first: found.trailing_zeros(), length })
 }
 
 #[cfg(all(test, not(loom)))]
