@@ -1,6 +1,7 @@
 //! A region's own threads: the evictor, the reader, and for the mechanism
 //! `compat` the one that serves faults. They end before the region does.
 
+use crate::courtesy::Courtesy;
 use crate::lane::Lane;
 use crate::message::say;
 use crate::pager::{Pager, Touch};
@@ -9,6 +10,7 @@ use alloc::sync::Arc;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::sync::{AtomicU32, Ordering};
+use usring_sys::ticks::Ticks;
 use usring_sys::userfault::UserFault;
 use usring_sys::{Errno, eventfd, futex, page_fault, processor, thread};
 
@@ -81,6 +83,7 @@ impl Pager {
     /// The evictor's life.
     pub fn evict_in_background(&self, mut lane: Lane) {
         let place = page_fault::place();
+        let mut courtesy = Courtesy::default();
         while self.limit.wait_for_work() {
             while self.limit.resident() > self.limit.low() && !self.limit.is_stopped() {
                 let outcome = self.evict(&mut lane, 1, place);
@@ -91,6 +94,7 @@ impl Pager {
                     let _ = futex::wait(&self.evictions, ended, Some(PAUSE));
                     break;
                 }
+                courtesy.give_way(Ticks::now());
             }
         }
     }

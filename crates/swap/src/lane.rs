@@ -5,6 +5,7 @@
 //! says, that is: polled, but not for ever. Everything else (pages brought in
 //! ahead, pages written out) is one larger request, and its thread sleeps.
 
+use crate::courtesy::Courtesy;
 use usring_device::{Channel, Completions, Device, DeviceRequest, Manner, Operation, Pause, QueueOptions, Submission};
 use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
@@ -18,14 +19,6 @@ const DEPTH: u32 = 4;
 /// Nanoseconds of polling after which its thread sleeps: what took so long is
 /// made longer by a wake-up, some tens of microseconds, by a few per cent.
 const LONGEST_POLL: u64 = 1_000_000;
-
-/// Whoever had the processor for longer than this, in nanoseconds, when it was given
-/// away did not wait for a device of its own: while there are such, giving way takes
-/// a time slice of theirs.
-const LONG_TURN: u64 = 1_000_000;
-
-/// For so many times as long the thread sleeps instead.
-const TURNS_TO_SLEEP: u64 = 16;
 
 /// How a request is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +35,7 @@ pub struct Lane {
     transfer: u64,
     segments: usize,
     block: u64,
-    /// Until then others want the processor for longer than a device takes.
-    crowded_until: Ticks,
+    courtesy: Courtesy,
 }
 
 impl Lane {
@@ -62,7 +54,7 @@ impl Lane {
             transfer: u64::from(geometry.transfer & !(geometry.block - 1)),
             segments: geometry.segments as usize,
             block: u64::from(geometry.block),
-            crowded_until: Ticks::default(),
+            courtesy: Courtesy::default(),
         })
     }
 
@@ -142,10 +134,7 @@ impl Lane {
     }
 
     /// The result of the request that is out.
-    ///
-    /// A thread that polls has others run between two looks, as the kernel's polling ends
-    /// where its thread is to be rescheduled: where there are more threads than
-    /// processors, one waits for its page while another computes or waits for its own.
+    /// Who polls gives way between two looks, and sleeps where that does not pay.
     fn wait(&mut self, waiting: Waiting) -> i32 {
         let mut wait = self.channel.begin_wait();
         let start = Ticks::now();
@@ -161,21 +150,12 @@ impl Lane {
                 continue;
             }
             match self.channel.pause(&mut wait) {
-                Pause::Spin if now < self.crowded_until => self.sleep(),
-                Pause::Spin => self.give_way(now),
+                Pause::Spin if self.courtesy.give_way(now) => {}
+                Pause::Spin => self.sleep(),
                 Pause::Sleep(span) => drop(timer_slack::sleep_precisely(span)),
                 Pause::Interrupt => self.sleep(),
             }
             now = Ticks::now();
-        }
-    }
-
-    fn give_way(&mut self, before: Ticks) {
-        processor::give_way();
-        let now = Ticks::now();
-        let turn = now.since(before);
-        if turn > LONG_TURN {
-            self.crowded_until = now.after(turn * TURNS_TO_SLEEP);
         }
     }
 

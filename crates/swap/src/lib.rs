@@ -6,7 +6,7 @@
 //! | part | files |
 //! |---|---|
 //! | what a program uses | `region`, `arena` (an allocator over one) |
-//! | the way of a fault | `pager`, [`page`] (whose a page is), `lane` (its request) |
+//! | the way of a fault | `pager`, [`page`] (whose a page is), `lane` (its request), `courtesy` (to other threads) |
 //! | evicting | `evict`, [`gate`] (between it and faults), `watermarks` (when), `discard` (for good) |
 //! | reading ahead | `readahead` |
 //! | where pages go | `store`, `slots` |
@@ -27,6 +27,7 @@ extern crate alloc;
 mod arena;
 mod background;
 mod counters;
+mod courtesy;
 mod discard;
 mod evict;
 pub mod gate;
