@@ -65,6 +65,19 @@ impl Lane {
         Ok(self.bounce.bytes(length))
     }
 
+    /// The same into a larger bounce buffer, asleep.
+    pub fn read_to<'a>(
+        &mut self,
+        bounce: &'a mut Bounce,
+        device: &Device,
+        offset: u64,
+        length: usize,
+    ) -> Result<&'a [u8], Errno> {
+        let segment = IoVector { base: bounce.address() as u64, length: length as u64 };
+        self.whole(device, Operation::Read, offset, &mut [segment], Waiting::Asleep)?;
+        Ok(bounce.bytes(length))
+    }
+
     /// Writes these bytes. What the segments are afterwards means nothing.
     pub fn write(&mut self, device: &Device, offset: u64, segments: &mut [IoVector]) -> Result<(), Errno> {
         self.whole(device, Operation::Write, offset, segments, Waiting::Asleep)

@@ -8,7 +8,7 @@
 //! | what a program uses | `region`, `arena` (an allocator over one) |
 //! | the way of a fault | `pager`, [`page`] (whose a page is), `lane` (its request), `courtesy` (to other threads) |
 //! | evicting | `evict`, [`gate`] (between it and faults), `watermarks` (when), `discard` (for good) |
-//! | reading ahead | `readahead` |
+//! | reading ahead, and several pages at once | `readahead`, `run` |
 //! | where pages go | `store`, `slots` |
 //! | how the kernel is made to tell of touches | `mechanism` |
 //! | threads of our own | `background` |
@@ -38,6 +38,7 @@ pub mod page;
 mod pager;
 mod readahead;
 mod region;
+mod run;
 mod slots;
 mod store;
 mod watermarks;

@@ -8,8 +8,9 @@
 
 use crate::counters::Counter;
 use crate::lane::{Lane, Waiting};
-use crate::page::{Pins, State, Taken};
+use crate::page::State;
 use crate::pager::Pager;
+use crate::run::MOST;
 use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::futex;
@@ -20,8 +21,6 @@ use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 /// A power of two; several places share one, at the price of a guess.
 const ROWS: usize = 64;
 const FIRST: usize = 4;
-/// Most pages of a request.
-pub const MOST: usize = 64;
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
@@ -137,66 +136,25 @@ impl Pager {
             let end = pages.end.min(self.pages());
             let mut page = pages.start;
             while page < end {
-                page = self.bring_in_run(page..end, &mut lane);
+                page = self.read_ahead_once(page..end, &mut lane);
             }
         }
     }
 
-    /// Brings in the first pages of a range whose slots follow each other; answers
-    /// the page behind, or the end if there is no room for more.
-    pub fn bring_in_run(&self, pages: Range<usize>, lane: &mut Lane) -> usize {
-        let mut run: [Option<Taken>; MOST] = [const { None }; MOST];
-        let mut first_slot = 0;
-        let mut count = 0;
+    /// Brings in the first pages of a range; answers the page behind, or the end if
+    /// there is no room for more.
+    fn read_ahead_once(&self, pages: Range<usize>, lane: &mut Lane) -> usize {
         // What is not out is passed over, once.
         let Some(first) = pages.clone().find(|page| self.page(*page).state() == State::Out) else { return pages.end };
-        while first + count < pages.end && count < MOST {
-            if !self.limit.take_spare(1) {
-                break;
-            }
-            let Some(taken) = self.page(first + count).take(State::Out, Pins::Ignored) else {
-                self.limit.give_back(1);
-                break;
-            };
-            let slot = self.slot(&taken, first + count);
-            if count > 0 && slot != first_slot + count as u32 {
-                taken.release(State::Out);
-                self.limit.give_back(1);
-                break;
-            }
-            if count == 0 {
-                first_slot = slot;
-            }
-            run[count] = Some(taken);
-            count += 1;
-        }
-        if count == 0 {
+        let Some(run) = self.take_run(first..pages.end, || self.limit.take_spare(1)) else {
             // No room, or somebody else has it.
             return if self.page(first).state() == State::Out { pages.end } else { first + 1 };
-        }
-        self.finish_run(first, first_slot, &mut run[..count], lane);
-        first + count
-    }
-
-    fn finish_run(&self, first: usize, first_slot: u32, run: &mut [Option<Taken>], lane: &mut Lane) {
-        let place = first;
-        let clean = self.mechanism.tracks_writes();
-        let length = run.len() * self.unit();
-        let content = lane.read(self.store.device(), self.store.offset(first_slot), length, Waiting::Asleep);
-        for (position, taken) in run.iter_mut().enumerate() {
-            let Some(taken) = taken.take() else { continue };
-            let page = first + position;
-            let _inside = self.gate_of(page).enter();
-            let bytes = position * self.unit()..(position + 1) * self.unit();
-            let put = content.and_then(|content| self.mechanism.fill(self.offset(page), &content[bytes], clean));
-            // Who touches it hears of an error.
-            if put.is_err() {
-                taken.release(State::Out);
-                self.limit.give_back(1);
-                continue;
-            }
-            self.settle(taken, first_slot + position as u32, clean);
-            self.counters.add(place, Counter::ReadAhead, 1);
-        }
+        };
+        let end = first + run.count();
+        let (from, length) = self.place_of(&run);
+        let content = lane.read(self.store.device(), from, length, Waiting::Asleep);
+        // Who touches a page that did not come hears why.
+        self.put_in_place(run, content, self.mechanism.tracks_writes(), (Counter::ReadAhead, first));
+        end
     }
 }

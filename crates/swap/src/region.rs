@@ -6,7 +6,7 @@ use crate::lane::Lane;
 use crate::mechanism::{self, Kind, Prepared};
 use crate::page::Pinned;
 use crate::pager::{Pager, Parts, Touch};
-use crate::readahead;
+use crate::run;
 use crate::store::Store;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -129,7 +129,7 @@ impl Builder {
         // The evictor's and the reader's own come first: the device may have no
         // more queue pairs than the store takes.
         let evictor = Lane::new(&device, unit)?;
-        let reader = Lane::new(&device, readahead::MOST * unit)?;
+        let reader = Lane::new(&device, run::MOST * unit)?;
         let store = Store::new(device, unit, lanes)?;
         let memory = window.memory().clone();
         let range = memory.address()..memory.address() + memory.length();
@@ -283,21 +283,24 @@ impl SwapRegion {
         Ok(range.start / unit..range.end.div_ceil(unit))
     }
 
-    /// Brings a range of bytes in and keeps it resident until the pin is dropped.
+    /// Brings a range of bytes in and keeps it resident until the pin is dropped. What is
+    /// out is read by requests of up to 128 KiB, not polled for.
     ///
     /// Errors: `EINVAL` where it is not within the region; `ENOMEM` where more than half of
     /// the limit would be pinned; `EIO` where a page cannot be read back.
     pub fn pin(&self, range: Range<usize>, access: Access) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };
-        for page in pages {
-            self.pin_page(page, access == Access::Write)?;
+        for page in pages.clone() {
+            self.pin_first(page..pages.end, access == Access::Write)?;
             pin.pages.end = page + 1;
         }
         Ok(pin)
     }
 
-    fn pin_page(&self, index: usize, write: bool) -> Result<(), Errno> {
+    /// Pins the first of some pages, and may bring in those that follow it, too.
+    fn pin_first(&self, pages: Range<usize>, write: bool) -> Result<(), Errno> {
+        let index = pages.start;
         let touch = Touch { write, present: true, place: page_fault::place() };
         loop {
             match self.pager.page(index).pin(write) {
@@ -313,6 +316,9 @@ impl SwapRegion {
                 Pinned::No(_) => {
                     // A handler could touch the page that this thread has.
                     let _closed = thread::close_signals();
+                    if self.pager.bring_in_together(pages.clone(), touch) {
+                        continue;
+                    }
                     self.pager.bring_in(index, touch).map_err(|lost| {
                         self.pager.complain(index, lost);
                         Errno::EIO

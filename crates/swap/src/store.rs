@@ -5,12 +5,14 @@
 //! lane is in use takes the next that is free.
 
 use crate::lane::Lane;
+use crate::run::MOST;
 use crate::slots::Slots;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::Device;
 use usring_sys::Errno;
 use usring_sys::mutex::{Guard, Mutex};
+use usring_sys::paged_memory::Bounce;
 
 pub struct Store {
     device: Arc<Device>,
@@ -18,7 +20,14 @@ pub struct Store {
     /// Bytes of a slot.
     unit: usize,
     lanes: Vec<Mutex<Lane>>,
+    /// Bounce buffers for several pages.
+    wide: Vec<Mutex<Bounce>>,
 }
+
+/// Bytes of a request for several pages that are about to be used.
+const WIDE: usize = 128 << 10;
+/// Lanes that share a bounce buffer for them. (Its memory stays.)
+const LANES_OF_WIDE: usize = 4;
 
 impl Store {
     /// With up to so many lanes: as many as the device has queue pairs for.
@@ -42,7 +51,9 @@ impl Store {
                 Err(_) => break,
             }
         }
-        Ok(Store { slots: Slots::new(count)?, unit, lanes: open, device })
+        let wide = (0..open.len().div_ceil(LANES_OF_WIDE)).map(|_| Bounce::new(WIDE.max(unit)).map(Mutex::new));
+        let wide = wide.collect::<Result<_, _>>()?;
+        Ok(Store { slots: Slots::new(count)?, unit, lanes: open, wide, device })
     }
 
     pub fn device(&self) -> &Arc<Device> {
@@ -60,9 +71,23 @@ impl Store {
 
     /// The lane of a place, or another.
     pub fn lane(&self, place: usize) -> Guard<'_, Lane> {
-        let count = self.lanes.len();
-        let lane = |step: usize| &self.lanes[(place + step) % count];
-        let free = (0..count).find_map(|step| lane(step).try_lock());
-        free.unwrap_or_else(|| lane(0).lock())
+        one_of(&self.lanes, place)
     }
+
+    /// A bounce buffer for [`Store::wide_pages`].
+    pub fn wide_bounce(&self, place: usize) -> Guard<'_, Bounce> {
+        one_of(&self.wide, place)
+    }
+
+    /// Pages of a request for several.
+    pub fn wide_pages(&self) -> usize {
+        (WIDE / self.unit).clamp(1, MOST)
+    }
+}
+
+/// A place's own, or the next that is free.
+fn one_of<T>(all: &[Mutex<T>], place: usize) -> Guard<'_, T> {
+    let one = |step: usize| &all[(place + step) % all.len()];
+    let free = (0..all.len()).find_map(|step| one(step).try_lock());
+    free.unwrap_or_else(|| one(0).lock())
 }

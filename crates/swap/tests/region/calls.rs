@@ -1,6 +1,7 @@
 //! System calls on pages that are out, and on pages that are kept in.
 
 use crate::common::{MIB, PAGE, factor, mechanisms, region, word};
+use crate::switch;
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 use usring_swap::{Access, Mechanism, SwapRegion};
@@ -91,5 +92,46 @@ fn discarded_pages_hold_zeroes_and_take_no_room() {
         drop(pin);
         region.discard(0..unit).unwrap();
         assert_eq!(region.as_slice()[0], 0);
+    }
+}
+
+#[test]
+fn pages_that_are_pinned_together_are_read_together() {
+    for mechanism in mechanisms() {
+        let limit = MIB / 2 * factor(mechanism);
+        let (device, switch) = switch::device(16 * limit);
+        let builder = SwapRegion::builder().size(4 * limit).limit(limit).device(device).readahead(0);
+        let region = builder.mechanism(mechanism).build().unwrap();
+        let unit = region.page_size();
+        let fill = |from: usize| {
+            (from..region.size() / unit)
+                .for_each(|page| word(&region, page * unit).store(page as u64, Ordering::Relaxed));
+        };
+        let pinned = limit / 2 / unit;
+        for access in [Access::Read, Access::Write] {
+            // The last are in memory, the first are not.
+            fill(0);
+            let before = (switch.reads.load(Ordering::Relaxed), region.statistics());
+            let pin = region.pin(0..pinned * unit, access).unwrap();
+            let reads = switch.reads.load(Ordering::Relaxed) - before.0;
+            let statistics = region.statistics();
+            assert!(statistics.swap_ins - before.1.swap_ins >= pinned as u64 * 3 / 4, "{mechanism}: {statistics:?}");
+            let least = (pinned * unit).div_ceil(128 << 10) as u64;
+            assert!((least / 2..=4 * least).contains(&reads), "{mechanism}: {reads} requests for {pinned} pages");
+            assert!(statistics.resident <= statistics.limit && statistics.over_limit == 0, "{statistics:?}");
+            (0..pinned).for_each(|page| assert_eq!(word(&region, page * unit).load(Ordering::Relaxed), page as u64));
+            drop(pin);
+        }
+        // Nor is a page lost that cannot be read just now.
+        fill(0);
+        switch.fails_reads.store(true, Ordering::Relaxed);
+        assert_eq!(region.pin(0..pinned * unit, Access::Read).err(), Some(Errno::EIO), "{mechanism}");
+        switch.fails_reads.store(false, Ordering::Relaxed);
+        assert_eq!(region.statistics().pinned, 0);
+        (0..region.size() / unit).for_each(|page| {
+            assert_eq!(word(&region, page * unit).load(Ordering::Relaxed), page as u64, "{mechanism}");
+        });
+        let statistics = region.statistics();
+        assert!(statistics.resident <= statistics.limit, "{statistics:?}");
     }
 }

@@ -15,12 +15,16 @@ pub struct Switch {
     /// Each so many writes fail; 0: none.
     pub fails_each: AtomicU64,
     writes: AtomicU64,
+    pub reads: AtomicU64,
 }
 
 impl Switch {
     fn refuses(&self, operation: Operation) -> bool {
         match operation {
-            Operation::Read => self.fails_reads.load(Ordering::Relaxed),
+            Operation::Read => {
+                self.reads.fetch_add(1, Ordering::Relaxed);
+                self.fails_reads.load(Ordering::Relaxed)
+            }
             Operation::Write => {
                 let count = self.writes.fetch_add(1, Ordering::Relaxed);
                 let each = self.fails_each.load(Ordering::Relaxed);

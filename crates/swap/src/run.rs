@@ -1,0 +1,126 @@
+//! Pages that come in together: neighbours whose slots are neighbours, too, by one
+//! larger request that nobody polls for. For pages that are read ahead, and for those
+//! that a system call is about to use.
+
+use crate::counters::Counter;
+use crate::page::{Pins, State, Taken};
+use crate::pager::{Pager, Touch};
+use core::ops::Range;
+use usring_sys::Errno;
+
+/// Most pages of a request.
+pub const MOST: usize = 64;
+
+/// Pages in the hand of who brings them in, with room for each.
+pub struct Run<'a> {
+    first: usize,
+    slot: u32,
+    pages: [Option<Taken<'a>>; MOST],
+    count: usize,
+}
+
+impl Run<'_> {
+    pub fn count(&self) -> usize {
+        self.count
+    }
+}
+
+impl Pager {
+    /// Takes pages from the first of a range on, while they are out and their slots
+    /// follow each other. `take_room` takes room for one.
+    pub fn take_run(&self, pages: Range<usize>, mut take_room: impl FnMut() -> bool) -> Option<Run<'_>> {
+        let mut run = Run { first: pages.start, slot: 0, pages: [const { None }; MOST], count: 0 };
+        for page in pages.take(MOST) {
+            if !take_room() {
+                break;
+            }
+            let Some(taken) = self.page(page).take(State::Out, Pins::Ignored) else {
+                self.limit.give_back(1);
+                break;
+            };
+            let slot = self.slot(&taken, page);
+            if run.count == 0 {
+                run.slot = slot;
+            } else if slot != run.slot + run.count as u32 {
+                taken.release(State::Out);
+                self.limit.give_back(1);
+                break;
+            }
+            run.pages[run.count] = Some(taken);
+            run.count += 1;
+        }
+        (run.count > 0).then_some(run)
+    }
+
+    /// Where on the device a run begins, and how many bytes it has.
+    pub fn place_of(&self, run: &Run) -> (u64, usize) {
+        (self.store.offset(run.slot), run.count * self.unit())
+    }
+
+    /// Puts pages in place and gives them back; `false` if one could not be, which is out
+    /// as before. Each that could is counted.
+    pub fn put_in_place(
+        &self,
+        mut run: Run,
+        content: Result<&[u8], Errno>,
+        clean: bool,
+        (counter, place): (Counter, usize),
+    ) -> bool {
+        let mut all = true;
+        for position in 0..run.count {
+            let Some(taken) = run.pages[position].take() else { continue };
+            let page = run.first + position;
+            let _inside = self.gate_of(page).enter();
+            let bytes = position * self.unit()..(position + 1) * self.unit();
+            let put = content.and_then(|content| self.mechanism.fill(self.offset(page), &content[bytes], clean));
+            if put.is_err() {
+                taken.release(State::Out);
+                self.limit.give_back(1);
+                all = false;
+                continue;
+            }
+            self.settle(taken, run.slot + position as u32, clean);
+            self.counters.add(place, counter, 1);
+        }
+        all
+    }
+
+    /// Brings in pages from the first of a range on, all of which are wanted. `false`: not
+    /// the first; it is to be had by itself, or known why not.
+    pub fn bring_in_together(&self, pages: Range<usize>, touch: Touch) -> bool {
+        let is_out = |page: &usize| self.page(*page).state() == State::Out;
+        let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();
+        let mut room = if wanted < 2 { 0 } else { self.take_room(wanted, touch.place) };
+        let run = self.take_run(pages, || {
+            let has_room = room > 0;
+            room -= usize::from(has_room);
+            has_room
+        });
+        self.limit.give_back(room);
+        self.limit.wake_evictor();
+        let Some(run) = run else { return false };
+        let clean = !touch.write && self.mechanism.tracks_writes();
+        let (from, length) = self.place_of(&run);
+        let mut lane = self.store.lane(touch.place);
+        let mut bounce = self.store.wide_bounce(touch.place);
+        let content = lane.read_to(&mut bounce, self.store.device(), from, length);
+        self.put_in_place(run, content, clean, (Counter::SwapIns, touch.place))
+    }
+
+    /// Takes room for up to so many pages, evicting for it; says for how many.
+    fn take_room(&self, most: usize, place: usize) -> usize {
+        let mut room = 0;
+        while room < most {
+            if self.limit.take(1) {
+                room += 1;
+                continue;
+            }
+            let mut lane = self.store.lane(place);
+            if self.evict(&mut lane, most - room, place).freed == 0 {
+                break;
+            }
+            self.counters.add(place, Counter::DirectEvictions, 1);
+        }
+        room
+    }
+}
