@@ -55,7 +55,7 @@ pub use device::Device;
 pub use distribution::Distribution;
 pub use driver::{Driver, QueueOptions, QueuePair, Submission};
 pub use geometry::Geometry;
-pub use opened::OpenDevice;
+pub use opened::{OpenDevice, OpenManner};
 pub use policy::{PolicyWord, PollPolicy};
 pub use request::{Completion, Completions, DeviceRequest, Operation};
 pub use spec::{Spec, SpecError};

@@ -27,13 +27,14 @@ impl OpenDevice {
         &self.device
     }
 
-    pub fn position(&self) -> &Mutex<()> {
-        &self.position
+    /// How it is open at this moment.
+    #[inline]
+    pub fn manner(&self) -> OpenManner {
+        OpenManner(self.flags.load(Ordering::Relaxed))
     }
 
-    #[inline]
-    fn has(&self, flags: u32) -> bool {
-        self.flags.load(Ordering::Relaxed) & flags != 0
+    pub fn position(&self) -> &Mutex<()> {
+        &self.position
     }
 
     /// fcntl(2) F_SETFL; the access mode stays.
@@ -41,25 +42,31 @@ impl OpenDevice {
         let mode = self.flags.load(Ordering::Relaxed) & linux::O_ACCMODE;
         self.flags.store(flags & !linux::O_ACCMODE | mode, Ordering::Relaxed);
     }
+}
 
+/// How a device is open at a moment: looked at once for each transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenManner(u32);
+
+impl OpenManner {
     #[inline]
-    pub fn is_direct(&self) -> bool {
-        self.has(linux::O_DIRECT)
+    pub fn is_direct(self) -> bool {
+        self.0 & linux::O_DIRECT != 0
     }
 
     /// Whether a write is durable when it is done (O_DSYNC, O_SYNC).
     #[inline]
-    pub fn is_durable(&self) -> bool {
-        self.has(linux::O_DSYNC)
+    pub fn is_durable(self) -> bool {
+        self.0 & linux::O_DSYNC != 0
     }
 
     #[inline]
-    pub fn may_read(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & linux::O_ACCMODE != linux::O_WRONLY
+    pub fn may_read(self) -> bool {
+        self.0 & linux::O_ACCMODE != linux::O_WRONLY
     }
 
     #[inline]
-    pub fn may_write(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & linux::O_ACCMODE != linux::O_RDONLY
+    pub fn may_write(self) -> bool {
+        self.0 & linux::O_ACCMODE != linux::O_RDONLY
     }
 }

@@ -20,7 +20,8 @@
 
 use usring_sys::ordering::{Edge, Side};
 use usring_sys::shared::SharedMemory;
-use usring_sys::sync::{Arc, Ordering};
+use usring_sys::shared_array::SharedArray;
+use usring_sys::sync::{Arc, AtomicU16, Ordering};
 
 /// Bytes of a descriptor.
 pub const DESCRIPTOR: usize = 16;
@@ -67,11 +68,16 @@ impl Descriptor {
         Descriptor { flags: self.flags | NEXT, next, ..self }
     }
 
+    /// As it lies in a table.
+    #[inline]
+    fn words(self) -> [u64; 2] {
+        [self.address, u64::from(self.length) | u64::from(self.flags) << 32 | u64::from(self.next) << 48]
+    }
+
     /// Puts it into shared memory, at a multiple of 16.
     #[inline]
     pub fn store(self, memory: &SharedMemory, offset: usize) {
-        let rest = u64::from(self.length) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;
-        memory.write(offset, [self.address, rest]);
+        memory.write(offset, self.words());
     }
 }
 
@@ -97,22 +103,22 @@ impl Places {
         self.used + 2
     }
 
-    fn available_entry(&self, index: u16) -> usize {
-        self.available + 4 + 2 * usize::from(index & (self.size - 1))
+    fn available_entries(&self) -> usize {
+        self.available + 4
     }
 
-    fn used_entry(&self, index: u16) -> usize {
-        self.used + 4 + 8 * usize::from(index & (self.size - 1))
+    fn used_entries(&self) -> usize {
+        self.used + 4
     }
 
     /// Written by the driver.
     fn used_event(&self) -> usize {
-        self.available + 4 + 2 * usize::from(self.size)
+        self.available_entries() + 2 * usize::from(self.size)
     }
 
     /// Written by the device.
     fn available_event(&self) -> usize {
-        self.used + 4 + 8 * usize::from(self.size)
+        self.used_entries() + 8 * usize::from(self.size)
     }
 }
 
@@ -123,10 +129,22 @@ fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
+/// A half word by itself.
+type Word = SharedArray<AtomicU16, 2>;
+
 /// The driver's half of a queue.
 pub struct VirtQueue {
     memory: Arc<SharedMemory>,
-    places: Places,
+    size: u16,
+    descriptors: SharedArray<[u64; 2], DESCRIPTOR>,
+    available_flags: Word,
+    available_index: Word,
+    available: SharedArray<AtomicU16, 2>,
+    available_event: Word,
+    used_flags: Word,
+    used_index: Word,
+    used: SharedArray<u64, 8>,
+    used_event: Word,
     /// VIRTIO_RING_F_EVENT_IDX was agreed on.
     event_index: bool,
     /// Heads put into the available ring, published or not.
@@ -139,7 +157,25 @@ pub struct VirtQueue {
 impl VirtQueue {
     /// A queue whose memory is all zero; its device tells nobody until asked to.
     pub fn new(memory: Arc<SharedMemory>, places: Places, event_index: bool) -> Self {
-        let queue = VirtQueue { memory, places, event_index, added: 0, published: 0, taken: 0 };
+        let size = usize::from(places.size);
+        let word = |at| Word::new(&memory, at, 1);
+        let queue = VirtQueue {
+            size: places.size,
+            descriptors: SharedArray::new(&memory, places.descriptors, size),
+            available_flags: word(places.available),
+            available_index: word(places.available_index()),
+            available: SharedArray::new(&memory, places.available_entries(), size),
+            available_event: word(places.available_event()),
+            used_flags: word(places.used),
+            used_index: word(places.used_index()),
+            used: SharedArray::new(&memory, places.used_entries(), size),
+            used_event: word(places.used_event()),
+            memory,
+            event_index,
+            added: 0,
+            published: 0,
+            taken: 0,
+        };
         queue.refuse_interrupt();
         queue
     }
@@ -148,29 +184,36 @@ impl VirtQueue {
         &self.memory
     }
 
+    /// Sets one of the main table. Where it is there already nothing is written:
+    /// the device has read it, and both keep the line.
     #[inline]
     pub fn set_descriptor(&self, index: u16, descriptor: Descriptor) {
-        descriptor.store(&self.memory, self.places.descriptors + usize::from(index) * DESCRIPTOR);
-    }
-
-    /// Says that a descriptor is going to be set soon.
-    #[inline]
-    pub fn prefetch_descriptor_to_write(&self, index: u16) {
-        self.memory.prefetch_to_write(self.places.descriptors + usize::from(index) * DESCRIPTOR);
+        let words = descriptor.words();
+        if self.descriptors.read(usize::from(index)) != words {
+            self.descriptors.write(usize::from(index), words);
+        }
     }
 
     /// Says that a chain is going to be added and published soon: the device has
-    /// read both places since we wrote them.
+    /// read the index since we wrote it, and has written since then from which one
+    /// on it wants to be told.
     #[inline]
     pub fn prefetch_to_publish(&self) {
-        self.memory.prefetch_to_write(self.places.available_index());
-        self.memory.prefetch_to_write(self.places.available_entry(self.added));
+        self.available_index.prefetch_to_write(0);
+        if self.event_index {
+            self.available_event.prefetch(0);
+        }
     }
 
-    /// Puts a chain, which is complete, at the end of the available ring.
+    /// Puts a chain, which is complete, at the end of the available ring: where
+    /// few are out it is often the one that was in this place before, and then
+    /// the device keeps the line.
     #[inline]
     pub fn add(&mut self, head: u16) {
-        self.memory.half_word(self.places.available_entry(self.added)).store(head, Ordering::Relaxed);
+        let entry = self.available.half_word(usize::from(self.added));
+        if entry.load(Ordering::Relaxed) != head {
+            entry.store(head, Ordering::Relaxed);
+        }
         self.added = self.added.wrapping_add(1);
     }
 
@@ -187,14 +230,21 @@ impl VirtQueue {
         if old == new {
             return false;
         }
-        self.memory.half_word(self.places.available_index()).store(new, Edge::AvailableIndex.release());
+        self.available_index.half_word(0).store(new, Edge::AvailableIndex.release());
         self.published = new;
         Edge::AvailableEvent.barrier(Side::Waker);
         if self.event_index {
-            passes(self.memory.half_word(self.places.available_event()).load(Ordering::Relaxed), new, old)
+            passes(self.available_event.half_word(0).load(Ordering::Relaxed), new, old)
         } else {
-            self.memory.half_word(self.places.used).load(Ordering::Relaxed) & NO_NOTIFY == 0
+            self.used_flags.half_word(0).load(Ordering::Relaxed) & NO_NOTIFY == 0
         }
+    }
+
+    /// How many heads the device has done with, which may be taken. Never more
+    /// than there are, whatever it says.
+    #[inline]
+    pub fn ready(&self) -> u16 {
+        self.used_index().wrapping_sub(self.taken).min(self.size)
     }
 
     /// The next head that the device has done with: whatever it says.
@@ -203,17 +253,17 @@ impl VirtQueue {
         if !self.has_used() {
             return None;
         }
-        let entry: u64 = self.memory.read(self.places.used_entry(self.taken));
+        let entry = self.used.read(usize::from(self.taken));
         self.taken = self.taken.wrapping_add(1);
         Some(entry as u32)
     }
 
-    /// The head that [`VirtQueue::take`] is going to answer, if the device does one
-    /// after the other. A guess, without waiting for what the device wrote.
+    /// The head that [`VirtQueue::take`] is going to answer after so many others, if
+    /// the device does one after the other. A guess, without waiting for what the
+    /// device wrote.
     #[inline]
-    pub fn expected(&self) -> Option<u16> {
-        let entry = self.memory.half_word(self.places.available_entry(self.taken));
-        self.has_used().then(|| entry.load(Ordering::Relaxed))
+    pub fn expected(&self, ahead: u16) -> u16 {
+        self.available.half_word(usize::from(self.taken.wrapping_add(ahead))).load(Ordering::Relaxed)
     }
 
     /// Whether there is a head that the device has done with.
@@ -224,16 +274,16 @@ impl VirtQueue {
 
     #[inline]
     fn used_index(&self) -> u16 {
-        self.memory.half_word(self.places.used_index()).load(Edge::UsedIndex.acquire())
+        self.used_index.half_word(0).load(Edge::UsedIndex.acquire())
     }
 
     /// Asks to be told of the next head that is done. `false` if there is one
     /// already, of which nobody may tell.
     pub fn ask_for_interrupt(&self) -> bool {
         if self.event_index {
-            self.memory.half_word(self.places.used_event()).store(self.taken, Ordering::Relaxed);
+            self.used_event.half_word(0).store(self.taken, Ordering::Relaxed);
         } else {
-            self.memory.half_word(self.places.available).store(0, Ordering::Relaxed);
+            self.available_flags.half_word(0).store(0, Ordering::Relaxed);
         }
         Edge::UsedEvent.barrier(Side::Sleeper);
         self.used_index() == self.taken
@@ -243,17 +293,16 @@ impl VirtQueue {
     /// left is that the index passes the same place again, once in 65,536.)
     pub fn refuse_interrupt(&self) {
         if self.event_index {
-            self.memory.half_word(self.places.used_event()).store(self.taken.wrapping_sub(1), Ordering::Relaxed);
+            self.used_event.half_word(0).store(self.taken.wrapping_sub(1), Ordering::Relaxed);
         } else {
-            self.memory.half_word(self.places.available).store(NO_INTERRUPT, Ordering::Relaxed);
+            self.available_flags.half_word(0).store(NO_INTERRUPT, Ordering::Relaxed);
         }
     }
 
     /// Heads that the device has done with and nobody has taken yet. Only while
     /// no device is at work on the queue.
     pub fn not_taken(&self) -> impl Iterator<Item = u32> + '_ {
-        let count = self.used_index().wrapping_sub(self.taken).min(self.places.size);
-        (0..count).map(|index| self.memory.read::<u64>(self.places.used_entry(self.taken.wrapping_add(index))) as u32)
+        (0..self.ready()).map(|index| self.used.read(usize::from(self.taken.wrapping_add(index))) as u32)
     }
 
     /// Makes the queue ready for another device, which starts at the used
@@ -264,9 +313,9 @@ impl VirtQueue {
         heads.for_each(|head| self.add(head));
         self.published = self.added;
         // It is told of the next one, whatever the other device had wished.
-        self.memory.half_word(self.places.used).store(0, Ordering::Relaxed);
-        self.memory.half_word(self.places.available_event()).store(self.added, Ordering::Relaxed);
-        self.memory.half_word(self.places.available_index()).store(self.added, Edge::AvailableIndex.release());
+        self.used_flags.half_word(0).store(0, Ordering::Relaxed);
+        self.available_event.half_word(0).store(self.added, Ordering::Relaxed);
+        self.available_index.half_word(0).store(self.added, Edge::AvailableIndex.release());
     }
 }
 

@@ -87,9 +87,10 @@ fn transfer(
     offset: u64,
     flags: u32,
 ) -> Result<u64, Errno> {
+    let manner = file.manner();
     let (allowed, operation) = match direction {
-        Direction::Read => (file.may_read(), Operation::Read),
-        Direction::Write => (file.may_write(), Operation::Write),
+        Direction::Read => (manner.may_read(), Operation::Read),
+        Direction::Write => (manner.may_write(), Operation::Write),
     };
     if !allowed {
         return Err(Errno::EBADF);
@@ -104,8 +105,8 @@ fn transfer(
         // A device always has to be waited for.
         return Err(Errno::EAGAIN);
     }
-    let durable = file.is_durable() || flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0;
-    let transfer = Transfer { operation, durable, registered: false, direct: file.is_direct(), offset, segments };
+    let durable = manner.is_durable() || flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0;
+    let transfer = Transfer { operation, durable, registered: false, direct: manner.is_direct(), offset, segments };
     file.device().as_file().transfer(&transfer)
 }
 
@@ -157,7 +158,7 @@ fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u6
     if !matches!(mode & !KEEP_SIZE, 0 | ZERO) && mode != PUNCH {
         return Err(Errno::EOPNOTSUPP);
     }
-    if !file.may_write() {
+    if !file.manner().may_write() {
         return Err(Errno::EBADF);
     }
     let length = within(file, mode & KEEP_SIZE != 0, offset, length)?;
@@ -196,7 +197,7 @@ fn sync_range(offset: u64, length: u64, flags: u32) -> Result<u64, Errno> {
 pub fn resize(file: &OpenDevice, length: u64) -> Result<u64, Errno> {
     match length as i64 {
         ..=-1 => Err(Errno::EINVAL),
-        _ if !file.may_write() => Err(Errno::EINVAL),
+        _ if !file.manner().may_write() => Err(Errno::EINVAL),
         _ if length > file.device().geometry().size => Err(Errno::EFBIG),
         _ => Ok(0),
     }

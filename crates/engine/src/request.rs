@@ -10,7 +10,7 @@ use crate::op::Operation;
 use crate::op::send_receive::Message;
 use crate::opcode_table::{self, Row};
 use crate::poll_table::{SharedHold, Tag};
-use crate::registered_buffers::RegisteredBuffer;
+use crate::registered_buffers::BufferHold;
 use crate::registered_files::RegisteredFile;
 use crate::ring::{EventDescriptor, Ring};
 use crate::told::Told;
@@ -42,7 +42,7 @@ pub(crate) struct Request {
     /// The provided buffer it has taken, until its CQE names it.
     pub buffer: Option<SelectedBuffer>,
     /// The registered buffer it transfers from or to.
-    pub fixed_buffer: Option<Arc<RegisteredBuffer>>,
+    pub fixed_buffer: BufferHold,
     /// The next of its chain.
     pub link: Option<RequestEntry>,
     /// The LINK_TIMEOUT that watches it, once armed.
@@ -97,7 +97,7 @@ impl Request {
             operation: Operation::Nothing,
             file: FileUse::default(),
             buffer: None,
-            fixed_buffer: None,
+            fixed_buffer: BufferHold::Nothing,
             link: None,
             link_timeout: None,
             progress: Progress::New,
@@ -156,9 +156,7 @@ impl Request {
         if !matches!(self.file.hold, Hold::Submitter) {
             self.file.hold = Hold::Submitter;
         }
-        if self.fixed_buffer.is_some() {
-            self.fixed_buffer = None;
-        }
+        self.fixed_buffer.release();
         debug_assert!(self.link.is_none() && self.link_timeout.is_none() && self.buffer.is_none());
         debug_assert!(self.told.is_none());
     }

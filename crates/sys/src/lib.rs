@@ -39,6 +39,7 @@ pub mod processor;
 pub mod queue;
 pub mod set_once;
 pub mod shared;
+pub mod shared_array;
 pub mod signals;
 pub mod sleep;
 pub mod socket;

@@ -13,6 +13,8 @@ pub use crate::plain::Plain;
 
 #[cfg(not(loom))]
 pub use machine::SharedMemory;
+#[cfg(not(loom))]
+pub(crate) use machine::{copy_from, copy_to};
 #[cfg(loom)]
 pub use model::SharedMemory;
 
@@ -123,14 +125,9 @@ mod machine {
             self.address.as_ptr().wrapping_add(offset)
         }
 
-        /// Says that the line at `offset` is going to be written soon: it is
-        /// fetched from whoever has it, who loses it.
-        #[inline(always)]
-        pub fn prefetch_to_write(&self, offset: usize) {
-            let line = self.at(offset, 1, 1);
-            // SAFETY: the instruction changes nothing and never faults; where a
-            // processor does not know it, it does nothing.
-            unsafe { core::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)) };
+        /// Where a part of it lies, which is looked at here and nowhere else.
+        pub(crate) fn part(&self, offset: usize, size: usize, alignment: usize) -> NonNull<u8> {
+            NonNull::new(self.at(offset, size, alignment)).expect("shared memory has an address")
         }
 
         /// The word at `offset`.
@@ -161,40 +158,15 @@ mod machine {
         /// Copies a value out, each byte once.
         #[inline(always)]
         pub fn read<T: Plain>(&self, offset: usize) -> T {
-            let from = self.at(offset, size_of::<T>(), align_of::<T>());
-            if align_of::<T>() != 8 {
-                // SAFETY: in range and aligned; any bytes are a `T`; volatile,
-                // so that the program's writes cannot make two reads differ.
-                return unsafe { from.cast::<T>().read_volatile() };
-            }
-            // Word by word: a volatile copy of a structure goes field by field.
-            let mut value = MaybeUninit::<T>::uninit();
-            for index in 0..size_of::<T>() / 8 {
-                // SAFETY: as above; a type aligned to 8 is whole words long.
-                unsafe {
-                    value.as_mut_ptr().cast::<u64>().add(index).write(from.cast::<u64>().add(index).read_volatile())
-                };
-            }
-            // SAFETY: every word of it was written, and any bytes are a `T`.
-            unsafe { value.assume_init() }
+            // SAFETY: in range and aligned.
+            unsafe { copy_from(self.at(offset, size_of::<T>(), align_of::<T>())) }
         }
 
         /// Copies a value in.
         #[inline(always)]
         pub fn write<T: Plain>(&self, offset: usize, value: T) {
-            let to = self.at(offset, size_of::<T>(), align_of::<T>());
-            if align_of::<T>() != 8 {
-                // SAFETY: in range and aligned; nobody holds references into it.
-                return unsafe { to.cast::<T>().write_volatile(value) };
-            }
-            // Word by word, out of registers: a volatile copy of a structure
-            // would go by way of the stack.
-            let from = (&raw const value).cast::<u64>();
-            for index in 0..size_of::<T>() / 8 {
-                // SAFETY: as above; a type aligned to 8 is whole words long, and
-                // has no padding.
-                unsafe { to.cast::<u64>().add(index).write_volatile(from.add(index).read()) };
-            }
+            // SAFETY: in range and aligned.
+            unsafe { copy_to(self.at(offset, size_of::<T>(), align_of::<T>()), value) };
         }
 
         /// Copies bytes of the program in. After `EFAULT` a part may have been copied.
@@ -210,6 +182,47 @@ mod machine {
             // SAFETY: in range; what another process writes meanwhile is copied
             // as it stands, and means nothing to us.
             unsafe { user_memory::copy_from_raw(to, self.at(offset, length, 1), length) }
+        }
+    }
+
+    /// Copies a value out of shared memory, each byte once.
+    ///
+    /// # Safety
+    /// A `T` fits there, aligned, all of it in shared memory.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_from<T: Plain>(from: *mut u8) -> T {
+        if align_of::<T>() != 8 {
+            // SAFETY: the caller's; any bytes are a `T`; volatile, so that the
+            // program's writes cannot make two reads differ.
+            return unsafe { from.cast::<T>().read_volatile() };
+        }
+        // Word by word: a volatile copy of a structure goes field by field.
+        let mut value = MaybeUninit::<T>::uninit();
+        for index in 0..size_of::<T>() / 8 {
+            // SAFETY: as above; a type aligned to 8 is whole words long.
+            unsafe { value.as_mut_ptr().cast::<u64>().add(index).write(from.cast::<u64>().add(index).read_volatile()) };
+        }
+        // SAFETY: every word of it was written, and any bytes are a `T`.
+        unsafe { value.assume_init() }
+    }
+
+    /// Copies a value into shared memory.
+    ///
+    /// # Safety
+    /// As for [`copy_from`].
+    #[inline(always)]
+    pub(crate) unsafe fn copy_to<T: Plain>(to: *mut u8, value: T) {
+        if align_of::<T>() != 8 {
+            // SAFETY: the caller's; nobody holds references into it.
+            return unsafe { to.cast::<T>().write_volatile(value) };
+        }
+        // Word by word, out of registers: a volatile copy of a structure would
+        // go by way of the stack.
+        let from = (&raw const value).cast::<u64>();
+        for index in 0..size_of::<T>() / 8 {
+            // SAFETY: as above; a type aligned to 8 is whole words long, and has
+            // no padding.
+            unsafe { to.cast::<u64>().add(index).write_volatile(from.add(index).read()) };
         }
     }
 
@@ -269,9 +282,6 @@ mod model {
         pub fn length(&self) -> usize {
             self.entries.len() * 8
         }
-
-        /// No model has caches.
-        pub fn prefetch_to_write(&self, _: usize) {}
 
         pub fn word(&self, offset: usize) -> &AtomicU32 {
             assert!(offset.is_multiple_of(4));

@@ -226,10 +226,11 @@ impl<'a> Submission<'a> {
         if host::has_devices()
             && let Some(file) = locked.opened.look_up(number)
         {
-            let polls = if file.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
+            let manner = file.manner();
+            let polls = if manner.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
             return Ok(FileUses {
-                may_read: file.may_read(),
-                may_write: file.may_write(),
+                may_read: manner.may_read(),
+                may_write: manner.may_write(),
                 is_directory: false,
                 polls,
                 never_waits: false,

@@ -47,6 +47,7 @@ fn find<'a>(
 }
 
 /// What becomes of a transfer, if its file is a device or has to be one.
+#[inline(always)]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let ring = locked.ring;
     let RingState { files, opened, devices, .. } = &mut **locked;
@@ -56,24 +57,25 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
     let Some(file) = file else {
         return ring.is_polled().then(|| refuse_on_polled_ring(number, transfer.writes()));
     };
-    let allowed = if transfer.writes() { file.may_write() } else { file.may_read() };
+    let manner = file.manner();
+    let allowed = if transfer.writes() { manner.may_write() } else { manner.may_read() };
     if !allowed {
         return Some(IssueOutcome::done(Errno::EBADF.negative()));
     }
     if ring.is_polled() {
-        let polled = if file.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
+        let polled = if manner.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
         if let Err(error) = polled {
             return Some(IssueOutcome::done(error.negative()));
         }
     }
     let way = match transfer.is_at_position() {
         true => Route::BlockFile,
-        false => transfer.on_device(file, request.fixed_buffer.is_some()).route(file.device().geometry()),
+        false => transfer.on_device(manner, request.fixed_buffer.is_any()).route(file.device().geometry()),
     };
     let outcome = match way {
         Route::QueuePair { .. } => match devices.channel(ring, file.device()) {
             Ok(index) => {
-                if file.is_durable() {
+                if manner.is_durable() {
                     transfer.make_durable();
                 }
                 IssueOutcome::OnDevice(index)

@@ -17,7 +17,7 @@ use crate::request::{Hold, Request};
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
 use alloc::vec::Vec;
-use usring_device::{DeviceRequest, OpenDevice, Operation as DeviceOperation, Transfer};
+use usring_device::{DeviceRequest, OpenDevice, OpenManner, Operation as DeviceOperation, Transfer};
 use usring_sys::plain::IoVector;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, user_memory};
@@ -142,10 +142,10 @@ impl ReadWrite {
 
     /// The same as a device is asked it.
     #[inline]
-    pub fn on_device(&self, file: &OpenDevice, registered: bool) -> Transfer<'_> {
+    pub fn on_device(&self, manner: OpenManner, registered: bool) -> Transfer<'_> {
         let operation = if self.writes { DeviceOperation::Write } else { DeviceOperation::Read };
-        let durable = self.is_durable() || file.is_durable();
-        let direct = file.is_direct();
+        let durable = self.is_durable() || manner.is_durable();
+        let direct = manner.is_direct();
         Transfer { operation, durable, registered, direct, offset: self.offset, segments: self.members() }
     }
 
@@ -344,9 +344,9 @@ fn after_file(request: &Request, error: Errno) -> Errno {
 /// The transfer keeps its registered buffer: the tag of one that is taken out
 /// meanwhile is posted only when the transfer is done.
 fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
-    if request.fixed_buffer.is_none() {
+    if !request.fixed_buffer.is_any() {
         let sqe = &request.sqe;
-        request.fixed_buffer = Some(locked.buffers.share(sqe.buf_index, sqe.addr, u64::from(sqe.len))?);
+        request.fixed_buffer = locked.buffers.share(sqe.buf_index, sqe.addr, u64::from(sqe.len))?;
     }
     Ok(())
 }

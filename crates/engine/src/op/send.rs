@@ -6,6 +6,7 @@ use super::bundle;
 use super::send_receive::{Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, transfer_of};
 use crate::complete;
 use crate::issue::IssueOutcome;
+use crate::registered_buffers::BufferHold;
 use crate::request::Request;
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
@@ -158,14 +159,14 @@ fn check_without_copy(locked: &mut LockedRing, request: &mut Request) -> Result<
 
 fn hold_registered_buffer(locked: &mut LockedRing, request: &mut Request, index: u16) -> Result<(), Errno> {
     let transfer = transfer_of(request)?;
-    let mut held = None;
+    let mut held = BufferHold::Nothing;
     match &transfer.message {
         Some(message) if message.members.is_any() => {
             for member in message.members.left() {
-                held = Some(locked.buffers.share(index, member.base, member.length)?);
+                held = locked.buffers.share(index, member.base, member.length)?;
             }
         }
-        _ => held = Some(locked.buffers.share(index, transfer.part.base, transfer.part.length)?),
+        _ => held = locked.buffers.share(index, transfer.part.base, transfer.part.length)?,
     }
     request.fixed_buffer = held;
     Ok(())

@@ -152,6 +152,12 @@ impl DeviceQueues {
         self.channels.iter().any(|queue| queue.channel.in_flight() > 0 && queue.channel.interrupt().is_none())
     }
 
+    /// Whether requests have their own sleeps before they are polled for.
+    #[inline(always)]
+    pub fn has_naps(&self) -> bool {
+        self.hybrid.is_some()
+    }
+
     /// The next request that has not been polled for, on a ring with HYBRID_IOPOLL.
     pub fn next_nap(&mut self) -> Option<Nap> {
         let hybrid = self.hybrid.as_mut()?;
@@ -171,17 +177,20 @@ impl DeviceQueues {
         }
     }
 
-    /// A wait on all channels begins.
-    pub fn begin_wait(&mut self) {
+    /// A wait on all channels begins, also on those that are not busy yet.
+    fn begin_wait(&mut self) {
         for queue in &mut self.channels {
             queue.wait = queue.channel.begin_wait();
         }
     }
 
     /// What to do after a look that found too little: the least of what the
-    /// busy channels say.
+    /// busy channels say. `begins`: it is the first such look of its wait.
     #[inline]
-    pub fn pause(&mut self) -> Pause {
+    pub fn pause(&mut self, begins: bool) -> Pause {
+        if begins {
+            self.begin_wait();
+        }
         let mut all: Option<Pause> = None;
         for queue in self.channels.iter_mut().filter(|queue| queue.channel.in_flight() > 0) {
             let pause = queue.channel.pause(&mut queue.wait);
@@ -221,7 +230,7 @@ impl DeviceQueues {
 }
 
 /// Hands a transfer to its device.
-#[inline]
+#[inline(always)]
 pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex) {
     if request.link.is_some() {
         timeout::arm_link_timeout(locked, &mut request);
@@ -234,7 +243,7 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
     let Some(token) = queue.free.pop() else { return not_accepted(locked, request, index, Submission::Full) };
     let submission = match &request.operation {
         Operation::ReadWrite(transfer) => {
-            queue.channel.submit(&transfer.as_device_request(token, request.fixed_buffer.is_some()))
+            queue.channel.submit(&transfer.as_device_request(token, request.fixed_buffer.is_any()))
         }
         _ => Submission::Refused(Errno::EINVAL),
     };
@@ -267,7 +276,7 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
 
 /// Completes what the devices have done, and says whether that is anything.
 /// Never blocks.
-#[inline]
+#[inline(always)]
 pub(crate) fn reap(locked: &mut LockedRing) -> bool {
     if locked.devices.in_flight == 0 {
         return false;
@@ -280,15 +289,20 @@ pub(crate) fn reap(locked: &mut LockedRing) -> bool {
     any
 }
 
+#[inline(always)]
 fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
-    let mut any = false;
+    let DeviceQueues { channels, completions, .. } = &mut locked.devices;
+    completions.clear();
+    channels[index].channel.poll(completions);
+    !completions.as_slice().is_empty() && complete_found(locked, index)
+}
+
+/// Completes what a look has found, and what further looks find if there may be more.
+#[inline(never)]
+fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
+    let mut completions = core::mem::take(&mut locked.devices.completions);
     loop {
-        let DeviceQueues { channels, completions, .. } = &mut locked.devices;
-        completions.clear();
-        channels[index].channel.poll(completions);
-        let found = completions.as_slice().len();
-        for at in 0..found {
-            let completion = locked.devices.completions.as_slice()[at];
+        for completion in completions.as_slice() {
             let queue = &mut locked.devices.channels[index];
             let Some(request) = queue.out[completion.token as usize].take() else { continue };
             queue.free.push(completion.token);
@@ -297,24 +311,26 @@ fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
             let failed = crate::op::is_failure(&request, completion.result);
             complete::complete(locked, request, Answer { result: completion.result, failed });
         }
-        if found > 0 {
-            any = true;
-            locked.devices.channels[index].armed = false;
+        let has_had_room = completions.has_room();
+        completions.clear();
+        let queue = &mut locked.devices.channels[index];
+        queue.armed = false;
+        if !queue.backlog.is_empty() {
             submit_backlog(locked, index);
         }
-        if locked.devices.completions.has_room() {
-            return any;
+        if has_had_room {
+            break;
         }
+        locked.devices.channels[index].channel.poll(&mut completions);
     }
+    locked.devices.completions = completions;
+    true
 }
 
 /// Room has come: what waited for it goes first.
+#[cold]
 fn submit_backlog(locked: &mut LockedRing, index: usize) {
-    let queue = &mut locked.devices.channels[index];
-    if queue.backlog.is_empty() {
-        return;
-    }
-    let waiting = core::mem::take(&mut queue.backlog);
+    let waiting = core::mem::take(&mut locked.devices.channels[index].backlog);
     locked.devices.in_flight -= waiting.len() as u32;
     for request in waiting {
         submit(locked, request, ChannelIndex(index as u32));

@@ -48,16 +48,16 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         match end {
             End::NothingOut if workers::have_requests_of(ring) => {
                 // What no queue pair could take is under way all the same.
-                back.leave();
+                back.depart();
                 wait::pause(ring)?;
             }
             End::Enough | End::NothingOut => {
-                back.leave();
+                back.depart();
                 return Ok(());
             }
             End::Interrupted | End::TimeIsUp => {
                 let nothing = back.cq.ready() == 0;
-                back.leave();
+                back.depart();
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
             End::Told => {
@@ -78,7 +78,7 @@ pub(crate) fn look_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
         let left = call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < FOR_EVER);
         let (back, end) = look_until(ring, ring.lock(), call.completions, left);
         let any = back.cq.ready() > 0;
-        back.leave();
+        back.depart();
         match end {
             End::Enough => return Ok(()),
             End::Interrupted if !any => return Err(Errno::EINTR),
@@ -109,7 +109,8 @@ enum End {
     Told,
 }
 
-/// Looks until there are `minimum` CQEs, for so long at most.
+/// Looks until there are `minimum` CQEs, for so long at most. The batch is
+/// finished when it comes back.
 #[inline(always)]
 fn look_until<'a>(
     ring: &'a Arc<Ring>,
@@ -117,7 +118,6 @@ fn look_until<'a>(
     minimum: u32,
     limit: Option<Nanoseconds>,
 ) -> (LockedRing<'a>, End) {
-    locked.devices.begin_wait();
     let end = limit.map(|limit| Ticks::now().after(limit));
     let mut looks = 0;
     loop {
@@ -137,7 +137,7 @@ fn look_until<'a>(
             return (locked, End::TimeIsUp);
         }
         looks += 1;
-        locked = match locked.devices.pause() {
+        locked = match locked.devices.pause(looks == 1) {
             Pause::Spin if looks % LOOKS_PER_TURN != 0 => {
                 locked.devices.spin();
                 locked
@@ -157,9 +157,20 @@ fn look_until<'a>(
     }
 }
 
-/// One look at the devices; on a ring with HYBRID_IOPOLL, after the sleep that
-/// the next request's first poll is worth.
+/// One look at the devices.
+#[inline(always)]
 fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
+    if locked.devices.has_naps() {
+        return look_after_nap(ring, locked);
+    }
+    device_queues::reap(&mut locked);
+    locked
+}
+
+/// On a ring with HYBRID_IOPOLL: after the sleep that the next request's first
+/// poll is worth.
+#[inline(never)]
+fn look_after_nap<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     let nap = locked.devices.next_nap();
     if let Some(nap) = nap.as_ref().filter(|nap| nap.span > 0) {
         locked.unlock();

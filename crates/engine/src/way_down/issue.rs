@@ -80,6 +80,9 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
         Some(outcome) => outcome,
         None => (row.issue)(locked, &mut request),
     };
+    if let IssueOutcome::OnDevice(index) = outcome {
+        return device_queues::submit(locked, request, index);
+    }
     match outcome {
         IssueOutcome::Done(answer) => {
             if request.has_flag(sqe_flags::ASYNC) {
@@ -89,7 +92,6 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
             locked.statistics.count_inline(request.sqe.opcode);
             complete::complete(locked, request, answer);
         }
-        IssueOutcome::OnDevice(index) => device_queues::submit(locked, request, index),
         IssueOutcome::Visits => {
             timeout::arm_link_timeout(locked, &mut request);
             message_ring::send_off(request);

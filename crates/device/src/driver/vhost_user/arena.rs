@@ -19,6 +19,7 @@ use usring_sys::descriptor::{OwnedDescriptor, identity};
 use usring_sys::mapping::{self, Mapping, PAGE};
 use usring_sys::ordering::Edge;
 use usring_sys::shared::SharedMemory;
+use usring_sys::shared_array::SharedArray;
 use usring_sys::sync::{Arc, Ordering};
 
 /// Where the back end sees the arena. Registered memory of programs lies above.
@@ -181,6 +182,9 @@ impl Arena {
     }
 }
 
+/// One thing of every slot of a queue.
+pub type SlotArray<T> = SharedArray<T, { slot::BYTES }>;
+
 /// One queue's part of the arena.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueArea {
@@ -219,6 +223,15 @@ impl QueueArea {
     #[inline]
     pub fn slot(&self, head: u16) -> usize {
         self.base + SLOTS + usize::from(head) * slot::BYTES
+    }
+
+    /// The headers of all slots, and their status bytes, by their heads.
+    pub fn headers(&self, memory: &Arc<SharedMemory>) -> SlotArray<[u64; 2]> {
+        SlotArray::new(memory, self.slot(0), SIZE)
+    }
+
+    pub fn statuses(&self, memory: &Arc<SharedMemory>) -> SlotArray<u8> {
+        SlotArray::new(memory, self.slot(0) + slot::STATUS, SIZE)
     }
 
     #[inline]

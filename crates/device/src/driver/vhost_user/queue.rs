@@ -8,7 +8,7 @@
 //! write is followed by a flush, a long discard goes in pieces.
 
 use super::VhostUser;
-use super::arena::{self, QUEUE_SIZE, QueueArea, slot};
+use super::arena::{self, QUEUE_SIZE, QueueArea, SlotArray, slot};
 use super::block::{self, feature};
 use super::generation;
 use super::shares::KnownShares;
@@ -31,6 +31,8 @@ pub struct Queue {
     device: Arc<VhostUser>,
     ring: VirtQueue,
     area: QueueArea,
+    headers: SlotArray<[u64; 2]>,
+    statuses: SlotArray<u8>,
     grant: QueueGrant,
     interrupts: bool,
     /// Somebody may be asleep until the next completion.
@@ -98,6 +100,8 @@ impl Queue {
         Ok(Queue {
             ring,
             area,
+            headers: area.headers(arena.memory()),
+            statuses: area.statuses(arena.memory()),
             grant,
             interrupts: options.interrupts,
             armed: false,
@@ -120,11 +124,12 @@ impl Queue {
     /// What is wrong with a request, whatever state the queue is in.
     fn check(&self, request: &DeviceRequest) -> Result<(), Errno> {
         let parameters = &self.device.parameters;
+        let transfers = matches!(request.operation, Operation::Read | Operation::Write);
+        if transfers && request.length > u64::from(self.device.geometry.transfer) {
+            return Err(Errno::EINVAL);
+        }
         let offered = match request.operation {
-            Operation::Read | Operation::Write if request.length > u64::from(self.device.geometry.transfer) => {
-                return Err(Errno::EINVAL);
-            }
-            Operation::Read | Operation::Write => true,
+            _ if transfers => true,
             Operation::Flush => parameters.has(feature::FLUSH),
             operation => parameters.most_cleared(operation) > 0,
         };
@@ -189,10 +194,8 @@ impl Queue {
     /// head is in use, its chain is not.
     #[inline]
     fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
-        let slot = self.area.slot(head);
-        let memory = self.ring.memory();
-        memory.write(slot, block::header(operation, offset));
-        memory.write(slot + slot::STATUS, block::NO_STATUS);
+        self.headers.write(usize::from(head), block::header(operation, offset));
+        self.statuses.write(usize::from(head), block::NO_STATUS);
         let behind = self.data.len() + 1;
         if self.indirect && (behind >= SHORT || self.unused < PLENTY) {
             self.give_chain_back(head);
@@ -202,12 +205,13 @@ impl Queue {
                 self.lengthen_chain(head, behind);
             }
             self.unused -= behind;
-            self.lay_chain_out(head, operation);
+            self.lay_data_out(head, operation);
         }
         self.ring.add(head);
     }
 
-    /// Gives a head a chain of another length than it has kept.
+    /// Gives a head a chain of another length than it has kept. What is before the
+    /// data and behind it stays the same for as long as it has the chain.
     #[cold]
     fn lengthen_chain(&mut self, head: u16, length: usize) {
         self.give_chain_back(head);
@@ -216,21 +220,19 @@ impl Queue {
             self.give_chain_back(index);
             self.requests[usize::from(head)].chain.push(index);
         }
+        let slot = self.area.slot(head);
+        let chain = &self.requests[usize::from(head)].chain;
+        self.ring.set_descriptor(head, block::header_descriptor(slot).followed_by(chain[0]));
+        self.ring.set_descriptor(chain[length - 1], block::status_descriptor(slot));
     }
 
-    /// The descriptors of a request, in the main table.
+    /// The descriptors of a request's data, in the main table.
     #[inline]
-    fn lay_chain_out(&mut self, head: u16, operation: Operation) {
-        let slot = self.area.slot(head);
-        let mut index = head;
-        let mut descriptor = block::header_descriptor(slot);
-        for (next, data) in self.requests[usize::from(head)].chain.iter().zip(&self.data) {
-            self.ring.set_descriptor(index, descriptor.followed_by(*next));
-            (index, descriptor) = (*next, block::data_descriptor(operation, *data));
+    fn lay_data_out(&mut self, head: u16, operation: Operation) {
+        let chain = &self.requests[usize::from(head)].chain;
+        for (link, data) in chain.windows(2).zip(&self.data) {
+            self.ring.set_descriptor(link[0], block::data_descriptor(operation, *data).followed_by(link[1]));
         }
-        let last = self.requests[usize::from(head)].chain[self.data.len()];
-        self.ring.set_descriptor(index, descriptor.followed_by(last));
-        self.ring.set_descriptor(last, block::status_descriptor(slot));
     }
 
     /// The descriptors of a request, in a table of its own.
@@ -284,38 +286,43 @@ impl Queue {
     /// A round is over, says the back end. The answer, if it was the last.
     #[inline]
     fn finish(&mut self, head: u32) -> Option<Completion> {
-        let request = self.requests.get(head as usize)?;
-        let active = request.active?;
+        let active = self.requests.get(head as usize)?.active.as_ref()?;
+        let (token, answer) = (active.token, active.answer as i32);
+        let is_last = matches!(active.next, Next::Nothing);
         let head = head as u16;
-        let status: u8 = self.ring.memory().read(self.area.slot(head) + slot::STATUS);
-        let outcome = match (block::outcome(status), active.next) {
-            (Err(error), _) => Err(error),
-            (Ok(()), Next::Nothing) => Ok(()),
-            (Ok(()), Next::CopyOut) => self.copy_out(head),
-            (Ok(()), Next::Flush) => {
-                self.end_round(head);
-                self.data.clear();
-                self.launch(head, Operation::Flush, 0);
-                self.go_on(head, active, Next::Nothing);
-                return None;
-            }
-            (Ok(()), Next::Clear { operation, offset, length }) => {
-                self.end_round(head);
-                let next = self.launch_clear(head, operation, offset, length);
-                self.go_on(head, active, next);
-                return None;
-            }
-        };
+        let mut outcome = block::outcome(self.statuses.read(usize::from(head)));
+        if !is_last && outcome.is_ok() {
+            outcome = self.go_on(head)?;
+        }
         self.release(head);
         Some(match outcome {
-            Ok(()) => Completion { token: active.token, result: active.answer as i32 },
-            Err(error) => Completion::failed(active.token, error),
+            Ok(()) => Completion { token, result: answer },
+            Err(error) => Completion::failed(token, error),
         })
     }
 
-    fn go_on(&mut self, head: u16, active: Active, next: Next) {
+    /// What is to be done when a round has succeeded and was not all; nothing, if
+    /// that is another round.
+    #[inline(never)]
+    fn go_on(&mut self, head: u16) -> Option<Result<(), Errno>> {
+        let active = self.requests[usize::from(head)].active?;
+        let next = match active.next {
+            Next::Nothing => return Some(Ok(())),
+            Next::CopyOut => return Some(self.copy_out(head)),
+            Next::Flush => {
+                self.end_round(head);
+                self.data.clear();
+                self.launch(head, Operation::Flush, 0);
+                Next::Nothing
+            }
+            Next::Clear { operation, offset, length } => {
+                self.end_round(head);
+                self.launch_clear(head, operation, offset, length)
+            }
+        };
         self.requests[usize::from(head)].active = Some(Active { next, sequence: self.sequence, ..active });
         self.sequence += 1;
+        None
     }
 
     fn copy_out(&self, head: u16) -> Result<(), Errno> {
@@ -369,31 +376,29 @@ impl Queue {
         }
     }
 
-    /// The back end has the lines of a request that it has done with. They are
-    /// read now and written next: fetched for that, they come once.
-    #[inline]
-    fn prefetch(&self, head: u16) {
-        if head < QUEUE_SIZE {
-            self.ring.memory().prefetch_to_write(self.area.slot(head));
-            self.ring.prefetch_descriptor_to_write(head);
-        }
-    }
-
     /// What the back end has done, as far as there is room; how many rounds are over.
+    ///
+    /// It has the line of a request that it has done with. That is read now and
+    /// written next: fetched for the latter, and while the one before it is
+    /// looked at, it comes once and in time.
     #[inline]
     fn collect(&mut self, completions: &mut Completions) -> u32 {
+        let ready = self.ring.ready();
         let mut rounds = 0;
-        while completions.has_room() {
-            if let Some(head) = self.ring.expected() {
-                self.prefetch(head);
+        if ready > 0 {
+            self.statuses.prefetch_to_write(usize::from(self.ring.expected(0)));
+        }
+        while rounds < ready && completions.has_room() {
+            rounds += 1;
+            if rounds < ready {
+                self.statuses.prefetch_to_write(usize::from(self.ring.expected(1)));
             }
             let Some(head) = self.ring.take() else { break };
-            rounds += 1;
             if let Some(completion) = self.finish(head) {
                 completions.push(completion);
             }
         }
-        rounds
+        u32::from(rounds)
     }
 }
 
