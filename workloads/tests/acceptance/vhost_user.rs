@@ -149,6 +149,37 @@ fn without_reconnect_a_back_end_that_goes_leaves_eio_and_nobody_hanging() {
     }
 }
 
+/// A program in the background has requests out when the run ends, and with it
+/// whoever would find another back end. (Were it to wait for one, it would spin
+/// until somebody kills it.)
+#[test]
+fn what_outlives_its_run_gets_eio_and_does_not_wait_for_a_back_end_for_ever() {
+    let behind = r#"timeout -s KILL 60 "$@" >/dev/null 2>&1 & until test -e enough; do sleep 0.02; done"#;
+    for away in [false, true] {
+        let stage = Stage::new();
+        let mut back_end = BackEnd::start(&stage, "raw");
+        let run = stage.program_on_devices(World::Denied, &["disk=vhost-user:socket=back-end,reconnect=on"], "sh");
+        let run = run.args(["-c", behind, "sh"]).args([require(&FIO)]);
+        let run = run.args(["--output-format=json", "--output=report", "--name=job", "--filename=disk", "--bs=4k"]);
+        let run = run.args(["--rw=randwrite", "--direct=1", "--ioengine=io_uring", "--hipri=1", "--iodepth=16"]);
+        let started = run.args(["--time_based", "--runtime=1000"]).start();
+        let image = stage.path("image");
+        let allocated = || std::os::unix::fs::MetadataExt::blocks(&image.metadata().unwrap());
+        soon("something in the image", || (allocated() > 64).then_some(()));
+        if away {
+            back_end.kill();
+        }
+        std::fs::write(stage.path("enough"), "").unwrap();
+        let _ = started.finish().succeeded();
+        let report = soon("the end of the program behind", || {
+            let text = std::fs::read_to_string(stage.path("report")).ok()?;
+            serde_json::from_str::<serde_json::Value>(&text).ok()
+        });
+        assert_eq!(number(&report["jobs"][0], "/error"), EIO, "{report}");
+        is_tidy(&stage);
+    }
+}
+
 /// However fast it is with them, and however many they are.
 #[test]
 fn a_back_end_is_told_once_of_requests_that_are_submitted_together() {

@@ -63,6 +63,10 @@ pub struct RunDevice {
 /// though the thread that answers lives on with the process.
 pub struct Devices {
     list: Arc<Vec<Arc<RunDevice>>>,
+    /// Connected for as long as the run lasts: who outlives it, a program in the
+    /// background, gets EIO then, because nobody is left who would find another
+    /// back end.
+    _back_ends: Vec<VhostUser>,
     policies: Arc<Policies>,
     socket: Socket,
     fallback: bool,
@@ -74,12 +78,15 @@ impl Devices {
         if options.len() > MOST {
             return Err(Failure::new(format!("at most {MOST} devices can be given")));
         }
-        let mut list = Vec::new();
+        let (mut list, mut back_ends) = (Vec::new(), Vec::new());
         for option in options {
-            list.push(Arc::new(RunDevice::create(option)?));
+            let (device, back_end) = RunDevice::create(option)?;
+            list.push(Arc::new(device));
+            back_ends.extend(back_end);
         }
         let policies = Policies::create(list.iter().map(|device| device.spec.policy()))?;
-        Ok(Devices { list: Arc::new(list), policies: Arc::new(policies), socket: Socket::create()?, fallback })
+        let (list, policies) = (Arc::new(list), Arc::new(policies));
+        Ok(Devices { list, _back_ends: back_ends, policies, socket: Socket::create()?, fallback })
     }
 
     /// Where the program's processes ask.
@@ -108,27 +115,28 @@ impl Drop for Devices {
 }
 
 impl RunDevice {
-    fn create(option: &DeviceOption) -> Result<RunDevice, Failure> {
+    fn create(option: &DeviceOption) -> Result<(RunDevice, Option<VhostUser>), Failure> {
         let path = std::path::absolute(&option.path)
             .map_err(|error| Failure::new(format!("{}: {error}", option.path.display())))?;
         if option.spec.to_string().len() + path.as_os_str().len() > control::LONGEST / 2 {
             let most = control::LONGEST / 2;
             return Err(Failure::new(format!("SPEC and PATH of a device have {most} bytes at most, together")));
         }
-        let supply = supply_for(option)?;
+        let (supply, back_end) = supply_for(option)?;
         let driver = option.spec.open(Box::new(supply.clone())).map_err(|error| {
             Failure::new(format!("cannot open the device {} for {} ({error})", option.spec, path.display()))
         })?;
         let geometry = driver.geometry();
         let placeholder = Placeholder::create(&path, geometry.size)?;
-        Ok(RunDevice { path, spec: option.spec.clone(), geometry, placeholder, supply })
+        Ok((RunDevice { path, spec: option.spec.clone(), geometry, placeholder, supply }, back_end))
     }
 }
 
-/// What the device's drivers will ask for, in all processes of the run.
-fn supply_for(option: &DeviceOption) -> Result<Arc<dyn Supply>, Failure> {
+/// What the device's drivers will ask for, in all processes of the run, and the
+/// connection to its back end.
+fn supply_for(option: &DeviceOption) -> Result<(Arc<dyn Supply>, Option<VhostUser>), Failure> {
     let Some(options) = vhost_user::Options::of(option.spec.device()) else {
-        return Ok(Arc::new(KeptSupply::default()));
+        return Ok((Arc::new(KeptSupply::default()), None));
     };
     let name = option.path.display().to_string();
     // A closed standard error is no reason to end.
@@ -136,10 +144,7 @@ fn supply_for(option: &DeviceOption) -> Result<Arc<dyn Supply>, Failure> {
         let _ = writeln!(std::io::stderr(), "usring: {name}: {what}");
     });
     let back_end = VhostUser::connect(&options, report).map_err(Failure::new)?;
-    let supply: Arc<dyn Supply> = Arc::from(back_end.supply());
-    // Connected for as long as the run lasts.
-    std::mem::forget(back_end);
-    Ok(supply)
+    Ok((Arc::from(back_end.supply()), Some(back_end)))
 }
 
 /// The memory of a device, made once and given to every process.
