@@ -1,16 +1,23 @@
 //! Giving pages up: what they hold is not wanted any more.
 
-use crate::evict::Obstacle;
-use crate::page::{Pins, State};
+use crate::evict::{MOST, Obstacle};
+use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
 use core::ops::Range;
 use usring_sys::{Errno, page_fault, processor};
 
-/// What a look at the pages of a cluster has brought.
+/// What has kept the rest of a cluster's pages.
 enum Look {
     Done,
     /// Somebody has this page, and needs the gate to get on.
     WaitFor(usize),
+    Pinned,
+}
+
+/// Pages in the hand of who gives them up.
+struct Given<'a> {
+    first: usize,
+    taken: [Option<Taken<'a>>; MOST],
 }
 
 impl Pager {
@@ -25,58 +32,91 @@ impl Pager {
         Ok(())
     }
 
-    fn discard_in_cluster(&self, pages: Range<usize>) -> Result<(), Errno> {
+    fn discard_in_cluster(&self, mut pages: Range<usize>) -> Result<(), Errno> {
+        if pages.clone().all(|page| self.page(page).state() == State::Untouched) {
+            return Ok(());
+        }
         let mut claim = loop {
             match self.gate_of(pages.start).claim() {
                 Some(claim) => break claim,
                 None => processor::give_way(),
             }
         };
-        for page in pages {
-            loop {
-                let look = {
-                    let _shut = claim.shut();
-                    self.discard_one(page)?
-                };
-                match look {
-                    Look::Done => break,
-                    Look::WaitFor(page) => self.page(page).wait(),
+        loop {
+            let look = {
+                let _shut = claim.shut();
+                self.discard_some(pages.clone())?
+            };
+            match look {
+                Look::Done => return Ok(()),
+                Look::Pinned => return Err(Errno::EBUSY),
+                Look::WaitFor(page) => {
+                    self.page(page).wait();
+                    pages.start = page;
                 }
             }
         }
-        Ok(())
     }
 
-    /// With the gate shut.
-    fn discard_one(&self, index: usize) -> Result<Look, Errno> {
-        let page = self.page(index);
-        let state = page.state();
-        if state == State::Untouched {
-            return Ok(Look::Done);
-        }
-        if page.is_pinned() {
-            return Err(Errno::EBUSY);
-        }
-        let Some(taken) = page.take(state, Pins::Respected) else { return Ok(Look::WaitFor(index)) };
-        if state.is_resident() {
-            let (offset, unit) = (self.offset(index), self.unit());
-            let gone = self.mechanism.close(offset, unit).and_then(|()| self.mechanism.discard(offset, unit));
-            if let Err(error) = gone {
-                // Open it is dirty.
-                let opened = self.mechanism.open(offset, unit);
-                if state == State::Clean && opened.is_ok() {
-                    self.store.slots.free(self.slot(&taken, index));
-                }
-                taken.release(if opened.is_ok() { State::Dirty } else { state });
-                return Err(error);
+    /// With the gate shut: gives up pages of one cluster, up to one that cannot be.
+    fn discard_some(&self, pages: Range<usize>) -> Result<Look, Errno> {
+        let mut given = Given { first: pages.start, taken: [const { None }; MOST] };
+        let mut look = Look::Done;
+        for index in pages {
+            let page = self.page(index);
+            let state = page.state();
+            if state == State::Untouched {
+                continue;
             }
-            self.limit.give_back(1);
+            if page.is_pinned() {
+                look = Look::Pinned;
+                break;
+            }
+            let Some(taken) = page.take(state, Pins::Respected) else {
+                look = Look::WaitFor(index);
+                break;
+            };
+            given.taken[index - given.first] = Some(taken);
         }
-        if state != State::Dirty {
+        self.give_up(given).map(|()| look)
+    }
+
+    fn give_up(&self, mut given: Given) -> Result<(), Errno> {
+        let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
+        let gone = match (given.taken.iter().position(is_resident), given.taken.iter().rposition(is_resident)) {
+            // What lies between two of them is theirs, too, or not in memory.
+            (Some(first), Some(last)) => {
+                let (offset, length) = (self.offset(given.first + first), (last + 1 - first) * self.unit());
+                self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
+            }
+            _ => Ok(()),
+        };
+        for (position, taken) in given.taken.iter_mut().enumerate() {
+            let Some(taken) = taken.take() else { continue };
+            let (index, before) = (given.first + position, taken.before());
+            if gone.is_err() && before.is_resident() {
+                self.keep(index, taken);
+                continue;
+            }
+            if before.is_resident() {
+                self.limit.give_back(1);
+            }
+            if before != State::Dirty {
+                self.store.slots.free(self.slot(&taken, index));
+            }
+            taken.release(State::Untouched);
+        }
+        gone
+    }
+
+    /// A resident page that could not go, open: it is dirty.
+    fn keep(&self, index: usize, taken: Taken) {
+        let before = taken.before();
+        let opened = self.mechanism.open(self.offset(index), self.unit());
+        if before == State::Clean && opened.is_ok() {
             self.store.slots.free(self.slot(&taken, index));
         }
-        taken.release(State::Untouched);
-        Ok(Look::Done)
+        taken.release(if opened.is_ok() { State::Dirty } else { before });
     }
 
     /// Brings the number of resident pages down.

@@ -33,7 +33,7 @@ use usring_sys::sync::Ordering;
 use usring_sys::{Errno, futex};
 
 /// Pages of the largest cluster.
-const MOST: usize = 64;
+pub const MOST: usize = 64;
 
 /// Clusters that may fail to be written before their evictor gives up for now.
 const MOST_FAILURES: u32 = 8;
