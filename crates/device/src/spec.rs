@@ -22,7 +22,7 @@ mod value;
 
 pub use error::{Problem, SpecError};
 pub use kinds::KINDS;
-pub use value::{Probability, Value, ValueKind};
+pub use value::{Probability, Value, ValueKind, size};
 
 use crate::distribution::Distribution;
 use crate::driver::Driver;

@@ -2,8 +2,8 @@
 
 use crate::door::{Call, Outcome};
 use crate::{
-    contexts, descriptor_calls, device_calls, devices, exec, exports, filter, patch, process, rings, signals,
-    swap_calls,
+    contexts, descriptor_calls, device_calls, devices, exec, exports, filter, guarded, managed, patch, process, rings,
+    signals, swap_calls,
 };
 use usring_uapi::general as linux;
 
@@ -22,6 +22,16 @@ fn dispatch_other(call: &mut Call) -> Outcome {
     if call.trapped != 0 {
         patch::consider(call);
     }
+    if managed::is_on() {
+        return match managed::serve(call) {
+            Some(outcome) => outcome,
+            None => guarded::guard(call, serve),
+        };
+    }
+    serve(call)
+}
+
+fn serve(call: &mut Call) -> Outcome {
     match call.number as u32 {
         linux::__NR_io_uring_enter => enter(call),
         linux::__NR_io_uring_setup => rings::setup(call).into(),

@@ -18,8 +18,7 @@
 //! signals put off. If this thread has one, it is let in here (`settle`): the
 //! program sees its handler run at its call, before the call returns.
 
-use crate::dispatch;
-use crate::stacks;
+use crate::{dispatch, guarded, stacks};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::DEFERRED;
@@ -38,6 +37,8 @@ pub struct Call {
     /// The call came by the trap, so its site is not patched yet.
     pub trapped: u64,
     pub forward: Forward,
+    /// What is kept for the call by [`Outcome::GUARDED`].
+    pub held: u64,
     /// The door's own note.
     outcome: Outcome,
 }
@@ -66,6 +67,8 @@ impl Outcome {
     pub const FORWARD: u64 = 1;
     /// A signal has to be delivered first; then the call is dispatched anew.
     pub const AGAIN: u64 = 2;
+    /// As `FORWARD`; then [`guarded::after`] says what becomes of it.
+    pub const GUARDED: u64 = 3;
 }
 
 pub const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
@@ -89,6 +92,7 @@ global_asm!(
     "mov rdi, rbx",
     "call {dispatch}",
     // From here on signals are delivered as they come.
+    "6:",
     "cmp dword ptr [rip + {deferred}], 0",
     "jne 5f",
     "3:",
@@ -102,6 +106,8 @@ global_asm!(
     "4:",
     "cmp edx, {again}",
     "je 2b",
+    "cmp edx, {guarded}",
+    "je 7f",
     "mov rax, [rbx + {forward}]",
     "mov rdi, [rbx + {forward} + 8]",
     "mov rsi, [rbx + {forward} + 16]",
@@ -116,6 +122,21 @@ global_asm!(
     ".cfi_def_cfa_offset 8",
     "ret",
     ".cfi_restore_state",
+    // The same, with something to be done when the kernel has answered.
+    "7:",
+    "mov rax, [rbx + {forward}]",
+    "mov rdi, [rbx + {forward} + 8]",
+    "mov rsi, [rbx + {forward} + 16]",
+    "mov rdx, [rbx + {forward} + 24]",
+    "mov r10, [rbx + {forward} + 32]",
+    "mov r8, [rbx + {forward} + 40]",
+    "mov r9, [rbx + {forward} + 48]",
+    "syscall",
+    "xor r9d, r9d",
+    "mov rdi, rbx",
+    "mov rsi, rax",
+    "call {after}",
+    "jmp 6b",
     "5:",
     "mov [rbx + {answer}], rax",
     "mov [rbx + {answer} + 8], rdx",
@@ -129,6 +150,8 @@ global_asm!(
     dispatch = sym dispatch::dispatch,
     deferred = sym DEFERRED,
     again = const Outcome::AGAIN,
+    guarded = const Outcome::GUARDED,
+    after = sym guarded::after,
     forward = const offset_of!(Call, forward),
     answer = const offset_of!(Call, outcome),
 );
@@ -440,6 +463,21 @@ impl Call {
             linux::__NR_mmap => arguments[3] |= u64::from(linux::MAP_DENYWRITE),
             linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
+            }
+            // Trapped only where memory is swapped, by a filter that takes the mark's
+            // upper half alone: above a number of 32 bits that is the sixth argument …
+            linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
+                arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
+            }
+            // … or the first.
+            linux::__NR_recvfrom
+            | linux::__NR_pselect6
+            | linux::__NR_epoll_pwait
+            | linux::__NR_epoll_pwait2
+            | linux::__NR_process_vm_readv
+            | linux::__NR_process_vm_writev
+            | linux::__NR_move_pages => {
+                arguments[0] = arguments[0] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
             _ => arguments[5] = PASS_MARK,
         }

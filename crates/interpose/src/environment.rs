@@ -27,6 +27,7 @@ const PAD: &[u8] = b"USRING_PAD=";
 pub const PADDING: &[u8] = b"USRING_PAD=1\0";
 const DEVICES: &[u8] = b"USRING_DEVICES=";
 const STATISTICS: &[u8] = b"USRING_STATS=";
+const SWAP: &[u8] = b"USRING_SWAP=";
 
 /// What the environment said, kept for this process and its children. Copies:
 /// programs overwrite the place where the originals lie, to change their title.
@@ -135,7 +136,7 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
     if value(PAD).is_some() {
         return false;
     }
-    if value(STATISTICS).is_some() || value(DEVICES).is_some() {
+    if value(STATISTICS).is_some() || value(DEVICES).is_some() || value(SWAP).is_some() {
         kept.variables.push(whole.into());
         return false;
     }
@@ -205,8 +206,17 @@ pub fn count_for(process: u32) {
 
 /// Path of the socket of the run, if it has devices.
 pub fn devices() -> Option<&'static [u8]> {
-    let variable = kept()?.variables.iter().find(|variable| variable.starts_with(DEVICES))?;
-    variable.strip_suffix(b"\0").map(|variable| &variable[DEVICES.len()..])
+    value_of(DEVICES)
+}
+
+/// What the launcher says of swapped memory, if the run has some.
+pub fn swap() -> Option<&'static [u8]> {
+    value_of(SWAP)
+}
+
+fn value_of(name: &[u8]) -> Option<&'static [u8]> {
+    let variable = kept()?.variables.iter().find(|variable| variable.starts_with(name))?;
+    variable.strip_suffix(b"\0").map(|variable| &variable[name.len()..])
 }
 
 fn open_statistics() -> Option<&'static Statistics> {

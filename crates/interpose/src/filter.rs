@@ -6,8 +6,8 @@
 //! is one, the same for every process and every build: no address, no process
 //! id in it, and who finds it in place installs none.
 //!
-//! A run with devices adds a second, as constant, for calls on files; whoever
-//! finds that one in place installs none either.
+//! A run with devices adds a second, as constant, for calls on files, and one whose memory is
+//! swapped another ([`crate::swap_filter`]); whoever finds those in place installs none either.
 //!
 //! Calls of our own carry a mark in their sixth argument, which no call trapped
 //! here has a use for; mmap has one, and carries MAP_DENYWRITE (a flag that
@@ -22,16 +22,16 @@ use usring_uapi::general as linux;
 /// another filter's: "us".
 pub const TAG: i32 = 0x7573;
 
-const RET_TRAP: u32 = 0x0003_0000 | TAG as u32;
-const RET_ALLOW: u32 = 0x7fff_0000;
+pub const RET_TRAP: u32 = 0x0003_0000 | TAG as u32;
+pub const RET_ALLOW: u32 = 0x7fff_0000;
 
 /// AUDIT_ARCH_X86_64.
-const ARCHITECTURE: u32 = 0xc000_003e;
+pub const ARCHITECTURE: u32 = 0xc000_003e;
 
 /// `struct sock_filter`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Instruction {
+pub struct Instruction {
     code: u16,
     jump_true: u8,
     jump_false: u8,
@@ -47,19 +47,19 @@ struct Program {
 
 // linux/bpf_common.h.
 const LOAD_WORD: u16 = 0x20;
-const JUMP_EQUAL: u16 = 0x15;
-const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
+pub const JUMP_EQUAL: u16 = 0x15;
+pub const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
 const RETURN: u16 = 0x06;
-const JUMP_BITS: u16 = 0x45;
+pub const JUMP_BITS: u16 = 0x45;
 const AND: u16 = 0x54;
 
 // Offsets in struct seccomp_data.
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
-const fn low(argument: u32) -> u32 {
+pub const NUMBER: u32 = 0;
+pub const ARCH: u32 = 4;
+pub const fn low(argument: u32) -> u32 {
     16 + 8 * argument
 }
-const fn high(argument: u32) -> u32 {
+pub const fn high(argument: u32) -> u32 {
     low(argument) + 4
 }
 
@@ -199,23 +199,28 @@ pub const PROBE: u32 = linux::__NR__sysctl;
 const LENGTH: usize = 480;
 
 /// The filter under construction.
-struct Assembler {
+pub struct Assembler {
     code: [Instruction; LENGTH],
     length: usize,
 }
 
 impl Assembler {
-    const fn add(&mut self, code: u16, value: u32, jump_true: usize, jump_false: usize) {
+    pub const fn new() -> Self {
+        let nothing = Instruction { code: 0, jump_true: 0, jump_false: 0, value: 0 };
+        Assembler { code: [nothing; LENGTH], length: 0 }
+    }
+
+    pub const fn add(&mut self, code: u16, value: u32, jump_true: usize, jump_false: usize) {
         let (jump_true, jump_false) = (jump_true as u8, jump_false as u8);
         self.code[self.length] = Instruction { code, jump_true, jump_false, value };
         self.length += 1;
     }
 
-    const fn load(&mut self, offset: u32) {
+    pub const fn load(&mut self, offset: u32) {
         self.add(LOAD_WORD, offset, 0, 0);
     }
 
-    const fn answer(&mut self, value: u32) {
+    pub const fn answer(&mut self, value: u32) {
         self.add(RETURN, value, 0, 0);
     }
 
@@ -359,8 +364,7 @@ impl Assembler {
 
 /// A filter, assembled at compile time.
 const fn assemble(rules: &[(u32, When)]) -> Assembler {
-    let nothing = Instruction { code: 0, jump_true: 0, jump_false: 0, value: 0 };
-    let mut filter = Assembler { code: [nothing; LENGTH], length: 0 };
+    let mut filter = Assembler::new();
     filter.load(ARCH);
     filter.add(JUMP_EQUAL, ARCHITECTURE, 1, 0);
     filter.answer(RET_ALLOW);
@@ -400,7 +404,7 @@ pub fn install_for_devices() -> Result<(), Errno> {
     install_one(&DEVICE_FILTER)
 }
 
-fn install_one(filter: &'static Assembler) -> Result<(), Errno> {
+pub fn install_one(filter: &'static Assembler) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_prctl, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0]).run()?;
     let program = Program { length: filter.length as u16, instructions: filter.code.as_ptr() };
     let flags = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW;

@@ -7,7 +7,8 @@
 //! first). All of them meet in `door`, which saves what a system call leaves
 //! alone, and in `dispatch`, which knows what each number means. `signals`
 //! keeps the program's handlers out of the engine and SIGSYS open,
-//! `descriptors` knows which numbers are rings, `exec` takes the library along
+//! `descriptors` knows which numbers are rings, `managed` which memory is swapped (`guarded` and
+//! `pointers` see to it that system calls find it there), `exec` takes the library along
 //! into the next program, `start` opens it all. `swap_calls` are functions of our
 //! own for programs that are linked to the library.
 //!
@@ -31,12 +32,15 @@ mod executable;
 mod exports;
 mod filter;
 mod frames;
+mod guarded;
 mod hazard;
 mod libc;
+mod managed;
 mod memory;
 mod message;
 mod own_signal;
 mod patch;
+mod pointers;
 mod process;
 mod registered;
 mod rings;
@@ -45,6 +49,7 @@ mod signals;
 mod stacks;
 mod start;
 mod swap_calls;
+mod swap_filter;
 mod symbols;
 mod text;
 mod unwinding;

@@ -16,7 +16,7 @@ use usring_sys::{Errno, thread};
 
 global_asm!(
     ".pushsection .data.rel.ro.usring_libc,\"aw\",@progbits",
-    ".weak pthread_create, pthread_detach, __errno_location",
+    ".weak pthread_create, pthread_detach, __errno_location, mallopt",
     ".weak _r_debug, _dl_debug_addr, gnu_get_libc_version, __environ",
     ".globl usring_libc",
     ".hidden usring_libc",
@@ -29,6 +29,7 @@ global_asm!(
     ".quad _dl_debug_addr",
     ".quad gnu_get_libc_version",
     ".quad __environ",
+    ".quad mallopt",
     ".popsection",
 );
 
@@ -47,6 +48,7 @@ pub struct Bound {
     /// Only whether it is there.
     glibc: usize,
     environment: Option<&'static *mut *mut u8>,
+    mallopt: Option<unsafe extern "C" fn(i32, i32) -> i32>,
 }
 
 unsafe extern "C" {
@@ -69,6 +71,17 @@ impl Bound {
 /// Whether the program's libc is glibc.
 pub fn is_glibc() -> bool {
     bound().glibc != 0
+}
+
+/// Has glibc's malloc map each block of so many bytes by itself, now and always: by
+/// itself it stops doing that once such a block has been freed.
+pub fn map_large_blocks(bytes: usize) {
+    const M_MMAP_THRESHOLD: i32 = -3;
+    if let (true, Some(mallopt), Ok(bytes)) = (is_glibc(), bound().mallopt, i32::try_from(bytes)) {
+        // SAFETY: mallopt(3); nobody is in malloc while the program starts. Too large a
+        // number is refused, and leaves things as they are.
+        unsafe { mallopt(M_MMAP_THRESHOLD, bytes) };
+    }
 }
 
 /// The environment of the process, in a constructor that was handed `given`.

@@ -6,7 +6,7 @@
 //! would change tables for good asks [`is_own`] first.
 
 use crate::hazard::{self, PutAside};
-use crate::{descriptors, devices, environment, frames, registered, stacks};
+use crate::{descriptors, devices, environment, frames, managed, registered, stacks};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::readiness;
@@ -61,6 +61,7 @@ fn begin() -> &'static Process {
         hazard::forget_after_fork();
         descriptors::disown();
         devices::disown();
+        managed::disown();
         registered::disown();
         environment::count_for(id);
     }

@@ -1,7 +1,7 @@
 //! The constructor: opens the doors, before any other code of the program runs.
 
 use crate::descriptors::{self, Found};
-use crate::{devices, environment, filter, libc, message, process, rings, signals, stacks, symbols, text};
+use crate::{devices, environment, filter, libc, managed, message, process, rings, signals, stacks, symbols, text};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::Host;
 use usring_sys::{Errno, SystemCall, per_process};
@@ -78,6 +78,7 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     }
     environment::count_for(process::id());
     devices::learn()?;
+    managed::prepare()?;
     OPEN.store(1, Ordering::Relaxed);
     Ok(())
 }

@@ -19,11 +19,13 @@ pub struct Background {
     running: Arc<AtomicU32>,
     /// Ends the thread that serves faults, if there is one.
     end_of_service: Option<Arc<OwnedDescriptor>>,
+    /// Its threads are none of libc's.
+    unknown: bool,
 }
 
 impl Background {
-    pub fn new(pager: Arc<Pager>) -> Self {
-        Background { pager, running: Arc::new(AtomicU32::new(0)), end_of_service: None }
+    pub fn new(pager: Arc<Pager>, unknown: bool) -> Self {
+        Background { pager, running: Arc::new(AtomicU32::new(0)), end_of_service: None, unknown }
     }
 
     /// Starts a thread.
@@ -36,7 +38,8 @@ impl Background {
             running.fetch_sub(1, Ordering::Release);
             futex::wake(&running, u32::MAX);
         };
-        let started = thread::spawn(name, Box::new(work));
+        let spawn = if self.unknown { thread::spawn_unknown } else { thread::spawn };
+        let started = spawn(name, Box::new(work));
         if started.is_err() {
             self.running.fetch_sub(1, Ordering::Relaxed);
         }

@@ -23,6 +23,10 @@ pub enum Counter {
 }
 
 const COUNTERS: usize = 12;
+/// In the first row, behind the counters.
+const PEAK: usize = 12;
+const LIMIT: usize = 13;
+const UNIT: usize = 14;
 /// Of a row: whole cache lines.
 const WORDS: usize = 16;
 /// A power of two.
@@ -33,6 +37,31 @@ pub struct Counters(PageArray<AtomicU64>);
 impl Counters {
     pub fn new() -> Result<Self, Errno> {
         Ok(Counters(PageArray::new(ROWS * WORDS)?))
+    }
+
+    /// In memory that outlives the process.
+    pub fn of(words: PageArray<AtomicU64>) -> Self {
+        assert!(words.len() == ROWS * WORDS);
+        Counters(words)
+    }
+
+    /// What a reader has to know beside them.
+    pub fn tell(&self, limit: usize, unit: usize) {
+        self.0[LIMIT].store(limit as u64, Ordering::Relaxed);
+        self.0[UNIT].store(unit as u64, Ordering::Relaxed);
+    }
+
+    /// So many pages are resident.
+    #[inline]
+    pub fn raise_peak(&self, resident: usize) {
+        let peak = &self.0[PEAK];
+        if peak.load(Ordering::Relaxed) < resident as u64 {
+            peak.fetch_max(resident as u64, Ordering::Relaxed);
+        }
+    }
+
+    pub fn peak(&self) -> u64 {
+        self.0[PEAK].load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -60,6 +89,8 @@ pub struct Statistics {
     pub limit: u64,
     /// That are resident now.
     pub resident: u64,
+    /// Most that were resident at a time.
+    pub peak: u64,
     /// That must not be evicted now.
     pub pinned: u64,
     /// Of the backing store.
@@ -91,4 +122,66 @@ pub struct Statistics {
     /// Pages that came in although the limit was reached, because nothing could be
     /// evicted: the backing store is full, or fails, or too much is pinned.
     pub over_limit: u64,
+}
+
+/// A file in which the processes of a run count, each in a part of its own: what it holds
+/// is there when they have ended, however.
+pub mod run {
+    use super::*;
+    use alloc::vec::Vec;
+    use core::ffi::CStr;
+    use usring_sys::page_array::PageArray;
+    use usring_sys::{Errno, mapping};
+
+    /// Processes that are counted; more run uncounted.
+    pub const MOST: usize = 64;
+    /// Bytes of the file: a page whose first word says how many parts are taken, and the parts.
+    pub const SIZE: usize = mapping::PAGE + MOST * PART;
+    const PART: usize = ROWS * WORDS * size_of::<u64>();
+
+    /// What one process has counted.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Sums {
+        pub page_size: u64,
+        pub limit: u64,
+        pub peak: u64,
+        /// Pages brought in by the thread that touched them, and ahead of it.
+        pub swap_ins: u64,
+        pub read_ahead: u64,
+        pub first_touches: u64,
+        pub evicted: u64,
+        pub written: u64,
+        pub over_limit: u64,
+    }
+
+    /// A part for the calling process; `None` if all are taken, or the file is not to be had.
+    pub fn take(path: &CStr) -> Option<Counters> {
+        let file = usring_sys::file::open_shared(path).ok()?;
+        let part = mapping::shared_words(&file).ok()?[0].fetch_add(1, Ordering::Relaxed) as usize;
+        let words = (part < MOST).then(|| PageArray::of_file(&file, mapping::PAGE + part * PART, ROWS * WORDS))?;
+        words.map(Counters::of).ok()
+    }
+
+    /// What the file's words say.
+    pub fn sums(words: &[u64]) -> Result<Vec<Sums>, Errno> {
+        let parts = words.get(mapping::PAGE / size_of::<u64>()..).ok_or(Errno::EINVAL)?;
+        let taken = (words[0] as usize).min(MOST);
+        let parts = parts.chunks_exact(ROWS * WORDS).take(taken);
+        Ok(parts.map(of_part).filter(|sums| sums.page_size != 0).collect())
+    }
+
+    fn of_part(words: &[u64]) -> Sums {
+        let sum = |counter: Counter| words.chunks(WORDS).map(|row| row[counter as usize]).sum();
+        Sums {
+            page_size: words[UNIT],
+            limit: words[LIMIT],
+            peak: words[PEAK],
+            swap_ins: sum(Counter::SwapIns),
+            read_ahead: sum(Counter::ReadAhead),
+            first_touches: sum(Counter::FirstTouches),
+            evicted: sum(Counter::Evicted),
+            written: sum(Counter::Written),
+            over_limit: sum(Counter::OverLimit),
+        }
+    }
 }

@@ -10,7 +10,7 @@ use usring_device::{Channel, Completions, Device, DeviceRequest, Manner, Operati
 use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
 use usring_sys::ticks::Ticks;
-use usring_sys::{Errno, epoll, processor, timer_slack};
+use usring_sys::{Errno, epoll, kept_memory, processor, timer_slack};
 
 /// Requests in flight on a lane; one at a time is made, and its wrappers may
 /// want room.
@@ -92,6 +92,8 @@ impl Lane {
         mut segments: &mut [IoVector],
         waiting: Waiting,
     ) -> Result<(), Errno> {
+        // What is written may be the very pages that nobody else can have now.
+        let _exempt = kept_memory::exempt();
         while !segments.is_empty() {
             let (count, cut, length) = self.piece(segments);
             let rest = core::mem::replace(&mut segments[count - 1].length, cut);

@@ -6,6 +6,7 @@
 //! | part | files |
 //! |---|---|
 //! | what a program uses | `region`, `arena` (an allocator over one) |
+//! | for programs that know nothing of it | [`mappings`], `address_space`, `moving` (mremap) |
 //! | the way of a fault | `pager`, [`page`] (whose a page is), `lane` (its request), `courtesy` (to other threads) |
 //! | evicting | `evict`, [`gate`] (between it and faults), `watermarks` (when), `discard` (for good) |
 //! | reading ahead, and several pages at once | `readahead`, `run` |
@@ -24,16 +25,19 @@
 
 extern crate alloc;
 
+mod address_space;
 mod arena;
 mod background;
-mod counters;
+pub mod counters;
 mod courtesy;
 mod discard;
 mod evict;
 pub mod gate;
 mod lane;
+pub mod mappings;
 mod mechanism;
 mod message;
+mod moving;
 pub mod page;
 mod pager;
 mod readahead;

@@ -127,17 +127,18 @@ pub struct Prepared {
     pub events: Option<Arc<UserFault>>,
 }
 
-/// Memory of this length, a multiple of the unit, all of it out.
+/// Memory of this length, a multiple of the unit, all of it out; at this address if
+/// one is given.
 ///
 /// Errors: what the kernel or a sandbox answers where it cannot be.
-pub fn prepare(kind: Kind, length: usize) -> Result<Prepared, Errno> {
+pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
     match kind {
-        Kind::UserFault | Kind::Thread => anonymous::prepare(kind, length),
-        Kind::Guard | Kind::Protect => aliased::prepare(kind, length),
+        Kind::UserFault | Kind::Thread => anonymous::prepare(kind, length, at),
+        Kind::Guard | Kind::Protect => aliased::prepare(kind, length, at),
     }
 }
 
 /// Whether it works here: tried on two pages.
 pub fn probe(kind: Kind) -> Result<(), Errno> {
-    prepare(kind, 2 * kind.unit(0)).map(drop)
+    prepare(kind, 2 * kind.unit(0), None).map(drop)
 }

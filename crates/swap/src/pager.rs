@@ -75,6 +75,8 @@ pub struct Pager {
     pages: PageArray<AtomicU32>,
     slots: PageArray<AtomicU32>,
     gates: PageArray<AtomicU32>,
+    /// Clusters from the first to the last in use.
+    extent: AtomicUsize,
 }
 
 /// What a pager is made of.
@@ -86,6 +88,7 @@ pub struct Parts {
     /// In units.
     pub limit: usize,
     pub readahead: usize,
+    pub counters: Counters,
 }
 
 impl Pager {
@@ -99,7 +102,10 @@ impl Pager {
             mechanism: parts.mechanism,
             store: parts.store,
             limit: Limit::new(parts.limit),
-            counters: Counters::new()?,
+            counters: {
+                parts.counters.tell(parts.limit, unit);
+                parts.counters
+            },
             streams: Streams::new(parts.readahead)?,
             evicting: AtomicU32::new(0),
             evictions: AtomicU32::new(0),
@@ -109,6 +115,7 @@ impl Pager {
             pages: PageArray::new(count)?,
             slots: PageArray::new(count)?,
             gates: PageArray::new(count.div_ceil(per_cluster))?,
+            extent: AtomicUsize::new(count.div_ceil(per_cluster)),
         })
     }
 
@@ -120,8 +127,16 @@ impl Pager {
         self.pages.len()
     }
 
+    /// Those that can have pages in memory.
     pub fn clusters(&self) -> usize {
-        self.gates.len()
+        self.extent.load(Ordering::Relaxed)
+    }
+
+    /// Pages behind these are not in use. (Some may still be in memory; that they are
+    /// not evicted any more does no harm, for whoever gives pages up discards them.)
+    pub fn set_extent(&self, pages: usize) {
+        let clusters = pages.div_ceil(self.per_cluster).clamp(1, self.gates.len());
+        self.extent.store(clusters, Ordering::Relaxed);
     }
 
     pub fn cluster_of(&self, page: usize) -> usize {
@@ -279,9 +294,11 @@ impl Pager {
             if !self.evict_directly(place) {
                 self.limit.exceed(1);
                 self.counters.add(place, Counter::OverLimit, 1);
+                self.counters.raise_peak(self.limit.resident());
                 return;
             }
         }
+        self.counters.raise_peak(self.limit.resident());
         self.limit.wake_evictor();
     }
 

@@ -1,7 +1,7 @@
 //! A region as a program has it.
 
 use crate::background::Background;
-use crate::counters::{Counter, Statistics};
+use crate::counters::{self, Counter, Counters, Statistics};
 use crate::lane::Lane;
 use crate::mechanism::{self, Kind, Prepared};
 use crate::page::Pinned;
@@ -9,6 +9,7 @@ use crate::pager::{Pager, Parts, Touch};
 use crate::run;
 use crate::store::Store;
 use alloc::boxed::Box;
+use alloc::ffi::CString;
 use alloc::sync::Arc;
 use core::fmt;
 use core::ops::Range;
@@ -46,6 +47,9 @@ pub struct Builder {
     readahead: Option<usize>,
     lanes: Option<usize>,
     supply: Option<Arc<dyn Supply>>,
+    address: Option<usize>,
+    unknown_threads: bool,
+    statistics: Option<CString>,
 }
 
 /// Where pages go.
@@ -109,6 +113,14 @@ impl Builder {
         self
     }
 
+    /// At this address, a multiple of 2 MiB where nothing is mapped, counting in this file (`counters::run`), and with threads that
+    /// libc does not know: for memory of a program that knows nothing of it, which may ask
+    /// for some from inside libc's malloc.
+    pub(crate) fn beneath_program(mut self, address: usize, statistics: Option<CString>) -> Self {
+        (self.address, self.unknown_threads, self.statistics) = (Some(address), true, statistics);
+        self
+    }
+
     /// Makes the region. What the backing store held before is lost, and so is
     /// what it holds when the region is gone.
     ///
@@ -134,9 +146,11 @@ impl Builder {
         let memory = window.memory().clone();
         let range = memory.address()..memory.address() + memory.length();
         let readahead = self.readahead.unwrap_or(READAHEAD) / unit;
-        let pager = Arc::new(Pager::new(Parts { kind, memory, mechanism, store, limit, readahead })?);
+        let shared = self.statistics.as_deref().and_then(counters::run::take);
+        let counters = shared.map_or_else(Counters::new, Ok)?;
+        let pager = Arc::new(Pager::new(Parts { kind, memory, mechanism, store, limit, readahead, counters })?);
         let registration = page_fault::register(range, pager.clone()).ok_or(Errno::ENOMEM)?;
-        let background = Background::new(pager.clone());
+        let background = Background::new(pager.clone(), self.unknown_threads);
         let mut region = SwapRegion {
             window,
             pinned: AtomicUsize::new(0),
@@ -180,7 +194,7 @@ impl Builder {
         let prepare = |kind: Kind| {
             let unit = kind.unit(self.size);
             let length = self.size.checked_next_multiple_of(unit).ok_or(Errno::ENOMEM)?;
-            Ok((kind, unit, mechanism::prepare(kind, length)?))
+            Ok((kind, unit, mechanism::prepare(kind, length, self.address)?))
         };
         match self.mechanism {
             Some(kind) => prepare(kind),
@@ -382,6 +396,21 @@ impl SwapRegion {
         self.pager.discard(pages)
     }
 
+    /// Only so many bytes from the start are in use: eviction looks no further.
+    pub(crate) fn set_extent(&self, bytes: usize) {
+        self.pager.set_extent(bytes.div_ceil(self.pager.unit()));
+    }
+
+    /// Has the content of whole pages move to others that hold nothing; what nobody has
+    /// in memory moves without coming in.
+    ///
+    /// Errors: `EBUSY` where pages are pinned, which hold a copy still; `EIO` where a page
+    /// cannot be read back; `ENOMEM`.
+    pub(crate) fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
+        let unit = self.pager.unit();
+        self.pager.move_pages(self.pages(&from)?, to / unit)
+    }
+
     pub fn statistics(&self) -> Statistics {
         let pager = &*self.pager;
         let sum = |counter| pager.counters.sum(counter);
@@ -390,6 +419,7 @@ impl SwapRegion {
             page_size: pager.unit() as u64,
             limit: pager.limit.get() as u64,
             resident: pager.limit.resident() as u64,
+            peak: pager.counters.peak(),
             pinned: self.pinned.load(Ordering::Relaxed) as u64,
             slots: u64::from(pager.store.slots.count()),
             slots_taken: pager.store.slots.taken() as u64,

@@ -171,3 +171,31 @@ fn allocate(number: i32, mode: u32, offset: u64, length: u64) -> Result<(), Errn
     let mode = u64::from(mode | linux::FALLOC_FL_KEEP_SIZE);
     SystemCall::new(linux::__NR_fallocate, [number as u64, mode, offset, length, 0]).run().map(drop)
 }
+
+/// Opens a file of words that several processes share.
+pub fn open_shared(path: &CStr) -> Result<OwnedDescriptor, Errno> {
+    let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC);
+    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
+    SystemCall::new(linux::__NR_openat, arguments).run().map(|number| OwnedDescriptor::from_raw(number as i32))
+}
+
+/// `struct flock`.
+#[repr(C)]
+struct Lock {
+    kind: i16,
+    whence: i16,
+    start: i64,
+    length: i64,
+    process: i32,
+}
+
+/// Claims a file for as long as its description lives (F_OFD_SETLK): it is this
+/// process's among all that ask by this function. `EAGAIN`: somebody else's.
+pub fn claim(number: i32) -> Result<(), Errno> {
+    let lock = Lock { kind: linux::F_WRLCK as i16, whence: 0, start: 0, length: 0, process: 0 };
+    let arguments = [number as u64, u64::from(linux::F_OFD_SETLK), &raw const lock as u64, 0, 0];
+    SystemCall::new(linux::__NR_fcntl, arguments).run().map(drop).map_err(|error| match error {
+        Errno::EACCES => Errno::EAGAIN,
+        other => other,
+    })
+}

@@ -24,6 +24,7 @@ mod errno;
 pub mod eventfd;
 pub mod file;
 pub mod futex;
+pub mod kept_memory;
 pub mod kernel_aio;
 pub mod mapping;
 pub mod membarrier;

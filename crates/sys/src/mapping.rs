@@ -205,6 +205,17 @@ pub(crate) fn map_aligned(length: usize, alignment: usize, flags: u32, source: O
     mapped
 }
 
+/// As [`map`], at this very address, where nothing is yet.
+pub(crate) fn map_where(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
+    let mapped = map_at(address, length, flags | linux::MAP_FIXED_NOREPLACE, source)?;
+    if mapped != address {
+        // A kernel that does not know the flag takes it for a wish.
+        let _ = unmap(mapped, length);
+        return Err(Errno::EEXIST);
+    }
+    Ok(mapped)
+}
+
 fn map_at(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     let protection = u64::from(linux::PROT_READ | linux::PROT_WRITE);
     // MAP_DENYWRITE carries the call past our own filter; Linux ignores it.

@@ -35,6 +35,7 @@ impl Word for crate::sync::AtomicU64 {
 #[cfg(not(loom))]
 mod machine {
     use super::*;
+    use crate::descriptor::OwnedDescriptor;
     use crate::mapping;
     use core::ops::Deref;
 
@@ -56,12 +57,22 @@ mod machine {
         }
     }
 
+    impl PageArray<crate::sync::AtomicU64> {
+        /// Words of a file of memory, shared with everybody who maps them.
+        pub fn of_file(file: &OwnedDescriptor, offset: usize, count: usize) -> Result<Self, Errno> {
+            let bytes = count.max(1).checked_mul(size_of::<u64>()).ok_or(Errno::ENOMEM)?;
+            let source = Some((file.number(), offset));
+            let address = mapping::map(bytes, linux_raw_sys::general::MAP_SHARED, source)? as *mut _;
+            Ok(PageArray { address, count })
+        }
+    }
+
     impl<T: Word> Deref for PageArray<T> {
         type Target = [T];
 
         #[inline(always)]
         fn deref(&self) -> &[T] {
-            // SAFETY: 1. The pages are ours until `drop`, aligned, and so many.
+            // SAFETY: 1. The pages are ours, or shared as atomics, until `drop`, aligned, and so many.
             // 2. Zeroed bytes are a value of `T` (`Word` is sealed), and it is
             // only changed as an atomic.
             unsafe { core::slice::from_raw_parts(self.address, self.count) }

@@ -23,7 +23,7 @@
 //! nothing instead.
 
 use crate::descriptor::OwnedDescriptor;
-use crate::mapping::{PAGE, map_aligned, memory_file, unmap};
+use crate::mapping::{PAGE, Source, map_aligned, map_where, memory_file, unmap};
 use crate::per_process::PerProcess;
 use crate::{Errno, SystemCall};
 use alloc::sync::Arc;
@@ -76,12 +76,20 @@ impl Window {
     }
 }
 
+fn place(length: usize, at: Option<usize>, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
+    match at {
+        Some(address) if !address.is_multiple_of(ALIGNED) => Err(Errno::EINVAL),
+        Some(address) => map_where(address, length, flags, source),
+        None => map_aligned(length, ALIGNED, flags, source),
+    }
+}
+
 impl PagedMemory {
-    /// Private pages.
-    pub fn anonymous(length: usize) -> Result<Window, Errno> {
+    /// Private pages, at this address if one is given.
+    pub fn anonymous(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
-        let address = map_aligned(length, ALIGNED, flags, None)?;
+        let address = place(length, at, flags, None)?;
         let memory = PagedMemory { address, length, alias: None, process };
         memory.advise(address, length, linux::MADV_DONTFORK)?;
         // A kernel without huge pages has nothing to advise.
@@ -89,13 +97,13 @@ impl PagedMemory {
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// A file of memory, seen twice.
-    pub fn aliased(length: usize) -> Result<Window, Errno> {
+    /// A file of memory, seen twice; the program's view is at this address if one is given.
+    pub fn aliased(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let file = memory_file(c"usring-swap", length as u64)?;
         let flags = linux::MAP_SHARED | linux::MAP_NORESERVE;
         let alias = map_aligned(length, ALIGNED, flags, Some((file.number(), 0)))?;
-        let address = match map_aligned(length, ALIGNED, flags, Some((file.number(), 0))) {
+        let address = match place(length, at, flags, Some((file.number(), 0))) {
             Ok(address) => address,
             Err(error) => {
                 let _ = unmap(alias, length);

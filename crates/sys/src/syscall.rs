@@ -1,7 +1,7 @@
 //! The bare `syscall` instruction, and the one mark that carries our own calls
 //! past our own trap filter.
 
-use crate::Errno;
+use crate::{Errno, kept_memory};
 use core::arch::asm;
 
 /// Sixth argument of a call that must not be caught by usring's filter. Most
@@ -87,7 +87,8 @@ impl SystemCall {
         // checks each of them; see the crate's head on the program's numbers.
         // 2. No call that changes this thread's control flow or stack (clone,
         // rt_sigreturn, exit) is ever built as a `SystemCall`.
-        check(unsafe { syscall6(self.number, self.arguments) })
+        let run = || check(unsafe { syscall6(self.number, self.arguments) });
+        kept_memory::during(self, run)
     }
 }
 

@@ -63,13 +63,23 @@ struct Start {
 
 /// Starts a thread; `name` is cut to 15 bytes.
 pub fn spawn(name: &str, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
+    spawn_by(spawner(), name, work)
+}
+
+/// The same, of a thread that libc does not know: for who may be inside libc's
+/// malloc, which making a thread of libc's would enter again.
+pub fn spawn_unknown(name: &str, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
+    spawn_by(spawn_bare, name, work)
+}
+
+fn spawn_by(spawner: Spawner, name: &str, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
     let mut start = Box::new(Start { name: [0; NAME_MAX + 1], work });
     let length = name.len().min(NAME_MAX);
     start.name[..length].copy_from_slice(&name.as_bytes()[..length]);
     let argument = Box::into_raw(start);
     // A thread starts with its creator's mask.
     let mask = block_signals();
-    let result = spawner()(run, argument.cast());
+    let result = spawner(run, argument.cast());
     restore_signals(mask);
     if result.is_err() {
         // SAFETY: no thread was started, so it is still ours.

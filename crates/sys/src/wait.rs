@@ -15,7 +15,7 @@
 use crate::clock::{Clock, Nanoseconds, timespec};
 use crate::epoll::Event;
 use crate::signals::{self, ALWAYS_OPEN, DEFERRED, SignalSet};
-use crate::{Errno, SystemCall, syscall};
+use crate::{Errno, SystemCall, kept_memory, syscall};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
@@ -99,6 +99,10 @@ enum Ended {
 }
 
 fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
+    kept_memory::during(call, || run_as_it_is(reason, call))
+}
+
+fn run_as_it_is(reason: &AtomicU32, call: &SystemCall) -> Ended {
     // SAFETY: 1. `reason` and `call.arguments` live across the call. 2. The
     // kernel checks the arguments, which are ours or the program's (see the
     // crate's head). 3. `usring_wait` keeps the C ABI.

@@ -110,7 +110,7 @@ const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 const LARGEST: u64 = i64::MAX as u64;
 
 /// Bytes, or with K, M, G, T (1K is 1024).
-fn size(text: &str) -> Option<u64> {
+pub fn size(text: &str) -> Option<u64> {
     let (digits, shift) = match UNITS.iter().find(|(unit, _)| text.ends_with(*unit)) {
         Some((_, shift)) => (&text[..text.len() - 1], *shift),
         None => (text, 0),

@@ -18,8 +18,8 @@ struct Aliased {
     guards: bool,
 }
 
-pub fn prepare(kind: Kind, length: usize) -> Result<Prepared, Errno> {
-    let window = PagedMemory::aliased(length)?;
+pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
+    let window = PagedMemory::aliased(length, at)?;
     let mechanism = Aliased { memory: window.memory().clone(), guards: kind == Kind::Guard };
     mechanism.close(0, length)?;
     mechanism.check()?;

@@ -12,10 +12,10 @@ struct Anonymous {
     fault: Arc<UserFault>,
 }
 
-pub fn prepare(kind: Kind, length: usize) -> Result<Prepared, Errno> {
+pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
     let events = kind == Kind::Thread;
     let fault = Arc::new(UserFault::open(if events { Telling::Events } else { Telling::Signal })?);
-    let window = PagedMemory::anonymous(length)?;
+    let window = PagedMemory::anonymous(length, at)?;
     let memory = window.memory().clone();
     fault.register(memory.address(), length)?;
     let mechanism = Box::new(Anonymous { memory, fault: fault.clone() });

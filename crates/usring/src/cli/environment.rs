@@ -22,6 +22,8 @@ const PROBE: &str = "USRING_PROBE_FD";
 const PAD: &str = "USRING_PAD";
 /// Path of the socket of the run that has devices.
 const DEVICES: &str = "USRING_DEVICES";
+/// What the run's swapped memory is like.
+const SWAP: &str = "USRING_SWAP";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
@@ -32,7 +34,8 @@ pub struct Environment(Vec<(OsString, OsString)>);
 impl Environment {
     /// Our own, without what an outer usring may have left for itself.
     pub fn inherited() -> Environment {
-        let for_us = |name: &OsStr| name == PROBE || name == STATISTICS || name == DEVICES || name == PAD;
+        let for_us =
+            |name: &OsStr| name == PROBE || name == STATISTICS || name == DEVICES || name == SWAP || name == PAD;
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
 
@@ -76,6 +79,10 @@ impl Environment {
         *self.entry(STATISTICS) = path.into();
     }
 
+    pub fn swap(&mut self, text: &str) {
+        *self.entry(SWAP) = text.into();
+    }
+
     pub fn devices(&mut self, socket: &Path) {
         *self.entry(DEVICES) = socket.into();
     }
@@ -83,7 +90,7 @@ impl Environment {
     /// Whether the constructor takes this variable out of the environment.
     fn is_for_library((name, value): &(OsString, OsString)) -> bool {
         let alone = || !value.as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
-        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, STATISTICS, DEVICES].iter().any(|known| name == known)
+        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, STATISTICS, DEVICES, SWAP].iter().any(|known| name == known)
             || (name == PRELOAD && alone())
     }
 

@@ -4,7 +4,7 @@
 //!   can be served, [`library`] finds what is loaded into it, [`environment`]
 //!   tells it, [`deny`] closes the kernel's io_uring, [`supervise`] stays beside
 //!   it and [`statistics`] prints what was counted.
-//! - [`devices`] are what `run --device` makes and `ctl` looks at.
+//! - [`devices`] are what `run --device` makes and `ctl` looks at, [`swap`] is `run --swap`.
 //! - [`doctor`] says what works here, by way of [`probe`] and [`swap_probe`]; [`demo`] shows it,
 //!   [`bench`] measures it; all three start [`child`]ren, as any user would.
 //!
@@ -24,6 +24,7 @@ mod probe;
 mod run;
 mod statistics;
 mod supervise;
+mod swap;
 mod swap_probe;
 
 use clap::{Parser, Subcommand};

@@ -9,6 +9,7 @@ use super::environment::Environment;
 use super::executable::{self, Executable};
 use super::statistics::StatisticsFile;
 use super::supervise::Supervisor;
+use super::swap::{self, CountedFile, SwapOption};
 use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -23,6 +24,7 @@ Examples:
   usring run -- node server.js
   usring run --deny-kernel --stats -- qemu-img bench -i io_uring -t none disk.img
   usring run --device /tmp/disk=ram:size=1G -- fio --name=job --filename=/tmp/disk --ioengine=io_uring --hipri
+  usring run --swap file:path=/var/tmp/swap,size=8G,limit=256M --stats -- sort -S 2G huge.txt
 
 Exit status: the program's own. If it never started: 125 if usring cannot serve it (it says why),
 126 if it cannot be executed, 127 if it was not found.
@@ -54,6 +56,12 @@ pub struct Options {
     /// On a device that does not poll (poll=interrupt), let polled rings wait for interrupts instead of refusing them.
     #[arg(long)]
     pub iopoll_fallback: bool,
+
+    /// Keep at most `limit` of the program's large anonymous memory resident, and the rest in SPEC, a device as for
+    /// --device. Without privileges, and without swap of the system's: who touches a page that is out reads it back.
+    /// Memory that is mapped `min` bytes (1M) or more at a time is swapped, malloc's large blocks among it.
+    #[arg(long = "swap", value_name = "SPEC,limit=SIZE[,min=SIZE]", value_parser = swap::parse, conflicts_with = "devices")]
+    pub swap: Option<SwapOption>,
 
     /// Have libaio's io_getevents poll devices for events, as far as nothing else has to be told of them (no eventfd):
     /// programs on libaio then gain from polling without a change.
@@ -97,6 +105,11 @@ pub fn run(options: &Options) -> Outcome {
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
+    // Before signals are blocked: a mechanism is tried by what it raises.
+    options.swap.as_ref().map_or(Ok(()), SwapOption::check)?;
+    if let (Some(swap), false) = (&options.swap, options.stats) {
+        environment.swap(&swap.text(None));
+    }
     if !options.stats && options.devices.is_empty() {
         let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
         return launch.execute().map(|never| match never {});
@@ -109,6 +122,14 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(devices) = &devices {
         environment.devices(devices.socket_path());
     }
+    let counted = match &options.swap {
+        Some(swap) if options.stats => {
+            let counted = CountedFile::create()?;
+            environment.swap(&swap.text(Some(&counted)));
+            Some(counted)
+        }
+        _ => None,
+    };
     let statistics = if options.stats { Some(StatisticsFile::create()?) } else { None };
     if let Some(statistics) = &statistics {
         environment.statistics(&statistics.path());
@@ -120,6 +141,9 @@ pub fn run(options: &Options) -> Outcome {
     drop(devices);
     if let Some(statistics) = &statistics {
         report(statistics, &probe);
+    }
+    if let Some(counted) = &counted {
+        report_swap(counted);
     }
     Ok(ended.mirror())
 }
@@ -141,6 +165,14 @@ fn report(statistics: &StatisticsFile, probe: &EventFd) {
         }
         Ok(snapshot) => write!(errors, "{snapshot}"),
         Err(error) => writeln!(errors, "usring: cannot read the statistics ({error})"),
+    };
+}
+
+fn report_swap(counted: &CountedFile) {
+    let mut errors = std::io::stderr();
+    let _ = match counted.read() {
+        Ok(report) => write!(errors, "{report}"),
+        Err(error) => writeln!(errors, "usring: cannot read the statistics of swap ({error})"),
     };
 }
 

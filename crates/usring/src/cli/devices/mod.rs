@@ -44,7 +44,7 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
     Ok(DeviceOption { path: path.into(), spec })
 }
 
-fn absolute(path: &str) -> Result<String, String> {
+pub fn absolute(path: &str) -> Result<String, String> {
     let resolved = std::path::absolute(path).map_err(|error| format!("{path}: {error}"))?;
     resolved.into_os_string().into_string().map_err(|_| format!("{path}: the way to it is not UTF-8; give all of it"))
 }

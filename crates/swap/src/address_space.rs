@@ -1,0 +1,226 @@
+//! Which addresses of a region are a program's, as mmap(2) and munmap(2) have it.
+//!
+//! Extents of the same kind that touch are one, so there are few; the lowest room that is
+//! large enough is given, so what is in use stays together. A unit (bytes that come and go
+//! together) is given once nothing is left of what was in it.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// What an extent is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The program's.
+    Mapped,
+    /// Given up by the program, while a system call still uses it.
+    Leaving,
+}
+
+#[derive(Debug)]
+pub struct AddressSpace {
+    range: Range<usize>,
+    unit: usize,
+    /// By their starts: ends and kinds.
+    extents: BTreeMap<usize, (usize, Kind)>,
+}
+
+impl AddressSpace {
+    /// Nothing of the range is given yet; it is whole units.
+    pub fn new(range: Range<usize>, unit: usize) -> Self {
+        AddressSpace { range, unit, extents: BTreeMap::new() }
+    }
+
+    fn down(&self, address: usize) -> usize {
+        self.range.start + (address - self.range.start) / self.unit * self.unit
+    }
+
+    fn up(&self, address: usize) -> usize {
+        self.range.start + (address - self.range.start).next_multiple_of(self.unit)
+    }
+
+    /// Gives the lowest room of so many bytes.
+    pub fn take(&mut self, length: usize) -> Option<usize> {
+        let mut room = self.range.start;
+        for (start, (end, _)) in &self.extents {
+            if self.down(*start).saturating_sub(room) >= length {
+                break;
+            }
+            room = self.up(*end);
+        }
+        if length == 0 || self.range.end.checked_sub(room)? < length {
+            return None;
+        }
+        self.insert(room, room + length, Kind::Mapped);
+        Some(room)
+    }
+
+    /// Gives what follows an extent, if nobody has it.
+    pub fn extend(&mut self, end: usize, length: usize) -> bool {
+        let next = self.extents.range(end..).next().map_or(self.range.end, |(start, _)| self.down(*start));
+        // The rest of the last unit is nobody's but its owner's.
+        let is_room = next >= end && next - end >= length;
+        if is_room && length > 0 {
+            self.insert(end, end + length, Kind::Mapped);
+        }
+        is_room
+    }
+
+    fn insert(&mut self, mut start: usize, mut end: usize, kind: Kind) {
+        if let Some((before, (stop, other))) = self.extents.range(..start).next_back()
+            && *stop == start
+            && *other == kind
+        {
+            start = *before;
+        }
+        if let Some((stop, other)) = self.extents.get(&end).copied()
+            && other == kind
+        {
+            self.extents.remove(&end);
+            end = stop;
+        }
+        self.extents.insert(start, (end, kind));
+    }
+
+    /// What of a range is of this kind, in order.
+    pub fn parts(&self, range: &Range<usize>, kind: Kind) -> Vec<Range<usize>> {
+        let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
+        let extents = self.extents.range(first..range.end.max(first)).filter(|(_, (_, other))| *other == kind);
+        let parts = extents.map(|(start, (end, _))| range.start.max(*start)..range.end.min(*end));
+        parts.filter(|part| part.start < part.end).collect()
+    }
+
+    /// Whether all of a range is the program's.
+    pub fn has(&self, range: &Range<usize>) -> bool {
+        self.parts(range, Kind::Mapped) == [range.clone()]
+    }
+
+    /// The extent of the program's that an address is in.
+    pub fn around(&self, address: usize) -> Option<Range<usize>> {
+        let (start, (end, kind)) = self.extents.range(..=address).next_back()?;
+        (*kind == Kind::Mapped && address < *end).then_some(*start..*end)
+    }
+
+    /// Takes back what of a range is of this kind; answers it, in order.
+    pub fn free(&mut self, range: &Range<usize>, kind: Kind) -> Vec<Range<usize>> {
+        let parts = self.parts(range, kind);
+        for part in &parts {
+            let found = self.extents.range(..=part.start).next_back().map(|(start, extent)| (*start, *extent));
+            let Some((start, (end, _))) = found else { continue };
+            self.extents.remove(&start);
+            if start < part.start {
+                self.extents.insert(start, (part.start, kind));
+            }
+            if part.end < end {
+                self.extents.insert(part.end, (end, kind));
+            }
+        }
+        parts
+    }
+
+    /// Puts what was taken back under another kind.
+    pub fn keep(&mut self, range: &Range<usize>, kind: Kind) {
+        self.insert(range.start, range.end, kind);
+    }
+
+    /// The units that a range touches and nobody has anything of.
+    pub fn idle_units(&self, range: &Range<usize>) -> Range<usize> {
+        let (mut start, mut end) = (self.down(range.start), self.up(range.end));
+        let is_idle = |unit: usize| {
+            let whole = unit..unit + self.unit;
+            self.parts(&whole, Kind::Mapped).is_empty() && self.parts(&whole, Kind::Leaving).is_empty()
+        };
+        if start < end && !is_idle(start) {
+            start += self.unit;
+        }
+        if start < end && !is_idle(end - self.unit) {
+            end -= self.unit;
+        }
+        start..end
+    }
+
+    /// Everything of this kind.
+    pub fn all(&self, kind: Kind) -> Vec<Range<usize>> {
+        self.parts(&self.range.clone(), kind)
+    }
+
+    /// Where the last extent ends.
+    pub fn end(&self) -> usize {
+        self.extents.last_key_value().map_or(self.range.start, |(_, (end, _))| *end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space(unit: usize) -> AddressSpace {
+        AddressSpace::new(1000..2000, unit)
+    }
+
+    #[test]
+    fn the_lowest_room_is_given_first() {
+        let mut space = space(10);
+        assert_eq!(space.take(100), Some(1000));
+        assert_eq!(space.take(50), Some(1100));
+        assert_eq!(space.take(30), Some(1150));
+        assert_eq!(space.free(&(1100..1150), Kind::Mapped), [1100..1150]);
+        assert_eq!(space.take(60), Some(1180), "does not fit into the hole");
+        assert_eq!(space.take(50), Some(1100));
+        assert_eq!(space.all(Kind::Mapped), [1000..1240], "neighbours are one");
+        assert_eq!(space.take(761), None);
+        assert_eq!(space.take(760), Some(1240));
+        assert_eq!(space.take(1), None);
+    }
+
+    #[test]
+    fn a_part_is_freed_out_of_the_middle() {
+        let mut space = space(10);
+        space.take(300);
+        assert_eq!(space.free(&(1100..1200), Kind::Mapped), [1100..1200]);
+        assert_eq!(space.all(Kind::Mapped), [1000..1100, 1200..1300]);
+        assert!(space.has(&(1000..1100)) && !space.has(&(1000..1101)));
+        assert_eq!(space.around(1250), Some(1200..1300));
+        assert_eq!(space.around(1150), None);
+        assert_eq!(space.free(&(900..2000), Kind::Mapped), [1000..1100, 1200..1300]);
+        assert_eq!(space.end(), 1000);
+    }
+
+    #[test]
+    fn an_extent_grows_into_what_is_free_behind_it() {
+        let mut space = space(10);
+        space.take(100);
+        assert!(space.extend(1100, 50));
+        assert_eq!(space.around(1000), Some(1000..1150));
+        space.take(10);
+        assert!(!space.extend(1150, 10));
+        assert_eq!(space.all(Kind::Mapped), [1000..1160]);
+    }
+
+    #[test]
+    fn a_unit_is_given_again_when_nothing_of_it_is_left() {
+        let mut space = space(100);
+        assert_eq!(space.take(150), Some(1000));
+        assert_eq!(space.take(10), Some(1200));
+        space.free(&(1000..1120), Kind::Mapped);
+        assert_eq!(space.idle_units(&(1000..1120)), 1000..1100);
+        assert_eq!(space.take(101), Some(1300));
+        assert_eq!(space.take(100), Some(1000));
+        space.free(&(1120..1150), Kind::Mapped);
+        assert_eq!(space.idle_units(&(1120..1150)), 1100..1200);
+    }
+
+    #[test]
+    fn what_leaves_is_neither_the_programs_nor_free() {
+        let mut space = space(10);
+        space.take(20);
+        for part in space.free(&(1000..1010), Kind::Mapped) {
+            space.keep(&part, Kind::Leaving);
+        }
+        assert_eq!(space.around(1005), None);
+        assert_eq!(space.idle_units(&(1000..1010)), 1010..1010);
+        assert_eq!(space.take(10), Some(1020));
+        space.free(&(1000..1010), Kind::Leaving);
+        assert_eq!(space.take(10), Some(1000));
+    }
+}

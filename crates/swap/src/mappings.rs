@@ -1,0 +1,288 @@
+//! The anonymous memory of a program that knows nothing of it: what it maps is given
+//! out of one region, at addresses that are told apart from all others by two
+//! comparisons ([`WINDOW`]).
+//!
+//! The words are mmap(2)'s. Nothing here makes a promise that the kernel does not: what
+//! is unmapped or thrown away while a system call of another thread uses it leaves when
+//! that call is over.
+
+use crate::address_space::{AddressSpace, Kind};
+use crate::mechanism;
+use crate::region::{Access, SwapRegion};
+use alloc::boxed::Box;
+use alloc::ffi::CString;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ffi::CStr;
+use core::ops::Range;
+use usring_device::{Device, OwnSupply, PolicyWord, Spec, spec};
+use usring_sys::descriptor::HeldDescriptor;
+use usring_sys::mapping::PAGE;
+use usring_sys::mutex::Mutex;
+use usring_sys::{Errno, UserAddress, file, user_memory};
+
+/// Where such memory lies: far from all places that Linux, loaders and runtimes choose by
+/// themselves, and the same in every process, so that a filter can know it.
+pub const WINDOW: Range<usize> = 0x2000_0000_0000..0x2100_0000_0000;
+
+/// Least limit: what system calls pin is a small part of it.
+pub const LEAST_LIMIT: usize = 4 << 20;
+/// Least size of a mapping that can be asked for.
+pub const LEAST_MINIMUM: usize = 128 << 10;
+
+/// Addresses for each byte that can be held, so that there is room between holes.
+const ROOM: usize = 4;
+const ALIGNED: usize = 2 << 20;
+
+/// What the launcher says.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    pub backing: &'a str,
+    pub limit: usize,
+    /// Bytes of the smallest mapping that is given out of it; the caller's to keep.
+    pub minimum: usize,
+    pub mechanism: Option<mechanism::Kind>,
+    /// File to count in.
+    pub statistics: Option<&'a CStr>,
+}
+
+/// Why there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Another process's pages go there.
+    InUse,
+    Failed(Errno),
+}
+
+impl From<Errno> for Obstacle {
+    fn from(error: Errno) -> Self {
+        Obstacle::Failed(error)
+    }
+}
+
+pub struct Mappings {
+    region: SwapRegion,
+    space: Mutex<AddressSpace>,
+    /// Says that the backing store is this process's.
+    _claim: Option<HeldDescriptor>,
+}
+
+static ZEROES: [u8; PAGE] = [0; PAGE];
+
+impl Mappings {
+    /// Opens the backing store, which holds what its last user had put there and is this
+    /// process's alone from now on.
+    pub fn open(options: &Options) -> Result<Self, Obstacle> {
+        let spec = spec::parse(options.backing).map_err(|_| Errno::EINVAL)?;
+        let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
+        let driver = spec.open(Box::new(OwnSupply))?;
+        let claim = claim(&spec)?;
+        let capacity = driver.geometry().size as usize;
+        let device = Arc::new(Device::new(driver, policy, true));
+        let held = capacity.saturating_add(options.limit);
+        let size = held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED);
+        let mut builder = SwapRegion::builder().size(size).limit(options.limit).device(device);
+        if let Some(mechanism) = options.mechanism {
+            builder = builder.mechanism(mechanism);
+        }
+        let region = builder.beneath_program(WINDOW.start, options.statistics.map(CString::from)).build()?;
+        region.set_extent(0);
+        let range = region.as_ptr() as usize..region.as_ptr() as usize + region.size();
+        let space = Mutex::new(AddressSpace::new(range, region.page_size()));
+        Ok(Mappings { region, space, _claim: claim })
+    }
+
+    pub fn region(&self) -> &SwapRegion {
+        &self.region
+    }
+
+    /// Bytes that a system call should pin at most.
+    pub fn most_pinned(&self) -> usize {
+        (self.region.statistics().limit as usize * self.region.page_size() / 16).clamp(PAGE, 1 << 20)
+    }
+
+    fn offsets(&self, range: &Range<usize>) -> Range<usize> {
+        let start = self.region.as_ptr() as usize;
+        range.start - start..range.end - start
+    }
+
+    fn set_extent(&self, space: &AddressSpace) {
+        self.region.set_extent(space.end() - self.region.as_ptr() as usize);
+    }
+
+    /// Zeroed memory; `None` if there is no room in the region.
+    pub fn map(&self, length: usize) -> Option<usize> {
+        let length = length.checked_next_multiple_of(PAGE)?;
+        let mut space = self.space.lock();
+        self.reap(&mut space);
+        let start = space.take(length)?;
+        self.set_extent(&space);
+        Some(start)
+    }
+
+    /// Whether all of a range was given and not taken back.
+    pub fn has(&self, range: &Range<usize>) -> bool {
+        self.space.lock().has(range)
+    }
+
+    /// The mapped neighbourhood of an address.
+    pub fn around(&self, address: usize) -> Option<Range<usize>> {
+        self.space.lock().around(address)
+    }
+
+    /// munmap(2) of whole pages; what of them is not mapped does not matter.
+    pub fn unmap(&self, range: &Range<usize>) -> Result<(), Errno> {
+        let mut space = self.space.lock();
+        self.reap(&mut space);
+        self.unmap_in(&mut space, range)
+    }
+
+    fn unmap_in(&self, space: &mut AddressSpace, range: &Range<usize>) -> Result<(), Errno> {
+        for part in space.free(range, Kind::Mapped) {
+            let idle = space.idle_units(&part);
+            if let Err(error) = self.region.discard_shared(self.offsets(&idle)) {
+                // A system call has some of it; what is gone already is gone twice.
+                space.keep(&part, Kind::Leaving);
+                if error != Errno::EBUSY {
+                    return Err(error);
+                }
+            }
+        }
+        self.set_extent(space);
+        Ok(())
+    }
+
+    /// Takes back what system calls had when it was given up.
+    fn reap(&self, space: &mut AddressSpace) {
+        for part in space.all(Kind::Leaving) {
+            space.free(&part, Kind::Leaving);
+            let idle = space.idle_units(&part);
+            if self.region.discard_shared(self.offsets(&idle)).is_err() {
+                space.keep(&part, Kind::Leaving);
+            }
+        }
+    }
+
+    /// The range holds zeroes from now on. Errors: `ENOMEM` where not all of it is mapped,
+    /// as madvise(2) has it: what is, was discarded.
+    pub fn discard(&self, range: &Range<usize>) -> Result<(), Errno> {
+        let parts = {
+            let space = self.space.lock();
+            space.parts(range, Kind::Mapped)
+        };
+        for part in &parts {
+            self.zero(part)?;
+        }
+        if parts == [range.clone()] { Ok(()) } else { Err(Errno::ENOMEM) }
+    }
+
+    fn zero(&self, part: &Range<usize>) -> Result<(), Errno> {
+        let unit = self.region.page_size();
+        let base = self.region.as_ptr() as usize;
+        let start = base + (part.start - base).next_multiple_of(unit);
+        let end = base + (part.end - base) / unit * unit;
+        if start >= end {
+            return write_zeroes(part);
+        }
+        write_zeroes(&(part.start..start))?;
+        write_zeroes(&(end..part.end))?;
+        match self.region.discard_shared(self.offsets(&(start..end))) {
+            Err(Errno::EBUSY) => (start..end).step_by(unit).try_for_each(|page| {
+                let page = page..page + unit;
+                match self.region.discard_shared(self.offsets(&page)) {
+                    Err(Errno::EBUSY) => write_zeroes(&page),
+                    other => other,
+                }
+            }),
+            other => other,
+        }
+    }
+
+    /// mremap(2) within the region. Errors: `EFAULT` where the old range is not one
+    /// mapping; `ENOMEM` where there is no room.
+    pub fn remap(&self, old: &Range<usize>, length: usize, may_move: bool) -> Result<usize, Errno> {
+        let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
+        let mut space = self.space.lock();
+        if !space.has(old) {
+            return Err(Errno::EFAULT);
+        }
+        if length <= old.len() {
+            self.unmap_in(&mut space, &(old.start + length..old.end))?;
+            return Ok(old.start);
+        }
+        self.reap(&mut space);
+        if space.extend(old.end, length - old.len()) {
+            self.set_extent(&space);
+            return Ok(old.start);
+        }
+        let new = if may_move { space.take(length) } else { None }.ok_or(Errno::ENOMEM)?;
+        self.set_extent(&space);
+        match self.move_contents(old, new) {
+            // What is pinned leaves later.
+            Ok(()) | Err(Errno::EBUSY) => {}
+            Err(error) => {
+                // Nothing of the old mapping may be lost: both stay, and share the loss.
+                return Err(error);
+            }
+        }
+        self.unmap_in(&mut space, old)?;
+        Ok(new)
+    }
+
+    fn move_contents(&self, old: &Range<usize>, new: usize) -> Result<(), Errno> {
+        let unit = self.region.page_size();
+        let base = self.region.as_ptr() as usize;
+        if unit == PAGE {
+            return self.region.move_pages(self.offsets(old), new - base);
+        }
+        // Parts of units: as memory.
+        let mut bounce = alloc::vec![0; PAGE];
+        for offset in (0..old.len()).step_by(PAGE) {
+            user_memory::copy_in(&mut bounce, UserAddress((old.start + offset) as u64))?;
+            user_memory::copy_out(UserAddress((new + offset) as u64), &bounce)?;
+        }
+        Ok(())
+    }
+
+    /// Brings a range in and keeps it there until it is unpinned. Errors: as
+    /// [`SwapRegion::pin`].
+    pub fn pin(&self, range: &Range<usize>, access: Access) -> Result<(), Errno> {
+        self.region.pin(self.offsets(range), access).map(core::mem::forget)
+    }
+
+    pub fn unpin(&self, range: &Range<usize>) {
+        let _ = self.region.unpin(self.offsets(range));
+    }
+
+    /// The addresses that the region has.
+    pub fn range(&self) -> Range<usize> {
+        let start = self.region.as_ptr() as usize;
+        start..start + self.region.size()
+    }
+
+    /// What is mapped now.
+    pub fn mapped(&self) -> Vec<Range<usize>> {
+        self.space.lock().all(Kind::Mapped)
+    }
+}
+
+fn write_zeroes(range: &Range<usize>) -> Result<(), Errno> {
+    range.clone().step_by(PAGE).try_for_each(|start| {
+        let length = (range.end - start).min(PAGE);
+        user_memory::copy_out(UserAddress(start as u64), &ZEROES[..length])
+    })
+}
+
+/// Has the file of a device for this process alone. (Memory, and what a back end has, is
+/// this process's anyway.)
+fn claim(spec: &Spec) -> Result<Option<HeldDescriptor>, Obstacle> {
+    let Some(path) = spec.device().text("path") else { return Ok(None) };
+    let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
+    const READ_WRITE: u32 = 2;
+    let opened = file::open(&path, READ_WRITE)?;
+    match file::claim(opened.number()) {
+        Ok(()) => Ok(Some(opened)),
+        Err(Errno::EAGAIN) => Err(Obstacle::InUse),
+        Err(error) => Err(Obstacle::Failed(error)),
+    }
+}

@@ -1,0 +1,93 @@
+//! Memory that has to be kept where it is while the kernel uses it: pages that come
+//! and go by our own hand are not brought back by a system call.
+//!
+//! Where a process has such memory and does not know which calls name it (a program
+//! that knows nothing of it), every system call that we make for it goes by here:
+//! the [`Keeper`] looks at the call, and keeps what it names until the call is over.
+//! One look at a pointer where there is no keeper.
+//!
+//! What moves the pages itself is [`exempt`]: it has them in its hand.
+
+use crate::{SystemCall, thread};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+/// Who knows which memory that is.
+pub struct Keeper {
+    /// Keeps what the call names; answers what [`Keeper::let_go`] is given, 0 if that
+    /// is nothing.
+    pub keep: fn(&SystemCall) -> usize,
+    pub let_go: fn(usize),
+}
+
+static KEEPER: AtomicPtr<Keeper> = AtomicPtr::new(core::ptr::null_mut());
+
+/// From now on calls are looked at by `keeper`.
+pub fn set_keeper(keeper: &'static Keeper) {
+    KEEPER.store(core::ptr::from_ref(keeper).cast_mut(), Ordering::Release);
+}
+
+/// In a forked child, which has no such memory.
+pub fn forget_keeper() {
+    KEEPER.store(core::ptr::null_mut(), Ordering::Relaxed);
+}
+
+/// Makes a call while what it names is kept.
+#[inline]
+pub(crate) fn during<R>(call: &SystemCall, make: impl FnOnce() -> R) -> R {
+    // SAFETY: only references that live for ever are stored.
+    match unsafe { KEEPER.load(Ordering::Acquire).as_ref() } {
+        None => make(),
+        Some(keeper) => during_kept(keeper, call, make),
+    }
+}
+
+#[inline(never)]
+fn during_kept<R>(keeper: &Keeper, call: &SystemCall, make: impl FnOnce() -> R) -> R {
+    let kept = (keeper.keep)(call);
+    let answer = make();
+    if kept != 0 {
+        (keeper.let_go)(kept);
+    }
+    answer
+}
+
+/// Threads that are exempt at the same time; one that finds no row waits.
+const ROWS: usize = 256;
+
+/// Thread pointers.
+static EXEMPT: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
+
+/// While it lives nothing is kept for this thread.
+#[must_use = "the thread is exempt until it is dropped"]
+#[derive(Debug)]
+pub struct Exempt(usize);
+
+/// For who moves the pages.
+pub fn exempt() -> Exempt {
+    let thread = thread::current().0;
+    let start = row_of(thread);
+    for step in 0.. {
+        let row = (start + step) % ROWS;
+        if EXEMPT[row].compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            return Exempt(row);
+        }
+    }
+    unreachable!("rows are looked at until one is free")
+}
+
+impl Drop for Exempt {
+    fn drop(&mut self) {
+        EXEMPT[self.0].store(0, Ordering::Relaxed);
+    }
+}
+
+/// Whether the calling thread is.
+pub fn is_exempt() -> bool {
+    let thread = thread::current().0;
+    EXEMPT.iter().any(|row| row.load(Ordering::Relaxed) == thread)
+}
+
+fn row_of(thread: usize) -> usize {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    ((thread as u64).wrapping_mul(GOLDEN) >> (64 - ROWS.trailing_zeros())) as usize
+}

@@ -1,0 +1,201 @@
+//! `usring run --swap SPEC,limit=SIZE`: what the program's processes are told of it, and what
+//! they have counted at the end. Each of them opens the backing store by itself
+//! (`usring_swap::mappings`).
+
+use super::Failure;
+use super::devices::absolute;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use usring_device::{OwnSupply, Spec, spec};
+use usring_swap::Mechanism;
+use usring_swap::counters::run;
+use usring_swap::mappings::{LEAST_LIMIT, LEAST_MINIMUM};
+use usring_sys::Errno;
+
+/// Unless `min=` says otherwise.
+const MINIMUM: usize = 1 << 20;
+
+/// A `SPEC,limit=…` of the command line.
+#[derive(Clone)]
+pub struct SwapOption {
+    spec: Spec,
+    limit: usize,
+    minimum: usize,
+    mechanism: Option<Mechanism>,
+}
+
+/// Reads it; what is wrong is said in one sentence.
+pub fn parse(text: &str) -> Result<SwapOption, String> {
+    let (mut limit, mut minimum, mut mechanism) = (None, MINIMUM, None);
+    let mut rest = Vec::new();
+    for part in parts(text) {
+        match part.split_once('=') {
+            Some(("limit", value)) => limit = Some(bytes("limit", value, LEAST_LIMIT)?),
+            Some(("min", value)) => minimum = bytes("min", value, LEAST_MINIMUM)?,
+            Some(("mechanism", value)) => mechanism = Some(mechanism_of(value)?),
+            _ => rest.push(part),
+        }
+    }
+    let limit = limit.ok_or("limit= is missing: how much of the memory may be resident, for example limit=256M")?;
+    let spec = spec::parse(&rest.join(",")).map_err(|error| error.to_string())?;
+    let spec = spec.with_paths(absolute)?;
+    if spec.device().kind() == "vhost-user" {
+        return Err("a vhost-user back end cannot hold swapped memory of a program yet; file: and ram: can".into());
+    }
+    Ok(SwapOption { spec, limit, minimum, mechanism })
+}
+
+/// The text between commas, but for those in parentheses or behind a backslash.
+fn parts(text: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut depth, mut is_escaped) = (Vec::new(), 0, 0, false);
+    for (at, character) in text.char_indices() {
+        match character {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
+fn bytes(name: &str, value: &str, least: usize) -> Result<usize, String> {
+    let bytes = spec::size(value).and_then(|bytes| usize::try_from(bytes).ok());
+    let bytes = bytes.ok_or_else(|| format!("{name}={value} is no size; for example {name}=256M"))?;
+    if bytes < least {
+        return Err(format!("{name}={value} is too little: {name} is {}K at least", least >> 10));
+    }
+    Ok(bytes)
+}
+
+fn mechanism_of(name: &str) -> Result<Mechanism, String> {
+    let known = || Mechanism::ALL.map(Mechanism::name).join(", ");
+    Mechanism::of_name(name).ok_or_else(|| format!("mechanism={name} is none of {}", known()))
+}
+
+impl SwapOption {
+    /// Tries what each process will do: whether the backing store is to be had, and the
+    /// mechanism works.
+    pub fn check(&self) -> Result<(), Failure> {
+        let driver = self.spec.open(Box::new(OwnSupply)).map_err(|error| self.cannot_be_opened(error))?;
+        if driver.geometry().features.read_only {
+            return Err(Failure::new(format!("{} is read-only: swapped memory has to go somewhere", self.spec)));
+        }
+        let kinds = self.mechanism.map_or_else(|| Mechanism::BY_ITSELF.to_vec(), |kind| vec![kind]);
+        let mut tried = kinds.iter().map(|kind| usring_swap::probe(*kind));
+        match tried.find_map(Result::ok) {
+            Some(()) => Ok(()),
+            None => Err(Failure::new("no mechanism of swap works here; `usring doctor` says why")),
+        }
+    }
+
+    fn cannot_be_opened(&self, error: Errno) -> Failure {
+        match self.spec.device().text("path") {
+            Some(path) if error == Errno::ENOENT => Failure::new(format!(
+                "{path} does not exist; make a file as large as what is to be swapped, with `truncate -s 8G {path}`"
+            )),
+            _ => Failure::new(format!("cannot open {} for swapped memory ({error})", self.spec)),
+        }
+    }
+
+    /// For the library.
+    pub fn text(&self, statistics: Option<&CountedFile>) -> String {
+        let mechanism = self.mechanism.map_or("-", Mechanism::name);
+        let path = statistics.map_or("-".into(), CountedFile::path);
+        format!("{} {} {mechanism} {path} {}", self.limit, self.minimum, self.spec)
+    }
+}
+
+/// A file in memory in which the processes count.
+pub struct CountedFile(File);
+
+impl CountedFile {
+    pub fn create() -> Result<CountedFile, Failure> {
+        let create = || {
+            let file =
+                File::from(memfd_create(c"usring-swap-statistics", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from)?);
+            file.set_len(run::SIZE as u64)?;
+            Ok(file)
+        };
+        create().map(CountedFile).map_err(|error: io::Error| {
+            Failure::new(format!("cannot make the file for --stats ({error}); run without --stats"))
+        })
+    }
+
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
+    /// What has been counted so far, a line for each process that had swapped memory.
+    pub fn read(&self) -> io::Result<Report> {
+        let mut bytes = vec![0; run::SIZE];
+        self.0.read_exact_at(&mut bytes, 0)?;
+        let (words, _) = bytes.as_chunks::<8>();
+        let words: Vec<u64> = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+        run::sums(&words).map(Report).map_err(|error| io::Error::other(error.to_string()))
+    }
+}
+
+/// What the processes of a run have counted.
+pub struct Report(Vec<run::Sums>);
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return writeln!(f, "usring: swap: no memory was mapped that is swapped");
+        }
+        for sums in &self.0 {
+            let kibibytes = |pages: u64| pages * sums.page_size >> 10;
+            writeln!(
+                f,
+                "usring: swap: limit {} KiB, resident at most {} KiB; pages of {} KiB: {} first touched, {} read back by \
+                 their thread, {} ahead of it, {} evicted, {} written, {} above the limit",
+                kibibytes(sums.limit),
+                kibibytes(sums.peak),
+                sums.page_size >> 10,
+                sums.first_touches,
+                sums.swap_ins,
+                sums.read_ahead,
+                sums.evicted,
+                sums.written,
+                sums.over_limit,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_own_words_are_taken_out_of_the_device() {
+        let option = parse("file:path=/tmp/a\\,b,limit=8M,size=1G,min=256K,mechanism=guard").unwrap();
+        assert_eq!(option.text(None), "8388608 262144 guard - file:path=/tmp/a\\,b,size=1G");
+        let option = parse("delay(ram:size=1G,latency=uniform(1us,2us)),limit=256M").unwrap();
+        assert!(option.text(None).starts_with("268435456 1048576 - - delay(ram:size=1G,"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let wrong = |text: &str| parse(text).err().unwrap_or_else(|| panic!("{text} is right"));
+        assert!(wrong("ram:size=1G").contains("limit= is missing"));
+        assert!(wrong("ram:size=1G,limit=1K").contains("4096K at least"));
+        assert!(wrong("ram:size=1G,limit=x").contains("is no size"));
+        assert!(wrong("ram:size=1G,limit=8M,min=4K").contains("128K at least"));
+        assert!(wrong("ram:size=1G,limit=8M,mechanism=magic").contains("userfault, guard"));
+        assert!(wrong("ram,limit=8M").contains("size"));
+        assert!(wrong("vhost-user:socket=/s,limit=8M").contains("vhost-user"));
+    }
+}

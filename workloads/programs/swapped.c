@@ -1,0 +1,381 @@
+/*
+ * A program that knows nothing of swap: system calls, signals and threads on memory that it maps in the
+ * ordinary way. Under `usring run --swap` that memory is larger than what of it may be resident, so most of
+ * what a call is given here is out when it is given. argv[1]: bytes of the memory in MiB.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096UL
+#define CHECK(condition)                                                                                             \
+	do {                                                                                                         \
+		if (!(condition)) {                                                                                  \
+			dprintf(2, "line %d: %s does not hold (errno %d: %s)\n", __LINE__, #condition, errno,        \
+				strerror(errno));                                                                    \
+			exit(1);                                                                                     \
+		}                                                                                                    \
+		checks++;                                                                                            \
+	} while (0)
+
+static unsigned checks;
+static unsigned char *memory;
+static size_t length;
+
+/* What the first word of a page holds. */
+static uint64_t mark(size_t page) { return page * 0x9e3779b97f4a7c15UL + 1; }
+
+static void fill(void)
+{
+	for (size_t page = 0; page < length / PAGE; page++)
+		*(uint64_t *)(memory + page * PAGE) = mark(page);
+}
+
+static void verify(void)
+{
+	for (size_t page = 0; page < length / PAGE; page++) {
+		uint64_t found = *(uint64_t *)(memory + page * PAGE);
+		if (found != mark(page)) {
+			dprintf(2, "page %zu holds %lx\n", page, (unsigned long)found);
+			exit(1);
+		}
+	}
+}
+
+/* A place that was touched longest ago; a different one each time. */
+static unsigned char *place(void)
+{
+	static size_t next = 7;
+	next = (next + length / PAGE / 3) % (length / PAGE - 8);
+	return memory + next * PAGE + 64;
+}
+
+static void files(void)
+{
+	char name[] = "/tmp/swapped-XXXXXX";
+	int file = mkstemp(name);
+	CHECK(file >= 0);
+	/* A path, a structure, a name that lie in it. */
+	char *path = (char *)place();
+	strcpy(path, name);
+	fill();
+	struct stat *status = (struct stat *)place();
+	fill();
+	CHECK(stat(path, status) == 0 && S_ISREG(status->st_mode));
+	/* All of it at once, more than may be resident. */
+	CHECK(write(file, memory, length) == (ssize_t)length);
+	CHECK(lseek(file, 0, SEEK_SET) == 0);
+	memset(memory, 0, length);
+	CHECK(read(file, memory, length) == (ssize_t)length);
+	verify();
+	memset(memory, 0, length);
+	CHECK(pread(file, memory, length, 0) == (ssize_t)length);
+	verify();
+	struct iovec halves[3] = { { memory, length / 2 + 5 }, { memory + length / 2 + 5, PAGE }, { NULL, 0 } };
+	halves[2].iov_base = memory + length / 2 + 5 + PAGE;
+	halves[2].iov_len = length - length / 2 - 5 - PAGE;
+	memset(memory, 0, length);
+	CHECK(preadv(file, halves, 3, 0) == (ssize_t)length);
+	verify();
+	CHECK(pwritev(file, halves, 3, PAGE) == (ssize_t)length);
+	CHECK(pread(file, memory, length, PAGE) == (ssize_t)length);
+	verify();
+	/* The vector itself lies in it. */
+	struct iovec *vector = (struct iovec *)place();
+	unsigned char *target = place();
+	*vector = (struct iovec){ target, 8 };
+	fill();
+	CHECK(preadv(file, vector, 1, PAGE) == 8 && *(uint64_t *)target == mark(0));
+	/* stdio's own calls. */
+	FILE *stream = fdopen(dup(file), "r+");
+	CHECK(stream != NULL && fseek(stream, PAGE, SEEK_SET) == 0);
+	memset(memory, 0, length);
+	CHECK(fread(memory, 1, length, stream) == length);
+	verify();
+	CHECK(fclose(stream) == 0);
+	CHECK(getrandom(place(), 5000, 0) == 5000);
+	CHECK(getcwd((char *)place(), PAGE) != NULL);
+	CHECK(unlink(path) == 0 || unlink(name) == 0);
+	close(file);
+	fill();
+}
+
+static void sockets(void)
+{
+	int pair[2];
+	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+	for (int round = 0; round < 50; round++) {
+		char text[3000];
+		memset(text, 'a' + round % 26, sizeof text);
+		CHECK(send(pair[0], text, sizeof text, 0) == sizeof text);
+		/* A datagram that meets a page that is out is lost, unless that comes first. */
+		unsigned char *into = place();
+		CHECK(recv(pair[1], into, PAGE, 0) == sizeof text);
+		CHECK(memcmp(into, text, sizeof text) == 0);
+		struct msghdr *message = (struct msghdr *)place();
+		struct iovec *vector = (struct iovec *)place();
+		unsigned char *buffer = place();
+		memset(buffer, round, 100);
+		memset(message, 0, sizeof *message);
+		*vector = (struct iovec){ buffer, 100 };
+		*message = (struct msghdr){ .msg_iov = vector, .msg_iovlen = 1 };
+		fill();
+		memset(message, 0, sizeof *message);
+		*vector = (struct iovec){ buffer, 100 };
+		*message = (struct msghdr){ .msg_iov = vector, .msg_iovlen = 1 };
+		CHECK(sendmsg(pair[0], message, 0) == 100);
+		CHECK(recvmsg(pair[1], message, 0) == 100);
+	}
+	close(pair[0]);
+	close(pair[1]);
+	int ends[2];
+	CHECK(pipe(ends) == 0);
+	struct pollfd *polled = (struct pollfd *)place();
+	*polled = (struct pollfd){ .fd = ends[0], .events = POLLIN };
+	struct epoll_event *event = (struct epoll_event *)place();
+	int set = epoll_create1(0);
+	*event = (struct epoll_event){ .events = EPOLLIN, .data = { .u64 = 42 } };
+	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], event) == 0);
+	CHECK(write(ends[1], place(), 2 * PAGE) == 2 * PAGE);
+	CHECK(poll(polled, 1, 1000) == 1 && polled->revents == POLLIN);
+	CHECK(epoll_wait(set, event, 1, 1000) == 1 && event->data.u64 == 42);
+	int *waiting = (int *)place();
+	CHECK(ioctl(ends[0], FIONREAD, waiting) == 0 && *waiting == 2 * (int)PAGE);
+	struct timespec *now = (struct timespec *)place();
+	CHECK(clock_gettime(CLOCK_MONOTONIC, now) == 0);
+	close(ends[0]);
+	close(ends[1]);
+	close(set);
+	fill();
+}
+
+static volatile sig_atomic_t faults, alarms;
+
+static void on_fault(int signal, siginfo_t *information, void *context)
+{
+	(void)signal, (void)context;
+	faults++;
+	mmap((void *)((uintptr_t)information->si_addr & ~(PAGE - 1)), PAGE, PROT_READ | PROT_WRITE,
+	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
+
+static void on_alarm(int signal)
+{
+	(void)signal;
+	/* Whatever it interrupts, memory is there. */
+	*(volatile uint64_t *)(memory + (alarms++ * 977 % (length / PAGE)) * PAGE);
+}
+
+static void signals(void)
+{
+	/* A handler of the program's for faults of its own. */
+	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO }, old;
+	CHECK(sigaction(SIGSEGV, &action, NULL) == 0 && sigaction(SIGSEGV, NULL, &old) == 0);
+	CHECK(old.sa_sigaction == on_fault);
+	unsigned char *nothing = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(nothing != MAP_FAILED);
+	nothing[5] = 1;
+	CHECK(faults == 1);
+	verify();
+	CHECK(faults == 1);
+	/* All signals blocked. */
+	sigset_t all, before;
+	sigfillset(&all);
+	CHECK(sigprocmask(SIG_SETMASK, &all, &before) == 0);
+	verify();
+	CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
+	/* A handler that touches memory while others are being brought in, and calls that it ends. */
+	struct sigaction tick = { .sa_handler = on_alarm, .sa_flags = SA_RESTART };
+	CHECK(sigaction(SIGALRM, &tick, NULL) == 0);
+	timer_t timer;
+	struct sigevent how = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM };
+	CHECK(timer_create(CLOCK_MONOTONIC, &how, &timer) == 0);
+	struct itimerspec every = { { 0, 1000000 }, { 0, 1000000 } };
+	CHECK(timer_settime(timer, 0, &every, NULL) == 0);
+	int ends[2];
+	CHECK(pipe(ends) == 0);
+	for (int round = 0; round < 3; round++) {
+		verify();
+		fill();
+		CHECK(write(ends[1], place(), 100) == 100);
+		CHECK(read(ends[0], place(), 100) == 100);
+	}
+	/* A call that a signal ends (and no other thread is there to end it). */
+	tick.sa_flags = 0;
+	CHECK(sigaction(SIGALRM, &tick, NULL) == 0);
+	CHECK(read(ends[0], place(), 100) == -1 && errno == EINTR);
+	timer_delete(timer);
+	CHECK(alarms > 0);
+	close(ends[0]);
+	close(ends[1]);
+	fill();
+}
+
+struct shared {
+	pthread_mutex_t mutex;
+	pthread_cond_t changed;
+	long counter;
+	int turn;
+};
+
+static void *add(void *argument)
+{
+	struct shared *shared = argument;
+	unsigned random = (unsigned)(uintptr_t)&argument;
+	for (int round = 0; round < 3000; round++) {
+		/* Pages of the others, so that the mutex goes out now and then. */
+		random = random * 1103515245 + 12345;
+		atomic_fetch_add((_Atomic uint64_t *)(memory + random / 7 % (length / PAGE) * PAGE + 8), 1);
+		pthread_mutex_lock(&shared->mutex);
+		shared->counter++;
+		pthread_mutex_unlock(&shared->mutex);
+	}
+	return NULL;
+}
+
+static void *take_turns(void *argument)
+{
+	struct shared *shared = argument;
+	for (int round = 0; round < 200; round++) {
+		pthread_mutex_lock(&shared->mutex);
+		while (shared->turn != 1)
+			pthread_cond_wait(&shared->changed, &shared->mutex);
+		shared->turn = 0;
+		pthread_cond_signal(&shared->changed);
+		pthread_mutex_unlock(&shared->mutex);
+	}
+	return NULL;
+}
+
+static void threads(void)
+{
+	for (size_t page = 0; page < length / PAGE; page++)
+		*(uint64_t *)(memory + page * PAGE + 8) = 0;
+	/* The words that threads sleep on are swapped, too. */
+	struct shared *shared = (struct shared *)(memory + length / 2 + 128);
+	pthread_mutex_init(&shared->mutex, NULL);
+	pthread_cond_init(&shared->changed, NULL);
+	shared->counter = shared->turn = 0;
+	pthread_t thread[8];
+	for (int each = 0; each < 8; each++)
+		CHECK(pthread_create(&thread[each], NULL, add, shared) == 0);
+	for (int each = 0; each < 8; each++)
+		CHECK(pthread_join(thread[each], NULL) == 0);
+	CHECK(shared->counter == 8 * 3000);
+	uint64_t sum = 0;
+	for (size_t page = 0; page < length / PAGE; page++)
+		sum += *(uint64_t *)(memory + page * PAGE + 8);
+	CHECK(sum == 8 * 3000);
+	CHECK(pthread_create(&thread[0], NULL, take_turns, shared) == 0);
+	for (int round = 0; round < 200; round++) {
+		pthread_mutex_lock(&shared->mutex);
+		while (shared->turn != 0)
+			pthread_cond_wait(&shared->changed, &shared->mutex);
+		shared->turn = 1;
+		pthread_cond_signal(&shared->changed);
+		pthread_mutex_unlock(&shared->mutex);
+		if (round % 50 == 0)
+			verify();
+	}
+	CHECK(pthread_join(thread[0], NULL) == 0);
+}
+
+static void mappings(void)
+{
+	size_t half = length / 2;
+	unsigned char *other = mmap(NULL, half, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(other != MAP_FAILED);
+	for (size_t page = 0; page < half / PAGE; page++)
+		*(uint64_t *)(other + page * PAGE) = ~mark(page);
+	/* Moved, whatever of it is out. */
+	unsigned char *grown = mremap(other, half, length, MREMAP_MAYMOVE);
+	CHECK(grown != MAP_FAILED);
+	for (size_t page = 0; page < half / PAGE; page++)
+		if (*(uint64_t *)(grown + page * PAGE) != ~mark(page))
+			CHECK(!"the moved page holds what it held");
+	for (size_t page = half / PAGE; page < length / PAGE; page += 5)
+		if (*(uint64_t *)(grown + page * PAGE) != 0)
+			CHECK(!"what was added holds zeroes");
+	CHECK(madvise(grown + PAGE, 10 * PAGE, MADV_DONTNEED) == 0);
+	CHECK(*(uint64_t *)(grown + PAGE) == 0 && *(uint64_t *)(grown + 10 * PAGE) == 0);
+	CHECK(*(uint64_t *)grown == ~mark(0) && *(uint64_t *)(grown + 11 * PAGE) == ~mark(11));
+	CHECK(munmap(grown + 20 * PAGE, 4 * PAGE) == 0);
+	CHECK(*(uint64_t *)(grown + 19 * PAGE) == ~mark(19) && *(uint64_t *)(grown + 24 * PAGE) == ~mark(24));
+	CHECK(mprotect(grown, 4 * PAGE, PROT_READ | PROT_WRITE) == 0);
+	CHECK(mmap(grown, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == grown);
+	CHECK(*(uint64_t *)grown == 0);
+	CHECK(mremap(grown, 20 * PAGE, 8 * PAGE, 0) == grown && munmap(grown, length) == 0);
+	/* malloc's blocks, grown as realloc grows them. */
+	size_t words = 300000;
+	uint64_t *block = malloc(words * 8);
+	for (size_t word = 0; word < words; word++)
+		block[word] = mark(word);
+	for (int step = 0; step < 4; step++) {
+		size_t before = words;
+		words = words * 3 / 2;
+		block = realloc(block, words * 8);
+		for (size_t word = before; word < words; word++)
+			block[word] = mark(word);
+	}
+	for (size_t word = 0; word < words; word++)
+		if (block[word] != mark(word))
+			CHECK(!"a word that realloc kept");
+	free(block);
+	unsigned char *zeroed = calloc(1, length / 4);
+	for (size_t byte = 0; byte < length / 4; byte += 512)
+		if (zeroed[byte] != 0)
+			CHECK(!"calloc's memory holds zeroes");
+	free(zeroed);
+	verify();
+}
+
+static void children(void)
+{
+	/* system(3) and popen(3) borrow this memory until the shell has started; its words lie in it. */
+	char *command = (char *)place();
+	strcpy(command, "exit 7");
+	int status = system(command);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+	FILE *pipe = popen("echo hello", "r");
+	char line[16];
+	CHECK(pipe != NULL && fgets(line, sizeof line, pipe) != NULL && strcmp(line, "hello\n") == 0);
+	CHECK(pclose(pipe) == 0);
+	fill();
+	verify();
+}
+
+int main(int count, char **arguments)
+{
+	length = (size_t)(count > 1 ? atoi(arguments[1]) : 64) << 20;
+	memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(memory != MAP_FAILED);
+	fill();
+	verify();
+	files();
+	sockets();
+	signals();
+	verify();
+	threads();
+	mappings();
+	children();
+	dprintf(1, "%u checks hold\n", checks);
+	return 0;
+}
