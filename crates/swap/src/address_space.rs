@@ -55,13 +55,14 @@ impl AddressSpace {
         Some(room)
     }
 
-    /// Gives what follows an extent, if nobody has it.
+    /// Gives what follows a mapping, if nobody has it. (Of the unit in which the mapping
+    /// ends, what follows may hold something.)
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
-        let next = self.extents.range(end..).next().map_or(self.range.end, |(start, _)| self.down(*start));
-        // The rest of the last unit is nobody's but its owner's.
-        let is_room = next >= end && next - end >= length;
+        let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
+        let wanted = end..self.up(stop);
+        let is_room = self.parts(&wanted, Kind::Mapped).is_empty() && self.parts(&wanted, Kind::Leaving).is_empty();
         if is_room && length > 0 {
-            self.insert(end, end + length, Kind::Mapped);
+            self.insert(end, stop, Kind::Mapped);
         }
         is_room
     }
@@ -193,7 +194,7 @@ mod tests {
         assert!(space.extend(1100, 50));
         assert_eq!(space.around(1000), Some(1000..1150));
         space.take(10);
-        assert!(!space.extend(1150, 10));
+        assert!(!space.extend(1150, 10), "its neighbour, though they are one extent");
         assert_eq!(space.all(Kind::Mapped), [1000..1160]);
     }
 

@@ -176,6 +176,12 @@ impl Mappings {
         if parts == [range.clone()] { Ok(()) } else { Err(Errno::ENOMEM) }
     }
 
+    /// Where the unit ends in which a mapping ends.
+    fn unit_end(&self, end: usize) -> usize {
+        let base = self.region.as_ptr() as usize;
+        base + (end - base).next_multiple_of(self.region.page_size())
+    }
+
     fn zero(&self, part: &Range<usize>) -> Result<(), Errno> {
         let unit = self.region.page_size();
         let base = self.region.as_ptr() as usize;
@@ -213,6 +219,7 @@ impl Mappings {
         self.reap(&mut space);
         if space.extend(old.end, length - old.len()) {
             self.set_extent(&space);
+            write_zeroes(&(old.end..self.unit_end(old.end).min(old.start + length)))?;
             return Ok(old.start);
         }
         let new = if may_move { space.take(length) } else { None }.ok_or(Errno::ENOMEM)?;
