@@ -155,7 +155,7 @@ impl fmt::Display for Report {
             return writeln!(f, "usring: swap: no memory was mapped that is swapped");
         }
         for sums in &self.0 {
-            let kibibytes = |pages: u64| pages * sums.page_size >> 10;
+            let kibibytes = |pages: u64| (pages * sums.page_size) >> 10;
             writeln!(
                 f,
                 "usring: swap: limit {} KiB, resident at most {} KiB; pages of {} KiB: {} first touched, {} read back by \
