@@ -152,6 +152,7 @@ impl AddressSpace {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges are what is meant")]
 mod tests {
     use super::*;
 
