@@ -6,7 +6,7 @@ use std::process::{Command, ExitStatus};
 
 /// A package, and a file by which it is recognised (however it was
 /// installed); `*` stands for what may differ within one name.
-const PACKAGES: [(&str, &str); 17] = [
+const PACKAGES: [(&str, &str); 18] = [
     ("bsdutils", "/usr/bin/script"),
     ("fio", "/usr/bin/fio"),
     ("gcc", "/usr/bin/cc"),
@@ -22,6 +22,7 @@ const PACKAGES: [(&str, &str); 17] = [
     ("python3.11", "/usr/bin/python3.11"),
     ("qemu-system-common", "/usr/bin/qemu-storage-daemon"),
     ("qemu-utils", "/usr/bin/qemu-img"),
+    ("redis-server", "/usr/bin/redis-server"),
     ("redis-tools", "/usr/bin/redis-benchmark"),
     ("stress-ng", "/usr/bin/stress-ng"),
 ];

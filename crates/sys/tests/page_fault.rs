@@ -23,7 +23,7 @@ impl FaultServer for Server {
 #[test]
 fn of_two_ranges_at_an_address_the_newer_one_is_served_and_either_may_go_first() {
     user_memory::install_fault_handler();
-    let window = PagedMemory::aliased(4 * PAGE).unwrap();
+    let window = PagedMemory::aliased(4 * PAGE, None).unwrap();
     window.memory().permit(0, 4 * PAGE, false).unwrap();
     let start = window.memory().address();
     let touch = |page: usize| {

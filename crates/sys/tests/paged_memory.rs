@@ -19,7 +19,7 @@ impl Drop for Finally<'_> {
 #[test]
 fn a_page_that_is_freed_keeps_its_guard_marker_whatever_is_read_beside_it() {
     user_memory::install_fault_handler();
-    let window = PagedMemory::aliased(16 * PAGE).unwrap();
+    let window = PagedMemory::aliased(16 * PAGE, None).unwrap();
     let memory = window.memory();
     let first = UserAddress(memory.address() as u64);
     let second = UserAddress((memory.address() + PAGE) as u64);

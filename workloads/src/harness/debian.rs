@@ -21,6 +21,7 @@ pub const QEMU_IMG: Package = debian("/usr/bin/qemu-img", "apt-get install qemu-
 pub const QEMU_STORAGE_DAEMON: Package = debian("/usr/bin/qemu-storage-daemon", "apt-get install qemu-system-common");
 pub const PYTHON: Package = debian("/usr/bin/python3", "apt-get install python3");
 pub const REDIS_BENCHMARK: Package = debian("/usr/bin/redis-benchmark", "apt-get install redis-tools");
+pub const REDIS_SERVER: Package = debian("/usr/bin/redis-server", "apt-get install redis-server");
 pub const STRESS_NG: Package = debian("/usr/bin/stress-ng", "apt-get install stress-ng");
 pub const CC: Package = debian("/usr/bin/cc", "apt-get install gcc libc6-dev");
 pub const MAKE: Package = debian("/usr/bin/make", "apt-get install make");

@@ -17,7 +17,7 @@ mod statistics;
 
 pub use debian::{
     CC, FIO, GO, LIBURING, MAKE, MARIADB, MUSL, PYTHON, Package, QEMU_IMG, QEMU_STORAGE_DAEMON, REDIS_BENCHMARK,
-    STRESS_NG, node, python, require,
+    REDIS_SERVER, STRESS_NG, node, python, require,
 };
 pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;

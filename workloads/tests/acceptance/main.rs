@@ -22,5 +22,6 @@ mod node;
 mod qemu_img;
 mod stress_ng;
 mod swap;
+mod swap_run;
 mod transparency;
 mod vhost_user;

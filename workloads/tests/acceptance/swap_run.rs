@@ -1,0 +1,192 @@
+//! Programs that know nothing of swap, with less memory than they use
+//! (`usring run --swap`): what they do comes out as it does without, and what of their
+//! memory is resident stays within the limit, as we count and as the kernel counts.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use workloads::harness::{Finished, REDIS_SERVER, Run, Stage, World, python, require};
+
+const MIB: u64 = 1 << 20;
+
+/// A run in a folder of its own, with a file for what is swapped.
+struct Swapped {
+    stage: Stage,
+    options: String,
+}
+
+impl Swapped {
+    /// With so many MiB in the file, and so many resident.
+    fn new(capacity: u64, limit: u64, more: &str) -> Swapped {
+        let stage = Stage::new();
+        let path = stage.path("swap");
+        File::create(&path).and_then(|file| file.set_len(capacity * MIB)).unwrap();
+        let options = format!("--swap=file:path={},limit={limit}M{more}", path.display());
+        Swapped { stage, options }
+    }
+
+    fn program(&self, program: impl AsRef<Path>) -> Run {
+        let options = ["--stats".to_owned(), self.options.clone()];
+        self.stage.program_with(World::Transparent, &options, program).limit(Duration::from_secs(600))
+    }
+}
+
+/// What `--stats` says: something was evicted, and the limit kept.
+#[track_caller]
+fn within_limit(finished: Finished) -> Finished {
+    let finished = finished.succeeded();
+    let line = finished.stderr.lines().find(|line| line.contains("resident at most"));
+    let line = line.unwrap_or_else(|| panic!("nothing was swapped: {}", finished.report()));
+    let numbers: Vec<u64> = line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
+    let [limit, most, ..] = numbers[..] else { panic!("{line}") };
+    assert!(most <= limit && line.contains(" 0 above the limit"), "{line}");
+    assert!(!line.contains(" 0 evicted"), "{line}");
+    finished
+}
+
+/// A number that a program printed behind a word.
+#[track_caller]
+fn number_after(finished: &Finished, word: &str) -> u64 {
+    let rest = finished.stdout.split(word).nth(1).unwrap_or_else(|| panic!("no {word}: {}", finished.report()));
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap()
+}
+
+#[test]
+fn sort_orders_a_file_that_is_larger_than_its_memory() {
+    let swapped = Swapped::new(256, 16, "");
+    let mut lines = String::new();
+    let mut state = 1u64;
+    for _ in 0..200_000 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        lines += &format!("{:016x} {}\n", state, "x".repeat(100));
+    }
+    let input = swapped.stage.write("lines", lines);
+    let sorted = swapped.stage.path("sorted");
+    // All of it in memory at a time.
+    let run = swapped.program("/usr/bin/sort").args(["-S", "64M", "-o"]).arg(&sorted).arg(&input);
+    within_limit(run.finish());
+    let mut expected = std::fs::read_to_string(&input).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
+    expected.sort_unstable();
+    assert!(std::fs::read_to_string(&sorted).unwrap().lines().eq(expected), "as without swap");
+}
+
+const BUILD_AND_CHECK: &str = "\
+import array, resource, sys
+count = int(sys.argv[1])
+numbers = {key: str(key) for key in range(count)}
+squares = array.array('Q', (key * key for key in range(4 * count)))
+for key in range(count):
+    assert numbers[key] == str(key) and squares[3 * key] == 9 * key * key
+numbers = {value: key for key, value in numbers.items()}
+assert all(numbers[str(key)] == key for key in range(0, count, 7))
+print('most resident', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+";
+
+/// What else than swapped memory the interpreter has resident.
+const INTERPRETER: u64 = 32 * MIB;
+
+fn python_builds(count: u64, capacity: u64, limit: u64) {
+    let swapped = Swapped::new(capacity, limit, ",min=256K");
+    let finished = swapped.program(python()).args(["-c", BUILD_AND_CHECK]).arg(count.to_string()).finish();
+    let finished = within_limit(finished);
+    let most = number_after(&finished, "most resident ") * 1024;
+    assert!(most <= limit * MIB + INTERPRETER, "{} MiB were resident", most / MIB);
+}
+
+#[test]
+fn python_builds_and_checks_a_dictionary_and_an_array_larger_than_its_memory() {
+    python_builds(400_000, 512, 24);
+}
+
+/// A GiB with a quarter of it resident takes minutes.
+#[test]
+#[ignore = "takes minutes"]
+fn python_builds_and_checks_a_gib_with_256_mib() {
+    python_builds(6_500_000, 4096, 256);
+}
+
+#[test]
+fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() {
+    for mechanism in ["userfault", "guard", "mprotect"] {
+        let swapped = Swapped::new(512, 16, &format!(",mechanism={mechanism}"));
+        let program = swapped.stage.compile("swapped.c", &[]);
+        let finished = within_limit(swapped.program(program).arg("48").finish());
+        assert_eq!(finished.stdout, "329 checks hold\n", "{mechanism}: {}", finished.report());
+    }
+}
+
+/// A server of Debian's, with values that show whose they are.
+fn redis_serves(keys: u64, capacity: u64, limit: u64) {
+    let swapped = Swapped::new(capacity, limit, "");
+    let socket = swapped.stage.path("socket");
+    let arguments = ["--port", "0", "--save", "", "--unixsocket"];
+    let server = require(&REDIS_SERVER);
+    let mut server = swapped.program(server).args(arguments).arg(&socket).args(["--loglevel", "warning"]).start();
+    let client = Stage::script("redis_values.py");
+    let asked = Command::new(python()).arg(client).arg(&socket).arg(keys.to_string()).output().unwrap();
+    assert!(!server.has_ended() || asked.status.success(), "the server has ended");
+    let said = String::from_utf8_lossy(&asked.stdout).into_owned() + &String::from_utf8_lossy(&asked.stderr);
+    assert!(asked.status.success(), "{said}{}", server.stderr_so_far());
+    let resident: u64 = said.trim().rsplit(' ').next().and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
+    assert!(resident <= (limit + 24) * MIB, "{} MiB are resident: {said}", resident / MIB);
+    within_limit(server.finish());
+}
+
+#[test]
+fn a_redis_server_keeps_four_times_its_memory() {
+    redis_serves(128_000, 512, 32);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_redis_server_keeps_a_gib_with_256_mib() {
+    redis_serves(1_024_000, 4096, 256);
+}
+
+#[test]
+fn a_child_that_touches_what_it_does_not_inherit_is_told_so() {
+    let swapped = Swapped::new(64, 16, ",min=256K");
+    let program = "\
+import os, sys
+kept = bytearray(4 << 20)
+child = os.fork()
+if child == 0:
+    kept[5] = 1
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+print(os.WIFSIGNALED(status), kept[5])
+import subprocess
+print(subprocess.run(['echo', 'fine'], capture_output=True, text=True, check=True).stdout.strip())
+";
+    let finished = swapped.program(python()).args(["-c", program]).finish().succeeded();
+    assert_eq!(finished.stdout, "True 0\nfine\n", "{}", finished.report());
+    assert!(finished.stderr.contains("a forked child touched"), "{}", finished.report());
+}
+
+#[test]
+fn a_second_process_leaves_the_file_to_the_first() {
+    let swapped = Swapped::new(64, 16, ",min=256K");
+    let inner = "kept = bytearray(4 << 20); print(sum(kept))";
+    let outer = format!(
+        "import subprocess, sys\nkept = bytearray(4 << 20)\n\
+         subprocess.run([sys.executable, '-c', '{inner}'], check=True)\nprint(sum(kept))"
+    );
+    let finished = swapped.program(python()).args(["-c", &outer]).finish().succeeded();
+    assert_eq!(finished.stdout, "0\n0\n", "{}", finished.report());
+    assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
+}
+
+#[test]
+fn what_cannot_be_is_said_before_the_program_starts() {
+    let stage = Stage::new();
+    let said = |option: String| {
+        let run = stage.program_with(World::Transparent, &[option], PathBuf::from("/bin/true")).finish();
+        assert_eq!(run.status.code(), Some(125), "{}", run.report());
+        run.stderr
+    };
+    assert!(said("--swap=ram:size=1G".into()).contains("limit= is missing"));
+    assert!(said("--swap=file:path=nowhere,limit=8M".into()).contains("does not exist"));
+    assert!(said("--swap=ram:size=1G,limit=1M".into()).contains("too little"));
+}
