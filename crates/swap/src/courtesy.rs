@@ -5,7 +5,8 @@
 //!
 //! It is worth it among threads that all do so. Somebody who computes keeps the
 //! processor for a time slice of some milliseconds, and after one of these nothing
-//! is given away for a while.
+//! is given away for a while: twice as long as it took, and twice that each time
+//! that he is still there then.
 
 use usring_sys::processor;
 use usring_sys::ticks::Ticks;
@@ -14,12 +15,14 @@ use usring_sys::ticks::Ticks;
 /// by himself.
 const LONG_TURN: u64 = 1_000_000;
 
-/// For so many times as long nothing is given away.
-const TURNS: u64 = 16;
+/// Longest time in which nothing is given away, in turns.
+const MOST_TURNS: u64 = 64;
 
 #[derive(Debug, Default)]
 pub struct Courtesy {
     crowded_until: Ticks,
+    /// How long it was for, the last time, in nanoseconds.
+    pause: u64,
 }
 
 impl Courtesy {
@@ -32,7 +35,10 @@ impl Courtesy {
         let after = Ticks::now();
         let turn = after.since(now);
         if turn > LONG_TURN {
-            self.crowded_until = after.after(turn * TURNS);
+            let is_still_there = now.since(self.crowded_until) < self.pause;
+            let longer = if is_still_there { 2 * self.pause } else { 0 };
+            self.pause = longer.clamp(2 * turn, MOST_TURNS * turn);
+            self.crowded_until = after.after(self.pause);
         }
         true
     }

@@ -2,8 +2,8 @@
 
 use crate::common::{PAGE, region, word};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use usring_sys::processor;
 
 const THREADS: usize = 4;
@@ -47,4 +47,42 @@ fn threads_that_poll_on_one_processor_wait_for_their_pages_at_the_same_time() {
     let alone = LATENCY * faults as u32;
     let used = Duration::from_nanos(used.load(Ordering::Relaxed));
     assert!(used < alone / 2, "{used:?} of a processor for {faults} pages, which take {alone:?}");
+}
+
+/// Giving way to it before each page would take one of its time slices each time.
+/// A busy machine may be late for a page as well, but not for most of them each time.
+#[test]
+fn a_thread_that_polls_beside_one_that_computes_gives_way_but_now_and_then() {
+    const SHORT: Duration = Duration::from_micros(50);
+    const LATE: Duration = Duration::from_millis(1);
+    const ATTEMPTS: usize = 5;
+    let backing = format!("delay(ram:size=4M,read={}us),poll=classic", SHORT.as_micros());
+    let region = region(4 * PAGES * PAGE, 64 * PAGE, &backing).readahead(0).build().unwrap();
+    let (region, over) = (&region, AtomicBool::new(false));
+    let touch = |page: usize| {
+        let start = Instant::now();
+        word(region, page * PAGE).fetch_add(1, Ordering::Relaxed);
+        start.elapsed() > LATE
+    };
+    for page in 0..4 * PAGES {
+        touch(page);
+    }
+    let late = std::thread::scope(|scope| {
+        let computes = || {
+            processor::stay_on(0);
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
+        scope.spawn(computes);
+        let touches = || {
+            processor::stay_on(0);
+            let late = (0..ATTEMPTS).map(|_| (0..4 * PAGES).filter(|page| touch(*page)).count());
+            let least = late.min();
+            over.store(true, Ordering::Relaxed);
+            least
+        };
+        scope.spawn(touches).join().unwrap()
+    });
+    assert!(late.unwrap() < PAGES, "of {} pages at least {late:?} came late", 4 * PAGES);
 }
