@@ -214,6 +214,9 @@ impl Builder {
 /// - **A page that cannot be read back** is a SIGBUS, as of a file that is mapped;
 ///   standard error says which slot.
 ///
+/// It does not grow: it is made as large as it may become, as what was never touched takes
+/// neither memory nor room on the device.
+///
 /// Signals: SIGBUS and SIGSEGV must not be blocked by a thread that touches it, and
 /// who takes their handlers away takes the pages along.
 pub struct SwapRegion {

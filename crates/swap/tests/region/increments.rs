@@ -160,8 +160,10 @@ fn no_increment_is_lost_while_the_limit_changes_pages_are_pinned_and_others_disc
                     let end = (start + 16 * region.page_size()).min(region.size());
                     word(&region, start).store(1, Ordering::Relaxed);
                     region.discard_shared(start..end).unwrap();
-                    let pinned = random.below(half - 100);
-                    let pin = region.pin(pinned..pinned + 100, Access::Write).unwrap();
+                    let length = 1 + random.below(20 * region.page_size());
+                    let pinned = random.below(half - length);
+                    let access = [Access::Read, Access::Write][random.below(2)];
+                    let pin = region.pin(pinned..pinned + length, access).unwrap();
                     drop(pin);
                 }
             });
