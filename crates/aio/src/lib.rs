@@ -7,10 +7,10 @@
 //! for.
 //!
 //! # Who owns what
-//! The table is the process's, under its lock; a forked child starts with an
+//! The table is the process's; a forked child starts with an
 //! empty one, so that what it inherited is unknown to it (`EINVAL`, as in the
-//! kernel, where a child has no contexts either). A call that has found its
-//! context keeps it alive, whatever another thread destroys meanwhile.
+//! kernel, where a child has no contexts either). A call finds its context without
+//! a lock, and keeps it alive, whatever another thread destroys meanwhile.
 //!
 //! The tail of the events is the engine's, the head the program's; io_getevents
 //! moves the head for it, one caller at a time (`Context::taking`), and counts

@@ -3,12 +3,12 @@
 //! A ring's descriptor is an eventfd in the reserved range, so that the filter
 //! sees every call that closes, duplicates or maps it. The table says which
 //! ring stands behind a number. Looking there takes no lock and no locked
-//! instruction ([`crate::hazard`]); changing it takes the lock `descriptors`.
+//! instruction ([`usring_sys::hazard`]); changing it takes the lock `descriptors`.
 //!
 //! A ring is closed when its last number is gone and nobody is inside any more,
 //! as a file is.
 
-use crate::{devices, hazard, process};
+use crate::{devices, process};
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsiz
 use usring_engine::Ring;
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
-use usring_sys::{Errno, SystemCall, eventfd};
+use usring_sys::{Errno, SystemCall, eventfd, hazard};
 use usring_uapi::general as linux;
 
 /// Numbers beyond this cannot be rings.
@@ -216,6 +216,13 @@ impl Drop for Inside {
     }
 }
 
+/// Ends a use with a ring's lock held: what it kept alive goes where none is.
+pub fn end_inside(held: hazard::Use) {
+    if held.end_inside() {
+        usring_engine::host::run_later(hazard::sweep);
+    }
+}
+
 /// Runs `work` on the ring's file that `number` stands for, inside the engine.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
@@ -229,7 +236,7 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
             _ => Found::Ring(work(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
         };
         if let Some(held) = held {
-            held.end_inside();
+            end_inside(held);
         }
         return found;
     }

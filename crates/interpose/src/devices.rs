@@ -9,15 +9,15 @@
 //! another. Low numbers are opened and closed unseen; so a low one is looked at
 //! each time. To forget too much does no harm.
 
-use crate::descriptors::NUMBERS;
+use crate::descriptors::{self, NUMBERS};
 use crate::door::{Call, Outcome};
-use crate::{environment, filter, hazard, message, process};
+use crate::{environment, filter, message, process};
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use usring_engine::{OpenDevice, devices};
-use usring_sys::Errno;
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
+use usring_sys::{Errno, hazard};
 
 /// Instead of a pointer: not looked at since it was last closed.
 const UNKNOWN: usize = 0;
@@ -130,7 +130,10 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
         // table does not drop it while `held` lives.
         let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
         let answer = work(&file);
-        drop(held);
+        // The engine asks with a ring's lock held.
+        if let Some(held) = held {
+            descriptors::end_inside(held);
+        }
         return Some(answer);
     }
     let file = {

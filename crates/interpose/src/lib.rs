@@ -33,7 +33,6 @@ mod exports;
 mod filter;
 mod frames;
 mod guarded;
-mod hazard;
 mod libc;
 mod managed;
 mod memory;

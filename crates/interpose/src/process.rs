@@ -5,12 +5,11 @@
 //! posix_spawn's) runs in its parent's memory and notices nothing: whatever
 //! would change tables for good asks [`is_own`] first.
 
-use crate::hazard::{self, PutAside};
 use crate::{descriptors, devices, environment, frames, managed, registered, stacks};
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::readiness;
 use usring_sys::descriptor;
+use usring_sys::hazard;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::{SystemCall, signals};
@@ -26,8 +25,6 @@ pub struct Process {
     /// Held while code is rewritten; whether the processors can be brought
     /// along, once that is known.
     pub patching: Mutex<Option<bool>>,
-    /// What was taken out of its place while somebody used it.
-    pub put_aside: Mutex<Vec<PutAside>>,
     /// Held while threads' tables of registered rings come and go.
     pub registered: Mutex<()>,
 }
@@ -70,7 +67,6 @@ fn begin() -> &'static Process {
         actions: Mutex::new(()),
         descriptors: Mutex::new(()),
         patching: Mutex::new(None),
-        put_aside: Mutex::new(Vec::new()),
         registered: Mutex::new(()),
     })
 }

@@ -13,6 +13,11 @@ fn membarrier(command: u64) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_membarrier, [command, 0, 0, 0, 0]).run()
 }
 
+/// Whether this process may have the barrier at its full strength.
+pub fn register() -> bool {
+    membarrier(REGISTER_PRIVATE_EXPEDITED).is_ok()
+}
+
 /// The barrier. Where the kernel has no membarrier(2) only this thread gets
 /// one.
 pub fn everywhere() {

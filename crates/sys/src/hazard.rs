@@ -1,5 +1,5 @@
-//! Who is using what the table of descriptors points to, without a locked
-//! instruction: hazard pointers, one row of two per thread.
+//! Who is using what a table points to, without a locked instruction: hazard
+//! pointers, one row of two per thread.
 //!
 //! A thread that is about to use an object writes its address into its own row
 //! and then looks whether the object still stands where it found it. Who takes
@@ -14,11 +14,11 @@
 //! thread with the same pointer has the row of one that has ended. Threads that
 //! find no row, and all of them where membarrier is refused, take a lock.
 
-use crate::process;
+use crate::mutex::Mutex;
+use crate::per_process::PerProcess;
+use crate::{membarrier, thread};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
-use usring_sys::{SystemCall, thread};
-use usring_uapi::general as linux;
 
 /// Threads that can use the fast way; a power of two.
 const ROWS: usize = 1024;
@@ -45,10 +45,17 @@ static FAST: AtomicU32 = AtomicU32::new(0);
 /// How many objects are put aside.
 static ASIDE: AtomicU32 = AtomicU32::new(0);
 
-/// An object that was taken out of its place while somebody used it, and how to
-/// free it.
+/// What was taken out of its place while somebody used it. A forked child frees
+/// nothing of its parent's.
+static PUT_ASIDE: PerProcess<Mutex<Vec<PutAside>>> = PerProcess::new();
+
+fn put_aside() -> &'static Mutex<Vec<PutAside>> {
+    PUT_ASIDE.get_or_make(|| Mutex::new(Vec::new()))
+}
+
+/// Such an object, and how to free it.
 #[derive(Clone, Copy)]
-pub struct PutAside {
+struct PutAside {
     object: usize,
     free: unsafe fn(usize),
 }
@@ -111,16 +118,15 @@ pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
 }
 
 impl Use {
-    /// Ends a use inside the engine, where nothing may be freed: a ring's lock
-    /// is held, and what is put aside may be that ring.
-    pub fn end_inside(self) {
+    /// Ends a use where nothing may be freed: a lock is held, and what is put aside
+    /// may be what has that lock. Whether [`sweep`] is to be called soon.
+    #[must_use]
+    pub fn end_inside(self) -> bool {
         let place = self.0;
         core::mem::forget(self);
         place.store(0, Ordering::Release);
         compiler_fence(Ordering::SeqCst);
-        if ASIDE.load(Ordering::Relaxed) != 0 {
-            usring_engine::host::run_later(sweep);
-        }
+        ASIDE.load(Ordering::Relaxed) != 0
     }
 }
 
@@ -151,7 +157,7 @@ pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
     ASIDE.fetch_add(1, Ordering::SeqCst);
     barrier();
     if is_used(object) {
-        process::current().put_aside.lock().push(PutAside { object, free });
+        put_aside().lock().push(PutAside { object, free });
         // Its user may have left before it was on the list.
         barrier();
         return sweep();
@@ -163,9 +169,9 @@ pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
 
 /// Frees what was put aside and is used no more.
 #[cold]
-fn sweep() {
+pub fn sweep() {
     let mut unused = Vec::new();
-    process::current().put_aside.lock().retain(|aside| {
+    put_aside().lock().retain(|aside| {
         let used = is_used(aside.object);
         if !used {
             unused.push(*aside);
@@ -183,19 +189,13 @@ fn sweep() {
 fn barrier() {
     core::sync::atomic::fence(Ordering::SeqCst);
     if FAST.load(Ordering::Relaxed) != 0 {
-        membarrier(linux::membarrier_cmd::MEMBARRIER_CMD_PRIVATE_EXPEDITED as u32);
+        membarrier::everywhere();
     }
 }
 
-fn membarrier(command: u32) -> bool {
-    SystemCall::new(linux::__NR_membarrier, [u64::from(command), 0, 0, 0, 0]).run().is_ok()
-}
-
-/// Opens the fast way, before the first object can be found.
+/// Opens the fast way, before the first object can be found; in every process anew.
 pub fn prepare() {
-    if FAST.load(Ordering::Relaxed) == 0
-        && membarrier(linux::membarrier_cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED as u32)
-    {
+    if membarrier::register() {
         FAST.store(1, Ordering::SeqCst);
     }
 }
