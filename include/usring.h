@@ -14,14 +14,15 @@
  * and from there on as with any other context: io_submit, io_getevents,
  * io_destroy. Build with `pkg-config --cflags --libs usring`. usring then serves
  * all of the program's io_uring and libaio calls; it need not be started by
- * `usring run`, but only that brings devices that poll (`--device`).
+ * `usring run`, but only that brings devices (`--device`).
  *
  * Rules of a polled context:
  * - Each iocb carries IOCB_FLAG_HIPRI, else io_submit answers EINVAL; and one
  *   that carries it is EINVAL in a context without IOCTX_FLAG_IOPOLL.
  * - PREAD, PWRITE, PREADV and PWRITEV; every other command is EINVAL, and so is
  *   IOCB_FLAG_RESFD.
- * - The file is open with O_DIRECT on something that polls, else EOPNOTSUPP.
+ * - The file is open with O_DIRECT: a device of the run that polls, or any regular
+ *   file or block device (by the kernel's AIO, whose ring is looked at), else EOPNOTSUPP.
  * - io_submit takes at most 127 iocbs at once; how many are under way is not
  *   limited.
  * - io_getevents looks at the devices until there are min_nr events or nothing

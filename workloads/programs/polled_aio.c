@@ -1,7 +1,7 @@
 /* Polled AIO by the C header: every rule of a context that is polled for.
  *
  * Started with the devices `disk` (memory), `slow` (whose requests take a second)
- * and `told` (which does not poll), and an ordinary file `plain`.
+ * and `told` (which does not poll), and an ordinary file `plain` of 16 blocks.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -210,7 +210,7 @@ static void files(void)
 	EQUAL(submit_to(context, "disk", O_RDWR | O_DIRECT, IOCB_CMD_PREAD), 1);
 	EQUAL(submit_to(context, "disk", O_RDWR, IOCB_CMD_PREAD), -EOPNOTSUPP);
 	EQUAL(submit_to(context, "told", O_RDWR | O_DIRECT, IOCB_CMD_PREAD), -EOPNOTSUPP);
-	EQUAL(submit_to(context, "plain", O_RDWR | O_DIRECT, IOCB_CMD_PREAD), -EOPNOTSUPP);
+	EQUAL(submit_to(context, "plain", O_RDWR | O_DIRECT, IOCB_CMD_PREAD), 1);
 	EQUAL(submit_to(context, "plain", O_RDWR, IOCB_CMD_PREAD), -EOPNOTSUPP);
 	EQUAL(submit_to(context, "disk", O_WRONLY | O_DIRECT, IOCB_CMD_PREAD), -EBADF);
 	EQUAL(submit_to(context, "disk", O_RDONLY | O_DIRECT, IOCB_CMD_PWRITE), -EBADF);
@@ -219,6 +219,97 @@ static void files(void)
 	iocb = request(IOCB_CMD_PREAD, disk, 0), iocb.aio_reserved2 = 1;
 	EQUAL(submit_one(context, &iocb), -EINVAL);
 	EQUAL(destroy(context), 0);
+}
+
+static void cannot_be_polled_for(void)
+{
+	struct io_context *context = polled();
+	int ends[2], event = eventfd(1, 0), folder = open(".", O_RDONLY | O_DIRECTORY);
+	/* To a pipe O_DIRECT means packets. */
+	EQUAL(pipe2(ends, O_DIRECT), 0);
+	int files[] = { ends[0], event, folder };
+	for (int index = 0; index < 3; index++) {
+		struct iocb iocb = request(IOCB_CMD_PREAD, files[index], 0);
+		EQUAL(submit_one(context, &iocb), -EOPNOTSUPP);
+		close(files[index]);
+	}
+	close(ends[1]);
+	EQUAL(destroy(context), 0);
+}
+
+static long one(struct io_context *context, struct iocb iocb)
+{
+	struct io_event event;
+	EQUAL(submit_one(context, &iocb), 1);
+	EQUAL(get(context, 1, 1, &event, NULL), 1);
+	HOLDS(event.obj == (uintptr_t)&iocb && event.data == iocb.aio_data);
+	return event.res;
+}
+
+/* Ordinary files that are open with O_DIRECT: the kernel's answers. */
+static void ordinary_files(void)
+{
+	enum { FILE_BLOCKS = 16 };
+	struct io_context *context = polled();
+	int plain = open("plain", O_RDWR | O_DIRECT);
+	struct iovec halves[2] = { { memory + BLOCK, BLOCK }, { memory, BLOCK } };
+	HOLDS(plain >= 0);
+	memset(memory, 'a', BLOCK), memset(memory + BLOCK, 'b', BLOCK);
+	struct iocb iocb = request(IOCB_CMD_PWRITEV, plain, 0);
+	iocb.aio_buf = (uintptr_t)halves, iocb.aio_nbytes = 2, iocb.aio_rw_flags = RWF_DSYNC;
+	EQUAL(one(context, iocb), 2 * BLOCK);
+	EQUAL(one(context, request(IOCB_CMD_PREAD, plain, 0)), BLOCK);
+	HOLDS(memory[0] == 'b' && memory[BLOCK - 1] == 'b');
+	/* Across the end, at the end, and what lets it grow. */
+	iocb = request(IOCB_CMD_PREAD, plain, FILE_BLOCKS - 1), iocb.aio_nbytes = 2 * BLOCK;
+	EQUAL(one(context, iocb), BLOCK);
+	EQUAL(one(context, request(IOCB_CMD_PREAD, plain, FILE_BLOCKS)), 0);
+	EQUAL(one(context, request(IOCB_CMD_PWRITE, plain, FILE_BLOCKS)), BLOCK);
+	EQUAL(lseek(plain, 0, SEEK_END), (FILE_BLOCKS + 1) * BLOCK);
+	EQUAL(ftruncate(plain, FILE_BLOCKS * BLOCK), 0);
+	/* What it cannot be asked. */
+	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_nbytes = 100;
+	EQUAL(one(context, iocb), -EINVAL);
+	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_offset = 1;
+	EQUAL(one(context, iocb), -EINVAL);
+	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_buf = BLOCK;
+	EQUAL(one(context, iocb), -EFAULT);
+	/* Together with a device, more than a queue takes, and closed meanwhile. */
+	static struct iocb iocbs[PER_CALL];
+	struct iocb *list[PER_CALL];
+	static struct io_event events[PER_CALL];
+	for (int index = 0; index < PER_CALL; index++) {
+		int file = disk >= 0 && index % 3 == 0 ? disk : plain;
+		iocbs[index] = request(IOCB_CMD_PREAD, file, index % FILE_BLOCKS), list[index] = &iocbs[index];
+	}
+	enum { CALLS = 8 };
+	for (int call = 0; call < CALLS; call++)
+		EQUAL(submit(context, PER_CALL, list), PER_CALL);
+	close(plain);
+	int other = open("/dev/null", O_RDONLY);
+	EQUAL(other, plain);
+	for (int taken = 0; taken < PER_CALL * CALLS;) {
+		long count = get(context, 1, PER_CALL, events, NULL);
+		HOLDS(count > 0);
+		for (int index = 0; index < count; index++)
+			EQUAL(events[index].res, BLOCK);
+		taken += count;
+	}
+	EQUAL(get(context, 1, 1, events, NULL), 0);
+	close(other);
+	/* What is under way when the context is given up is written. */
+	plain = open("plain", O_RDWR | O_DIRECT);
+	memset(memory, 'c', FILE_BLOCKS * BLOCK);
+	for (int index = 0; index < FILE_BLOCKS; index++)
+		iocbs[index] = request(IOCB_CMD_PWRITE, plain, index);
+	EQUAL(submit(context, FILE_BLOCKS, list), FILE_BLOCKS);
+	EQUAL(destroy(context), 0);
+	static char content[FILE_BLOCKS * BLOCK];
+	int buffered = open("plain", O_RDONLY);
+	EQUAL(read(buffered, content, sizeof content), sizeof content);
+	for (size_t at = 0; at < sizeof content; at++)
+		HOLDS(content[at] == 'c');
+	close(buffered), close(plain);
 }
 
 static void the_first_error_ends_a_call(void)
@@ -382,6 +473,8 @@ int main(int count, char **arguments)
 		{ "polled and other requests are never mixed", never_mixed },
 		{ "other commands", other_commands },
 		{ "which files", files },
+		{ "cannot be polled for", cannot_be_polled_for },
+		{ "ordinary files", ordinary_files },
 		{ "the first error ends a call", the_first_error_ends_a_call },
 		{ "no limit but of a call", no_limit_but_the_calls },
 		{ "events only by asking", only_by_asking },

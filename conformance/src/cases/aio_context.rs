@@ -14,7 +14,7 @@ pub const CASES: &[Case] = &[
     differs(
         "aio_context.more_than_the_system_allows",
         more_than_the_system_allows,
-        "fs.aio-max-nr bounds what all processes take from the kernel, which no context takes anything from here",
+        "fs.aio-max-nr bounds what all processes take from the kernel, which io_setup takes nothing from here",
     ),
     case("aio_context.header", header),
     case("aio_context.destroy", destroy),
@@ -31,6 +31,7 @@ pub const CASES: &[Case] = &[
     case("aio_context.child_has_none", child_has_none),
     case("aio_context.child_makes_its_own", child_makes_its_own),
     case("aio_context.exit_with_requests_out", exit_with_requests_out),
+    case("aio_context.what_was_submitted_is_written", what_was_submitted_is_written),
 ];
 
 fn setup_refuses(t: &mut Transcript) {
@@ -323,4 +324,39 @@ fn exit_with_requests_out(t: &mut Transcript) {
         7
     });
     t.say(ending);
+}
+
+/// However the program ends that submitted it.
+fn what_was_submitted_is_written(t: &mut Transcript) {
+    const WRITES: usize = 64;
+    const LENGTH: usize = 1 << 16;
+    for (kind, flags) in [("buffered", 0), ("direct", libc::O_DIRECT)] {
+        for end in ["exit", "exec", "kill"] {
+            let scratch = files::Scratch::new();
+            drop(scratch.file("content", &vec![b'.'; WRITES * LENGTH]));
+            let ending = process::forked(|| {
+                // SAFETY: the path is a C string.
+                let file = unsafe { libc::open(scratch.path_of("content").as_ptr(), libc::O_RDWR | flags) };
+                let mut pages = Pages::new(LENGTH / 4096);
+                pages.bytes().fill(b'x');
+                let write = |place: usize| aio::write(file, pages.bytes(), (place * LENGTH) as i64, 1);
+                let mut iocbs: Vec<_> = (0..WRITES).map(write).collect();
+                let context = Context::new(WRITES as u32);
+                if context.submit(&mut iocbs) != WRITES as i32 {
+                    return 1;
+                }
+                std::mem::forget(context);
+                match end {
+                    // SAFETY: the path is a C string, and there are no arguments.
+                    "exec" => unsafe { libc::execl(c"/bin/true".as_ptr(), c"true".as_ptr(), null_mut::<i8>()) },
+                    // SAFETY: a signal to ourselves.
+                    "kill" => unsafe { libc::kill(libc::getpid(), libc::SIGKILL) },
+                    _ => 0,
+                }
+            });
+            let content = std::fs::read(scratch.path.join("content")).expect("the file");
+            let written = content.iter().filter(|byte| **byte == b'x').count() / LENGTH;
+            t.say(format_args!("{kind}, {end}: {ending}, {written} written"));
+        }
+    }
 }

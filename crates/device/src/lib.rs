@@ -57,7 +57,7 @@ pub use driver::{Driver, QueueOptions, QueuePair, Submission};
 pub use geometry::Geometry;
 pub use opened::{OpenDevice, OpenManner};
 pub use policy::{PolicyWord, PollPolicy};
-pub use request::{Completion, Completions, DeviceRequest, Operation};
+pub use request::{Completion, Completions, DeviceRequest, NamedFile, Operation};
 pub use spec::{Spec, SpecError};
 pub use supply::{OwnSupply, QueueGrant, SharedRegion, Supply};
 pub use tracker::Manner;

@@ -40,6 +40,17 @@ pub struct DeviceRequest<'a> {
     /// operations without data. The addresses stay good until the completion,
     /// the slice itself only during the call.
     pub segments: &'a [IoVector],
+    /// Which file is meant, for the device that stands for all of the kernel's
+    /// ([`crate::driver::file::KernelFiles`]); to any other it means nothing.
+    pub file: NamedFile,
+}
+
+/// A file of the kernel's, as a request names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamedFile {
+    pub number: i32,
+    /// `RWF_*` of the transfer.
+    pub flags: u32,
 }
 
 /// The answer to one request.

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use test_device::driver;
 use test_device::patience::{LONGEST, sooner_or_later};
 use usring_device::{
-    Channel, Completions, Device, DeviceRequest, Manner, Operation, Pause, PollPolicy, QueueOptions, Submission,
+    Channel, Completions, Device, DeviceRequest, Manner, NamedFile, Operation, Pause, PollPolicy, QueueOptions,
+    Submission,
 };
 use usring_sys::clock::Nanoseconds;
 use usring_sys::timer_slack::sleep_precisely;
@@ -28,6 +29,7 @@ fn submit(channel: &mut Channel, token: u32) {
         offset: 0,
         length: 0,
         segments: &[],
+        file: NamedFile::default(),
     };
     assert_eq!(channel.submit(&request), Submission::Accepted);
 }
@@ -217,6 +219,7 @@ fn a_calls_wait_sleeps_half_the_mean_of_the_window_before() {
             offset: 0,
             length: 4096,
             segments: &[segment],
+            file: NamedFile::default(),
         };
         assert_eq!(channel.submit(&request), Submission::Accepted);
         channel.ring_doorbell();

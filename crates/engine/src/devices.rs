@@ -1,6 +1,7 @@
 //! The devices of a run, in one of its processes: which there are, which files
 //! stand for them, and the drivers, made anew in each process (a queue pair and
-//! the kernel's AIO belong to the process that opened them).
+//! the kernel's AIO belong to the process that opened them); and the one that stands
+//! for all files of the kernel's.
 
 use crate::host;
 use alloc::boxed::Box;
@@ -8,6 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 use usring_device::control::{Control, FALLBACK, Kind, RemoteSupply};
+use usring_device::driver::file::KernelFiles;
 use usring_device::driver::gone::Gone;
 use usring_device::{Device, Geometry, OpenDevice, PolicyWord, PollPolicy, spec};
 use usring_sys::descriptor::{self, FileIdentity};
@@ -36,6 +38,15 @@ static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
 /// `st_dev` and `st_ino` of the file that stands for a device.
 type Identity = (u64, u64);
+
+/// All files of the kernel's, as this process asks for them.
+static KERNEL_FILES: PerProcess<Arc<Device>> = PerProcess::new();
+
+/// The device that stands for whatever files the program has opened by itself.
+pub(crate) fn kernel_files() -> &'static Arc<Device> {
+    static POLICY: PolicyWord = PolicyWord::new(PollPolicy::Classic);
+    KERNEL_FILES.get_or_make(|| Arc::new(Device::new(Box::new(KernelFiles), &POLICY, false)))
+}
 
 /// Learns the run's devices from the socket at this path.
 ///

@@ -69,6 +69,8 @@ pub struct Ring {
     /// Whoever asks for events looks at the devices for them, though the ring is
     /// not a polled one: see `calls::events`.
     pub(crate) looks_for_events: bool,
+    /// How many requests at a time it was made for, where its CQ does not say.
+    pub(crate) expected_requests: u32,
     /// The process that made it.
     made_by: &'static Process,
     state: Mutex<RingState>,
@@ -106,9 +108,9 @@ pub(crate) struct RingState {
     /// Takes no more requests, and nobody is to wait: it is closed once nothing
     /// is under way.
     pub retired: bool,
-    /// The status flags of the file with this number, remembered for one batch:
-    /// asking is a system call.
-    pub status: Option<(i32, u32)>,
+    /// The file that a request has named last, remembered for one batch: asking is
+    /// a system call.
+    pub status: Option<KnownFile>,
     pub opened: OpenedDevices,
     pub devices: DeviceQueues,
     pub stuck_calls: StuckCalls,
@@ -117,6 +119,16 @@ pub(crate) struct RingState {
     /// Personalities handed out (REGISTER_PERSONALITY): credentials are the
     /// process's own, so only the numbers are kept.
     pub personalities: u32,
+}
+
+/// What is known of a file of the program's.
+#[derive(Clone, Copy)]
+pub(crate) struct KnownFile {
+    number: i32,
+    /// Its status flags.
+    flags: u32,
+    /// Whether it is a regular file or a block device, if that has been asked.
+    is_stored: Option<bool>,
 }
 
 /// An eventfd of the program, kept alive by us: REGISTER_EVENTFD's, or a
@@ -156,13 +168,20 @@ impl EventDescriptor {
         self.add(1);
     }
 
-    /// Adds to its counter.
+    /// Adds to its counter, up to its end, and never waits there, as the kernel
+    /// never does: a ring's lock may be held.
     pub(crate) fn add(&self, count: u64) {
         let number = self.descriptor.number();
-        // A counter that is at its end says so already. The kernel never waits
-        // for it, and nor may we, with the ring's lock held.
-        if !self.blocks || epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {
-            eventfd::add(number, count);
+        if !self.blocks && eventfd::add(number, count).is_ok() {
+            return;
+        }
+        // One by one, for that there is room for one is all that poll(2) tells. (A counter that others fill at
+        // this very moment is one of 2⁶⁴ events that nobody has read.)
+        for _ in 0..count {
+            if !epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {
+                return;
+            }
+            let _ = eventfd::add(number, 1);
         }
     }
 }
@@ -182,6 +201,7 @@ impl Ring {
             cq_waits: CqWaits::default(),
             told_of_work: Mutex::new(None),
             looks_for_events: false,
+            expected_requests: 0,
             made_by: process(),
             state: Mutex::new(state),
         }
@@ -299,13 +319,28 @@ impl<'a> LockedRing<'a> {
     #[inline]
     pub fn status_flags(&mut self, number: i32) -> Result<u32, Errno> {
         match self.status {
-            Some((known, flags)) if known == number => Ok(flags),
+            Some(known) if known.number == number => Ok(known.flags),
             _ => {
                 let flags = descriptor::status_flags(number)?;
-                self.status = Some((number, flags));
+                self.status = Some(KnownFile { number, flags, is_stored: None });
                 Ok(flags)
             }
         }
+    }
+
+    /// Whether the program's file is a regular file or a block device. Asked once
+    /// per batch.
+    pub fn is_stored(&mut self, number: i32) -> Result<bool, Errno> {
+        self.status_flags(number)?;
+        if let Some(is_stored) = self.status.and_then(|known| known.is_stored) {
+            return Ok(is_stored);
+        }
+        let file = descriptor::identity(number)?;
+        let is_stored = file.is_regular() || file.is_block_device();
+        if let Some(known) = &mut self.status {
+            known.is_stored = Some(is_stored);
+        }
+        Ok(is_stored)
     }
 
     /// Issues what has become issuable, publishes the batch's CQEs and tells who wants to know: registered

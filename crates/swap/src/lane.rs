@@ -6,7 +6,9 @@
 //! ahead, pages written out) is one larger request, and its thread sleeps.
 
 use crate::courtesy::Courtesy;
-use usring_device::{Channel, Completions, Device, DeviceRequest, Manner, Operation, Pause, QueueOptions, Submission};
+use usring_device::{
+    Channel, Completions, Device, DeviceRequest, Manner, NamedFile, Operation, Pause, QueueOptions, Submission,
+};
 use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
 use usring_sys::ticks::Ticks;
@@ -105,6 +107,7 @@ impl Lane {
                 offset,
                 length,
                 segments: &segments[..count],
+                file: NamedFile::default(),
             };
             let done = self.one(device, &request, waiting)?;
             segments[count - 1].length = rest;

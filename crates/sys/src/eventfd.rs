@@ -23,12 +23,14 @@ fn create_at(count: u64) -> Result<OwnedDescriptor, Errno> {
 /// Makes it readable. A counter already at its maximum stays readable, so the
 /// error that write(2) would give means nothing here.
 pub fn signal(number: i32) {
-    add(number, 1);
+    let _ = add(number, 1);
 }
 
 /// The same for so many events at once.
-pub fn add(number: i32, count: u64) {
-    let _ = SystemCall::new(linux::__NR_write, [number as u64, &raw const count as u64, 8, 0, 0]).run();
+///
+/// `EAGAIN`: they do not all fit, and none was added.
+pub fn add(number: i32, count: u64) -> Result<(), Errno> {
+    SystemCall::new(linux::__NR_write, [number as u64, &raw const count as u64, 8, 0, 0]).run().map(drop)
 }
 
 /// Makes it unreadable.

@@ -5,7 +5,7 @@ use super::cursor::Cursor;
 use crate::channel::{Channel, Pause};
 use crate::device::Device;
 use crate::driver::{QueueOptions, Submission};
-use crate::request::{Completions, DeviceRequest, Operation};
+use crate::request::{Completions, DeviceRequest, NamedFile, Operation};
 use crate::tracker::Manner;
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
@@ -178,6 +178,7 @@ impl Caller {
             length,
             segments: &self.segments,
             registered: run.registered,
+            file: NamedFile::default(),
         };
         match self.channel.submit(&request) {
             Submission::Accepted => {
@@ -233,7 +234,16 @@ impl Caller {
     /// One request, to its end. Nothing else is in flight. Answers bytes.
     pub fn one(&mut self, device: &Device, whole: Whole, segments: &[IoVector]) -> Result<u64, Errno> {
         let Whole { operation, durable, offset, length } = whole;
-        let request = DeviceRequest { token: 0, operation, durable, offset, length, segments, registered: false };
+        let request = DeviceRequest {
+            token: 0,
+            operation,
+            durable,
+            offset,
+            length,
+            segments,
+            registered: false,
+            file: NamedFile::default(),
+        };
         loop {
             match self.channel.submit(&request) {
                 Submission::Accepted => break,

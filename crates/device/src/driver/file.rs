@@ -22,7 +22,10 @@
 //! are `EIO`. A limit on file sizes (RLIMIT_FSIZE) and a full file system
 //! concern writes as they would concern the program's own.
 
+mod kernel_files;
 mod queue;
+
+pub use kernel_files::KernelFiles;
 
 use crate::driver::{Driver, LONGEST_TRANSFER, MOST_SEGMENTS, QueueOptions, QueuePair};
 use crate::geometry::{Features, Geometry};
@@ -31,7 +34,7 @@ use crate::spec::{self, Layer, Opening, OptionRow, ValueKind};
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use alloc::sync::Arc;
-use queue::{AioQueue, InlineQueue};
+use queue::{AioQueue, DeviceTarget, InlineQueue, Target};
 use usring_sys::descriptor::HeldDescriptor;
 use usring_sys::file::{self, Direct, Kind, Measure};
 use usring_sys::mapping::{Mapping, PAGE};
@@ -157,7 +160,10 @@ impl Driver for FileDriver {
             return InlineQueue::open(file, options.depth, interrupt, true).map(|queue| Box::new(queue) as _);
         }
         match AioQueue::context(options.depth) {
-            Ok(context) => Ok(Box::new(AioQueue::open(context, file, self.geometry, options.depth, interrupt)?)),
+            Ok(context) => {
+                let target = Target::Device(DeviceTarget::new(file, &self.geometry));
+                Ok(Box::new(AioQueue::open(context, target, options.depth, interrupt)?))
+            }
             // It works, if slower.
             Err(_) => InlineQueue::open(file, options.depth, interrupt, false).map(|queue| Box::new(queue) as _),
         }

@@ -4,7 +4,9 @@
 pub use super::patience::LONGEST;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::time::{Duration, Instant};
-use usring_device::{Completion, Completions, DeviceRequest, Driver, Operation, QueueOptions, QueuePair, Submission};
+use usring_device::{
+    Completion, Completions, DeviceRequest, Driver, NamedFile, Operation, QueueOptions, QueuePair, Submission,
+};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
@@ -85,7 +87,16 @@ pub fn is_readable(number: i32, within: Duration) -> bool {
 /// A read or write of all its segments.
 pub fn transfer(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();
-    DeviceRequest { token, operation, durable: false, registered: false, offset, length, segments }
+    DeviceRequest {
+        token,
+        operation,
+        durable: false,
+        registered: false,
+        offset,
+        length,
+        segments,
+        file: NamedFile::default(),
+    }
 }
 
 /// A queue pair in use.

@@ -19,6 +19,7 @@
 
 use crate::iopoll;
 use crate::issue;
+use crate::op::block_device;
 use crate::process::process;
 use crate::ring::{EventDescriptor, LockedRing, Ring};
 use crate::submit;
@@ -80,6 +81,7 @@ impl Ring {
         let flags = if attention == Attention::Required { IORING_SETUP_IOPOLL } else { 0 };
         let mut ring = super::setup::new_ring(flags, memory);
         ring.looks_for_events = attention == Attention::Preferred;
+        ring.expected_requests = requests;
         Ok(Arc::new(ring))
     }
 
@@ -241,12 +243,17 @@ impl<'a> Submission<'a> {
             return Err(Errno::EBADF);
         }
         let mode = flags & linux::O_ACCMODE;
+        let polls = match locked.ring.is_polled() {
+            true => block_device::channel_to_kernel_file(locked, number, false).map(drop),
+            // Nobody asks.
+            false => Err(Errno::EOPNOTSUPP),
+        };
         Ok(FileUses {
             may_read: mode != linux::O_WRONLY,
             may_write: mode != linux::O_RDONLY,
             // A file without a name is opened by the one of its directory.
             is_directory: flags & (linux::__O_TMPFILE | linux::O_DIRECTORY) == linux::O_DIRECTORY,
-            polls: Err(Errno::EOPNOTSUPP),
+            polls,
             never_waits: flags & linux::O_NONBLOCK != 0,
         })
     }

@@ -3,8 +3,12 @@
 //!
 //! Whole blocks within the device go to the ring's channel; everything else
 //! (a part of a block, the file position) to a worker, which may block.
+//!
+//! To an AIO context the kernel's own files are a device, too: what goes past the page
+//! cache and what is written goes to its queue pair as it stands.
 
 use super::Operation;
+use crate::device_queues::ChannelIndex;
 use crate::host;
 use crate::issue::IssueOutcome;
 use crate::registered_files::RegisteredFiles;
@@ -19,7 +23,7 @@ use usring_uapi::{Sqe, general as linux, sqe_flags};
 /// WRITE, so one load.
 #[inline(always)]
 pub(crate) fn is_possible(locked: &LockedRing) -> bool {
-    host::has_devices() || locked.ring.is_polled()
+    host::has_devices() || locked.ring.is_polled() || locked.ring.has_events()
 }
 
 /// Whether a request is a transfer that [`issue`] decides on.
@@ -55,7 +59,11 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
     let file = find(files, opened, &request.file, &request.sqe);
     let Operation::ReadWrite(transfer) = &mut request.operation else { return None };
     let Some(file) = file else {
-        return ring.is_polled().then(|| refuse_on_polled_ring(number, transfer.writes()));
+        let writes = transfer.writes();
+        return match channel_to_kernel_file(locked, number, writes) {
+            Ok(index) => Some(IssueOutcome::OnDevice(index)),
+            Err(_) => ring.is_polled().then(|| refuse_on_polled_ring(number, writes)),
+        };
     };
     let manner = file.manner();
     let allowed = if transfer.writes() { manner.may_write() } else { manner.may_read() };
@@ -98,6 +106,30 @@ pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
     if host::has_devices() && request.file.device.is_none() {
         request.file.device = find(files, opened, &request.file, &request.sqe).cloned();
     }
+}
+
+/// The channel to the kernel's own files, if a transfer of an AIO context's takes it:
+/// one with O_DIRECT, which is asynchronous there, and every write, for what
+/// io_submit(2) has taken is written, whatever becomes of the program. (Without
+/// O_DIRECT the kernel writes within the call.)
+///
+/// Errors: `EBADF`; `EOPNOTSUPP` for any other.
+pub(crate) fn channel_to_kernel_file(
+    locked: &mut LockedRing,
+    number: i32,
+    writes: bool,
+) -> Result<ChannelIndex, Errno> {
+    let ring = locked.ring;
+    if !ring.has_events() {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let direct = locked.status_flags(number)? & linux::O_DIRECT != 0;
+    // A pipe with that flag is something else.
+    if !(direct || writes && !ring.is_polled()) || !locked.is_stored(number)? {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    // A machine or a sandbox may give no context: then nothing polls, and workers write.
+    locked.devices.channel_to_kernel_files(ring).map_err(|_| Errno::EOPNOTSUPP)
 }
 
 /// A file that does not poll, if it is one and open for this.

@@ -17,7 +17,7 @@ use crate::request::{Hold, Request};
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
 use alloc::vec::Vec;
-use usring_device::{DeviceRequest, OpenDevice, OpenManner, Operation as DeviceOperation, Transfer};
+use usring_device::{DeviceRequest, NamedFile, OpenDevice, OpenManner, Operation as DeviceOperation, Transfer};
 use usring_sys::plain::IoVector;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, user_memory};
@@ -161,9 +161,9 @@ impl ReadWrite {
         self.flags |= linux::RWF_DSYNC;
     }
 
-    /// The same as a queue pair is handed it.
+    /// The same as a queue pair is handed it; the number is that of its file.
     #[inline]
-    pub fn as_device_request(&self, token: u32, registered: bool) -> DeviceRequest<'_> {
+    pub fn as_device_request(&self, token: u32, registered: bool, number: i32) -> DeviceRequest<'_> {
         DeviceRequest {
             token,
             operation: if self.writes { DeviceOperation::Write } else { DeviceOperation::Read },
@@ -172,6 +172,7 @@ impl ReadWrite {
             offset: self.offset,
             length: self.total,
             segments: self.members(),
+            file: NamedFile { number, flags: self.flags },
         }
     }
 

@@ -7,6 +7,7 @@
 //! interrupts.
 
 use crate::complete;
+use crate::devices;
 use crate::fast_poll;
 use crate::issue::{self, Answer};
 use crate::op::{Operation, block_device};
@@ -24,8 +25,8 @@ use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll};
 use usring_uapi::io_uring as abi;
 
-/// Requests that may be out on one channel: as many as the CQ has room for,
-/// within these.
+/// Requests that may be out on one channel: as many as the CQ has room for, or as
+/// the ring was made for, within these.
 const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 
 /// Signs of news that are looked for between two looks: a look takes as long as
@@ -50,6 +51,9 @@ pub(crate) struct DeviceQueues {
     looked_at_later: bool,
     /// Of a ring with HYBRID_IOPOLL.
     hybrid: Option<Box<Hybrid>>,
+    /// The channel to the kernel's own files, or why there is none, once one was
+    /// asked for.
+    kernel_files: Option<Result<ChannelIndex, Errno>>,
 }
 
 /// IORING_SETUP_HYBRID_IOPOLL as the kernel has it: one estimate for the ring,
@@ -109,9 +113,22 @@ impl DeviceQueues {
         }
     }
 
+    /// The ring's channel to all files of the kernel's.
+    #[inline]
+    pub fn channel_to_kernel_files(&mut self, ring: &Ring) -> Result<ChannelIndex, Errno> {
+        match self.kernel_files {
+            Some(known) => known,
+            None => {
+                let opened = self.open(ring, devices::kernel_files());
+                *self.kernel_files.insert(opened)
+            }
+        }
+    }
+
     #[cold]
     fn open(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
-        let depth = ring.memory.layout().cq_entries.clamp(*DEPTHS.start(), *DEPTHS.end());
+        let expected = ring.memory.layout().cq_entries.max(ring.expected_requests);
+        let depth = expected.clamp(*DEPTHS.start(), *DEPTHS.end());
         let interrupts = !ring.is_polled() || device.waits_when_polled();
         let channel = device.open_channel(QueueOptions { depth, interrupts })?;
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
@@ -243,7 +260,8 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
     let Some(token) = queue.free.pop() else { return not_accepted(locked, request, index, Submission::Full) };
     let submission = match &request.operation {
         Operation::ReadWrite(transfer) => {
-            queue.channel.submit(&transfer.as_device_request(token, request.fixed_buffer.is_any()))
+            let (registered, number) = (request.fixed_buffer.is_any(), request.file.number);
+            queue.channel.submit(&transfer.as_device_request(token, registered, number))
         }
         _ => Submission::Refused(Errno::EINVAL),
     };
@@ -266,8 +284,14 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
         Submission::Refused(error) => complete::complete(locked, request, error.negative().into()),
         Submission::NeedsWorker => issue::hand_to_worker(locked, request),
         Submission::Full | Submission::Accepted => {
-            // It may find out later that it needs a worker.
+            // It may find out later that it needs a worker, and the program may
+            // close its file meanwhile.
             block_device::note(locked, &mut request);
+            if request.file.device.is_none()
+                && let Err(error) = request.file.keep()
+            {
+                return complete::complete(locked, request, error.negative().into());
+            }
             locked.devices.in_flight += 1;
             locked.devices.channels[index.0 as usize].backlog.push_back(request);
         }

@@ -63,8 +63,8 @@ pub struct Options {
     #[arg(long = "swap", value_name = "SPEC,limit=SIZE[,min=SIZE]", value_parser = swap::parse, conflicts_with = "devices")]
     pub swap: Option<SwapOption>,
 
-    /// Have libaio's io_getevents poll devices for events, as far as nothing else has to be told of them (no eventfd):
-    /// programs on libaio then gain from polling without a change.
+    /// Have libaio's io_getevents poll devices, and files open with O_DIRECT, for events, as far as nothing else has
+    /// to be told of them (no eventfd): programs on libaio then gain from polling without a change.
     #[arg(long)]
     pub aio_poll: bool,
 

@@ -2,7 +2,7 @@
 
 use crate::backend::LIMIT;
 use std::time::Instant;
-use usring_device::{Completion, Completions, DeviceRequest, Operation, QueuePair, Submission};
+use usring_device::{Completion, Completions, DeviceRequest, NamedFile, Operation, QueuePair, Submission};
 use usring_sys::plain::IoVector;
 
 pub fn vector(bytes: &[u8]) -> IoVector {
@@ -51,7 +51,16 @@ impl Drop for Pages {
 /// A request with all that is usual.
 pub fn request(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();
-    DeviceRequest { token, operation, durable: false, registered: false, offset, length, segments }
+    DeviceRequest {
+        token,
+        operation,
+        durable: false,
+        registered: false,
+        offset,
+        length,
+        segments,
+        file: NamedFile::default(),
+    }
 }
 
 /// Polls until `count` requests have completed.

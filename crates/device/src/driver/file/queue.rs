@@ -70,12 +70,48 @@ pub struct AioQueue {
     depth: u32,
     /// What all requests have in common.
     template: Iocb,
+    target: Target,
+    interrupt: Option<Interrupt>,
+}
+
+/// Which file requests are for.
+pub enum Target {
+    /// The device's own.
+    Device(DeviceTarget),
+    /// Each names one of the program's (`DeviceRequest::file`): it has until the end
+    /// of the batch, from when on the kernel holds it.
+    Named,
+}
+
+pub struct DeviceTarget {
+    /// The kernel holds it too for each request; this is for those to come.
+    file: Arc<HeldDescriptor>,
     read_only: bool,
     /// Bits that no address and no length of a segment may have.
     misaligned: u64,
-    interrupt: Option<Interrupt>,
-    /// The kernel holds it too for each request; this is for those to come.
-    _file: Arc<HeldDescriptor>,
+}
+
+impl DeviceTarget {
+    pub fn new(file: Arc<HeldDescriptor>, geometry: &Geometry) -> DeviceTarget {
+        let misaligned = u64::from(geometry.alignment - 1);
+        DeviceTarget { file, read_only: geometry.features.read_only, misaligned }
+    }
+
+    /// What the request is refused for.
+    #[inline]
+    fn check(&self, request: &DeviceRequest) -> Result<(), Errno> {
+        if request.operation == Operation::Write && self.read_only {
+            return Err(Errno::EPERM);
+        }
+        if self.is_aligned(request.segments) { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Each segment has to be aligned: a file system that meets another may well go
+    /// through the page cache, in silence and within the call.
+    #[inline]
+    fn is_aligned(&self, segments: &[IoVector]) -> bool {
+        segments.iter().fold(0, |bits, segment| bits | segment.base | segment.length) & self.misaligned == 0
+    }
 }
 
 impl AioQueue {
@@ -84,14 +120,11 @@ impl AioQueue {
         Context::new(depth.max(1))
     }
 
-    pub fn open(
-        context: Context,
-        file: Arc<HeldDescriptor>,
-        geometry: Geometry,
-        depth: u32,
-        eventfd: Option<OwnedDescriptor>,
-    ) -> Result<Self, Errno> {
-        let mut template = Iocb { aio_fildes: file.number() as u32, ..Iocb::default() };
+    pub fn open(context: Context, target: Target, depth: u32, eventfd: Option<OwnedDescriptor>) -> Result<Self, Errno> {
+        let mut template = Iocb::default();
+        if let Target::Device(device) = &target {
+            template.aio_fildes = device.file.number() as u32;
+        }
         if let Some(eventfd) = &eventfd {
             template.aio_flags = aio::IOCB_FLAG_RESFD;
             template.aio_resfd = eventfd.number() as u32;
@@ -107,18 +140,9 @@ impl AioQueue {
             out: 0,
             depth,
             template,
-            read_only: geometry.features.read_only,
-            misaligned: u64::from(geometry.alignment - 1),
+            target,
             interrupt: interrupt_by(eventfd),
-            _file: file,
         })
-    }
-
-    /// Each segment has to be aligned: a file system that meets another may well go
-    /// through the page cache, in silence and within the call.
-    #[inline]
-    fn is_aligned(&self, segments: &[IoVector]) -> bool {
-        segments.iter().fold(0, |bits, segment| bits | segment.base | segment.length) & self.misaligned == 0
     }
 
     /// Offers the kernel the batch.
@@ -127,7 +151,8 @@ impl AioQueue {
         while !self.batch.is_empty() {
             match self.context.submit(&mut self.batch) {
                 Ok(_) => {}
-                Err(Errno::EAGAIN) => {
+                // A number that was named is good for this batch alone.
+                Err(Errno::EAGAIN) if matches!(self.target, Target::Device(_)) => {
                     self.is_held_up = true;
                     if self.context.submitted() == 0 {
                         ring(&mut self.interrupt);
@@ -164,6 +189,10 @@ impl QueuePair for AioQueue {
             }
         }
         let mut iocb = Iocb { aio_data: u64::from(request.token), aio_lio_opcode: command, ..self.template };
+        if matches!(self.target, Target::Named) {
+            iocb.aio_fildes = request.file.number as u32;
+            iocb.aio_rw_flags = request.file.flags as i32;
+        }
         match request.operation {
             // A flush has no place, and the kernel minds if it is given one.
             Operation::Flush => {
@@ -171,13 +200,16 @@ impl QueuePair for AioQueue {
                 self.batch.push(iocb, &[], vectored);
                 return Submission::Accepted;
             }
-            Operation::Write if self.read_only => return Submission::Refused(Errno::EPERM),
-            Operation::Write => iocb.aio_rw_flags = durability(request) as i32,
-            _ if request.length != 0 => iocb.aio_data |= EXPECTS_BYTES,
+            Operation::Write => iocb.aio_rw_flags |= durability(request) as i32,
             _ => {}
         }
-        if !self.is_aligned(request.segments) {
-            return Submission::Refused(Errno::EINVAL);
+        if let Target::Device(device) = &self.target {
+            if let Err(error) = device.check(request) {
+                return Submission::Refused(error);
+            }
+            if request.operation == Operation::Read && request.length != 0 {
+                iocb.aio_data |= EXPECTS_BYTES;
+            }
         }
         iocb.aio_offset = request.offset as i64;
         self.out += 1;
