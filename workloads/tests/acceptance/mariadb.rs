@@ -24,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(180);
 pub enum Interface {
     IoUring,
     Libaio,
+    /// Its events are looked for (`--aio-poll`).
+    PolledLibaio,
 }
 
 impl Interface {
@@ -31,7 +33,7 @@ impl Interface {
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Interface::IoUring => ("--innodb-linux-aio=io_uring", "InnoDB: Using io_uring"),
-            Interface::Libaio => ("--innodb-linux-aio=aio", "InnoDB: Using Linux native AIO"),
+            Interface::Libaio | Interface::PolledLibaio => ("--innodb-linux-aio=aio", "InnoDB: Using Linux native AIO"),
         }
     }
 }
@@ -39,7 +41,11 @@ impl Interface {
 /// Programs of the server and its options: nothing of this machine's own
 /// configuration, a buffer pool that the rows do not fit into.
 fn server_program(stage: &Stage, (world, interface): (World, Interface), program: &str) -> Run {
-    let run = stage.program(world, program).arg("--no-defaults");
+    let run = match interface {
+        Interface::PolledLibaio => stage.program_with(world, &["--aio-poll".into()], program),
+        Interface::IoUring | Interface::Libaio => stage.program(world, program),
+    };
+    let run = run.arg("--no-defaults");
     let run = run.arg(format!("--datadir={}", stage.path("data").display()));
     let run = run.arg(interface.words().0);
     let run = run.args(["--innodb-use-native-aio=1", "--innodb-buffer-pool-size=6M", "--innodb-log-file-size=8M"]);
@@ -232,4 +238,9 @@ fn mariadb_loses_no_committed_row_when_it_is_killed() {
 #[test]
 fn mariadb_on_libaio_loses_no_committed_row_when_it_is_killed() {
     survives_a_kill(World::Denied, Interface::Libaio);
+}
+
+#[test]
+fn mariadb_on_libaio_loses_no_committed_row_where_its_events_are_looked_for() {
+    survives_a_kill(World::Denied, Interface::PolledLibaio);
 }

@@ -66,8 +66,14 @@ impl Drop for BackEnd {
 }
 
 fn fio(stage: &Stage, reconnect: &str, options: &[&str]) -> Run {
-    let device = format!("disk=vhost-user:socket=back-end,reconnect={reconnect}");
-    let run = stage.program_on_devices(World::Denied, &[&device], require(&FIO));
+    fio_with(stage, &[], reconnect, options)
+}
+
+/// `more`: options of `usring run`.
+fn fio_with(stage: &Stage, more: &[&str], reconnect: &str, options: &[&str]) -> Run {
+    let device = format!("--device=disk=vhost-user:socket=back-end,reconnect={reconnect}");
+    let run_options: Vec<String> = [device].into_iter().chain(more.iter().map(|option| option.to_string())).collect();
+    let run = stage.program_with(World::Denied, &run_options, require(&FIO));
     let run = run.args(["--output-format=json", "--name=job", "--filename=disk", "--bs=4k", "--direct=1"]);
     run.args(["--rw=randwrite", "--verify=crc32c", "--verify_fatal=1"]).args(options)
 }
@@ -104,6 +110,30 @@ fn fio_verifies_on_a_raw_image_of_another_process() {
 #[test]
 fn fio_verifies_on_a_qcow2_image_of_another_process() {
     verified("qcow2");
+}
+
+/// Through libaio: told of its events, and looking for them itself.
+#[test]
+fn fio_verifies_through_libaio_on_an_image_of_another_process() {
+    let stage = Stage::new();
+    let _back_end = BackEnd::start(&stage, "raw");
+    for more in [&[][..], &["--aio-poll"]] {
+        for options in [
+            &["--iodepth=1", "--size=1m", "--userspace_reap=1"][..],
+            &["--iodepth=32", "--size=8m"],
+            &["--iodepth=128", "--size=8m", "--iodepth_batch=16", "--iodepth_batch_complete_min=4"],
+            &["--iodepth=8", "--size=1m", "--numjobs=3", "--offset_increment=1m", "--group_reporting=1"],
+            &["--iodepth=8", "--size=1m", "--direct=0", "--bs=3k"],
+        ] {
+            let options = [&["--ioengine=libaio"], options].concat();
+            let finished = fio_with(&stage, more, "off", &options).finish().succeeded();
+            let written = bytes(&finished, "/write/io_bytes");
+            assert!(written > 1_000_000, "{}", finished.report());
+            assert_eq!(bytes(&finished, "/read/io_bytes"), written, "{}", finished.report());
+            finished.without_errors(&[]);
+            is_tidy(&stage);
+        }
+    }
 }
 
 /// What is in the middle of its way when the back end is killed comes to its

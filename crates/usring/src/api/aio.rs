@@ -27,17 +27,52 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Polled
+//! The events of a [polled context](Context::polled) are looked for by whoever asks for them, and nothing
+//! interrupts anybody: of devices of the run (`usring run --device`) their queue pairs are polled, of
+//! any other file that is open with `O_DIRECT` the ring by which the kernel's AIO answers.
+//!
+//! ```
+//! use std::fs::File;
+//! use std::os::fd::AsRawFd;
+//! use std::os::unix::fs::OpenOptionsExt;
+//! use usring::aio::{Context, IOCB_CMD_PREAD, IOCB_FLAG_HIPRI, IoEvent, Iocb};
+//!
+//! #[repr(align(4096))]
+//! struct Block([u8; 4096]);
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let context = Context::polled(8)?;
+//! let file = File::options().read(true).custom_flags(libc::O_DIRECT).open("Cargo.toml")?;
+//! let mut block = Block([0; 4096]);
+//! let mut read = Iocb {
+//!     aio_lio_opcode: IOCB_CMD_PREAD,
+//!     aio_fildes: file.as_raw_fd() as u32,
+//!     aio_buf: &raw mut block as u64,
+//!     aio_nbytes: 4096,
+//!     aio_flags: IOCB_FLAG_HIPRI,
+//!     ..Iocb::default()
+//! };
+//! // SAFETY: the iocb and the block live until the event is there.
+//! unsafe { context.submit(&[&raw mut read]) }?;
+//! let mut events = [IoEvent::default(); 1];
+//! assert_eq!(context.events(1, &mut events, None)?, 1);
+//! assert!(block.0.starts_with(b"[package]"));
+//! # Ok(())
+//! # }
+//! ```
 
 use super::os_error;
 use super::process;
 use std::io;
 use std::time::Duration;
-use usring_sys::UserAddress;
 use usring_sys::syscall::AddressTrust;
+use usring_sys::{Errno, UserAddress};
 use usring_uapi::Timespec;
 pub use usring_uapi::aio::{
     AioRing, IOCB_CMD_FDSYNC, IOCB_CMD_FSYNC, IOCB_CMD_POLL, IOCB_CMD_PREAD, IOCB_CMD_PREADV, IOCB_CMD_PWRITE,
-    IOCB_CMD_PWRITEV, IOCB_FLAG_IOPRIO, IOCB_FLAG_RESFD, IoEvent, Iocb,
+    IOCB_CMD_PWRITEV, IOCB_FLAG_HIPRI, IOCB_FLAG_IOPRIO, IOCB_FLAG_RESFD, IOCTX_FLAG_IOPOLL, IoEvent, Iocb,
 };
 
 /// An AIO context. Dropping it waits until nothing of it is under way; in a
@@ -50,11 +85,34 @@ pub struct Context {
 impl Context {
     /// io_setup(2): for so many requests at a time.
     pub fn new(requests: u32) -> io::Result<Context> {
+        Context::made_by(|trust, place| usring_aio::setup(trust, requests, place))
+    }
+
+    /// io_setup2 with `IOCTX_FLAG_IOPOLL`: a context whose events are polled for.
+    ///
+    /// Each of its requests carries [`IOCB_FLAG_HIPRI`] and is a transfer of a file open with `O_DIRECT`; others
+    /// are refused: `EINVAL` for the flag and for other commands, and for an eventfd
+    /// of the request's own, `EOPNOTSUPP` for a file that cannot be polled for.
+    /// [`Context::submit`] takes 127 at once, and however many all in all; [`Context::events`] spins
+    /// until there are enough or nothing is under way, whatever the time limit, for one
+    /// thread at a time (`EBUSY`). The [ring](Context::ring) stays empty.
+    pub fn polled(requests: u32) -> io::Result<Context> {
+        Context::with_flags(requests, IOCTX_FLAG_IOPOLL)
+    }
+
+    /// io_setup2: with these `IOCTX_FLAG_*`. Without any, requests with
+    /// [`IOCB_FLAG_HIPRI`] are refused, and all else is as in [`Context::new`].
+    pub fn with_flags(requests: u32, flags: u32) -> io::Result<Context> {
+        const NO_RINGS: [UserAddress; 2] = [UserAddress::NULL; 2];
+        Context::made_by(|trust, place| usring_aio::setup_with_flags(trust, requests, flags, NO_RINGS, place))
+    }
+
+    fn made_by(setup: impl FnOnce(AddressTrust, UserAddress) -> Result<(), Errno>) -> io::Result<Context> {
         process::prepare();
         let mut address = 0u64;
         // SAFETY: whoever submits vouches for each request's memory.
         let trust = unsafe { AddressTrust::new() };
-        usring_aio::setup(trust, requests, UserAddress(&raw mut address as u64)).map_err(os_error)?;
+        setup(trust, UserAddress(&raw mut address as u64)).map_err(os_error)?;
         Ok(Context { address })
     }
 

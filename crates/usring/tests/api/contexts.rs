@@ -1,10 +1,14 @@
 //! AIO contexts through the Rust API.
 
 use crate::support::*;
-use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
-use usring::aio::{Context, IOCB_CMD_FSYNC, IOCB_CMD_POLL, IOCB_CMD_PREAD, IOCB_CMD_PWRITE, IoEvent, Iocb};
+use usring::aio::{
+    Context, IOCB_CMD_FSYNC, IOCB_CMD_POLL, IOCB_CMD_PREAD, IOCB_CMD_PWRITE, IOCB_FLAG_HIPRI, IOCB_FLAG_RESFD, IoEvent,
+    Iocb,
+};
 
 fn iocb(command: u16, file: &impl AsRawFd, data: u64) -> Iocb {
     Iocb { aio_data: data, aio_lio_opcode: command, aio_fildes: file.as_raw_fd() as u32, ..Iocb::default() }
@@ -66,4 +70,105 @@ fn errors_are_linuxs() {
     assert_eq!(code(submit(&context, &mut bad).unwrap_err()), Some(libc::EBADF));
     let mut events = [IoEvent::default(); 1];
     assert_eq!(code(context.events(2, &mut events, None).unwrap_err()), Some(libc::EINVAL));
+}
+
+const BLOCK: usize = 4096;
+
+/// What direct transfers take.
+#[repr(C, align(4096))]
+struct Block([u8; BLOCK]);
+
+fn direct_file() -> std::fs::File {
+    let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+    let mut options = std::fs::File::options();
+    options.read(true).write(true).custom_flags(libc::O_DIRECT).open(path).unwrap()
+}
+
+fn of_block(command: u16, file: &impl AsRawFd, place: usize, block: &mut Block) -> Iocb {
+    Iocb {
+        aio_buf: block.0.as_mut_ptr() as u64,
+        aio_nbytes: BLOCK as u64,
+        aio_offset: (place * BLOCK) as i64,
+        aio_flags: IOCB_FLAG_HIPRI,
+        ..iocb(command, file, place as u64)
+    }
+}
+
+#[test]
+fn a_polled_context_transfers_blocks_of_any_direct_file() {
+    bounded(|| {
+        let context = Context::polled(8).unwrap();
+        let file = direct_file();
+        let mut blocks: Vec<Block> = (0..200).map(|index| Block([index as u8; BLOCK])).collect();
+        for command in [IOCB_CMD_PWRITE, IOCB_CMD_PREAD] {
+            let iocb_of = |(place, block)| of_block(command, &file, place, block);
+            let mut iocbs: Vec<Iocb> = blocks.iter_mut().enumerate().map(iocb_of).collect();
+            // More than the context was made for, and than a call takes.
+            let first = submit(&context, &mut iocbs).unwrap();
+            assert_eq!(first, 127);
+            assert_eq!(submit(&context, &mut iocbs[first..]).unwrap(), 200 - first);
+            let mut events = [IoEvent::default(); 256];
+            let mut seen = [false; 200];
+            let mut taken = 0;
+            while taken < 200 {
+                let count = context.events(1, &mut events, None).unwrap();
+                assert!(count > 0, "after {taken} events");
+                for event in &events[..count] {
+                    assert_eq!(event.res, BLOCK as i64);
+                    assert!(!core::mem::replace(&mut seen[event.data as usize], true), "twice");
+                }
+                taken += count;
+            }
+            assert!(blocks.iter().enumerate().all(|(index, block)| block.0 == [index as u8; BLOCK]));
+            blocks.iter_mut().filter(|_| command == IOCB_CMD_PWRITE).for_each(|block| block.0.fill(0));
+        }
+    });
+}
+
+#[test]
+fn a_polled_context_refuses_what_cannot_be_polled_for() {
+    let code = |error: std::io::Error| error.raw_os_error().unwrap();
+    let context = Context::polled(8).unwrap();
+    let (direct, buffered) = (direct_file(), tempfile::tempfile().unwrap());
+    let mut block = Block([0; BLOCK]);
+    let refused = |iocb: Iocb| code(submit(&context, &mut [iocb]).unwrap_err());
+    let read = of_block(IOCB_CMD_PREAD, &direct, 0, &mut block);
+    assert_eq!(refused(Iocb { aio_flags: 0, ..read }), libc::EINVAL);
+    assert_eq!(refused(Iocb { aio_flags: IOCB_FLAG_HIPRI | IOCB_FLAG_RESFD, ..read }), libc::EINVAL);
+    assert_eq!(refused(Iocb { aio_lio_opcode: IOCB_CMD_FSYNC, ..read }), libc::EINVAL);
+    assert_eq!(refused(of_block(IOCB_CMD_PREAD, &buffered, 0, &mut block)), libc::EOPNOTSUPP);
+    assert_eq!(code(Context::with_flags(8, 2).unwrap_err()), libc::EINVAL);
+    // The other way round.
+    let plain = Context::with_flags(8, 0).unwrap();
+    assert_eq!(code(submit(&plain, &mut [read]).unwrap_err()), libc::EINVAL);
+    let mut events = [IoEvent::default(); 1];
+    assert_eq!(submit(&plain, &mut [Iocb { aio_flags: 0, ..read }]).unwrap(), 1);
+    assert_eq!(plain.events(1, &mut events, None).unwrap(), 1);
+    assert_eq!(events[0].res, 0, "the file is empty");
+}
+
+/// What the kernel never does: wait in the write to an eventfd whose counter is at its end.
+#[test]
+fn an_eventfd_at_its_end_holds_nobody_up() {
+    bounded(|| {
+        let context = Context::new(8).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        // SAFETY: plain numbers; the descriptor is ours.
+        let told = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
+        let told = std::fs::File::from(told);
+        for short_of_end in [0u64, 1, 2] {
+            (&told).write_all(&(u64::MAX - 1 - short_of_end).to_ne_bytes()).unwrap();
+            let sync = Iocb {
+                aio_flags: IOCB_FLAG_RESFD,
+                aio_resfd: told.as_raw_fd() as u32,
+                ..iocb(IOCB_CMD_FSYNC, &file, 1)
+            };
+            assert_eq!(submit(&context, &mut [sync; 4]).unwrap(), 4);
+            let mut events = [IoEvent::default(); 8];
+            assert_eq!(context.events(4, &mut events, None).unwrap(), 4);
+            let mut count = [0; 8];
+            (&told).read_exact(&mut count).unwrap();
+            assert!(u64::from_ne_bytes(count) >= u64::MAX - 1);
+        }
+    });
 }
