@@ -2,9 +2,10 @@
 //!
 //! A call of accept4(2) that fails costs ten times what a look at the listener
 //! does, and one that finds nothing may sleep. So the listener is looked at
-//! first, and again when as many connections have been taken as it told of (TCP
-//! says how many there are, others only whether there is one): that look tells
-//! both whether to go on and what SOCK_NONEMPTY says.
+//! first (TCP says how many connections there are, others only whether there is
+//! one). When as many have been taken, it is looked at again, unless an event has
+//! told of them, for then another one will tell of more. That is also what
+//! SOCK_NONEMPTY goes by.
 
 use super::Operation;
 use super::socket::{check_flags, flags_for, place};
@@ -67,10 +68,12 @@ impl Queue {
         }
     }
 
-    /// When one has been taken out.
-    fn without_one(self, number: i32) -> Queue {
+    /// When one has been taken out. What has come since the listener was asked makes
+    /// an event of its own, if it was asked because of one (`called`).
+    fn without_one(self, number: i32, called: bool) -> Queue {
         match self {
             Queue::Holds(count @ 2..) => Queue::Holds(count - 1),
+            Queue::Holds(_) if called => Queue::Empty,
             _ => Queue::of(number),
         }
     }
@@ -128,7 +131,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             Err(error) => return IssueOutcome::done(error.negative()),
             Ok(result) => result,
         };
-        queue = queue.without_one(number);
+        queue = queue.without_one(number, request.ready_for != 0);
         let flags = flags_of(request, queue);
         if !request.multishot || !complete::post_more(locked, request.sqe.user_data, result, flags) {
             request.cqe_flags |= flags;

@@ -95,6 +95,15 @@ const _: () = {
     assert!(!needs_drop::<epoll_wait::EpollWait>());
 };
 
+/// Whether it has been seen that a request's file is a socket: its operation has been
+/// tried, and is for no other file.
+pub(crate) fn has_met_socket(request: &Request) -> bool {
+    match &request.operation {
+        Operation::SendReceive(transfer) => !transfer.has(send_receive::POLL_FIRST),
+        _ => false,
+    }
+}
+
 /// What a request's file is polled for when it would block.
 #[inline]
 pub(crate) fn poll_events(request: &Request) -> u32 {

@@ -28,7 +28,7 @@ use crate::complete;
 use crate::device_queues;
 use crate::host;
 use crate::issue;
-use crate::op::Operation;
+use crate::op::{self, Operation};
 use crate::poll_table::Place;
 pub(crate) use crate::poll_table::{Interest, Turn};
 use crate::request::{Request, RequestEntry, RequestId};
@@ -49,6 +49,10 @@ pub(crate) enum Purpose {
     Report,
 }
 
+/// So many events are taken from the set at a time. The program comes back for
+/// more, so it is not kept waiting by what others have brought, and gives
+/// back the buffers that it was lent.
+pub(crate) const EVENTS: usize = 32;
 /// So many results a multishot gives in a row while others wait.
 pub(crate) const TURN: u32 = 32;
 
@@ -77,7 +81,8 @@ pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
 
 fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, purpose: Purpose, turn: Turn) {
     let believed = locked.polls.knows(request.file.number);
-    let attached = ensure_set(locked).and_then(|()| locked.polls.attach(&mut request.file, interest));
+    let socket = purpose == Purpose::Retry && op::has_met_socket(&request);
+    let attached = ensure_set(locked).and_then(|()| locked.polls.attach(&mut request.file, interest, socket));
     match attached {
         Ok(place) if purpose == Purpose::Retry => locked.polls.push(place.tag, request, purpose, turn),
         Ok(place) => begin_report(locked, request, interest, place),
@@ -167,7 +172,7 @@ pub(crate) fn look(locked: &mut LockedRing) {
         go_on(locked);
         return;
     }
-    let mut events = [Event::default(); 64];
+    let mut events = [Event::default(); EVENTS];
     // Also when nothing is armed: a wake event that nobody took would keep the
     // set readable, and the attendant awake.
     loop {

@@ -119,7 +119,8 @@ impl PollTable {
     /// Finds or makes the registration for a file; gives the request its share
     /// of the hold. On an error that comes from the registration, the request
     /// is left with a hold of its own.
-    pub(super) fn attach(&mut self, file: &mut FileUse, interest: Interest) -> Result<Place, Errno> {
+    /// `socket`: it is known to be one.
+    pub(super) fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<Place, Errno> {
         match &file.hold {
             Hold::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
             Hold::Shared(hold) => {
@@ -132,7 +133,7 @@ impl PollTable {
         }
         match self.waited_for(file.number, interest) {
             Some(index) => Ok(self.share(index, file)),
-            None => self.register(file, interest),
+            None => self.register(file, interest, socket),
         }
     }
 
@@ -187,7 +188,7 @@ impl PollTable {
         Place { tag: tag_of(index, slot), was_on: true }
     }
 
-    fn register(&mut self, file: &mut FileUse, interest: Interest) -> Result<Place, Errno> {
+    fn register(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<Place, Errno> {
         let of = file.number;
         let mut descriptor = descriptor::hold_settled(of)?;
         let settled = descriptor.is_settled(of);
@@ -199,7 +200,8 @@ impl PollTable {
         match self.switch_to(number, interest, switch, tag, known) {
             Ok(true) => {}
             Ok(false) => {
-                let lockable = !descriptor::identity(number).is_ok_and(|identity| identity.is_never_locked());
+                let lockable =
+                    !socket && !descriptor::identity(number).is_ok_and(|identity| identity.is_never_locked());
                 self.number_mut(of).lockable |= lockable;
             }
             Err(error) => {

@@ -194,7 +194,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     let ticket = ring.wakers.sleep.announce(kind, needed(&mut locked, call));
     locked.unlock();
 
-    let mut events = [Event::default(); 64];
+    let mut events = [Event::default(); fast_poll::EVENTS];
     let outcome = if !ring.task_work.is_empty() {
         Ok(0)
     } else if leads {
