@@ -49,7 +49,7 @@ pub trait Mechanism: Send + Sync {
     /// Ends writes to resident pages. What is out within the range stays out.
     fn close(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Lets us read what resident pages hold that were closed.
+    /// Lets us read what resident pages of one cluster hold that were closed.
     fn prepare_reading(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }

@@ -217,6 +217,10 @@ impl Builder {
 /// It does not grow: it is made as large as it may become, as what was never touched takes
 /// neither memory nor room on the device.
 ///
+/// What is no longer wanted is given up by [`SwapRegion::discard`]. MADV_DONTNEED knows nothing of
+/// slots: a page that is out comes back as it was, and one that goes out at that
+/// moment may end the process.
+///
 /// Signals: SIGBUS and SIGSEGV must not be blocked by a thread that touches it, and
 /// who takes their handlers away takes the pages along.
 pub struct SwapRegion {

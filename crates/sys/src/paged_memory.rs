@@ -142,6 +142,19 @@ impl PagedMemory {
         self.advise(alias + offset, length, linux::MADV_POPULATE_WRITE)
     }
 
+    /// Which pages of up to 64 are not in memory, a bit each: those the kernel has swapped out
+    /// by itself are among them.
+    pub fn absent(&self, offset: usize, length: usize) -> Result<u64, Errno> {
+        self.check(offset, length);
+        let mut resident = [0u8; 64];
+        let pages = length / PAGE;
+        assert!(pages <= resident.len());
+        let arguments = [(self.address + offset) as u64, length as u64, resident.as_mut_ptr() as u64, 0, 0];
+        SystemCall::new(linux::__NR_mincore, arguments).run()?;
+        let absent = resident[..pages].iter().enumerate().filter(|(_, resident)| **resident & 1 == 0);
+        Ok(absent.fold(0, |bits, (page, _)| bits | 1 << page))
+    }
+
     /// Where the contents can be read at any time, while they are resident.
     pub fn content(&self, offset: usize, length: usize) -> usize {
         self.check(offset, length);

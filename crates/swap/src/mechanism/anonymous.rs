@@ -4,6 +4,7 @@ use super::{Kind, Mechanism, Prepared};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use usring_sys::Errno;
+use usring_sys::mapping::PAGE;
 use usring_sys::paged_memory::PagedMemory;
 use usring_sys::userfault::{Telling, UserFault};
 
@@ -55,6 +56,21 @@ impl Mechanism for Anonymous {
 
     fn close(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.fault.protect(self.at(offset), length, true)
+    }
+
+    /// What was thrown away behind our back would be a fault of who reads it, who has the
+    /// page. Zeroes are what it holds.
+    fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        let mut absent = self.memory.absent(offset, length)?;
+        while absent != 0 {
+            let page = absent.trailing_zeros() as usize;
+            let offset = offset + page * PAGE;
+            if self.mend(offset, PAGE)? {
+                self.close(offset, PAGE)?;
+            }
+            absent &= absent - 1;
+        }
+        Ok(())
     }
 
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno> {

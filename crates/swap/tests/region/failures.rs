@@ -194,3 +194,33 @@ fn a_program_that_locks_its_memory_loses_no_page() {
         assert!(output.status.success(), "{mechanism}: {:?} {said}", output.status);
     });
 }
+
+/// madvise(2) knows nothing of the pager: it is told by whoever reads the page next, be it
+/// who evicts it.
+#[test]
+fn a_program_that_throws_memory_away_by_itself_loses_no_other() {
+    let throw_away = |region: SwapRegion| {
+        let (unit, pages) = (region.page_size(), region.size() / region.page_size());
+        for round in 0..4 {
+            for page in (round..pages).step_by(3) {
+                word(&region, page * unit).store(1, Ordering::Relaxed);
+                // SAFETY: a page of the region, which nobody borrows.
+                let answer =
+                    unsafe { libc::madvise(region.as_ptr().add(page * unit).cast(), unit, libc::MADV_DONTNEED) };
+                assert_eq!(answer, 0);
+            }
+            // What was thrown away is gone, or is as it was.
+            for page in 0..pages {
+                let found = word(&region, page * unit).load(Ordering::Relaxed);
+                assert!([0, 1, page as u64 + 1].contains(&found), "page {page} holds {found}");
+                assert!(found == page as u64 + 1 || page % 3 == round % 3, "page {page} holds {found}");
+            }
+            number_pages(&region);
+        }
+    };
+    let test = "failures::a_program_that_throws_memory_away_by_itself_loses_no_other";
+    in_child(test, throw_away, |mechanism, output| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{mechanism}: {:?} {said}", output.status);
+    });
+}
