@@ -31,6 +31,13 @@ pub fn forget_keeper() {
     KEEPER.store(core::ptr::null_mut(), Ordering::Relaxed);
 }
 
+/// Whether there is such memory: then nothing may be handed to the kernel that it
+/// uses after the call.
+#[inline]
+pub fn has_keeper() -> bool {
+    !KEEPER.load(Ordering::Acquire).is_null()
+}
+
 /// Makes a call while what it names is kept.
 #[inline]
 pub(crate) fn during<R>(call: &SystemCall, make: impl FnOnce() -> R) -> R {

@@ -16,7 +16,7 @@ use crate::request::{FileUse, Hold, Request};
 use crate::ring::{LockedRing, RingState};
 use alloc::sync::Arc;
 use usring_device::{OpenDevice, Route};
-use usring_sys::{Errno, descriptor};
+use usring_sys::{Errno, descriptor, kept_memory};
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
 /// Whether a transfer may concern devices at all: asked of every READ and
@@ -120,7 +120,8 @@ pub(crate) fn channel_to_kernel_file(
     writes: bool,
 ) -> Result<ChannelIndex, Errno> {
     let ring = locked.ring;
-    if !ring.has_events() {
+    // Memory that is swapped is kept for a call, and not beyond it.
+    if !ring.has_events() || kept_memory::has_keeper() {
         return Err(Errno::EOPNOTSUPP);
     }
     let direct = locked.status_flags(number)? & linux::O_DIRECT != 0;
