@@ -102,7 +102,12 @@ impl Plain {
         kernel::forget_cached(&file);
         // Pages hold zeroes before they are written to.
         zero(&file, shape.size)?;
-        Plain::map(shape.size, libc::MAP_SHARED, file.as_raw_fd(), Leaving::ToSwap)
+        let memory = Plain::map(shape.size, libc::MAP_SHARED, file.as_raw_fd(), Leaving::ToSwap)?;
+        // Without this each fault reads the pages around as well, and each of them
+        // drives another one out.
+        // SAFETY: advice about memory of ours.
+        unsafe { libc::madvise(memory.start.cast::<c_void>(), shape.size, libc::MADV_RANDOM) };
+        Ok(memory)
     }
 
     fn map(size: usize, flags: i32, file: i32, leaving: Leaving) -> Result<Plain, String> {

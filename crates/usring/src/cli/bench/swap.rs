@@ -156,9 +156,12 @@ fn bars(results: &Results) -> Vec<Bar> {
         results.ratio_of(Metric::ProcessorTime, [(&with(8, MEMORY), USERFAULT), (&with(1, MEMORY), USERFAULT)]);
     bars.push(Bar::times_at_most(format!("{MEMORY}: processor time of a write by 8 threads against 1"), shared, 1.25));
     for store in [DRIVE, FILE] {
-        // Where it gains next to nothing nobody would choose it.
-        let pays = ratio(Metric::Rate, store, 1, [HYBRID, INTERRUPT]).is_some_and(|ratio| ratio.median > 1.1);
-        let used = ratio(Metric::ProcessorTime, store, 1, [HYBRID, INTERRUPT]).filter(|_| pays);
+        // Nobody would choose it where it gains next to nothing; and where a timer is
+        // too coarse for the device, it is classic polling.
+        let median = |metric, labels| ratio(metric, store, 1, labels).map(|ratio| ratio.median);
+        let gains = median(Metric::Rate, [HYBRID, INTERRUPT]).is_some_and(|gain| gain > 1.1);
+        let sleeps = median(Metric::ProcessorTime, [HYBRID, CLASSIC]).is_some_and(|part| part < 0.95);
+        let used = ratio(Metric::ProcessorTime, store, 1, [HYBRID, INTERRUPT]).filter(|_| gains && sleeps);
         bars.push(Bar::times_at_most(format!("{}: processor of hybrid against told", with(1, store)), used, 1.5));
     }
     bars
