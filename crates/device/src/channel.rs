@@ -71,7 +71,7 @@ impl Channel {
     }
 
     /// See [`QueuePair::submit`].
-    #[inline]
+    #[inline(always)]
     pub fn submit(&mut self, request: &DeviceRequest) -> Submission {
         let submission = self.queue.submit(request);
         if submission == Submission::Accepted {

@@ -3,9 +3,11 @@
 #![cfg(not(loom))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use usring_sys::mapping::{Mapping, PAGE, private_pages, unmap};
 use usring_sys::shared::SharedMemory;
+use usring_sys::shared_array::SharedArray;
 use usring_sys::user_memory::install_fault_handler;
 use usring_sys::{Errno, UserAddress};
 use usring_uapi::{Cqe, Sqe};
@@ -56,6 +58,26 @@ fn an_offset_outside_is_a_fault_of_ours() {
     refused(&|| _ = memory.read::<Sqe>(PAGE - 56));
     refused(&|| _ = memory.read::<u64>(4));
     refused(&|| memory.write(PAGE - 8, Cqe::default()));
+}
+
+#[test]
+fn an_array_lies_in_its_memory_whatever_the_index() {
+    let memory = Arc::new(memory());
+    let values = SharedArray::<[u64; 2], 64>::new(&memory, 128, 4);
+    values.write(usize::MAX, [1, 2]);
+    assert_eq!(values.read(3), [1, 2]);
+    assert_eq!(memory.read::<[u64; 4]>(128 + 3 * 64), [1, 2, 0, 0]);
+    let words = SharedArray::<AtomicU16, 2>::new(&memory, 8, 8);
+    words.half_word(9).store(7, Ordering::Relaxed);
+    assert_eq!(memory.half_word(10).load(Ordering::Relaxed), 7);
+    // The last value may end where the memory does.
+    SharedArray::<u64, 512>::new(&memory, 504, 8).write(7, 5);
+    assert_eq!(memory.read::<u64>(PAGE - 8), 5);
+    let refused = |f: &dyn Fn()| assert!(catch_unwind(AssertUnwindSafe(f)).is_err());
+    refused(&|| drop(SharedArray::<u64, 512>::new(&memory, 512, 8)));
+    refused(&|| drop(SharedArray::<u64, 512>::new(&memory, 500, 4)));
+    refused(&|| drop(SharedArray::<u64, 512>::new(&memory, 0, 3)));
+    refused(&|| drop(SharedArray::<u64, 512>::new(&memory, usize::MAX - 7, 1)));
 }
 
 #[test]
