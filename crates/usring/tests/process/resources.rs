@@ -103,7 +103,6 @@ fn one_attendant_serves_all_rings_and_sq_threads_go_with_theirs() {
         const SQ_THREAD: &str = "iou-sqp";
         eventually("no SQ thread of another test", || threads_named(SQ_THREAD) == 0);
         let rings: Vec<_> = (0..50).map(|_| IoUring::new(4).unwrap()).collect();
-        assert_eq!(threads_named("usring-attend"), 1);
         let polled = |attach: Option<&IoUring>| -> IoUring {
             let mut builder = IoUring::builder();
             builder.setup_sqpoll(10_000);
@@ -121,6 +120,8 @@ fn one_attendant_serves_all_rings_and_sq_threads_go_with_theirs() {
         eventually("one is left", || threads_named(SQ_THREAD) == 1);
         drop(attached);
         eventually("none is left", || threads_named(SQ_THREAD) == 0);
+        // By now it has begun, and said its name.
+        assert_eq!(threads_named("usring-attend"), 1);
         drop(rings);
     });
 }
