@@ -58,14 +58,14 @@ fn busy_ring(reader: &impl AsRawFd, fifo: &Fifo, buffer: &mut [u8; 4]) -> IoUrin
 fn rings_give_back_their_descriptors_and_memory() {
     alone_and_bounded(|| {
         let ((reader, _writer), fifo, mut buffer) = (pipe(), Fifo::new(), [0; 4]);
-        drop(busy_ring(&reader, &fifo, &mut buffer));
+        const ROUNDS: usize = 100;
+        // The C library keeps stacks and arenas for as many threads as there have been at once.
+        (0..20).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         let before = (open_descriptors(), mappings());
-        for _ in 0..100 {
-            drop(busy_ring(&reader, &fifo, &mut buffer));
-        }
+        (0..ROUNDS).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         eventually("descriptors are as before", || open_descriptors() <= before.0);
-        // The allocator may keep a few for its threads.
-        eventually("mappings are as before", || mappings() <= before.1 + 16);
+        // And some more where there have been more of them now: but none for each ring.
+        eventually("mappings are as before", || mappings() <= before.1 + ROUNDS / 2);
     });
 }
 
