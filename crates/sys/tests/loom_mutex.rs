@@ -6,7 +6,7 @@ use loom::thread;
 use usring_sys::mutex::Mutex;
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::queue::{Entry, Queue, Taker, Urgency, queue};
-use usring_sys::sync::Arc;
+use usring_sys::sync::{Arc, AtomicBool, Ordering};
 
 fn count(threads: u32) {
     let counter = Arc::new(Mutex::new(0));
@@ -135,4 +135,69 @@ fn work_that_a_driver_could_not_reach_is_done_by_who_brings_it() {
         other.join().unwrap();
         assert_eq!(ring.state.lock().done, 2, "work was left behind the lock");
     });
+}
+
+/// A ring on the attendant's round: the driver that leaves arms nothing, and the
+/// attendant strikes the ring off and calls then, as it does for an event.
+struct RingOnRound {
+    /// Whether somebody watches the ring's files.
+    state: Mutex<bool>,
+    on_round: AtomicBool,
+    called: AtomicBool,
+}
+
+impl RingOnRound {
+    /// The driver's last act before it lets go.
+    fn take_over(&self, watched: &mut bool) {
+        *watched |= !self.on_round.load(Ordering::SeqCst);
+    }
+
+    fn run_if_unattended(&self) {
+        while self.called.load(Ordering::Relaxed) {
+            let Some(mut state) = self.state.try_lock() else { return };
+            self.called.swap(false, Ordering::SeqCst);
+            self.take_over(&mut state);
+        }
+    }
+
+    fn drive(&self) {
+        let mut state = self.state.lock();
+        self.take_over(&mut state);
+        drop(state);
+        self.run_if_unattended();
+    }
+
+    fn strike_off(&self) {
+        self.on_round.store(false, Ordering::SeqCst);
+        self.called.store(true, Ordering::SeqCst);
+        self.run_if_unattended();
+    }
+}
+
+fn a_driver_leaves_while_the_ring_is_struck_off() {
+    loom::model(|| {
+        let ring = Arc::new(RingOnRound {
+            state: Mutex::new(false),
+            on_round: AtomicBool::new(true),
+            called: AtomicBool::new(false),
+        });
+        let attendant = {
+            let ring = ring.clone();
+            thread::spawn(move || ring.strike_off())
+        };
+        ring.drive();
+        attendant.join().unwrap();
+        assert!(*ring.state.lock(), "nobody watches a ring that was struck off");
+    });
+}
+
+#[test]
+fn a_ring_that_is_struck_off_the_round_is_watched() {
+    a_driver_leaves_while_the_ring_is_struck_off();
+}
+
+#[test]
+#[should_panic(expected = "nobody watches a ring that was struck off")]
+fn an_unlock_without_barrier_leaves_a_ring_unwatched() {
+    weaken(Edge::HandOver, Side::Sleeper, a_driver_leaves_while_the_ring_is_struck_off);
 }
