@@ -31,6 +31,11 @@ impl Group {
         self.add_at(address, length, identifier);
     }
 
+    /// How many have been appended so far.
+    pub fn added(&self) -> u16 {
+        self.tail
+    }
+
     pub fn add_at(&mut self, address: u64, length: u32, identifier: u16) {
         let index = usize::from(self.tail & self.mask);
         // SAFETY: masked, so it lies in the ring; only the first entry shares

@@ -7,6 +7,8 @@
 //! conformance run [--inline] [CASE…]   their transcripts; a room's name stands for its cases
 //! conformance repeat N [CASE…]         run each N times, name those that are not deterministic
 //! conformance record DIRECTORY         write every case's transcript to DIRECTORY/CASE.txt
+//! conformance random SEED              a random program (`random`)
+//! conformance compare USRING FIRST N   N of them on the kernel and on usring: a search for cases
 //! conformance kernel                   whether this machine's kernel answers io_uring, and its release
 //! ```
 //!
@@ -24,6 +26,7 @@ mod memory;
 mod names;
 mod net;
 mod process;
+mod random;
 mod ring;
 mod runner;
 mod sqe;
@@ -49,10 +52,20 @@ fn main() -> ExitCode {
         ["repeat", times, names @ ..] => repeat(times, names),
         ["record", directory] => record(directory),
         ["kernel"] => kernel(),
+        ["random", seed] => seed.parse().map_or(ExitCode::from(2), |seed| {
+            random::run(seed);
+            ExitCode::SUCCESS
+        }),
+        ["compare", usring, first, count] => match (first.parse(), count.parse()) {
+            (Ok(first), Ok(count)) => random::compare(usring, first, count),
+            _ => ExitCode::from(2),
+        },
         // What some cases start this program again as.
         ["child", name, rest @ ..] => process::child(name, rest),
         _ => {
-            eprintln!("usage: conformance list | run | repeat | record | kernel (see the head of main.rs)");
+            eprintln!(
+                "usage: conformance list | run | repeat | record | random | compare | kernel (see the head of main.rs)"
+            );
             ExitCode::from(2)
         }
     }

@@ -1,0 +1,391 @@
+//! One request of a random program: mostly one that makes sense, now and then
+//! one with a field that does not.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+use usring_uapi::{Sqe, opcode, sqe_flags};
+
+use super::{Kind, Pending, Program, ROOM};
+use crate::memory::{BAD, zeroed};
+use crate::sqe::{self, CURRENT, Change};
+
+/// Files that something can be received from in time.
+const GIVERS: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
+const SOCKETS: [usize; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
+
+impl Program {
+    /// The next request, ready to be pushed.
+    pub(super) fn request(&mut self) -> Sqe {
+        self.user_data += 1;
+        if let Some(mut watcher) = self.watcher.take() {
+            watcher.user_data = self.user_data;
+            if self.random.percent(30) {
+                watcher.flags |= sqe_flags::IO_LINK;
+            }
+            self.pending.push(Pending { user_data: self.user_data, reads: None });
+            return watcher;
+        }
+        let (mut sqe, reads) = match self.random.below(26) {
+            0..=2 => (sqe::nop(0), None),
+            3..=5 => self.read(),
+            6..=7 => (self.write_request(), None),
+            8..=11 => self.receive(),
+            12..=14 => (self.send(), None),
+            15..=16 => (self.poll(), None),
+            17 => (self.timeout(), None),
+            18 => (self.timeout_remove(), None),
+            19..=20 => (self.cancel(), None),
+            21 => (self.provide(), None),
+            22 => self.accept(),
+            23 => (self.message_ring(), None),
+            24 => (self.shutdown(), None),
+            _ => (self.files_update(), None),
+        };
+        sqe.user_data = self.user_data;
+        self.spoil(&mut sqe);
+        self.flag(&mut sqe);
+        self.pending.push(Pending { user_data: self.user_data, reads });
+        sqe
+    }
+
+    /// The memory of this request.
+    fn room(&self) -> u64 {
+        self.memory.at(16384 + (self.user_data as usize % 256) * ROOM)
+    }
+
+    fn length(&mut self) -> u32 {
+        self.random.of(&[1, 4, 8, 8, 16, 30, 100, 300, 0])
+    }
+
+    fn fd(&self, index: usize) -> i32 {
+        self.files[index].fd.as_raw_fd()
+    }
+
+    /// A file to take something from, unless somebody waits for that already.
+    fn giver(&mut self, choices: &[usize]) -> Option<usize> {
+        let index = self.random.of(choices);
+        let taken = self.pending.iter().any(|pending| pending.reads == Some(index));
+        (!taken).then_some(index)
+    }
+
+    fn read(&mut self) -> (Sqe, Option<usize>) {
+        let regular = self.random.percent(30);
+        let Some(index) = (if regular { Some(11) } else { self.giver(&GIVERS) }) else { return (sqe::nop(0), None) };
+        if index == 13 {
+            return (sqe::nop(0), None);
+        }
+        let length = if index == 10 { self.random.of(&[8, 8, 16, 4]) } else { self.length() };
+        let offset = if regular { self.random.of(&[0, 5, 1990, 4000, CURRENT]) } else { self.random.of(&[0, CURRENT]) };
+        let request = sqe::read_at(self.fd(index), self.room(), length, offset, 0);
+        let request = match self.random.below(5) {
+            0 => {
+                let place = self.memory.at(self.random.below(2) * 8192 + self.random.below(4) * 64);
+                let buffer = u16::from(place >= self.memory.at(8192));
+                request.with(|sqe| (sqe.opcode, sqe.addr, sqe.buf_index) = (opcode::READ_FIXED, place, buffer))
+            }
+            1 => self.vectored(request, opcode::READV),
+            2 => self.selecting(request),
+            3 if !regular => self
+                .selecting(request)
+                .with(|sqe| (sqe.opcode, sqe.addr, sqe.len, sqe.off) = (opcode::READ_MULTISHOT, 0, 0, CURRENT)),
+            _ => request,
+        };
+        (request, (!regular).then_some(index))
+    }
+
+    fn vectored(&mut self, request: Sqe, opcode: u8) -> Sqe {
+        let first = self.random.of(&[1, 7, 40]);
+        let vectors = Box::new([
+            sqe::vector(request.addr, first),
+            sqe::vector(request.addr + first as u64, request.len.saturating_sub(first as u32) as usize),
+        ]);
+        let count = self.random.of(&[2, 2, 1]);
+        let request = Sqe { opcode, addr: vectors.as_ptr() as u64, len: count, ..request };
+        self.vectors.push(vectors);
+        request
+    }
+
+    fn selecting(&mut self, request: Sqe) -> Sqe {
+        let group = self.random.of(&[1, 2, 3, 3, 1, 2]);
+        let keeps = self.random.percent(50);
+        request.flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
+            sqe.buf_index = group;
+            sqe.addr = 0;
+            if !keeps {
+                sqe.len = 0;
+            }
+        })
+    }
+
+    fn write_request(&mut self) -> Sqe {
+        let index = self.random.of(&[1, 1, 2, 4, 6, 8, 10, 11, 11, 12]);
+        let length = if index == 10 { 8 } else { self.length() };
+        let offset = if index == 11 { self.random.of(&[0, 5, 1990, CURRENT]) } else { self.random.of(&[0, CURRENT]) };
+        let request = sqe::write_at(self.fd(index), self.memory.at(40), length, offset, 0);
+        match self.random.below(4) {
+            0 => request.with(|sqe| sqe.opcode = opcode::WRITE_FIXED),
+            1 => self.vectored(request, opcode::WRITEV),
+            _ => request,
+        }
+    }
+
+    fn receive(&mut self) -> (Sqe, Option<usize>) {
+        let Some(index) = self.giver(&SOCKETS) else { return (sqe::nop(0), None) };
+        let length = self.length();
+        let flags = self.random.of(&[0, 0, 0, libc::MSG_WAITALL, libc::MSG_PEEK, libc::MSG_DONTWAIT, libc::MSG_TRUNC]);
+        let mut request =
+            Sqe { addr: self.room(), len: length, op_flags: flags as u32, ..sqe::sqe(opcode::RECV, self.fd(index), 0) };
+        if self.random.percent(25) {
+            request = self.message(request, opcode::RECVMSG);
+        }
+        if self.random.percent(50) {
+            let address = request.addr;
+            request = self.selecting(request);
+            if request.opcode == opcode::RECVMSG {
+                (request.addr, request.len) = (address, 1);
+            }
+            if self.random.percent(60) && flags & libc::MSG_PEEK == 0 {
+                request.ioprio |= u::IORING_RECV_MULTISHOT as u16;
+            }
+            if self.random.percent(40) {
+                request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
+            }
+        }
+        if self.random.percent(15) {
+            request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
+        }
+        (request, Some(index))
+    }
+
+    /// The same with a message header.
+    fn message(&mut self, request: Sqe, opcode: u8) -> Sqe {
+        let selects_none = self.vectored(request, opcode);
+        let mut header: Box<libc::msghdr> = Box::new(zeroed());
+        header.msg_iov = selects_none.addr as *mut libc::iovec;
+        header.msg_iovlen = self.random.of(&[1, 1, 2, 0]);
+        let request = Sqe { addr: &raw const *header as u64, len: 1, ..selects_none };
+        self.headers.push(header);
+        request
+    }
+
+    fn send(&mut self) -> Sqe {
+        let index = self.random.of(&SOCKETS);
+        let flags = self.random.of(&[0, 0, libc::MSG_WAITALL, libc::MSG_DONTWAIT]);
+        let length = self.length();
+        let mut request = Sqe {
+            addr: self.memory.at(100),
+            len: length,
+            op_flags: flags as u32,
+            ..sqe::sqe(opcode::SEND, self.fd(index), 0)
+        };
+        match self.random.below(8) {
+            0 => request = self.message(request, opcode::SENDMSG),
+            1 => request.opcode = opcode::SEND_ZC,
+            2 => {
+                request = self.selecting(request);
+                if self.random.percent(50) {
+                    request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
+                }
+            }
+            _ => {}
+        }
+        if self.random.percent(10) {
+            request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
+        }
+        request
+    }
+
+    fn poll(&mut self) -> Sqe {
+        if self.random.percent(25) && !std::mem::replace(&mut self.cancels, true) {
+            let target = self.earlier();
+            let mut request = sqe::poll_remove(target, 0);
+            if self.random.percent(50) {
+                let new = 1_000 + self.user_data;
+                request.len = self.random.of(&[
+                    u::IORING_POLL_UPDATE_EVENTS,
+                    u::IORING_POLL_UPDATE_USER_DATA,
+                    u::IORING_POLL_UPDATE_EVENTS | u::IORING_POLL_UPDATE_USER_DATA,
+                    u::IORING_POLL_UPDATE_EVENTS | u::IORING_POLL_ADD_MULTI,
+                ]);
+                request.off = new;
+                request.op_flags = self.random.of(&[libc::POLLIN, libc::POLLOUT]) as u32;
+            }
+            return request;
+        }
+        let index = self.random.of(&[0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 13]);
+        let events = self.random.of(&[libc::POLLIN, libc::POLLIN, libc::POLLOUT, libc::POLLPRI, 0]);
+        let mut request = sqe::poll(self.fd(index), events, 0);
+        if self.random.percent(40) {
+            request.len |= u::IORING_POLL_ADD_MULTI;
+        }
+        request
+    }
+
+    /// A request of some time ago.
+    fn earlier(&mut self) -> u64 {
+        if !self.pending.is_empty() && self.random.percent(70) {
+            let index = self.random.below(self.pending.len());
+            return self.pending[index].user_data;
+        }
+        self.user_data.saturating_sub(self.random.below(8) as u64)
+    }
+
+    fn timeout(&mut self) -> Sqe {
+        // What they count, and when, is a matter of how completions are put together.
+        let time = if self.random.percent(50) { self.soon } else { self.never };
+        let kept = Box::leak(Box::new(time));
+        let repeats = self.random.percent(20) && kept.tv_sec == 0;
+        let flags = if repeats {
+            u::IORING_TIMEOUT_MULTISHOT
+        } else {
+            self.random.of(&[
+                0,
+                u::IORING_TIMEOUT_ETIME_SUCCESS,
+                u::IORING_TIMEOUT_BOOTTIME,
+                u::IORING_TIMEOUT_REALTIME,
+            ])
+        };
+        sqe::timeout(kept, if repeats { self.random.of(&[1, 2, 3]) } else { 0 }, flags, 0)
+    }
+
+    fn timeout_remove(&mut self) -> Sqe {
+        if std::mem::replace(&mut self.cancels, true) {
+            return sqe::nop(0);
+        }
+        let mut request = sqe::timeout_remove(self.earlier(), 0);
+        if self.random.percent(40) {
+            let time = if self.random.percent(50) { self.soon } else { self.never };
+            request.off = &raw const *Box::leak(Box::new(time)) as u64;
+            request.op_flags =
+                self.random.of(&[u::IORING_TIMEOUT_UPDATE, u::IORING_LINK_TIMEOUT_UPDATE | u::IORING_TIMEOUT_UPDATE]);
+        }
+        request
+    }
+
+    fn cancel(&mut self) -> Sqe {
+        // What one has found another of the same batch may find or not.
+        if std::mem::replace(&mut self.cancels, true) {
+            return sqe::nop(0);
+        }
+        let all = self.random.of(&[0, u::IORING_ASYNC_CANCEL_ALL]);
+        match self.random.below(8) {
+            0 => {
+                let index = self.random.below(14);
+                Sqe { fd: self.fd(index), ..sqe::cancel(0, u::IORING_ASYNC_CANCEL_FD | all, 0) }
+            }
+            1 => {
+                let index = self.random.below(14) as i32;
+                let flags = u::IORING_ASYNC_CANCEL_FD | u::IORING_ASYNC_CANCEL_FD_FIXED | all;
+                Sqe { fd: index, ..sqe::cancel(0, flags, 0) }
+            }
+            2 => Sqe {
+                len: u32::from(self.random.of(&[opcode::RECV, opcode::POLL_ADD, opcode::READ, opcode::TIMEOUT])),
+                ..sqe::cancel(0, u::IORING_ASYNC_CANCEL_OP | u::IORING_ASYNC_CANCEL_ALL, 0)
+            },
+            _ => sqe::cancel(self.earlier(), all, 0),
+        }
+    }
+
+    fn provide(&mut self) -> Sqe {
+        let group = self.random.of(&[3, 3, 3, 4, 1]);
+        let count = 1 + self.random.below(3) as i32;
+        if self.random.percent(20) {
+            return Sqe { buf_index: group, ..sqe::sqe(opcode::REMOVE_BUFFERS, count, 0) };
+        }
+        let first = self.random.below(16) as u64;
+        Sqe {
+            addr: self.memory.at(150_000 + first as usize * 64),
+            len: self.random.of(&[16, 5, 40]),
+            off: first,
+            buf_index: group,
+            ..sqe::sqe(opcode::PROVIDE_BUFFERS, count, 0)
+        }
+    }
+
+    fn accept(&mut self) -> (Sqe, Option<usize>) {
+        let Some(index) = self.giver(&[13]) else { return (sqe::nop(0), None) };
+        // Numbers that came to be are not printed: into the table, then.
+        let mut request =
+            Sqe { file_index: u::IORING_FILE_INDEX_ALLOC as u32, ..sqe::sqe(opcode::ACCEPT, self.fd(index), 0) };
+        request.ioprio = self.random.of(&[0, 0, u::IORING_ACCEPT_DONTWAIT, u::IORING_ACCEPT_MULTISHOT]) as u16;
+        (request, Some(index))
+    }
+
+    fn message_ring(&mut self) -> Sqe {
+        Sqe { len: 77, off: 2_000 + self.user_data, ..sqe::sqe(opcode::MSG_RING, self.ring.fd, 0) }
+    }
+
+    fn shutdown(&mut self) -> Sqe {
+        if self.random.percent(70) {
+            return sqe::nop(0);
+        }
+        let index = self.random.of(&SOCKETS);
+        Sqe { len: self.random.of(&[0, 1, 2, 7]), ..sqe::sqe(opcode::SHUTDOWN, self.fd(index), 0) }
+    }
+
+    fn files_update(&mut self) -> Sqe {
+        if self.random.percent(50) {
+            // Closes a direct descriptor.
+            return Sqe { file_index: 1 + self.random.below(16) as u32, ..sqe::sqe(opcode::CLOSE, 0, 0) };
+        }
+        let index = self.random.below(14);
+        let numbers = Box::leak(Box::new([self.fd(index), -1]));
+        Sqe {
+            addr: numbers.as_ptr() as u64,
+            len: 1 + self.random.below(2) as u32,
+            off: self.random.below(18) as u64,
+            ..sqe::sqe(opcode::FILES_UPDATE, -1, 0)
+        }
+    }
+
+    /// A field that is wrong.
+    fn spoil(&mut self, sqe: &mut Sqe) {
+        if !self.random.percent(6) {
+            return;
+        }
+        match self.random.below(9) {
+            0 => sqe.ioprio ^= 1 << self.random.below(16),
+            1 => sqe.addr = BAD,
+            2 => sqe.op_flags ^= self.random.of(&[1, 0x80, 0x1000, 0x8000_0000]),
+            3 => sqe.buf_index ^= 1,
+            4 => sqe.file_index ^= self.random.of(&[1, 0x7000_0000]),
+            5 => sqe.fd = self.random.of(&[-1, 5000]),
+            6 => sqe.addr3 = 1,
+            7 => sqe.opcode = self.random.of(&[63, 200]),
+            _ => sqe.len ^= 0x8000_0000,
+        }
+    }
+
+    fn flag(&mut self, sqe: &mut Sqe) {
+        if self.drains {
+            if self.random.percent(6) {
+                sqe.flags |= sqe_flags::IO_DRAIN;
+            }
+        } else {
+            if self.random.percent(18) {
+                sqe.flags |= sqe_flags::IO_LINK;
+            }
+            if self.random.percent(4) {
+                sqe.flags |= sqe_flags::IO_HARDLINK;
+            }
+            if self.random.percent(5) {
+                sqe.flags |= sqe_flags::CQE_SKIP_SUCCESS;
+            }
+        }
+        let number = self.files.iter().position(|file| file.kind != Kind::Closed && file.fd.as_raw_fd() == sqe.fd);
+        if let Some(index) = number
+            && !matches!(sqe.opcode, opcode::REMOVE_BUFFERS | opcode::PROVIDE_BUFFERS | opcode::ASYNC_CANCEL)
+            && self.random.percent(25)
+        {
+            sqe.fd = index as i32;
+            sqe.flags |= sqe_flags::FIXED_FILE;
+        }
+        let of_chain = sqe.flags & (sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK) != 0;
+        if of_chain && self.random.percent(10) {
+            let time = Box::leak(Box::new(if self.random.percent(50) { self.soon } else { self.never }));
+            // The next one of the chain watches this one.
+            self.watcher = Some(sqe::link_timeout(time, 0, 0));
+        }
+    }
+}
