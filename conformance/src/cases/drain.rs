@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
-use usring_uapi::{Sqe, sqe_flags};
+use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 
 use crate::case::{Case, case};
 use crate::files;
@@ -17,6 +17,7 @@ pub const CASES: &[Case] = &[
     case("drain.holds_what_follows", holds_what_follows),
     case("drain.across_submissions", across_submissions),
     case("drain.every_request", every_request),
+    case("drain.holds_until_it_is_done", holds_until_it_is_done),
     case("drain.with_chain", with_chain),
     case("drain.in_middle_of_chain", in_middle_of_chain),
     case("drain.waits_for_timeout", waits_for_timeout),
@@ -215,4 +216,35 @@ fn sq_entry_is_copied(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(4));
     t.say(files::text(&file));
+}
+
+/// Man page: new entries are not started before the one that drains completes,
+/// whether it had to wait for anything itself or not.
+fn holds_until_it_is_done(t: &mut Transcript) {
+    let long_enough = milliseconds(20);
+    let slow = |user_data| timeout(&long_enough, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, user_data);
+    let programs: [&[Sqe]; 5] = [
+        &[draining(slow(1)), nop(2)],
+        &[nop(1), draining(slow(2)), nop(3)],
+        &[draining(slow(1)), nop(2), draining(nop(3)), nop(4)],
+        &[draining(slow(1)).linked(), nop(2), nop(3)],
+        &[nop(1).linked(), draining(slow(2)), nop(3)],
+    ];
+    for program in programs {
+        let mut ring = Ring::new(8);
+        for sqe in program {
+            ring.push(*sqe);
+        }
+        ring.submit();
+        t.in_order(&ring.wait(program.len()));
+        if program.iter().any(|sqe| sqe.flags & sqe_flags::IO_LINK != 0) {
+            continue;
+        }
+        // The same one by one.
+        for sqe in program {
+            ring.push(*sqe);
+            ring.submit();
+        }
+        t.in_order(&ring.wait(program.len()));
+    }
 }

@@ -23,6 +23,8 @@ pub const CASES: &[Case] = &[
     case("link.ends_with_unlinked", ends_with_unlinked),
     case("link.waiting_head_holds_rest", waiting_head_holds_rest),
     case("link.two_chains", two_chains),
+    case("link.goes_on_behind_batch", goes_on_behind_batch),
+    case("link.silent_member_of_broken_chain", silent_member_of_broken_chain),
     case("link.cancel_head", cancel_head),
     case("link.cancel_member", cancel_member),
     case("link.long_chain", long_chain),
@@ -300,4 +302,35 @@ fn ring_closes(t: &mut Transcript) {
     files::put(&writer, b"x");
     crate::time::long_enough_to_notice();
     t.say(format_args!("written: {:?}", files::text(&file)));
+}
+
+/// What follows in a chain starts when all that is submitted with it has.
+fn goes_on_behind_batch(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    chain(t, &mut ring, &[nop(1).linked(), nop(2), nop(3)]);
+    chain(t, &mut ring, &[nop(1).linked(), nop(2).linked(), nop(3), nop(4).linked(), nop(5), nop(6)]);
+    chain(t, &mut ring, &[failing(1).linked(), nop(2).linked(), nop(3), nop(4)]);
+    chain(t, &mut ring, &[nop(1).linked(), nop(2).flagged(sqe_flags::IO_DRAIN).linked(), nop(3), nop(4)]);
+}
+
+/// Whether the rest has CQEs is for the one to say that breaks the chain.
+fn silent_member_of_broken_chain(t: &mut Transcript) {
+    let silent = |sqe: Sqe| sqe.flagged(sqe_flags::CQE_SKIP_SUCCESS);
+    let mut ring = Ring::new(8);
+    let programs: [&[Sqe]; 4] = [
+        &[failing(1).linked(), silent(nop(2)).linked(), nop(3), nop(9)],
+        &[silent(failing(1)).linked(), nop(2).linked(), nop(3), nop(9)],
+        &[nop(1).linked(), silent(nop(2)).linked(), sqe(u8::MAX, -1, 3).linked(), nop(4), nop(9)],
+        &[silent(nop(1)).linked(), nop(2).linked(), sqe(u8::MAX, -1, 3), nop(9)],
+    ];
+    for program in programs {
+        for sqe in program {
+            ring.push(*sqe);
+        }
+        ring.submit();
+        ring.enter(1, 0, 0);
+        ring.forget_pending();
+        crate::time::long_enough_to_notice();
+        t.sorted(&ring.wait(2));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
-use usring_uapi::{Sqe, Timespec, io_uring as u, opcode};
+use usring_uapi::{Sqe, Timespec, io_uring as u, opcode, sqe_flags};
 
 use crate::case::{Case, case};
 use crate::files;
@@ -16,6 +16,7 @@ pub const CASES: &[Case] = &[
     case("link_timeout.expires", expires),
     case("link_timeout.in_time", in_time),
     case("link_timeout.done_inline", done_inline),
+    case("link_timeout.chain_goes_on_behind_it", chain_goes_on_behind_it),
     case("link_timeout.alone", alone),
     case("link_timeout.behind_unlinked", behind_unlinked),
     case("link_timeout.two_in_a_row", two_in_a_row),
@@ -314,4 +315,21 @@ fn ring_closes(t: &mut Transcript) {
     drop(ring);
     files::put(&writer, b"x");
     t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
+}
+
+/// It stands aside: what follows it follows the request that it watches, also
+/// where that was done before there was anything to watch.
+fn chain_goes_on_behind_it(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let failing = nop(1).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = -libc::EIO as u32);
+    let silent = |sqe: Sqe| sqe.flagged(sqe_flags::CQE_SKIP_SUCCESS);
+    for first in [nop(1), failing, silent(failing), sqe(u8::MAX, -1, 1), silent(sqe(u8::MAX, -1, 1))] {
+        ring.push(first.linked());
+        ring.push(link_timeout(&LONG, 0, 2).linked());
+        ring.push(nop(3).linked());
+        ring.push(nop(4));
+        ring.submit();
+        crate::time::long_enough_to_notice();
+        t.sorted(&ring.wait(2));
+    }
 }

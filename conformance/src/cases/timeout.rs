@@ -12,6 +12,8 @@ use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
 pub const CASES: &[Case] = &[
+    case("timeout.smallest_count_first", smallest_count_first),
+    case("timeout.counts_behind_batch", counts_behind_batch),
     case("timeout.relative", relative),
     case("timeout.zero", zero),
     case("timeout.absolute", absolute),
@@ -444,4 +446,35 @@ fn ring_closes(t: &mut Transcript) {
     drop(ring);
     crate::time::long_enough_to_notice();
     t.entry(&Ring::new(4).one(nop(3)));
+}
+
+/// Of those whose counts are reached together, whatever their times are.
+fn smallest_count_first(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let longer = Timespec { tv_sec: 2000, tv_nsec: 0 };
+    ring.push(timeout(&LONG, 3, 0, 1));
+    ring.push(timeout(&longer, 2, 0, 2));
+    ring.push(timeout(&longer, 1, 0, 3));
+    ring.submit();
+    for user_data in 4..7 {
+        ring.push(nop(user_data));
+    }
+    ring.submit();
+    t.in_order(&ring.wait(6));
+}
+
+/// One that follows in a chain does not count what was submitted with it.
+fn counts_behind_batch(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(nop(1).linked());
+    ring.push(timeout(&LONG, 1, 0, 2));
+    ring.push(nop(3));
+    ring.push(nop(4));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.wait(3));
+    t.in_order(&ring.reap());
+    ring.push(nop(5));
+    ring.submit();
+    t.in_order(&ring.wait(2));
 }

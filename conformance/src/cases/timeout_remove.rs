@@ -10,6 +10,7 @@ use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
 pub const CASES: &[Case] = &[
+    case("timeout_remove.unused_fields", unused_fields),
     case("timeout_remove.removes", removes),
     case("timeout_remove.unknown", unknown),
     case("timeout_remove.already_expired", already_expired),
@@ -219,4 +220,12 @@ fn reserved_fields(t: &mut Transcript) {
         with(|sqe| sqe.flags = usring_uapi::sqe_flags::FIXED_FILE),
     ];
     t.in_order(&entries);
+}
+
+fn unused_fields(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    t.entry(&ring.one(timeout_remove(1, 2)));
+    t.entry(&ring.one(timeout_remove(1, 3).with(|sqe| sqe.addr3 = 1)));
+    t.entry(&ring.one(timeout_remove(1, 4).with(|sqe| sqe.pad2 = 1)));
+    t.entry(&ring.one(timeout_remove(1, 5).with(|sqe| sqe.file_index = 1)));
 }

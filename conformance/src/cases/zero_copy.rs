@@ -26,6 +26,7 @@ pub const CASES: &[Case] = &[
     case("zero_copy.refused", refused),
     case("zero_copy.unknown_options", unknown_options),
     case("zero_copy.link", link),
+    case("zero_copy.refused_chain", refused_chain),
     case("zero_copy.waits", waits),
     case("zero_copy.cancelled", cancelled),
     case("zero_copy.poll_first", poll_first),
@@ -278,4 +279,15 @@ fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::tcp();
     show(t, &mut ring, &reader, sending(&writer, b"x", 1).forced_async());
+}
+
+/// A chain that is refused for another of its members.
+fn refused_chain(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (_reader, writer) = files::tcp();
+    ring.push(sending(&writer, b"x", 1).linked());
+    ring.push(sending(&writer, b"x", 2).linked());
+    ring.push(crate::sqe::sqe(u8::MAX, -1, 3));
+    ring.submit();
+    t.sorted(&ring.wait(5));
 }

@@ -69,6 +69,8 @@ pub(crate) enum Progress {
     New,
     /// Its prep failed: `result` says why; it is never issued.
     Refused,
+    /// Its chain has broken before its turn: it is cancelled.
+    Unbegun,
     /// A worker has run it: `result` is its answer.
     Ran,
     /// It is no request of this ring but a message to it: `user_data`, `result`

@@ -85,8 +85,11 @@ pub(crate) struct RingState {
     pub pool: RequestPool,
     pub chain: Chain,
     pub drain: Drain,
-    /// Requests that may be issued now: links whose turn has come.
+    /// Requests that may be issued now.
     pub issuable: VecDeque<RequestEntry>,
+    /// Links whose turn has come: they go on behind all that is submitted or run
+    /// in one go, as the kernel has it.
+    pub successors: VecDeque<RequestEntry>,
     pub polls: PollTable,
     pub timeouts: Timeouts,
     pub files: RegisteredFiles,
@@ -348,7 +351,7 @@ impl<'a> LockedRing<'a> {
     /// the lock is released.
     #[inline(always)]
     pub fn finish_batch(&mut self) {
-        let unfinished = self.timeouts.has_counted(self.cq.tail()) || !self.issuable.is_empty();
+        let unfinished = self.timeouts.has_counted(self.cq.tail()) || self.has_issuable();
         if unfinished || self.files.has_released() || self.buffers.has_retired() {
             self.finish_rest();
         }
@@ -356,6 +359,11 @@ impl<'a> LockedRing<'a> {
             self.posted = true;
             self.tell();
         }
+    }
+
+    #[inline(always)]
+    fn has_issuable(&self) -> bool {
+        !self.issuable.is_empty() || !self.successors.is_empty()
     }
 
     #[cold]
@@ -370,7 +378,7 @@ impl<'a> LockedRing<'a> {
             }
             // Behind the tags, which count, too.
             timeout::flush_counted(self);
-            if self.issuable.is_empty() {
+            if !self.has_issuable() {
                 return;
             }
             issue::run_issuable(self);

@@ -151,6 +151,7 @@ impl Ring {
         while let workers::Cancelled::Waiting(_) = workers::cancel(self, |_| true) {}
         workers::interrupt(self, |_| true);
         locked.issuable.clear();
+        locked.successors.clear();
         locked.drain.clear();
         let _ = registered_files::unregister(&mut locked);
         locked.event_descriptor = None;
@@ -211,6 +212,7 @@ fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
         chain: Default::default(),
         drain: Default::default(),
         issuable: VecDeque::new(),
+        successors: VecDeque::new(),
         polls: Default::default(),
         timeouts: Default::default(),
         files: Default::default(),

@@ -1,7 +1,7 @@
 //! TIMEOUT, TIMEOUT_REMOVE, LINK_TIMEOUT.
 
 use super::Operation;
-use crate::issue::IssueOutcome;
+use crate::issue::{Answer, IssueOutcome};
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
 use crate::timeout::Deadline;
@@ -84,7 +84,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
 /// A LINK_TIMEOUT is armed by the request that it watches; one that is issued
 /// by itself had nothing left to watch.
 pub(crate) fn issue_link(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
-    IssueOutcome::done(Errno::ECANCELED.negative())
+    IssueOutcome::Done(Answer { result: Errno::ECANCELED.negative(), failed: false })
 }
 
 /// The deadline of a LINK_TIMEOUT, counted from now.
@@ -103,7 +103,8 @@ pub(crate) enum TimeoutUpdate {
 pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     let selects = request.has_flag(sqe_flags::FIXED_FILE | sqe_flags::BUFFER_SELECT);
-    if selects || sqe.buf_index != 0 || sqe.len != 0 || sqe.file_index != 0 {
+    let unused = sqe.buf_index != 0 || sqe.len != 0 || sqe.file_index != 0 || sqe.addr3 != 0 || sqe.pad2 != 0;
+    if selects || unused {
         return Err(Errno::EINVAL);
     }
     let (flags, target) = (sqe.op_flags, sqe.addr);

@@ -51,6 +51,8 @@ pub(crate) struct Timeouts {
     /// CQEs so far, and the CQ's tail up to which they are counted.
     completions: i64,
     counted_to: u32,
+    /// Its tail when the requests that are being issued began to be.
+    batch_began_at: u32,
     /// How often a TIMEOUT has ended by time or count: each ends a wait,
     /// however many completions it still wants (the kernel's `cq_timeouts`).
     pub ended: i64,
@@ -157,19 +159,31 @@ impl Timeouts {
         if key.0 <= now { self.remove(lane, key) } else { None }
     }
 
+    /// Takes out a timer whose count has been reached, the smallest first.
     fn pop_counted(&mut self, completions: i64) -> Option<Timer> {
-        let (lane, key) = self.find(|timer| timer.completes_at.is_some_and(|at| at <= completions))?;
+        let counts = self.by_clock.iter().enumerate().flat_map(|(lane, timers)| {
+            let reached = timers.iter().filter_map(|(key, timer)| Some((timer.completes_at?, *key)));
+            reached.map(move |(at, key)| ((at, key.1), lane, key))
+        });
+        let (_, lane, key) = counts.filter(|&((at, _), ..)| at <= completions).min_by_key(|&(order, ..)| order)?;
         self.remove(lane, key)
     }
 }
 
-/// Arms a TIMEOUT. One that counts begins behind what the program can see: the
-/// completions of its own batch are still to come.
+/// Requests are going to be issued, the completions of all of which come later
+/// for a timeout among them that counts.
+#[inline]
+pub(crate) fn begin_batch(locked: &mut LockedRing) {
+    locked.timeouts.batch_began_at = locked.cq.tail();
+}
+
+/// Arms a TIMEOUT. One that counts begins behind what was there before its own
+/// batch.
 pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
     let Operation::Timeout(deadline) = request.operation else { unreachable!("only a timeout waits for time") };
     let completes_at = (deadline.completions != 0).then(|| {
-        let published = locked.cq.published();
-        locked.timeouts.count_to(published) + i64::from(deadline.completions)
+        let began_at = locked.timeouts.batch_began_at;
+        locked.timeouts.count_to(began_at) + i64::from(deadline.completions)
     });
     locked.timeouts.insert(request, deadline, completes_at);
 }
@@ -185,6 +199,14 @@ pub(crate) fn arm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     let Some(mut deadline) = crate::op::timeout::link_deadline(&watcher) else { return };
     deadline.watches = Some(request.id);
     locked.timeouts.insert(watcher, deadline, None);
+}
+
+/// The LINK_TIMEOUT behind a request that has ended without waiting: it goes by
+/// itself, and what stands behind it follows that request.
+pub(crate) fn let_go(locked: &mut LockedRing, mut watcher: RequestEntry) -> Option<RequestEntry> {
+    let next = watcher.link.take();
+    locked.successors.push_back(watcher);
+    next
 }
 
 /// A LINK_TIMEOUT's result is an errno, but never a failure: it is silent if

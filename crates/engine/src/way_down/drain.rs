@@ -13,11 +13,15 @@ pub(crate) struct Drain {
     outstanding: u64,
     /// Those among them that are held back here.
     held: u64,
+    /// A drain is held back or may be under way: who comes waits until it is done.
+    active: bool,
     /// The next start waits like a drain (one stood inside a chain).
     hold_next: bool,
     /// A request with CQE_SKIP_SUCCESS was seen: the kernel refuses drains
     /// from then on, because it counts them by CQEs.
     disabled: bool,
+    /// Something has been let go.
+    released: bool,
 }
 
 struct Deferred {
@@ -45,11 +49,17 @@ impl Drain {
 
     #[inline]
     pub fn is_active(&self) -> bool {
-        !self.deferred.is_empty() || self.hold_next
+        self.active || self.hold_next
     }
 
     pub fn hold_next(&mut self) {
         self.hold_next = true;
+    }
+
+    /// Whether something has been let go since this was asked last.
+    #[inline(always)]
+    pub fn take_released(&mut self) -> bool {
+        core::mem::take(&mut self.released)
     }
 
     pub fn disable(&mut self) {
@@ -77,8 +87,11 @@ pub(crate) fn defer(locked: &mut LockedRing, request: RequestEntry) {
         link = &next.link;
     }
     locked.drain.held += members;
+    locked.drain.active = true;
     locked.drain.deferred.push_back(Deferred { request, drains, members });
     release(locked);
+    // One that did not have to wait, and nobody has to wait for.
+    locked.drain.active = drains || !locked.drain.deferred.is_empty();
 }
 
 /// Lets go what no longer has to wait; the driver issues it next
@@ -96,6 +109,7 @@ pub(crate) fn release(locked: &mut LockedRing) {
         first = false;
         let Some(Deferred { request, members, .. }) = locked.drain.deferred.pop_front() else { return };
         locked.drain.held -= members;
+        locked.drain.released = true;
         locked.issuable.push_back(request);
     }
 }

@@ -59,6 +59,9 @@ impl IssueOutcome {
 
 /// Issues a request once more, or later than its submission.
 pub(crate) fn issue(locked: &mut LockedRing, request: RequestEntry) {
+    if request.progress == Progress::Unbegun {
+        return complete::cancel_unbegun(locked, request);
+    }
     if request.progress == Progress::Refused {
         let result = op::send_receive::result_when_ended(&request, request.result);
         return complete::complete(locked, request, Answer { result, failed: true });
@@ -189,7 +192,19 @@ fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Res
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
+    while !locked.successors.is_empty() {
+        run_successors(locked);
+    }
     locked.devices.ring_doorbells();
+}
+
+/// Each chain goes on by one request.
+#[inline(never)]
+fn run_successors(locked: &mut LockedRing) {
+    timeout::begin_batch(locked);
+    let state = &mut **locked;
+    core::mem::swap(&mut state.issuable, &mut state.successors);
+    run_issuable_of_batch(locked);
 }
 
 /// The same in the middle of a batch, by whose end the devices are told.

@@ -2,11 +2,13 @@
 //! submitted, starts with its head, and goes on as each request completes.
 
 use crate::complete;
-use crate::issue::Answer;
+use crate::issue::{self, Answer};
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submit;
+use crate::timeout;
 use alloc::vec::Vec;
+use usring_sys::Errno;
 use usring_uapi::sqe_flags;
 
 /// The chain that is being collected by the submission under way.
@@ -76,45 +78,58 @@ fn start_members(locked: &mut LockedRing) {
     }
 }
 
-/// One refused member takes the whole chain with it, each with its own CQE.
+/// One refused member takes the whole chain with it, each with its own CQE;
+/// or, where the head is to be silent, the head alone.
 fn refuse_chain(locked: &mut LockedRing) {
     let members = core::mem::take(&mut locked.chain.members);
-    let mut skip = false;
-    for mut member in members {
-        if skip {
-            complete::drop_quietly(locked, member);
-            continue;
-        }
-        skip = member.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
-        member.link = None;
-        if member.progress == Progress::Refused {
-            let result = member.result;
-            complete::complete(locked, member, result.into());
-        } else {
-            complete::cancel_unbegun(locked, member);
-        }
+    let mut rest = members.into_iter().peekable();
+    let Some(mut head) = rest.next() else { return };
+    let silent = head.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
+    if head.progress != Progress::Refused {
+        head.progress = Progress::Refused;
+        head.result = Errno::ECANCELED.negative();
+    }
+    issue::issue(locked, head);
+    if let Some(watcher) = rest.next_if(|next| issue::is_link_timeout(next)) {
+        timeout::let_go(locked, watcher);
+    }
+    for member in rest {
+        cancel_member(locked, member, silent);
     }
 }
 
 /// What a completed request means for the next of its chain.
 pub(crate) fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
-    let Some(next) = completed.link.take() else { return };
+    let Some(mut next) = completed.link.take() else { return };
+    if issue::is_link_timeout(&next) {
+        match timeout::let_go(locked, next) {
+            Some(behind) => next = behind,
+            None => return,
+        }
+    }
     if answer.failed && !completed.has_flag(sqe_flags::IO_HARDLINK) {
         cancel_rest(locked, next, completed.has_flag(sqe_flags::CQE_SKIP_SUCCESS));
     } else {
-        locked.issuable.push_back(next);
+        locked.successors.push_back(next);
     }
 }
 
-fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, mut skip: bool) {
+fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
     let mut next = Some(first);
     while let Some(mut request) = next {
         next = request.link.take();
-        if skip {
-            complete::drop_quietly(locked, request);
-        } else {
-            skip = request.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
-            complete::cancel_unbegun(locked, request);
-        }
+        cancel_member(locked, request, silent);
     }
+}
+
+/// Cancels one of a broken chain. Whether it has a CQE is for the request that
+/// broke it to say, not for itself.
+fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, silent: bool) {
+    if silent {
+        return complete::drop_quietly(locked, member);
+    }
+    if member.progress != Progress::Refused {
+        member.progress = Progress::Unbegun;
+    }
+    locked.successors.push_back(member);
 }

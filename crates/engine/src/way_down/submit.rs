@@ -7,6 +7,7 @@ use crate::link;
 use crate::opcode_table;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::LockedRing;
+use crate::timeout;
 use usring_sys::Errno;
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 use usring_uapi::{Sqe, sqe_flags};
@@ -18,6 +19,7 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     locked.status = None;
     locked.opened.begin_submission();
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
+    timeout::begin_batch(locked);
     let mut taken = 0;
     for _ in 0..available {
         let mut request = locked.pool.take();
@@ -64,7 +66,12 @@ fn submit_one(locked: &mut LockedRing, mut request: RequestEntry) -> bool {
         // Refused at once, even behind a drain.
         issue::issue(locked, request);
     }
-    issue::run_issuable_of_batch(locked);
+    if locked.drain.take_released() {
+        // Nothing of the batch overtakes it, nor what follows it in its chain.
+        issue::run_issuable(locked);
+    } else {
+        issue::run_issuable_of_batch(locked);
+    }
     !ends_batch
 }
 

@@ -244,7 +244,7 @@ fn run_one(locked: &mut LockedRing, request: RequestEntry) {
             let result = request.result;
             complete::complete(locked, request, result.into());
         }
-        Progress::New | Progress::Refused | Progress::Ran => finish(locked, request),
+        Progress::New | Progress::Refused | Progress::Unbegun | Progress::Ran => finish(locked, request),
     }
 }
 
