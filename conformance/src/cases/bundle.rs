@@ -35,7 +35,13 @@ pub const CASES: &[Case] = &[
     case("bundle.send_datagrams", send_datagrams),
     case("bundle.send_incremental", send_incremental),
     case("bundle.send_first_generation", send_first_generation),
+    case("bundle.send_first_generation_length", send_first_generation_length),
     case("bundle.no_buffers", no_buffers),
+    case("bundle.no_group", no_group),
+    case("bundle.receive_leaves_entries", receive_leaves_entries),
+    case("bundle.receive_wait_all_goes_on", receive_wait_all_goes_on),
+    case("bundle.receive_multishot_bit_by_bit", receive_multishot_bit_by_bit),
+    case("bundle.receive_throws_away", receive_throws_away),
 ];
 
 const GROUP: u16 = 3;
@@ -356,4 +362,96 @@ fn no_buffers(t: &mut Transcript) {
     let message = |opcode| sending(&writer, 0, 3).with(|sqe| sqe.opcode = opcode);
     t.entry(&ring.one(message(opcode::SENDMSG)));
     t.entry(&ring.one(message(opcode::RECVMSG)));
+}
+
+fn send_first_generation_length(t: &mut Transcript) {
+    let buffers = Pages::new(1);
+    let mut ring = Ring::new(4);
+    ring.one(provide(&buffers, 1));
+    let (_reader, writer) = files::sockets();
+    t.entry(&ring.one(sending(&writer, 5, 2)));
+}
+
+/// A group that nobody has made is another thing than one without buffers, for
+/// bundles and for what is sent.
+fn no_group(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    let (pipe, _) = files::pipe();
+    let alone = |sqe: Sqe| sqe.with(|sqe| sqe.ioprio = 0);
+    for socket in [&reader, &writer, &pipe] {
+        for sqe in [
+            receiving(socket, 0, 1),
+            sending(socket, 0, 2),
+            alone(receiving(socket, 0, 3)),
+            alone(sending(socket, 0, 4)),
+        ] {
+            t.entry(&ring.one(sqe));
+            t.entry(&ring.one(sqe.with(|sqe| sqe.fd = -1)));
+        }
+    }
+}
+
+fn entries(t: &mut Transcript, group: &Group) {
+    t.say(format_args!("entries {}", (0..4).map(|slot| group.state(slot)).collect::<Vec<_>>().join(", ")));
+}
+
+/// The program's entries stay as they are, also where only a part is wanted;
+/// and behind such a part a bundle does not go on.
+fn receive_leaves_entries(t: &mut Transcript) {
+    for many in [0, MANY] {
+        let memory = Pages::new(1);
+        let (mut ring, group) = ring_of(&memory, 8);
+        let (reader, writer) = files::sockets();
+        ring.push(receiving(&reader, 8, 1).with(|sqe| sqe.ioprio |= many));
+        ring.submit();
+        entries(t, &group);
+        files::put(&writer, &[b'x'; 20]);
+        t.in_order(&ring.wait(if many == 0 { 1 } else { 3 }));
+        entries(t, &group);
+        head(t, &ring);
+    }
+}
+
+fn receive_wait_all_goes_on(t: &mut Transcript) {
+    for length in [8, 0] {
+        let memory = Pages::new(1);
+        let (mut ring, mut group) = ring_of(&memory, 8);
+        let (reader, writer) = files::sockets();
+        ring.push(receiving(&reader, length, 1).op_flags(libc::MSG_WAITALL as u32));
+        ring.submit();
+        for part in [b"0123".as_slice(), b"45", b"abcdefghijklmnopqrstuvwxyzabcdefghijkl"] {
+            t.in_order(&ring.reap());
+            files::put(&writer, part);
+            crate::time::long_enough_to_notice();
+            ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        }
+        t.in_order(&ring.wait(1));
+        t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
+        head(t, &ring);
+    }
+}
+
+fn receive_multishot_bit_by_bit(t: &mut Transcript) {
+    let memory = Pages::new(1);
+    let mut ring = Ring::new(16);
+    let mut group = incremental_group_of(&ring, &memory, 128, GROUP);
+    group.add_slots(0..2);
+    let (reader, writer) = files::sockets();
+    files::put(&writer, b"abcde");
+    ring.push(receiving(&reader, 1, 1).with(|sqe| sqe.ioprio |= MANY));
+    ring.submit();
+    t.in_order(&ring.wait(5));
+}
+
+/// MSG_TRUNC, at which TCP gives nothing to what it takes.
+fn receive_throws_away(t: &mut Transcript) {
+    let memory = Pages::new(1);
+    let mut ring = Ring::new(16);
+    let mut group = incremental_group_of(&ring, &memory, 128, GROUP);
+    group.add_slots(0..4);
+    let (reader, writer) = files::tcp();
+    files::put(&writer, &[b'x'; 40]);
+    t.entry(&ring.one(receiving(&reader, 8, 1).op_flags(libc::MSG_TRUNC as u32)));
+    head(t, &ring);
 }

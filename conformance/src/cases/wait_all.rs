@@ -3,10 +3,13 @@
 use std::os::fd::AsRawFd;
 
 use usring_uapi::io_uring as u;
+use usring_uapi::sqe_flags;
 
 use super::send_receive::{ALL, text};
-use crate::case::{Case, case};
+use crate::buffers::incremental_group_of;
+use crate::case::{Case, case, differs};
 use crate::files;
+use crate::memory::Pages;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, nop, recv, send};
 use crate::transcript::Transcript;
@@ -17,6 +20,12 @@ pub const CASES: &[Case] = &[
     case("wait_all.cancelled", cancelled),
     case("wait_all.send", sends),
     case("wait_all.datagram", datagram),
+    case("wait_all.shut_datagrams", shut_datagrams),
+    differs(
+        "wait_all.incremental_buffer_is_taken",
+        incremental_buffer_is_taken,
+        "6.18 gives what a waiting receive still has to fill to another, and both write there",
+    ),
 ];
 
 fn receive(t: &mut Transcript) {
@@ -96,4 +105,40 @@ fn datagram(t: &mut Transcript) {
         ring.submit();
         t.sorted(&ring.wait(2));
     }
+}
+
+/// A receive that waits ends when its own socket is shut down, also on one of
+/// datagrams, at which a call that may not wait says only that it would.
+fn shut_datagrams(t: &mut Transcript) {
+    for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
+        let mut ring = Ring::new(4);
+        let (reader, _writer) = files::sockets_of(kind);
+        let mut bytes = [0; 4];
+        ring.push(recv(reader.as_raw_fd(), &mut bytes, 1));
+        ring.submit();
+        files::shut_down(&reader, libc::SHUT_RD);
+        t.in_order(&ring.wait(1));
+        t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 2)));
+    }
+}
+
+/// What is being filled is nobody else's meanwhile.
+fn incremental_buffer_is_taken(t: &mut Transcript) {
+    let memory = Pages::new(1);
+    let mut ring = Ring::new(4);
+    let mut group = incremental_group_of(&ring, &memory, 4, 1);
+    group.add_slots(0..3);
+    let pairs = [files::sockets(), files::sockets()];
+    let from = |place: usize| {
+        let socket = pairs[place].0.as_raw_fd();
+        recv(socket, &mut [], place as u64).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| sqe.buf_index = 1)
+    };
+    files::put(&pairs[0].1, b"abcd");
+    ring.push(from(0).op_flags(ALL));
+    ring.submit();
+    files::put(&pairs[1].1, b"0123456789");
+    t.entry(&ring.one(from(1)));
+    files::put(&pairs[0].1, b"efghijklmnop");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("{} {}", group.text(0), group.text(1)));
 }

@@ -3,7 +3,7 @@
 
 use super::receive::{Rest, rest};
 use super::send_receive::{SendReceive, transfer_of};
-use super::{receive, send};
+use super::{receive, send, send_receive};
 use crate::buffer_group::{Many, SelectedBuffer, Usage};
 use crate::complete;
 use crate::fast_poll::TURN;
@@ -44,8 +44,10 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
     loop {
         let mut emptied = true;
         if request.buffer.is_none() {
-            let wanted = transfer_of(request)?.wanted;
-            let many = select(locked, request, if wanted == 0 { i32::MAX as u32 } else { wanted })?;
+            // Of a classic group the whole buffer is sent, whatever was asked for.
+            let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
+            let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
+            let many = select(locked, request, most).map_err(|error| send_receive::after_file(request, error))?;
             let left = locked.groups.use_up(group, &many, many.bytes);
             emptied = many.emptied;
             request.buffer = Some(named(group, &many, left));
@@ -81,9 +83,16 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
     for given in 0..TURN {
         let mut bundle = match receive_bundle(locked, request) {
             Ok(bundle) => bundle,
+            Err(Errno::EAGAIN) if receive::is_shut(request) => {
+                Bundle { bytes: 0, rest: Rest::Unknown, last: true, failed: false }
+            }
             Err(Errno::EAGAIN) => return receive::drained(request),
             Err(Errno::ENOBUFS) => return receive::out_of_buffers(request, given, Errno::ENOBUFS),
-            Err(error) => return IssueOutcome::done(error.negative()),
+            Err(Errno::ENOENT) => return receive::out_of_buffers(request, given, Errno::ENOENT),
+            Err(error) => {
+                let error = error.negative();
+                return transfer_of(request).map_or(IssueOutcome::done(error), |transfer| transfer.end(error, true));
+            }
         };
         if let Ok(SendReceive { limit: Some(left), .. }) = transfer_of(request) {
             *left = left.saturating_sub(bundle.bytes as u32);
@@ -118,49 +127,67 @@ struct Bundle {
 fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Bundle, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
-    let (wanted, limit) = {
+    let (wanted, limit, waits_for_all) = {
         let transfer = transfer_of(request)?;
-        (transfer.wanted, transfer.limit)
+        (transfer.wanted, transfer.limit, transfer.flags & message::WAIT_ALL != 0)
     };
     let bounded = |most: u32| match limit {
         Some(limit) if most == 0 => limit,
         Some(limit) => most.min(limit),
         None => most,
     };
-    let most = bounded(wanted);
-    let many = select(locked, request, most)?;
+    // One that goes on has its buffers already.
+    let many = if request.buffer.is_some() { None } else { Some(select(locked, request, bounded(wanted))?) };
     let (bytes, room) = receive_into(request, number)?;
     if bytes == 0 {
         let rest = if message::counts_end(number) { Rest::Something } else { Rest::Unknown };
-        return Ok(Bundle { bytes, rest, last: true, failed: false });
+        return Ok(Bundle { bytes, rest, last: true, failed: waits_for_all });
     }
-    let left = locked.groups.use_up(group, &many, bytes as u32);
-    request.buffer = Some(named(group, &many, left));
+    let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
+    // What is thrown away (MSG_TRUNC of TCP) fills nothing.
+    let discards = transfer_of(request)?.flags & message::TRUNCATED != 0;
+    let mut is_open = wanted == 0;
+    let mut last = false;
+    if let Some(many) = many {
+        // Nobody else may have what is still to be filled.
+        let used = if goes_on { many.bytes } else { bytes as u32 };
+        let left = locked.groups.use_up(group, &many, used);
+        request.buffer = Some(named(group, &many, left));
+        // A multishot's length bounds each of its CQEs.
+        let is_full = request.multishot && wanted != 0 && bytes >= u64::from(wanted);
+        is_open = !many.emptied && !many.is_cut && !is_full;
+        last = many.emptied;
+    }
     let transfer = transfer_of(request)?;
-    let waits_for_all = transfer.flags & message::WAIT_ALL != 0;
-    let mut bundle = Bundle {
-        bytes,
-        rest: rest(transfer, number, bytes, room),
-        last: many.emptied,
-        failed: waits_for_all && bytes < room,
-    };
-    if bundle.rest == Rest::Something && bytes == room && !many.emptied && !many.is_cut {
-        let more = bounded(message::unread(number));
-        if more > 1
-            && let Ok(many) = select(locked, request, more)
-            && let Ok((bytes, room)) = receive_into(request, number)
-            && bytes > 0
-        {
-            let left = locked.groups.use_up(group, &many, bytes as u32);
-            if let Some(buffer) = &mut request.buffer {
-                buffer.usage = if left { Usage::Partial } else { Usage::Whole };
-            }
-            bundle.bytes += bytes;
-            bundle.last = many.emptied;
-            bundle.rest = rest(transfer_of(request)?, number, bytes, room);
-        }
+    if goes_on {
+        transfer.advance(bytes);
+        return Err(Errno::EAGAIN);
+    }
+    let rest = rest(transfer, number, bytes, room);
+    let mut bundle = Bundle { bytes, rest, last, failed: waits_for_all && bytes < room };
+    if bundle.rest == Rest::Something && bytes == room && is_open && !discards {
+        append(locked, request, bounded(message::unread(number)), &mut bundle)?;
     }
     Ok(bundle)
+}
+
+/// Receives what has been left behind, so many bytes, into more buffers.
+fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mut Bundle) -> Result<(), Errno> {
+    let number = request.file.number;
+    if more > 1
+        && let Ok(many) = select(locked, request, more)
+        && let Ok((bytes, room)) = receive_into(request, number)
+        && bytes > 0
+    {
+        let left = locked.groups.use_up(request.sqe.buf_index, &many, bytes as u32);
+        if let Some(buffer) = &mut request.buffer {
+            buffer.usage = if left { Usage::Partial } else { Usage::Whole };
+        }
+        bundle.bytes += bytes;
+        bundle.last = many.emptied;
+        bundle.rest = rest(transfer_of(request)?, number, bytes, room);
+    }
+    Ok(())
 }
 
 /// Receives into the selected buffers; answers how much there was room for.

@@ -5,9 +5,10 @@
 //! event of its own. Only that there will be no more may have come with the
 //! same event; where the event says so it is looked for.
 
+use super::Operation;
 use super::bundle;
 use super::received_message;
-use super::send_receive::{BUNDLE, POLL_FIRST, SendReceive, transfer_of};
+use super::send_receive::{BUNDLE, POLL_FIRST, SendReceive, after_file, transfer_of};
 use crate::complete;
 use crate::fast_poll::TURN;
 use crate::issue::IssueOutcome;
@@ -15,7 +16,7 @@ use crate::request::Request;
 use crate::ring::LockedRing;
 use usring_sys::message::{self, MessageHeader};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, descriptor, epoll};
+use usring_sys::{Errno, UserAddress, epoll};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -69,6 +70,7 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         return IssueOutcome::done(after_file(request, error).negative());
     }
     let number = request.file.number;
+    let is_shut = is_shut(request);
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     let room = transfer.left();
     let received = match transfer.message {
@@ -76,6 +78,7 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         None if transfer.flags & message::WAIT_ALL != 0 => receive_all(transfer, number),
         None => receive(transfer, number).map(|bytes| (bytes, false)),
     };
+    let received = if is_shut && received == Err(Errno::EAGAIN) { Ok((0, false)) } else { received };
     let outcome = match received {
         Ok((bytes, was_cut)) => after_receive(transfer, number, bytes, was_cut),
         Err(Errno::EAGAIN) => transfer.would_block(),
@@ -139,12 +142,16 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
 
 /// A buffer that holds nothing goes back to its group.
 fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
+    let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
         IssueOutcome::Done(answer) if answer.result > 0 => locked.groups.used(buffer, answer.result as u32),
         IssueOutcome::WouldBlock => {
-            let started = matches!(transfer_of(request), Ok(transfer) if transfer.done > 0);
-            if !started {
+            if started {
+                // Nobody else may have what is still to be filled.
+                let length = buffer.length;
+                locked.groups.used(buffer, length);
+            } else {
                 let unused = request.buffer.take();
                 locked.groups.give_back(unused);
             }
@@ -163,6 +170,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         }
         let number = request.file.number;
         let message = request.sqe.opcode == opcode::RECVMSG;
+        let is_shut = is_shut(request);
         let Ok(transfer) = transfer_of(request) else { return IssueOutcome::done(Errno::EINVAL.negative()) };
         let room = transfer.part.length;
         let received = if message {
@@ -172,6 +180,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         };
         let (result, ended) = match received {
             Ok((result, ended)) => (result, ended),
+            Err(Errno::EAGAIN) if is_shut => (0, true),
             Err(Errno::EAGAIN) => {
                 let outcome = transfer.would_block();
                 settle_buffer(locked, request, &outcome);
@@ -197,6 +206,13 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
 /// Whether the event that called it tells of an end, too.
 pub(crate) fn told_of_end(request: &Request) -> bool {
     request.ready_for & (epoll::PEER_HANG_UP | epoll::HUP | epoll::ERR) != 0
+}
+
+/// Whether nothing can come any more, so that what would block is the end. Of a
+/// datagram socket that was shut down a call that may not wait says no more than
+/// that, for ever; a stream says that it is at its end.
+pub(crate) fn is_shut(request: &Request) -> bool {
+    request.ready_for & epoll::PEER_HANG_UP != 0
 }
 
 /// There is no more for now.
@@ -240,15 +256,4 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
     transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     request.buffer = Some(buffer);
     Ok(())
-}
-
-/// The errno of something wrong beside the file: the kernel looks at the file
-/// first.
-#[cold]
-fn after_file(request: &Request, error: Errno) -> Errno {
-    match descriptor::identity(request.file.number) {
-        Ok(identity) if identity.is_socket() => error,
-        Ok(_) => Errno::ENOTSOCK,
-        Err(error) => error,
-    }
 }

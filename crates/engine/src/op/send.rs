@@ -3,7 +3,7 @@
 //! program's.
 
 use super::bundle;
-use super::send_receive::{Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, transfer_of};
+use super::send_receive::{Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, after_file, transfer_of};
 use crate::complete;
 use crate::issue::IssueOutcome;
 use crate::registered_buffers::BufferHold;
@@ -39,8 +39,10 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
         if transfer.has(BUNDLE) {
             return bundle::send(locked, request);
         }
-        if request.buffer.is_none() {
-            select_buffer(locked, request)?;
+        if request.buffer.is_none()
+            && let Err(error) = select_buffer(locked, request)
+        {
+            return Err(after_file(request, error));
         }
     }
     let transfer = transfer_of(request)?;
@@ -128,6 +130,9 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 /// while this one waits.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let group = request.sqe.buf_index;
+    if !locked.groups.has(group) {
+        return Err(Errno::ENOENT);
+    }
     // Of a classic group the whole buffer is sent, whatever was asked for.
     let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let buffer = locked.groups.select(group, wanted, || true)?;

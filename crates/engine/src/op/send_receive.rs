@@ -16,7 +16,7 @@ use crate::ring::LockedRing;
 use alloc::boxed::Box;
 use usring_sys::message::{self, ADDRESS_LIMIT, MessageHeader, VECTOR_LIMIT};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, epoll, user_memory};
+use usring_sys::{Errno, UserAddress, descriptor, epoll, user_memory};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -369,5 +369,16 @@ pub(crate) fn usage(request: &Request, result: i32) -> i32 {
             abi::IORING_NOTIF_USAGE_ZC_COPIED as i32
         }
         _ => 0,
+    }
+}
+
+/// The errno of something wrong beside the file: the kernel looks at the file
+/// first.
+#[cold]
+pub(crate) fn after_file(request: &Request, error: Errno) -> Errno {
+    match descriptor::identity(request.file.number) {
+        Ok(identity) if identity.is_socket() => error,
+        Ok(_) => Errno::ENOTSOCK,
+        Err(error) => error,
     }
 }

@@ -110,6 +110,11 @@ impl BufferGroups {
         }
     }
 
+    /// Whether there is such a group.
+    pub fn has(&self, group: u16) -> bool {
+        self.groups.contains_key(&group)
+    }
+
     /// Whether it is a ring in shared memory.
     pub fn is_ring(&self, group: u16) -> bool {
         matches!(self.groups.get(&group), Some(Group::Ring(_)))
@@ -118,7 +123,7 @@ impl BufferGroups {
     /// The next buffers of a group, `most` bytes of them, or the first alone if
     /// that is 0. They are not used up yet.
     pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
-        match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
+        match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
             Group::Classic(buffers) => {
                 let &Classic { id, address, length } = buffers.front().ok_or(Errno::ENOBUFS)?;
                 let length = if most == 0 { length } else { length.min(most) };
@@ -134,7 +139,7 @@ impl BufferGroups {
     /// something is left of the last buffer.
     pub fn use_up(&mut self, group: u16, many: &Many, bytes: u32) -> bool {
         match self.groups.get_mut(&group) {
-            Some(Group::Ring(ring)) if many.from_ring => ring.use_up(bytes),
+            Some(Group::Ring(ring)) if many.from_ring => ring.use_up(bytes, many.bytes),
             Some(Group::Classic(buffers)) if !many.from_ring => {
                 buffers.pop_front();
                 false
@@ -347,7 +352,6 @@ impl BufferRing {
                     if index > 0 {
                         break;
                     }
-                    self.write(entry + LENGTH_OFFSET, length);
                 }
             }
             into.push(IoVector { base: address, length: u64::from(length) });
@@ -363,10 +367,12 @@ impl BufferRing {
     }
 
     /// See [`BufferGroups::use_up`].
-    fn use_up(&mut self, mut bytes: u32) -> bool {
+    fn use_up(&mut self, bytes: u32, selected: u32) -> bool {
         if self.incremental {
             return self.consume(bytes);
         }
+        // A message that was cut off may say that it was longer (MSG_TRUNC).
+        let mut bytes = bytes.min(selected);
         loop {
             let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { return false };
             self.head = self.head.wrapping_add(1);
