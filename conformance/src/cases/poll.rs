@@ -31,6 +31,7 @@ pub const CASES: &[Case] = &[
     case("poll.watched_in_memory", watched_in_memory),
     case("poll.forced_async", forced_async),
     case("poll.priority_data", priority_data),
+    case("poll.file_without_such_an_event", file_without_such_an_event),
     case("poll.exclusive", exclusive),
 ];
 
@@ -319,4 +320,16 @@ fn exclusive(t: &mut Transcript) {
     ring.submit();
     files::put(&writer, b"x");
     all_events(t, ring.wait(1));
+}
+
+/// A file that nobody can wait for is ready for reading and writing, and never
+/// for anything else.
+fn file_without_such_an_event(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"content");
+    for events in [IN, libc::POLLOUT, IN | libc::POLLPRI, libc::POLLPRI, libc::POLLRDHUP, 0] {
+        t.entry(&ring.one(poll(file.as_raw_fd(), events, 1)));
+        let many = poll(file.as_raw_fd(), events, 2).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI);
+        t.entry(&ring.one(many));
+    }
 }

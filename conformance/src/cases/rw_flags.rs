@@ -16,6 +16,7 @@ pub const CASES: &[Case] = &[
     case("rw_flags.nowait_with_data", nowait_with_data),
     case("rw_flags.hipri_without_iopoll", hipri_without_iopoll),
     case("rw_flags.unknown", unknown),
+    case("rw_flags.priority", priority),
     case("rw_flags.not_on_this_file", not_on_this_file),
 ];
 
@@ -121,5 +122,18 @@ fn not_on_this_file(t: &mut Transcript) {
     // DSYNC, SYNC and APPEND mean nothing on a pipe, and are let through.
     for flags in [DSYNC, SYNC, APPEND] {
         t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 3).op_flags(flags)));
+    }
+}
+
+/// A level without a class is none.
+fn priority(t: &mut Transcript) {
+    const BEST_EFFORT: u16 = 2 << 13;
+    const IDLE: u16 = 3 << 13;
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"abcd");
+    for priority in [0, 1, 7, 8, BEST_EFFORT, BEST_EFFORT | 7, IDLE, IDLE | 1, 4 << 13] {
+        let mut buffer = [0u8; 4];
+        t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1).with(|sqe| sqe.ioprio = priority)));
+        t.entry(&ring.one(write(file.as_raw_fd(), b"x", 0, 2).with(|sqe| sqe.ioprio = priority)));
     }
 }

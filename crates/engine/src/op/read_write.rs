@@ -31,6 +31,8 @@ const DIRECT_ALIGNMENT: u64 = 512;
 
 /// RWF_* of Linux 6.18.
 const KNOWN_FLAGS: u32 = 0x1ff;
+/// Where the level stands in `ioprio`; without a class there is none.
+const PRIORITY_LEVEL_MASK: u16 = 7;
 /// Where the class stands in `ioprio`, and the highest there is (idle).
 const PRIORITY_CLASS_SHIFT: u16 = 13;
 const HIGHEST_PRIORITY_CLASS: u16 = 3;
@@ -59,7 +61,8 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     if sqe.op_flags & linux::RWF_HIPRI != 0 && sqe.op_flags & !KNOWN_FLAGS == 0 && !locked.ring.is_polled() {
         return Err(Errno::EINVAL);
     }
-    if sqe.ioprio >> PRIORITY_CLASS_SHIFT > HIGHEST_PRIORITY_CLASS {
+    let (class, level) = (sqe.ioprio >> PRIORITY_CLASS_SHIFT, sqe.ioprio & PRIORITY_LEVEL_MASK);
+    if class > HIGHEST_PRIORITY_CLASS || class == 0 && level != 0 {
         return Err(Errno::EINVAL);
     }
     if matches!(sqe.opcode, opcode::READV | opcode::WRITEV) {

@@ -116,7 +116,8 @@ fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, p
         // A file that cannot be polled is always ready, as poll(2) has it.
         (Errno::EPERM, Purpose::Report) => {
             let ready = interest.events & (epoll::IN | epoll::OUT | 0x40 | 0x100);
-            complete::complete(locked, request, (ready as i32).into());
+            let answer = if ready == 0 { Errno::EINVAL.negative() } else { ready as i32 };
+            complete::complete(locked, request, answer.into());
         }
         _ => complete::complete(locked, request, error.negative().into()),
     }
