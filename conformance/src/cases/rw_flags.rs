@@ -16,6 +16,7 @@ pub const CASES: &[Case] = &[
     case("rw_flags.nowait_with_data", nowait_with_data),
     case("rw_flags.hipri_without_iopoll", hipri_without_iopoll),
     case("rw_flags.unknown", unknown),
+    case("rw_flags.on_empty_file", on_empty_file),
     case("rw_flags.priority", priority),
     case("rw_flags.not_on_this_file", not_on_this_file),
 ];
@@ -135,5 +136,21 @@ fn priority(t: &mut Transcript) {
         let mut buffer = [0u8; 4];
         t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1).with(|sqe| sqe.ioprio = priority)));
         t.entry(&ring.one(write(file.as_raw_fd(), b"x", 0, 2).with(|sqe| sqe.ioprio = priority)));
+    }
+}
+
+/// What a file does not take is refused before there is anything to take.
+fn on_empty_file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 8];
+    let (pipe, _writer) = files::pipe();
+    let (stream, _peer) = files::sockets();
+    let (datagrams, _other) = files::sockets_of(libc::SOCK_DGRAM);
+    for file in [pipe, stream, datagrams, files::eventfd(0)] {
+        for flags in [ATOMIC, DONTCACHE, 1 << 31] {
+            ring.push(read(file.as_raw_fd(), &mut buffer, CURRENT, 1).op_flags(flags));
+            ring.submit();
+            t.in_order(&ring.wait(1));
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use usring_uapi::{Sqe, io_uring as u, opcode};
+use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
 use crate::case::{Case, case, differs};
@@ -10,7 +10,7 @@ use crate::files;
 use crate::memory::BAD;
 use crate::net::{self, FAMILIES, Family};
 use crate::ring::Ring;
-use crate::sqe::{Change, read};
+use crate::sqe::{Change, nop, read};
 use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
@@ -38,6 +38,7 @@ pub const CASES: &[Case] = &[
     case("socket.listen_reserved_fields", listen_reserved_fields),
     case("socket.shutdown", shutdown),
     case("socket.shutdown_wrong", shutdown_wrong),
+    case("socket.shutdown_breaks_no_chain", shutdown_breaks_no_chain),
     case("socket.shutdown_reserved_fields", shutdown_reserved_fields),
     case("socket.shutdown_ends_a_read", shutdown_ends_a_read),
 ];
@@ -436,4 +437,16 @@ fn shutdown_ends_a_read(t: &mut Transcript) {
     ring.push(net::shutdown(here.as_raw_fd(), libc::SHUT_RD, 2));
     ring.submit();
     t.sorted(&ring.wait(2));
+}
+
+/// Its errors are no failures: chains go on, and it is silent if it is to be.
+fn shutdown_breaks_no_chain(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let socket = net::stream(Family::V4);
+    for flags in [0, sqe_flags::CQE_SKIP_SUCCESS] {
+        ring.push(net::shutdown(socket.as_raw_fd(), 7, 1).flagged(flags).linked());
+        ring.push(nop(2));
+        ring.submit();
+        t.sorted(&ring.wait(if flags == 0 { 2 } else { 1 }));
+    }
 }

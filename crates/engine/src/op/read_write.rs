@@ -31,6 +31,8 @@ const DIRECT_ALIGNMENT: u64 = 512;
 
 /// RWF_* of Linux 6.18.
 const KNOWN_FLAGS: u32 = 0x1ff;
+/// Those among them that any file takes: up to RWF_NOAPPEND.
+const COMMON_FLAGS: u32 = 0x3f;
 /// Where the level stands in `ioprio`; without a class there is none.
 const PRIORITY_LEVEL_MASK: u16 = 7;
 /// Where the class stands in `ioprio`, and the highest there is (idle).
@@ -399,6 +401,10 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                 return transfer.answer(transfer.result(Errno::EAGAIN));
             }
             Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
+            // Not for want of RWF_NOWAIT, which would be a reason to wait.
+            Err(Errno::EOPNOTSUPP) if is_refused_for_flags(transfer.flags, number) => {
+                return transfer.answer(transfer.result(Errno::EOPNOTSUPP));
+            }
             Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
                 return match without_nowait(transfer, number) {
                     // It is ready, and no worker reads for a multishot.
@@ -414,6 +420,12 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
         }
         attempted = transfer.call(number, linux::RWF_NOWAIT).run();
     }
+}
+
+/// Flags that no file takes which one can wait for: those of some file systems,
+/// and those that nobody knows.
+fn is_refused_for_flags(flags: u32, number: i32) -> bool {
+    flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }
 
 /// An empty write means something to a datagram socket, but pwritev2(2) does

@@ -1,6 +1,6 @@
 //! SOCKET, LISTEN, SHUTDOWN: done in place, for none of them waits.
 
-use crate::issue::IssueOutcome;
+use crate::issue::{Answer, IssueOutcome};
 use crate::registered_files::Slot;
 use crate::request::Request;
 use crate::ring::LockedRing;
@@ -72,7 +72,12 @@ pub(crate) fn prepare_shutdown(_: &mut LockedRing, request: &mut Request) -> Res
 }
 
 pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    IssueOutcome::of(socket::shutdown(request.file.number, request.sqe.len as i32).map(|()| 0))
+    // Its errors break no chain, as on the kernel.
+    let result = match socket::shutdown(request.file.number, request.sqe.len as i32) {
+        Ok(()) => 0,
+        Err(error) => error.negative(),
+    };
+    IssueOutcome::Done(Answer { result, failed: false })
 }
 
 /// The fields that none of the requests on one socket has a use for.
