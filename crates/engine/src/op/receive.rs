@@ -146,15 +146,10 @@ fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &Issue
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
         IssueOutcome::Done(answer) if answer.result > 0 => locked.groups.used(buffer, answer.result as u32),
-        IssueOutcome::WouldBlock => {
-            if started {
-                // Nobody else may have what is still to be filled.
-                let length = buffer.length;
-                locked.groups.used(buffer, length);
-            } else {
-                let unused = request.buffer.take();
-                locked.groups.give_back(unused);
-            }
+        IssueOutcome::WouldBlock if started => {
+            // Nobody else may have what is still to be filled.
+            let length = buffer.length;
+            locked.groups.used(buffer, length);
         }
         _ => {
             let unused = request.buffer.take();
