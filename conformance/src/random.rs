@@ -94,7 +94,9 @@ struct Program {
     memory: Pages,
     _rings: [Pages; 2],
     groups: [Group; 2],
+    #[expect(clippy::vec_box, reason = "requests name their addresses")]
     vectors: Vec<Box<[libc::iovec; 2]>>,
+    #[expect(clippy::vec_box, reason = "requests name their addresses")]
     headers: Vec<Box<libc::msghdr>>,
     pending: Vec<Pending>,
     user_data: u64,
@@ -226,7 +228,7 @@ impl Program {
             user_data: 0,
             soon: Timespec { tv_sec: 0, tv_nsec: 300_000 },
             never: Timespec { tv_sec: 1000, tv_nsec: 0 },
-            drains: seed % 5 == 0,
+            drains: seed.is_multiple_of(5),
             cancels: false,
             watcher: None,
         }
