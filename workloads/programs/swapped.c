@@ -1,7 +1,8 @@
 /*
  * A program that knows nothing of swap: system calls, signals and threads on memory that it maps in the
  * ordinary way. Under `usring run --swap` that memory is larger than what of it may be resident, so most of
- * what a call is given here is out when it is given. argv[1]: bytes of the memory in MiB.
+ * what a call is given here is out when it is given. argv[1]: bytes of the memory in MiB, 12 or more; argv[2],
+ * if there is one: leave out what some mechanisms cannot do.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -347,6 +348,65 @@ static void mappings(void)
 	verify();
 }
 
+static void *on_a_stack_of_ours(void *argument)
+{
+	volatile unsigned char deep[600000];
+	for (size_t byte = 0; byte < sizeof deep; byte += 512)
+		deep[byte] = 3;
+	verify();
+	for (size_t byte = 0; byte < sizeof deep; byte += 512)
+		if (deep[byte] != 3)
+			return NULL;
+	return argument;
+}
+
+/* What memory that comes and goes cannot be: it becomes the kernel's, with what it holds. */
+static void kinds(void)
+{
+	size_t half = length / 2;
+	unsigned char *other = mmap(NULL, half, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(other != MAP_FAILED);
+	for (size_t page = 0; page < half / PAGE; page++)
+		*(uint64_t *)(other + page * PAGE) = ~mark(page);
+	/* Some of it out, some not. */
+	verify();
+	for (size_t page = 0; page < 600; page += 3)
+		*(uint64_t *)(other + page * PAGE + 8) = page;
+	faults = 0;
+	CHECK(mprotect(other + 8 * PAGE, 64 * PAGE, PROT_READ) == 0);
+	for (size_t page = 0; page < half / PAGE; page++)
+		if (*(uint64_t *)(other + page * PAGE) != ~mark(page))
+			CHECK(!"a page beside or in what is protected holds what it held");
+	CHECK(faults == 0);
+	other[8 * PAGE + 16] = 1;
+	CHECK(faults == 1 && *(uint64_t *)(other + 8 * PAGE) == 0);
+	CHECK(mprotect(other + 100 * PAGE, PAGE, PROT_NONE) == 0);
+	other[100 * PAGE] = 1;
+	CHECK(faults == 2);
+	CHECK(mlock(other + 200 * PAGE, 2 * PAGE) == 0);
+	CHECK(*(uint64_t *)(other + 201 * PAGE) == ~mark(201) && *(uint64_t *)(other + 201 * PAGE + 8) == 201);
+	unsigned char *there = mmap(NULL, 8 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(there != MAP_FAILED);
+	CHECK(mremap(other + 300 * PAGE, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+	CHECK(*(uint64_t *)(there + 3 * PAGE) == ~mark(303) && *(uint64_t *)(there + 3 * PAGE + 8) == 303);
+	CHECK(munmap(there, 8 * PAGE) == 0);
+	CHECK(madvise(other + 400 * PAGE, 2 * PAGE, MADV_WIPEONFORK) == 0);
+	CHECK(*(uint64_t *)(other + 401 * PAGE) == ~mark(401));
+	/* A thread's stack. */
+	pthread_attr_t attributes;
+	pthread_attr_init(&attributes);
+	CHECK(pthread_attr_setstack(&attributes, other + 1024 * PAGE, 256 * PAGE) == 0);
+	pthread_t thread;
+	void *answer = NULL;
+	CHECK(pthread_create(&thread, &attributes, on_a_stack_of_ours, other) == 0);
+	CHECK(pthread_join(thread, &answer) == 0 && answer == other);
+	for (size_t page = 1400; page < half / PAGE; page++)
+		if (*(uint64_t *)(other + page * PAGE) != ~mark(page))
+			CHECK(!"the rest holds what it held");
+	CHECK(munmap(other, half) == 0);
+	verify();
+}
+
 static void children(void)
 {
 	/* system(3) and popen(3) borrow this memory until the shell has started; its words lie in it. */
@@ -375,6 +435,8 @@ int main(int count, char **arguments)
 	verify();
 	threads();
 	mappings();
+	if (count < 3)
+		kinds();
 	children();
 	dprintf(1, "%u checks hold\n", checks);
 	return 0;

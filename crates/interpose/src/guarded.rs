@@ -68,8 +68,12 @@ impl Held {
         let Some(around) = self.mappings.around(span.start) else { return Ok(()) };
         let end = span.start.saturating_add(span.length).min(around.end);
         let range = span.start / PAGE * PAGE..end.next_multiple_of(PAGE);
-        self.mappings.pin(&range, span.access)?;
-        self.ranges.push(range);
+        match self.mappings.pin(&range, span.access) {
+            Ok(()) => self.ranges.push(range),
+            // The kernel's by now.
+            Err(Errno::ENXIO) => {}
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 

@@ -45,6 +45,7 @@ mod registered;
 mod rings;
 mod settle;
 mod signals;
+mod stack_symbol;
 mod stacks;
 mod start;
 mod swap_calls;

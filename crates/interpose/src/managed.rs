@@ -4,8 +4,9 @@
 //! What is mapped privately, without a file, readable and writable, and large enough, is
 //! given out of the region; it is made when the first such mapping is asked for, so that
 //! processes of the run that need none leave the backing store to those that do. All
-//! else is the kernel's, as ever. On memory of the region every call either does what the
-//! kernel would do, or is refused and says so on standard error once.
+//! else is the kernel's, as ever. On memory of the region every call does what the kernel would do.
+//! Where a pager cannot do that (another protection, a lock, a stack), the memory becomes the kernel's in its
+//! place, for good; where it cannot be had (a system call uses it), the call is refused and says so on standard error once.
 //!
 //! A forked child does not have the region: it maps its own memory from the kernel, and
 //! ends if it touches its parent's. A vfork child borrows its parent's and notices nothing.
@@ -20,11 +21,11 @@ use usring_swap::{Access, Mechanism};
 use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
-use usring_sys::{Errno, UserAddress, kept_memory, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, kept_memory, user_memory};
 use usring_uapi::general as linux;
 
 /// Whether this process's memory may be swapped.
-static ON: AtomicBool = AtomicBool::new(false);
+pub static ON: AtomicBool = AtomicBool::new(false);
 static MAPPINGS: AtomicPtr<Mappings> = AtomicPtr::new(core::ptr::null_mut());
 /// Held while the region is made.
 static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
@@ -149,29 +150,33 @@ pub fn is_in_window(address: u64) -> bool {
 /// Answers a call on mappings, if it is ours to answer.
 pub fn serve(call: &mut Call) -> Option<Outcome> {
     let [first, second, third, fourth, fifth, _] = call.arguments;
-    let number = call.number as u32;
-    let answer = match number {
-        linux::__NR_mmap if fourth as u32 & linux::MAP_ANONYMOUS != 0 || is_in_window(first) => map(call.arguments)?,
-        swap_filter::PROBE if first == PROBE_ARGUMENT => Ok(PROBE_ANSWER),
-        linux::__NR_mlockall => refused(Refusal::LockAll),
+    let answer = match call.number as u32 {
+        linux::__NR_mmap if fourth as u32 & linux::MAP_ANONYMOUS != 0 || is_in_window(first) => map(call.arguments),
+        swap_filter::PROBE if first == PROBE_ARGUMENT => Some(Ok(PROBE_ANSWER)),
+        linux::__NR_mlockall => Some(refused(Refusal::LockAll)),
         linux::__NR_sigaltstack => {
             keep_alternate_stack(first);
-            return None;
+            None
         }
-        linux::__NR_mremap if is_in_window(first) || is_in_window(fifth) => {
-            remap(first, second, third, fourth as u32, fifth)
+        STACK => {
+            keep_stack(first, second);
+            Some(Ok(0))
         }
-        _ if !is_in_window(first) => return None,
-        linux::__NR_munmap => whole_pages(first, second).and_then(|range| mapped()?.unmap(&range)).map(|()| 0),
+        linux::__NR_mremap => remap(first, second, third, fourth as u32, fifth),
+        _ if !is_in_window(first) => None,
+        linux::__NR_munmap => Some(unmap(first, second)),
         linux::__NR_mprotect | linux::__NR_pkey_mprotect => protect(first, second, third as u32),
         linux::__NR_madvise => advise(first, second, third as u32),
-        linux::__NR_mlock | linux::__NR_mlock2 => refused(Refusal::Lock),
-        linux::__NR_munlock | linux::__NR_msync => Ok(0),
-        linux::__NR_remap_file_pages => Err(Errno::EINVAL),
-        _ => return None,
+        linux::__NR_mlock | linux::__NR_mlock2 => surrendered(first, second, Refusal::Lock),
+        linux::__NR_munlock | linux::__NR_msync if !is_given(first, second) => Some(Ok(0)),
+        linux::__NR_remap_file_pages => Some(Err(Errno::EINVAL)),
+        _ => None,
     };
-    Some(answer.into())
+    answer.map(Outcome::from)
 }
+
+/// What a call on mappings is answered; `None`: by the kernel.
+type Answer = Option<Result<u64, Errno>>;
 
 fn mapped() -> Result<&'static Mappings, Errno> {
     mappings().ok_or(Errno::ENOMEM)
@@ -197,20 +202,17 @@ const OTHER_KINDS: u32 = linux::MAP_STACK
     | linux::MAP_SYNC;
 const FIXED: u32 = linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE;
 
-/// mmap(2). `None`: the kernel's.
-fn map([address, length, protection, flags, ..]: [u64; 6]) -> Option<Result<u64, Errno>> {
+/// mmap(2).
+fn map([address, length, protection, flags, ..]: [u64; 6]) -> Answer {
     let flags = flags as u32;
     let is_ours = flags & linux::MAP_TYPE == linux::MAP_PRIVATE
         && flags & linux::MAP_ANONYMOUS != 0
         && flags & OTHER_KINDS == 0
         && protection as u32 == READ_WRITE;
     if flags & FIXED != 0 {
-        return is_in_window(address).then(|| map_over(address, length, flags, is_ours));
+        return if is_in_window(address) { map_over(address, length, flags, is_ours) } else { None };
     }
-    if !is_ours || length == 0 {
-        return None;
-    }
-    if (length as usize) < MINIMUM.load(Ordering::Relaxed) {
+    if !is_ours || (length as usize) < MINIMUM.load(Ordering::Relaxed) {
         return None;
     }
     // No room there: the kernel has some.
@@ -218,80 +220,147 @@ fn map([address, length, protection, flags, ..]: [u64; 6]) -> Option<Result<u64,
 }
 
 /// mmap(2) over memory of the region.
-fn map_over(address: u64, length: u64, flags: u32, is_ours: bool) -> Result<u64, Errno> {
-    let range = whole_pages(address, length)?;
+fn map_over(address: u64, length: u64, flags: u32, is_ours: bool) -> Answer {
+    let range = match whole_pages(address, length) {
+        Ok(range) => range,
+        Err(error) => return Some(Err(error)),
+    };
     if flags & linux::MAP_FIXED_NOREPLACE != 0 {
-        return Err(Errno::EEXIST);
+        return Some(Err(Errno::EEXIST));
     }
-    if !is_ours || !mapped()?.has(&range) {
-        return refused(Refusal::MapOver);
-    }
-    mapped()?.discard(&range)?;
-    Ok(address)
-}
-
-/// mremap(2) with one side in the region.
-fn remap(start: u64, old: u64, new: u64, flags: u32, _target: u64) -> Result<u64, Errno> {
-    if !is_in_window(start) || flags & !linux::MREMAP_MAYMOVE != 0 || old == 0 {
-        return refused(Refusal::Remap);
-    }
-    if new == 0 {
-        return Err(Errno::EINVAL);
-    }
-    let range = whole_pages(start, old)?;
-    mapped()?.remap(&range, new as usize, flags & linux::MREMAP_MAYMOVE != 0).map(|start| start as u64)
-}
-
-/// mprotect(2), pkey_mprotect(2).
-fn protect(start: u64, length: u64, protection: u32) -> Result<u64, Errno> {
-    if length == 0 {
-        return Ok(0);
-    }
-    let range = whole_pages(start, length)?;
-    match protection {
-        READ_WRITE if mapped()?.has(&range) => Ok(0),
-        READ_WRITE => Err(Errno::ENOMEM),
-        _ => refused(Refusal::Protect),
+    match mappings() {
+        Some(mappings) if is_ours && mappings.has(&range) => Some(mappings.discard(&range).map(|()| address)),
+        _ => surrendered(address, length, Refusal::MapOver),
     }
 }
 
-/// madvise(2).
-fn advise(start: u64, length: u64, advice: u32) -> Result<u64, Errno> {
-    if length == 0 {
-        return Ok(0);
+/// Gives what of a range is the region's to the kernel, whose answer it is then.
+fn surrendered(start: u64, length: u64, what: Refusal) -> Answer {
+    let range = match whole_pages(start, length) {
+        Ok(range) => range,
+        Err(error) => return Some(Err(error)),
+    };
+    let Some(mappings) = mappings() else { return Some(Err(Errno::ENOMEM)) };
+    match mappings.surrender(&range) {
+        Ok(()) if mappings.is_given(&range) => None,
+        // Not all of it is mapped, and what is not is not the kernel's to give.
+        Ok(()) => Some(Err(Errno::ENOMEM)),
+        Err(_) => Some(refused(what)),
     }
+}
+
+/// Whether a range is the kernel's.
+fn is_given(start: u64, length: u64) -> bool {
+    mappings().zip(whole_pages(start, length).ok()).is_some_and(|(mappings, range)| mappings.is_given(&range))
+}
+
+/// munmap(2).
+fn unmap(start: u64, length: u64) -> Result<u64, Errno> {
     let range = whole_pages(start, length)?;
     let mappings = mapped()?;
-    match advice {
-        // What was freed may be gone at any time: now.
-        linux::MADV_DONTNEED | linux::MADV_FREE | linux::MADV_DONTNEED_LOCKED => mappings.discard(&range)?,
-        linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE => {
-            if !mappings.has(&range) {
-                return Err(Errno::ENOMEM);
-            }
-            for page in range.step_by(PAGE) {
-                user_memory::read::<u8>(UserAddress(page as u64))?;
-            }
-        }
-        // Changes what is inherited, or what the pages are.
-        linux::MADV_REMOVE
-        | linux::MADV_WIPEONFORK
-        | linux::MADV_HWPOISON
-        | linux::MADV_SOFT_OFFLINE
-        | linux::MADV_GUARD_INSTALL
-        | linux::MADV_GUARD_REMOVE => return refused(Refusal::Advice),
-        _ if !mappings.has(&range) => return Err(Errno::ENOMEM),
-        // A wish.
-        _ => {}
+    mappings.unmap(&range)?;
+    for part in mappings.given(&range) {
+        // Nobody else's from now on: a mechanism would take touches of a hole for its own.
+        let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_FIXED;
+        let flags = u64::from(flags | linux::MAP_DENYWRITE);
+        let none = u64::from(linux::PROT_NONE);
+        let arguments = [part.start as u64, part.len() as u64, none, flags, u64::MAX, 0];
+        SystemCall::with_six(linux::__NR_mmap, arguments).run()?;
     }
     Ok(0)
 }
 
-/// sigaltstack(2): the kernel writes there whenever it likes, so it stays in memory.
+/// mremap(2).
+fn remap(start: u64, old: u64, new: u64, flags: u32, target: u64) -> Answer {
+    if flags & linux::MREMAP_FIXED != 0 && is_in_window(target) {
+        let answer = surrendered(target, new, Refusal::Remap);
+        if answer.is_some() {
+            return answer;
+        }
+    }
+    if !is_in_window(start) {
+        return None;
+    }
+    if flags & !linux::MREMAP_MAYMOVE != 0 || old == 0 {
+        return surrendered(start, old, Refusal::Remap);
+    }
+    if is_given(start, old) {
+        return None;
+    }
+    let remap = || {
+        let range = whole_pages(start, old)?;
+        let new = if new == 0 { Err(Errno::EINVAL) } else { Ok(new as usize) }?;
+        mapped()?.remap(&range, new, flags & linux::MREMAP_MAYMOVE != 0).map(|start| start as u64)
+    };
+    Some(remap())
+}
+
+/// mprotect(2), pkey_mprotect(2).
+fn protect(start: u64, length: u64, protection: u32) -> Answer {
+    if length == 0 {
+        return None;
+    }
+    let is_mapped = || mappings().zip(whole_pages(start, length).ok()).is_some_and(|(all, range)| all.has(&range));
+    if protection == READ_WRITE && is_mapped() { Some(Ok(0)) } else { surrendered(start, length, Refusal::Protect) }
+}
+
+/// madvise(2).
+fn advise(start: u64, length: u64, advice: u32) -> Answer {
+    if length == 0 || is_given(start, length) {
+        return None;
+    }
+    // Changes what is inherited, or what the pages are.
+    if let linux::MADV_REMOVE
+    | linux::MADV_DOFORK
+    | linux::MADV_WIPEONFORK
+    | linux::MADV_HWPOISON
+    | linux::MADV_SOFT_OFFLINE
+    | linux::MADV_GUARD_INSTALL
+    | linux::MADV_GUARD_REMOVE = advice
+    {
+        return surrendered(start, length, Refusal::Advice);
+    }
+    let advise = || {
+        let range = whole_pages(start, length)?;
+        let mappings = mapped()?;
+        match advice {
+            // What was freed may be gone at any time: now.
+            linux::MADV_DONTNEED | linux::MADV_FREE | linux::MADV_DONTNEED_LOCKED => mappings.discard(&range)?,
+            _ if !mappings.has(&range) => return Err(Errno::ENOMEM),
+            linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE => {
+                for page in range.step_by(PAGE) {
+                    user_memory::read::<u8>(UserAddress(page as u64))?;
+                }
+            }
+            // A wish.
+            _ => {}
+        }
+        Ok(0)
+    };
+    Some(advise())
+}
+
+/// Stands for what a program says of a stack of its own in a [`Call`].
+pub const STACK: u32 = 0x7573_0200;
+
+/// A thread is to run there, and would be killed at once where its stack is out: signals
+/// are told on it.
+fn keep_stack(start: u64, length: u64) {
+    let first = start / PAGE as u64 * PAGE as u64;
+    if is_in_window(start) && surrendered(first, length + (start - first), Refusal::Stack).is_some() {
+        keep(start, length);
+    }
+}
+
+/// sigaltstack(2): the kernel writes there whenever it likes.
 fn keep_alternate_stack(new: u64) {
     let Ok([start, _, length]) = user_memory::read::<[u64; 3]>(UserAddress(new)) else { return };
-    if is_in_window(start)
-        && let Some(mappings) = mappings()
+    keep_stack(start, length);
+}
+
+/// For good.
+fn keep(start: u64, length: u64) {
+    if let Some(mappings) = mappings()
         && let Some(around) = mappings.around(start as usize)
     {
         let range = start as usize..(start as usize).saturating_add(length as usize).min(around.end);
@@ -299,7 +368,7 @@ fn keep_alternate_stack(new: u64) {
     }
 }
 
-/// What is not done on memory of the region.
+/// What is not done on memory of the region, where it cannot be given to the kernel either.
 #[derive(Clone, Copy)]
 enum Refusal {
     MapOver,
@@ -308,20 +377,22 @@ enum Refusal {
     Advice,
     Lock,
     LockAll,
+    Stack,
 }
 
 /// Says so, once, and answers what a kernel says that cannot do it.
 fn refused(what: Refusal) -> Result<u64, Errno> {
-    let (call, error) = match what {
-        Refusal::MapOver => ("mapping something else over it", Errno::ENOMEM),
-        Refusal::Remap => ("moving it to or from a given place (mremap)", Errno::ENOMEM),
-        Refusal::Protect => ("another protection than reading and writing (mprotect)", Errno::ENOMEM),
-        Refusal::Advice => ("this advice (madvise)", Errno::EINVAL),
-        Refusal::Lock => ("locking it (mlock)", Errno::ENOMEM),
-        Refusal::LockAll => ("locking everything (mlockall)", Errno::ENOMEM),
+    let call = match what {
+        Refusal::MapOver => "something else mapped over it",
+        Refusal::Remap => "a given place to be moved to or from (mremap)",
+        Refusal::Protect => "another protection than reading and writing (mprotect)",
+        Refusal::Advice => "this advice (madvise)",
+        Refusal::Lock => "a lock (mlock)",
+        Refusal::LockAll => "a lock on everything (mlockall)",
+        Refusal::Stack => "a stack",
     };
     if TOLD.fetch_or(1 << what as u32, Ordering::Relaxed) & 1 << what as u32 == 0 {
-        message::say(format_args!("swap: swapped memory does not have {call}: the program is answered {error}"));
+        message::say(format_args!("swap: swapped memory does not have {call}: the program is answered ENOMEM"));
     }
-    Err(error)
+    Err(Errno::ENOMEM)
 }

@@ -12,9 +12,9 @@
 use crate::descriptors::{self, LOW_ALIASES, UNWATCHED};
 use crate::door::{CALL_SIZE, Call};
 use crate::libc::{self, BOUND};
-use crate::process;
 use crate::start::OPEN;
 use crate::{device_calls, devices};
+use crate::{process, stack_symbol};
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -446,6 +446,7 @@ global_asm!(
 pub fn resolve() {
     let functions = [
         (c"syscall", &REAL_SYSCALL),
+        (c"pthread_attr_setstack", &stack_symbol::REAL),
         (c"close", &REAL_CLOSE),
         (c"dup", &REAL_DUP),
         (c"dup2", &REAL_DUP2),

@@ -15,6 +15,8 @@ pub enum Kind {
     Mapped,
     /// Given up by the program, while a system call still uses it.
     Leaving,
+    /// The kernel's for good.
+    Given,
 }
 
 #[derive(Debug)]
@@ -60,7 +62,7 @@ impl AddressSpace {
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
         let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
         let wanted = end..self.up(stop);
-        let is_room = self.parts(&wanted, Kind::Mapped).is_empty() && self.parts(&wanted, Kind::Leaving).is_empty();
+        let is_room = self.is_free(&wanted);
         if is_room && length > 0 {
             self.insert(end, stop, Kind::Mapped);
         }
@@ -89,6 +91,10 @@ impl AddressSpace {
         let extents = self.extents.range(first..range.end.max(first)).filter(|(_, (_, other))| *other == kind);
         let parts = extents.map(|(start, (end, _))| range.start.max(*start)..range.end.min(*end));
         parts.filter(|part| part.start < part.end).collect()
+    }
+
+    fn is_free(&self, range: &Range<usize>) -> bool {
+        [Kind::Mapped, Kind::Leaving, Kind::Given].iter().all(|kind| self.parts(range, *kind).is_empty())
     }
 
     /// Whether all of a range is the program's.
@@ -127,10 +133,7 @@ impl AddressSpace {
     /// The units that a range touches and nobody has anything of.
     pub fn idle_units(&self, range: &Range<usize>) -> Range<usize> {
         let (mut start, mut end) = (self.down(range.start), self.up(range.end));
-        let is_idle = |unit: usize| {
-            let whole = unit..unit + self.unit;
-            self.parts(&whole, Kind::Mapped).is_empty() && self.parts(&whole, Kind::Leaving).is_empty()
-        };
+        let is_idle = |unit: usize| self.is_free(&(unit..unit + self.unit));
         if start < end && !is_idle(start) {
             start += self.unit;
         }

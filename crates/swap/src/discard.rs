@@ -68,7 +68,7 @@ impl Pager {
             if state == State::Untouched {
                 continue;
             }
-            if page.is_pinned() {
+            if page.is_pinned() || state == State::Given {
                 look = Look::Pinned;
                 break;
             }
@@ -110,7 +110,7 @@ impl Pager {
     }
 
     /// A resident page that could not go, open: it is dirty.
-    fn keep(&self, index: usize, taken: Taken) {
+    pub fn keep(&self, index: usize, taken: Taken) {
         let before = taken.before();
         let opened = self.mechanism.open(self.offset(index), self.unit());
         if before == State::Clean && opened.is_ok() {

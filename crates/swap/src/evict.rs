@@ -13,7 +13,7 @@
 //!    become untouched.);
 //! 3. with the gate shut, their memory is freed, by one call for each run.
 //!
-//! A run ends only at a resident page that stays: what lies between two pages that
+//! A run ends only at a resident page that stays, or one that is not paged any more: what lies between two pages that
 //! go and is out itself, or is being read by somebody who waits outside, loses
 //! nothing.
 //!
@@ -237,7 +237,7 @@ impl Pager {
         for (position, page) in batch.cluster.clone().enumerate() {
             if in_run(position) {
                 run = Some(run.map_or(page, |run| run.start)..page + 1);
-            } else if (batch.taken[position].is_some() || self.page(page).state().is_resident())
+            } else if (batch.taken[position].is_some() || self.page(page).state().has_memory())
                 && let Some(run) = run.take()
             {
                 act(run)?;

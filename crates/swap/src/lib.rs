@@ -6,7 +6,7 @@
 //! | part | files |
 //! |---|---|
 //! | what a program uses | `region`, `arena` (an allocator over one) |
-//! | for programs that know nothing of it | [`mappings`], `address_space`, `moving` (mremap) |
+//! | for programs that know nothing of it | [`mappings`], `address_space`, `moving` (mremap), `surrender` (to the kernel) |
 //! | the way of a fault | `pager`, [`page`] (whose a page is), `lane` (its request), `courtesy` (to other threads) |
 //! | evicting | `evict`, [`gate`] (between it and faults), `watermarks` (when), `discard` (for good) |
 //! | reading ahead, and several pages at once | `readahead`, `run` |
@@ -45,6 +45,7 @@ mod region;
 mod run;
 mod slots;
 mod store;
+mod surrender;
 mod watermarks;
 
 pub use arena::Arena;

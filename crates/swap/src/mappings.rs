@@ -251,6 +251,28 @@ impl Mappings {
         Ok(())
     }
 
+    /// Has what of a range is mapped hold what it holds, and be the kernel's from now on.
+    /// Errors: as [`SwapRegion::surrender`].
+    pub fn surrender(&self, range: &Range<usize>) -> Result<(), Errno> {
+        let mut space = self.space.lock();
+        for part in space.parts(range, Kind::Mapped) {
+            self.region.surrender(self.offsets(&part))?;
+            space.free(&part, Kind::Mapped);
+            space.keep(&part, Kind::Given);
+        }
+        Ok(())
+    }
+
+    /// Whether all of a range is the kernel's.
+    pub fn is_given(&self, range: &Range<usize>) -> bool {
+        self.space.lock().parts(range, Kind::Given) == [range.clone()]
+    }
+
+    /// What of a range is the kernel's.
+    pub fn given(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        self.space.lock().parts(range, Kind::Given)
+    }
+
     /// Brings a range in and keeps it there until it is unpinned. Errors: as
     /// [`SwapRegion::pin`].
     pub fn pin(&self, range: &Range<usize>, access: Access) -> Result<(), Errno> {

@@ -33,6 +33,8 @@ pub enum State {
     Clean,
     /// In memory alone.
     Dirty,
+    /// Not paged any more, for good: what lies there is the kernel's ([`crate::surrender`]).
+    Given,
 }
 
 const STATE: u32 = 7;
@@ -49,6 +51,7 @@ fn state_of(word: u32) -> State {
         1 => State::Out,
         3 => State::Clean,
         4 => State::Dirty,
+        5 => State::Given,
         _ => State::Busy,
     }
 }
@@ -60,10 +63,16 @@ const fn bits_of(state: State) -> u32 {
         State::Busy => 2,
         State::Clean => 3,
         State::Dirty => 4,
+        State::Given => 5,
     }
 }
 
 impl State {
+    /// Whether dropping it would lose something.
+    pub fn has_memory(self) -> bool {
+        self.is_resident() || self == State::Given
+    }
+
     pub fn is_resident(self) -> bool {
         matches!(self, State::Clean | State::Dirty)
     }
@@ -109,7 +118,10 @@ impl<'a> Page<'a> {
     pub fn take(&self, from: State, pins: Pins) -> Option<Taken<'a>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
-            if state_of(word) != from || from == State::Busy || (pins == Pins::Respected && word >= ONE_PIN) {
+            if state_of(word) != from
+                || matches!(from, State::Busy | State::Given)
+                || (pins == Pins::Respected && word >= ONE_PIN)
+            {
                 return None;
             }
             let busy = word & !STATE | bits_of(State::Busy);

@@ -182,6 +182,8 @@ impl Pager {
         let outcome = loop {
             match page.state() {
                 State::Busy => page.wait(),
+                // Its toucher came before it was given up: it finds what is there now.
+                State::Given => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
                     if let Some(outcome) = self.let_in(index, state, touch) {
                         break outcome;

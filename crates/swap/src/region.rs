@@ -4,7 +4,7 @@ use crate::background::Background;
 use crate::counters::{self, Counter, Counters, Statistics};
 use crate::lane::Lane;
 use crate::mechanism::{self, Kind, Prepared};
-use crate::page::Pinned;
+use crate::page::{Pinned, State};
 use crate::pager::{Pager, Parts, Touch};
 use crate::run;
 use crate::store::Store;
@@ -334,6 +334,7 @@ impl SwapRegion {
                     return Err(Errno::ENOMEM);
                 }
                 Pinned::TooOften => return Err(Errno::ENOMEM),
+                Pinned::No(State::Given) => return Err(Errno::ENXIO),
                 Pinned::No(_) => {
                     // A handler could touch the page that this thread has.
                     let _closed = thread::close_signals();
@@ -401,6 +402,15 @@ impl SwapRegion {
         }
         let _closed = thread::close_signals();
         self.pager.discard(pages)
+    }
+
+    /// Has whole pages hold what they hold, and be the kernel's from now on: they count to no
+    /// limit, and whatever is done to them is the caller's and the kernel's affair.
+    ///
+    /// Errors: `EBUSY` where one is pinned; `EOPNOTSUPP` with a mechanism that could not
+    /// tell its own faults from theirs; `EIO`; `ENOMEM`. Then nothing has changed.
+    pub(crate) fn surrender(&self, range: Range<usize>) -> Result<(), Errno> {
+        self.pager.surrender(self.pages(&range)?)
     }
 
     /// Only so many bytes from the start are in use: eviction looks no further.

@@ -224,6 +224,14 @@ impl PagedMemory {
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), (alias + offset) as *mut u8, from.len()) };
     }
 
+    /// Moves private pages from elsewhere into the program's view of a part, for good.
+    pub fn replace(&self, offset: usize, length: usize, pages: usize) -> Result<(), Errno> {
+        self.check(offset, length);
+        let flags = u64::from(linux::MREMAP_MAYMOVE | linux::MREMAP_FIXED);
+        let arguments = [pages as u64, length as u64, length as u64, flags, (self.address + offset) as u64];
+        SystemCall::new(linux::__NR_mremap, arguments).run().map(drop)
+    }
+
     /// Whether a resident part holds zeroes alone.
     pub fn is_zero(&self, offset: usize, length: usize) -> bool {
         let start = self.content(offset, length);

@@ -1,0 +1,65 @@
+//! A symbol of libc by which a program says where a thread is to have its stack: where
+//! memory is swapped, that place must not be.
+
+use crate::door::{CALL_SIZE, Call};
+use crate::managed;
+use core::arch::naked_asm;
+use core::mem::offset_of;
+use core::sync::atomic::AtomicUsize;
+
+/// Libc's own.
+pub static REAL: AtomicUsize = AtomicUsize::new(0);
+
+/// libc's `pthread_attr_setstack`: memory that is swapped is no place for a stack.
+///
+/// # Safety
+/// As for the function of this name in libc.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "usring_door")]
+pub unsafe extern "C" fn pthread_attr_setstack() {
+    naked_asm!(
+        ".cfi_startproc",
+        "cmp byte ptr [rip + {is_on}], 0",
+        "je 2f",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "sub rsp, {size} + 8",
+        "mov qword ptr [rsp], {number}",
+        "mov [rsp + 8], rsi",
+        "mov [rsp + 16], rdx",
+        "mov qword ptr [rsp + 24], 0",
+        "mov qword ptr [rsp + 32], 0",
+        "mov qword ptr [rsp + 40], 0",
+        "mov qword ptr [rsp + 48], 0",
+        "mov qword ptr [rsp + {trapped}], 0",
+        "mov rdi, rsp",
+        "call usring_run_call",
+        "mov rdi, [rbp - 8]",
+        "mov rsi, [rbp - 16]",
+        "mov rdx, [rbp - 24]",
+        "leave",
+        ".cfi_def_cfa rsp, 8",
+        ".cfi_same_value rbp",
+        "2:",
+        "cmp qword ptr [rip + {real}], 0",
+        "je 3f",
+        "jmp [rip + {real}]",
+        "3:",
+        "mov eax, {not_there}",
+        "ret",
+        ".cfi_endproc",
+        is_on = sym managed::ON,
+        size = const CALL_SIZE,
+        number = const managed::STACK,
+        trapped = const offset_of!(Call, trapped),
+        real = sym REAL,
+        not_there = const 38, // ENOSYS
+    )
+}
