@@ -82,6 +82,7 @@ fn names_no_content(number: u32) -> bool {
             | linux::__NR_pkey_mprotect
             | linux::__NR_madvise
             | linux::__NR_msync
+            | linux::__NR_mincore
             | linux::__NR_mbind
             | linux::__NR_mlock
             | linux::__NR_mlock2
