@@ -33,6 +33,7 @@ static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
 static MINIMUM: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Which refusals have been told of, a bit each.
 static TOLD: AtomicU32 = AtomicU32::new(0);
+static NO_ROOM_TOLD: AtomicBool = AtomicBool::new(false);
 
 #[inline]
 pub fn is_on() -> bool {
@@ -215,8 +216,16 @@ fn map([address, length, protection, flags, ..]: [u64; 6]) -> Answer {
     if !is_ours || (length as usize) < MINIMUM.load(Ordering::Relaxed) {
         return None;
     }
-    // No room there: the kernel has some.
-    made()?.map(length as usize).map(|start| Ok(start as u64))
+    let start = made()?.map(length as usize);
+    if start.is_none() && !NO_ROOM_TOLD.swap(true, Ordering::Relaxed) {
+        message::say(format_args!(
+            "swap: no room for {} KiB more: from now on what does not fit is ordinary memory, outside the limit; \
+             give swap a larger backing store",
+            length >> 10
+        ));
+    }
+    // The kernel has some.
+    start.map(|start| Ok(start as u64))
 }
 
 /// mmap(2) over memory of the region.

@@ -24,7 +24,7 @@ Examples:
   usring run -- node server.js
   usring run --deny-kernel --stats -- qemu-img bench -i io_uring -t none disk.img
   usring run --device /tmp/disk=ram:size=1G -- fio --name=job --filename=/tmp/disk --ioengine=io_uring --hipri
-  usring run --swap file:path=/var/tmp/swap,size=8G,limit=256M --stats -- sort -S 2G huge.txt
+  truncate -s 8G swap && usring run --swap file:path=swap,limit=256M --stats -- sort -S 2G huge.txt
 
 Exit status: the program's own. If it never started: 125 if usring cannot serve it (it says why),
 126 if it cannot be executed, 127 if it was not found.

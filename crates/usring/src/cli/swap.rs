@@ -43,10 +43,15 @@ pub fn parse(text: &str) -> Result<SwapOption, String> {
     let limit = limit.ok_or("limit= is missing: how much of the memory may be resident, for example limit=256M")?;
     let spec = spec::parse(&rest.join(",")).map_err(|error| error.to_string())?;
     let spec = spec.with_paths(absolute)?;
-    if spec.device().kind() == "vhost-user" {
-        return Err("a vhost-user back end cannot hold swapped memory of a program yet; file: and ram: can".into());
+    match spec.device().kind() {
+        "vhost-user" => {
+            Err("a vhost-user back end cannot hold swapped memory of a program yet; file: and ram: can".into())
+        }
+        "null" => {
+            Err("null keeps nothing that is written to it: swapped memory would be lost; file: and ram: keep it".into())
+        }
+        _ => Ok(SwapOption { spec, limit, minimum, mechanism }),
     }
-    Ok(SwapOption { spec, limit, minimum, mechanism })
 }
 
 /// The text between commas, but for those in parentheses or behind a backslash.
@@ -183,7 +188,7 @@ mod tests {
     fn its_own_words_are_taken_out_of_the_device() {
         let option = parse("file:path=/tmp/a\\,b,limit=8M,size=1G,min=256K,mechanism=guard").unwrap();
         assert_eq!(option.text(None), "8388608 262144 guard - file:path=/tmp/a\\,b,size=1G");
-        let option = parse("delay(ram:size=1G,latency=uniform(1us,2us)),limit=256M").unwrap();
+        let option = parse("delay(ram:size=1G,read=uniform(1us,2us)),limit=256M").unwrap();
         assert!(option.text(None).starts_with("268435456 1048576 - - delay(ram:size=1G,"));
     }
 
@@ -195,7 +200,8 @@ mod tests {
         assert!(wrong("ram:size=1G,limit=x").contains("is no size"));
         assert!(wrong("ram:size=1G,limit=8M,min=4K").contains("128K at least"));
         assert!(wrong("ram:size=1G,limit=8M,mechanism=magic").contains("userfault, guard"));
-        assert!(wrong("ram,limit=8M").contains("size"));
+        assert!(wrong("ram,limit=8M").contains("an option should be"));
+        assert!(wrong("delay(null:size=1G,read=1us),limit=8M").contains("null keeps nothing"));
         assert!(wrong("vhost-user:socket=/s,limit=8M").contains("vhost-user"));
     }
 }

@@ -27,7 +27,7 @@ mod umap;
 use memory::{Memory, PAGE};
 use std::process::ExitCode;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
 use workloads::options::{self, Options};
@@ -37,6 +37,13 @@ use workloads::stopwatch;
 /// What takes longer has faulted: a resident page is written to in a fifth of
 /// it, and no fault comes back in twice as much.
 const FAULTED: Duration = Duration::from_micros(1);
+
+/// A measurement goes on until each thread has faulted so often, or written so often:
+/// a machine that is busy with something else may let it do nothing for all of its time.
+const FEWEST_FAULTS: u64 = 20;
+const MOST_WRITES: u64 = 100_000;
+/// But no longer than this.
+const LONGEST: Duration = Duration::from_secs(30);
 
 /// For less time than this a smaller memory is good enough, which is filled sooner:
 /// a part of it.
@@ -151,23 +158,38 @@ impl Share<'_> {
     }
 }
 
+/// How far a measurement is.
+struct Phase {
+    now: AtomicU32,
+    /// Threads that have done enough to be measured by.
+    satisfied: AtomicUsize,
+}
+
+impl Phase {
+    fn new() -> Self {
+        Phase { now: AtomicU32::new(WARM_UP), satisfied: AtomicUsize::new(0) }
+    }
+}
+
 const WARM_UP: u32 = 0;
 const MEASURED: u32 = 1;
 const OVER: u32 = 2;
 
 /// Pages are visited again and again.
 fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, String> {
-    let (phase, begin) = (AtomicU32::new(WARM_UP), Barrier::new(shape.threads + 1));
-    let (phase, begin) = (&phase, &begin);
+    let (phase, begin) = (&Phase::new(), &Barrier::new(shape.threads + 1));
     std::thread::scope(|scope| {
         let run = |index| move || live(Share::new(shape, memory, index), index, phase, begin);
         let running: Vec<_> = (0..shape.threads).map(|index| scope.spawn(run(index))).collect();
         begin.wait();
         std::thread::sleep(shape.span / 2);
         let (start, processor) = (Instant::now(), stopwatch::process_time());
-        phase.store(MEASURED, Ordering::Relaxed);
+        phase.now.store(MEASURED, Ordering::Relaxed);
         std::thread::sleep(shape.span);
-        phase.store(OVER, Ordering::Relaxed);
+        while phase.satisfied.load(Ordering::Relaxed) < shape.threads && start.elapsed() < LONGEST {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        phase.now.store(OVER, Ordering::Relaxed);
         let (time, processor) = (start.elapsed(), stopwatch::process_time() - processor);
         let mut total = Tally { time, processor, ..Tally::default() };
         for thread in running {
@@ -180,19 +202,24 @@ fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, Stri
 }
 
 /// A thread's.
-fn live(mut share: Share, index: usize, phase: &AtomicU32, begin: &Barrier) -> Result<Tally, String> {
+fn live(mut share: Share, index: usize, phase: &Phase, begin: &Barrier) -> Result<Tally, String> {
     share.fill();
     let mut random = Random::of(index as u64);
     begin.wait();
-    let mut tally = Tally::default();
+    let (mut tally, mut faults, mut is_satisfied) = (Tally::default(), 0, false);
     loop {
         let time = share.visit(random.below(share.visits.len() as u64) as usize)?;
-        match phase.load(Ordering::Relaxed) {
+        match phase.now.load(Ordering::Relaxed) {
             OVER => return Ok(tally),
             MEASURED => {
                 tally.operations += 1;
                 if time > FAULTED {
                     tally.faults.add(time);
+                    faults += 1;
+                }
+                if !is_satisfied && (faults == FEWEST_FAULTS || tally.operations == MOST_WRITES) {
+                    is_satisfied = true;
+                    phase.satisfied.fetch_add(1, Ordering::Relaxed);
                 }
             }
             _ => {}
