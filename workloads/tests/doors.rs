@@ -150,6 +150,7 @@ const OFFERED: [&str; 59] = [
     "preadv",
     "preadv64",
     "pselect",
+    "pthread_attr_setstack",
     "pwrite",
     "pwrite64",
     "pwritev",

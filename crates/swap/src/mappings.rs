@@ -252,7 +252,7 @@ impl Mappings {
     }
 
     /// Has what of a range is mapped hold what it holds, and be the kernel's from now on.
-    /// Errors: as [`SwapRegion::surrender`].
+    /// Errors: as `SwapRegion::surrender`.
     pub fn surrender(&self, range: &Range<usize>) -> Result<(), Errno> {
         let mut space = self.space.lock();
         for part in space.parts(range, Kind::Mapped) {

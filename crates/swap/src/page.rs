@@ -33,7 +33,7 @@ pub enum State {
     Clean,
     /// In memory alone.
     Dirty,
-    /// Not paged any more, for good: what lies there is the kernel's ([`crate::surrender`]).
+    /// Not paged any more, for good: what lies there is the kernel's (`crate::surrender`).
     Given,
 }
 

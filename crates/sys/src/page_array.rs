@@ -90,6 +90,7 @@ mod machine {
 #[cfg(loom)]
 mod model {
     use super::*;
+    use crate::descriptor::OwnedDescriptor;
     use core::ops::Deref;
 
     pub struct PageArray<T: Word>(std::vec::Vec<T>);
@@ -97,6 +98,13 @@ mod model {
     impl<T: Word> PageArray<T> {
         pub fn new(count: usize) -> Result<Self, Errno> {
             Ok(PageArray((0..count).map(|_| T::zero()).collect()))
+        }
+    }
+
+    impl PageArray<crate::sync::AtomicU64> {
+        /// Models have no files.
+        pub fn of_file(_: &OwnedDescriptor, _: usize, count: usize) -> Result<Self, Errno> {
+            Self::new(count)
         }
     }
 

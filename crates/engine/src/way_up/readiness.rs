@@ -11,6 +11,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_ring::flags;
 use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::epoll::{self, Epoll};
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::{eventfd, membarrier};
@@ -167,7 +168,7 @@ fn signalled() -> Vec<Arc<Ring>> {
 fn drain(locked: &LockedRing) {
     let ring = locked.ring;
     let readiness = &ring.readiness;
-    let announced = || readiness.announced.load(Ordering::SeqCst);
+    let announced = || readiness.announced.load(Ordering::SeqCst) && has_announced_work(locked);
     if locked.cq.ready() == 0 && !locked.cq.has_overflow() && ring.task_work.is_empty() && !announced() {
         readiness.unsignal();
         // Who announces does not hold the lock: it may have come in between.
@@ -175,4 +176,11 @@ fn drain(locked: &LockedRing) {
             readiness.signal();
         }
     }
+}
+
+/// Whether what was announced is still there. Who announces looked without the lock: the
+/// owner may have come, done it all and left before it was said.
+fn has_announced_work(locked: &LockedRing) -> bool {
+    let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN) != Ok(0);
+    locked.devices.in_flight() != 0 || locked.polls.has_due() || locked.polls.set().is_some_and(is_ready)
 }
