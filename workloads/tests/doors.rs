@@ -115,7 +115,7 @@ fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec
 }
 
 /// What libusring.so stands in front of, and what it alone has.
-const OFFERED: [&str; 59] = [
+const OFFERED: [&str; 60] = [
     "__poll_chk",
     "__ppoll_chk",
     "__pread64_chk",
