@@ -197,6 +197,7 @@ fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
         "_dl_debug_addr",
         "_r_debug",
         "gnu_get_libc_version",
+        "mallopt",
         "pthread_create",
         "pthread_detach",
     ];

@@ -15,6 +15,7 @@ use crate::{files, process, time};
 
 pub const CASES: &[Case] = &[
     case("aio_submit.read_and_write", read_and_write),
+    case("aio_submit.read_behind_write", read_behind_write),
     case("aio_submit.vectors", vectors),
     case("aio_submit.sync", sync),
     case("aio_submit.counts", counts),
@@ -66,6 +67,17 @@ fn read_and_write(t: &mut Transcript) {
     one(t, &context, "write nothing", aio::write(file.as_raw_fd(), &[], 0, 7));
     t.say(files::text(&file));
     t.say(format_args!("position {}", files::position(&file)));
+}
+
+/// A write through the page cache is done before the next iocb is looked at.
+fn read_behind_write(t: &mut Transcript) {
+    let context = Context::new(8);
+    let file = files::memory_file(b"some content");
+    let mut buffer = [0; 4];
+    let number = file.as_raw_fd();
+    t.result("submit", context.submit(&mut [aio::write(number, b"SOME", 0, 1), aio::read(number, &mut buffer, 0, 2)]));
+    context.wait(2);
+    t.say(String::from_utf8_lossy(&buffer));
 }
 
 fn vector(bytes: &mut [u8]) -> libc::iovec {

@@ -62,7 +62,11 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
         let writes = transfer.writes();
         return match channel_to_kernel_file(locked, number, writes) {
             Ok(index) => Some(IssueOutcome::OnDevice(index)),
-            Err(_) => ring.is_polled().then(|| refuse_on_polled_ring(number, writes)),
+            Err(_) => {
+                // What was written before it in this batch, is: as in the kernel.
+                locked.devices.ring_doorbells();
+                ring.is_polled().then(|| refuse_on_polled_ring(number, writes))
+            }
         };
     };
     let manner = file.manner();

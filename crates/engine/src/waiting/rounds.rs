@@ -46,7 +46,8 @@ const LAST_TRIAL: u32 = 2048;
 #[derive(Default)]
 pub(crate) struct Habit {
     on_round: AtomicBool,
-    /// Counts calls and departures: the driver's.
+    /// How often the program has come to wait, and looked at all there is: the driver's. Who only
+    /// submits does not look at files and timers, so that does not count.
     visits: AtomicU32,
     /// Waits lately.
     waits: AtomicU32,
@@ -64,13 +65,14 @@ impl Habit {
     /// wait more than once may as well be one that looks at the CQ in memory.
     #[inline]
     pub fn came_by(&self, waits: bool) {
-        self.visit();
         let before = self.waits.load(Ordering::Relaxed);
         let now = if waits { (before + 2).min(2 * LAST_TRIAL) } else { before.saturating_sub(1) };
         self.waits.store(now, Ordering::Relaxed);
     }
 
-    fn visit(&self) {
+    /// A driver looks at all there is.
+    #[inline]
+    pub fn visit(&self) {
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -177,8 +179,11 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
         && locked.event_descriptor.is_none()
         && !ring.readiness.is_watched()
         && !ring.defers_task_work();
+    // Who sleeps inside knows no timer and no turn that has come since.
+    if ring.wakers.sleep.is_led() {
+        return false;
+    }
     if fits && on_round {
-        habit.visit();
         return true;
     }
     if fits { begin(ring) } else { end(habit) }

@@ -145,7 +145,11 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
         IssueOutcome::More => fast_poll::arm_retry(locked, request, poll_events, Turn::Due),
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => timeout::arm(locked, request),
-        IssueOutcome::WouldBlock | IssueOutcome::NeedsWorker => workers::hand_over(locked, request),
+        IssueOutcome::WouldBlock | IssueOutcome::NeedsWorker => {
+            // A sync covers what was written before it in this batch.
+            locked.devices.ring_doorbells();
+            workers::hand_over(locked, request);
+        }
         IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) | IssueOutcome::Visits => unreachable!("none waits here"),
     }
 }

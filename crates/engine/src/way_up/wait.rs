@@ -83,6 +83,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
 /// ready.
 fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     task_work::hear_announcement(locked);
+    locked.ring.attendance.habit.visit();
     task_work::run_for_wait(locked, wanted);
     timeout::expire(locked);
     if !locked.ring.is_polled_by_thread() {

@@ -7,7 +7,7 @@ use crate::support::*;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// More waits in a row than it takes to be known for them.
 const MANY: u64 = 3000;
@@ -36,6 +36,29 @@ fn who_has_always_waited_and_then_only_looks_at_memory_sees_what_completes() {
             eventually("the read is seen", || !ring.completion().is_empty());
             let done = collect(&mut ring, 1)[0];
             assert_eq!((done.user_data, done.result), (MANY, 4));
+        }
+    });
+}
+
+#[test]
+fn who_has_always_waited_and_then_only_submits_sees_what_its_files_and_timers_bring() {
+    bounded(|| {
+        let mut ring = IoUring::new(16).unwrap();
+        let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
+        let time = timespec(Duration::from_millis(1));
+        for _ in 0..3 {
+            submit(&mut ring, &[read(&reader, &mut buffer).user_data(MANY)]);
+            keep_waiting(&mut ring);
+            submit(&mut ring, &[opcode::Timeout::new(&time).build().user_data(MANY)]);
+            put(&writer, b"data");
+            let mut ended = 0;
+            // It never stays away, so nothing but time ends this if nobody looks.
+            let start = Instant::now();
+            while ended < 2 && start.elapsed() < Duration::from_secs(10) {
+                submit(&mut ring, &[nop(0)]);
+                ended += ring.completion().filter(|done| done.user_data() == MANY).count();
+            }
+            assert_eq!(ended, 2);
         }
     });
 }
