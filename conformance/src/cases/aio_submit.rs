@@ -72,7 +72,8 @@ fn read_and_write(t: &mut Transcript) {
 /// A write through the page cache is done before the next iocb is looked at.
 fn read_behind_write(t: &mut Transcript) {
     let context = Context::new(8);
-    let file = files::memory_file(b"some content");
+    let scratch = files::Scratch::new();
+    let file = scratch.file("content", b"some content");
     let mut buffer = [0; 4];
     let number = file.as_raw_fd();
     t.result("submit", context.submit(&mut [aio::write(number, b"SOME", 0, 1), aio::read(number, &mut buffer, 0, 2)]));
