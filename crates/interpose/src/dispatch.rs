@@ -1,10 +1,11 @@
 //! What each trapped number means: the one place that all doors lead to.
 
-use crate::door::{Call, Outcome};
-use crate::{
-    contexts, descriptor_calls, device_calls, devices, exec, exports, filter, guarded, managed, patch, process, rings,
-    signals, swap_calls,
-};
+use crate::doors::door::{Call, Outcome};
+use crate::doors::{exports, filter, patch};
+use crate::files::{contexts, descriptor_calls, device_calls, devices, rings};
+use crate::program::{exec, process};
+use crate::signals;
+use crate::swapped::{guarded, managed, swap_calls};
 use usring_uapi::general as linux;
 
 /// Serves one call of the program. Called by the doors alone.

@@ -8,7 +8,8 @@
 //! A ring is closed when its last number is gone and nobody is inside any more,
 //! as a file is.
 
-use crate::{devices, process};
+use crate::files::devices;
+use crate::program::process;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;

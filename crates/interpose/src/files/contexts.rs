@@ -5,7 +5,7 @@
 //! that none of its symbols, in whichever of their versions, has to be known
 //! here. It looks into a context's ring by itself, and so do programs.
 
-use crate::door::Call;
+use crate::doors::door::Call;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress};
 

@@ -7,7 +7,7 @@
 //! uses its parent's stack, which the parent cannot need meanwhile; since it
 //! never comes back from a successful exec, exec sets the stack free first.
 
-use crate::libc;
+use crate::doors::libc;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{UserAddress, thread, user_memory};
 

@@ -9,9 +9,10 @@
 //! a handler masks would be undone, waits not be interrupted, and nested
 //! signals would land on top of us on a small alternate stack.)
 
-use crate::filter::TAG;
+use crate::doors::filter::TAG;
+use crate::doors::{door, patch};
 use crate::signals::{self, Action, CONTEXT_MASK, DEFAULT, IGNORE};
-use crate::{door, patch, text};
+use crate::text;
 use core::arch::global_asm;
 use usring_sys::signals::{Noted, SignalSet, set_of};
 use usring_sys::syscall::PASS_MARK;

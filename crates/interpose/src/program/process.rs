@@ -5,7 +5,11 @@
 //! posix_spawn's) runs in its parent's memory and notices nothing: whatever
 //! would change tables for good asks [`is_own`] first.
 
-use crate::{descriptors, devices, environment, frames, managed, registered, stacks};
+use crate::doors::stacks;
+use crate::files::{descriptors, devices, registered};
+use crate::program::environment;
+use crate::signals::frames;
+use crate::swapped::managed;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::readiness;
 use usring_sys::descriptor;

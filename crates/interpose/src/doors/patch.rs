@@ -19,8 +19,9 @@
 //! Sites that cannot be rewritten (another form, no room near by, a policy
 //! that forbids writable code) keep trapping, which is slower and no less right.
 
-use crate::door::{self, Call};
-use crate::{environment, process, text};
+use crate::doors::door::{self, Call};
+use crate::program::{environment, process};
+use crate::text;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::PAGE;

@@ -1,8 +1,9 @@
 //! A program's plain system calls where the run has devices: which of them
 //! concern one, and what the table of devices has to learn from the others.
 
-use crate::door::{Call, Outcome};
-use crate::{descriptors, devices, filter};
+use crate::doors::door::{Call, Outcome};
+use crate::doors::filter;
+use crate::files::{descriptors, devices};
 use usring_engine::device_file;
 use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
 use usring_sys::syscall::PASS_MARK;

@@ -4,7 +4,7 @@
 //! The constructor takes our own variables, and our part of LD_PRELOAD, out of
 //! the environment, so that a program that prints, compares or empties its
 //! environment finds what it would find without us. Each exec puts them in
-//! again ([`crate::exec`]), whatever environment the program gives.
+//! again ([`crate::program::exec`]), whatever environment the program gives.
 
 use crate::message;
 use alloc::boxed::Box;

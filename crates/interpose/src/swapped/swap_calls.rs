@@ -3,8 +3,8 @@
 //! of our own that no system call can have, so that signals are put off
 //! meanwhile; what they do is `usring_swap`'s.
 
-use crate::door::Call;
-use crate::exports::exported;
+use crate::doors::door::Call;
+use crate::doors::exports::exported;
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::ops::Range;

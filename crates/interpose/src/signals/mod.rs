@@ -14,9 +14,14 @@
 //! SA_RESETHAND never reaches the kernel, or a signal that was put off would
 //! find the default action when it comes again; it is done here.
 
-use crate::door::{Call, Outcome};
-use crate::settle::Delivery;
-use crate::{frames, own_signal, process, text};
+pub mod frames;
+mod settle;
+
+use crate::doors::door::{Call, Outcome};
+use crate::doors::own_signal;
+use crate::program::process;
+use crate::signals::settle::Delivery;
+use crate::text;
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};

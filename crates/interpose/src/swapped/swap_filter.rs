@@ -12,7 +12,7 @@
 //! the window; of what traps by number it uses writev(2) alone, to complain, and maps
 //! anonymous memory in pieces that are smaller, or at fixed places.
 
-use crate::filter::{
+use crate::doors::filter::{
     ARCH, ARCHITECTURE, Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, NUMBER, RET_ALLOW, RET_TRAP, high,
     install_one, low,
 };

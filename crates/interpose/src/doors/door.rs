@@ -18,7 +18,9 @@
 //! signals put off. If this thread has one, it is let in here (`settle`): the
 //! program sees its handler run at its call, before the call returns.
 
-use crate::{dispatch, guarded, stacks};
+use crate::dispatch;
+use crate::doors::stacks;
+use crate::swapped::guarded;
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::DEFERRED;

@@ -11,8 +11,11 @@
 //! A forked child does not have the region: it maps its own memory from the kernel, and
 //! ends if it touches its parent's. A vfork child borrows its parent's and notices nothing.
 
-use crate::door::{Call, Outcome};
-use crate::{environment, guarded, libc, message, process, swap_filter};
+use crate::doors::door::{Call, Outcome};
+use crate::doors::libc;
+use crate::message;
+use crate::program::{environment, process};
+use crate::swapped::{guarded, swap_filter};
 use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};

@@ -11,9 +11,9 @@
 //! it as they would meet the program's, and then asks [`after`]. (A handler that never
 //! returns to the call leaves what was kept in memory for good.)
 
-use crate::door::{Call, Outcome};
-use crate::managed;
-use crate::pointers::{self, Arguments, MOST_VECTORS, Span};
+use crate::doors::door::{Call, Outcome};
+use crate::swapped::managed;
+use crate::swapped::pointers::{self, Arguments, MOST_VECTORS, Span};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;

@@ -5,8 +5,8 @@
 //! Only the thread itself changes its row, so its own look-ups need no lock;
 //! rows of threads that have ended are cleared when the next one registers.
 
-use crate::descriptors::{self, File, Found};
-use crate::process;
+use crate::files::descriptors::{self, File, Found};
+use crate::program::process;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::ptr::null_mut;

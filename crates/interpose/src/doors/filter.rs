@@ -7,7 +7,7 @@
 //! id in it, and who finds it in place installs none.
 //!
 //! A run with devices adds a second, as constant, for calls on files, and one whose memory is
-//! swapped another ([`crate::swap_filter`]); whoever finds those in place installs none either.
+//! swapped another ([`crate::swapped::swap_filter`]); whoever finds those in place installs none either.
 //!
 //! Calls of our own carry a mark in their sixth argument, which no call trapped
 //! here has a use for; mmap has one, and carries MAP_DENYWRITE (a flag that

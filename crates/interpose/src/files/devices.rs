@@ -9,9 +9,11 @@
 //! another. Low numbers are opened and closed unseen; so a low one is looked at
 //! each time. To forget too much does no harm.
 
-use crate::descriptors::{self, NUMBERS};
-use crate::door::{Call, Outcome};
-use crate::{environment, filter, message, process};
+use crate::doors::door::{Call, Outcome};
+use crate::doors::filter;
+use crate::files::descriptors::{self, NUMBERS};
+use crate::message;
+use crate::program::{environment, process};
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};

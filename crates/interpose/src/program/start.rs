@@ -1,7 +1,11 @@
 //! The constructor: opens the doors, before any other code of the program runs.
 
-use crate::descriptors::{self, Found};
-use crate::{devices, environment, filter, libc, managed, message, process, rings, signals, stacks, symbols, text};
+use crate::doors::{filter, libc, stacks, symbols};
+use crate::files::descriptors::{self, Found};
+use crate::files::{devices, rings};
+use crate::program::{environment, process};
+use crate::swapped::managed;
+use crate::{message, signals, text};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::Host;
 use usring_sys::{Errno, SystemCall, per_process};
@@ -19,14 +23,14 @@ static HOST: Host = Host {
         _ => None,
     },
     // SAFETY: nothing is taken out of the thread's row here.
-    ring_at_index: |index| unsafe { crate::registered::find(index) }.map(|file| file.ring.clone()),
+    ring_at_index: |index| unsafe { crate::files::registered::find(index) }.map(|file| file.ring.clone()),
     watch: |number| {
         descriptors::with_inside(number, |file| file.watch(number));
     },
     // A ring may not be closed through a ring.
     close: |number| match descriptors::with_inside(number, |_| ()) {
         Found::Ring(()) => Some(Err(Errno::EBADF)),
-        _ => crate::descriptor_calls::close_number(number),
+        _ => crate::files::descriptor_calls::close_number(number),
     },
     device_of: devices::get,
 };

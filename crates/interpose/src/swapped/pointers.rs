@@ -2,7 +2,7 @@
 //! named by way of other memory, as they are documented; for all others a few pages from
 //! each address on, which is more than any structure or path takes.
 
-use crate::managed::is_in_window;
+use crate::swapped::managed::is_in_window;
 use alloc::vec::Vec;
 use usring_swap::Access;
 use usring_sys::plain::IoVector;

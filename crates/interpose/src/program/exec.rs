@@ -11,11 +11,12 @@
 //! is allocated here and not freed before a successful exec is lost to the
 //! parent. So the new environment is built on the stack, by steps in size.
 
-use crate::door::{Call, Outcome};
-use crate::environment::{self, Kept, PADDING, PRELOAD};
-use crate::executable::{self, Verdict};
+use crate::doors::door::{Call, Outcome};
+use crate::doors::{own_signal, stacks};
+use crate::message;
+use crate::program::environment::{self, Kept, PADDING, PRELOAD};
+use crate::program::executable::{self, Verdict};
 use crate::signals::{self, IGNORE, OWN};
-use crate::{message, own_signal, stacks};
 use alloc::vec;
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, wait};

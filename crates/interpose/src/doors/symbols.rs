@@ -9,12 +9,13 @@
 //! Calls that other code makes without these symbols arrive by the trap; so
 //! exec, sigaction and the rest need no symbol here.
 
-use crate::descriptors::{self, LOW_ALIASES, UNWATCHED};
-use crate::door::{CALL_SIZE, Call};
-use crate::libc::{self, BOUND};
-use crate::start::OPEN;
-use crate::{device_calls, devices};
-use crate::{process, stack_symbol};
+use crate::doors::door::{CALL_SIZE, Call};
+use crate::doors::libc::{self, BOUND};
+use crate::doors::stack_symbol;
+use crate::files::descriptors::{self, LOW_ALIASES, UNWATCHED};
+use crate::files::{device_calls, devices};
+use crate::program::process;
+use crate::program::start::OPEN;
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicUsize, Ordering};

@@ -37,17 +37,17 @@ macro_rules! exported {
                 ".cfi_same_value rbp",
                 "ret",
                 ".cfi_endproc",
-                size = const $crate::door::CALL_SIZE,
+                size = const $crate::doors::door::CALL_SIZE,
                 number = const $number,
-                return_address = const core::mem::offset_of!($crate::door::Call, return_address),
-                trapped = const core::mem::offset_of!($crate::door::Call, trapped),
+                return_address = const core::mem::offset_of!($crate::doors::door::Call, return_address),
+                trapped = const core::mem::offset_of!($crate::doors::door::Call, trapped),
             )
         }
     };
 }
 pub(crate) use exported;
 
-/// Stands for io_setup2 in a [`crate::door::Call`].
+/// Stands for io_setup2 in a [`crate::doors::door::Call`].
 pub const SETUP2: u32 = 0x7573_0001;
 
 exported! {

@@ -1,8 +1,8 @@
 //! A symbol of libc by which a program says where a thread is to have its stack: where
 //! memory is swapped, that place must not be.
 
-use crate::door::{CALL_SIZE, Call};
-use crate::managed;
+use crate::doors::door::{CALL_SIZE, Call};
+use crate::swapped::managed;
 use core::arch::naked_asm;
 use core::mem::offset_of;
 use core::sync::atomic::AtomicUsize;

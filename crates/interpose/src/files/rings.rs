@@ -1,9 +1,9 @@
 //! The three calls of io_uring: what is the doors' part of them (descriptors),
 //! and the way to the engine for the rest.
 
-use crate::descriptors::{self, File, Found, Using};
-use crate::door::Call;
-use crate::registered::{self, not_a_ring};
+use crate::doors::door::Call;
+use crate::files::descriptors::{self, File, Found, Using};
+use crate::files::registered::{self, not_a_ring};
 use usring_engine::{EnterCall, Ring};
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, user_memory};

@@ -4,9 +4,10 @@
 //! A vfork child has descriptors of its own but shares our tables, so what it
 //! does to its numbers is done in the kernel and not noted.
 
-use crate::descriptors::{self, Found, duplicate_reserved};
-use crate::door::{Call, Outcome};
-use crate::{device_calls, devices, process};
+use crate::doors::door::{Call, Outcome};
+use crate::files::descriptors::{self, Found, duplicate_reserved};
+use crate::files::{device_calls, devices};
+use crate::program::process;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall};

@@ -1,0 +1,20 @@
+//! How a program's call arrives.
+//!
+//! A file per door: [`filter`] (the seccomp program that makes calls trap) and
+//! [`own_signal`] (what happens then), [`patch`] (call sites rewritten after
+//! their first trap), [`symbols`] (functions of libc that the loader binds to us
+//! first, the real ones found by [`libc`]), [`stack_symbol`] (the one such
+//! function whose further arguments lie on the stack) and [`exports`] (our own). All of them meet in [`door`],
+//! which saves what a system call leaves alone, moves to a stack that is large
+//! enough ([`stacks`]), and calls [`crate::dispatch`].
+
+pub mod door;
+pub mod exports;
+pub mod filter;
+pub mod libc;
+pub mod own_signal;
+pub mod patch;
+pub mod stack_symbol;
+pub mod stacks;
+pub mod symbols;
+mod unwinding;

@@ -1,0 +1,11 @@
+//! The program's swapped memory: [`managed`] knows which memory that is and
+//! answers the calls that map, move and advise it. Any other call finds its
+//! memory there all the same: [`swap_filter`] traps it, [`pointers`] says which
+//! memory it names, [`guarded`] pins that while the call is made. [`swap_calls`]
+//! are functions of our own for programs that are linked to the library.
+
+pub mod guarded;
+pub mod managed;
+pub mod pointers;
+pub mod swap_calls;
+pub mod swap_filter;
