@@ -5,7 +5,7 @@ use crate::provided_buffers::{Buffers, GROUP};
 use crate::ring::{IoUring, opcode, types};
 use crate::support::*;
 use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,13 @@ fn who_has_always_waited_and_then_only_looks_at_memory_sees_what_completes() {
     });
 }
 
+/// Has a file and a timer waited for on a ring whose program always waits.
+fn wait_for_both(ring: &mut IoUring, reader: &OwnedFd, buffer: &mut [u8; 4], time: &types::Timespec) {
+    submit(ring, &[read(reader, buffer).user_data(MANY)]);
+    keep_waiting(ring);
+    submit(ring, &[opcode::Timeout::new(time).build().user_data(MANY)]);
+}
+
 #[test]
 fn who_has_always_waited_and_then_only_submits_sees_what_its_files_and_timers_bring() {
     bounded(|| {
@@ -47,9 +54,7 @@ fn who_has_always_waited_and_then_only_submits_sees_what_its_files_and_timers_br
         let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
         let time = timespec(Duration::from_millis(1));
         for _ in 0..3 {
-            submit(&mut ring, &[read(&reader, &mut buffer).user_data(MANY)]);
-            keep_waiting(&mut ring);
-            submit(&mut ring, &[opcode::Timeout::new(&time).build().user_data(MANY)]);
+            wait_for_both(&mut ring, &reader, &mut buffer, &time);
             put(&writer, b"data");
             let mut ended = 0;
             // It never stays away, so nothing but time ends this if nobody looks.
@@ -70,9 +75,7 @@ fn who_always_has_enough_gets_what_its_files_and_timers_bring_all_the_same() {
         let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
         let time = timespec(Duration::from_millis(1));
         for _ in 0..3 {
-            submit(&mut ring, &[read(&reader, &mut buffer).user_data(MANY)]);
-            keep_waiting(&mut ring);
-            submit(&mut ring, &[opcode::Timeout::new(&time).build().user_data(MANY)]);
+            wait_for_both(&mut ring, &reader, &mut buffer, &time);
             put(&writer, b"data");
             let mut ended = 0;
             eventually("both have ended", || {
