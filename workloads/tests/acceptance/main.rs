@@ -20,6 +20,7 @@ mod mariadb;
 mod memory;
 mod node;
 mod qemu_img;
+mod sanitizers;
 mod stress_ng;
 mod swap;
 mod swap_run;

@@ -28,6 +28,9 @@ pub const PADDING: &[u8] = b"USRING_PAD=1\0";
 const DEVICES: &[u8] = b"USRING_DEVICES=";
 const STATISTICS: &[u8] = b"USRING_STATS=";
 const SWAP: &[u8] = b"USRING_SWAP=";
+/// A library that stands in LD_PRELOAD for our sake: a sanitizer's runtime,
+/// which has to be loaded before us.
+pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
 /// What the environment said, kept for this process and its children. Copies:
 /// programs overwrite the place where the originals lie, to change their title.
@@ -71,13 +74,15 @@ const IGNORED: usize = 1;
 /// constructors, and no other thread exists.
 pub unsafe fn read(variables: *mut *mut u8) {
     let mut kept = Box::<Kept>::default();
+    // SAFETY: as the caller says.
+    let runtime = unsafe { runtime(variables) };
     let (mut from, mut to) = (variables, variables);
     let mut last = core::ptr::null_mut();
     // SAFETY: the array is ours alone now; its strings end with NUL and are
     // writable, as the kernel laid them out.
     unsafe {
         while !variables.is_null() && !(*from).is_null() {
-            if keeps(&mut kept, *from) {
+            if keeps(&mut kept, *from, &runtime) {
                 *to = *from;
                 to = to.add(1);
             } else {
@@ -101,11 +106,30 @@ pub unsafe fn read(variables: *mut *mut u8) {
     KEPT.store(Box::into_raw(kept), Ordering::Release);
 }
 
+/// The library that is preloaded for our sake; empty if there is none. A copy:
+/// LD_PRELOAD may lie before or behind it, and is written to.
+///
+/// # Safety
+/// As for [`read`].
+unsafe fn runtime(variables: *mut *mut u8) -> Vec<u8> {
+    let mut at = variables;
+    // SAFETY: as in `read`.
+    unsafe {
+        while !at.is_null() && !(*at).is_null() {
+            if let Some(name) = CStr::from_ptr((*at).cast()).to_bytes().strip_prefix(RUNTIME) {
+                return name.into();
+            }
+            at = at.add(1);
+        }
+    }
+    Vec::new()
+}
+
 /// Whether the program is to see this variable; notes it if it is ours.
 ///
 /// # Safety
 /// `variable` is a writable string that ends with NUL.
-unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
+unsafe fn keeps(kept: &mut Kept, variable: *mut u8, runtime: &[u8]) -> bool {
     // SAFETY: as the caller says.
     let text = unsafe { CStr::from_ptr(variable.cast()) };
     let whole = text.to_bytes_with_nul();
@@ -133,7 +157,7 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
         kept.variables.push(whole.into());
         return false;
     }
-    if value(PAD).is_some() {
+    if value(PAD).is_some() || value(RUNTIME).is_some() {
         return false;
     }
     if value(STATISTICS).is_some() || value(DEVICES).is_some() || value(SWAP).is_some() {
@@ -143,7 +167,8 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8) -> bool {
     let Some(list) = value(PRELOAD) else { return true };
     let Some(library) = list.split(separates).find(|part| is_library(part)) else { return true };
     kept.library = [library, b"\0"].concat();
-    let rest: Vec<&[u8]> = list.split(separates).filter(|part| !part.is_empty() && !is_library(part)).collect();
+    let ours = |part: &[u8]| part.is_empty() || part == runtime || is_library(part);
+    let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
     if rest.is_empty() {
         return false;

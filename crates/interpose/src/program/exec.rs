@@ -5,7 +5,8 @@
 //! call. Therefore the new environment always names us, and a program to which
 //! no loader will bring us (static, of another machine, started where the
 //! library is not to be seen) is refused with a sentence on standard error and
-//! `ELIBBAD`.
+//! `ELIBBAD`. A sanitizer's runtime that the program is linked to is named
+//! before us, as it insists on.
 //!
 //! The caller is often a vfork child, which borrows its parent's memory: what
 //! is allocated here and not freed before a successful exec is lost to the
@@ -14,8 +15,8 @@
 use crate::doors::door::{Call, Outcome};
 use crate::doors::{own_signal, stacks};
 use crate::message;
-use crate::program::environment::{self, Kept, PADDING, PRELOAD};
-use crate::program::executable::{self, Verdict};
+use crate::program::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
+use crate::program::executable::{self, Runtime, Verdict};
 use crate::signals::{self, IGNORE, OWN};
 use alloc::vec;
 use usring_sys::syscall::PASS_MARK;
@@ -51,11 +52,16 @@ impl Execution {
 /// Runs the call; returns only if it failed.
 pub fn execute(call: &mut Call) -> Outcome {
     let execution = Execution::of(call);
-    if let Verdict::Refused(why) = judge(&execution) {
-        refuse(&execution, why);
-        return Err::<u64, _>(Errno::ELIBBAD).into();
-    }
-    match with_library(&execution) {
+    let runtime = match judge(&execution) {
+        Verdict::Fine => None,
+        Verdict::FineBehind(runtime) => Some(runtime),
+        Verdict::Refused(why) => {
+            refuse(&execution, why);
+            return Err::<u64, _>(Errno::ELIBBAD).into();
+        }
+    };
+    let runtime = runtime.as_ref().map_or(&[][..], Runtime::name);
+    match with_library(&execution, runtime) {
         Some(result) => result.into(),
         // Not before the signal has been delivered: the mask that is in force
         // meanwhile would be the next program's.
@@ -65,7 +71,8 @@ pub fn execute(call: &mut Call) -> Outcome {
 
 fn judge(execution: &Execution) -> Verdict {
     match executable::judge(execution.directory, execution.path, execution.flags) {
-        Verdict::Fine if !is_library_visible() => {
+        refused @ Verdict::Refused(_) => refused,
+        _ if !is_library_visible() => {
             Verdict::Refused("libusring.so cannot be read from here (another root directory?)")
         }
         verdict => verdict,
@@ -90,12 +97,13 @@ fn refuse(execution: &Execution, why: &str) {
     }
 }
 
-/// Executes with an environment that names the library.
-fn with_library(execution: &Execution) -> Option<Result<u64, Errno>> {
+/// Executes with an environment that names the library, and before it the
+/// sanitizer's runtime, if that has a name.
+fn with_library(execution: &Execution, runtime: &[u8]) -> Option<Result<u64, Errno>> {
     let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else {
         return run(execution, execution.call.arguments[execution.environment]);
     };
-    let size = match measure(execution.call.arguments[execution.environment], kept) {
+    let size = match measure(execution.call.arguments[execution.environment], kept, runtime) {
         Ok(size) => size,
         // The kernel says the same of a bad array.
         Err(error) => return Some(Err(error)),
@@ -114,20 +122,22 @@ fn with_library(execution: &Execution) -> Option<Result<u64, Errno>> {
 fn on_stack<const VARIABLES: usize, const BYTES: usize>(
     execution: &Execution,
     kept: &Kept,
-    size: &Size,
+    size: &Size<'_>,
 ) -> Option<Result<u64, Errno>> {
     let (mut variables, mut bytes) = ([0u64; VARIABLES], [0u8; BYTES]);
     build(execution, kept, size, &mut variables, &mut bytes)
 }
 
 /// How large the new environment is, and what it has already.
-struct Size {
+struct Size<'a> {
     /// Variables that the program gives.
     given: usize,
     /// Pointers of the new array, the null at the end included.
     variables: usize,
-    /// The new LD_PRELOAD, its NUL included.
+    /// The new strings, their NULs included.
     bytes: usize,
+    /// What LD_PRELOAD has to name first; empty if nothing, or it names it already.
+    runtime: &'a [u8],
     /// The program's own LD_PRELOAD: its index and length.
     preload: Option<(usize, usize)>,
     /// It names the library (the launcher's does).
@@ -143,7 +153,7 @@ fn variable(array: u64, index: usize) -> Result<u64, Errno> {
     user_memory::read(UserAddress(array).offset(index as u64 * 8))
 }
 
-fn measure(array: u64, kept: &Kept) -> Result<Size, Errno> {
+fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a>, Errno> {
     let (mut given, mut preload, mut names_library, mut present) = (0, None, false, 0);
     loop {
         // No array at all is an empty one.
@@ -154,6 +164,9 @@ fn measure(array: u64, kept: &Kept) -> Result<Size, Errno> {
         if preload.is_none() && starts_with(address, PRELOAD) {
             let length = length_of(address)?;
             names_library = names(address, length, kept.path());
+            if names_library || names(address, length, runtime) {
+                runtime = &[];
+            }
             preload = Some((given, length));
         }
         for (index, ours) in kept.variables.iter().enumerate() {
@@ -165,10 +178,11 @@ fn measure(array: u64, kept: &Kept) -> Result<Size, Errno> {
         }
     }
     let own = preload.map_or(PRELOAD.len(), |(_, length)| length + 1);
-    let bytes = own + kept.library.len();
-    // LD_PRELOAD, the padding, the null.
-    let variables = given + kept.variables.len() + 3;
-    Ok(Size { given, variables, bytes, preload, names_library, present })
+    // The runtime is named twice, with a colon and with its variable.
+    let bytes = own + kept.library.len() + 2 * runtime.len() + RUNTIME.len() + 2;
+    // LD_PRELOAD, the runtime, the padding, the null.
+    let variables = given + kept.variables.len() + 4;
+    Ok(Size { given, variables, bytes, runtime, preload, names_library, present })
 }
 
 fn starts_with(address: u64, prefix: &[u8]) -> bool {
@@ -196,7 +210,7 @@ fn length_of(address: u64) -> Result<usize, Errno> {
 fn build(
     execution: &Execution,
     kept: &Kept,
-    size: &Size,
+    size: &Size<'_>,
     variables: &mut [u64],
     bytes: &mut [u8],
 ) -> Option<Result<u64, Errno>> {
@@ -210,11 +224,17 @@ fn build(
     let mut end = size.given;
     let place = size.preload.map_or(end, |(index, _)| index);
     if !size.names_library {
-        if let Err(error) = write_preload(kept, size, variables[place], bytes) {
+        let (preload, runtime) = bytes.split_at_mut(bytes.len() - size.runtime.len() - RUNTIME.len() - 1);
+        if let Err(error) = write_preload(kept, size, variables[place], preload) {
             return Some(Err(error));
         }
-        variables[place] = bytes.as_ptr() as u64;
+        variables[place] = preload.as_ptr() as u64;
         end = end.max(place + 1);
+        if !size.runtime.is_empty() {
+            write(runtime, &[RUNTIME, size.runtime, b"\0"]);
+            variables[end] = runtime.as_ptr() as u64;
+            end += 1;
+        }
     }
     for (index, variable) in kept.variables.iter().enumerate() {
         if size.present & 1 << index == 0 {
@@ -231,20 +251,26 @@ fn build(
     run(execution, variables.as_ptr() as u64)
 }
 
-/// What the program preloads, and behind it the library.
-fn write_preload(kept: &Kept, size: &Size, own: u64, bytes: &mut [u8]) -> Result<(), Errno> {
-    bytes[..PRELOAD.len()].copy_from_slice(PRELOAD);
-    let mut length = PRELOAD.len();
-    if let Some((_, given)) = size.preload {
-        user_memory::copy_in(&mut bytes[..given], UserAddress(own))?;
-        length = given;
-        if length > PRELOAD.len() {
-            bytes[length] = b':';
-            length += 1;
-        }
+/// The sanitizer's runtime, what the program preloads, and behind it the library.
+fn write_preload(kept: &Kept, size: &Size<'_>, own: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+    let separator = |length: usize| if length > PRELOAD.len() { &b":"[..] } else { b"" };
+    let mut length = write(bytes, &[PRELOAD, size.runtime]);
+    let given = size.preload.map_or(0, |(_, given)| given - PRELOAD.len());
+    if given > 0 {
+        length += write(&mut bytes[length..], &[separator(length)]);
+        user_memory::copy_in(&mut bytes[length..length + given], UserAddress(own).offset(PRELOAD.len() as u64))?;
+        length += given;
     }
-    bytes[length..length + kept.library.len()].copy_from_slice(&kept.library);
+    write(&mut bytes[length..], &[separator(length), &kept.library]);
     Ok(())
+}
+
+/// Writes one behind the other; says how much that is.
+fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
+    parts.iter().fold(0, |at, part| {
+        bytes[at..at + part.len()].copy_from_slice(part);
+        at + part.len()
+    })
 }
 
 /// The call itself. `None`: a signal has to be delivered first.

@@ -8,11 +8,38 @@ use usring_uapi::general as linux;
 /// What is to become of an exec.
 pub enum Verdict {
     Fine,
+    /// Fine, and this library has to be loaded before ours.
+    FineBehind(Runtime),
     /// It cannot be served; why.
     Refused(&'static str),
 }
 
-use Verdict::{Fine, Refused};
+use Verdict::{Fine, FineBehind, Refused};
+
+/// The name of a sanitizer's runtime: it has to be the first of all libraries,
+/// and one that finds another in front of itself ends the program (ASan).
+pub struct Runtime {
+    name: [u8; Runtime::LONGEST],
+    length: usize,
+}
+
+impl Runtime {
+    const LONGEST: usize = 64;
+    /// GCC's, and then LLVM's.
+    const BEGINNINGS: [&'static [u8]; 7] = [
+        b"libasan.so",
+        b"libtsan.so",
+        b"libhwasan.so",
+        b"liblsan.so",
+        b"libclang_rt.asan",
+        b"libclang_rt.tsan",
+        b"libclang_rt.hwasan",
+    ];
+
+    pub fn name(&self) -> &[u8] {
+        &self.name[..self.length]
+    }
+}
 
 const STATIC: &str = "it is statically linked, so libusring.so cannot be loaded into it";
 const FOREIGN: &str = "it is not a 64-bit x86-64 program";
@@ -91,13 +118,20 @@ fn isolate_interpreter(head: &mut [u8; HEAD], length: usize) -> Option<core::ops
 const CLASS_64: u8 = 2;
 const LITTLE_ENDIAN: u8 = 1;
 const MACHINE_X86_64: u16 = 62;
+const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
 const DT_NULL: u64 = 0;
+const DT_NEEDED: u64 = 1;
+const DT_STRTAB: u64 = 5;
 const DT_SONAME: u64 = 14;
 /// Size of a program header, and how many are looked at.
 const PROGRAM_HEADER: usize = 56;
 const MOST_HEADERS: u16 = 64;
+/// Of a dynamic section; how much of one is looked at, and at a time.
+const DYNAMIC_ENTRY: usize = 16;
+const MOST_DYNAMIC: u64 = 4096;
+const DYNAMIC_PART: usize = 1024;
 
 fn word16(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
@@ -116,39 +150,94 @@ fn judge_elf(file: i32, head: &[u8]) -> Verdict {
     if head[4] != CLASS_64 || head[5] != LITTLE_ENDIAN || word16(head, 18) != MACHINE_X86_64 {
         return Refused(FOREIGN);
     }
-    let (offset, size, count) = (word64(head, 32), word16(head, 54), word16(head, 56));
-    let mut names_itself = false;
-    for index in 0..count.min(MOST_HEADERS) {
-        let mut header = [0u8; PROGRAM_HEADER];
-        let at = offset.wrapping_add(u64::from(index) * u64::from(size));
-        if read_at(file, &mut header, at) < PROGRAM_HEADER {
-            return Fine;
-        }
-        match u32::from_le_bytes([header[0], header[1], header[2], header[3]]) {
-            PT_INTERP => return Fine,
-            PT_DYNAMIC => names_itself = has_name(file, word64(&header, 8), word64(&header, 32)),
-            _ => {}
+    let (mut has_loader, mut dynamic) = (false, Dynamic::default());
+    for segment in segments(file, head) {
+        match segment {
+            None => return Fine,
+            Some(segment) if segment.kind == PT_INTERP => has_loader = true,
+            Some(segment) if segment.kind == PT_DYNAMIC => dynamic = Dynamic::read(file, &segment),
+            Some(_) => {}
         }
     }
-    // The loader itself, started by hand with a program as its argument: it
-    // has no interpreter, but it is a library with a name.
-    if names_itself { Fine } else { Refused(STATIC) }
+    if has_loader {
+        dynamic.runtime(file, head).map_or(Fine, FineBehind)
+    } else if dynamic.names_itself {
+        // The loader itself, started by hand with a program as its argument: it
+        // has no interpreter, but it is a library with a name.
+        Fine
+    } else {
+        Refused(STATIC)
+    }
 }
 
-/// Whether a dynamic section gives the file a library's name.
-fn has_name(file: i32, offset: u64, size: u64) -> bool {
-    const ENTRY: usize = 16;
-    let mut at = 0;
-    while at < size.min(4096) {
-        let mut entry = [0u8; ENTRY];
-        if read_at(file, &mut entry, offset.wrapping_add(at)) < ENTRY {
-            return false;
+/// A program header.
+struct Segment {
+    kind: u32,
+    /// In the file.
+    offset: u64,
+    address: u64,
+    /// In the file.
+    size: u64,
+}
+
+/// The program headers; `None` where one cannot be read.
+fn segments(file: i32, head: &[u8]) -> impl Iterator<Item = Option<Segment>> {
+    let (offset, size, count) = (word64(head, 32), word16(head, 54), word16(head, 56));
+    (0..count.min(MOST_HEADERS)).map(move |index| {
+        let mut header = [0u8; PROGRAM_HEADER];
+        let at = offset.wrapping_add(u64::from(index) * u64::from(size));
+        let kind = |header: &[u8]| u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+        (read_at(file, &mut header, at) == PROGRAM_HEADER).then(|| Segment {
+            kind: kind(&header),
+            offset: word64(&header, 8),
+            address: word64(&header, 16),
+            size: word64(&header, 32),
+        })
+    })
+}
+
+/// What the dynamic section says that concerns us.
+#[derive(Default)]
+struct Dynamic {
+    /// It gives the file a library's name.
+    names_itself: bool,
+    /// Where the name of the first needed library lies among the strings.
+    needed: Option<u64>,
+    /// The strings' address.
+    strings: u64,
+}
+
+impl Dynamic {
+    fn read(file: i32, segment: &Segment) -> Dynamic {
+        let mut dynamic = Dynamic::default();
+        let mut part = [0u8; DYNAMIC_PART];
+        for at in (0..segment.size.min(MOST_DYNAMIC)).step_by(DYNAMIC_PART) {
+            let length = read_at(file, &mut part, segment.offset.wrapping_add(at));
+            for entry in part[..length].chunks_exact(DYNAMIC_ENTRY) {
+                match word64(entry, 0) {
+                    DT_NULL => return dynamic,
+                    DT_SONAME => dynamic.names_itself = true,
+                    DT_NEEDED => dynamic.needed = dynamic.needed.or(Some(word64(entry, 8))),
+                    DT_STRTAB => dynamic.strings = word64(entry, 8),
+                    _ => {}
+                }
+            }
         }
-        match word64(&entry, 0) {
-            DT_SONAME => return true,
-            DT_NULL => return false,
-            _ => at += ENTRY as u64,
-        }
+        dynamic
     }
-    false
+
+    /// The first library that the program needs, if it is a sanitizer's
+    /// runtime: those are linked first because they are to be loaded first.
+    fn runtime(&self, file: i32, head: &[u8]) -> Option<Runtime> {
+        let address = self.strings.checked_add(self.needed?)?;
+        let holds = |segment: &Segment| {
+            segment.kind == PT_LOAD && address.checked_sub(segment.address).is_some_and(|at| at < segment.size)
+        };
+        let segment = segments(file, head).flatten().find(holds)?;
+        let mut name = [0u8; Runtime::LONGEST];
+        let read = read_at(file, &mut name, segment.offset.checked_add(address - segment.address)?);
+        let length = name[..read].iter().position(|byte| *byte == 0)?;
+        let is_one = Runtime::BEGINNINGS.iter().any(|beginning| name[..length].starts_with(beginning));
+        is_one.then_some(Runtime { name, length })
+    }
 }

@@ -24,6 +24,8 @@ const PAD: &str = "USRING_PAD";
 const DEVICES: &str = "USRING_DEVICES";
 /// What the run's swapped memory is like.
 const SWAP: &str = "USRING_SWAP";
+/// A library that LD_PRELOAD names for our sake; the constructor takes it out again.
+const RUNTIME: &str = "USRING_RUNTIME";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
@@ -34,8 +36,7 @@ pub struct Environment(Vec<(OsString, OsString)>);
 impl Environment {
     /// Our own, without what an outer usring may have left for itself.
     pub fn inherited() -> Environment {
-        let for_us =
-            |name: &OsStr| name == PROBE || name == STATISTICS || name == DEVICES || name == SWAP || name == PAD;
+        let for_us = |name: &OsStr| [PROBE, STATISTICS, DEVICES, SWAP, RUNTIME, PAD].iter().any(|ours| name == *ours);
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
 
@@ -49,18 +50,21 @@ impl Environment {
     }
 
     /// Has the loader bring in `library`. What the user preloads stays in
-    /// front: it wraps the program, and we stand in for the kernel behind it
-    /// (a sanitizer's runtime insists on being the first).
-    pub fn preload(&mut self, library: &Path) {
+    /// front: it wraps the program, and we stand in for the kernel behind it.
+    /// A sanitizer's runtime that the program is linked to is named first of
+    /// all, as it would be loaded without us.
+    pub fn preload(&mut self, library: &Path, runtime: Option<&OsStr>) {
         let list = self.entry(PRELOAD);
-        let present = |part: &[u8]| part == library.as_os_str().as_bytes();
-        if list.as_bytes().split(|byte| matches!(byte, b' ' | b':')).any(present) {
+        if names(list, library.as_os_str()) {
             return;
         }
-        if !list.is_empty() {
-            list.push(":");
+        let runtime = runtime.filter(|runtime| !names(list, runtime));
+        let given = (!list.is_empty()).then(|| list.clone());
+        let parts: Vec<&OsStr> = runtime.into_iter().chain(given.as_deref()).chain([library.as_os_str()]).collect();
+        *list = parts.join(OsStr::new(":"));
+        if let Some(runtime) = runtime {
+            *self.entry(RUNTIME) = runtime.into();
         }
-        list.push(library);
     }
 
     pub fn forbid_patching(&mut self) {
@@ -87,16 +91,18 @@ impl Environment {
         *self.entry(DEVICES) = socket.into();
     }
 
-    /// Whether the constructor takes this variable out of the environment.
-    fn is_for_library((name, value): &(OsString, OsString)) -> bool {
-        let alone = || !value.as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
-        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, STATISTICS, DEVICES, SWAP].iter().any(|known| name == known)
+    /// Whether the constructor takes this variable out of the environment:
+    /// LD_PRELOAD, if nothing else is in it.
+    fn is_for_library(&self, (name, value): &(OsString, OsString)) -> bool {
+        let runtime = usize::from(self.0.iter().any(|(name, _)| name == RUNTIME));
+        let alone = || parts(value).count() == 1 + runtime;
+        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, STATISTICS, DEVICES, SWAP, RUNTIME].iter().any(|known| name == known)
             || (name == PRELOAD && alone())
     }
 
     /// As execve(2) wants it.
     pub fn strings(mut self) -> Vec<CString> {
-        if !self.0.iter().filter(|variable| Self::is_for_library(variable)).count().is_multiple_of(2) {
+        if !self.0.iter().filter(|variable| self.is_for_library(variable)).count().is_multiple_of(2) {
             *self.entry(PAD) = "1".into();
         }
         let join = |(mut name, value): (OsString, OsString)| {
@@ -109,29 +115,46 @@ impl Environment {
     }
 }
 
+/// The paths in a value of LD_PRELOAD.
+fn parts(list: &OsStr) -> impl Iterator<Item = &[u8]> {
+    list.as_bytes().split(|byte| matches!(byte, b' ' | b':')).filter(|part| !part.is_empty())
+}
+
+fn names(list: &OsStr, path: &OsStr) -> bool {
+    parts(list).any(|part| part == path.as_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn preloaded(before: Option<&str>) -> String {
+    fn preloaded(before: Option<&str>, runtime: Option<&str>) -> String {
         let mut environment = Environment(Vec::new());
         if let Some(list) = before {
             *environment.entry(PRELOAD) = list.into();
         }
-        environment.preload(Path::new("/opt/libusring.so"));
+        environment.preload(Path::new("/opt/libusring.so"), runtime.map(OsStr::new));
         environment.entry(PRELOAD).to_string_lossy().into_owned()
     }
 
     #[test]
     fn an_existing_preload_is_kept_in_front() {
-        assert_eq!(preloaded(None), "/opt/libusring.so");
-        assert_eq!(preloaded(Some("")), "/opt/libusring.so");
-        assert_eq!(preloaded(Some("/lib/libasan.so")), "/lib/libasan.so:/opt/libusring.so");
+        assert_eq!(preloaded(None, None), "/opt/libusring.so");
+        assert_eq!(preloaded(Some(""), None), "/opt/libusring.so");
+        assert_eq!(preloaded(Some("/lib/libfirst.so"), None), "/lib/libfirst.so:/opt/libusring.so");
     }
 
     #[test]
     fn the_library_is_never_preloaded_twice() {
-        assert_eq!(preloaded(Some("/opt/libusring.so")), "/opt/libusring.so");
-        assert_eq!(preloaded(Some("/a.so /opt/libusring.so:/b.so")), "/a.so /opt/libusring.so:/b.so");
+        assert_eq!(preloaded(Some("/opt/libusring.so"), None), "/opt/libusring.so");
+        assert_eq!(preloaded(Some("/a.so /opt/libusring.so:/b.so"), None), "/a.so /opt/libusring.so:/b.so");
+    }
+
+    #[test]
+    fn a_sanitizer_s_runtime_is_the_first_of_all_and_named_once() {
+        let runtime = Some("libasan.so.8");
+        assert_eq!(preloaded(None, runtime), "libasan.so.8:/opt/libusring.so");
+        assert_eq!(preloaded(Some("/a.so"), runtime), "libasan.so.8:/a.so:/opt/libusring.so");
+        assert_eq!(preloaded(Some("libasan.so.8"), runtime), "libasan.so.8:/opt/libusring.so");
     }
 }

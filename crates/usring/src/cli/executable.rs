@@ -29,7 +29,20 @@ pub struct Executable {
     pub path: PathBuf,
     /// Neither ELF nor `#!`: /bin/sh runs it, as execvp(3) has it.
     pub needs_shell: bool,
+    /// The sanitizer's runtime that has to be loaded before everything else.
+    pub runtime: Option<OsString>,
 }
+
+/// How the names of sanitizers' runtimes begin, GCC's and LLVM's.
+const RUNTIMES: [&str; 7] = [
+    "libasan.so",
+    "libtsan.so",
+    "libhwasan.so",
+    "liblsan.so",
+    "libclang_rt.asan",
+    "libclang_rt.tsan",
+    "libclang_rt.hwasan",
+];
 
 /// Finds the command as execvp(3) would and makes sure it can be served.
 /// `new_privileges` tells whether execve(2) may still grant any.
@@ -41,8 +54,8 @@ pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure
     } else {
         search(command, &std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()))?
     };
-    let needs_shell = check(&path, new_privileges, MOST_INTERPRETERS)?;
-    Ok(Executable { path, needs_shell })
+    let Started { needs_shell, runtime } = check(&path, new_privileges, MOST_INTERPRETERS)?;
+    Ok(Executable { path, needs_shell, runtime })
 }
 
 /// Looks through PATH; a file that may not be executed does not end the
@@ -79,9 +92,14 @@ fn executable_file(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Follows scripts to the ELF file that the kernel would start. Answers
-/// whether the first file needs a shell that it does not name.
-fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<bool, Failure> {
+/// What is started in the end, see [`Executable`].
+struct Started {
+    needs_shell: bool,
+    runtime: Option<OsString>,
+}
+
+/// Follows scripts to the ELF file that the kernel would start.
+fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<Started, Failure> {
     if new_privileges {
         check_privileges(path)?;
     }
@@ -94,7 +112,7 @@ fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<
     (&mut file).take(LONGEST_LINE as u64).read_to_end(&mut start).map_err(unreadable)?;
     if start.starts_with(b"\x7fELF") {
         return match inspect(&file, path) {
-            Ok(()) => Ok(false),
+            Ok(runtime) => Ok(Started { needs_shell: false, runtime }),
             Err(why) => refuse(why),
         };
     }
@@ -106,9 +124,9 @@ fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<
                 sentence: format!("{} is a script, and its interpreter {}", path.display(), failure.sentence),
                 ..failure
             })?;
-            check(&named, new_privileges, interpreters_left - 1).map(|_| false)
+            check(&named, new_privileges, interpreters_left - 1)
         }
-        None => check(Path::new("/bin/sh"), new_privileges, 0).map(|_| true),
+        None => check(Path::new("/bin/sh"), new_privileges, 0).map(|shell| Started { needs_shell: true, ..shell }),
     }
 }
 
@@ -135,8 +153,8 @@ fn check_privileges(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Why an ELF file cannot be served.
-fn inspect(file: &File, path: &Path) -> Result<(), String> {
+/// The sanitizer's runtime of an ELF file, or why it cannot be served.
+fn inspect(file: &File, path: &Path) -> Result<Option<OsString>, String> {
     let cache = ReadCache::new(file);
     match FileKind::parse(&cache) {
         Ok(FileKind::Elf64) => inspect_elf64(&cache, path),
@@ -152,7 +170,7 @@ fn inspect_elf32<'data>(data: impl ReadRef<'data>) -> String {
     format!("is a 32-bit program ({machine}), and usring serves 64-bit x86-64 programs only")
 }
 
-fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<(), String> {
+fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<Option<OsString>, String> {
     let damaged = |_| "is a damaged ELF file".to_string();
     let header = FileHeader64::<Endianness>::parse(data).map_err(damaged)?;
     let endian = header.endian().map_err(damaged)?;
@@ -162,9 +180,12 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<(), St
     }
     let segments = header.program_headers(endian, data).map_err(damaged)?;
     match loader_of(segments, endian, data).map_err(damaged)? {
-        Some(loader) if Path::new(&loader).exists() => Ok(()),
+        Some(loader) if Path::new(&loader).exists() => {
+            // One who is damaged here is left to the loader.
+            Ok(runtime_of(header, endian, data).unwrap_or_default())
+        }
         Some(loader) => Err(format!("needs the loader {}, which is not there", loader.display())),
-        None if is_loader(path) => Ok(()),
+        None if is_loader(path) => Ok(None),
         None => Err("is statically linked, so libusring.so cannot be loaded into it; link it dynamically \
                      (C: without -static; Rust: a -gnu target)"
             .into()),
@@ -183,6 +204,20 @@ pub fn is_library(file: &File) -> bool {
         Ok(dynamic.is_some() && header.e_machine(endian) == EM_X86_64)
     };
     inspect().unwrap_or(false)
+}
+
+/// The first library that a program needs, if it is a sanitizer's runtime: those
+/// are linked first because they are to be loaded first.
+fn runtime_of<'data>(
+    header: &FileHeader64<Endianness>,
+    endian: Endianness,
+    data: impl ReadRef<'data>,
+) -> object::Result<Option<OsString>> {
+    let table = header.sections(endian, data)?.dynamic_table(endian, data)?;
+    let Some(first) = table.iter().find(|entry| entry.tag == elf::DT_NEEDED) else { return Ok(None) };
+    let name = table.string(first)?;
+    let is_one = RUNTIMES.iter().any(|beginning| name.starts_with(beginning.as_bytes()));
+    Ok(is_one.then(|| OsStr::from_bytes(name).to_owned()))
 }
 
 /// What PT_INTERP names.

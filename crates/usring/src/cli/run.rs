@@ -95,7 +95,7 @@ pub fn run(options: &Options) -> Outcome {
     let new_privileges = !options.deny_kernel && !nix::sys::prctl::get_no_new_privs().unwrap_or(false);
     let executable = executable::find(&options.command[0], new_privileges)?;
     let mut environment = Environment::inherited();
-    environment.preload(&library);
+    environment.preload(&library, executable.runtime.as_deref());
     if options.no_patch {
         environment.forbid_patching();
     }

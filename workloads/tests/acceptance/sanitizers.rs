@@ -1,0 +1,58 @@
+//! Programs that are built with a compiler's sanitizers: these insist on being
+//! loaded first, and find in a program what they find without us.
+
+use workloads::harness::{Finished, LIBURING, Stage, World, require};
+
+const ADDRESSES: &str = "-fsanitize=address,undefined";
+const THREADS: &str = "-fsanitize=thread";
+
+/// ThreadSanitizer ends a forked child that starts a thread, and a ring has some;
+/// and it stays a second longer to see what else happens.
+const OPTIONS: &str = "die_after_fork=0:atexit_sleep_ms=0";
+
+fn run(sanitizer: &str, source: &str) -> Finished {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile(source, &["-luring", "-g", "-Wno-maybe-uninitialized", sanitizer]);
+    stage.program(World::Denied, program).env("TSAN_OPTIONS", OPTIONS).finish()
+}
+
+fn is_clean(sanitizer: &str, programs: &[(&str, u32)]) {
+    for (source, checks) in programs {
+        let finished = run(sanitizer, source).succeeded();
+        assert_eq!(finished.stdout, format!("{checks} checks hold\n"), "{}", finished.report());
+        assert!(!finished.stderr.contains("Sanitizer"), "{}", finished.report());
+        finished.served(&[], 16);
+    }
+}
+
+#[test]
+fn address_sanitizer_finds_nothing_in_right_programs() {
+    let programs =
+        [("liburing_files.c", 12), ("liburing_waiting.c", 13), ("liburing_buffers.c", 3), ("liburing_sharing.c", 13)];
+    is_clean(ADDRESSES, &programs);
+}
+
+/// (`liburing_waiting.c` has a signal interrupt a wait; ThreadSanitizer holds signals
+/// back, on the kernel's ring as well.)
+#[test]
+fn thread_sanitizer_finds_nothing_in_right_programs() {
+    is_clean(THREADS, &[("liburing_files.c", 12), ("liburing_buffers.c", 3), ("liburing_sharing.c", 13)]);
+}
+
+#[test]
+fn a_sanitizer_s_program_is_found_behind_a_shell_and_finds_what_it_is_for() {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile("freed.c", &["-luring", "-g", "-Wno-use-after-free", ADDRESSES]);
+    let text = stage.write("text", [b'x'; 64]);
+    // `env` shows the environment that the program's child would have.
+    let script = format!("{} {}; echo ended with $?; env", program.display(), text.display());
+    let finished = stage.program(World::Denied, "/bin/sh").args(["-c", &script]).finish();
+    let (out, report) = (&finished.stdout, finished.report());
+    assert!(out.contains("read by a ring\n"), "{report}");
+    assert!(out.contains("ended with 1\n"), "{report}");
+    assert!(finished.stderr.contains("heap-use-after-free"), "{report}");
+    assert!(!out.contains("libasan") && !out.contains("USRING_RUNTIME"), "{report}");
+    finished.served(&["read"], 1);
+}
