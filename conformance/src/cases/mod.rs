@@ -55,6 +55,7 @@ mod read_write;
 mod readiness;
 mod receive_multishot;
 mod receive_multishot_ends;
+mod receive_short;
 pub mod reg;
 mod registered_buffers;
 mod registered_files;
@@ -112,6 +113,7 @@ pub const ROOMS: &[&[Case]] = &[
     selected_buffer::CASES,
     receive_multishot::CASES,
     receive_multishot_ends::CASES,
+    receive_short::CASES,
     bundle::CASES,
     zero_copy::CASES,
     open_close::CASES,

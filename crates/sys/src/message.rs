@@ -6,6 +6,7 @@ use crate::{Errno, SystemCall, UserAddress};
 use linux_raw_sys::{general as linux, ioctl};
 
 // linux/socket.h; `linux-raw-sys` has them in a module of its own.
+pub const URGENT: u32 = 0x1;
 pub const PEEK: u32 = 0x2;
 pub const CONTROL_TRUNCATED: u32 = 0x8;
 pub const TRUNCATED: u32 = 0x20;
@@ -14,6 +15,8 @@ pub const WAIT_ALL: u32 = 0x100;
 pub const ERROR_QUEUE: u32 = 0x2000;
 pub const NO_SIGNAL: u32 = 0x4000;
 
+/// linux/sockios.h
+const SIOCATMARK: u64 = 0x8905;
 const SOL_SOCKET: u32 = 1;
 const SOL_TCP: u32 = 6;
 const SO_TYPE: u32 = 3;
@@ -106,17 +109,37 @@ pub fn can_go_on(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_TYPE), Ok(SOCK_STREAM | SOCK_SEQPACKET))
 }
 
-/// Whether it is a stream of which the kernel knows how much it holds, and of
-/// which a receive takes all there is: TCP (nothing on top of it, such as TLS,
-/// whose records end a receive early) and streams of the Unix family.
-pub fn counts_unread(number: i32) -> bool {
+/// What can be known of how much a socket holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// Nothing: it holds messages, or something on top of it (such as TLS, whose
+    /// records end a receive early) decides what a receive gives.
+    Not,
+    /// TCP: a receive takes all there is, but for what is behind urgent data,
+    /// which is not counted either.
+    UpToUrgent,
+    /// A stream of the Unix family: all is counted, but a receive ends behind a
+    /// message with descriptors, where the sender changes (SO_PASSCRED) and at
+    /// urgent data.
+    UpToSeam,
+}
+
+pub fn counted(number: i32) -> Counted {
     if option(number, SOL_SOCKET, SO_TYPE) != Ok(SOCK_STREAM) {
-        return false;
+        return Counted::Not;
     }
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
-        Ok(IPPROTO_TCP) => matches!(option(number, SOL_TCP, TCP_ULP), Ok(0) | Err(_)),
-        _ => option(number, SOL_SOCKET, SO_DOMAIN) == Ok(AF_UNIX),
+        Ok(IPPROTO_TCP) if matches!(option(number, SOL_TCP, TCP_ULP), Ok(0) | Err(_)) => Counted::UpToUrgent,
+        _ if option(number, SOL_SOCKET, SO_DOMAIN) == Ok(AF_UNIX) => Counted::UpToSeam,
+        _ => Counted::Not,
     }
+}
+
+/// Whether urgent data is what comes next.
+pub fn is_at_urgent(number: i32) -> bool {
+    let mut is_there = 0i32;
+    let arguments = [number as u64, SIOCATMARK, &raw mut is_there as u64, 0, 0];
+    SystemCall::new(linux::__NR_ioctl, arguments).run().is_ok() && is_there != 0
 }
 
 /// Whether the kernel, which counts what a stream holds, counts its end, too:

@@ -163,7 +163,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Bund
         transfer.advance(bytes);
         return Err(Errno::EAGAIN);
     }
-    let rest = rest(transfer, number, bytes, room);
+    let rest = rest(request, bytes, room);
     let mut bundle = Bundle { bytes, rest, last, failed: waits_for_all && bytes < room };
     if bundle.rest == Rest::Something && bytes == room && is_open && !discards {
         append(locked, request, bounded(message::unread(number)), &mut bundle)?;
@@ -185,7 +185,7 @@ fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mu
         }
         bundle.bytes += bytes;
         bundle.last = many.emptied;
-        bundle.rest = rest(transfer_of(request)?, number, bytes, room);
+        bundle.rest = rest(request, bytes, room);
     }
     Ok(())
 }

@@ -1,9 +1,11 @@
 //! RECV and RECVMSG, once or as multishots.
 //!
-//! A receive from a stream that gives less than there was room for has emptied
-//! it, so a multishot does not ask a second time: what comes later makes an
-//! event of its own. Only that there will be no more may have come with the
-//! same event; where the event says so it is looked for.
+//! A receive from TCP that gives less than there was room for has emptied the
+//! stream, so a multishot does not ask a second time: what comes later makes an
+//! event of its own. Only that there will be no more, or urgent data, at which
+//! a receive stops, may have come with the same event; where the event says so
+//! it is looked for. Streams of the Unix family have seams at which a receive
+//! stops and of which no event tells; they are asked how much they hold.
 
 use super::Operation;
 use super::bundle;
@@ -14,7 +16,7 @@ use crate::fast_poll::TURN;
 use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use usring_sys::message::{self, MessageHeader};
+use usring_sys::message::{self, Counted, MessageHeader};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, epoll};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
@@ -48,18 +50,22 @@ pub(crate) enum Rest {
 }
 
 /// What is left in the socket after a receive of `bytes` into `room`.
-pub(crate) fn rest(transfer: &mut SendReceive, number: i32, bytes: u64, room: u64) -> Rest {
-    let peeks = transfer.flags & message::PEEK != 0;
-    let counts =
-        |transfer: &mut SendReceive| *transfer.counts_unread.get_or_insert_with(|| message::counts_unread(number));
-    if bytes < room && !peeks {
-        // Of anything but a stream it means nothing.
-        return if counts(transfer) { Rest::Nothing } else { Rest::Unknown };
+pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
+    let (number, told) = (request.file.number, request.ready_for);
+    let Ok(transfer) = transfer_of(request) else { return Rest::Unknown };
+    if transfer.flags & message::URGENT != 0 {
+        return Rest::Unknown;
     }
-    if message::unread(number) == 0 {
-        return if counts(transfer) { Rest::Nothing } else { Rest::Unknown };
-    }
-    if counts(transfer) { Rest::Something } else { Rest::Unknown }
+    let is_short = bytes < room && transfer.flags & message::PEEK == 0;
+    let is_left = match *transfer.counted.get_or_insert_with(|| message::counted(number)) {
+        Counted::Not => return Rest::Unknown,
+        Counted::UpToSeam => message::unread(number) != 0,
+        // Urgent data that came later makes an event of its own.
+        Counted::UpToUrgent => {
+            !is_short && message::unread(number) != 0 || told & epoll::PRI != 0 && message::is_at_urgent(number)
+        }
+    };
+    if is_left { Rest::Something } else { Rest::Nothing }
 }
 
 fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
@@ -86,7 +92,7 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     };
     if let (Ok((bytes, _)), IssueOutcome::Done(_)) = (received, &outcome)
         && may_tell_of_more(transfer, bytes, room)
-        && tells_of_more(transfer, number, bytes, room)
+        && tells_of_more(request, bytes, room)
     {
         request.cqe_flags |= IORING_CQE_F_SOCK_NONEMPTY;
     }
@@ -119,11 +125,11 @@ fn may_tell_of_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
 }
 
 #[cold]
-fn tells_of_more(transfer: &mut SendReceive, number: i32, bytes: u64, room: u64) -> bool {
+fn tells_of_more(request: &mut Request, bytes: u64, room: u64) -> bool {
     if bytes == 0 && room > 0 {
-        return message::counts_end(number);
+        return message::counts_end(request.file.number);
     }
-    rest(transfer, number, bytes, room) == Rest::Something
+    rest(request, bytes, room) == Rest::Something
 }
 
 #[inline]
@@ -184,7 +190,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
             Err(error) => (error.negative(), true),
         };
         let rest = match (ended, result) {
-            (false, _) => rest(transfer, number, result as u64, room),
+            (false, _) => rest(request, result as u64, room),
             (true, 0..) if message::counts_end(number) => Rest::Something,
             _ => Rest::Unknown,
         };

@@ -14,7 +14,7 @@ use crate::issue::{Answer, IssueOutcome};
 use crate::request::Request;
 use crate::ring::LockedRing;
 use alloc::boxed::Box;
-use usring_sys::message::{self, ADDRESS_LIMIT, MessageHeader, VECTOR_LIMIT};
+use usring_sys::message::{self, ADDRESS_LIMIT, Counted, MessageHeader, VECTOR_LIMIT};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, descriptor, epoll, user_memory};
 use usring_uapi::io_uring as abi;
@@ -36,8 +36,8 @@ pub(crate) struct SendReceive {
     pub flags: u32,
     /// IORING_RECVSEND_* and the like.
     pub options: u16,
-    /// Of a receive: whether its socket counts what it holds; asked for once.
-    pub counts_unread: Option<bool>,
+    /// Of a receive: what is known of how much its socket holds; asked for once.
+    pub counted: Option<Counted>,
     /// The length that the SQE asks for; with provided buffers what is taken
     /// of one at most, 0 for all of it.
     pub wanted: u32,
@@ -140,7 +140,7 @@ impl SendReceive {
         SendReceive {
             flags: sqe.op_flags,
             options: sqe.ioprio,
-            counts_unread: None,
+            counted: None,
             wanted: sqe.len,
             limit: None,
             done: 0,

@@ -1,0 +1,228 @@
+//! Receives that end before what their stream holds does: behind a message that
+//! carried descriptors, where the sender changes for who asks about it, and at
+//! urgent data. A multishot goes on all the same, and a single one says that
+//! there is more.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
+
+use super::receive_multishot::{DEFER, GROUP, multishot, ring_of};
+use crate::buffers::SIZE;
+use crate::case::{Case, case, differs};
+use crate::files;
+use crate::memory::{Pages, zeroed};
+use crate::ring::Ring;
+use crate::sqe::{Change, message, recv};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("receive_short.descriptors_first", descriptors_first),
+    case("receive_short.descriptors_in_between", descriptors_in_between),
+    case("receive_short.descriptors_are_there", descriptors_are_there),
+    case("receive_short.descriptors_in_message", descriptors_in_message),
+    case("receive_short.descriptors_in_bundle", descriptors_in_bundle),
+    case("receive_short.credentials", credentials),
+    case("receive_short.urgent_data", urgent_data),
+    case("receive_short.urgent_data_among_the_rest", urgent_data_among_the_rest),
+    case("receive_short.urgent_data_is_there", urgent_data_is_there),
+    case("receive_short.urgent_data_singly", urgent_data_singly),
+    differs(
+        "receive_short.more_behind_the_end",
+        more_behind_the_end,
+        "SOCK_NONEMPTY is a hint; here it would cost every single receive a system call",
+    ),
+];
+
+/// Sends text with a descriptor beside it.
+pub fn pass(socket: &OwnedFd, text: &str) {
+    let file = files::memory_file(b"passed");
+    let mut room = [20, u64::from(libc::SOL_SOCKET as u32) | (libc::SCM_RIGHTS as u64) << 32, file.as_raw_fd() as u64];
+    send_with(socket, text, &mut room);
+}
+
+fn send_with(socket: &OwnedFd, text: &str, room: &mut [u64]) {
+    let mut part = libc::iovec { iov_base: text.as_ptr() as *mut libc::c_void, iov_len: text.len() };
+    let mut header: libc::msghdr = zeroed();
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = room.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(room);
+    // SAFETY: the header and what it names live until then.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, 0) };
+    assert_eq!(sent, text.len() as isize, "sendmsg: {}", std::io::Error::last_os_error());
+}
+
+fn send_urgent(socket: &OwnedFd, text: &str) {
+    // SAFETY: `text` is readable.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_OOB) };
+    assert_eq!(sent, text.len() as isize);
+}
+
+fn set(socket: &OwnedFd, option: i32) {
+    let on = 1i32;
+    let (at, size) = ((&raw const on).cast(), size_of::<i32>() as u32);
+    // SAFETY: an integer is read.
+    assert_eq!(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, at, size) }, 0);
+}
+
+/// What a multishot receives that waits while `send` sends everything: its ring
+/// defers, so that it looks when all of it is there.
+fn receive_all(
+    t: &mut Transcript,
+    reader: &OwnedFd,
+    receives: fn(&OwnedFd) -> Sqe,
+    send: impl FnOnce(),
+    count: usize,
+) -> (Ring, Pages) {
+    let memory = Pages::new(1);
+    let (mut ring, mut group) = ring_of(&memory, 8, DEFER);
+    ring.push(receives(reader));
+    ring.submit();
+    send();
+    t.in_order(&ring.wait(count));
+    for slot in 0..4 {
+        t.say(group.text(slot));
+    }
+    (ring, memory)
+}
+
+fn stream(socket: &OwnedFd) -> Sqe {
+    multishot(socket.as_raw_fd(), 1)
+}
+
+fn bundles(socket: &OwnedFd) -> Sqe {
+    multishot(socket.as_raw_fd(), 1).with(|sqe| sqe.ioprio |= u::IORING_RECVSEND_BUNDLE as u16)
+}
+
+fn descriptors_first(t: &mut Transcript) {
+    let (reader, writer) = files::sockets();
+    let send = || {
+        pass(&writer, "one");
+        files::put(&writer, b"two");
+    };
+    let (mut ring, _memory) = receive_all(t, &reader, stream, send, 2);
+    files::put(&writer, b"three");
+    t.in_order(&ring.wait(1));
+}
+
+fn descriptors_in_between(t: &mut Transcript) {
+    let (reader, writer) = files::sockets();
+    let send = || {
+        files::put(&writer, b"one");
+        pass(&writer, "two");
+        pass(&writer, "three");
+        files::put(&writer, b"four");
+    };
+    receive_all(t, &reader, stream, send, 3);
+}
+
+fn descriptors_are_there(t: &mut Transcript) {
+    let (reader, writer) = files::sockets();
+    pass(&writer, "one");
+    files::put(&writer, b"two");
+    receive_all(t, &reader, stream, || (), 2);
+}
+
+fn descriptors_in_message(t: &mut Transcript) {
+    let (reader, writer) = files::sockets();
+    let memory = Pages::new(1);
+    let (mut ring, mut group) = ring_of(&memory, 0, DEFER);
+    for slot in 0..4u16 {
+        group.add_at(group.buffers.at(usize::from(slot) * 64), 64, slot);
+    }
+    let mut header: libc::msghdr = zeroed();
+    header.msg_controllen = 24;
+    ring.push(message(opcode::RECVMSG, reader.as_raw_fd(), &header, 1).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
+        sqe.ioprio = u::IORING_RECV_MULTISHOT as u16;
+        sqe.buf_index = GROUP;
+    }));
+    ring.submit();
+    pass(&writer, "one");
+    files::put(&writer, b"two");
+    t.in_order(&ring.wait(2));
+    for slot in [0, 1] {
+        let bytes = &group.buffers.bytes()[slot * 64..][..64];
+        t.say(String::from_utf8_lossy(&bytes[40..48]).replace('\0', "."));
+    }
+}
+
+fn descriptors_in_bundle(t: &mut Transcript) {
+    let (reader, writer) = files::sockets();
+    let send = || {
+        pass(&writer, "a text that is longer than one buffer");
+        files::put(&writer, b"two");
+    };
+    receive_all(t, &reader, bundles, send, 2);
+}
+
+/// Who asks for senders gets no words of two in one piece: here what was sent
+/// before it asked, of which no sender is known, and what was sent afterwards.
+fn credentials(t: &mut Transcript) {
+    for receives in [stream, bundles] {
+        let (reader, writer) = files::sockets();
+        let send = || {
+            files::put(&writer, b"one");
+            set(&reader, libc::SO_PASSCRED);
+            files::put(&writer, b"two");
+        };
+        receive_all(t, &reader, receives, send, 2);
+    }
+}
+
+fn send_around_urgent(writer: &OwnedFd) {
+    files::put(writer, b"one");
+    send_urgent(writer, "!");
+    files::put(writer, b"two");
+}
+
+/// The byte of urgency itself is not received among the others, and what is
+/// behind it by another receive.
+fn urgent_data(t: &mut Transcript) {
+    for (reader, writer) in [files::sockets(), files::tcp()] {
+        let (mut ring, _memory) = receive_all(t, &reader, stream, || send_around_urgent(&writer), 2);
+        files::put(&writer, b"three");
+        t.in_order(&ring.wait(1));
+    }
+}
+
+fn urgent_data_among_the_rest(t: &mut Transcript) {
+    for (reader, writer) in [files::sockets(), files::tcp()] {
+        set(&reader, libc::SO_OOBINLINE);
+        receive_all(t, &reader, stream, || send_around_urgent(&writer), 2);
+    }
+}
+
+fn urgent_data_is_there(t: &mut Transcript) {
+    let (reader, writer) = files::sockets();
+    send_around_urgent(&writer);
+    receive_all(t, &reader, stream, || (), 2);
+}
+
+/// Single receives of each kind: up to the urgent byte, it alone, and the rest.
+fn receive_around_urgent(t: &mut Transcript, (reader, writer): (OwnedFd, OwnedFd)) {
+    let mut ring = Ring::new(4);
+    send_around_urgent(&writer);
+    let mut bytes = [0; SIZE as usize];
+    for (length, flags) in [(1, 0), (2, 0), (1, libc::MSG_OOB), (SIZE, 0)] {
+        t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes[..length as usize], 1).op_flags(flags as u32)));
+    }
+}
+
+fn urgent_data_singly(t: &mut Transcript) {
+    receive_around_urgent(t, files::sockets());
+}
+
+/// A receive that was not filled, or filled up to TCP's urgent data, and left
+/// something behind.
+fn more_behind_the_end(t: &mut Transcript) {
+    receive_around_urgent(t, files::tcp());
+    let (reader, writer) = files::sockets();
+    let mut ring = Ring::new(4);
+    pass(&writer, "one");
+    files::put(&writer, b"two");
+    let mut bytes = [0; SIZE as usize];
+    for _ in 0..2 {
+        t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 1)));
+    }
+}
