@@ -41,9 +41,9 @@ const MOST_FAILURES: u32 = 8;
 /// How long a thread that found nothing to evict sleeps while others evict, at most.
 const PATIENCE: u64 = 1_000_000;
 
-/// The first failures of a process are told of.
-static COMPLAINTS: AtomicU32 = AtomicU32::new(0);
-const MOST_COMPLAINTS: u32 = 8;
+/// How often a process says that its limit cannot be kept, for each reason.
+static COMPLAINTS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
+const MOST_COMPLAINTS: [u32; 3] = [1, 8, 1];
 
 /// Pages that could not go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,14 +127,20 @@ impl Pager {
     }
 
     fn report(&self, obstacle: Option<Obstacle>) {
-        if COMPLAINTS.fetch_add(1, Ordering::Relaxed) >= MOST_COMPLAINTS {
+        let reason = match obstacle {
+            Some(Obstacle::Full) => 0,
+            Some(Obstacle::Failed(_)) => 1,
+            None => 2,
+        };
+        if COMPLAINTS[reason].fetch_add(1, Ordering::Relaxed) >= MOST_COMPLAINTS[reason] {
             return;
         }
         let limit = (self.limit.get() * self.unit()) >> 10;
         match obstacle {
             Some(Obstacle::Full) => say(format_args!(
-                "swap: the backing store is full ({} slots): pages stay in memory, above the limit of {limit} KiB",
-                self.store.slots.count()
+                "swap: the backing store is full ({} KiB): what it has no room for stays in memory, above the limit of \
+                 {limit} KiB, until a larger store is given",
+                (self.store.slots.count() as usize * self.unit()) >> 10
             )),
             Some(Obstacle::Failed(error)) => say(format_args!(
                 "swap: pages cannot be written ({error}) and stay in memory, above the limit of {limit} KiB"

@@ -8,7 +8,7 @@
 
 use crate::address_space::{AddressSpace, Kind};
 use crate::mechanism;
-use crate::region::{Access, SwapRegion};
+use crate::region::{self, Access, SwapRegion};
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use alloc::sync::Arc;
@@ -60,6 +60,18 @@ impl From<Errno> for Obstacle {
     }
 }
 
+/// Of a program, with a store of so many bytes.
+fn addresses(capacity: u64, limit: usize) -> usize {
+    let held = (capacity as usize).saturating_add(limit);
+    held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)
+}
+
+/// The least store and the least limit with which a mechanism works, where these are wanted.
+pub fn least(capacity: u64, limit: usize, mechanism: mechanism::Kind) -> (u64, usize) {
+    let unit = mechanism.unit(addresses(capacity, limit));
+    (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
+}
+
 pub struct Mappings {
     region: SwapRegion,
     space: Mutex<AddressSpace>,
@@ -77,16 +89,14 @@ impl Mappings {
         let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
         let driver = spec.open(Box::new(OwnSupply))?;
         let claim = claim(&spec)?;
-        let capacity = driver.geometry().size as usize;
+        let size = addresses(driver.geometry().size, options.limit);
         let device = Arc::new(Device::new(driver, policy, true));
-        let held = capacity.saturating_add(options.limit);
-        let size = held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED);
         let mut builder = SwapRegion::builder().size(size).limit(options.limit).device(device);
         if let Some(mechanism) = options.mechanism {
             builder = builder.mechanism(mechanism);
         }
         let region = builder.beneath_program(WINDOW.start, options.statistics.map(CString::from)).build()?;
-        region.set_extent(0);
+        region.set_extent(0)?;
         let range = region.as_ptr() as usize..region.as_ptr() as usize + region.size();
         let space = Mutex::new(AddressSpace::new(range, region.page_size()));
         Ok(Mappings { region, space, _claim: claim })
@@ -106,8 +116,9 @@ impl Mappings {
         range.start - start..range.end - start
     }
 
-    fn set_extent(&self, space: &AddressSpace) {
-        self.region.set_extent(space.end() - self.region.as_ptr() as usize);
+    /// Errors: `ENOMEM` where more is in use than before.
+    fn set_extent(&self, space: &AddressSpace) -> Result<(), Errno> {
+        self.region.set_extent(space.end() - self.region.as_ptr() as usize)
     }
 
     /// Zeroed memory; `None` if there is no room in the region.
@@ -116,7 +127,10 @@ impl Mappings {
         let mut space = self.space.lock();
         self.reap(&mut space);
         let start = space.take(length)?;
-        self.set_extent(&space);
+        if self.set_extent(&space).is_err() {
+            space.free(&(start..start + length), Kind::Mapped);
+            return None;
+        }
         Some(start)
     }
 
@@ -148,8 +162,7 @@ impl Mappings {
                 }
             }
         }
-        self.set_extent(space);
-        Ok(())
+        self.set_extent(space)
     }
 
     /// Takes back what system calls had when it was given up.
@@ -218,12 +231,13 @@ impl Mappings {
         }
         self.reap(&mut space);
         if space.extend(old.end, length - old.len()) {
-            self.set_extent(&space);
+            let added = old.end..old.start + length;
+            self.set_extent(&space).inspect_err(|_| drop(space.free(&added, Kind::Mapped)))?;
             write_zeroes(&(old.end..self.unit_end(old.end).min(old.start + length)))?;
             return Ok(old.start);
         }
         let new = if may_move { space.take(length) } else { None }.ok_or(Errno::ENOMEM)?;
-        self.set_extent(&space);
+        self.set_extent(&space).inspect_err(|_| drop(space.free(&(new..new + length), Kind::Mapped)))?;
         match self.move_contents(old, new) {
             // What is pinned leaves later.
             Ok(()) | Err(Errno::EBUSY) => {}

@@ -29,6 +29,13 @@ use usring_sys::userfault::UserFault;
 /// The caller has the pages to itself, and is inside their cluster's gate or has
 /// it shut.
 pub trait Mechanism: Send + Sync {
+    /// So many bytes from the start can be touched from now on, and are out as far as they could
+    /// not before. What it takes to keep them closed is taken for no more than these. It never
+    /// becomes less; one thread at a time calls this.
+    fn extend(&self, _length: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// Whether a page can be kept from being written to: otherwise none is ever clean.
     fn tracks_writes(&self) -> bool;
 
@@ -127,8 +134,8 @@ pub struct Prepared {
     pub events: Option<Arc<UserFault>>,
 }
 
-/// Memory of this length, a multiple of the unit, all of it out; at this address if
-/// one is given.
+/// Memory of this length, a multiple of the unit, all of it out once it is extended to that
+/// ([`Mechanism::extend`]); at this address if one is given.
 ///
 /// Errors: what the kernel or a sandbox answers where it cannot be.
 pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {

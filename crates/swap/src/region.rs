@@ -21,7 +21,7 @@ use usring_sys::{Errno, processor, thread, user_memory};
 
 /// Least limit in units: a few clusters, so that what one thread evicts is not
 /// what another brings in.
-const LEAST_LIMIT: usize = 64;
+pub const LEAST_LIMIT: usize = 64;
 
 /// Bytes read ahead, unless something else is asked for.
 const READAHEAD: usize = 128 << 10;
@@ -133,6 +133,9 @@ impl Builder {
         let (device, policy) = self.open()?;
         let (kind, unit, prepared) = self.prepare()?;
         let Prepared { window, mechanism, events } = prepared;
+        if self.address.is_none() {
+            mechanism.extend(window.memory().length())?;
+        }
         let limit = self.limit / unit;
         if limit < LEAST_LIMIT {
             return Err(Errno::EINVAL);
@@ -413,9 +416,14 @@ impl SwapRegion {
         self.pager.surrender(self.pages(&range)?)
     }
 
-    /// Only so many bytes from the start are in use: eviction looks no further.
-    pub(crate) fn set_extent(&self, bytes: usize) {
+    /// Only so many bytes from the start are in use: eviction looks no further, and touches behind
+    /// what was ever in use are not served. For one thread at a time.
+    ///
+    /// Errors: `ENOMEM`; then nothing has changed.
+    pub(crate) fn set_extent(&self, bytes: usize) -> Result<(), Errno> {
+        self.pager.mechanism.extend(bytes)?;
         self.pager.set_extent(bytes.div_ceil(self.pager.unit()));
+        Ok(())
     }
 
     /// Has the content of whole pages move to others that hold nothing; what nobody has

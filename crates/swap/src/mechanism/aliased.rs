@@ -10,18 +10,28 @@
 use super::{Kind, Mechanism, Prepared};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use usring_sys::mapping::PAGE;
 use usring_sys::paged_memory::PagedMemory;
 use usring_sys::{Errno, UserAddress, user_memory};
 
 struct Aliased {
     memory: Arc<PagedMemory>,
     guards: bool,
+    /// Bytes from the start that have markers. What lies behind may not be touched at all: a
+    /// marker is an entry of a page table, which is a page of the kernel's for 2 MiB.
+    extent: AtomicUsize,
 }
+
+/// What a page table is for.
+const TABLE: usize = 2 << 20;
 
 pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
     let window = PagedMemory::aliased(length, at)?;
-    let mechanism = Aliased { memory: window.memory().clone(), guards: kind == Kind::Guard };
-    mechanism.close(0, length)?;
+    let memory = window.memory().clone();
+    memory.permit(0, length, false)?;
+    let mechanism = Aliased { memory, guards: kind == Kind::Guard, extent: AtomicUsize::new(0) };
+    mechanism.extend(PAGE)?;
     mechanism.check()?;
     Ok(Prepared { window, mechanism: Box::new(mechanism), events: None })
 }
@@ -32,7 +42,7 @@ impl Aliased {
     /// memory was given back.
     fn check(&self) -> Result<(), Errno> {
         user_memory::install_fault_handler();
-        self.memory.discard(0, usring_sys::mapping::PAGE)?;
+        self.memory.discard(0, PAGE)?;
         let first = UserAddress(self.memory.address() as u64);
         match user_memory::read::<u64>(first) {
             Err(Errno::EFAULT) => Ok(()),
@@ -42,6 +52,19 @@ impl Aliased {
 }
 
 impl Mechanism for Aliased {
+    fn extend(&self, length: usize) -> Result<(), Errno> {
+        let before = self.extent.load(Ordering::Relaxed);
+        let length = length.next_multiple_of(TABLE).min(self.memory.length());
+        if !self.guards || length <= before {
+            return Ok(());
+        }
+        // Markers first: there is no moment at which a touch finds neither.
+        self.memory.guard(before, length - before)?;
+        self.memory.permit(before, length - before, true)?;
+        self.extent.store(length, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn tracks_writes(&self) -> bool {
         false
     }

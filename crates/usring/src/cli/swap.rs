@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use usring_device::{OwnSupply, Spec, spec};
 use usring_swap::Mechanism;
 use usring_swap::counters::run;
-use usring_swap::mappings::{LEAST_LIMIT, LEAST_MINIMUM};
+use usring_swap::mappings::{LEAST_LIMIT, LEAST_MINIMUM, least};
 use usring_sys::Errno;
 
 /// Unless `min=` says otherwise.
@@ -40,8 +40,9 @@ pub fn parse(text: &str) -> Result<SwapOption, String> {
             _ => rest.push(part),
         }
     }
+    let of_swap = "limit=, min= and mechanism= are --swap's own";
+    let spec = spec::parse(&rest.join(",")).map_err(|error| format!("{error}; {of_swap}"))?;
     let limit = limit.ok_or("limit= is missing: how much of the memory may be resident, for example limit=256M")?;
-    let spec = spec::parse(&rest.join(",")).map_err(|error| error.to_string())?;
     let spec = spec.with_paths(absolute)?;
     match spec.device().kind() {
         "vhost-user" => {
@@ -92,25 +93,55 @@ impl SwapOption {
     /// Tries what each process will do: whether the backing store is to be had, and the
     /// mechanism works.
     pub fn check(&self) -> Result<(), Failure> {
+        let mechanism = self.works()?;
         let driver = self.spec.open(Box::new(OwnSupply)).map_err(|error| self.cannot_be_opened(error))?;
-        if driver.geometry().features.read_only {
+        let geometry = driver.geometry();
+        if geometry.features.read_only {
             return Err(Failure::new(format!("{} is read-only: swapped memory has to go somewhere", self.spec)));
         }
-        let kinds = self.mechanism.map_or_else(|| Mechanism::BY_ITSELF.to_vec(), |kind| vec![kind]);
-        let mut tried = kinds.iter().map(|kind| usring_swap::probe(*kind));
-        match tried.find_map(Result::ok) {
-            Some(()) => Ok(()),
-            None => Err(Failure::new("no mechanism of swap works here; `usring doctor` says why")),
+        let (store, limit) = least(geometry.size, self.limit, mechanism);
+        if geometry.size < store {
+            return Err(Failure::new(format!("{} holds {} bytes, less than a page", self.spec, geometry.size)));
         }
+        if self.limit < limit {
+            let name = mechanism.name();
+            return Err(Failure::new(format!(
+                "with a store as large as {} the mechanism {name} moves much memory at a time: it needs limit={}M at least",
+                self.spec,
+                limit >> 20
+            )));
+        }
+        Ok(())
+    }
+
+    /// The mechanism that a process will have.
+    fn works(&self) -> Result<Mechanism, Failure> {
+        let Some(mechanism) = self.mechanism else {
+            let works = Mechanism::BY_ITSELF.into_iter().find(|kind| usring_swap::probe(*kind).is_ok());
+            return works.ok_or_else(|| Failure::new("no mechanism of swap works here; `usring doctor` says why"));
+        };
+        usring_swap::probe(mechanism).map(|()| mechanism).map_err(|error| {
+            let name = mechanism.name();
+            Failure::new(format!("mechanism={name} does not work here ({error}); `usring doctor` says which one does"))
+        })
     }
 
     fn cannot_be_opened(&self, error: Errno) -> Failure {
-        match self.spec.device().text("path") {
-            Some(path) if error == Errno::ENOENT => Failure::new(format!(
-                "{path} does not exist; make a file as large as what is to be swapped, with `truncate -s 8G {path}`"
-            )),
-            _ => Failure::new(format!("cannot open {} for swapped memory ({error})", self.spec)),
-        }
+        let Some(path) = self.spec.device().text("path") else {
+            return Failure::new(format!("cannot open {} for swapped memory ({error})", self.spec));
+        };
+        let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
+        let make = "make a file as large as what is to be swapped, with `truncate -s 8G";
+        Failure::new(match error {
+            Errno::ENOENT => format!("{path} does not exist; {make} {path}`"),
+            Errno::EISDIR => format!("{path} is a folder; {make} {path}/swap`"),
+            Errno::EINVAL if is_file => format!("{path} is empty; {make} {path}`"),
+            Errno::EINVAL => format!("{path} is neither a file nor a block device; {make} swap`"),
+            Errno::EACCES | Errno::EPERM => {
+                format!("{path} cannot be written to ({error}), and swapped memory has to go somewhere")
+            }
+            _ => format!("cannot open {} for swapped memory ({error})", self.spec),
+        })
     }
 
     /// For the library.
