@@ -6,6 +6,7 @@
 //! in turn. Those that the tests in `tests/` drive come from Debian or lie in
 //! `programs/`; [`harness`] starts them and waits for them.
 
+pub mod control_group;
 pub mod dialogue;
 pub mod harness;
 pub mod latencies;

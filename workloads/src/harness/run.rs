@@ -1,8 +1,9 @@
 //! One program: started, waited for, ended if it takes too long.
 
 use super::{Statistics, World, on_kernel};
+use crate::control_group::ControlGroup;
 use nix::sys::signal::{self, Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -77,6 +78,17 @@ impl Run {
         self
     }
 
+    /// In a control group from the beginning.
+    pub fn within(mut self, group: &ControlGroup) -> Run {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "echo 0 >\"$0\" && exec \"$@\""]).arg(group.members());
+        command.arg(self.command.get_program()).args(self.command.get_args()).stdin(Stdio::null()).process_group(0);
+        command.envs(self.command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.current_dir(self.command.get_current_dir().expect("the stage"));
+        self.command = command;
+        self
+    }
+
     /// After this time the program and its process group are killed, and the
     /// test fails.
     pub fn limit(mut self, limit: Duration) -> Run {
@@ -133,6 +145,18 @@ impl Started {
             assert!(!self.has_ended() && waited < limit, "no line after {waited:?}: {}", contents(&self.stderr));
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// Stops it, all threads of it, while `look` looks at it. For a program without a launcher
+    /// beside it.
+    pub fn stopped<T>(&self, look: impl FnOnce(u32) -> T) -> T {
+        let process = Pid::from_raw(self.child.id().cast_signed());
+        signal::kill(process, Signal::SIGSTOP).expect("a process of ours");
+        let state = waitid(Id::Pid(process), WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+        assert!(matches!(state, Ok(WaitStatus::Stopped(..))), "{state:?}: {}", self.stderr_so_far());
+        let looked = look(self.child.id());
+        signal::kill(process, Signal::SIGCONT).expect("a process of ours");
+        looked
     }
 
     /// Asks what was started to end.

@@ -23,6 +23,7 @@ mod qemu_img;
 mod sanitizers;
 mod stress_ng;
 mod swap;
+mod swap_limits;
 mod swap_run;
 mod transparency;
 mod vhost_user;

@@ -8,33 +8,48 @@ use std::process::Command;
 use std::time::Duration;
 use workloads::harness::{Finished, REDIS_SERVER, Run, Stage, World, python, require};
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 
-/// A run in a folder of its own, with a file for what is swapped.
-struct Swapped {
-    stage: Stage,
+/// A run in a folder of its own, with a store for what is swapped.
+pub struct Swapped {
+    pub stage: Stage,
     options: String,
 }
 
 impl Swapped {
-    /// With so many MiB in the file, and so many resident.
-    fn new(capacity: u64, limit: u64, more: &str) -> Swapped {
+    /// With so many MiB in a file, and so many resident.
+    pub fn new(capacity: u64, limit: u64, more: &str) -> Swapped {
         let stage = Stage::new();
-        let path = stage.path("swap");
-        File::create(&path).and_then(|file| file.set_len(capacity * MIB)).unwrap();
+        let path = stage.write("swap", "");
+        File::options().write(true).open(&path).and_then(|file| file.set_len(capacity * MIB)).unwrap();
         let options = format!("--swap=file:path={},limit={limit}M{more}", path.display());
         Swapped { stage, options }
     }
 
-    fn program(&self, program: impl AsRef<Path>) -> Run {
+    /// The same on another device.
+    pub fn on(device: &str, limit: u64, more: &str) -> Swapped {
+        Swapped { stage: Stage::new(), options: format!("--swap={device},limit={limit}M{more}") }
+    }
+
+    pub fn program(&self, program: impl AsRef<Path>) -> Run {
         let options = ["--stats".to_owned(), self.options.clone()];
         self.stage.program_with(World::Transparent, &options, program).limit(Duration::from_secs(600))
+    }
+
+    /// In another world, which asks for `--stats` itself.
+    pub fn program_in(&self, world: World, program: impl AsRef<Path>) -> Run {
+        self.stage.program_with(world, std::slice::from_ref(&self.options), program)
+    }
+
+    /// Without a launcher beside it.
+    pub fn bare(&self, program: impl AsRef<Path>) -> Run {
+        self.program_in(World::Transparent, program)
     }
 }
 
 /// What `--stats` says: something was evicted, and the limit kept.
 #[track_caller]
-fn within_limit(finished: Finished) -> Finished {
+pub fn within_limit(finished: Finished) -> Finished {
     let finished = finished.succeeded();
     let line = finished.stderr.lines().find(|line| line.contains("resident at most"));
     let line = line.unwrap_or_else(|| panic!("nothing was swapped: {}", finished.report()));

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use workloads::control_group::ControlGroup;
 use workloads::options::Options;
 
 /// What the process needs beside the memory, and the kernel for it.
@@ -26,7 +27,7 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
         // We are that process.
         // SAFETY: it ends us, if nobody else does.
         unsafe { libc::alarm(LONGEST) };
-        return write(&Path::new(&group).join("cgroup.procs"), "0").map(|()| false);
+        return ControlGroup::enter(Path::new(&group)).map(|()| false);
     }
     let path: PathBuf = options.value("path", PathBuf::new())?;
     let (by, area) = match options.value("by", String::new())?.as_str() {
@@ -36,10 +37,10 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
         _ => return Ok(false),
     };
     let limit = if shape.once { 2 * shape.size } else { shape.limit };
-    let group = Group::make(limit + OVERHEAD)?;
+    let group = ControlGroup::make(limit + OVERHEAD)?;
     let ourselves = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(ourselves);
-    command.args(["--by", by, "--group"]).arg(&group.path).arg("--path").arg(&path);
+    command.args(["--by", by, "--group"]).arg(group.members()).arg("--path").arg(&path);
     for name in ["threads", "size", "limit", "visits", "verify", "milliseconds"] {
         let value: String = options.value(name, String::new())?;
         if !value.is_empty() {
@@ -63,38 +64,6 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 
 fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// A memory cgroup.
-struct Group {
-    path: PathBuf,
-}
-
-impl Group {
-    fn make(limit: usize) -> Result<Group, String> {
-        let name = format!("usring-bench-{}", std::process::id());
-        let groups = read(Path::new("/proc/self/cgroup"))?;
-        // Version 1: a hierarchy of its own.
-        let own = groups.lines().find_map(|line| {
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            controllers.split(',').any(|controller| controller == "memory").then_some(path)
-        });
-        let (parent, file) = match own {
-            Some(own) => (Path::new("/sys/fs/cgroup/memory").join(&own[1..]), "memory.limit_in_bytes"),
-            None => (PathBuf::from("/sys/fs/cgroup"), "memory.max"),
-        };
-        let path = parent.join(name);
-        fs::create_dir(&path).map_err(|error| format!("no memory cgroup: {}: {error}", path.display()))?;
-        let group = Group { path };
-        write(&group.path.join(file), &limit.to_string())?;
-        Ok(group)
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.path);
-    }
 }
 
 /// A swap area that is in use.

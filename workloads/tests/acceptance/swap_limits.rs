@@ -1,0 +1,172 @@
+//! Where `usring run --swap` ends: at its limit, as the kernel counts; in a container; at a
+//! store that is full, fails or cannot be had.
+
+use crate::swap_run::{MIB, Swapped, within_limit};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::time::Duration;
+use workloads::control_group::ControlGroup;
+use workloads::harness::{Finished, Stage, World, is_root};
+
+const LIMIT: u64 = 16;
+/// Four times that.
+const MEMORY: u64 = 64;
+const THREADS: &str = "4";
+
+/// Those that work for whoever runs this.
+fn mechanisms() -> &'static [&'static str] {
+    if is_root() { &["userfault", "guard", "mprotect", "compat"] } else { &["userfault", "guard", "mprotect"] }
+}
+
+/// `swapped_words.c` on a stage with memory that is swapped.
+fn words(swapped: &Swapped) -> PathBuf {
+    swapped.stage.compile("swapped_words.c", &[])
+}
+
+#[track_caller]
+fn adds(finished: Finished) -> Finished {
+    let finished = finished.succeeded();
+    assert!(finished.stdout.ends_with(" additions hold\n"), "{}", finished.report());
+    finished
+}
+
+#[test]
+fn nobody_in_a_container_has_swapped_memory() {
+    // Nobody, and Docker's rules, which leave this mechanism without being asked.
+    for mechanism in ["", ",mechanism=mprotect"] {
+        let swapped = Swapped::new(256, LIMIT, mechanism);
+        let finished = swapped.program_in(World::Confined, words(&swapped));
+        let finished = adds(finished.args([&MEMORY.to_string(), THREADS, "2000"]).finish());
+        let unit = if mechanism.is_empty() { "pages of 4 KiB" } else { "pages of 64 KiB" };
+        assert!(within_limit(finished).stderr.contains(unit), "{mechanism}");
+    }
+    let swapped = Swapped::new(64, 4, "");
+    let program = swapped.stage.compile("swapped.c", &[]);
+    let finished = within_limit(swapped.program_in(World::Confined, program).arg("12").finish());
+    assert!(finished.stdout.ends_with(" checks hold\n"), "{}", finished.report());
+    // What the rules forbid, is said to be forbidden.
+    let swapped = Swapped::new(256, LIMIT, ",mechanism=userfault");
+    let finished = swapped.program_in(World::Confined, "/bin/true").finish();
+    assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
+    assert!(finished.stderr.contains("mechanism=userfault does not work here (EPERM)"), "{}", finished.report());
+}
+
+/// What `docs/running.md` says that swap takes beside its limit.
+fn slack() -> u64 {
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    2 * MIB + processors * (MIB / 4) + MEMORY * MIB / 64
+}
+
+/// What the program takes that is not swapped: its stacks, its libraries' variables.
+const OF_ITS_OWN: u64 = 2 * MIB;
+
+#[test]
+fn a_control_group_of_the_limit_and_the_slack_holds_four_times_as_much_memory() {
+    for mechanism in mechanisms() {
+        let group = match ControlGroup::make((LIMIT * MIB + slack() + OF_ITS_OWN) as usize) {
+            Ok(group) => group.without_swap(),
+            Err(why) => return eprintln!("skipped: {why}"),
+        };
+        let swapped = Swapped::new(512, LIMIT, &format!(",mechanism={mechanism}"));
+        let run = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "3000"]);
+        // Killed, it would not say that.
+        adds(run.within(&group).finish());
+        println!("{mechanism}: {:?} bytes at most", group.peak());
+    }
+}
+
+/// Bytes of swapped memory that are in memory, as the kernel counts.
+fn resident(process: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{process}/smaps")).unwrap();
+    let (mut sum, mut is_window) = (0, false);
+    for line in text.lines() {
+        let first = line.split_whitespace().next().unwrap_or("");
+        if let Some((start, _)) = first.split_once('-') {
+            is_window = u64::from_str_radix(start, 16).is_ok_and(|start| start >> 40 == 0x20);
+        } else if is_window && first == "Rss:" {
+            sum += line.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok()).unwrap() << 10;
+        }
+    }
+    sum.max(of_file(process))
+}
+
+/// The same of the file that some mechanisms map: not all of it need be mapped.
+fn of_file(process: u32) -> u64 {
+    let files = fs::read_dir(format!("/proc/{process}/fd")).unwrap().map(|entry| entry.unwrap().path());
+    let ours = files.filter(|path| fs::read_link(path).is_ok_and(|name| name.starts_with("/memfd:usring-swap")));
+    ours.map(|path| fs::metadata(path).unwrap().blocks() * 512).sum()
+}
+
+#[test]
+fn no_more_than_the_limit_is_resident_at_any_moment() {
+    const LOOKS: u32 = 15;
+    for mechanism in mechanisms() {
+        let swapped = Swapped::new(256, LIMIT, &format!(",mechanism={mechanism}"));
+        let mut program = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "0"]).start();
+        program.wait_for_line(Duration::from_secs(60));
+        let looks: Vec<u64> = (0..LOOKS)
+            .map(|_| {
+                std::thread::sleep(Duration::from_millis(7));
+                program.stopped(resident)
+            })
+            .collect();
+        program.terminate();
+        adds(program.finish());
+        assert!(looks.iter().all(|bytes| *bytes <= LIMIT * MIB), "{mechanism}: {looks:?}");
+        // It is used, too.
+        assert!(looks.iter().any(|bytes| *bytes > LIMIT * MIB / 2), "{mechanism}: {looks:?}");
+    }
+}
+
+#[test]
+fn a_store_that_is_full_is_told_of_and_loses_no_page() {
+    for mechanism in mechanisms() {
+        let swapped = Swapped::new(24, LIMIT, &format!(",mechanism={mechanism}"));
+        let run = swapped.program(words(&swapped)).args([&MEMORY.to_string(), THREADS, "1000"]);
+        let finished = adds(run.finish());
+        let told = finished.stderr.matches("the backing store is full (24576 KiB)").count();
+        assert_eq!(told, 1, "{}", finished.report());
+        assert!(!finished.stderr.contains(" 0 above the limit"), "{}", finished.report());
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_read_back_ends_the_program_and_is_never_made_up() {
+    const SIGBUS: i32 = 7;
+    for mechanism in mechanisms() {
+        // Writes fail, too, and lose nothing.
+        let failing = "error(delay(ram:size=256M,read=10us),eio=0.02,seed=3),poll=hybrid";
+        let swapped = Swapped::on(failing, LIMIT, &format!(",mechanism={mechanism}"));
+        let finished = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "0"]).finish();
+        assert_eq!(finished.status.signal(), Some(SIGBUS), "{mechanism}: {}", finished.report());
+        let said = &finished.stderr;
+        assert!(said.contains("cannot be read back: slot ") && said.contains("EIO"), "{}", finished.report());
+    }
+}
+
+#[test]
+fn what_cannot_hold_swapped_memory_is_refused_before_the_program_starts() {
+    let stage = Stage::new();
+    let refused = |world, option: &str| {
+        let finished = stage.program_with(world, &[format!("--swap={option}")], "/bin/true").finish();
+        assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
+        finished.stderr
+    };
+    let here = |option: &str| refused(World::Transparent, option);
+    stage.write("empty", "");
+    assert!(here("file:path=empty,limit=16M").contains("truncate -s 8G "));
+    stage.write("tiny", [7; 2000]);
+    assert!(here("file:path=tiny,limit=16M").contains("less than a page"));
+    stage.make_folder("folder");
+    assert!(here("file:path=folder,limit=16M").contains("is a folder"));
+    assert!(here("file:path=/dev/null,limit=16M").contains("is neither a file nor a block device"));
+    assert!(here("file:path=empty,limt=16M").contains("limit="));
+    assert!(here("null:size=1G,limit=16M").contains("null keeps nothing"));
+    assert!(here("error(delay(null:size=1G,read=1us),eio=1%),limit=16M").contains("null keeps nothing"));
+    fs::File::create(stage.path("large")).unwrap().set_len(64 << 30).unwrap();
+    assert!(here("file:path=large,limit=16M,mechanism=mprotect").contains("limit=1024M at least"));
+    fs::set_permissions(stage.path("large"), fs::Permissions::from_mode(0o444)).unwrap();
+    assert!(refused(World::Confined, "file:path=large,limit=16M").contains("cannot be written to (EACCES)"));
+}
