@@ -27,6 +27,8 @@ pub const WINDOW: Range<usize> = 0x2000_0000_0000..0x2100_0000_0000;
 
 /// Least limit: what system calls pin is a small part of it.
 pub const LEAST_LIMIT: usize = 4 << 20;
+/// Most bytes that a transfer pins at a time.
+const MOST_PINNED: usize = 1 << 20;
 /// Least size of a mapping that can be asked for.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
@@ -72,6 +74,15 @@ pub fn least(capacity: u64, limit: usize, mechanism: mechanism::Kind) -> (u64, u
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
 }
 
+/// How many pages may be pinned at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pins {
+    /// What many calls need a little of, for as long as they last: as many as that takes.
+    Needed,
+    /// Half of the limit.
+    Fitting,
+}
+
 pub struct Mappings {
     region: SwapRegion,
     space: Mutex<AddressSpace>,
@@ -106,9 +117,10 @@ impl Mappings {
         &self.region
     }
 
-    /// Bytes that a system call should pin at most.
-    pub fn most_pinned(&self) -> usize {
-        (self.region.statistics().limit as usize * self.region.page_size() / 16).clamp(PAGE, 1 << 20)
+    /// Bytes that a transfer should pin at a time, whole pages; and what of a single call fits at all.
+    pub fn most_pinned(&self) -> (usize, usize) {
+        let limit = self.region.limit() * self.region.page_size();
+        ((limit / 16).min(MOST_PINNED) / PAGE * PAGE, limit / 2)
     }
 
     fn offsets(&self, range: &Range<usize>) -> Range<usize> {
@@ -287,10 +299,61 @@ impl Mappings {
         self.space.lock().parts(range, Kind::Given)
     }
 
-    /// Brings a range in and keeps it there until it is unpinned. Errors: as
-    /// [`SwapRegion::pin`].
-    pub fn pin(&self, range: &Range<usize>, access: Access) -> Result<(), Errno> {
-        self.region.pin(self.offsets(range), access).map(core::mem::forget)
+    /// Brings what of a range is mapped in and keeps it there until each part that is
+    /// answered is unpinned; the rest is the kernel's, or nobody's. Errors: as [`SwapRegion::pin`].
+    pub fn pin(&self, range: &Range<usize>, access: Access, pins: Pins) -> Result<Vec<Range<usize>>, Errno> {
+        let most = match pins {
+            Pins::Needed => usize::MAX,
+            Pins::Fitting => self.region.limit() / 2,
+        };
+        let mut pinned = Vec::new();
+        let mut start = range.start;
+        let mut answer = Ok(());
+        while answer.is_ok()
+            && let Some(part) = self.first(&(start..range.end))
+        {
+            match self.region.pin_among(self.offsets(&part), access, most) {
+                Ok(pin) => {
+                    core::mem::forget(pin);
+                    if self.is_still_mapped(&part) {
+                        start = part.end;
+                        pinned.push(part);
+                    }
+                }
+                // A part of it has just become the kernel's: another look waits until it has.
+                Err(Errno::ENXIO) => {}
+                Err(error) => answer = Err(error),
+            }
+        }
+        answer.inspect_err(|_| pinned.iter().for_each(|part| self.unpin(part)))?;
+        Ok(pinned)
+    }
+
+    /// The first part of a range that is mapped.
+    fn first(&self, range: &Range<usize>) -> Option<Range<usize>> {
+        if range.is_empty() {
+            return None;
+        }
+        let space = self.space.lock();
+        space.around(range.start).map_or_else(
+            || space.parts(range, Kind::Mapped).into_iter().next(),
+            |around| Some(range.start..range.end.min(around.end)),
+        )
+    }
+
+    /// Whether what was just pinned has not been unmapped meanwhile; or it is not pinned
+    /// any more, and holds nothing that a later mapping would find.
+    fn is_still_mapped(&self, part: &Range<usize>) -> bool {
+        let space = self.space.lock();
+        if space.has(part) {
+            return true;
+        }
+        self.unpin(part);
+        for unit in part.clone().step_by(self.region.page_size()) {
+            // Another call may have it: it is thrown away with that.
+            let _ = self.region.discard_shared(self.offsets(&space.idle_units(&(unit..unit + 1))));
+        }
+        false
     }
 
     pub fn unpin(&self, range: &Range<usize>) {

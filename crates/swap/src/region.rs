@@ -299,6 +299,11 @@ impl SwapRegion {
         self.pager.evict_down_to(limit)
     }
 
+    /// In units.
+    pub(crate) fn limit(&self) -> usize {
+        self.pager.limit.get()
+    }
+
     fn pages(&self, range: &Range<usize>) -> Result<Range<usize>, Errno> {
         if range.start > range.end || range.end > self.size() {
             return Err(Errno::EINVAL);
@@ -313,24 +318,29 @@ impl SwapRegion {
     /// Errors: `EINVAL` where it is not within the region; `ENOMEM` where more than half of
     /// the limit would be pinned; `EIO` where a page cannot be read back.
     pub fn pin(&self, range: Range<usize>, access: Access) -> Result<Pin<'_>, Errno> {
+        self.pin_among(range, access, self.pager.limit.get() / 2)
+    }
+
+    /// The same where up to so many pages may be pinned by then.
+    pub(crate) fn pin_among(&self, range: Range<usize>, access: Access, most: usize) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };
         for page in pages.clone() {
-            self.pin_first(page..pages.end, access == Access::Write)?;
+            self.pin_first(page..pages.end, access == Access::Write, most)?;
             pin.pages.end = page + 1;
         }
         Ok(pin)
     }
 
     /// Pins the first of some pages, and may bring in those that follow it, too.
-    fn pin_first(&self, pages: Range<usize>, write: bool) -> Result<(), Errno> {
+    fn pin_first(&self, pages: Range<usize>, write: bool, most: usize) -> Result<(), Errno> {
         let index = pages.start;
         let touch = Touch { write, present: true, place: page_fault::place() };
         loop {
             match self.pager.page(index).pin(write) {
                 Pinned::Again => return Ok(()),
                 Pinned::First => {
-                    if self.pinned.fetch_add(1, Ordering::Relaxed) < self.pager.limit.get() / 2 {
+                    if self.pinned.fetch_add(1, Ordering::Relaxed) < most {
                         return Ok(());
                     }
                     self.unpin_page(index);

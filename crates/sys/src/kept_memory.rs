@@ -8,15 +8,17 @@
 //!
 //! What moves the pages itself is [`exempt`]: it has them in its hand.
 
-use crate::{SystemCall, thread};
+use crate::{Errno, SystemCall, thread};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Who knows which memory that is.
 pub struct Keeper {
-    /// Keeps what the call names; answers what [`Keeper::let_go`] is given, 0 if that
-    /// is nothing.
-    pub keep: fn(&SystemCall) -> usize,
-    pub let_go: fn(usize),
+    /// Has the memory there that the call names, and the call name it where it is;
+    /// answers what [`Keeper::finish`] is given, 0 if that is nothing.
+    pub prepare: fn(&mut SystemCall) -> Result<usize, Errno>,
+    /// The kernel has answered the call: what its maker gets. `None`: the call, as it
+    /// stands now, is to be made, too.
+    pub finish: fn(usize, &mut SystemCall, answer: u64) -> Option<u64>,
 }
 
 static KEEPER: AtomicPtr<Keeper> = AtomicPtr::new(core::ptr::null_mut());
@@ -40,22 +42,27 @@ pub fn has_keeper() -> bool {
 
 /// Makes a call while what it names is kept.
 #[inline]
-pub(crate) fn during<R>(call: &SystemCall, make: impl FnOnce() -> R) -> R {
+pub(crate) fn during(call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
     // SAFETY: only references that live for ever are stored.
     match unsafe { KEEPER.load(Ordering::Acquire).as_ref() } {
-        None => make(),
+        None => make(call),
         Some(keeper) => during_kept(keeper, call, make),
     }
 }
 
 #[inline(never)]
-fn during_kept<R>(keeper: &Keeper, call: &SystemCall, make: impl FnOnce() -> R) -> R {
-    let kept = (keeper.keep)(call);
-    let answer = make();
-    if kept != 0 {
-        (keeper.let_go)(kept);
+fn during_kept(keeper: &Keeper, call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
+    let mut call = *call;
+    match (keeper.prepare)(&mut call) {
+        Ok(0) => make(&call),
+        Ok(kept) => loop {
+            let answer = make(&call);
+            if let Some(answer) = (keeper.finish)(kept, &mut call, answer) {
+                return answer;
+            }
+        },
+        Err(error) => i64::from(error.negative()) as u64,
     }
-    answer
 }
 
 /// Threads that are exempt at the same time; one that finds no row waits.

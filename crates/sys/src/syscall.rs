@@ -87,8 +87,8 @@ impl SystemCall {
         // checks each of them; see the crate's head on the program's numbers.
         // 2. No call that changes this thread's control flow or stack (clone,
         // rt_sigreturn, exit) is ever built as a `SystemCall`.
-        let run = || check(unsafe { syscall6(self.number, self.arguments) });
-        kept_memory::during(self, run)
+        let run = |call: &SystemCall| unsafe { syscall6(call.number, call.arguments) };
+        check(kept_memory::during(self, run))
     }
 }
 

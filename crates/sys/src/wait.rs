@@ -99,15 +99,11 @@ enum Ended {
 }
 
 fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
-    kept_memory::during(call, || run_as_it_is(reason, call))
-}
-
-fn run_as_it_is(reason: &AtomicU32, call: &SystemCall) -> Ended {
     // SAFETY: 1. `reason` and `call.arguments` live across the call. 2. The
     // kernel checks the arguments, which are ours or the program's (see the
     // crate's head). 3. `usring_wait` keeps the C ABI.
-    let answer = unsafe { usring_wait(reason.as_ptr(), &raw const call.arguments, call.number) };
-    match answer {
+    let run = |call: &SystemCall| unsafe { usring_wait(reason.as_ptr(), &raw const call.arguments, call.number) };
+    match kept_memory::during(call, run) {
         ABORTED => Ended::Aborted,
         answer => Ended::Answered(syscall::check(answer)),
     }

@@ -136,6 +136,18 @@ fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() 
     }
 }
 
+/// The least limit there is, and 64 threads that wait in calls that would fill it many times over.
+#[test]
+fn calls_that_wait_and_calls_with_much_to_name_work_on_swapped_memory_by_every_mechanism() {
+    for mechanism in ["userfault", "guard", "mprotect"] {
+        let swapped = Swapped::new(64, 4, &format!(",mechanism={mechanism}"));
+        let program = swapped.stage.compile("swapped_calls.c", &[]);
+        let finished = swapped.program(program).args(["16", "64"]).finish().succeeded();
+        assert!(finished.stdout.ends_with(" checks hold\n"), "{mechanism}: {}", finished.report());
+        assert!(finished.stderr.contains("resident at most"), "{mechanism}: {}", finished.report());
+    }
+}
+
 /// A server of Debian's, with values that show whose they are.
 fn redis_serves(keys: u64, capacity: u64, limit: u64) {
     let swapped = Swapped::new(capacity, limit, "");

@@ -39,8 +39,6 @@ pub struct Call {
     /// The call came by the trap, so its site is not patched yet.
     pub trapped: u64,
     pub forward: Forward,
-    /// What is kept for the call by [`Outcome::GUARDED`].
-    pub held: u64,
     /// The door's own note.
     outcome: Outcome,
 }

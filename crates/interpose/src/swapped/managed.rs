@@ -19,7 +19,7 @@ use crate::swapped::{guarded, swap_filter};
 use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use usring_swap::mappings::{Mappings, Obstacle, Options, WINDOW};
+use usring_swap::mappings::{Mappings, Obstacle, Options, Pins, WINDOW};
 use usring_swap::{Access, Mechanism};
 use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
@@ -144,6 +144,9 @@ fn made() -> Option<&'static Mappings> {
         }
     }
 }
+
+/// Where the region's addresses end.
+pub const WINDOW_END: usize = WINDOW.end;
 
 /// Whether an address may be the region's.
 #[inline]
@@ -376,7 +379,7 @@ fn keep(start: u64, length: u64) {
         && let Some(around) = mappings.around(start as usize)
     {
         let range = start as usize..(start as usize).saturating_add(length as usize).min(around.end);
-        let _ = mappings.pin(&range, Access::Write);
+        let _ = mappings.pin(&range, Access::Write, Pins::Fitting);
     }
 }
 

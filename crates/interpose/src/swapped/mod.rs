@@ -4,8 +4,14 @@
 //! memory it names, [`guarded`] pins that while the call is made. [`swap_calls`]
 //! are functions of our own for programs that are linked to the library.
 
+pub mod bounce;
+pub mod calls;
+pub mod data;
 pub mod guarded;
 pub mod managed;
+pub mod manner;
+pub mod outstanding;
 pub mod pointers;
 pub mod swap_calls;
 pub mod swap_filter;
+pub mod transfer;

@@ -1,10 +1,17 @@
-//! Which memory a system call names: for the calls whose buffers may be large, or are
-//! named by way of other memory, as they are documented; for all others a few pages from
-//! each address on, which is more than any structure or path takes.
+//! Which swapped memory a system call names, but for buffers of data ([`super::data`]): by its
+//! arguments as [`super::calls`] has them, and by way of other memory.
+//!
+//! The structures of ioctl(2), bpf(2) and the like are too many to be known. What stands in
+//! one of them and is an address of swapped memory is taken for one that the kernel
+//! uses, as far on as the largest number beside it says.
 
+use crate::swapped::calls::{self, Extent};
 use crate::swapped::managed::is_in_window;
 use alloc::vec::Vec;
+use core::ops::ControlFlow;
 use usring_swap::Access;
+use usring_sys::mapping::PAGE;
+use usring_sys::message::VECTOR_LIMIT;
 use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory};
 use usring_uapi::general as linux;
@@ -17,182 +24,196 @@ pub struct Span {
     pub access: Access,
 }
 
-/// What no structure and no path is longer than.
-const USUAL: usize = 16 << 10;
-/// Most entries of a vector that the kernel takes.
-pub const MOST_VECTORS: u64 = 1024;
-
 pub type Arguments = [u64; 6];
-
-/// A single buffer: which argument is its address, which its length; what the kernel
-/// does with it.
-pub struct Buffer {
-    pub address: usize,
-    pub length: usize,
-    pub access: Access,
-}
-
-const fn filled(address: usize) -> Option<Buffer> {
-    Some(Buffer { address, length: address + 1, access: Access::Write })
-}
-
-const fn read(address: usize) -> Option<Buffer> {
-    Some(Buffer { address, length: address + 1, access: Access::Read })
-}
-
-/// The buffer of a call that has one, of a length that the caller chooses.
-pub fn buffer(number: u32) -> Option<Buffer> {
-    match number {
-        linux::__NR_read
-        | linux::__NR_pread64
-        | linux::__NR_recvfrom
-        | linux::__NR_getdents
-        | linux::__NR_getdents64 => filled(1),
-        linux::__NR_readlink | linux::__NR_listxattr | linux::__NR_llistxattr | linux::__NR_flistxattr => filled(1),
-        linux::__NR_readlinkat | linux::__NR_getxattr | linux::__NR_lgetxattr | linux::__NR_fgetxattr => filled(2),
-        linux::__NR_getrandom | linux::__NR_getcwd => filled(0),
-        linux::__NR_write | linux::__NR_pwrite64 | linux::__NR_sendto => read(1),
-        linux::__NR_setxattr | linux::__NR_lsetxattr | linux::__NR_fsetxattr => read(2),
-        _ => None,
-    }
-}
-
-/// How a call has its vector: which argument is its address (the next is its length), and
-/// what the kernel does with the buffers.
-pub fn vector(number: u32) -> Option<(usize, Access)> {
-    match number {
-        linux::__NR_readv | linux::__NR_preadv | linux::__NR_preadv2 => Some((1, Access::Write)),
-        linux::__NR_writev | linux::__NR_pwritev | linux::__NR_pwritev2 | linux::__NR_vmsplice => {
-            Some((1, Access::Read))
-        }
-        linux::__NR_process_vm_readv => Some((1, Access::Write)),
-        linux::__NR_process_vm_writev => Some((1, Access::Read)),
-        _ => None,
-    }
-}
-
-/// Calls whose addresses are those of mappings, and of what the engine reads by itself.
-fn names_no_content(number: u32) -> bool {
-    matches!(
-        number,
-        linux::__NR_mmap
-            | linux::__NR_munmap
-            | linux::__NR_mremap
-            | linux::__NR_mprotect
-            | linux::__NR_pkey_mprotect
-            | linux::__NR_madvise
-            | linux::__NR_msync
-            | linux::__NR_mincore
-            | linux::__NR_mbind
-            | linux::__NR_mlock
-            | linux::__NR_mlock2
-            | linux::__NR_munlock
-            | linux::__NR_brk
-            | linux::__NR_fallocate
-            | linux::__NR_io_submit
-            | linux::__NR_rt_sigreturn
-            | linux::__NR_clone
-            | linux::__NR_clone3
-    )
-}
 
 /// What of the window a call names.
 pub fn of(number: u32, arguments: &Arguments) -> Vec<Span> {
     let mut spans = Vec::new();
-    if names_no_content(number) {
-        return spans;
-    }
-    let mut seen = 0;
-    if let Some(buffer) = buffer(number) {
-        add(&mut spans, arguments[buffer.address], arguments[buffer.length], buffer.access);
-        seen |= 1 << buffer.address;
-    }
-    match number {
-        linux::__NR_sendmsg | linux::__NR_recvmsg => add_message(&mut spans, number, arguments[1]),
-        linux::__NR_sendmmsg | linux::__NR_recvmmsg => {
-            const EACH: u64 = 64;
-            let count = arguments[2].min(MOST_VECTORS);
-            add(&mut spans, arguments[1], count * EACH, Access::Write);
-            seen |= 1 << 1;
-            (0..count).for_each(|index| add_message(&mut spans, number, arguments[1].wrapping_add(index * EACH)));
-        }
-        linux::__NR_poll | linux::__NR_ppoll => {
-            add(&mut spans, arguments[0], arguments[1].saturating_mul(8), Access::Write);
-            seen |= 1;
-        }
-        linux::__NR_epoll_wait | linux::__NR_epoll_pwait | linux::__NR_epoll_pwait2 => {
-            add(&mut spans, arguments[1], u64::from(arguments[2] as u32) * 12, Access::Write);
-            seen |= 1 << 1;
-        }
-        linux::__NR_pselect6 => add_nested(&mut spans, arguments[5], 0),
-        linux::__NR_execve => add_strings(&mut spans, &arguments[1..3]),
-        linux::__NR_execveat => add_strings(&mut spans, &arguments[2..4]),
-        // A word.
-        linux::__NR_futex => {
-            add(&mut spans, arguments[0], 4, Access::Write);
-            add(&mut spans, arguments[4], 4, Access::Write);
-            seen |= 1 | 1 << 4;
-        }
-        _ => {}
-    }
-    if let Some((place, access)) = vector(number) {
-        add_vector(&mut spans, arguments[place], arguments[place + 1], access);
-    }
-    for (index, address) in arguments.iter().enumerate() {
-        if seen & 1 << index == 0 {
-            add(&mut spans, *address, USUAL as u64, Access::Write);
+    for (argument, extent, access) in calls::pointers(number) {
+        let start = arguments[*argument];
+        if is_in_window(start) {
+            add(&mut spans, start, length_of(*extent, start, arguments), *access);
         }
     }
+    add_indirect(&mut spans, number, arguments);
     spans
 }
 
-fn add(spans: &mut Vec<Span>, start: u64, length: u64, access: Access) {
+fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
+    match extent {
+        Extent::Bytes(length) => length,
+        // Behind a mark of ours.
+        Extent::Each(5, each) => u64::from(arguments[5] as u32).saturating_mul(each),
+        Extent::Each(count, each) => arguments[count].saturating_mul(each),
+        Extent::Told(place) => u64::from(user_memory::read::<u32>(UserAddress(arguments[place])).unwrap_or(0)),
+        Extent::Bits(count) => u64::from(arguments[count] as u32).div_ceil(64) * 8,
+        Extent::Pages(length) => arguments[length].div_ceil(PAGE as u64),
+        Extent::Text => text_length(start),
+    }
+}
+
+/// Most bytes of a path, its NUL included.
+const MOST_TEXT: u64 = 4096;
+
+/// As far as the kernel reads a string: no further than its NUL.
+fn text_length(start: u64) -> u64 {
+    let mut length = 0;
+    while length < MOST_TEXT {
+        let at = UserAddress(start + length);
+        // Eight bytes at once lie on one page.
+        let step = 8 - at.0 % 8;
+        let ended = if step == 8 {
+            user_memory::read::<[u8; 8]>(at).map(|bytes| bytes.contains(&0))
+        } else {
+            user_memory::read::<u8>(at).map(|byte| byte == 0)
+        };
+        length += if step == 8 { 8 } else { 1 };
+        if ended != Ok(false) {
+            break;
+        }
+    }
+    length
+}
+
+pub fn add(spans: &mut Vec<Span>, start: u64, length: u64, access: Access) {
     if is_in_window(start) && length > 0 {
         spans.push(Span { start: start as usize, length: length as usize, access });
     }
 }
 
+fn add_indirect(spans: &mut Vec<Span>, number: u32, arguments: &Arguments) {
+    let [first, second, third, fourth, ..] = *arguments;
+    match number {
+        linux::__NR_pselect6 => add_signal_set(spans, arguments[5]),
+        // The other process's, which may be this one.
+        linux::__NR_process_vm_readv => add_vector(spans, fourth, arguments[4], Access::Read),
+        linux::__NR_process_vm_writev => add_vector(spans, fourth, arguments[4], Access::Write),
+        linux::__NR_futex_waitv => add_futexes(spans, first, second),
+        linux::__NR_ioctl => add_structure(spans, third, ioctl_size(second as u32)),
+        linux::__NR_setsockopt => add_words(spans, fourth, arguments[4].min(MOST_STRUCTURE)),
+        linux::__NR_bpf => add_words(spans, second, third.min(MOST_STRUCTURE)),
+        linux::__NR_seccomp => add_words(spans, third, SOCK_FPROG),
+        linux::__NR_prctl if first == u64::from(PR_SET_SECCOMP) => add_words(spans, third, SOCK_FPROG),
+        linux::__NR_ptrace if matches!(first as u32, PTRACE_GETREGSET | PTRACE_SETREGSET) => {
+            add_vector(spans, fourth, 1, Access::Write);
+        }
+        linux::__NR_keyctl if first == u64::from(KEYCTL_INSTANTIATE_IOV) => {
+            add_vector(spans, third, fourth, Access::Read);
+        }
+        linux::__NR_execve => add_strings(spans, &arguments[1..3]),
+        linux::__NR_execveat => add_strings(spans, &arguments[2..4]),
+        _ => {}
+    }
+}
+
+const PR_SET_SECCOMP: u32 = 22;
+const PTRACE_GETREGSET: u32 = 0x4204;
+const PTRACE_SETREGSET: u32 = 0x4205;
+const KEYCTL_INSTANTIATE_IOV: u32 = 20;
+
+/// `struct sock_fprog`: a length and an address.
+const SOCK_FPROG: u64 = 16;
+/// Largest structure that is looked through.
+const MOST_STRUCTURE: u64 = 4096;
+
 /// The vector itself, and what it names.
 fn add_vector(spans: &mut Vec<Span>, address: u64, count: u64, access: Access) {
-    let count = count.min(MOST_VECTORS);
-    add(spans, address, count * size_of::<IoVector>() as u64, Access::Read);
-    for index in 0..count {
-        let place = UserAddress(address).offset(index * size_of::<IoVector>() as u64);
-        let Ok([base, length]) = user_memory::read::<[u64; 2]>(place) else { return };
-        add(spans, base, length, access);
+    let count = count.min(VECTOR_LIMIT);
+    add(spans, address, count * size_of::<IoVector>() as u64, Access::Write);
+    let _ = each_word(address, count * 2, |words: [u64; 2]| add(spans, words[0], words[1], access));
+}
+
+/// Looks at memory in pieces, as far as it can be read.
+fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64; N])) -> ControlFlow<()> {
+    for index in 0..words / N as u64 {
+        let place = UserAddress(address).offset(index * N as u64 * 8);
+        match user_memory::read::<[u64; N]>(place) {
+            Ok(words) => look(words),
+            Err(_) => return ControlFlow::Break(()),
+        }
+    }
+    ControlFlow::Continue(())
+}
+
+/// Of pselect6(2): address and length.
+fn add_signal_set(spans: &mut Vec<Span>, address: u64) {
+    let _ = each_word(address, 2, |words: [u64; 2]| add(spans, words[0], words[1], Access::Read));
+}
+
+/// `struct futex_waitv`: value, address, flags.
+fn add_futexes(spans: &mut Vec<Span>, address: u64, count: u64) {
+    const MOST: u64 = 128;
+    let _ = each_word(address, count.min(MOST) * 3, |words: [u64; 3]| add(spans, words[1], 4, Access::Write));
+}
+
+/// Bytes of the structure that an ioctl's number says it has.
+fn ioctl_size(command: u32) -> u64 {
+    const OLD: u64 = 64;
+    match u64::from(command >> 16 & 0x3fff) {
+        0 => OLD,
+        size => size,
     }
 }
 
-/// A `struct msghdr`, and what it names.
-fn add_message(spans: &mut Vec<Span>, number: u32, address: u64) {
-    let Ok(words) = user_memory::read::<[u64; 7]>(UserAddress(address)) else { return };
-    let [name, name_length, vector, count, control, control_length, _] = words;
-    let sends = matches!(number, linux::__NR_sendmsg | linux::__NR_sendmmsg);
-    let access = if sends { Access::Read } else { Access::Write };
-    add(spans, name, u64::from(name_length as u32), access);
-    add(spans, control, control_length, access);
-    add_vector(spans, vector, count, access);
+/// What no structure of an ioctl is longer than that does not say how long it is.
+const USUAL: u64 = 16 << 10;
+
+/// A structure and what it names. (The kernel may take more than its number says.)
+fn add_structure(spans: &mut Vec<Span>, address: u64, size: u64) {
+    add(spans, address, size.max(USUAL), Access::Write);
+    add_words(spans, address, size.min(MOST_STRUCTURE));
 }
 
-/// An address that stands in memory.
-fn add_nested(spans: &mut Vec<Span>, address: u64, offset: u64) {
-    if let Ok(nested) = user_memory::read::<u64>(UserAddress(address).offset(offset)) {
-        add(spans, nested, 128, Access::Read);
-    }
+/// Most bytes that something is taken for that a structure names.
+const MOST_NAMED: u64 = 1 << 20;
+
+/// What a structure names: where a word is an address of swapped memory.
+fn add_words(spans: &mut Vec<Span>, address: u64, size: u64) {
+    let mut longest = USUAL;
+    let before = spans.len();
+    let _ = each_word(address, size / 8, |[word]: [u64; 1]| {
+        if is_in_window(word) {
+            add(spans, word, 1, Access::Write);
+            return;
+        }
+        for number in [word, word & 0xffff_ffff, word >> 32] {
+            if number <= MOST_NAMED {
+                longest = longest.max(number);
+            }
+        }
+    });
+    spans[before..].iter_mut().for_each(|span| span.length = longest as usize);
 }
 
 /// Arrays of strings that end with null.
 fn add_strings(spans: &mut Vec<Span>, arrays: &[u64]) {
     for array in arrays.iter().filter(|array| **array != 0) {
         let mut place = UserAddress(*array);
-        let mut count = 0;
+        let mut length = 8;
         while let Ok(string) = user_memory::read::<u64>(place)
             && string != 0
         {
-            add(spans, string, USUAL as u64, Access::Read);
+            if is_in_window(string) {
+                add(spans, string, string_length(string), Access::Read);
+            }
             place = place.offset(8);
-            count += 8;
+            length += 8;
         }
-        add(spans, *array, count + 8, Access::Read);
+        add(spans, *array, length, Access::Read);
     }
+}
+
+/// Most bytes of an argument of a program (MAX_ARG_STRLEN).
+const MOST_ARGUMENT: u64 = 128 << 10;
+
+fn string_length(start: u64) -> u64 {
+    let mut length = 0;
+    while length < MOST_ARGUMENT {
+        let piece = text_length(start + length);
+        length += piece;
+        if piece < MOST_TEXT {
+            break;
+        }
+    }
+    length
 }

@@ -37,8 +37,8 @@ const EXEMPT: [u32; 8] = [
     linux::__NR_exit_group,
 ];
 
-/// They name memory by way of memory.
-const ALWAYS: [u32; 16] = [
+/// They name memory by way of memory, or could.
+const ALWAYS: [u32; 23] = [
     linux::__NR_readv,
     linux::__NR_preadv,
     linux::__NR_pwritev,
@@ -52,6 +52,13 @@ const ALWAYS: [u32; 16] = [
     linux::__NR_process_vm_readv,
     linux::__NR_process_vm_writev,
     linux::__NR_pselect6,
+    linux::__NR_futex_waitv,
+    linux::__NR_ioctl,
+    linux::__NR_setsockopt,
+    linux::__NR_ptrace,
+    linux::__NR_seccomp,
+    linux::__NR_bpf,
+    linux::__NR_keyctl,
     linux::__NR_sigaltstack,
     linux::__NR_mlockall,
     PROBE,
@@ -60,6 +67,9 @@ const ALWAYS: [u32; 16] = [
 /// The mark in a register's upper half: every call of ours has it in its sixth argument
 /// or, where that is an address, in its first, a number of 32 bits.
 const MARK: u32 = (PASS_MARK >> 32) as u32;
+
+/// prctl(2)'s.
+const PR_SET_SECCOMP: u32 = 22;
 
 /// Where the loader complains.
 const STANDARD_ERROR: u32 = 2;
@@ -89,6 +99,12 @@ const fn assemble() -> Assembler {
     filter.load(NUMBER);
     answer_for(&mut filter, &EXEMPT, RET_ALLOW);
     answer_for(&mut filter, &ALWAYS, RET_TRAP);
+    // prctl: where it installs a filter. (glibc's loader may name mappings by it.)
+    filter.add(JUMP_EQUAL, linux::__NR_prctl, 0, 4);
+    filter.load(low(0));
+    filter.add(JUMP_EQUAL, PR_SET_SECCOMP, 0, 1);
+    filter.answer(RET_TRAP);
+    filter.load(NUMBER);
     // writev: not as a loader complains.
     filter.add(JUMP_EQUAL, linux::__NR_writev, 0, 3);
     filter.load(low(0));

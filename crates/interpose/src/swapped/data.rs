@@ -1,0 +1,219 @@
+//! The data that a system call moves: which buffers of the program it is read into or
+//! written from, and in which form the call names them.
+
+use crate::swapped::managed::is_in_window;
+use crate::swapped::pointers::{Arguments, Span, add};
+use alloc::vec::Vec;
+use usring_swap::Access;
+use usring_sys::message::{MessageHeader, VECTOR_LIMIT};
+use usring_sys::plain::IoVector;
+use usring_sys::{UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+/// So few bytes are kept in memory with everything else that a call names.
+const SMALL: u64 = 8 << 10;
+
+/// How a call names its buffers.
+pub enum Form {
+    Buffer(Buffer),
+    /// Arguments: the vector (its length is the next), and, perhaps, the position.
+    Vector {
+        address: usize,
+        position: Option<usize>,
+    },
+    /// One message or several, and how many buffers each has.
+    Messages {
+        headers: Vec<MessageHeader>,
+        counts: Vec<usize>,
+        single: bool,
+    },
+}
+
+/// Arguments: the address, the length, and, perhaps, the position.
+#[derive(Clone, Copy)]
+pub struct Buffer {
+    pub address: usize,
+    pub length: usize,
+    pub position: Option<usize>,
+    /// Bytes that are not counted in the length.
+    pub header: u64,
+    pub access: Access,
+}
+
+/// Data that are worth a way of their own.
+pub struct Data {
+    pub form: Form,
+    pub access: Access,
+    pub buffers: Vec<IoVector>,
+}
+
+/// `struct mmsghdr`.
+pub const EACH_MESSAGE: u64 = 64;
+
+const fn buffer(address: usize, access: Access) -> Option<Buffer> {
+    Some(Buffer { address, length: address + 1, position: None, header: 0, access })
+}
+
+/// The buffer of a call that has one.
+fn buffer_of(number: u32) -> Option<Buffer> {
+    let at = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { position: Some(3), ..buffer });
+    let behind_type = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { header: 8, ..buffer });
+    match number {
+        linux::__NR_read
+        | linux::__NR_recvfrom
+        | linux::__NR_getdents
+        | linux::__NR_getdents64
+        | linux::__NR_syslog
+        | linux::__NR_mq_timedreceive => buffer(1, Access::Write),
+        linux::__NR_getrandom => buffer(0, Access::Write),
+        linux::__NR_pread64 => at(buffer(1, Access::Write)),
+        linux::__NR_msgrcv => behind_type(buffer(1, Access::Write)),
+        linux::__NR_write | linux::__NR_sendto | linux::__NR_mq_timedsend => buffer(1, Access::Read),
+        linux::__NR_pwrite64 => at(buffer(1, Access::Read)),
+        linux::__NR_msgsnd => behind_type(buffer(1, Access::Read)),
+        _ => None,
+    }
+}
+
+/// What the kernel does with the buffers of a call that has a vector, and whether that has a position.
+fn vector_of(number: u32) -> Option<(Access, bool)> {
+    match number {
+        linux::__NR_readv | linux::__NR_process_vm_readv => Some((Access::Write, false)),
+        linux::__NR_preadv | linux::__NR_preadv2 => Some((Access::Write, true)),
+        // (Or filled, which its maker sees to.)
+        linux::__NR_writev | linux::__NR_vmsplice | linux::__NR_process_vm_writev => Some((Access::Read, false)),
+        linux::__NR_pwritev | linux::__NR_pwritev2 => Some((Access::Read, true)),
+        _ => None,
+    }
+}
+
+/// Whether a call names its buffers by way of memory.
+pub fn is_indirect(number: u32) -> bool {
+    vector_of(number).is_some()
+        || matches!(number, linux::__NR_sendmsg | linux::__NR_recvmsg | linux::__NR_sendmmsg | linux::__NR_recvmmsg)
+}
+
+impl Data {
+    /// What a call moves. Little of it is added to the spans instead.
+    pub fn of(number: u32, arguments: &Arguments, spans: &mut Vec<Span>) -> Option<Data> {
+        if let Some(buffer) = buffer_of(number) {
+            let base = arguments[buffer.address];
+            let length = arguments[buffer.length].saturating_add(buffer.header);
+            if !is_in_window(base) || length <= SMALL {
+                add(spans, base, length, buffer.access);
+                return None;
+            }
+            // What the kernel moves at most at a time (MAX_RW_COUNT).
+            let buffers = alloc::vec![IoVector { base, length: length.min(0x7fff_f000) }];
+            return Some(Data { form: Form::Buffer(buffer), access: buffer.access, buffers });
+        }
+        match number {
+            linux::__NR_sendmsg | linux::__NR_recvmsg | linux::__NR_sendmmsg | linux::__NR_recvmmsg => {
+                Data::of_messages(number, arguments, spans)
+            }
+            _ => Data::of_vector(number, arguments, spans),
+        }
+    }
+
+    fn of_vector(number: u32, arguments: &Arguments, spans: &mut Vec<Span>) -> Option<Data> {
+        let (access, has_position) = vector_of(number)?;
+        let mut buffers = Vec::new();
+        let (address, count) = (arguments[1], arguments[2]);
+        read_vector(&mut buffers, address, count)?;
+        let form = Form::Vector { address: 1, position: has_position.then_some(3) };
+        let data = Data { form, access, buffers };
+        // The pipe would have pages of the program's: it gets their content.
+        if number == linux::__NR_vmsplice && data.is_in_window() || data.is_large() {
+            return Some(data);
+        }
+        add(spans, address, count * size_of::<IoVector>() as u64, Access::Read);
+        data.add_to(spans);
+        None
+    }
+
+    fn of_messages(number: u32, arguments: &Arguments, spans: &mut Vec<Span>) -> Option<Data> {
+        let single = matches!(number, linux::__NR_sendmsg | linux::__NR_recvmsg);
+        let sends = matches!(number, linux::__NR_sendmsg | linux::__NR_sendmmsg);
+        let access = if sends { Access::Read } else { Access::Write };
+        let count = if single { 1 } else { u64::from(arguments[2] as u32).min(VECTOR_LIMIT) };
+        let (mut headers, mut counts, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
+        let mut spans_of_vectors = Vec::new();
+        for index in 0..count {
+            let place = UserAddress(arguments[1]).offset(index * EACH_MESSAGE);
+            let header = user_memory::read::<MessageHeader>(place).ok()?;
+            add(spans, header.name.0, u64::from(header.name_length), access);
+            add(spans, header.control.0, header.control_length, access);
+            add(&mut spans_of_vectors, header.vector.0, header.count * size_of::<IoVector>() as u64, Access::Read);
+            let before = buffers.len();
+            read_vector(&mut buffers, header.vector.0, header.count)?;
+            counts.push(buffers.len() - before);
+            headers.push(header);
+        }
+        let data = Data { form: Form::Messages { headers, counts, single }, access, buffers };
+        if data.is_large() {
+            return Some(data);
+        }
+        add(spans, arguments[1], count * EACH_MESSAGE, Access::Write);
+        spans.append(&mut spans_of_vectors);
+        data.add_to(spans);
+        None
+    }
+
+    fn is_in_window(&self) -> bool {
+        self.buffers.iter().any(|buffer| is_in_window(buffer.base))
+    }
+
+    fn is_large(&self) -> bool {
+        let lengths = self.buffers.iter().filter(|buffer| is_in_window(buffer.base)).map(|buffer| buffer.length);
+        lengths.fold(0u64, u64::saturating_add) > SMALL
+    }
+
+    fn add_to(&self, spans: &mut Vec<Span>) {
+        self.buffers.iter().for_each(|buffer| add(spans, buffer.base, buffer.length, self.access));
+    }
+
+    pub fn total(&self) -> u64 {
+        self.buffers.iter().map(|buffer| buffer.length).fold(0, u64::saturating_add)
+    }
+
+    /// The first so many bytes.
+    pub fn front(&self, most: u64) -> Vec<IoVector> {
+        let mut left = most;
+        let mut part = Vec::new();
+        for buffer in &self.buffers {
+            if left == 0 {
+                break;
+            }
+            let length = buffer.length.min(left);
+            part.push(IoVector { base: buffer.base, length });
+            left -= length;
+        }
+        part
+    }
+
+    /// So many bytes are done.
+    pub fn advance(&mut self, mut bytes: u64) {
+        let mut whole = 0;
+        for buffer in &mut self.buffers {
+            let length = buffer.length.min(bytes);
+            buffer.base += length;
+            buffer.length -= length;
+            bytes -= length;
+            if buffer.length > 0 {
+                break;
+            }
+            whole += 1;
+        }
+        self.buffers.drain(..whole);
+    }
+}
+
+/// Adds what a vector of the program's has. `None`: the kernel says what is wrong with it.
+fn read_vector(buffers: &mut Vec<IoVector>, address: u64, count: u64) -> Option<()> {
+    if count > VECTOR_LIMIT {
+        return None;
+    }
+    let vector = user_memory::read_array::<IoVector>(UserAddress(address), count as usize).ok()?;
+    buffers.extend(vector);
+    Some(())
+}

@@ -1,0 +1,44 @@
+//! What is kept for calls of the program that have not come back yet.
+//!
+//! Some never do: a signal's handler leaves by siglongjmp(3), a vfork child executes a program or is killed, a
+//! thread ends inside. The door keeps each call on the stack on which it was made; once another
+//! call has its place there, wholly or in part, the first cannot come back any more, and what was kept for it goes.
+
+use crate::doors::door::CALL_SIZE;
+use crate::swapped::guarded::Guarded;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use usring_sys::mapping::PAGE;
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+
+/// A call's place on its stack, and what is kept for it.
+struct Outstanding {
+    place: usize,
+    guarded: Box<Guarded>,
+}
+
+const ROWS: usize = 256;
+
+/// By the page that a call begins on: threads hardly ever share one.
+static TABLE: PerProcess<[Mutex<Vec<Outstanding>>; ROWS]> = PerProcess::new();
+
+fn row(place: usize) -> &'static Mutex<Vec<Outstanding>> {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let row = ((place / PAGE) as u64).wrapping_mul(GOLDEN) >> (64 - ROWS.trailing_zeros());
+    &TABLE.get_or_make(|| [const { Mutex::new(Vec::new()) }; ROWS])[row as usize]
+}
+
+/// Keeps something until the call at this place of a stack is back.
+pub fn keep(place: usize, guarded: Box<Guarded>) {
+    let mut row = row(place).lock();
+    row.retain(|other| other.place.abs_diff(place) >= CALL_SIZE);
+    row.push(Outstanding { place, guarded });
+}
+
+/// The call is back.
+pub fn take(place: usize) -> Option<Box<Guarded>> {
+    let mut row = row(place).lock();
+    let index = row.iter().position(|other| other.place == place)?;
+    Some(row.swap_remove(index).guarded)
+}

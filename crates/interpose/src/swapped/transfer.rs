@@ -1,0 +1,280 @@
+//! A call that moves much data between the kernel and swapped memory.
+//!
+//! | what it is read from, written to | how |
+//! |---|---|
+//! | files, which answer in their time | in parts that are kept in memory, as small as it takes to fit beside what other threads keep |
+//! | streams (pipes, stream sockets, terminals) | by way of memory of ours ([`super::bounce`]); sent in parts |
+//! | messages (datagrams, devices, queues, event descriptors) | by way of memory of ours, as one |
+//!
+//! So what may wait for ever keeps nothing in memory meanwhile. Parts follow each other where the kernel would go on by itself,
+//! and only so long as no signal has come.
+
+use crate::swapped::bounce::Bounce;
+use crate::swapped::data::{Data, EACH_MESSAGE, Form};
+use crate::swapped::managed;
+use crate::swapped::manner::{Kind, Manner};
+use crate::swapped::pointers::{self, Arguments, Span};
+use alloc::vec::Vec;
+use core::ops::Range;
+use usring_swap::Access;
+use usring_swap::mappings::{Mappings, Pins};
+use usring_sys::message::{CONTROL_LENGTH_OFFSET, FLAGS_OFFSET, MessageHeader, NAME_LENGTH_OFFSET};
+use usring_sys::plain::IoVector;
+use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+/// Most bytes that are sent to a stream at a time.
+const STREAM_PART: u64 = 64 << 10;
+/// Most bytes of a message, or of what is received at a time.
+const MOST: u64 = 16 << 20;
+/// A part of a file that is so small is kept in memory whatever others keep.
+const LEAST_PART: u64 = 8 << 10;
+
+/// Ranges that stay in memory until this is dropped.
+pub struct Pinned {
+    mappings: &'static Mappings,
+    ranges: Vec<Range<usize>>,
+}
+
+impl Pinned {
+    pub fn new(mappings: &'static Mappings, spans: &[Span], pins: Pins) -> Result<Pinned, Errno> {
+        let mut pinned = Pinned { mappings, ranges: Vec::new() };
+        for span in spans {
+            let range = span.start..span.start.saturating_add(span.length).min(managed::WINDOW_END);
+            match mappings.pin(&range, span.access, pins) {
+                Ok(ranges) => pinned.ranges.extend(ranges),
+                // The kernel's answer where a page cannot be read back.
+                Err(Errno::EIO) => return Err(Errno::EFAULT),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(pinned)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.ranges.iter().for_each(|range| self.mappings.unpin(range));
+    }
+}
+
+/// `struct mmsghdr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Numbered {
+    header: MessageHeader,
+    length: u32,
+    padding: u32,
+}
+
+const _: () = assert!(size_of::<Numbered>() as u64 == EACH_MESSAGE);
+
+/// What the part that is out uses.
+enum Hold {
+    Nothing,
+    Pinned { _pins: Pinned },
+    Bounced(Bounce),
+}
+
+pub struct Transfer {
+    /// As the program has made it.
+    call: SystemCall,
+    data: Data,
+    manner: Manner,
+    /// Most bytes of a part.
+    most: u64,
+    /// The part that is out: the program's buffers, what the kernel is told instead, and
+    /// how many bytes; and how many were done before.
+    part: Vec<IoVector>,
+    vector: Vec<IoVector>,
+    headers: Vec<Numbered>,
+    asked: u64,
+    done: u64,
+    hold: Hold,
+}
+
+impl Transfer {
+    /// `None`: the kernel will not move anything.
+    pub fn of(mut data: Data, call: &SystemCall, mappings: &Mappings) -> Option<Transfer> {
+        let manner = Manner::of(call, &mut data)?;
+        let most = match manner.kind {
+            Kind::File => mappings.most_pinned().0 as u64,
+            Kind::Stream if data.access == Access::Read => STREAM_PART,
+            Kind::Stream | Kind::Message => MOST,
+        };
+        let mut call = *call;
+        if call.number == linux::__NR_vmsplice {
+            as_read_or_write(&mut call, data.access);
+        }
+        let (part, vector, headers, hold) = (Vec::new(), Vec::new(), Vec::new(), Hold::Nothing);
+        Some(Transfer { call, data, manner, most, part, vector, headers, asked: 0, done: 0, hold })
+    }
+
+    /// Has the call be the next part.
+    pub fn begin(&mut self, call: &mut SystemCall, mappings: &'static Mappings) -> Result<(), Errno> {
+        match self.manner.kind {
+            Kind::File => self.pin(mappings)?,
+            Kind::Stream | Kind::Message => self.bounce()?,
+        }
+        self.asked = self.part.iter().map(|buffer| buffer.length).sum();
+        *call = self.call;
+        let arguments = &mut call.arguments;
+        match &mut self.data.form {
+            Form::Buffer(buffer) => {
+                arguments[buffer.address] = self.vector[0].base;
+                arguments[buffer.length] = self.vector[0].length - buffer.header;
+                advance_position(arguments, buffer.position, self.done);
+            }
+            Form::Vector { address, position } => {
+                arguments[*address] = self.vector.as_ptr() as u64;
+                arguments[*address + 1] = self.vector.len() as u64;
+                advance_position(arguments, *position, self.done);
+            }
+            Form::Messages { headers, counts, single } => {
+                if *single {
+                    counts[0] = self.vector.len();
+                    if self.done > 0 {
+                        (headers[0].control, headers[0].control_length) = (UserAddress::NULL, 0);
+                    }
+                }
+                self.headers.clear();
+                let mut vector = self.vector.as_ptr() as u64;
+                for (header, count) in headers.iter().zip(counts) {
+                    let header = MessageHeader { vector: UserAddress(vector), count: *count as u64, ..*header };
+                    self.headers.push(Numbered { header, length: 0, padding: 0 });
+                    vector += *count as u64 * size_of::<IoVector>() as u64;
+                }
+                arguments[1] = self.headers.as_mut_ptr() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn pin(&mut self, mappings: &'static Mappings) -> Result<(), Errno> {
+        loop {
+            self.part = self.data.front(self.most);
+            let mut spans = Vec::with_capacity(self.part.len());
+            for IoVector { base, length } in &self.part {
+                pointers::add(&mut spans, *base, *length, self.data.access);
+            }
+            let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
+            match Pinned::new(mappings, &spans, pins) {
+                Ok(pins) => self.hold = Hold::Pinned { _pins: pins },
+                // Others keep much just now.
+                Err(Errno::ENOMEM) if self.most > LEAST_PART => {
+                    self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            self.vector.clone_from(&self.part);
+            return Ok(());
+        }
+    }
+
+    fn bounce(&mut self) -> Result<(), Errno> {
+        let total = self.data.total();
+        let is_sent = self.data.access == Access::Read;
+        let is_whole =
+            self.manner.kind == Kind::Message && (is_sent || matches!(self.data.form, Form::Messages { .. }));
+        if is_whole && total > self.most {
+            return Err(Errno::ENOMEM);
+        }
+        self.part = self.data.front(self.most);
+        let mut bounce = Bounce::new(total.min(self.most), self.manner.lingers)?;
+        if is_sent {
+            bounce.fill(&self.part)?;
+        }
+        self.vector = bounce.stand_in(&self.part);
+        self.hold = Hold::Bounced(bounce);
+        Ok(())
+    }
+
+    /// The part that was out is answered: whether another follows.
+    pub fn goes_on(&mut self, answer: u64) -> Result<bool, Errno> {
+        let hold = core::mem::replace(&mut self.hold, Hold::Nothing);
+        if is_error(answer) {
+            return Ok(false);
+        }
+        if let Hold::Bounced(bounce) = hold {
+            self.hand_over(bounce, answer)?;
+        }
+        self.done += answer;
+        if !self.manner.continues || answer != self.asked {
+            return Ok(false);
+        }
+        self.data.advance(answer);
+        Ok(self.data.total() > 0)
+    }
+
+    /// Gives the program what the kernel has answered with.
+    fn hand_over(&mut self, mut bounce: Bounce, answer: u64) -> Result<(), Errno> {
+        let fills = self.data.access == Access::Write;
+        let Form::Messages { counts, single, .. } = &self.data.form else {
+            let header = if let Form::Buffer(buffer) = &self.data.form { buffer.header } else { 0 };
+            return if fills { bounce.empty(0, &self.part, answer + header) } else { Ok(()) };
+        };
+        let messages = self.manner.messages;
+        let (mut offset, mut first) = (0, 0);
+        for (index, (numbered, count)) in self.headers.iter().zip(counts).enumerate() {
+            if !single && index as u64 >= answer {
+                break;
+            }
+            let buffers = &self.part[first..first + count];
+            let length = if *single { answer } else { u64::from(numbered.length) };
+            let place = messages.offset(index as u64 * EACH_MESSAGE);
+            if fills {
+                bounce.empty(offset, buffers, length)?;
+                user_memory::write(place.offset(NAME_LENGTH_OFFSET), numbered.header.name_length)?;
+                user_memory::write(place.offset(CONTROL_LENGTH_OFFSET), numbered.header.control_length)?;
+                user_memory::write(place.offset(FLAGS_OFFSET), numbered.header.flags)?;
+            }
+            if !single {
+                user_memory::write(place.offset(size_of::<MessageHeader>() as u64), numbered.length)?;
+            }
+            offset += buffers.iter().map(|buffer| buffer.length as usize).sum::<usize>();
+            first += count;
+        }
+        Ok(())
+    }
+
+    /// What the program gets, if nothing follows.
+    pub fn result(&self, answer: u64) -> u64 {
+        if is_error(answer) && self.done == 0 { answer } else { self.done }
+    }
+
+    /// Gives up the part that was to follow.
+    pub fn break_off(&mut self) -> u64 {
+        self.hold = Hold::Nothing;
+        self.done
+    }
+}
+
+/// Has vmsplice(2) move content instead of pages.
+fn as_read_or_write(call: &mut SystemCall, access: Access) {
+    let does_not_wait = call.arguments[3] & SPLICE_DOES_NOT_WAIT != 0;
+    let flags = if does_not_wait { u64::from(linux::RWF_NOWAIT) } else { 0 };
+    call.number = if access == Access::Read { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
+    (call.arguments[3], call.arguments[4]) = (HERE, 0);
+    call.arguments[5] = flags | PASS_MARK_ABOVE_FLAGS;
+}
+
+/// SPLICE_F_NONBLOCK.
+const SPLICE_DOES_NOT_WAIT: u64 = 2;
+
+/// "Where the file stands."
+const HERE: u64 = u64::MAX;
+
+/// By what the parts before have done.
+fn advance_position(arguments: &mut Arguments, position: Option<usize>, done: u64) {
+    if let Some(position) = position
+        && arguments[position] != HERE
+    {
+        arguments[position] = arguments[position].wrapping_add(done);
+    }
+}
+
+pub fn is_error(answer: u64) -> bool {
+    answer > -4096i64 as u64
+}
