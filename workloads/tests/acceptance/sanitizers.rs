@@ -56,3 +56,17 @@ fn a_sanitizer_s_program_is_found_behind_a_shell_and_finds_what_it_is_for() {
     assert!(!out.contains("libasan") && !out.contains("USRING_RUNTIME"), "{report}");
     finished.served(&["read"], 1);
 }
+
+#[test]
+fn a_sanitizer_s_program_keeps_its_memory_where_memory_is_swapped() {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let swap = ["--swap=ram:size=64M,limit=16M".to_owned()];
+    for sanitizer in [ADDRESSES, THREADS] {
+        let program = stage.compile("liburing_buffers.c", &["-luring", "-g", sanitizer]);
+        let run = stage.program_with(World::Denied, &swap, program).env("TSAN_OPTIONS", OPTIONS);
+        let finished = run.finish().succeeded();
+        assert!(finished.stderr.contains("stays as it is: a sanitizer"), "{}", finished.report());
+        assert_eq!(finished.stdout, "3 checks hold\n", "{}", finished.report());
+    }
+}

@@ -18,6 +18,7 @@ global_asm!(
     ".pushsection .data.rel.ro.usring_libc,\"aw\",@progbits",
     ".weak pthread_create, pthread_detach, __errno_location, mallopt",
     ".weak _r_debug, _dl_debug_addr, gnu_get_libc_version, __environ",
+    ".weak __asan_init, __tsan_init, __lsan_init, __msan_init, __hwasan_init",
     ".globl usring_libc",
     ".hidden usring_libc",
     ".p2align 3",
@@ -30,6 +31,11 @@ global_asm!(
     ".quad gnu_get_libc_version",
     ".quad __environ",
     ".quad mallopt",
+    ".quad __asan_init",
+    ".quad __tsan_init",
+    ".quad __lsan_init",
+    ".quad __msan_init",
+    ".quad __hwasan_init",
     ".popsection",
 );
 
@@ -49,6 +55,8 @@ pub struct Bound {
     glibc: usize,
     environment: Option<&'static *mut *mut u8>,
     mallopt: Option<unsafe extern "C" fn(i32, i32) -> i32>,
+    /// Only whether they are there.
+    sanitizers: [usize; 5],
 }
 
 unsafe extern "C" {
@@ -71,6 +79,11 @@ impl Bound {
 /// Whether the program's libc is glibc.
 pub fn is_glibc() -> bool {
     bound().glibc != 0
+}
+
+/// Whether the program has a sanitizer's runtime that keeps account of memory.
+pub fn has_sanitizer() -> bool {
+    bound().sanitizers.iter().any(|function| *function != 0)
 }
 
 /// Has glibc's malloc map each block of so many bytes by itself, now and always: by

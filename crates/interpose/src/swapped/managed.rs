@@ -78,6 +78,14 @@ pub fn prepare() -> Result<(), &'static str> {
         return Ok(());
     }
     let (options, _) = options().ok_or("what the launcher says of swapped memory is not of this build")?;
+    if libc::has_sanitizer() {
+        // TSan wants nothing in the window, and LSan looks at memory from a process of its own.
+        let process = process::id();
+        message::say(format_args!(
+            "swap: the memory of process {process} stays as it is: a sanitizer keeps account of it"
+        ));
+        return Ok(());
+    }
     MINIMUM.store(options.minimum, Ordering::Relaxed);
     ON.store(true, Ordering::Relaxed);
     if !traps() {
