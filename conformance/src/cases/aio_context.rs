@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 use crate::aio::{self, Context};
 use crate::case::{Case, case, differs};
-use crate::memory::Pages;
+use crate::memory::{MissingPage, Pages};
 use crate::transcript::Transcript;
 use crate::{files, process, time};
 
@@ -32,6 +32,7 @@ pub const CASES: &[Case] = &[
     case("aio_context.child_makes_its_own", child_makes_its_own),
     case("aio_context.exit_with_requests_out", exit_with_requests_out),
     case("aio_context.what_was_submitted_is_written", what_was_submitted_is_written),
+    case("aio_context.who_stands_still_holds_nobody_up", who_stands_still_holds_nobody_up),
 ];
 
 fn setup_refuses(t: &mut Transcript) {
@@ -359,4 +360,40 @@ fn what_was_submitted_is_written(t: &mut Transcript) {
             t.say(format_args!("{kind}, {end}: {ending}, {written} written"));
         }
     }
+}
+
+/// A call that sleeps in the middle of its batch (here where it fetches the bytes to write: at a page that this process
+/// supplies) keeps nobody else from the context. What it has not come to yet is not begun.
+fn who_stands_still_holds_nobody_up(t: &mut Transcript) {
+    let Some(page) = MissingPage::new() else {
+        return t.say("the system has no userfaultfd for us");
+    };
+    let context = Context::new(8);
+    let (file, other) = (files::memory_file(b"some content"), files::memory_file(b"some content"));
+    // SAFETY: the page is there, once it is supplied, for as long as its owner.
+    let missing = unsafe { std::slice::from_raw_parts(page.address() as *const u8, 4) };
+    let mut behind = [0; 12];
+    let number = file.as_raw_fd();
+    let mut batch = [aio::write(number, missing, 0, 1), aio::read(number, &mut behind, 0, 2)];
+    let submitter = std::thread::scope(|scope| {
+        let submitter = scope.spawn(|| context.submit(&mut batch));
+        t.say(format_args!("it stands still {}", page.is_missed()));
+        aio::events(t, context.get(0, 4, std::time::Duration::ZERO).unwrap_or_default());
+        let mut buffer = [0; 4];
+        let requests = [aio::read(other.as_raw_fd(), &mut buffer, 0, 3), aio::write(other.as_raw_fd(), b"SOME", 0, 4)];
+        for request in requests {
+            t.result("another", context.submit(&mut [request]));
+            aio::events(t, context.wait(1));
+        }
+        let (reader, writer) = files::pipe();
+        t.result("a poll", context.submit(&mut [aio::poll(&reader, libc::POLLIN, 5)]));
+        files::put(&writer, b"x");
+        aio::poll_events(t, context.wait(1));
+        page.supply();
+        submitter.join().expect("it does not panic")
+    });
+    t.result("submit", submitter);
+    aio::events(t, context.wait(2));
+    t.say(format_args!("{:?}", String::from_utf8_lossy(&behind)));
+    t.say(files::text(&other));
 }

@@ -10,7 +10,7 @@
 //! and how long those before it took. Otherwise a submission costs one look at
 //! the policy, a poll one at a pointer.
 
-use crate::driver::{QueueOptions, QueuePair, Submission};
+use crate::driver::{Delivery, QueueOptions, QueuePair, Submission};
 use crate::policy::{PolicyWord, PollPolicy};
 use crate::request::{Completions, DeviceRequest};
 use crate::tracker::{Manner, Tracker};
@@ -90,6 +90,27 @@ impl Channel {
         if let Some(tracker) = &mut self.tracker {
             tracker.end_batch();
         }
+    }
+
+    /// See [`QueuePair::is_delivered_to`].
+    pub fn is_delivered_to(&self) -> bool {
+        self.queue.is_delivered_to()
+    }
+
+    /// See [`QueuePair::begin_delivery`].
+    #[inline]
+    pub fn begin_delivery(&mut self) -> Option<Delivery> {
+        let delivery = self.queue.begin_delivery();
+        if let Some(tracker) = &mut self.tracker {
+            tracker.end_batch();
+        }
+        delivery
+    }
+
+    /// See [`QueuePair::end_delivery`].
+    #[inline]
+    pub fn end_delivery(&mut self, delivery: Delivery) {
+        self.queue.end_delivery(delivery);
     }
 
     /// Appends what has completed. See [`QueuePair::poll`].

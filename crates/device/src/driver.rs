@@ -2,11 +2,14 @@
 //! shares, and its queue pairs, each of which belongs to one ring, context or
 //! thread.
 
+mod delivery;
 pub mod file;
 pub mod gone;
 pub mod null;
 pub mod ram;
 pub mod vhost_user;
+
+pub use delivery::Delivery;
 
 use crate::geometry::Geometry;
 use crate::request::{Completions, DeviceRequest};
@@ -80,8 +83,27 @@ pub trait QueuePair: Send {
     /// answer but [`Submission::Accepted`].
     fn submit(&mut self, request: &DeviceRequest) -> Submission;
 
-    /// Tells the device of everything that was accepted: once per batch.
+    /// Tells the device of everything that was accepted: once per batch. Sleeps
+    /// only where [`QueuePair::is_delivered_to`].
     fn ring_doorbell(&mut self);
+
+    /// Whether telling the device may sleep. Who holds a lock that others want
+    /// tells it in two steps then, the sleep between them.
+    fn is_delivered_to(&self) -> bool {
+        false
+    }
+
+    /// The first step: what is to be carried out and brought back. `None`: there
+    /// is nothing more to tell.
+    fn begin_delivery(&mut self) -> Option<Delivery> {
+        self.ring_doorbell();
+        None
+    }
+
+    /// The second step, after [`Delivery::carry_out`].
+    fn end_delivery(&mut self, delivery: Delivery) {
+        let _ = delivery;
+    }
 
     /// Collects what has completed, in any order, as far as there is room.
     /// Never blocks.

@@ -53,7 +53,7 @@ pub use block_file::BlockFile;
 pub use channel::{Channel, Pause, Wait};
 pub use device::Device;
 pub use distribution::Distribution;
-pub use driver::{Driver, QueueOptions, QueuePair, Submission};
+pub use driver::{Delivery, Driver, QueueOptions, QueuePair, Submission};
 pub use geometry::Geometry;
 pub use opened::{OpenDevice, OpenManner};
 pub use policy::{PolicyWord, PollPolicy};

@@ -8,7 +8,7 @@ mod file {
 
 use common::Subject;
 use common::harness::{LONGEST, Memory, Rig, Traffic, is_error, is_readable, transfer};
-use file::place::{Place, denied, in_child, loop_device, with_small_file_system};
+use file::place::{Place, answer_for_kernel, denied, in_child, loop_device, with_small_file_system};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
@@ -288,6 +288,26 @@ fn a_sleeper_is_told_of_a_request_that_the_kernel_did_not_take() {
     rig.queue.ring_doorbell();
     assert!(is_readable(rig.queue.interrupt().unwrap(), LONGEST), "no interrupt");
     assert!(is_error(rig.wait()[0].result, Errno::EFAULT));
+}
+
+/// A sandbox may answer for the kernel, which never says so.
+#[test]
+fn an_answer_that_nothing_was_taken_is_not_waited_for_to_change() {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    let driver = open(&file.text(""));
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        let memory = Memory::new(4096);
+        let mut rig = Rig::new(&*driver, POLLED);
+        answer_for_kernel(libc::SYS_io_submit, 0);
+        for token in 0..2 {
+            rig.submit(&transfer(token, Operation::Read, 0, &[memory.segment(0, 4096)]));
+        }
+        rig.queue.ring_doorbell();
+        tell.send(rig.wait().iter().map(|completion| completion.result).collect::<Vec<_>>())
+    });
+    assert_eq!(told.recv_timeout(LONGEST).expect("no answer"), [Errno::EAGAIN.negative(); 2]);
 }
 
 #[test]

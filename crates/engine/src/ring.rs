@@ -9,7 +9,7 @@ use crate::attendant::{self, Attendance};
 use crate::buffer_group::BufferGroups;
 use crate::counters::RingCounters;
 use crate::cq_wait::CqWaits;
-use crate::device_queues::DeviceQueues;
+use crate::device_queues::{self, DeviceQueues};
 use crate::drain::Drain;
 use crate::link::Chain;
 use crate::napi::Napi;
@@ -444,16 +444,53 @@ impl<'a> LockedRing<'a> {
 
     /// The same for a driver that has finished its batch.
     #[inline(always)]
-    pub fn depart(mut self) {
-        attendant::take_over(&mut self);
-        drop(self.release());
+    pub fn depart(self) {
+        drop(self.take_leave(device_queues::deliver).release());
+    }
+
+    /// The same for a driver that came by for others, the attendant maybe, and looks
+    /// at the task-work list itself afterwards.
+    pub fn depart_quietly(self) {
+        self.take_leave(device_queues::deliver_or_leave).let_go();
+    }
+
+    /// The same inside another ring, whose lock is not to be held for long: what
+    /// may sleep is left to a thread.
+    pub fn leave_inside(mut self) {
+        self.finish_batch();
+        device_queues::leave_delivery(&mut self);
+        self.depart();
+    }
+
+    /// What a driver does before it leaves: whatever it waits for, and has to be
+    /// told of, is somebody's then.
+    #[inline(always)]
+    fn take_leave(mut self, deliver: impl Fn(Self) -> Self) -> Self {
+        loop {
+            if self.devices.owes_delivery() {
+                self = deliver(self);
+            }
+            attendant::take_over(&mut self);
+            if !self.devices.owes_delivery() {
+                return self;
+            }
+        }
     }
 
     /// Releases the lock, a full barrier, and wakes sleepers for what was
     /// published. Who calls this and not [`LockedRing::leave`] looks at the
     /// task-work list itself afterwards.
     #[inline]
-    pub fn unlock(self) {
+    pub fn unlock(mut self) {
+        if self.devices.owes_delivery() {
+            self = device_queues::deliver(self);
+        }
+        self.let_go();
+    }
+
+    /// The same as it stands.
+    #[inline(always)]
+    pub fn let_go(self) {
         core::mem::forget(self.release());
     }
 

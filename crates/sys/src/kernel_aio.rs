@@ -3,9 +3,9 @@
 //! privilege and no io_uring.
 //!
 //! A request names the program's memory, which the kernel checks as that of any
-//! system call and goes on using until the completion; [`Context`] waits for
-//! all of them when it is dropped. One that has nothing with the kernel then is
-//! kept for the next who wants one of its size: to destroy it takes the kernel
+//! system call and goes on using until the completion; when a [`Context`] and
+//! its batches are dropped, all of them are waited for. One that has nothing with
+//! the kernel then is kept for the next who wants one of its size: to destroy it takes the kernel
 //! tens of milliseconds, whether there is anything to wait for or not.
 
 mod completion_ring;
@@ -24,6 +24,7 @@ mod context {
     use crate::{Errno, SystemCall, UserAddress, user_memory};
     use alloc::boxed::Box;
     use alloc::vec::Vec;
+    use core::sync::atomic::{AtomicBool, Ordering};
     use linux_raw_sys::general as linux;
     use usring_uapi::aio::{AioRing, IoEvent, Iocb};
 
@@ -85,8 +86,46 @@ mod context {
         }
     }
 
-    /// Requests in the order of their arrival that the kernel has not taken yet.
+    /// What the kernel has for a [`Context`]: there as long as the context or one
+    /// of its batches is.
+    struct Kernels {
+        requests: u32,
+        address: u64,
+        /// The context is gone, and everything had come back: it can be used again.
+        is_settled: AtomicBool,
+        /// The maker's [`PROCESS`].
+        process: &'static Process,
+    }
+
+    impl Kernels {
+        /// Whether this process made it. A forked child's copy has nothing to
+        /// talk to: its ring is the parent's.
+        #[inline]
+        fn is_ours(&self) -> bool {
+            PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
+        }
+    }
+
+    impl Drop for Kernels {
+        /// Waits until the kernel has let go of all memory that requests named.
+        fn drop(&mut self) {
+            // A child may have a context of its own at the same address.
+            if !self.is_ours() {
+                return;
+            }
+            if *self.is_settled.get_mut() {
+                self.process.keep(Idle { requests: self.requests, address: self.address });
+            } else {
+                destroy(self.address);
+            }
+        }
+    }
+
+    /// Requests for a context, in the order of their arrival, that the kernel has
+    /// not taken yet. It is nobody's but its owner's: to hand it over touches
+    /// nothing of the context.
     pub struct Batch {
+        kernels: Arc<Kernels>,
         iocbs: Box<[Iocb]>,
         /// What io_submit(2) wants: where each of them lies.
         addresses: Box<[u64]>,
@@ -99,7 +138,7 @@ mod context {
 
     impl Batch {
         /// Room for `requests`, with `vectors` members of vectored ones in all.
-        pub fn new(requests: usize, vectors: usize) -> Result<Self, Errno> {
+        pub fn new(context: &Context, requests: usize, vectors: usize) -> Result<Self, Errno> {
             let mut iocbs = Vec::new();
             let mut addresses = Vec::new();
             let mut members = Vec::new();
@@ -109,12 +148,19 @@ mod context {
             iocbs.resize(requests, Iocb::default());
             addresses.resize(requests, 0);
             let (iocbs, addresses) = (iocbs.into_boxed_slice(), addresses.into_boxed_slice());
-            Ok(Batch { iocbs, addresses, first: 0, last: 0, vectors: members })
+            let kernels = context.kernels.clone();
+            Ok(Batch { kernels, iocbs, addresses, first: 0, last: 0, vectors: members })
         }
 
         #[inline]
         pub fn is_empty(&self) -> bool {
             self.first == self.last
+        }
+
+        /// How many requests are in it.
+        #[inline]
+        pub fn length(&self) -> usize {
+            self.last - self.first
         }
 
         /// Whether a request of so many members fits.
@@ -155,6 +201,20 @@ mod context {
             data
         }
 
+        /// Hands its requests to the kernel, once, which may sleep; answers how many
+        /// it took, which are then no longer in the batch. Their completions may
+        /// come before this does: [`Context::expect`] goes before.
+        ///
+        /// Errors: of the first request, which stays in the batch; `EAGAIN` if the
+        /// kernel has no room now, `EINVAL` in a forked child.
+        pub fn submit(&mut self) -> Result<usize, Errno> {
+            let addresses = self.addresses[self.first..].as_ptr() as u64;
+            let arguments = [self.kernels.address, self.length() as u64, addresses, 0, 0];
+            let taken = SystemCall::new(linux::__NR_io_submit, arguments).run()? as usize;
+            self.advance(taken);
+            Ok(taken)
+        }
+
         fn advance(&mut self, count: usize) {
             self.first += count;
             if self.first == self.last {
@@ -164,15 +224,14 @@ mod context {
         }
     }
 
-    /// An AIO context of this process.
+    /// An AIO context of this process: its completions. Requests go down in
+    /// batches of its own.
     pub struct Context {
-        requests: u32,
-        address: usize,
+        kernels: Arc<Kernels>,
         ring: CompletionRing,
-        /// What the kernel has, or has answered and nobody has taken.
-        submitted: usize,
-        /// The maker's [`PROCESS`].
-        process: &'static Process,
+        /// What the kernel has or is being given, and what it has answered and
+        /// nobody has taken.
+        expected: usize,
     }
 
     impl Context {
@@ -191,45 +250,37 @@ mod context {
                 destroy(address);
                 return Err(Errno::ENOSYS);
             };
-            Ok(Context { requests, address: address as usize, ring, submitted: 0, process })
+            let kernels = Kernels { requests, address, is_settled: AtomicBool::new(false), process };
+            Ok(Context { kernels: Arc::new(kernels), ring, expected: 0 })
         }
 
-        /// Whether this process made it. A forked child's copy has nothing to
-        /// talk to: its ring is the parent's.
+        /// So many requests are about to be handed over.
         #[inline]
-        fn is_ours(&self) -> bool {
-            PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
+        pub fn expect(&mut self, count: usize) {
+            self.expected += count;
         }
 
-        /// Hands requests to the kernel, once; answers how many it took, which are
-        /// then no longer in the batch.
-        ///
-        /// Errors: of the first request, which stays in the batch; `EAGAIN` if the
-        /// kernel has no room now, `EINVAL` in a forked child.
-        pub fn submit(&mut self, batch: &mut Batch) -> Result<usize, Errno> {
-            let count = (batch.last - batch.first) as u64;
-            let addresses = batch.addresses[batch.first..].as_ptr() as u64;
-            let taken = SystemCall::new(linux::__NR_io_submit, [self.address as u64, count, addresses, 0, 0]).run()?;
-            batch.advance(taken as usize);
-            self.submitted += taken as usize;
-            Ok(taken as usize)
+        /// So many of them the kernel did not take.
+        #[inline]
+        pub fn give_up(&mut self, count: usize) {
+            self.expected -= count;
+        }
+
+        /// How many completions have not been taken.
+        #[inline]
+        pub fn expected(&self) -> usize {
+            self.expected
         }
 
         /// The next completion; [`Context::finish_look`] after the last.
         #[inline]
         pub fn take(&mut self) -> Option<IoEvent> {
-            if !self.is_ours() {
+            if !self.kernels.is_ours() {
                 return None;
             }
             let event = self.ring.take()?;
-            self.submitted -= 1;
+            self.expected -= 1;
             Some(event)
-        }
-
-        /// How many requests have been submitted whose completions have not been taken.
-        #[inline]
-        pub fn submitted(&self) -> usize {
-            self.submitted
         }
 
         /// Lets the kernel use the room of the completions that were read.
@@ -241,23 +292,16 @@ mod context {
         /// Whether no completion is there.
         #[inline]
         pub fn is_empty(&mut self) -> bool {
-            !self.is_ours() || self.ring.is_empty()
+            !self.kernels.is_ours() || self.ring.is_empty()
         }
     }
 
     impl Drop for Context {
-        /// Waits until the kernel has let go of all memory that requests named.
         fn drop(&mut self) {
-            let address = self.address as u64;
-            // A child may have a context of its own at the same address.
-            if !self.is_ours() {
-                return;
+            if self.expected == 0 && self.kernels.is_ours() {
+                self.ring.publish_head();
+                self.kernels.is_settled.store(true, Ordering::Release);
             }
-            if self.submitted > 0 {
-                return destroy(address);
-            }
-            self.ring.publish_head();
-            self.process.keep(Idle { requests: self.requests, address });
         }
     }
 
@@ -277,7 +321,7 @@ mod context {
         }
         // SAFETY: 1. The kernel maps a context's ring, whose first and last word
         // have just been read, readable and writable until io_destroy(2), which
-        // only `Context::drop` calls, after its last use. 2. Nobody has
+        // only `Kernels::drop` calls, when no context has it any more. 2. Nobody has
         // references into it.
         let ring = CompletionRing::new(Arc::new(unsafe { SharedMemory::borrowed(address as usize, length) }))?;
         // A child must not see its parent's completions, and has no use for them.

@@ -6,7 +6,7 @@
 
 use super::held::Held;
 use crate::distribution::Distribution;
-use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
+use crate::driver::{Delivery, Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::Geometry;
 use crate::random::Random;
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
@@ -131,6 +131,18 @@ impl QueuePair for DelayQueue {
 
     fn ring_doorbell(&mut self) {
         self.held.ring_doorbell(|completion, now| self.span.due(completion, now));
+    }
+
+    fn is_delivered_to(&self) -> bool {
+        self.held.is_delivered_to()
+    }
+
+    fn begin_delivery(&mut self) -> Option<Delivery> {
+        self.held.begin_delivery(|completion, now| self.span.due(completion, now))
+    }
+
+    fn end_delivery(&mut self, delivery: Delivery) {
+        self.held.end_delivery(delivery, |completion, now| self.span.due(completion, now));
     }
 
     fn poll(&mut self, completions: &mut Completions) {

@@ -7,7 +7,7 @@
 
 use super::held::Held;
 use crate::batches::AT_ONCE;
-use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
+use crate::driver::{Delivery, Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::Geometry;
 use crate::random::{Random, share_of};
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
@@ -247,6 +247,18 @@ impl QueuePair for FaultyQueue {
 
     fn ring_doorbell(&mut self) {
         self.held.ring_doorbell(|completion, now| self.lateness.due(completion, now));
+    }
+
+    fn is_delivered_to(&self) -> bool {
+        self.held.is_delivered_to()
+    }
+
+    fn begin_delivery(&mut self) -> Option<Delivery> {
+        self.held.begin_delivery(|completion, now| self.lateness.due(completion, now))
+    }
+
+    fn end_delivery(&mut self, delivery: Delivery) {
+        self.held.end_delivery(delivery, |completion, now| self.lateness.due(completion, now));
     }
 
     fn poll(&mut self, completions: &mut Completions) {

@@ -2,7 +2,7 @@
 //! reach the user: what the wrappers have in common.
 
 use crate::batches::AT_ONCE;
-use crate::driver::{QueueOptions, QueuePair, Submission};
+use crate::driver::{Delivery, QueueOptions, QueuePair, Submission};
 use crate::request::{Completion, Completions, DeviceRequest};
 use crate::timeline::Timeline;
 use crate::timer_interrupt::TimerInterrupt;
@@ -64,8 +64,30 @@ impl Held {
 
     pub fn ring_doorbell(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.inner.ring_doorbell();
+        self.told(due);
+    }
+
+    /// The device inside has been told: it may have done something at once.
+    fn told(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.take_in(due);
         self.timer.advance(self.timeline.earliest());
+    }
+
+    pub fn is_delivered_to(&self) -> bool {
+        self.inner.is_delivered_to()
+    }
+
+    pub fn begin_delivery(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) -> Option<Delivery> {
+        let delivery = self.inner.begin_delivery();
+        if delivery.is_none() {
+            self.told(due);
+        }
+        delivery
+    }
+
+    pub fn end_delivery(&mut self, delivery: Delivery, due: impl FnMut(&Completion, Ticks) -> Ticks) {
+        self.inner.end_delivery(delivery);
+        self.told(due);
     }
 
     pub fn poll(&mut self, completions: &mut Completions, due: impl FnMut(&Completion, Ticks) -> Ticks) {

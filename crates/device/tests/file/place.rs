@@ -95,7 +95,7 @@ impl Driver for Denied {
         thread::scope(|scope| {
             scope
                 .spawn(|| {
-                    deny_contexts();
+                    answer_for_kernel(libc::SYS_io_setup, libc::EPERM);
                     self.0.open_queue(options)
                 })
                 .join()
@@ -108,22 +108,22 @@ impl Driver for Denied {
     }
 }
 
-/// Lets io_setup(2) answer EPERM to this thread.
-fn deny_contexts() {
+/// Lets a system call answer so to this thread, and do nothing.
+pub fn answer_for_kernel(number: libc::c_long, error: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut filter = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_setup as u32),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, number as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | error as u32),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: concerns this thread alone, with a filter that is copied; io_setup is then tried in vain.
+    // SAFETY: concerns this thread alone, with a filter that is copied; the call is then made in vain.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
         let mut context = 0u64;
-        assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &mut context), -1);
+        assert_eq!(libc::syscall(number, 1, &mut context, 0), if error == 0 { 0 } else { -1 });
     }
 }
 

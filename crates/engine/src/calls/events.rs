@@ -17,6 +17,7 @@
 //! that nobody may submit or wait any more, wakes who does, and comes back when
 //! nothing is under way; then it is closed as any ring is.
 
+use crate::device_queues;
 use crate::iopoll;
 use crate::issue;
 use crate::op::block_device;
@@ -268,7 +269,12 @@ impl<'a> Submission<'a> {
         let mut request = locked.pool.take();
         request.sqe = *sqe;
         request.begin();
-        if let Err(error) = submit::prepare(locked, &mut request) {
+        let mut prepared = submit::prepare(locked, &mut request);
+        if prepared.is_ok() && locked.devices.owes_delivery() && !block_device::joins_delivery(locked, &request) {
+            prepared = self.deliver();
+        }
+        let locked = self.locked();
+        if let Err(error) = prepared {
             locked.pool.give_back(request);
             return Err(error);
         }
@@ -278,6 +284,23 @@ impl<'a> Submission<'a> {
         locked.drain.admit();
         submit::start(locked, request);
         Ok(())
+    }
+}
+
+impl<'a> Submission<'a> {
+    /// What the batch has brought so far is delivered before it goes on.
+    ///
+    /// Errors: what one more request is refused for now: others have had the ring.
+    #[cold]
+    fn deliver(&mut self) -> Result<(), Errno> {
+        self.locked = self.locked.take().map(device_queues::deliver);
+        let locked = self.locked();
+        locked.status = None;
+        locked.opened.begin_submission();
+        if locked.retired {
+            return Err(Errno::EINVAL);
+        }
+        if self.has_room() { Ok(()) } else { Err(Errno::EAGAIN) }
     }
 }
 

@@ -62,11 +62,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
         let writes = transfer.writes();
         return match channel_to_kernel_file(locked, number, writes) {
             Ok(index) => Some(IssueOutcome::OnDevice(index)),
-            Err(_) => {
-                // What was written before it in this batch, is: as in the kernel.
-                locked.devices.ring_doorbells();
-                ring.is_polled().then(|| refuse_on_polled_ring(number, writes))
-            }
+            Err(_) => ring.is_polled().then(|| refuse_on_polled_ring(number, writes)),
         };
     };
     let manner = file.manner();
@@ -135,6 +131,18 @@ pub(crate) fn channel_to_kernel_file(
     }
     // A machine or a sandbox may give no context: then nothing polls, and workers write.
     locked.devices.channel_to_kernel_files(ring).map_err(|_| Errno::EOPNOTSUPP)
+}
+
+/// Whether a request of an AIO context may be begun before what is owed to the
+/// kernel's files is delivered: it joins that, or it is a device's. Any other comes
+/// behind it: what was written before it in its batch, is; as in the kernel.
+pub(crate) fn joins_delivery(locked: &mut LockedRing, request: &Request) -> bool {
+    let Operation::ReadWrite(transfer) = &request.operation else { return false };
+    let (number, writes) = (request.file.number, transfer.writes());
+    if host::has_devices() && locked.opened.look_up(number).is_some() {
+        return true;
+    }
+    channel_to_kernel_file(locked, number, writes).is_ok()
 }
 
 /// A file that does not poll, if it is one and open for this.

@@ -172,7 +172,7 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
         task_work::run(&mut other);
     }
     other.cq.post(cqe);
-    other.leave();
+    other.leave_inside();
     Ok(true)
 }
 
@@ -198,7 +198,7 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
             task_work::run(&mut other);
         }
         let received = receive(&mut other, message, file);
-        other.leave();
+        other.leave_inside();
         return received.map(IssueOutcome::done);
     }
     let home = locked.ring.clone();

@@ -237,7 +237,9 @@ pub(super) fn with_rounds(change: impl FnOnce(&Rounds) -> bool) -> bool {
 /// ring waits for.
 #[inline(always)]
 pub(crate) fn take_over(locked: &mut LockedRing) {
-    if locked.polls.armed() != 0 || !locked.timeouts.is_empty() || locked.devices.in_flight() != 0 {
+    // Who asks a polled ring for events looks for them itself.
+    let counts_on_devices = locked.devices.in_flight() != 0 && !locked.is_looked_for();
+    if locked.polls.armed() != 0 || !locked.timeouts.is_empty() || counts_on_devices {
         take_over_waits(locked);
     }
 }
@@ -245,7 +247,6 @@ pub(crate) fn take_over(locked: &mut LockedRing) {
 #[inline(never)]
 fn take_over_waits(locked: &mut LockedRing) {
     let ring = locked.ring;
-    // Who asks a polled ring for events looks for them itself.
     if locked.devices.in_flight() != 0 && !locked.is_looked_for() && !ring.defers_task_work() {
         device_queues::settle(locked);
     }

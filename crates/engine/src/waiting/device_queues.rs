@@ -11,6 +11,7 @@ use crate::devices;
 use crate::fast_poll;
 use crate::issue::{self, Answer};
 use crate::op::{Operation, block_device};
+use crate::process::process;
 use crate::request::{RequestEntry, RequestId};
 use crate::ring::{LockedRing, Ring};
 use crate::timeout;
@@ -19,7 +20,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::estimate::RingEstimate;
-use usring_device::{Channel, Completions, Device, Pause, QueueOptions, Submission, Wait};
+use usring_device::{Channel, Completions, Delivery, Device, Pause, QueueOptions, Submission, Wait};
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll};
@@ -47,6 +48,11 @@ pub(crate) struct DeviceQueues {
     in_flight: u32,
     /// Something was accepted since the devices were last told.
     untold: bool,
+    /// Channels that something was accepted for that has to be delivered: see
+    /// [`deliver`].
+    owing: u32,
+    /// A thread has been asked to do that.
+    left: bool,
     /// A device can neither tell nor be waited for.
     looked_at_later: bool,
     /// Of a ring with HYBRID_IOPOLL.
@@ -86,6 +92,12 @@ struct DeviceQueue {
     free: Vec<u32>,
     /// Did not fit.
     backlog: VecDeque<RequestEntry>,
+    /// To tell the device may sleep: it is done without the ring's lock.
+    is_delivered_to: bool,
+    /// Something is to be delivered.
+    owes: bool,
+    /// Deliveries that are being made.
+    away: u32,
     /// Its interrupt is in the ring's epoll set.
     watched: bool,
     /// The interrupt was armed, and neither has it fired nor has anything
@@ -137,6 +149,9 @@ impl DeviceQueues {
         self.channels.push(DeviceQueue {
             device: device.clone(),
             wait: channel.begin_wait(),
+            is_delivered_to: channel.is_delivered_to(),
+            owes: false,
+            away: 0,
             channel,
             out: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
@@ -236,14 +251,88 @@ impl DeviceQueues {
         }
     }
 
-    /// Tells the devices of what was accepted, once per batch.
+    /// Tells the devices of what was accepted, once per batch; but for what is
+    /// [owed](Self::owes_delivery).
     #[inline]
     pub fn ring_doorbells(&mut self) {
         if self.untold {
             self.untold = false;
-            self.channels.iter_mut().for_each(|queue| queue.channel.ring_doorbell());
+            let queues = self.channels.iter_mut().filter(|queue| !queue.is_delivered_to);
+            queues.for_each(|queue| queue.channel.ring_doorbell());
         }
     }
+
+    /// Whether something was accepted that whoever gives up the ring's lock has to
+    /// [deliver].
+    #[inline(always)]
+    pub fn owes_delivery(&self) -> bool {
+        self.owing != 0 && !self.left
+    }
+
+    fn begin_delivery(&mut self) -> Option<(usize, Delivery)> {
+        self.left = false;
+        while self.owing != 0 {
+            let index = self.channels.iter().position(|queue| queue.owes)?;
+            let queue = &mut self.channels[index];
+            queue.owes = false;
+            self.owing -= 1;
+            if let Some(delivery) = queue.channel.begin_delivery() {
+                queue.away += 1;
+                return Some((index, delivery));
+            }
+        }
+        None
+    }
+}
+
+/// Takes what is owed to its devices, for a driver that has finished its batch. That may sleep, so the ring's lock is given
+/// up for it: its other users go on, and their own deliveries overtake this one.
+/// What one thread has submitted is delivered in order, and by itself: the numbers
+/// of its files are good until its call returns.
+#[inline(never)]
+pub(crate) fn deliver(mut locked: LockedRing) -> LockedRing {
+    let ring = locked.ring;
+    while let Some((index, mut delivery)) = locked.devices.begin_delivery() {
+        locked.let_go();
+        delivery.carry_out();
+        locked = ring.lock();
+        // The ring may have been closed meanwhile.
+        let Some(queue) = locked.devices.channels.get_mut(index) else { continue };
+        queue.away -= 1;
+        queue.channel.end_delivery(delivery);
+        if queue.away == 0 && !queue.backlog.is_empty() {
+            submit_backlog(&mut locked, index);
+        }
+        // Not seldom it has been done on the way.
+        if !locked.is_looked_for() {
+            reap_one(&mut locked, index);
+        }
+        locked.finish_batch();
+    }
+    locked
+}
+
+/// The same for whoever gives the lock up anyway; the attendant, which is there for
+/// all rings, leaves it to a thread.
+#[inline(never)]
+pub(crate) fn deliver_or_leave(mut locked: LockedRing) -> LockedRing {
+    if process().attendant.is_current() {
+        leave_delivery(&mut locked);
+        return locked;
+    }
+    deliver(locked)
+}
+
+/// Leaves what is owed to a thread of its own.
+pub(crate) fn leave_delivery(locked: &mut LockedRing) {
+    if !locked.devices.owes_delivery() {
+        return;
+    }
+    locked.devices.left = true;
+    let (ring, stillborn) = (locked.ring.clone(), locked.ring.clone());
+    let life = |ring: Arc<Ring>| move || deliver(ring.lock()).leave();
+    // Without a thread it has to be the attendant after all.
+    process().attendant.start_thread("usring-deliver", Box::new(life(ring)), Box::new(life(stillborn)));
 }
 
 /// Hands a transfer to its device.
@@ -271,7 +360,13 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
         }
         queue.out[token as usize] = Some(request);
         queues.in_flight += 1;
-        queues.untold = true;
+        if !queue.is_delivered_to {
+            queues.untold = true;
+            return;
+        }
+        // Its own thread sees to it, and to what was left to another.
+        queues.left = false;
+        queues.owing += u32::from(!core::mem::replace(&mut queue.owes, true));
         return;
     }
     queue.free.push(token);
@@ -339,7 +434,8 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         completions.clear();
         let queue = &mut locked.devices.channels[index];
         queue.armed = false;
-        if !queue.backlog.is_empty() {
+        // Not past what is being delivered.
+        if !queue.backlog.is_empty() && queue.away == 0 {
             submit_backlog(locked, index);
         }
         if has_had_room {

@@ -14,7 +14,6 @@
 //! A ring that is closed has its list sealed: what comes later is let go by
 //! whoever brings it.
 
-use crate::attendant;
 use crate::complete;
 use crate::device_queues;
 use crate::issue;
@@ -182,8 +181,7 @@ pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
             run(&mut locked);
         }
         locked.finish_batch();
-        attendant::take_over(&mut locked);
-        locked.unlock();
+        locked.depart_quietly();
     }
 }
 

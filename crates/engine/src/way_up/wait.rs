@@ -168,7 +168,7 @@ fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
 /// lock is given up, the last look at the task-work list after it.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
-    if locked.polls.has_due() {
+    if locked.polls.has_due() || locked.devices.owes_delivery() {
         locked.unlock();
         return Ok(());
     }

@@ -2,9 +2,11 @@
 //! leaves to workers whatever it cannot answer at once.
 
 use super::durability;
+use crate::driver::delivery::{Delivery, Parcel};
 use crate::driver::{MOST_SEGMENTS, QueuePair, Submission};
 use crate::geometry::Geometry;
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
@@ -57,12 +59,15 @@ fn interrupt_by(eventfd: Option<OwnedDescriptor>) -> Option<Interrupt> {
 
 /// A queue pair over the kernel's AIO.
 pub struct AioQueue {
-    /// Dropped first: waits for what is in flight.
     context: Context,
-    batch: Batch,
-    /// The kernel had no room for all of the batch: it is offered the rest
-    /// again at each look.
-    is_held_up: bool,
+    /// What has been accepted since the kernel was last told.
+    parcel: Box<Parcel>,
+    /// Before that: there was no room for more of their segments.
+    #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
+    closed: Vec<Box<Parcel>>,
+    /// Empty ones.
+    #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
+    spare: Vec<Box<Parcel>>,
     /// Answers to requests that the kernel did not take.
     refused: Vec<Completion>,
     /// How many are not answered yet, wherever they are.
@@ -74,12 +79,16 @@ pub struct AioQueue {
     interrupt: Option<Interrupt>,
 }
 
+/// Empty parcels that are kept: one for each thread that tells the kernel of
+/// something, and there are not many.
+const SPARE: usize = 4;
+
 /// Which file requests are for.
 pub enum Target {
     /// The device's own.
     Device(DeviceTarget),
-    /// Each names one of the program's (`DeviceRequest::file`): it has until the end
-    /// of the batch, from when on the kernel holds it.
+    /// Each names one of the program's (`DeviceRequest::file`), whose number is good
+    /// until the kernel has been told of the batch and holds the file itself.
     Named,
 }
 
@@ -129,14 +138,13 @@ impl AioQueue {
             template.aio_flags = aio::IOCB_FLAG_RESFD;
             template.aio_resfd = eventfd.number() as u32;
         }
-        let batch = Batch::new(depth as usize, VECTORS)?;
-        let mut refused = Vec::new();
-        refused.try_reserve_exact(depth as usize).map_err(|_| Errno::ENOMEM)?;
+        let parcel = empty_parcel(&context, &target, depth)?;
         Ok(AioQueue {
             context,
-            batch,
-            is_held_up: false,
-            refused,
+            parcel,
+            closed: Vec::new(),
+            spare: Vec::new(),
+            refused: Vec::new(),
             out: 0,
             depth,
             template,
@@ -145,29 +153,65 @@ impl AioQueue {
         })
     }
 
-    /// Offers the kernel the batch.
-    fn offer(&mut self) {
-        self.is_held_up = false;
-        while !self.batch.is_empty() {
-            match self.context.submit(&mut self.batch) {
-                Ok(_) => {}
-                // A number that was named is good for this batch alone.
-                Err(Errno::EAGAIN) if matches!(self.target, Target::Device(_)) => {
-                    self.is_held_up = true;
-                    if self.context.submitted() == 0 {
-                        ring(&mut self.interrupt);
-                    }
-                    return;
-                }
-                // The first one's fault; the others may be better.
-                Err(error) => {
-                    let token = self.batch.drop_first() as u32;
-                    self.refused.push(Completion::failed(token, error));
-                    ring(&mut self.interrupt);
-                }
-            }
+    /// An empty parcel takes the place of the one that was being filled.
+    fn close_parcel(&mut self) -> Result<Box<Parcel>, Errno> {
+        let fresh = match self.spare.pop() {
+            Some(spare) => spare,
+            None => empty_parcel(&self.context, &self.target, self.depth)?,
+        };
+        Ok(core::mem::replace(&mut self.parcel, fresh))
+    }
+
+    /// There is no room for so many segments in this parcel.
+    #[cold]
+    fn begin_another(&mut self, segments: usize) -> bool {
+        match self.close_parcel() {
+            Ok(full) => self.closed.push(full),
+            Err(_) => return false,
+        }
+        self.parcel.batch.has_room(segments)
+    }
+
+    /// There is no memory for a parcel that could take the place of this one.
+    #[cold]
+    fn tell_here(&mut self) {
+        for mut parcel in core::mem::take(&mut self.closed) {
+            self.context.expect(parcel.batch.length());
+            parcel.hand_over();
+            self.put_aside(parcel);
+        }
+        self.context.expect(self.parcel.batch.length());
+        self.parcel.hand_over();
+        let mut refused = core::mem::take(&mut self.parcel.refused);
+        self.note_refused(&mut refused);
+    }
+
+    #[inline]
+    fn note_refused(&mut self, refused: &mut Vec<Completion>) {
+        if !refused.is_empty() {
+            self.context.give_up(refused.len());
+            self.refused.append(refused);
+            ring(&mut self.interrupt);
         }
     }
+
+    /// The kernel has been told of it.
+    #[inline]
+    fn put_aside(&mut self, mut parcel: Box<Parcel>) {
+        self.note_refused(&mut parcel.refused);
+        if self.spare.len() < SPARE {
+            self.spare.push(parcel);
+        }
+    }
+}
+
+fn empty_parcel(context: &Context, target: &Target, depth: u32) -> Result<Box<Parcel>, Errno> {
+    let file = match target {
+        Target::Device(device) => Some(device.file.clone()),
+        Target::Named => None,
+    };
+    let batch = Batch::new(context, depth as usize, VECTORS)?;
+    Ok(Box::new(Parcel { batch, file, refused: Vec::new(), next: None }))
 }
 
 impl QueuePair for AioQueue {
@@ -182,11 +226,9 @@ impl QueuePair for AioQueue {
         if self.out == self.depth {
             return Submission::Full;
         }
-        if !self.batch.has_room(request.segments.len()) {
-            self.offer();
-            if !self.batch.has_room(request.segments.len()) {
-                return Submission::Full;
-            }
+        let segments = request.segments.len();
+        if !self.parcel.batch.has_room(segments) && !self.begin_another(segments) {
+            return Submission::Full;
         }
         let mut iocb = Iocb { aio_data: u64::from(request.token), aio_lio_opcode: command, ..self.template };
         if matches!(self.target, Target::Named) {
@@ -197,7 +239,7 @@ impl QueuePair for AioQueue {
             // A flush has no place, and the kernel minds if it is given one.
             Operation::Flush => {
                 self.out += 1;
-                self.batch.push(iocb, &[], vectored);
+                self.parcel.batch.push(iocb, &[], vectored);
                 return Submission::Accepted;
             }
             Operation::Write => iocb.aio_rw_flags |= durability(request) as i32,
@@ -213,40 +255,74 @@ impl QueuePair for AioQueue {
         }
         iocb.aio_offset = request.offset as i64;
         self.out += 1;
-        self.batch.push(iocb, request.segments, vectored);
+        self.parcel.batch.push(iocb, request.segments, vectored);
         Submission::Accepted
     }
 
-    #[inline]
+    /// Sleeps in the caller, who says by it that nobody minds.
     fn ring_doorbell(&mut self) {
-        self.offer();
+        if let Some(mut delivery) = self.begin_delivery() {
+            delivery.carry_out();
+            self.end_delivery(delivery);
+        }
+    }
+
+    fn is_delivered_to(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn begin_delivery(&mut self) -> Option<Delivery> {
+        if self.parcel.batch.is_empty() {
+            return None;
+        }
+        let mut first = match self.close_parcel() {
+            Ok(parcel) => parcel,
+            Err(_) => {
+                self.tell_here();
+                return None;
+            }
+        };
+        self.context.expect(first.batch.length());
+        while let Some(mut earlier) = self.closed.pop() {
+            self.context.expect(earlier.batch.length());
+            earlier.next = Some(first);
+            first = earlier;
+        }
+        Some(Delivery(first))
+    }
+
+    #[inline]
+    fn end_delivery(&mut self, delivery: Delivery) {
+        let mut next = Some(delivery.0);
+        while let Some(mut parcel) = next {
+            next = parcel.next.take();
+            self.put_aside(parcel);
+        }
     }
 
     #[inline]
     fn poll(&mut self, completions: &mut Completions) {
-        if self.is_held_up {
-            self.offer();
-        }
         let before = completions.as_slice().len();
         while completions.has_room()
             && let Some(refused) = self.refused.pop()
         {
             completions.push(refused);
         }
-        let submitted = self.context.submitted();
+        let expected = self.context.expected();
         while completions.has_room()
             && let Some(event) = self.context.take()
         {
             completions.push(completion(&event));
         }
-        if self.context.submitted() != submitted {
+        if self.context.expected() != expected {
             self.context.finish_look();
         }
         self.out -= (completions.as_slice().len() - before) as u32;
     }
 
     fn has_news(&mut self) -> bool {
-        self.is_held_up || !self.refused.is_empty() || !self.context.is_empty()
+        !self.refused.is_empty() || !self.context.is_empty()
     }
 
     fn interrupt(&self) -> Option<i32> {
@@ -258,12 +334,7 @@ impl QueuePair for AioQueue {
         if let Some(interrupt) = &mut self.interrupt {
             interrupt.drain();
         }
-        if self.is_held_up {
-            self.offer();
-        }
-        // Without a request in the kernel nobody would ring for the batch.
-        let is_stuck = self.is_held_up && self.context.submitted() == 0;
-        let is_silent = self.refused.is_empty() && self.context.is_empty() && !is_stuck;
+        let is_silent = self.refused.is_empty() && self.context.is_empty();
         if let Some(interrupt) = &mut self.interrupt {
             interrupt.is_armed = is_silent;
         }
