@@ -118,7 +118,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     if has(request, abi::IORING_ACCEPT_POLL_FIRST) && request.ready_for == 0 {
         return would_block(request);
     }
-    let mut caller = Caller::default();
+    let is_owner = locked.ring.defers_task_work();
+    let mut caller = locked.stuck_calls.caller(is_owner);
     let number = request.file.number;
     let mut queue = if request.ready_for != 0 { Queue::counted(number) } else { Queue::Unknown };
     for _ in 0..fast_poll::TURN {

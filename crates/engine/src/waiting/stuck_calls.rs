@@ -25,6 +25,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::clock::Nanoseconds;
 use usring_sys::mutex::Mutex;
+use usring_sys::thread::ThreadId;
 use usring_sys::{Errno, SystemCall, futex, processor, signals, thread, wait};
 
 const NAME: &str = "usring-guard";
@@ -65,7 +66,6 @@ struct Watch {
 }
 
 /// The thread that makes calls, asked for once by who makes several.
-#[derive(Default)]
 pub(crate) struct Caller(Option<u32>);
 
 /// A ring's part.
@@ -76,6 +76,8 @@ pub(crate) struct StuckCalls {
     for_workers: u32,
     /// So many were the last time.
     penalty: u32,
+    /// The one thread that drives a ring which defers its work, by both of its names.
+    owner: Option<(ThreadId, u32)>,
 }
 
 impl StuckCalls {
@@ -92,6 +94,22 @@ impl StuckCalls {
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
         self.for_workers = self.penalty;
+    }
+
+    /// Who is going to make calls. `is_owner`: nobody else does on this ring.
+    pub fn caller(&mut self, is_owner: bool) -> Caller {
+        if !is_owner {
+            return Caller(None);
+        }
+        let this = thread::current();
+        match self.owner {
+            Some((owner, id)) if owner == this => Caller(Some(id)),
+            _ => {
+                let id = signals::thread_id();
+                self.owner = Some((this, id));
+                Caller(Some(id))
+            }
+        }
     }
 
     /// Makes a call that is expected not to sleep. `None`: it came to nothing,
