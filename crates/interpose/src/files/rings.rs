@@ -21,6 +21,10 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
     if to_submit == PROBE && descriptor as i32 == -1 {
         return Ok(PROBE_ANSWER);
     }
+    // Most calls have no argument, and its size means nothing then. (Taken together, the two would be one load of what
+    // the door has just stored as two, which waits until both stores are done.)
+    let has_argument = argument != 0 || flags as u32 & abi::IORING_ENTER_EXT_ARG != 0;
+    let argument_size = if has_argument { argument_size } else { 0 };
     let enter = EnterCall {
         to_submit: to_submit as u32,
         min_complete: min_complete as u32,
