@@ -42,6 +42,9 @@ use usring_uapi::sqe_flags;
 /// How often a call may find enough completions before it looks at the ring's
 /// files and timers again; looking costs a system call.
 const CALLS_WITHOUT_A_LOOK: u32 = 8;
+/// The same while files are tried before the epoll set has told of them, and are ready: of each that has
+/// been found so since the last look the set asks once more.
+const CALLS_OF_GUESSES: u32 = 32;
 
 /// One io_uring instance. Always in an `Arc`: workers and the attendant hold
 /// it while they have work of it.
@@ -394,7 +397,8 @@ impl<'a> LockedRing<'a> {
             return false;
         }
         self.unlooked += 1;
-        if self.unlooked < CALLS_WITHOUT_A_LOOK {
+        let limit = if self.polls.expects() { CALLS_OF_GUESSES } else { CALLS_WITHOUT_A_LOOK };
+        if self.unlooked < limit {
             return false;
         }
         self.unlooked = 0;

@@ -99,6 +99,9 @@ impl Ring {
             locked.finish_batch();
             // Enough is there already: no second look at anything.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
+                if taken != 0 && locked.polls.expects() {
+                    self.bring_expected(&mut locked);
+                }
                 // The only one who looks at its files and timers does so now and
                 // then all the same.
                 if self.is_left_to_owner() && locked.is_due_for_a_look() {
@@ -112,6 +115,16 @@ impl Ring {
         }
         locked.leave();
         Ok(taken)
+    }
+
+    /// What is probably there is taken along, as the kernel runs task work that waits: the program
+    /// has it one call earlier.
+    fn bring_expected(self: &Arc<Self>, locked: &mut LockedRing) {
+        let is_half_empty = locked.cq.ready() <= self.memory.layout().cq_entries / 2;
+        if is_half_empty && self.is_left_to_owner() {
+            fast_poll::try_expected(locked);
+            locked.finish_batch();
+        }
     }
 
     /// There is not enough yet. The batch is finished.

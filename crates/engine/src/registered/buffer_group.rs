@@ -16,8 +16,8 @@ use usring_uapi::io_uring as abi;
 const ENTRY_SIZE: usize = 16;
 /// Where an entry has its buffer's length.
 const LENGTH_OFFSET: usize = 8;
-/// The tail lies in the reserved field of the first entry.
-const TAIL_OFFSET: usize = 14;
+/// The tail lies in the reserved field of the first entry, the upper half of this word.
+const TAIL_WORD: usize = 12;
 /// Most buffers of a bundle.
 const MANY_LIMIT: u32 = 256;
 /// A ring's size is below this.
@@ -295,6 +295,13 @@ impl BufferRing {
         }
     }
 
+    /// How far the program has filled it. Partner: its release of the tail after it wrote entries.
+    #[inline]
+    fn tail(&self) -> Option<u16> {
+        // By a whole word: that is one load.
+        self.read::<u32>(TAIL_WORD).map(|word| (word >> 16) as u16)
+    }
+
     /// The offset of the next buffer's entry.
     fn entry(&self) -> usize {
         (u32::from(self.head) & (self.entries - 1)) as usize * ENTRY_SIZE
@@ -331,8 +338,7 @@ impl BufferRing {
     /// See [`BufferGroups::select_many`].
     fn select_many(&mut self, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
         let (_, length, first) = self.first().ok_or(Errno::ENOBUFS)?;
-        // Partner: the program's release of the tail after it wrote entries.
-        let tail: u16 = self.read(TAIL_OFFSET).ok_or(Errno::ENOBUFS)?;
+        let tail = self.tail().ok_or(Errno::ENOBUFS)?;
         if most != 0 && length == 0 {
             return Err(Errno::ENOBUFS);
         }
@@ -386,9 +392,7 @@ impl BufferRing {
 
     /// The next buffer.
     fn first(&self) -> Option<(UserAddress, u32, u16)> {
-        // Partner: the program's release of the tail after it wrote entries.
-        let tail: u16 = self.read(TAIL_OFFSET)?;
-        if tail == self.head {
+        if self.tail()? == self.head {
             return None;
         }
         let [address, rest]: [u64; 2] = self.read(self.entry())?;

@@ -4,7 +4,8 @@
 //! again. So while waits of the set bring many events at a time, the multishots
 //! that were called are kept in the order in which they were, and tried in that
 //! order before the set is asked: until two of them have had nothing, for so many
-//! in a row. Who had nothing is forgotten until its next event.
+//! in a row. Who had nothing goes behind all others once more, and is then forgotten
+//! until its next event; else it would wait for the set to be asked, and with it its peer.
 //!
 //! It is a guess about speed and nothing else. Nothing is taken out of the set by
 //! it: a file that was tried in vain has its edge to come, and one that was

@@ -30,6 +30,7 @@ use crate::host;
 use crate::issue;
 use crate::op::{self, Operation};
 use crate::poll_table::Place;
+use crate::poll_table::Tag;
 pub(crate) use crate::poll_table::{Interest, Turn};
 use crate::request::{Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
@@ -189,7 +190,11 @@ pub(crate) fn look(locked: &mut LockedRing) {
 /// Deals with what the epoll set reported.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
     locked.polls.expected.told_of(events.len());
-    for event in events {
+    prefetch(locked, events);
+    for (at, event) in events.iter().enumerate() {
+        if let Some(next) = events.get(at + 1) {
+            locked.polls.prefetch_waiter(next.data);
+        }
         let (data, mask) = (event.data, event.events);
         if data == WAKE_DATA {
             // It has woken us, edge-triggered: nothing to read.
@@ -209,6 +214,18 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
     go_on(locked);
 }
 
+/// Who waits has been left alone for long: fetches what is needed of the slots
+/// while it goes by them, and of the first one's request.
+#[inline]
+fn prefetch(locked: &LockedRing, events: &[Event]) {
+    for event in events {
+        locked.polls.prefetch_slot(event.data);
+    }
+    if let Some(first) = events.first() {
+        locked.polls.prefetch_waiter(first.data);
+    }
+}
+
 /// Comes back to the multishots whose turn is due, to each of them once.
 #[inline]
 pub(crate) fn go_on(locked: &mut LockedRing) {
@@ -221,7 +238,7 @@ pub(crate) fn go_on(locked: &mut LockedRing) {
 fn take_turns(locked: &mut LockedRing) {
     for _ in 0..locked.polls.due_count() {
         let Some((tag, waiter)) = locked.polls.begin_turn() else { continue };
-        issue::issue(locked, waiter.request);
+        call(locked, tag, waiter.request);
         locked.polls.end_round(tag);
     }
     issue::run_issuable(locked);
@@ -235,16 +252,14 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
     for _ in 0..locked.polls.expected.chances() {
         let Some((tag, waiter)) = locked.polls.begin_expected() else { break };
         let posted = locked.cq.tail();
-        issue::issue(locked, waiter.request);
+        call(locked, tag, waiter.request);
         locked.polls.end_round(tag);
-        if locked.cq.tail() == posted {
-            misses += 1;
-            if misses == expected::MISSES {
-                break;
-            }
-        } else {
-            hits += 1;
-            locked.polls.expect(tag);
+        let nothing = locked.cq.tail() == posted;
+        locked.polls.expect(tag, nothing);
+        hits += u32::from(!nothing);
+        misses += u32::from(nothing);
+        if misses == expected::MISSES {
+            break;
         }
     }
     locked.polls.expected.judge(hits, misses);
@@ -275,9 +290,12 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     while let Some(waiter) = locked.polls.next_of_round(tag) {
         let mut request = waiter.request;
         request.ready_for = mask;
-        retried |= request.multishot && waiter.purpose == Purpose::Retry;
         locked.statistics.count_polled(request.sqe.opcode);
         match waiter.purpose {
+            Purpose::Retry if request.multishot => {
+                retried = true;
+                call(locked, tag, request);
+            }
             Purpose::Retry => issue::issue(locked, request),
             Purpose::Report if request.multishot && report_more(locked, &request, mask) => {
                 locked.polls.push(tag, request, Purpose::Report, Turn::Over);
@@ -287,7 +305,15 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     }
     locked.polls.end_round(tag);
     if retried {
-        locked.polls.expect(tag);
+        locked.polls.expect(tag, false);
+    }
+}
+
+/// Calls a multishot that has waited there.
+#[inline(always)]
+fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
+    if let Some(request) = issue::call(locked, request) {
+        locked.polls.waits_on(tag, request);
     }
 }
 

@@ -15,4 +15,5 @@ pub(crate) mod rounds;
 pub(crate) mod sq_thread;
 pub(crate) mod stuck_calls;
 pub(crate) mod timeout;
+mod waiters;
 pub(crate) mod workers;

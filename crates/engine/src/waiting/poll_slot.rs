@@ -1,10 +1,8 @@
 //! A place of `poll_table`: one registration in a ring's epoll set, who waits
 //! behind it, and what keeps its file open meanwhile.
 
-use super::fast_poll::Purpose;
+use super::waiters::Waiters;
 use crate::registered_files::RegisteredFile;
-use crate::request::RequestEntry;
-use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::Epoll;
@@ -36,14 +34,6 @@ pub(super) struct Place {
     /// The registration was switched on before: it tells of events to come and
     /// not of what is there.
     pub was_on: bool,
-}
-
-pub(super) struct Waiter {
-    pub request: RequestEntry,
-    pub purpose: Purpose,
-    pub(super) turn: Turn,
-    /// The file's round in which it began to wait.
-    pub(super) round: u32,
 }
 
 /// What a request that waits is waiting for.
@@ -80,37 +70,44 @@ pub(super) enum Home {
     },
 }
 
+/// What an event touches stands in one line of the processor's cache.
+#[repr(C, align(64))]
 pub(super) struct Slot {
+    pub(super) waiters: Waiters,
+    pub(super) home: Home,
     /// Tells an event of an earlier file from one of this.
     pub(super) generation: u32,
-    pub(super) home: Home,
-    pub(super) interest: Interest,
+    /// Counts events; who began to wait in this round is not called by it.
+    pub(super) round: u32,
     pub(super) switch: Switch,
     /// Its waiters are being called: it is not closed meanwhile.
     pub(super) firing: bool,
-    /// Counts events; who began to wait in this round is not called by it.
-    pub(super) round: u32,
-    pub(super) waiters: VecDeque<Waiter>,
-    /// The next one of the same number.
-    pub(super) next: u32,
+    /// When it was tried last without an event it was not ready.
+    pub(super) had_nothing: bool,
     /// When its file was last put among those that are expected to be ready.
     pub(super) expected: u32,
+    pub(super) interest: Interest,
+    /// The next one of the same number.
+    pub(super) next: u32,
     /// The hold of an earlier file, to be filled again.
     pub(super) spare: Option<Arc<SharedHold>>,
 }
 
+const _: () = assert!(core::mem::offset_of!(Slot, interest) <= 64);
+
 impl Slot {
     pub fn new() -> Self {
         Slot {
-            generation: 0,
+            waiters: Waiters::default(),
             home: Home::Free,
-            interest: Interest::default(),
+            generation: 0,
+            round: 0,
             switch: Switch::Off,
             firing: false,
-            round: 0,
-            waiters: VecDeque::new(),
-            next: NONE,
+            had_nothing: false,
             expected: 0,
+            interest: Interest::default(),
+            next: NONE,
             spare: None,
         }
     }

@@ -42,9 +42,10 @@
 
 use super::expected::Expected;
 use super::fast_poll::Purpose;
+pub(super) use super::poll_slot::Place;
 use super::poll_slot::{Home, NONE, Number, Slot, Switch, tag_of};
 pub(crate) use super::poll_slot::{Interest, Registration, SharedHold, Tag, Turn};
-pub(super) use super::poll_slot::{Place, Waiter};
+pub(super) use super::waiters::Waiter;
 use crate::registered_files::RegisteredFile;
 use crate::request::{FileUse, Hold, Request, RequestEntry};
 use alloc::collections::VecDeque;
@@ -420,16 +421,20 @@ impl PollTable {
     pub(super) fn begin_turn(&mut self) -> Option<(Tag, Waiter)> {
         let tag = self.due.pop_front()?;
         let slot = self.slot(tag)?;
-        let place = slot.waiters.iter().position(|waiter| waiter.turn == Turn::Due)?;
-        let waiter = slot.waiters.remove(place)?;
+        let waiter = slot.waiters.take(|waiter| waiter.turn == Turn::Due)?;
         slot.firing = true;
         self.waiting -= 1;
         Some((tag, waiter))
     }
 
-    /// A multishot of this file has been called, and may be again soon.
+    /// A multishot of this file has been called, and may be again soon. One that had `nothing` has another
+    /// chance behind the others, and no third.
     #[inline]
-    pub(super) fn expect(&mut self, tag: Tag) {
+    pub(super) fn expect(&mut self, tag: Tag, nothing: bool) {
+        let Some(slot) = self.slot(tag) else { return };
+        if core::mem::replace(&mut slot.had_nothing, nothing) && nothing {
+            return;
+        }
         if let Some(time) = self.expected.put(tag)
             && let Some(slot) = self.slot(tag)
         {
@@ -449,11 +454,7 @@ impl PollTable {
         loop {
             let (tag, time) = self.expected.take()?;
             let Some(slot) = self.slot(tag).filter(|slot| slot.expected == time) else { continue };
-            let is_it = |waiter: &Waiter| {
-                waiter.request.multishot && waiter.purpose == Purpose::Retry && waiter.turn == Turn::Over
-            };
-            let Some(place) = slot.waiters.iter().position(is_it) else { continue };
-            let Some(waiter) = slot.waiters.remove(place) else { continue };
+            let Some(waiter) = slot.waiters.take(Waiter::can_be_tried) else { continue };
             slot.firing = true;
             self.waiting -= 1;
             self.prefetch_expected();
@@ -464,18 +465,48 @@ impl PollTable {
     /// What is to be tried next is in no near cache by now: between two tries
     /// lies a system call.
     #[inline]
-    fn prefetch_expected(&mut self) {
-        if let Some(tag) = self.expected.next()
-            && let Some(slot) = self.slots.get(tag as u32 as usize)
-            && let Some(waiter) = slot.waiters.front()
-        {
-            processor::prefetch::<Request>(&waiter.request);
+    fn prefetch_expected(&self) {
+        if let Some(tag) = self.expected.next() {
+            self.prefetch_waiter(tag);
         }
     }
 
+    /// An event of this slot has come.
+    #[inline]
+    pub(super) fn prefetch_slot(&self, tag: Tag) {
+        if let Some(slot) = self.slots.get(tag as u32 as usize) {
+            processor::prefetch(slot);
+        }
+    }
+
+    /// Whoever waits there is about to be called.
+    #[inline]
+    pub(super) fn prefetch_waiter(&self, tag: Tag) {
+        let Some(slot) = self.slots.get(tag as u32 as usize) else { return };
+        if let Some(waiter) = slot.waiters.front() {
+            processor::prefetch::<Request>(&waiter.request);
+        }
+        if let Home::Duplicate { hold, .. } = &slot.home {
+            processor::prefetch::<SharedHold>(hold);
+        }
+    }
+
+    /// A multishot that was called in a round waits on where it was.
+    #[inline]
+    pub(super) fn waits_on(&mut self, tag: Tag, request: RequestEntry) {
+        let index = tag as u32 as usize;
+        let slot = &mut self.slots[index];
+        debug_assert!(slot.firing && tag == tag_of(tag as u32, slot) && slot.switch == Switch::On);
+        slot.waiters.push_back(Waiter { request, purpose: Purpose::Retry, turn: Turn::Over, round: slot.round });
+        self.waiting += 1;
+        self.low = self.low.min(index);
+    }
+
+    #[inline]
     pub(super) fn end_round(&mut self, tag: Tag) {
-        if let Some(slot) = self.slot(tag) {
-            slot.firing = false;
+        let Some(slot) = self.slot(tag) else { return };
+        slot.firing = false;
+        if slot.waiters.is_empty() || slot.switch == Switch::Off {
             self.after_change(tag as u32);
         }
     }
@@ -522,9 +553,8 @@ impl PollTable {
             self.low += 1;
         }
         for index in self.low..self.slots.len() {
-            let waiters = &mut self.slots[index].waiters;
-            let Some(place) = waiters.iter().position(|waiter| matches(&waiter.request)) else { continue };
-            let waiter = waiters.remove(place)?;
+            let waiter = self.slots[index].waiters.take(|waiter| matches(&waiter.request));
+            let Some(waiter) = waiter else { continue };
             self.waiting -= 1;
             self.after_change(index as u32);
             return Some(waiter.request);

@@ -83,6 +83,32 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
         Some(outcome) => outcome,
         None => (row.issue)(locked, &mut request),
     };
+    conclude(locked, request, outcome);
+}
+
+/// Issues a multishot that has waited once more, with the file that it waited with. If it is to wait on it
+/// is given back: its caller knows where.
+#[inline(always)]
+pub(crate) fn call(locked: &mut LockedRing, mut request: RequestEntry) -> Option<RequestEntry> {
+    debug_assert!(request.multishot && request.place != 0);
+    match (request.row.issue)(locked, &mut request) {
+        IssueOutcome::WouldBlock => Some(request),
+        outcome => {
+            end_call(locked, request, outcome);
+            None
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcome) {
+    conclude(locked, request, outcome);
+}
+
+/// Moves a request on by what came of the attempt.
+#[inline(always)]
+fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::OnDevice(index) = outcome {
         return device_queues::submit(locked, request, index);
     }
