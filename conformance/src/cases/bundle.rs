@@ -42,6 +42,8 @@ pub const CASES: &[Case] = &[
     case("bundle.receive_wait_all_goes_on", receive_wait_all_goes_on),
     case("bundle.receive_multishot_bit_by_bit", receive_multishot_bit_by_bit),
     case("bundle.receive_throws_away", receive_throws_away),
+    case("bundle.receive_wait_all_is_shut", receive_wait_all_is_shut),
+    case("bundle.empty_buffers", empty_buffers),
 ];
 
 const GROUP: u16 = 3;
@@ -454,4 +456,44 @@ fn receive_throws_away(t: &mut Transcript) {
     files::put(&writer, &[b'x'; 40]);
     t.entry(&ring.one(receiving(&reader, 8, 1).op_flags(libc::MSG_TRUNC as u32)));
     head(t, &ring);
+}
+
+/// What is received is less than all, so nothing follows it.
+fn receive_wait_all_is_shut(t: &mut Transcript) {
+    for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
+        for flags in [0, libc::MSG_WAITALL as u32] {
+            for bytes in [&b""[..], b"abc"] {
+                let memory = Pages::new(1);
+                let (mut ring, _group) = ring_of(&memory, 8);
+                let (reader, writer) = files::sockets_of(kind);
+                ring.push(receiving(&reader, 32, 1).op_flags(flags).linked());
+                ring.push(nop(2));
+                ring.submit();
+                if !bytes.is_empty() {
+                    files::put(&writer, bytes);
+                }
+                files::shut_down(&reader, libc::SHUT_RD);
+                for entry in ring.wait(2) {
+                    t.say(format_args!("{}: {}", entry.user_data, entry.res));
+                }
+            }
+        }
+    }
+}
+
+/// Buffers of no length among the others are used up with them.
+fn empty_buffers(t: &mut Transcript) {
+    for (opcode, wanted) in [(opcode::SEND, 0), (opcode::RECV, 0), (opcode::RECV, 20), (opcode::RECV, 32)] {
+        for lengths in [[8, 0, 8, 8], [8, 8, 0, 8], [8, 0, 0, 8], [0, 8, 8, 8]] {
+            let memory = Pages::new(1);
+            let (mut ring, mut group) = ring_of(&memory, 0);
+            for (slot, length) in (0..).zip(lengths) {
+                group.add(slot, length, slot);
+            }
+            let (one, other) = files::sockets();
+            files::put(&other, &[b'x'; 12]);
+            t.entry(&ring.one(receiving(&one, wanted, 1).with(|sqe| sqe.opcode = opcode)));
+            head(t, &ring);
+        }
+    }
 }

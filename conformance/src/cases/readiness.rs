@@ -2,6 +2,7 @@
 //! holds something, writable while the SQ has room.
 
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use usring_uapi::io_uring as u;
 
@@ -35,6 +36,7 @@ pub const CASES: &[Case] = &[
     case("readiness.backlog", backlog),
     case("readiness.deferred", deferred),
     case("readiness.deferred_seen_without_waiting", deferred_seen_without_waiting),
+    case("readiness.deferred_polled_as_it_is_left", deferred_polled_as_it_is_left),
     case("readiness.epoll_modify_and_delete", epoll_modify_and_delete),
     case("readiness.watched_by_another_ring", watched_by_another_ring),
     case("readiness.watched_by_itself", watched_by_itself),
@@ -44,6 +46,7 @@ pub const CASES: &[Case] = &[
 ];
 
 const IN: i16 = libc::POLLIN;
+const ROUNDS: u32 = 200;
 
 /// poll(2) on one descriptor: what came back.
 fn look(fd: i32, events: i16, timeout: i32) -> String {
@@ -344,6 +347,32 @@ fn deferred_seen_without_waiting(t: &mut Transcript) {
         t.say(look(ring.fd, IN, 0));
         t.say(format_args!("{:?}", files::take(&reader, 1).map(|bytes| bytes.len())));
     }
+}
+
+/// Another thread looks for the first time just as the owner leaves its ring:
+/// what comes afterwards shows. (6.18 does not wake who sleeps in poll by then.)
+fn deferred_polled_as_it_is_left(t: &mut Transcript) {
+    let mut told = 0;
+    for round in 0..ROUNDS {
+        let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+        let (reader, writer) = files::pipe();
+        ring.push(poll(reader.as_raw_fd(), IN, 1));
+        let (begins, fd) = (AtomicBool::new(false), ring.fd);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !begins.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                (0..round * 20).for_each(|_| std::hint::spin_loop());
+                look(fd, IN, 0)
+            });
+            begins.store(true, Ordering::Release);
+            ring.submit();
+        });
+        files::put(&writer, b"x");
+        told += u32::from(crate::time::until(|| look(fd, IN, 0).starts_with('1')));
+    }
+    t.say(format_args!("told {told} of {ROUNDS} times"));
 }
 
 fn epoll_modify_and_delete(t: &mut Transcript) {

@@ -5,6 +5,8 @@ use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 use usring_uapi::sqe_flags;
 
+use super::receive_multishot::DEFER;
+use super::receive_short::pass;
 use super::send_receive::{ALL, text};
 use crate::buffers::incremental_group_of;
 use crate::case::{Case, case, differs};
@@ -21,6 +23,8 @@ pub const CASES: &[Case] = &[
     case("wait_all.send", sends),
     case("wait_all.datagram", datagram),
     case("wait_all.shut_datagrams", shut_datagrams),
+    case("wait_all.past_seams", past_seams),
+    case("wait_all.packets", packets),
     differs(
         "wait_all.incremental_buffer_is_taken",
         incremental_buffer_is_taken,
@@ -141,4 +145,41 @@ fn incremental_buffer_is_taken(t: &mut Transcript) {
     files::put(&pairs[0].1, b"efghijklmnop");
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
+}
+
+/// Behind a message with descriptors the rest is there already, so nothing more
+/// will tell of it.
+fn past_seams(t: &mut Transcript) {
+    for end in [false, true] {
+        let mut ring = Ring::flags(4, DEFER);
+        let (reader, writer) = files::sockets();
+        ring.register(super::reg::FILES, &[reader.as_raw_fd()], 1);
+        let mut bytes = [0; 9];
+        ring.push(recv(0, &mut bytes, 1).op_flags(ALL).flagged(sqe_flags::FIXED_FILE).linked());
+        ring.push(nop(2));
+        ring.submit();
+        for text in ["one", "two"] {
+            pass(&writer, text);
+        }
+        files::put(&writer, if end { b"en" } else { b"six" });
+        if end {
+            drop(writer);
+        }
+        t.in_order(&ring.wait(2));
+        t.say(text(&bytes));
+    }
+}
+
+fn packets(t: &mut Transcript) {
+    let mut ring = Ring::flags(4, DEFER);
+    let (reader, writer) = files::sockets_of(libc::SOCK_SEQPACKET);
+    ring.register(super::reg::FILES, &[reader.as_raw_fd()], 1);
+    let mut bytes = [0; 6];
+    ring.push(recv(0, &mut bytes, 1).op_flags(ALL).flagged(sqe_flags::FIXED_FILE));
+    ring.submit();
+    for text in ["one", "two"] {
+        files::put(&writer, text.as_bytes());
+    }
+    t.in_order(&ring.wait(1));
+    t.say(text(&bytes));
 }

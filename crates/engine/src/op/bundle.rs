@@ -82,9 +82,11 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
 pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     for given in 0..TURN {
         let mut bundle = match receive_bundle(locked, request) {
-            Ok(bundle) => bundle,
+            Ok(Some(bundle)) => bundle,
+            Ok(None) => continue,
             Err(Errno::EAGAIN) if receive::is_shut(request) => {
-                Bundle { bytes: 0, rest: Rest::Unknown, last: true, failed: false }
+                let failed = transfer_of(request).is_ok_and(|transfer| transfer.flags & message::WAIT_ALL != 0);
+                Bundle { bytes: 0, rest: Rest::Unknown, last: true, failed }
             }
             Err(Errno::EAGAIN) => return receive::drained(request),
             Err(Errno::ENOBUFS) => return receive::out_of_buffers(request, given, Errno::ENOBUFS),
@@ -123,8 +125,9 @@ struct Bundle {
 }
 
 /// Receives into one buffer, if nobody says how much there is, and then as much
-/// as there is into as many as that takes.
-fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Bundle, Errno> {
+/// as there is into as many as that takes. Nothing if it goes on, and there may
+/// be more for it.
+fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Option<Bundle>, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
     let (wanted, limit, waits_for_all) = {
@@ -140,8 +143,12 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Bund
     let many = if request.buffer.is_some() { None } else { Some(select(locked, request, bounded(wanted))?) };
     let (bytes, room) = receive_into(request, number)?;
     if bytes == 0 {
-        let rest = if message::counts_end(number) { Rest::Something } else { Rest::Unknown };
-        return Ok(Bundle { bytes, rest, last: true, failed: waits_for_all });
+        let rest = match room {
+            0 => rest(request, 0, 0),
+            _ if message::counts_end(number) => Rest::Something,
+            _ => Rest::Unknown,
+        };
+        return Ok(Some(Bundle { bytes, rest, last: true, failed: waits_for_all }));
     }
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
     // What is thrown away (MSG_TRUNC of TCP) fills nothing.
@@ -158,25 +165,33 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Bund
         is_open = !many.emptied && !many.is_cut && !is_full;
         last = many.emptied;
     }
-    let transfer = transfer_of(request)?;
     if goes_on {
-        transfer.advance(bytes);
-        return Err(Errno::EAGAIN);
+        transfer_of(request)?.advance(bytes);
     }
     let rest = rest(request, bytes, room);
+    if goes_on {
+        let is_drained = rest == Rest::Nothing && !receive::told_of_end(request);
+        return if is_drained { Err(Errno::EAGAIN) } else { Ok(None) };
+    }
     let mut bundle = Bundle { bytes, rest, last, failed: waits_for_all && bytes < room };
     if bundle.rest == Rest::Something && bytes == room && is_open && !discards {
         append(locked, request, bounded(message::unread(number)), &mut bundle)?;
     }
-    Ok(bundle)
+    Ok(Some(bundle))
 }
 
 /// Receives what has been left behind, so many bytes, into more buffers.
 fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mut Bundle) -> Result<(), Errno> {
     let number = request.file.number;
-    if more > 1
-        && let Ok(many) = select(locked, request, more)
-        && let Ok((bytes, room)) = receive_into(request, number)
+    if more <= 1 {
+        return Ok(());
+    }
+    let Ok(many) = select(locked, request, more) else {
+        // The kernel does not say then that there is more.
+        bundle.rest = Rest::Unknown;
+        return Ok(());
+    };
+    if let Ok((bytes, room)) = receive_into(request, number)
         && bytes > 0
     {
         let left = locked.groups.use_up(request.sqe.buf_index, &many, bytes as u32);

@@ -75,47 +75,61 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     {
         return IssueOutcome::done(after_file(request, error).negative());
     }
+    let outcome = loop {
+        if let Some(outcome) = attempt(request) {
+            break outcome;
+        }
+    };
+    settle_buffer(locked, request, &outcome);
+    outcome
+}
+
+/// One call, and what comes of it; nothing if there may be more of what it
+/// waits for.
+#[inline]
+fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     let number = request.file.number;
     let is_shut = is_shut(request);
-    let Ok(transfer) = transfer_of(request) else { return IssueOutcome::done(Errno::EINVAL.negative()) };
+    let Ok(transfer) = transfer_of(request) else { return Some(IssueOutcome::done(Errno::EINVAL.negative())) };
     let room = transfer.left();
     let received = match transfer.message {
         Some(_) => received_message::receive(transfer, number),
         None if transfer.flags & message::WAIT_ALL != 0 => receive_all(transfer, number),
         None => receive(transfer, number).map(|bytes| (bytes, false)),
     };
-    let received = if is_shut && received == Err(Errno::EAGAIN) { Ok((0, false)) } else { received };
-    let outcome = match received {
-        Ok((bytes, was_cut)) => after_receive(transfer, number, bytes, was_cut),
-        Err(Errno::EAGAIN) => transfer.would_block(),
-        Err(error) => transfer.end(error.negative(), true),
+    let (bytes, was_cut) = match received {
+        Ok(received) => received,
+        Err(Errno::EAGAIN) if is_shut => (0, false),
+        Err(Errno::EAGAIN) => return Some(transfer.would_block()),
+        Err(error) => return Some(transfer.end(error.negative(), true)),
     };
-    if let (Ok((bytes, _)), IssueOutcome::Done(_)) = (received, &outcome)
-        && may_tell_of_more(transfer, bytes, room)
-        && tells_of_more(request, bytes, room)
-    {
+    let Some(outcome) = after_receive(transfer, number, bytes, was_cut) else {
+        // At a seam of the stream there is more, of which nothing would tell.
+        let is_drained = rest(request, bytes, room) == Rest::Nothing && !told_of_end(request);
+        return is_drained.then(|| drained(request));
+    };
+    if may_tell_of_more(transfer, bytes, room) && tells_of_more(request, bytes, room) {
         request.cqe_flags |= IORING_CQE_F_SOCK_NONEMPTY;
     }
-    settle_buffer(locked, request, &outcome);
-    outcome
+    Some(outcome)
 }
 
-/// What so many bytes mean for a single receive.
+/// What so many bytes mean for a single receive; nothing if it goes on.
 #[inline]
-fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: bool) -> IssueOutcome {
+fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: bool) -> Option<IssueOutcome> {
     if transfer.flags & message::WAIT_ALL == 0 {
-        return transfer.end(bytes as i32, false);
+        return Some(transfer.end(bytes as i32, false));
     }
     // With control messages nothing is put together of several receives.
     let whole = transfer.message.as_ref().is_some_and(|message| message.header.control_length != 0);
     if whole || bytes >= transfer.left() {
-        return transfer.end(bytes as i32, was_cut);
+        return Some(transfer.end(bytes as i32, was_cut));
     }
     if bytes == 0 || !message::can_go_on(number) {
-        return transfer.end(bytes as i32, true);
+        return Some(transfer.end(bytes as i32, true));
     }
     transfer.advance(bytes);
-    transfer.would_block()
+    None
 }
 
 /// Filled to the brim, at its end, or not taken away: there may be more.

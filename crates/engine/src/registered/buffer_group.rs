@@ -379,15 +379,17 @@ impl BufferRing {
         }
         // A message that was cut off may say that it was longer (MSG_TRUNC).
         let mut bytes = bytes.min(selected);
-        loop {
-            let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { return false };
+        // What has no length is used up with its neighbours.
+        for _ in 0..self.entries {
+            let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { break };
             self.head = self.head.wrapping_add(1);
             let length = rest as u32;
-            if length >= bytes || length == 0 {
-                return false;
+            if length >= bytes {
+                break;
             }
             bytes -= length;
         }
+        false
     }
 
     /// The next buffer.

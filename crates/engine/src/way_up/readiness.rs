@@ -120,10 +120,14 @@ impl Ring {
         if self.memory.ready() > 0 || backlog || !self.task_work.is_empty() {
             self.readiness.signal();
         }
-        // A ring that defers its work had nobody watch its files so far. Who
-        // holds the lock now sees to it when it leaves.
-        if let Some(locked) = self.try_lock() {
-            locked.leave();
+        // A ring that defers its work had nobody watch its files so far.
+        match self.try_lock() {
+            Some(locked) => locked.leave(),
+            // Who holds the lock sees to it when it leaves, unless it is on its
+            // way out already. So the descriptor is readable until somebody has
+            // looked (`drain`), who sees to it in turn.
+            None if self.defers_task_work() => self.readiness.signal(),
+            None => {}
         }
     }
 }
