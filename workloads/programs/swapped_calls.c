@@ -429,6 +429,16 @@ static void lists(void)
 	struct stat *status = (struct stat *)(mixed + 5 * PAGE - 64);
 	evict();
 	CHECK(fstat(file, status) == 0 && status->st_size == 12 * (off_t)PAGE);
+	/* What a loader may do, a program may, too. */
+	int kept = dup(2);
+	CHECK(ftruncate(file, 0) == 0 && lseek(file, 0, SEEK_SET) == 0 && dup2(file, 2) == 2);
+	*here = (struct iovec){ from, 50000 };
+	evict();
+	ssize_t said = writev(2, here, 1);
+	CHECK(dup2(kept, 2) == 2 && said == 50000 && close(kept) == 0);
+	memset(from, 0, 50000);
+	evict();
+	CHECK(pread(file, from, 50000, 0) == 50000 && matches(from, 50000, 8));
 	close(file);
 	strcpy(name, made);
 	evict();

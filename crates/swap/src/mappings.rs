@@ -299,34 +299,33 @@ impl Mappings {
         self.space.lock().parts(range, Kind::Given)
     }
 
-    /// Brings what of a range is mapped in and keeps it there until each part that is
-    /// answered is unpinned; the rest is the kernel's, or nobody's. Errors: as [`SwapRegion::pin`].
-    pub fn pin(&self, range: &Range<usize>, access: Access, pins: Pins) -> Result<Vec<Range<usize>>, Errno> {
+    /// Brings what of a range is mapped in and keeps it there until each part that `keep`
+    /// was given is unpinned; the rest is the kernel's, or nobody's. Errors: as [`SwapRegion::pin`].
+    pub fn pin(
+        &self,
+        range: &Range<usize>,
+        access: Access,
+        pins: Pins,
+        mut keep: impl FnMut(Range<usize>),
+    ) -> Result<(), Errno> {
         let most = match pins {
             Pins::Needed => usize::MAX,
             Pins::Fitting => self.region.limit() / 2,
         };
-        let mut pinned = Vec::new();
         let mut start = range.start;
-        let mut answer = Ok(());
-        while answer.is_ok()
-            && let Some(part) = self.first(&(start..range.end))
-        {
+        while let Some(part) = self.first(&(start..range.end)) {
             match self.region.pin_among(self.offsets(&part), access, most) {
-                Ok(pin) => {
-                    core::mem::forget(pin);
-                    if self.is_still_mapped(&part) {
-                        start = part.end;
-                        pinned.push(part);
-                    }
-                }
+                Ok(pin) => core::mem::forget(pin),
                 // A part of it has just become the kernel's: another look waits until it has.
-                Err(Errno::ENXIO) => {}
-                Err(error) => answer = Err(error),
+                Err(Errno::ENXIO) => continue,
+                Err(error) => return Err(error),
+            }
+            if self.is_still_mapped(&part) {
+                start = part.end;
+                keep(part);
             }
         }
-        answer.inspect_err(|_| pinned.iter().for_each(|part| self.unpin(part)))?;
-        Ok(pinned)
+        Ok(())
     }
 
     /// The first part of a range that is mapped.
@@ -345,7 +344,7 @@ impl Mappings {
     /// any more, and holds nothing that a later mapping would find.
     fn is_still_mapped(&self, part: &Range<usize>) -> bool {
         let space = self.space.lock();
-        if space.has(part) {
+        if space.around(part.start).is_some_and(|around| part.end <= around.end) {
             return true;
         }
         self.unpin(part);

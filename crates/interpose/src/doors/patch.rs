@@ -140,6 +140,26 @@ pub fn consider(call: &Call) {
     }
 }
 
+/// Rewrites what sites of a call a function of libc's begins with, before any has trapped: for a
+/// call that a filter cannot have trap always.
+pub fn rewrite_ahead(function: usize, number: u32) {
+    /// Longer than what is before its `syscall`s, with and without threads.
+    const REACH: usize = 192;
+    if environment::forbids_patching() {
+        return;
+    }
+    // All of it on one page: what lies behind may be nothing.
+    let end = (function + REACH).min((function / PAGE + 1) * PAGE - 1);
+    for address in function + MOV..end {
+        if [byte(address), byte(address + 1)] == SYSCALL
+            && Form::of(address, number).is_some()
+            && let Some(site) = place_of(address)
+        {
+            rewrite(site, address, number);
+        }
+    }
+}
+
 fn rewrite(site: &Site, address: usize, number: u32) {
     let mut patching = process::current().patching.lock();
     let Some(area) = area_of(address).filter(Area::may_be_rewritten) else { return };
@@ -160,7 +180,8 @@ fn rewrite(site: &Site, address: usize, number: u32) {
 }
 
 fn byte(address: usize) -> u8 {
-    // SAFETY: a thread has just executed what lies there, or on the same page;
+    // SAFETY: a thread has just executed what lies there, or on the same page (or a
+    // function of libc's begins on it);
     // code that a library unmaps while a call of its own is under way is its
     // own undoing.
     unsafe { (*(address as *const AtomicU8)).load(Ordering::Relaxed) }

@@ -483,6 +483,11 @@ pub fn resolve() {
     }
 }
 
+/// The code of libc's writev(3), once it is found.
+pub fn libc_writev() -> Option<usize> {
+    Some(REAL_WRITEV.load(Ordering::Acquire)).filter(|address| *address != 0)
+}
+
 /// Whether a call by a symbol is ours to answer, or libc's.
 extern "C" fn concerns(call: &Call) -> u64 {
     // A child disowns what it has inherited before it makes anything of its own.

@@ -427,6 +427,10 @@ const USUAL: Extent = Bytes(16 << 10);
 const UNKNOWN: &[Pointer] =
     &[(0, USUAL, Write), (1, USUAL, Write), (2, USUAL, Write), (3, USUAL, Write), (4, USUAL, Write), (5, USUAL, Write)];
 
+pub fn is_known(number: u32) -> bool {
+    TABLE.get(number as usize).is_some_and(Option::is_some)
+}
+
 /// The arguments of a call that are addresses.
 pub fn pointers(number: u32) -> &'static [Pointer] {
     TABLE.get(number as usize).copied().flatten().unwrap_or(UNKNOWN)

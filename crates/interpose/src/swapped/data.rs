@@ -2,7 +2,7 @@
 //! written from, and in which form the call names them.
 
 use crate::swapped::managed::is_in_window;
-use crate::swapped::pointers::{Arguments, Span, add};
+use crate::swapped::pointers::{Arguments, Spans, add};
 use alloc::vec::Vec;
 use usring_swap::Access;
 use usring_sys::message::{MessageHeader, VECTOR_LIMIT};
@@ -95,7 +95,7 @@ pub fn is_indirect(number: u32) -> bool {
 
 impl Data {
     /// What a call moves. Little of it is added to the spans instead.
-    pub fn of(number: u32, arguments: &Arguments, spans: &mut Vec<Span>) -> Option<Data> {
+    pub fn of(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
         if let Some(buffer) = buffer_of(number) {
             let base = arguments[buffer.address];
             let length = arguments[buffer.length].saturating_add(buffer.header);
@@ -115,7 +115,7 @@ impl Data {
         }
     }
 
-    fn of_vector(number: u32, arguments: &Arguments, spans: &mut Vec<Span>) -> Option<Data> {
+    fn of_vector(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
         let (access, has_position) = vector_of(number)?;
         let mut buffers = Vec::new();
         let (address, count) = (arguments[1], arguments[2]);
@@ -131,19 +131,19 @@ impl Data {
         None
     }
 
-    fn of_messages(number: u32, arguments: &Arguments, spans: &mut Vec<Span>) -> Option<Data> {
+    fn of_messages(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
         let single = matches!(number, linux::__NR_sendmsg | linux::__NR_recvmsg);
         let sends = matches!(number, linux::__NR_sendmsg | linux::__NR_sendmmsg);
         let access = if sends { Access::Read } else { Access::Write };
         let count = if single { 1 } else { u64::from(arguments[2] as u32).min(VECTOR_LIMIT) };
         let (mut headers, mut counts, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
-        let mut spans_of_vectors = Vec::new();
+        let mut vectors = Vec::new();
         for index in 0..count {
             let place = UserAddress(arguments[1]).offset(index * EACH_MESSAGE);
             let header = user_memory::read::<MessageHeader>(place).ok()?;
             add(spans, header.name.0, u64::from(header.name_length), access);
             add(spans, header.control.0, header.control_length, access);
-            add(&mut spans_of_vectors, header.vector.0, header.count * size_of::<IoVector>() as u64, Access::Read);
+            vectors.push((header.vector.0, header.count * size_of::<IoVector>() as u64));
             let before = buffers.len();
             read_vector(&mut buffers, header.vector.0, header.count)?;
             counts.push(buffers.len() - before);
@@ -154,7 +154,7 @@ impl Data {
             return Some(data);
         }
         add(spans, arguments[1], count * EACH_MESSAGE, Access::Write);
-        spans.append(&mut spans_of_vectors);
+        vectors.iter().for_each(|(vector, length)| add(spans, *vector, *length, Access::Read));
         data.add_to(spans);
         None
     }
@@ -168,7 +168,7 @@ impl Data {
         lengths.fold(0u64, u64::saturating_add) > SMALL
     }
 
-    fn add_to(&self, spans: &mut Vec<Span>) {
+    fn add_to(&self, spans: &mut Spans) {
         self.buffers.iter().for_each(|buffer| add(spans, buffer.base, buffer.length, self.access));
     }
 

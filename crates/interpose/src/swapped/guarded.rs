@@ -13,13 +13,14 @@
 //! it as they would meet the program's, and then asks [`after`].
 
 use crate::doors::door::{Call, Outcome};
+use crate::message;
 use crate::swapped::data::{self, Data};
 use crate::swapped::managed;
 use crate::swapped::outstanding;
-use crate::swapped::pointers::{self, Span};
+use crate::swapped::pointers::{self, Span, Spans};
 use crate::swapped::transfer::{Pinned, Transfer};
 use alloc::boxed::Box;
-use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
 use usring_swap::mappings::{Mappings, Pins};
 use usring_sys::kept_memory::{self, Keeper};
 use usring_sys::{Errno, SystemCall, signals};
@@ -49,13 +50,15 @@ fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
     answer
 }
 
+static EFAULT_TOLD: AtomicBool = AtomicBool::new(false);
+
 /// What is kept for a call that is out.
 pub struct Guarded {
     mappings: &'static Mappings,
     pinned: Option<Pinned>,
-    transfer: Option<Transfer>,
+    transfer: Option<Box<Transfer>>,
     /// Of a call that is made again where something was out: what it names.
-    sought: Vec<Span>,
+    sought: Option<Box<Spans>>,
 }
 
 impl Guarded {
@@ -72,11 +75,11 @@ impl Guarded {
             return Err(Errno::ENOMEM);
         }
         let mut pinned = Some(Pinned::new(mappings, &spans, Pins::Needed)?);
-        let mut sought = Vec::new();
+        let mut sought = None;
         if is_sleep(call) {
-            (pinned, sought) = (None, spans);
+            (pinned, sought) = (None, Some(Box::new(spans)));
         }
-        let mut transfer = data.and_then(|data| Transfer::of(data, call, mappings));
+        let mut transfer = data.and_then(|data| Transfer::of(data, call, mappings)).map(Box::new);
         if let Some(transfer) = &mut transfer {
             transfer.begin(call, mappings)?;
         }
@@ -86,8 +89,20 @@ impl Guarded {
     /// The kernel has answered the call. `None`: it is to answer the call as it stands
     /// now, too.
     fn proceed(&mut self, call: &mut SystemCall, answer: u64) -> Option<u64> {
-        if !self.sought.is_empty() && answer == error(Errno::EFAULT) {
-            return self.seek();
+        if answer == error(Errno::EFAULT)
+            && let Some(spans) = self.sought.take()
+        {
+            return self.seek(&spans);
+        }
+        if answer == error(Errno::EFAULT)
+            && pointers::is_guess(call.number)
+            && !EFAULT_TOLD.swap(true, Ordering::Relaxed)
+        {
+            message::say(format_args!(
+                "swap: system call {} answers EFAULT: it may name swapped memory by way of other memory in a way \
+                 that is not known",
+                call.number
+            ));
         }
         let Some(transfer) = &mut self.transfer else { return Some(answer) };
         match transfer.goes_on(answer) {
@@ -103,9 +118,8 @@ impl Guarded {
     }
 
     /// Brings in again what has gone; and keeps it now.
-    fn seek(&mut self) -> Option<u64> {
-        let spans = core::mem::take(&mut self.sought);
-        match Pinned::new(self.mappings, &spans, Pins::Needed) {
+    fn seek(&mut self, spans: &Spans) -> Option<u64> {
+        match Pinned::new(self.mappings, spans, Pins::Needed) {
             Ok(pinned) => {
                 self.pinned = Some(pinned);
                 None
@@ -151,7 +165,7 @@ pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     let place = core::ptr::from_ref(call) as usize;
     match Guarded::new(&mut execution, mappings) {
         Ok(guarded) => {
-            let is_kept = guarded.map(|guarded| outstanding::keep(place, Box::new(guarded))).is_some();
+            let is_kept = guarded.map(|guarded| outstanding::keep(place, guarded)).is_some();
             let outcome = serve(call);
             if is_kept {
                 drop(outstanding::take(place));
@@ -170,7 +184,7 @@ fn hold(call: &mut Call, mappings: &'static Mappings) -> Outcome {
     match Guarded::new(&mut forward, mappings) {
         Ok(None) => FORWARD,
         Ok(Some(guarded)) => {
-            outstanding::keep(core::ptr::from_ref(call) as usize, Box::new(guarded));
+            outstanding::keep(core::ptr::from_ref(call) as usize, guarded);
             call.forward_to(forward.number.into(), forward.arguments);
             GUARDED
         }

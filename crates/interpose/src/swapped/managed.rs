@@ -12,7 +12,7 @@
 //! ends if it touches its parent's. A vfork child borrows its parent's and notices nothing.
 
 use crate::doors::door::{Call, Outcome};
-use crate::doors::libc;
+use crate::doors::{libc, patch, symbols};
 use crate::message;
 use crate::program::{environment, process};
 use crate::swapped::{guarded, swap_filter};
@@ -95,6 +95,9 @@ pub fn prepare() -> Result<(), &'static str> {
         }
     }
     libc::map_large_blocks(options.minimum);
+    if let Some(writev) = symbols::libc_writev() {
+        patch::rewrite_ahead(writev, linux::__NR_writev);
+    }
     Ok(())
 }
 
@@ -179,6 +182,14 @@ pub fn serve(call: &mut Call) -> Option<Outcome> {
         }
         linux::__NR_mremap => remap(first, second, third, fourth as u32, fifth),
         _ if !is_in_window(first) => None,
+        linux::__NR_set_tid_address => {
+            keep_stack(first, 4);
+            None
+        }
+        linux::__NR_set_robust_list | linux::__NR_rseq => {
+            keep_stack(first, second.max(32));
+            None
+        }
         linux::__NR_munmap => Some(unmap(first, second)),
         linux::__NR_mprotect | linux::__NR_pkey_mprotect => protect(first, second, third as u32),
         linux::__NR_madvise => advise(first, second, third as u32),
@@ -367,7 +378,7 @@ fn advise(start: u64, length: u64, advice: u32) -> Answer {
 pub const STACK: u32 = 0x7573_0200;
 
 /// A thread is to run there, and would be killed at once where its stack is out: signals
-/// are told on it.
+/// are told on it. (Or the kernel writes there as it switches threads, or when they end.)
 fn keep_stack(start: u64, length: u64) {
     let first = start / PAGE as u64 * PAGE as u64;
     if is_in_window(start) && surrendered(first, length + (start - first), Refusal::Stack).is_some() {
@@ -387,7 +398,7 @@ fn keep(start: u64, length: u64) {
         && let Some(around) = mappings.around(start as usize)
     {
         let range = start as usize..(start as usize).saturating_add(length as usize).min(around.end);
-        let _ = mappings.pin(&range, Access::Write, Pins::Fitting);
+        let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
     }
 }
 

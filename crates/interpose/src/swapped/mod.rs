@@ -7,6 +7,7 @@
 pub mod bounce;
 pub mod calls;
 pub mod data;
+pub mod few;
 pub mod guarded;
 pub mod managed;
 pub mod manner;

@@ -6,7 +6,6 @@
 
 use crate::doors::door::CALL_SIZE;
 use crate::swapped::guarded::Guarded;
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
@@ -15,7 +14,7 @@ use usring_sys::per_process::PerProcess;
 /// A call's place on its stack, and what is kept for it.
 struct Outstanding {
     place: usize,
-    guarded: Box<Guarded>,
+    guarded: Guarded,
 }
 
 const ROWS: usize = 256;
@@ -30,14 +29,14 @@ fn row(place: usize) -> &'static Mutex<Vec<Outstanding>> {
 }
 
 /// Keeps something until the call at this place of a stack is back.
-pub fn keep(place: usize, guarded: Box<Guarded>) {
+pub fn keep(place: usize, guarded: Guarded) {
     let mut row = row(place).lock();
     row.retain(|other| other.place.abs_diff(place) >= CALL_SIZE);
     row.push(Outstanding { place, guarded });
 }
 
 /// The call is back.
-pub fn take(place: usize) -> Option<Box<Guarded>> {
+pub fn take(place: usize) -> Option<Guarded> {
     let mut row = row(place).lock();
     let index = row.iter().position(|other| other.place == place)?;
     Some(row.swap_remove(index).guarded)

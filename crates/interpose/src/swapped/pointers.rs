@@ -6,8 +6,8 @@
 //! uses, as far on as the largest number beside it says.
 
 use crate::swapped::calls::{self, Extent};
+use crate::swapped::few::Few;
 use crate::swapped::managed::is_in_window;
-use alloc::vec::Vec;
 use core::ops::ControlFlow;
 use usring_swap::Access;
 use usring_sys::mapping::PAGE;
@@ -24,11 +24,19 @@ pub struct Span {
     pub access: Access,
 }
 
+impl Default for Span {
+    fn default() -> Span {
+        Span { start: 0, length: 0, access: Access::Read }
+    }
+}
+
+pub type Spans = Few<Span>;
+
 pub type Arguments = [u64; 6];
 
 /// What of the window a call names.
-pub fn of(number: u32, arguments: &Arguments) -> Vec<Span> {
-    let mut spans = Vec::new();
+pub fn of(number: u32, arguments: &Arguments) -> Spans {
+    let mut spans = Spans::default();
     for (argument, extent, access) in calls::pointers(number) {
         let start = arguments[*argument];
         if is_in_window(start) {
@@ -75,13 +83,18 @@ fn text_length(start: u64) -> u64 {
     length
 }
 
-pub fn add(spans: &mut Vec<Span>, start: u64, length: u64, access: Access) {
+pub fn add(spans: &mut Spans, start: u64, length: u64, access: Access) {
     if is_in_window(start) && length > 0 {
         spans.push(Span { start: start as usize, length: length as usize, access });
     }
 }
 
-fn add_indirect(spans: &mut Vec<Span>, number: u32, arguments: &Arguments) {
+/// Whether it is not known for certain what a call names.
+pub fn is_guess(number: u32) -> bool {
+    matches!(number, linux::__NR_ioctl | linux::__NR_setsockopt | linux::__NR_bpf) || !calls::is_known(number)
+}
+
+fn add_indirect(spans: &mut Spans, number: u32, arguments: &Arguments) {
     let [first, second, third, fourth, ..] = *arguments;
     match number {
         linux::__NR_pselect6 => add_signal_set(spans, arguments[5]),
@@ -92,6 +105,8 @@ fn add_indirect(spans: &mut Vec<Span>, number: u32, arguments: &Arguments) {
         linux::__NR_ioctl => add_structure(spans, third, ioctl_size(second as u32)),
         linux::__NR_setsockopt => add_words(spans, fourth, arguments[4].min(MOST_STRUCTURE)),
         linux::__NR_bpf => add_words(spans, second, third.min(MOST_STRUCTURE)),
+        // `struct xattr_args`: an address and a length.
+        SETXATTRAT | GETXATTRAT => add_words(spans, arguments[4], 16),
         linux::__NR_seccomp => add_words(spans, third, SOCK_FPROG),
         linux::__NR_prctl if first == u64::from(PR_SET_SECCOMP) => add_words(spans, third, SOCK_FPROG),
         linux::__NR_ptrace if matches!(first as u32, PTRACE_GETREGSET | PTRACE_SETREGSET) => {
@@ -106,6 +121,8 @@ fn add_indirect(spans: &mut Vec<Span>, number: u32, arguments: &Arguments) {
     }
 }
 
+const SETXATTRAT: u32 = 463;
+const GETXATTRAT: u32 = 464;
 const PR_SET_SECCOMP: u32 = 22;
 const PTRACE_GETREGSET: u32 = 0x4204;
 const PTRACE_SETREGSET: u32 = 0x4205;
@@ -117,7 +134,7 @@ const SOCK_FPROG: u64 = 16;
 const MOST_STRUCTURE: u64 = 4096;
 
 /// The vector itself, and what it names.
-fn add_vector(spans: &mut Vec<Span>, address: u64, count: u64, access: Access) {
+fn add_vector(spans: &mut Spans, address: u64, count: u64, access: Access) {
     let count = count.min(VECTOR_LIMIT);
     add(spans, address, count * size_of::<IoVector>() as u64, Access::Write);
     let _ = each_word(address, count * 2, |words: [u64; 2]| add(spans, words[0], words[1], access));
@@ -136,12 +153,12 @@ fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64
 }
 
 /// Of pselect6(2): address and length.
-fn add_signal_set(spans: &mut Vec<Span>, address: u64) {
+fn add_signal_set(spans: &mut Spans, address: u64) {
     let _ = each_word(address, 2, |words: [u64; 2]| add(spans, words[0], words[1], Access::Read));
 }
 
 /// `struct futex_waitv`: value, address, flags.
-fn add_futexes(spans: &mut Vec<Span>, address: u64, count: u64) {
+fn add_futexes(spans: &mut Spans, address: u64, count: u64) {
     const MOST: u64 = 128;
     let _ = each_word(address, count.min(MOST) * 3, |words: [u64; 3]| add(spans, words[1], 4, Access::Write));
 }
@@ -159,7 +176,7 @@ fn ioctl_size(command: u32) -> u64 {
 const USUAL: u64 = 16 << 10;
 
 /// A structure and what it names. (The kernel may take more than its number says.)
-fn add_structure(spans: &mut Vec<Span>, address: u64, size: u64) {
+fn add_structure(spans: &mut Spans, address: u64, size: u64) {
     add(spans, address, size.max(USUAL), Access::Write);
     add_words(spans, address, size.min(MOST_STRUCTURE));
 }
@@ -168,25 +185,20 @@ fn add_structure(spans: &mut Vec<Span>, address: u64, size: u64) {
 const MOST_NAMED: u64 = 1 << 20;
 
 /// What a structure names: where a word is an address of swapped memory.
-fn add_words(spans: &mut Vec<Span>, address: u64, size: u64) {
+fn add_words(spans: &mut Spans, address: u64, size: u64) {
     let mut longest = USUAL;
-    let before = spans.len();
     let _ = each_word(address, size / 8, |[word]: [u64; 1]| {
-        if is_in_window(word) {
-            add(spans, word, 1, Access::Write);
-            return;
-        }
         for number in [word, word & 0xffff_ffff, word >> 32] {
             if number <= MOST_NAMED {
                 longest = longest.max(number);
             }
         }
     });
-    spans[before..].iter_mut().for_each(|span| span.length = longest as usize);
+    let _ = each_word(address, size / 8, |[word]: [u64; 1]| add(spans, word, longest, Access::Write));
 }
 
 /// Arrays of strings that end with null.
-fn add_strings(spans: &mut Vec<Span>, arrays: &[u64]) {
+fn add_strings(spans: &mut Spans, arrays: &[u64]) {
     for array in arrays.iter().filter(|array| **array != 0) {
         let mut place = UserAddress(*array);
         let mut length = 8;

@@ -9,8 +9,9 @@
 //! whatever is left in the registers that they do not use.
 //!
 //! The loader of the next program works before there is a handler. It knows no address of
-//! the window; of what traps by number it uses writev(2) alone, to complain, and maps
-//! anonymous memory in pieces that are smaller, or at fixed places.
+//! the window; of what traps by number it uses writev(2) alone, to complain (libc's own, which
+//! programs use, is rewritten when they start), and maps anonymous memory in pieces that are
+//! smaller, or at fixed places.
 
 use crate::doors::filter::{
     ARCH, ARCHITECTURE, Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, NUMBER, RET_ALLOW, RET_TRAP, high,

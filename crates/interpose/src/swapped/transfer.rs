@@ -11,9 +11,10 @@
 
 use crate::swapped::bounce::Bounce;
 use crate::swapped::data::{Data, EACH_MESSAGE, Form};
+use crate::swapped::few::Few;
 use crate::swapped::managed;
 use crate::swapped::manner::{Kind, Manner};
-use crate::swapped::pointers::{self, Arguments, Span};
+use crate::swapped::pointers::{self, Arguments, Spans};
 use alloc::vec::Vec;
 use core::ops::Range;
 use usring_swap::Access;
@@ -34,16 +35,18 @@ const LEAST_PART: u64 = 8 << 10;
 /// Ranges that stay in memory until this is dropped.
 pub struct Pinned {
     mappings: &'static Mappings,
-    ranges: Vec<Range<usize>>,
+    /// Starts and ends.
+    ranges: Few<(usize, usize)>,
 }
 
 impl Pinned {
-    pub fn new(mappings: &'static Mappings, spans: &[Span], pins: Pins) -> Result<Pinned, Errno> {
-        let mut pinned = Pinned { mappings, ranges: Vec::new() };
-        for span in spans {
+    pub fn new(mappings: &'static Mappings, spans: &Spans, pins: Pins) -> Result<Pinned, Errno> {
+        let mut pinned = Pinned { mappings, ranges: Few::default() };
+        for span in spans.iter() {
             let range = span.start..span.start.saturating_add(span.length).min(managed::WINDOW_END);
-            match mappings.pin(&range, span.access, pins) {
-                Ok(ranges) => pinned.ranges.extend(ranges),
+            let keep = |part: Range<usize>| pinned.ranges.push((part.start, part.end));
+            match mappings.pin(&range, span.access, pins, keep) {
+                Ok(()) => {}
                 // The kernel's answer where a page cannot be read back.
                 Err(Errno::EIO) => return Err(Errno::EFAULT),
                 Err(error) => return Err(error),
@@ -55,7 +58,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.ranges.iter().for_each(|range| self.mappings.unpin(range));
+        self.ranges.iter().for_each(|(start, end)| self.mappings.unpin(&(*start..*end)));
     }
 }
 
@@ -154,7 +157,7 @@ impl Transfer {
     fn pin(&mut self, mappings: &'static Mappings) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);
-            let mut spans = Vec::with_capacity(self.part.len());
+            let mut spans = Spans::default();
             for IoVector { base, length } in &self.part {
                 pointers::add(&mut spans, *base, *length, self.data.access);
             }
