@@ -13,12 +13,16 @@
 //! A thread is known by its thread pointer. Rows are never given up: the next
 //! thread with the same pointer has the row of one that has ended. Threads that
 //! find no row, and all of them where membarrier is refused, take a lock.
+//!
+//! All of it lies on pages that are empty in a forked child, where nobody uses
+//! anything: a child has only the lock until it asks for the fast way itself.
 
 use crate::mutex::Mutex;
-use crate::per_process::PerProcess;
-use crate::{membarrier, thread};
+use crate::per_process::{self, PerProcess};
+use crate::{mapping, membarrier, thread};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
 /// Threads that can use the fast way; a power of two.
 const ROWS: usize = 1024;
@@ -31,19 +35,29 @@ struct Row {
     used: [AtomicUsize; DEPTH],
 }
 
-static TABLE: [Row; ROWS] =
-    [const { Row { thread: AtomicUsize::new(0), used: [const { AtomicUsize::new(0) }; DEPTH] } }; ROWS];
+/// What the threads of a process share. Zeroes are a process that does not use it
+/// yet.
+#[repr(align(64))]
+struct Table {
+    /// Whether this process is registered for the barrier.
+    fast: AtomicU32,
+    /// How many objects are put aside.
+    aside: AtomicU32,
+    /// Somebody has been asked to sweep, and has not begun.
+    sweep_is_due: AtomicU32,
+    rows: [Row; ROWS],
+}
 
-/// The rows that belong to a thread, as indices plus one, in the order in which
-/// they were taken: what has to be looked through.
-static TAKEN: [AtomicU32; ROWS] = [const { AtomicU32::new(0) }; ROWS];
-static TAKEN_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Made once, for the process and its children.
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
 
-/// Whether this process is registered for the barrier.
-static FAST: AtomicU32 = AtomicU32::new(0);
-
-/// How many objects are put aside.
-static ASIDE: AtomicU32 = AtomicU32::new(0);
+/// The table, if the fast way was ever asked for.
+#[inline(always)]
+fn table() -> Option<&'static Table> {
+    // SAFETY: 1. What stands there are pages that are never unmapped, zero at first
+    // and in each forked child, which is a table. 2. All of it are atomics.
+    unsafe { TABLE.load(Ordering::Acquire).as_ref() }
+}
 
 /// What was taken out of its place while somebody used it. A forked child frees
 /// nothing of its parent's.
@@ -60,35 +74,37 @@ struct PutAside {
     free: unsafe fn(usize),
 }
 
-#[inline]
-fn own_row() -> Option<&'static Row> {
-    let thread = thread::current().0;
-    let start = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - ROWS.trailing_zeros());
-    for step in 0..ROWS {
-        let index = (start + step) % ROWS;
-        let row = &TABLE[index];
-        let found = row.thread.load(Ordering::Relaxed);
-        if found == thread {
-            return Some(row);
+impl Table {
+    /// A signal handler may come by while its own thread is here: from the moment
+    /// that the row is the thread's, it is looked through.
+    #[inline]
+    fn own_row(&self) -> Option<&Row> {
+        let thread = thread::current().0;
+        let start = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - ROWS.trailing_zeros());
+        for step in 0..ROWS {
+            let row = &self.rows[(start + step) % ROWS];
+            let found = row.thread.load(Ordering::Relaxed);
+            if found == thread {
+                return Some(row);
+            }
+            if found == 0 && row.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return Some(row);
+            }
         }
-        if found == 0 && row.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            // Before the first use: who does not find it here yet is found out
-            // by the second look of that use.
-            let place = TAKEN_COUNT.fetch_add(1, Ordering::SeqCst);
-            TAKEN[place].store(index as u32 + 1, Ordering::SeqCst);
-            return Some(row);
-        }
+        None
     }
-    None
+
+    fn is_used(&self, object: usize) -> bool {
+        // Acquire: what a user did with it has happened when its row is empty.
+        self.rows.iter().any(|row| row.used.iter().any(|place| place.load(Ordering::Acquire) == object))
+    }
 }
 
 /// Where this thread may say what it uses. `None`: it has to take the lock.
 #[inline]
 fn own_place() -> Option<&'static AtomicUsize> {
-    if FAST.load(Ordering::Relaxed) == 0 {
-        return None;
-    }
-    own_row()?.used.iter().find(|place| place.load(Ordering::Relaxed) == 0)
+    let table = table().filter(|table| table.fast.load(Ordering::Relaxed) != 0)?;
+    table.own_row()?.used.iter().find(|place| place.load(Ordering::Relaxed) == 0)
 }
 
 /// A use; over when it is dropped.
@@ -118,51 +134,54 @@ pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
 }
 
 impl Use {
+    #[inline(always)]
+    fn end(&self) -> Option<&'static Table> {
+        self.0.store(0, Ordering::Release);
+        compiler_fence(Ordering::SeqCst);
+        table().filter(|table| table.aside.load(Ordering::Relaxed) != 0)
+    }
+
     /// Ends a use where nothing may be freed: a lock is held, and what is put aside
-    /// may be what has that lock. Whether [`sweep`] is to be called soon.
+    /// may be what has that lock. Whether the caller has to see to it that [`sweep`]
+    /// is called soon; nobody else is asked until that has begun.
     #[must_use]
     pub fn end_inside(self) -> bool {
-        let place = self.0;
+        let table = self.end();
         core::mem::forget(self);
-        place.store(0, Ordering::Release);
-        compiler_fence(Ordering::SeqCst);
-        ASIDE.load(Ordering::Relaxed) != 0
+        table.is_some_and(|table| table.sweep_is_due.swap(1, Ordering::SeqCst) == 0)
     }
 }
 
 impl Drop for Use {
     #[inline]
     fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
-        compiler_fence(Ordering::SeqCst);
-        if ASIDE.load(Ordering::Relaxed) != 0 {
+        if self.end().is_some() {
             sweep();
         }
     }
 }
 
-fn is_used(object: usize) -> bool {
-    let taken = TAKEN[..TAKEN_COUNT.load(Ordering::SeqCst)].iter().map(|index| index.load(Ordering::SeqCst) as usize);
-    let mut rows = taken.filter(|index| *index != 0).map(|index| &TABLE[index - 1]);
-    // Acquire: what a user did with it has happened when its row is empty.
-    rows.any(|row| row.used.iter().any(|place| place.load(Ordering::Acquire) == object))
-}
-
 /// Frees an object that was just taken out of its place, at once or when its
-/// last user has left.
+/// last user has left. Where that cannot be told (the barrier is refused, after it
+/// had been granted), never.
 ///
 /// # Safety
 /// Nobody finds the object any more, and `free` may be called for it once.
 pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
-    ASIDE.fetch_add(1, Ordering::SeqCst);
-    barrier();
-    if is_used(object) {
-        put_aside().lock().push(PutAside { object, free });
-        // Its user may have left before it was on the list.
-        barrier();
-        return sweep();
+    if let Some(table) = table().filter(|table| table.fast.load(Ordering::SeqCst) != 0) {
+        table.aside.fetch_add(1, Ordering::SeqCst);
+        let is_known = membarrier::everywhere();
+        if is_known && table.is_used(object) {
+            put_aside().lock().push(PutAside { object, free });
+            // Its user may have left before it was on the list.
+            membarrier::everywhere();
+            return sweep();
+        }
+        table.aside.fetch_sub(1, Ordering::SeqCst);
+        if !is_known {
+            return;
+        }
     }
-    ASIDE.fetch_sub(1, Ordering::SeqCst);
     // SAFETY: as the caller says, and nobody uses it.
     unsafe { free(object) };
 }
@@ -170,47 +189,38 @@ pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
 /// Frees what was put aside and is used no more.
 #[cold]
 pub fn sweep() {
+    let Some(table) = table() else { return };
+    // Before the look: who leaves from here on asks again.
+    table.sweep_is_due.store(0, Ordering::SeqCst);
     let mut unused = Vec::new();
     put_aside().lock().retain(|aside| {
-        let used = is_used(aside.object);
+        let used = table.is_used(aside.object);
         if !used {
             unused.push(*aside);
         }
         used
     });
     for PutAside { object, free } in unused {
-        ASIDE.fetch_sub(1, Ordering::SeqCst);
+        table.aside.fetch_sub(1, Ordering::SeqCst);
         // SAFETY: `retire` was promised that; it came off the list once.
         unsafe { free(object) };
     }
 }
 
-/// Every processor that runs this process passes a full barrier.
-fn barrier() {
-    core::sync::atomic::fence(Ordering::SeqCst);
-    if FAST.load(Ordering::Relaxed) != 0 {
-        membarrier::everywhere();
-    }
-}
-
 /// Opens the fast way, before the first object can be found; in every process anew.
 pub fn prepare() {
-    if membarrier::register() {
-        FAST.store(1, Ordering::SeqCst);
+    let Some(table) = table().or_else(make_table) else { return };
+    if table.fast.load(Ordering::Relaxed) == 0 && membarrier::register() {
+        table.fast.store(1, Ordering::SeqCst);
     }
 }
 
-/// In a forked child: nobody else is there, and nothing is put aside.
-pub fn forget_after_fork() {
-    // Rows are taken only where this was ever used.
-    if FAST.swap(0, Ordering::Relaxed) == 0 {
-        return;
+#[cold]
+fn make_table() -> Option<&'static Table> {
+    let fresh = per_process::wiped_pages(size_of::<Table>()).ok()?;
+    let made = TABLE.compare_exchange(null_mut(), fresh as *mut Table, Ordering::AcqRel, Ordering::Acquire);
+    if made.is_err() {
+        let _ = mapping::unmap(fresh, size_of::<Table>());
     }
-    for row in TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) != 0) {
-        row.thread.store(0, Ordering::Relaxed);
-        row.used.iter().for_each(|place| place.store(0, Ordering::Relaxed));
-    }
-    TAKEN.iter().for_each(|index| index.store(0, Ordering::Relaxed));
-    TAKEN_COUNT.store(0, Ordering::Relaxed);
-    ASIDE.store(0, Ordering::Relaxed);
+    table()
 }

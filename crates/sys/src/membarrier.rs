@@ -18,13 +18,13 @@ pub fn register() -> bool {
     membarrier(REGISTER_PRIVATE_EXPEDITED).is_ok()
 }
 
-/// The barrier. Where the kernel has no membarrier(2) only this thread gets
-/// one.
-pub fn everywhere() {
+/// The barrier; whether it was one. Where the kernel has no membarrier(2) only
+/// this thread gets one.
+pub fn everywhere() -> bool {
     fence(Ordering::SeqCst);
     // EPERM: this process (a forked child, say) has not registered yet.
-    let done = membarrier(PRIVATE_EXPEDITED)
+    membarrier(PRIVATE_EXPEDITED)
         .or_else(|_| membarrier(REGISTER_PRIVATE_EXPEDITED).and_then(|_| membarrier(PRIVATE_EXPEDITED)))
-        .or_else(|_| membarrier(GLOBAL));
-    let _ = done;
+        .or_else(|_| membarrier(GLOBAL))
+        .is_ok()
 }

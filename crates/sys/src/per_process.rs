@@ -168,14 +168,19 @@ impl<T: Sync + 'static> Drop for OwnedPerProcess<T> {
     }
 }
 
-/// A page that is zero again in every forked child.
 fn wiped_page() -> Result<*mut u8, Errno> {
-    let address = mapping::private_pages(mapping::PAGE)?;
+    wiped_pages(mapping::PAGE).map(|address| address as *mut u8)
+}
+
+/// Pages for so many bytes, zero, and zero again in every forked child.
+pub(crate) fn wiped_pages(length: usize) -> Result<usize, Errno> {
+    let address = mapping::private_pages(length)?;
+    let length = length.next_multiple_of(mapping::PAGE);
     let advice = u64::from(linux::MADV_WIPEONFORK);
-    let wiped = SystemCall::new(linux::__NR_madvise, [address as u64, mapping::PAGE as u64, advice, 0, 0]).run();
+    let wiped = SystemCall::new(linux::__NR_madvise, [address as u64, length as u64, advice, 0, 0]).run();
     if wiped.is_err() {
-        let _ = mapping::unmap(address, mapping::PAGE);
+        let _ = mapping::unmap(address, length);
         return Err(Errno::ENOMEM);
     }
-    Ok(address as *mut u8)
+    Ok(address)
 }

@@ -1,7 +1,7 @@
 //! A table that some threads look into while others put things in and take them out.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use usring_sys::per_process;
 use usring_sys::shared_table::SharedTable;
 
@@ -71,4 +71,72 @@ fn what_is_found_is_alive_and_what_is_taken_out_goes_in_the_end() {
     });
     drop(table.take(0, |_| true));
     assert_eq!(count.load(Ordering::Relaxed), 0, "things that were taken out and never went");
+}
+
+/// What a child's copy of memory says of its parent's threads keeps nothing there.
+#[test]
+fn a_forked_child_does_not_take_its_parents_users_for_its_own() {
+    per_process::prepare().unwrap();
+    let table = SharedTable::<Thing>::default();
+    let count = Arc::new(AtomicUsize::new(0));
+    table.reserve(0).unwrap();
+    table.put(0, Thing::new(0, &count));
+    let (uses, over) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let used = table.find(0).unwrap();
+            uses.wait();
+            over.wait();
+            assert!(used.alive.load(Ordering::Relaxed));
+        });
+        uses.wait();
+        // SAFETY: the child takes one thing out, which frees memory at most, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(table.take(0, |_| true));
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(count.load(Ordering::Relaxed) as i32) };
+        }
+        let mut status = 0;
+        // SAFETY: our own child; the number is written.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        over.wait();
+        assert_eq!(status, 0, "things that are left in the child");
+    });
+    drop(table.take(0, |_| true));
+    assert_eq!(count.load(Ordering::Relaxed), 0);
+}
+
+/// It might be in use: nobody can tell.
+#[test]
+fn what_is_taken_out_where_the_barrier_is_refused_stays_for_ever() {
+    per_process::prepare().unwrap();
+    let table = SharedTable::<Thing>::default();
+    let count = Arc::new(AtomicUsize::new(0));
+    table.reserve(0).unwrap();
+    table.put(0, Thing::new(0, &count));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            deny_barrier();
+            drop(table.take(0, |_| true));
+        });
+    });
+    assert_eq!(count.load(Ordering::Relaxed), 1);
+}
+
+/// Lets membarrier(2) answer EPERM to this thread.
+fn deny_barrier() {
+    let statement = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::SYS_membarrier as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: concerns this thread alone, with a filter that is copied.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
 }

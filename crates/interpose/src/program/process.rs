@@ -13,7 +13,6 @@ use crate::swapped::managed;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::readiness;
 use usring_sys::descriptor;
-use usring_sys::hazard;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::{SystemCall, signals};
@@ -59,7 +58,6 @@ fn begin() -> &'static Process {
         stacks::forget_after_fork();
         readiness::SIGNALLED.store(0, Ordering::Relaxed);
         descriptor::close_private_after_fork();
-        hazard::forget_after_fork();
         descriptors::disown();
         devices::disown();
         managed::disown();
