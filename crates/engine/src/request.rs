@@ -15,7 +15,8 @@ use crate::registered_files::RegisteredFile;
 use crate::ring::{EventDescriptor, Ring};
 use crate::told::Told;
 use alloc::boxed::Box;
-use alloc::sync::Arc;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
 use usring_sys::Errno;
@@ -196,6 +197,8 @@ pub(crate) enum Hold {
     Registered(Arc<RegisteredFile>),
     /// A duplicate that is shared by all who wait for the same file.
     Shared(Arc<SharedHold>),
+    /// A duplicate that is shared by all who wait for the same device's room.
+    Kept(#[expect(dead_code, reason = "owned to be given up with the request")] Arc<HeldDescriptor>),
     /// A private duplicate of its own, made when the request had to wait.
     Duplicate(#[expect(dead_code, reason = "owned to be given up with the request")] HeldDescriptor),
 }
@@ -210,6 +213,43 @@ impl FileUse {
             self.number = duplicate.number();
             self.hold = Hold::Duplicate(duplicate);
         }
+        Ok(())
+    }
+}
+
+/// Duplicates of the program's files by its own numbers, each for as long as any
+/// request has it: many may wait, and descriptors are few.
+#[derive(Default)]
+pub(crate) struct KeptFiles {
+    known: BTreeMap<i32, Weak<HeldDescriptor>>,
+}
+
+/// With so many numbers known, those that nobody waits for are forgotten.
+const KNOWN_NUMBERS: usize = 64;
+
+impl KeptFiles {
+    /// As [`FileUse::keep`].
+    pub fn keep(&mut self, file: &mut FileUse) -> Result<(), Errno> {
+        if !matches!(file.hold, Hold::Submitter) {
+            return Ok(());
+        }
+        let number = file.number;
+        let known = self.known.get(&number).and_then(Weak::upgrade);
+        // By that number the program may have another file by now.
+        let same = known.filter(|kept| descriptor::same_file(number, kept.number()) == Some(true));
+        let kept = match same {
+            Some(kept) => kept,
+            None => {
+                let fresh = Arc::new(descriptor::hold(number)?);
+                if self.known.len() >= KNOWN_NUMBERS {
+                    self.known.retain(|_, kept| kept.strong_count() > 0);
+                }
+                self.known.insert(number, Arc::downgrade(&fresh));
+                fresh
+            }
+        };
+        file.number = kept.number();
+        file.hold = Hold::Kept(kept);
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ use crate::fast_poll;
 use crate::issue::{self, Answer};
 use crate::op::{Operation, block_device};
 use crate::process::process;
-use crate::request::{RequestEntry, RequestId};
+use crate::request::{KeptFiles, RequestEntry, RequestId};
 use crate::ring::{LockedRing, Ring};
 use crate::timeout;
 use alloc::boxed::Box;
@@ -55,10 +55,12 @@ pub(crate) struct DeviceQueues {
     left: bool,
     /// A device can neither tell nor be waited for.
     looked_at_later: bool,
+    /// Files of the program whose requests wait for room.
+    kept: KeptFiles,
     /// Of a ring with HYBRID_IOPOLL.
     hybrid: Option<Box<Hybrid>>,
     /// The channel to the kernel's own files, or why there is none, once one was
-    /// asked for.
+    /// asked for; an answer that may soon be another is not kept.
     kernel_files: Option<Result<ChannelIndex, Errno>>,
 }
 
@@ -132,7 +134,10 @@ impl DeviceQueues {
             Some(known) => known,
             None => {
                 let opened = self.open(ring, devices::kernel_files());
-                *self.kernel_files.insert(opened)
+                if !opened.is_err_and(is_passing) {
+                    self.kernel_files = Some(opened);
+                }
+                opened
             }
         }
     }
@@ -285,6 +290,11 @@ impl DeviceQueues {
     }
 }
 
+/// Whether who asks again may get another answer.
+fn is_passing(error: Errno) -> bool {
+    matches!(error, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
+}
+
 /// Takes what is owed to its devices, for a driver that has finished its batch. That may sleep, so the ring's lock is given
 /// up for it: its other users go on, and their own deliveries overtake this one.
 /// What one thread has submitted is delivered in order, and by itself: the numbers
@@ -383,7 +393,7 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
             // close its file meanwhile.
             block_device::note(locked, &mut request);
             if request.file.device.is_none()
-                && let Err(error) = request.file.keep()
+                && let Err(error) = locked.devices.kept.keep(&mut request.file)
             {
                 return complete::complete(locked, request, error.negative().into());
             }

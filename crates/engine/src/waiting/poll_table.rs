@@ -113,7 +113,7 @@ impl PollTable {
     /// of the hold it has still.
     #[inline]
     pub(super) fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
-        let waited = request.place != 0 && !matches!(request.file.hold, Hold::Submitter | Hold::Duplicate(_));
+        let waited = request.place != 0 && matches!(request.file.hold, Hold::Registered(_) | Hold::Shared(_));
         waited && self.slot(request.place).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
     }
 
@@ -130,7 +130,7 @@ impl PollTable {
                     return Ok(Place { tag, was_on: true });
                 }
             }
-            Hold::Submitter | Hold::Duplicate(_) => {}
+            Hold::Submitter | Hold::Kept(_) | Hold::Duplicate(_) => {}
         }
         match self.waited_for(file.number, interest) {
             Some(index) => Ok(self.share(index, file)),

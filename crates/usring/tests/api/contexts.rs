@@ -172,3 +172,43 @@ fn an_eventfd_at_its_end_holds_nobody_up() {
         }
     });
 }
+
+/// The machine may have no more contexts of the kernel's, and have some again a
+/// moment later.
+#[test]
+fn a_file_that_could_not_be_polled_for_is_asked_again() {
+    bounded(|| {
+        let context = Context::polled(8).unwrap();
+        let file = direct_file();
+        let mut block = Block([0; BLOCK]);
+        let read = of_block(IOCB_CMD_PREAD, &file, 0, &mut block);
+        let refused = std::thread::scope(|scope| {
+            let submitter = scope.spawn(|| {
+                refuse_contexts();
+                submit(&context, &mut [read]).unwrap_err().raw_os_error()
+            });
+            submitter.join().unwrap()
+        });
+        assert_eq!(refused, Some(libc::EOPNOTSUPP));
+        assert_eq!(submit(&context, &mut [read]).unwrap(), 1);
+        let mut events = [IoEvent::default(); 1];
+        assert_eq!(context.events(1, &mut events, None).unwrap(), 1);
+    });
+}
+
+/// From now on io_setup(2) answers EAGAIN to this thread.
+fn refuse_contexts() {
+    let statement = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::SYS_io_setup as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EAGAIN as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: concerns this thread alone, with a filter that is copied.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use usring::aio::{Context, IOCB_CMD_PWRITE, IoEvent, Iocb};
 use usring::{IoUring, opcode, squeue};
 
 /// Runs `body` in a forked child; answers its exit status.
@@ -208,5 +209,37 @@ fn memory_that_is_kept_from_children_is_not_there() {
         assert_eq!(result(&mut ring, nop(1)), 0);
         assert_eq!(in_child(|| errno(ring.submitter().register_personality())), libc::EOWNERDEAD);
         assert_eq!(result(&mut ring, nop(2)), 0);
+    });
+}
+
+/// What is submitted beyond what the kernel is given at a time waits with its file
+/// kept open, which takes a number for each file and not for each request.
+#[test]
+fn a_deep_context_needs_few_descriptors() {
+    alone_and_bounded(|| {
+        const COUNT: usize = 6000;
+        let status = in_child(|| {
+            let limit = libc::rlimit { rlim_cur: 256, rlim_max: 256 };
+            // SAFETY: the structure.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+            let context = Context::new(2 * COUNT as u32).unwrap();
+            let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+            let write = |index: usize| Iocb {
+                aio_lio_opcode: IOCB_CMD_PWRITE,
+                aio_fildes: files[index % 2].as_raw_fd() as u32,
+                aio_buf: b"x".as_ptr() as u64,
+                aio_nbytes: 1,
+                aio_offset: index as i64,
+                ..Iocb::default()
+            };
+            let mut iocbs: Vec<Iocb> = (0..COUNT).map(write).collect();
+            let list: Vec<*mut Iocb> = iocbs.iter_mut().map(|iocb| &raw mut *iocb).collect();
+            // SAFETY: they live until the child ends.
+            assert_eq!(unsafe { context.submit(&list) }.unwrap(), COUNT);
+            let mut events = vec![IoEvent::default(); COUNT];
+            assert_eq!(context.events(COUNT, &mut events, None).unwrap(), COUNT);
+            events.iter().filter(|event| event.res != 1).count().min(90) as i32
+        });
+        assert_eq!(status, 0, "writes that failed");
     });
 }
