@@ -1,6 +1,7 @@
 //! One context: the ring, where the program sees it, and its calls.
 
 use crate::iocb;
+use crate::manner::Manner;
 use alloc::sync::Arc;
 use usring_engine::{Attention, EventDescriptor, Ring, Submission};
 use usring_sys::mutex::Mutex;
@@ -20,17 +21,6 @@ impl Wait {
     fn is_over(&self) -> bool {
         self.deadline == Some(0)
     }
-}
-
-/// By which rules a context was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
-    /// io_setup(2): what today's kernels do.
-    Kernel,
-    /// io_setup2 without IOCTX_FLAG_IOPOLL: the same, and no request is polled for.
-    Plain,
-    /// io_setup2 with it: every request is polled for.
-    Polled,
 }
 
 pub struct Context {

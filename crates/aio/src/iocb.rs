@@ -1,7 +1,7 @@
 //! What an iocb asks of the engine, and what the kernel refuses it for
 //! (`fs/aio.c`, in its order).
 
-use crate::context::Manner;
+use crate::manner::Manner;
 use usring_engine::FileUses;
 use usring_sys::{Errno, capability, descriptor, file, user_memory};
 use usring_uapi::aio::{

@@ -3,8 +3,8 @@
 //! behind; its address is where the program reads the events.
 //!
 //! `table` knows which addresses are contexts, `context` is one of them,
-//! `iocb` says what an iocb asks of the engine, and what the kernel refuses it
-//! for.
+//! `manner` by which rules it was made, `iocb` says what an iocb asks of the engine,
+//! and what the kernel refuses it for.
 //!
 //! # Who owns what
 //! The table is the process's; a forked child starts with an
@@ -23,10 +23,12 @@ extern crate alloc;
 
 mod context;
 mod iocb;
+mod manner;
 mod table;
 
-use context::{Context, Manner, Wait};
+use context::{Context, Wait};
 use core::sync::atomic::{AtomicBool, Ordering};
+use manner::Manner;
 use usring_engine::Attention;
 use usring_sys::clock::Clock;
 use usring_sys::syscall::AddressTrust;
