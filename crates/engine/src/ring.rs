@@ -181,8 +181,10 @@ impl EventDescriptor {
         if !self.blocks && eventfd::add(number, count).is_ok() {
             return;
         }
-        // One by one, for that there is room for one is all that poll(2) tells. (A counter that others fill at
-        // this very moment is one of 2⁶⁴ events that nobody has read.)
+        // Two calls for one event: no write(2) to an eventfd takes RWF_NOWAIT, /proc opens none anew, and O_NONBLOCK would
+        // be the program's, too; how full the counter is, which others write to, the kernel alone knows. One by one,
+        // for that there is room for one is all that poll(2) tells. (A counter that others fill at this very moment is
+        // one of 2⁶⁴ events that nobody has read.)
         for _ in 0..count {
             if !epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {
                 return;
