@@ -56,6 +56,7 @@ pub mod unix_socket;
 pub mod user_memory;
 pub mod userfault;
 pub mod wait;
+pub mod watched_call;
 
 pub use errno::Errno;
 pub use syscall::{SystemCall, UserAddress};

@@ -66,6 +66,12 @@ pub enum Edge {
     /// Who unlocks looks at the work afterwards; who publishes work tries the
     /// lock afterwards.
     HandOver,
+    /// The state of a call that is watched: the signal that breaks it off is sent
+    /// before the caller leaves.
+    BreakOff,
+    /// The watcher says that it sleeps, looks at the calls; a caller says that it
+    /// calls, looks whether the watcher sleeps.
+    Watch,
 }
 
 /// Which end of an edge a call site is.

@@ -22,11 +22,12 @@ use crate::process::process;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::AtomicU32;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::mutex::Mutex;
 use usring_sys::thread::ThreadId;
-use usring_sys::{Errno, SystemCall, futex, processor, signals, thread, wait};
+use usring_sys::watched_call::{Rouse, Seen, WatchedCalls, Watcher};
+use usring_sys::{Errno, SystemCall, futex, signals, thread, wait};
 
 const NAME: &str = "usring-guard";
 
@@ -41,37 +42,13 @@ const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
 const FIRST_PENALTY: u32 = 256;
 const LAST_PENALTY: u32 = 1 << 20;
 
-/// What a watched driver is doing: the low bits of [`Watch::state`], above
-/// which its calls are counted.
-mod phase {
-    pub const MASK: u32 = 3;
-    pub const OUTSIDE: u32 = 0;
-    pub const INSIDE: u32 = 1;
-    /// The guard is about to send its signal: the driver may not leave, or the
-    /// signal would break off something else.
-    pub const BEING_BROKEN_OFF: u32 = 2;
-    /// The signal has been sent.
-    pub const BROKEN_OFF: u32 = 3;
-    /// One more call.
-    pub const CALL: u32 = 4;
-}
-
-/// One ring's driver, as the guard sees it.
-#[derive(Default)]
-struct Watch {
-    state: AtomicU32,
-    thread: AtomicU32,
-    /// Set to break the call off.
-    cancelled: AtomicU32,
-}
-
 /// The thread that makes calls, asked for once by who makes several.
 pub(crate) struct Caller(Option<u32>);
 
 /// A ring's part.
 #[derive(Default)]
 pub(crate) struct StuckCalls {
-    watch: Option<Arc<Watch>>,
+    watch: Option<Arc<WatchedCalls>>,
     /// So many calls are for workers.
     for_workers: u32,
     /// So many were the last time.
@@ -116,92 +93,44 @@ impl StuckCalls {
     /// for it slept or was slow, or a signal has come.
     pub fn make(&mut self, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
         let watch = self.watch.get_or_insert_with(|| {
-            let watch = Arc::new(Watch::default());
-            process().guard.watches.lock().push((watch.clone(), 0));
+            let watch = Arc::new(WatchedCalls::default());
+            process().guard.watches.lock().push((watch.clone(), Seen::default()));
             watch
         });
-        watch.thread.store(*caller.0.get_or_insert_with(signals::thread_id), Ordering::Relaxed);
-        let inside = (watch.state.load(Ordering::Relaxed) & !phase::MASK).wrapping_add(phase::CALL) | phase::INSIDE;
-        // A barrier, then the look at the guard; the guard says that it is about
-        // to sleep, and then looks at this.
-        watch.state.store(inside, Ordering::SeqCst);
+        let begun = watch.begin(*caller.0.get_or_insert_with(signals::thread_id));
         process().guard.rouse();
-        let answer = wait::briefly(call, &watch.cancelled);
-        let outside = inside & !phase::MASK;
-        if watch.state.compare_exchange(inside, outside, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            watch.come_out(outside);
-        }
+        let answer = wait::briefly(call, watch.cancelled());
+        watch.end(begun);
         answer
     }
-}
-
-impl Watch {
-    /// The driver's way out of a call that the guard breaks off.
-    #[cold]
-    fn come_out(&self, outside: u32) {
-        while self.state.load(Ordering::SeqCst) & phase::MASK != phase::BROKEN_OFF {
-            processor::give_way();
-        }
-        // The signal is this thread's by now: at the latest it is delivered at
-        // the end of its next system call.
-        processor::give_way();
-        self.cancelled.store(0, Ordering::SeqCst);
-        self.state.store(outside, Ordering::SeqCst);
-    }
-
-    /// The guard's: breaks the call off that has been seen twice.
-    #[cold]
-    fn break_off(&self, seen: u32) {
-        let thread = self.thread.load(Ordering::Relaxed);
-        let broken = seen & !phase::MASK;
-        let being_broken_off = broken | phase::BEING_BROKEN_OFF;
-        if self.state.compare_exchange(seen, being_broken_off, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return;
-        }
-        self.cancelled.store(1, Ordering::SeqCst);
-        wait::interrupt_worker(thread);
-        self.state.store(broken | phase::BROKEN_OFF, Ordering::SeqCst);
-    }
-}
-
-/// What the guard's thread is doing.
-mod doing {
-    /// There is no thread.
-    pub const NOTHING: u32 = 0;
-    /// The attendant has been asked to start it.
-    pub const STARTING: u32 = 1;
-    pub const SLEEPING: u32 = 2;
-    pub const LOOKING: u32 = 3;
 }
 
 /// The process's guard.
 #[derive(Default)]
 pub(crate) struct Guard {
-    /// One of `doing`; the futex that the thread sleeps on.
-    state: AtomicU32,
-    /// Each with its state at the last look.
-    watches: Mutex<Vec<(Arc<Watch>, u32)>>,
+    watcher: Watcher,
+    /// Each with what was seen at the last look.
+    watches: Mutex<Vec<(Arc<WatchedCalls>, Seen)>>,
 }
 
 impl Guard {
     #[inline]
     fn rouse(&'static self) {
-        if self.state.load(Ordering::SeqCst) != doing::LOOKING {
+        if !self.watcher.is_looking() {
             self.rouse_now();
         }
     }
 
     #[cold]
     fn rouse_now(&'static self) {
-        let change = |from, to| self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
-        if change(doing::SLEEPING, doing::LOOKING).is_ok() {
-            futex::wake(&self.state, 1);
-            return;
-        }
-        let is_new = change(doing::NOTHING, doing::STARTING).is_ok();
-        if !is_new && self.state.load(Ordering::SeqCst) != doing::STARTING {
-            return;
-        }
+        let is_new = match self.watcher.rouse() {
+            Rouse::Nothing => return,
+            Rouse::Wake => {
+                futex::wake(self.watcher.word(), 1);
+                return;
+            }
+            Rouse::Start { first } => first,
+        };
         let attendant = &process().attendant;
         if attendant.is_current() {
             // It would start the guard when it is back from the call in which it
@@ -209,15 +138,14 @@ impl Guard {
             let _ = thread::spawn(NAME, Box::new(|| self.keep_watch()));
         } else if is_new {
             // Without a thread the next call tries again.
-            let stillborn = || self.state.store(doing::NOTHING, Ordering::SeqCst);
+            let stillborn = || self.watcher.is_stillborn();
             attendant.start_thread(NAME, Box::new(|| self.keep_watch()), Box::new(stillborn));
         }
     }
 
     /// The thread.
     fn keep_watch(&self) {
-        let begins = self.state.compare_exchange(doing::STARTING, doing::LOOKING, Ordering::SeqCst, Ordering::SeqCst);
-        if begins.is_err() {
+        if !self.watcher.begin() {
             return;
         }
         let never = AtomicU32::new(0);
@@ -229,22 +157,14 @@ impl Guard {
                 continue;
             }
             quiet = 0;
-            self.state.store(doing::SLEEPING, Ordering::SeqCst);
-            if self.look() {
-                self.state.store(doing::LOOKING, Ordering::SeqCst);
-                continue;
-            }
-            while self.state.load(Ordering::SeqCst) == doing::SLEEPING {
-                let slept = futex::wait(&self.state, doing::SLEEPING, Some(IDLE_LIMIT));
-                if slept == Err(Errno::ETIMEDOUT) && self.retire() {
+            self.watcher.lie_down(|| self.look());
+            while let Some((word, value)) = self.watcher.asleep() {
+                let slept = futex::wait(word, value, Some(IDLE_LIMIT));
+                if slept == Err(Errno::ETIMEDOUT) && self.watcher.retire() {
                     return;
                 }
             }
         }
-    }
-
-    fn retire(&self) -> bool {
-        self.state.compare_exchange(doing::SLEEPING, doing::NOTHING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// Looks at every ring; answers whether a call was made since the last look
@@ -252,11 +172,11 @@ impl Guard {
     fn look(&self) -> bool {
         let mut busy = false;
         self.watches.lock().retain_mut(|(watch, last)| {
-            let now = watch.state.load(Ordering::SeqCst);
-            if now == *last && now & phase::MASK == phase::INSIDE {
-                watch.break_off(now);
+            let now = watch.look();
+            if now == *last && now.is_inside() {
+                watch.break_off(now, wait::interrupt_worker);
             }
-            busy |= now != *last || now & phase::MASK != phase::OUTSIDE;
+            busy |= now != *last || !now.is_outside();
             *last = now;
             // The ring's own share, while there is a ring.
             Arc::strong_count(watch) > 1

@@ -1,0 +1,99 @@
+//! Models of calls that are watched: the signal that breaks one off meets no
+//! other, and nobody calls while the watcher sleeps.
+#![cfg(loom)]
+
+use loom::cell::Cell;
+use loom::thread;
+use usring_sys::ordering::{Edge, Side, weaken};
+use usring_sys::sync::{Arc, Ordering};
+use usring_sys::watched_call::{Rouse, WatchedCalls, Watcher};
+
+/// A caller, and the signals on their way to its thread: the watcher may touch
+/// them only while the caller is inside, or on its way out.
+struct Caller {
+    calls: WatchedCalls,
+    signals: Cell<u32>,
+}
+
+fn a_caller_is_broken_off() {
+    loom::model(|| {
+        let caller = Arc::new(Caller { calls: WatchedCalls::default(), signals: Cell::new(0) });
+        let watcher = {
+            let caller = caller.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let seen = caller.calls.look();
+                    if seen.is_inside() {
+                        caller.calls.break_off(seen, |_| caller.signals.set(1));
+                    }
+                }
+            })
+        };
+        for _ in 0..2 {
+            assert_eq!(caller.calls.cancelled().load(Ordering::Relaxed), 0, "a call is broken off before it begins");
+            let call = caller.calls.begin(1);
+            caller.calls.end(call);
+            // Delivered by now: none is left for what the thread does next.
+            caller.signals.set(0);
+        }
+        watcher.join().unwrap();
+        assert_eq!(caller.signals.get(), 0);
+    });
+}
+
+#[test]
+fn a_signal_meets_no_call_but_its_own() {
+    a_caller_is_broken_off();
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_signal_sent_without_release_meets_what_comes_later() {
+    weaken(Edge::BreakOff, Side::Release, a_caller_is_broken_off);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_caller_that_leaves_without_acquire_meets_the_signal_later() {
+    weaken(Edge::BreakOff, Side::Acquire, a_caller_is_broken_off);
+}
+
+fn a_call_begins_while_the_watcher_lies_down() {
+    loom::model(|| {
+        let calls = Arc::new(WatchedCalls::default());
+        let watcher = Arc::new(Watcher::default());
+        assert_eq!(watcher.rouse(), Rouse::Start { first: true });
+        assert!(watcher.begin());
+        let nothing = calls.look();
+        let caller = {
+            let (calls, watcher) = (calls.clone(), watcher.clone());
+            thread::spawn(move || {
+                let call = calls.begin(1);
+                if !watcher.is_looking() {
+                    watcher.rouse();
+                }
+                calls.end(call);
+            })
+        };
+        watcher.lie_down(|| calls.look() != nothing);
+        caller.join().unwrap();
+        assert!(watcher.is_looking(), "nobody watches a call");
+    });
+}
+
+#[test]
+fn whoever_calls_is_watched() {
+    a_call_begins_while_the_watcher_lies_down();
+}
+
+#[test]
+#[should_panic(expected = "nobody watches a call")]
+fn a_watcher_that_lies_down_without_barrier_sleeps_through_a_call() {
+    weaken(Edge::Watch, Side::Sleeper, a_call_begins_while_the_watcher_lies_down);
+}
+
+#[test]
+#[should_panic(expected = "nobody watches a call")]
+fn a_call_without_barrier_finds_the_watcher_awake_that_lies_down() {
+    weaken(Edge::Watch, Side::Waker, a_call_begins_while_the_watcher_lies_down);
+}
