@@ -40,7 +40,13 @@ pub enum Kind {
     Share = 7,
     /// `values[0]`: slot.
     Unshare = 8,
+    /// Of [`SWAP`]. → It is the asker's until this connection has ended, and those of its queues.
+    /// `EBUSY`: it is another's.
+    Claim = 9,
 }
+
+/// In place of a device's number: where swapped memory of the run goes. No list has it.
+pub const SWAP: u32 = u32::MAX;
 
 /// A polled ring may wait for the device's interrupts.
 pub const FALLBACK: u64 = 1;
@@ -113,7 +119,7 @@ fn read<const WORDS: usize>(bytes: &[u8]) -> Option<([u32; WORDS], [u64; 4])> {
 impl Kind {
     pub fn from_number(number: u32) -> Option<Kind> {
         use Kind::*;
-        let all = [List, Describe, Memory, Arena, Queue, ReturnQueue, Share, Unshare];
+        let all = [List, Describe, Memory, Arena, Queue, ReturnQueue, Share, Unshare, Claim];
         all.into_iter().find(|kind| *kind as u32 == number)
     }
 }
@@ -172,11 +178,21 @@ pub struct RemoteSupply {
     device: u32,
     /// By the index of the queue that each stands for.
     queues: Mutex<Vec<(u32, Connection)>>,
+    /// By which the device is this process's alone.
+    _claim: Option<Connection>,
 }
 
 impl RemoteSupply {
     pub fn new(control: Control, device: u32) -> Self {
-        RemoteSupply { control, device, queues: Mutex::new(Vec::new()) }
+        RemoteSupply { control, device, queues: Mutex::new(Vec::new()), _claim: None }
+    }
+
+    /// Of the device where swapped memory goes, which is this process's alone for as long as this
+    /// lives. Errors: `EBUSY` while another process has it; as [`Control::ask`].
+    pub fn of_swap(control: Control) -> Result<Self, Errno> {
+        let claim = Connection::open(&control.path)?;
+        control.ask_on(&claim, Kind::Claim, SWAP, [0; 4], None)?;
+        Ok(RemoteSupply { _claim: Some(claim), ..RemoteSupply::new(control, SWAP) })
     }
 
     fn ask(&self, kind: Kind, value: u64, lent: Option<i32>) -> Result<Answered, Errno> {

@@ -1,6 +1,9 @@
 //! What a device is like: its size, its block, and what it can do beside
 //! reading and writing.
 
+/// Of queue pairs.
+pub const ANY_NUMBER: u32 = u32::MAX;
+
 /// Fixed for the life of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -16,6 +19,9 @@ pub struct Geometry {
     pub transfer: u32,
     /// Most segments of one request.
     pub segments: u32,
+    /// Most queue pairs that are open at the same time, whosoever they are; [`ANY_NUMBER`] where nothing
+    /// counts them.
+    pub queues: u32,
     pub features: Features,
 }
 

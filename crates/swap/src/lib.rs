@@ -51,4 +51,4 @@ mod watermarks;
 pub use arena::Arena;
 pub use counters::Statistics;
 pub use mechanism::{Kind as Mechanism, probe};
-pub use region::{Access, Builder, Pin, SwapRegion};
+pub use region::{Access, Builder, LEAST_QUEUES, Pin, SwapRegion};

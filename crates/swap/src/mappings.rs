@@ -15,7 +15,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 use core::ops::Range;
-use usring_device::{Device, OwnSupply, PolicyWord, Spec, spec};
+use usring_device::control::{Control, RemoteSupply};
+use usring_device::{Device, OwnSupply, PolicyWord, Spec, Supply, spec};
 use usring_sys::descriptor::HeldDescriptor;
 use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
@@ -46,6 +47,8 @@ pub struct Options<'a> {
     pub mechanism: Option<mechanism::Kind>,
     /// File to count in.
     pub statistics: Option<&'a CStr>,
+    /// Path of the socket of who is connected to the back end, if there is one.
+    pub socket: Option<&'a [u8]>,
 }
 
 /// Why there is none.
@@ -98,7 +101,7 @@ impl Mappings {
     pub fn open(options: &Options) -> Result<Self, Obstacle> {
         let spec = spec::parse(options.backing).map_err(|_| Errno::EINVAL)?;
         let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
-        let driver = spec.open(Box::new(OwnSupply))?;
+        let driver = spec.open(supply(options.socket)?)?;
         let claim = claim(&spec)?;
         let size = addresses(driver.geometry().size, options.limit);
         let device = Arc::new(Device::new(driver, policy, true));
@@ -378,8 +381,17 @@ fn write_zeroes(range: &Range<usize>) -> Result<(), Errno> {
     })
 }
 
-/// Has the file of a device for this process alone. (Memory, and what a back end has, is
-/// this process's anyway.)
+/// What the device needs of who is connected to its back end, which is this process's alone then.
+fn supply(socket: Option<&[u8]>) -> Result<Box<dyn Supply>, Obstacle> {
+    let Some(socket) = socket else { return Ok(Box::new(OwnSupply)) };
+    match RemoteSupply::of_swap(Control::at(socket)) {
+        Ok(supply) => Ok(Box::new(supply)),
+        Err(Errno::EBUSY) => Err(Obstacle::InUse),
+        Err(error) => Err(Obstacle::Failed(error)),
+    }
+}
+
+/// Has the file of a device for this process alone. (Memory is this process's anyway.)
 fn claim(spec: &Spec) -> Result<Option<HeldDescriptor>, Obstacle> {
     let Some(path) = spec.device().text("path") else { return Ok(None) };
     let path = CString::new(path).map_err(|_| Errno::EINVAL)?;

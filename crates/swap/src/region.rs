@@ -28,6 +28,11 @@ const READAHEAD: usize = 128 << 10;
 /// Lanes for each processor, unless something else is asked for.
 const LANES: usize = 4;
 
+/// Queue pairs of the evictor and of the reader.
+const OWN_QUEUES: u32 = 2;
+/// With one for those who fault.
+pub const LEAST_QUEUES: u32 = OWN_QUEUES + 1;
+
 /// What is to be done with memory that is kept resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -141,6 +146,7 @@ impl Builder {
             return Err(Errno::EINVAL);
         }
         let lanes = self.lanes.unwrap_or_else(|| LANES * processor::count() as usize);
+        let lanes = lanes.min(device.geometry().queues.saturating_sub(OWN_QUEUES).max(1) as usize);
         // The evictor's and the reader's own come first: the device may have no
         // more queue pairs than the store takes.
         let evictor = Lane::new(&device, unit)?;

@@ -2,13 +2,14 @@
 //! store that is full, fails or cannot be had.
 
 use crate::swap_run::{MIB, Swapped, within_limit};
+use crate::vhost_user::BackEnd;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::time::Duration;
 use workloads::control_group::ControlGroup;
-use workloads::harness::{Finished, Stage, World, is_root};
+use workloads::harness::{Finished, Stage, World, is_root, python};
 
 const LIMIT: u64 = 16;
 /// Four times that.
@@ -51,6 +52,17 @@ fn nobody_in_a_container_has_swapped_memory() {
     let finished = swapped.program_in(World::Confined, "/bin/true").finish();
     assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
     assert!(finished.stderr.contains("mechanism=userfault does not work here (EPERM)"), "{}", finished.report());
+}
+
+#[test]
+fn the_doctor_says_by_which_mechanism_a_program_has_swapped_memory() {
+    let stage = Stage::new();
+    for (world, mechanism) in [(World::Bare, "userfault"), (World::ConfinedBare, "guard")] {
+        let said = stage.program(world, stage.path("tools/usring")).arg("doctor").finish().succeeded().stdout;
+        let taken: Vec<_> = said.lines().filter(|line| line.ends_with("the one that is taken")).collect();
+        assert!(matches!(taken[..], [line] if line.contains(&format!(" {mechanism} works, "))), "{said}");
+        assert!(said.contains("  run --swap        works, ") && said.contains("µs for a page from memory\n"), "{said}");
+    }
 }
 
 /// What `docs/running.md` says that swap takes beside its limit.
@@ -132,18 +144,43 @@ fn a_store_that_is_full_is_told_of_and_loses_no_page() {
     }
 }
 
+#[track_caller]
+fn died_of_a_page(finished: &Finished) {
+    const SIGBUS: i32 = 7;
+    assert_eq!(finished.status.signal(), Some(SIGBUS), "{}", finished.report());
+    let said = &finished.stderr;
+    assert!(said.contains("cannot be read back: slot ") && said.contains("EIO"), "{}", finished.report());
+}
+
 #[test]
 fn a_page_that_cannot_be_read_back_ends_the_program_and_is_never_made_up() {
-    const SIGBUS: i32 = 7;
     for mechanism in mechanisms() {
         // Writes fail, too, and lose nothing.
         let failing = "error(delay(ram:size=256M,read=10us),eio=0.02,seed=3),poll=hybrid";
         let swapped = Swapped::on(failing, LIMIT, &format!(",mechanism={mechanism}"));
         let finished = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "0"]).finish();
-        assert_eq!(finished.status.signal(), Some(SIGBUS), "{mechanism}: {}", finished.report());
-        let said = &finished.stderr;
-        assert!(said.contains("cannot be read back: slot ") && said.contains("EIO"), "{}", finished.report());
+        died_of_a_page(&finished);
     }
+}
+
+#[test]
+fn a_back_end_in_another_process_has_swapped_memory_of_one_process() {
+    let swapped = Swapped::on("vhost-user:socket=back-end,poll=hybrid", 4, ",min=256K");
+    let mut back_end = BackEnd::start(&swapped.stage, "raw");
+    let program = words(&swapped);
+    let finished = within_limit(adds(swapped.program(&program).args(["14", THREADS, "1000"]).finish()));
+    // It has fewer queues than would be asked for.
+    assert!(!finished.stderr.contains("all in use"), "{}", finished.report());
+    let nested = "import subprocess, sys\nkept = bytearray(4 << 20)\n\
+                  subprocess.run(sys.argv[1:], check=True)\nprint(sum(kept))";
+    let finished = swapped.program(python()).args(["-c", nested]).arg(&program).args(["14", "1", "100"]).finish();
+    assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
+    assert_eq!(finished.succeeded().stdout, "at work\n100 additions hold\n0\n");
+    // Dead, it takes the memory along.
+    let mut started = swapped.bare(&program).args(["14", THREADS, "0"]).start();
+    started.wait_for_line(Duration::from_secs(60));
+    back_end.kill();
+    died_of_a_page(&started.finish());
 }
 
 #[test]
@@ -163,6 +200,7 @@ fn what_cannot_hold_swapped_memory_is_refused_before_the_program_starts() {
     assert!(here("file:path=folder,limit=16M").contains("is a folder"));
     assert!(here("file:path=/dev/null,limit=16M").contains("is neither a file nor a block device"));
     assert!(here("file:path=empty,limt=16M").contains("limit="));
+    assert!(here("vhost-user:socket=nowhere,limit=16M").contains("nowhere cannot be reached"));
     assert!(here("null:size=1G,limit=16M").contains("null keeps nothing"));
     assert!(here("error(delay(null:size=1G,read=1us),eio=1%),limit=16M").contains("null keeps nothing"));
     fs::File::create(stage.path("large")).unwrap().set_len(64 << 30).unwrap();

@@ -15,13 +15,13 @@ const SLOWLY: [&str; 3] = ["--size=12m", "--thinktime=16ms", "--thinktime_blocks
 const EIO: u64 = 5;
 
 /// The daemon, serving one image. Dropped, it is killed.
-struct BackEnd {
+pub struct BackEnd {
     daemon: Child,
     socket: PathBuf,
 }
 
 impl BackEnd {
-    fn start(stage: &Stage, format: &str) -> BackEnd {
+    pub fn start(stage: &Stage, format: &str) -> BackEnd {
         let (image, socket) = (stage.path("image"), stage.path("back-end"));
         if !image.exists() {
             let mut command = Command::new(require(&QEMU_IMG));
@@ -52,7 +52,7 @@ impl BackEnd {
     }
 
     /// kill -9.
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
     }

@@ -28,7 +28,7 @@ mod queue;
 pub use kernel_files::KernelFiles;
 
 use crate::driver::{Driver, LONGEST_TRANSFER, MOST_SEGMENTS, QueueOptions, QueuePair};
-use crate::geometry::{Features, Geometry};
+use crate::geometry::{ANY_NUMBER, Features, Geometry};
 use crate::request::{DeviceRequest, Operation};
 use crate::spec::{self, Layer, Opening, OptionRow, ValueKind};
 use alloc::boxed::Box;
@@ -113,7 +113,8 @@ impl FileDriver {
             read_only: options.read_only,
         };
         let transfer = LONGEST_TRANSFER - LONGEST_TRANSFER % block;
-        let geometry = Geometry { size, block, alignment, transfer, segments: MOST_SEGMENTS, features };
+        let geometry =
+            Geometry { size, block, alignment, transfer, segments: MOST_SEGMENTS, queues: ANY_NUMBER, features };
         Ok(FileDriver { file: Arc::new(file), kind: measure.kind, direct: direct.is_some(), geometry })
     }
 

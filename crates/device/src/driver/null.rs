@@ -4,7 +4,7 @@
 use crate::batches::{AT_ONCE, Batches};
 use crate::distribution::Distribution;
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
-use crate::geometry::{Features, Geometry};
+use crate::geometry::{ANY_NUMBER, Features, Geometry};
 use crate::random::Random;
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
 use crate::spec::{Kind, Layer, Opening, OptionRow, ValueKind, check_size};
@@ -48,6 +48,7 @@ impl Null {
                 alignment: 1,
                 transfer: super::LONGEST_TRANSFER,
                 segments: super::MOST_SEGMENTS,
+                queues: ANY_NUMBER,
                 features,
             },
             latency: layer.distribution("latency").unwrap_or(Distribution::NOTHING).in_ticks(),

@@ -6,7 +6,7 @@
 //! have to wait otherwise.
 
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
-use crate::geometry::{Features, Geometry};
+use crate::geometry::{ANY_NUMBER, Features, Geometry};
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
 use crate::spec::{Kind, Layer, Opened, Opening, OptionRow, ValueKind, check_size};
 use crate::supply::Supply;
@@ -55,6 +55,7 @@ fn open(layer: &Layer, supply: Box<dyn Supply>) -> Opened {
         alignment: 1,
         transfer: super::LONGEST_TRANSFER,
         segments: super::MOST_SEGMENTS,
+        queues: ANY_NUMBER,
         features,
     };
     Ok(Box::new(Ram { geometry, memory }))

@@ -84,7 +84,7 @@ pub struct TestDriver {
 pub fn driver(size: u64) -> TestDriver {
     user_memory::install_fault_handler();
     let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, read_only: false };
-    let geometry = Geometry { size, block: BLOCK, alignment: 1, transfer: 8 << 10, segments: 4, features };
+    let geometry = Geometry { size, block: BLOCK, alignment: 1, transfer: 8 << 10, segments: 4, queues: 8, features };
     let controls = Controls {
         bytes: Mutex::new(vec![0; size as usize]),
         latency: AtomicU64::new(0),

@@ -2,7 +2,9 @@
 //! them. Numbers that are no ring go on to the kernel as they came.
 //!
 //! A vfork child has descriptors of its own but shares our tables, so what it
-//! does to its numbers is done in the kernel and not noted.
+//! does to its numbers is done in the kernel and not noted. It shares our memory, too, and if that is
+//! swapped brings pages in as its parent does: so it, too, leaves alone the numbers that are
+//! ours alone. (They end with the program that it executes.)
 
 use crate::doors::door::{Call, Outcome};
 use crate::files::descriptors::{self, Found, duplicate_reserved};
@@ -25,7 +27,7 @@ pub fn close(call: &mut Call) -> Outcome {
 pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     devices::forget(number);
     if descriptor::is_private(number) {
-        return process::is_own().then_some(Err(Errno::EBADF));
+        return Some(Err(Errno::EBADF));
     }
     // Only of the few numbers that may be ours it matters who asks.
     let known = descriptors::is_known(number);
@@ -57,7 +59,7 @@ const UNSHARE: u64 = 2;
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let (first, last) = (first as u32, last as u32);
-    if flags & !UNSHARE != 0 || first > last || !process::is_own() {
+    if flags & !UNSHARE != 0 || first > last {
         return call.pass();
     }
     devices::forget_between(first, last);
@@ -78,8 +80,8 @@ pub fn close_range(call: &mut Call) -> Outcome {
 }
 
 fn close_piece(first: u32, last: u32, flags: u64) -> Result<u64, Errno> {
-    for number in descriptors::known_between(first, last) {
-        drop(descriptors::remove(number));
+    if process::is_own() {
+        descriptors::known_between(first, last).for_each(|number| drop(descriptors::remove(number)));
     }
     SystemCall::new(linux::__NR_close_range, [u64::from(first), u64::from(last), flags, 0, 0]).run_once()
 }
@@ -105,7 +107,7 @@ pub fn control(call: &mut Call) -> Outcome {
 
 /// The duplicate of a ring's descriptor lies in the reserved range as well.
 fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool) -> Outcome {
-    if descriptor::is_private(number) && process::is_own() {
+    if descriptor::is_private(number) {
         return Err::<u64, _>(Errno::EBADF).into();
     }
     if devices::exist() && devices::is_device(number) {
@@ -128,7 +130,7 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     let [old, new, ..] = call.arguments;
     let (old, new) = (old as i32, new as i32);
     devices::forget(new);
-    if (descriptor::is_private(old) || descriptor::is_private(new)) && process::is_own() {
+    if descriptor::is_private(old) || descriptor::is_private(new) {
         // EBUSY is what Linux answers when another thread is just about to
         // take the number.
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();

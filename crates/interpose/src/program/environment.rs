@@ -28,6 +28,7 @@ pub const PADDING: &[u8] = b"USRING_PAD=1\0";
 const DEVICES: &[u8] = b"USRING_DEVICES=";
 const STATISTICS: &[u8] = b"USRING_STATS=";
 const SWAP: &[u8] = b"USRING_SWAP=";
+const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
 /// A library that stands in LD_PRELOAD for our sake: a sanitizer's runtime,
 /// which has to be loaded before us.
 pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
@@ -160,7 +161,7 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8, runtime: &[u8]) -> bool {
     if value(PAD).is_some() || value(RUNTIME).is_some() {
         return false;
     }
-    if value(STATISTICS).is_some() || value(DEVICES).is_some() || value(SWAP).is_some() {
+    if [STATISTICS, DEVICES, SWAP, SWAP_SOCKET].iter().any(|name| value(name).is_some()) {
         kept.variables.push(whole.into());
         return false;
     }
@@ -232,6 +233,11 @@ pub fn count_for(process: u32) {
 /// Path of the socket of the run, if it has devices.
 pub fn devices() -> Option<&'static [u8]> {
     value_of(DEVICES)
+}
+
+/// Path of the socket of the run, if a back end has its swapped memory.
+pub fn swap_socket() -> Option<&'static [u8]> {
+    value_of(SWAP_SOCKET)
 }
 
 /// What the launcher says of swapped memory, if the run has some.

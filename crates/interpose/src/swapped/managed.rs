@@ -63,7 +63,8 @@ fn options() -> Option<(Options<'static>, [u8; LONGEST_PATH])> {
         statistics.get_mut(..path.len())?.copy_from_slice(path);
     }
     let backing = words.next()?;
-    Some((Options { backing, limit, minimum, mechanism, statistics: None }, statistics))
+    let socket = environment::swap_socket();
+    Some((Options { backing, limit, minimum, mechanism, statistics: None, socket }, statistics))
 }
 
 /// `/proc/PID/fd/NUMBER`, with room.

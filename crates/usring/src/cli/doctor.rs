@@ -166,11 +166,12 @@ fn report_usring() -> bool {
     works
 }
 
-/// The mechanisms by which the Rust API's swap regions bring pages back.
+/// The mechanisms by which swapped memory comes back, and whether a program has some.
 fn report_swap() {
-    for (index, (mechanism, finding)) in swap_probe::findings().enumerate() {
-        say(if index == 0 { "swap regions" } else { "" }, &format!("{mechanism} {finding}"));
+    for (index, finding) in swap_probe::findings().into_iter().enumerate() {
+        say(if index == 0 { "swap" } else { "" }, &finding);
     }
+    say("  run --swap", &swap_probe::of_a_program());
 }
 
 fn nanoseconds(value: f64) -> String {

@@ -24,6 +24,8 @@ const PAD: &str = "USRING_PAD";
 const DEVICES: &str = "USRING_DEVICES";
 /// What the run's swapped memory is like.
 const SWAP: &str = "USRING_SWAP";
+/// Path of the socket of the run that has a back end for swapped memory.
+const SWAP_SOCKET: &str = "USRING_SWAP_SOCKET";
 /// A library that LD_PRELOAD names for our sake; the constructor takes it out again.
 const RUNTIME: &str = "USRING_RUNTIME";
 /// Path of the statistics file.
@@ -36,7 +38,9 @@ pub struct Environment(Vec<(OsString, OsString)>);
 impl Environment {
     /// Our own, without what an outer usring may have left for itself.
     pub fn inherited() -> Environment {
-        let for_us = |name: &OsStr| [PROBE, STATISTICS, DEVICES, SWAP, RUNTIME, PAD].iter().any(|ours| name == *ours);
+        let for_us = |name: &OsStr| {
+            [PROBE, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, RUNTIME, PAD].iter().any(|ours| name == *ours)
+        };
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
 
@@ -87,6 +91,10 @@ impl Environment {
         *self.entry(SWAP) = text.into();
     }
 
+    pub fn swap_socket(&mut self, socket: &Path) {
+        *self.entry(SWAP_SOCKET) = socket.into();
+    }
+
     pub fn devices(&mut self, socket: &Path) {
         *self.entry(DEVICES) = socket.into();
     }
@@ -96,7 +104,9 @@ impl Environment {
     fn is_for_library(&self, (name, value): &(OsString, OsString)) -> bool {
         let runtime = usize::from(self.0.iter().any(|(name, _)| name == RUNTIME));
         let alone = || parts(value).count() == 1 + runtime;
-        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, STATISTICS, DEVICES, SWAP, RUNTIME].iter().any(|known| name == known)
+        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, RUNTIME]
+            .iter()
+            .any(|known| name == known)
             || (name == PRELOAD && alone())
     }
 

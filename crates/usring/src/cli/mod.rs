@@ -66,6 +66,8 @@ Examples:
   usring run --deny-kernel --stats -- mariadbd --datadir=/srv/db
       The same with the kernel's io_uring closed, as Docker closes it, and a table of
       what was done at the end.
+  truncate -s 8G swap && usring run --swap file:path=swap,limit=256M -- sort -S 2G huge.txt
+      sort with 2 GiB of memory, of which 256 MiB are resident and the rest is in a file.
   usring demo
       See it happen; nothing needs to be installed.";
 

@@ -9,7 +9,7 @@ use super::environment::Environment;
 use super::executable::{self, Executable};
 use super::statistics::StatisticsFile;
 use super::supervise::Supervisor;
-use super::swap::{self, CountedFile, SwapOption};
+use super::swap::{self, Checked, CountedFile, SwapOption};
 use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -57,10 +57,12 @@ pub struct Options {
     #[arg(long)]
     pub iopoll_fallback: bool,
 
-    /// Keep at most `limit` of the program's large anonymous memory resident, and the rest in SPEC, a device as for
-    /// --device. Without privileges, and without swap of the system's: who touches a page that is out reads it back.
-    /// Memory that is mapped `min` bytes (1M) or more at a time is swapped, malloc's large blocks among it.
-    #[arg(long = "swap", value_name = "SPEC,limit=SIZE[,min=SIZE]", value_parser = swap::parse, conflicts_with = "devices")]
+    /// Keep at most `limit` of the program's large anonymous memory resident, and the rest in SPEC: file:path=FILE, a
+    /// file that is there and as large as what may have to go, ram:size=1G, or another device as for --device.
+    /// Without privileges, and without swap of the system's: who touches a page that is out reads it back.
+    /// Memory that is mapped `min` bytes (1M) or more at a time is swapped, malloc's large blocks among it; what came
+    /// and went, --stats tells. `usring doctor` lists mechanisms and their costs; the first that works is taken.
+    #[arg(long = "swap", value_name = "SPEC,limit=SIZE[,min=SIZE][,mechanism=NAME]", value_parser = swap::parse, conflicts_with = "devices")]
     pub swap: Option<SwapOption>,
 
     /// Have libaio's io_getevents poll devices, and files open with O_DIRECT, for events, as far as nothing else has
@@ -106,22 +108,17 @@ pub fn run(options: &Options) -> Outcome {
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
     // Before signals are blocked: a mechanism is tried by what it raises.
-    options.swap.as_ref().map_or(Ok(()), SwapOption::check)?;
+    let checked = options.swap.as_ref().map(SwapOption::check).transpose()?;
     if let (Some(swap), false) = (&options.swap, options.stats) {
         environment.swap(&swap.text(None));
     }
-    if !options.stats && options.devices.is_empty() {
+    let is_remote = checked.as_ref().is_some_and(|checked| checked.is_remote);
+    if !options.stats && options.devices.is_empty() && !is_remote {
         let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
         return launch.execute().map(|never| match never {});
     }
     let supervisor = Supervisor::begin()?;
-    let devices = match options.devices.as_slice() {
-        [] => None,
-        list => Some(Devices::create(list, options.iopoll_fallback)?),
-    };
-    if let Some(devices) = &devices {
-        environment.devices(devices.socket_path());
-    }
+    let devices = devices_of(options, checked.as_ref().filter(|_| is_remote), &mut environment)?;
     let counted = match &options.swap {
         Some(swap) if options.stats => {
             let counted = CountedFile::create()?;
@@ -146,6 +143,29 @@ pub fn run(options: &Options) -> Outcome {
         report_swap(counted);
     }
     Ok(ended.mirror())
+}
+
+/// What the program's processes will ask us for: devices, and a back end for swapped memory.
+fn devices_of(
+    options: &Options,
+    remote_swap: Option<&Checked>,
+    environment: &mut Environment,
+) -> Result<Option<Devices>, Failure> {
+    let create = |back_end| Devices::create(&options.devices, options.iopoll_fallback, back_end);
+    let devices = match (&options.swap, remote_swap) {
+        (Some(swap), Some(checked)) => {
+            let devices = create(swap.connect(checked)?)?;
+            environment.swap_socket(devices.socket_path());
+            devices
+        }
+        _ if options.devices.is_empty() => return Ok(None),
+        _ => {
+            let devices = create(None)?;
+            environment.devices(devices.socket_path());
+            devices
+        }
+    };
+    Ok(Some(devices))
 }
 
 /// The hidden subcommand: what a program meets that is denied io_uring.

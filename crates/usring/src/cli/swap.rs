@@ -3,17 +3,19 @@
 //! (`usring_swap::mappings`).
 
 use super::Failure;
-use super::devices::absolute;
+use super::devices::{absolute, connect};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use usring_device::{OwnSupply, Spec, spec};
-use usring_swap::Mechanism;
+use usring::control::vhost_user::VhostUser;
+use usring_device::driver::vhost_user;
+use usring_device::{OwnSupply, Spec, Supply, spec};
 use usring_swap::counters::run;
 use usring_swap::mappings::{LEAST_LIMIT, LEAST_MINIMUM, least};
+use usring_swap::{LEAST_QUEUES, Mechanism};
 use usring_sys::Errno;
 
 /// Unless `min=` says otherwise.
@@ -26,6 +28,13 @@ pub struct SwapOption {
     limit: usize,
     minimum: usize,
     mechanism: Option<Mechanism>,
+}
+
+/// What has been found out before the program starts.
+pub struct Checked {
+    mechanism: Mechanism,
+    /// Another process has the store, and somebody has to stay who is connected to it.
+    pub is_remote: bool,
 }
 
 /// Reads it; what is wrong is said in one sentence.
@@ -44,15 +53,12 @@ pub fn parse(text: &str) -> Result<SwapOption, String> {
     let spec = spec::parse(&rest.join(",")).map_err(|error| format!("{error}; {of_swap}"))?;
     let limit = limit.ok_or("limit= is missing: how much of the memory may be resident, for example limit=256M")?;
     let spec = spec.with_paths(absolute)?;
-    match spec.device().kind() {
-        "vhost-user" => {
-            Err("a vhost-user back end cannot hold swapped memory of a program yet; file: and ram: can".into())
-        }
-        "null" => {
-            Err("null keeps nothing that is written to it: swapped memory would be lost; file: and ram: keep it".into())
-        }
-        _ => Ok(SwapOption { spec, limit, minimum, mechanism }),
+    if spec.device().kind() == "null" {
+        return Err(
+            "null keeps nothing that is written to it: swapped memory would be lost; file: and ram: keep it".into()
+        );
     }
+    Ok(SwapOption { spec, limit, minimum, mechanism })
 }
 
 /// The text between commas, but for those in parentheses or behind a backslash.
@@ -92,12 +98,35 @@ fn mechanism_of(name: &str) -> Result<Mechanism, String> {
 impl SwapOption {
     /// Tries what each process will do: whether the backing store is to be had, and the
     /// mechanism works.
-    pub fn check(&self) -> Result<(), Failure> {
-        let mechanism = self.works()?;
-        let driver = self.spec.open(Box::new(OwnSupply)).map_err(|error| self.cannot_be_opened(error))?;
+    pub fn check(&self) -> Result<Checked, Failure> {
+        let checked =
+            Checked { mechanism: self.works()?, is_remote: vhost_user::Options::of(self.spec.device()).is_some() };
+        if !checked.is_remote {
+            self.check_store(Box::new(OwnSupply), checked.mechanism)?;
+        }
+        Ok(checked)
+    }
+
+    /// Connects to the back end of a store that has one.
+    pub fn connect(&self, checked: &Checked) -> Result<Option<VhostUser>, Failure> {
+        let Some(options) = vhost_user::Options::of(self.spec.device()) else { return Ok(None) };
+        let back_end = connect(&options, "swap".into())?;
+        self.check_store(back_end.supply(), checked.mechanism)?;
+        Ok(Some(back_end))
+    }
+
+    fn check_store(&self, supply: Box<dyn Supply>, mechanism: Mechanism) -> Result<(), Failure> {
+        let driver = self.spec.open(supply).map_err(|error| self.cannot_be_opened(error))?;
         let geometry = driver.geometry();
         if geometry.features.read_only {
             return Err(Failure::new(format!("{} is read-only: swapped memory has to go somewhere", self.spec)));
+        }
+        if geometry.queues < LEAST_QUEUES {
+            return Err(Failure::new(format!(
+                "{} has {} of the {LEAST_QUEUES} queues that swapped memory needs; start its back end with \
+                 num-queues={LEAST_QUEUES} or more",
+                self.spec, geometry.queues
+            )));
         }
         let (store, limit) = least(geometry.size, self.limit, mechanism);
         if geometry.size < store {
@@ -233,6 +262,5 @@ mod tests {
         assert!(wrong("ram:size=1G,limit=8M,mechanism=magic").contains("userfault, guard"));
         assert!(wrong("ram,limit=8M").contains("an option should be"));
         assert!(wrong("delay(null:size=1G,read=1us),limit=8M").contains("null keeps nothing"));
-        assert!(wrong("vhost-user:socket=/s,limit=8M").contains("vhost-user"));
     }
 }

@@ -1,14 +1,16 @@
 //! The program behind `usring doctor`'s lines on swap: whether one mechanism
 //! brings pages back on this machine, and how long that takes.
 
+use super::child::System;
 use super::{Failure, Outcome, child};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use usring::swap::{Mechanism, SwapRegion};
+use usring_swap::mappings::WINDOW;
 
-/// Which mechanism to try.
+/// Which mechanism to try, or [`PROGRAM`].
 #[derive(clap::Args)]
 pub struct Options {
     mechanism: String,
@@ -23,6 +25,9 @@ enum Answer {
     Fails(i32),
 }
 
+/// Instead of a mechanism: as a program under `usring run --swap`.
+const PROGRAM: &str = "program";
+
 const PATIENCE: Duration = Duration::from_secs(20);
 const MIB: usize = 1 << 20;
 /// Swap-ins that are measured.
@@ -30,8 +35,12 @@ const SAMPLES: usize = 1001;
 
 /// The hidden subcommand.
 pub fn run(options: &Options) -> Outcome {
-    let mechanism = Mechanism::of_name(&options.mechanism).ok_or_else(|| Failure::new("no such mechanism"))?;
-    let answer = match measure(mechanism) {
+    let measured = match Mechanism::of_name(&options.mechanism) {
+        Some(mechanism) => measure(mechanism),
+        None if options.mechanism == PROGRAM => measure_program(),
+        None => return Err(Failure::new("no such mechanism")),
+    };
+    let answer = match measured {
         Ok(median) => Answer::Works(median),
         Err(error) => Answer::Fails(error.raw_os_error().unwrap_or(libc::EIO)),
     };
@@ -46,24 +55,29 @@ fn measure(mechanism: Mechanism) -> std::io::Result<u64> {
     let builder = SwapRegion::builder().backing("ram:size=65M")?;
     let mut region = builder.size(64 * MIB).limit(16 * MIB).readahead(0).mechanism(mechanism).build()?;
     let page = region.page_size();
-    let count = region.size() / page;
     for (index, bytes) in region.as_mut_slice().chunks_mut(page).enumerate() {
         bytes[..8].copy_from_slice(&(index as u64 + 1).to_le_bytes());
     }
+    let count = || region.statistics().swap_ins;
+    let before = std::cell::Cell::new(count());
+    visit(region.as_slice(), page, || before.replace(count()) != before.get())
+}
+
+/// Touches pages far from one another; the median of those that count.
+fn visit(memory: &[u8], page: usize, counts: impl Fn() -> bool) -> std::io::Result<u64> {
+    let count = memory.len() / page;
     let mut times = Vec::new();
     let mut index = 0;
     while times.len() < SAMPLES {
-        // Visits all pages, far from one another.
         index = (index + count / 2 + count / 8 + 1) % count;
-        let before = region.statistics().swap_ins;
         let start = Instant::now();
-        let found = std::hint::black_box(&region.as_slice()[index * page..index * page + 8]);
+        let found = std::hint::black_box(&memory[index * page..index * page + 8]);
         let is_right = found == (index as u64 + 1).to_le_bytes();
         let time = start.elapsed();
         if !is_right {
             return Err(std::io::Error::from_raw_os_error(libc::EBADMSG));
         }
-        if region.statistics().swap_ins != before {
+        if counts() {
             times.push(time.as_nanos() as u64);
         }
     }
@@ -71,19 +85,50 @@ fn measure(mechanism: Mechanism) -> std::io::Result<u64> {
     Ok(times[SAMPLES / 2])
 }
 
-/// What `doctor` says of each mechanism, in the order in which they are tried.
-pub fn findings() -> impl Iterator<Item = (Mechanism, String)> {
-    Mechanism::ALL.into_iter().map(|mechanism| (mechanism, finding(mechanism)))
+/// The same with memory that is mapped as any program maps it.
+fn measure_program() -> std::io::Result<u64> {
+    const PAGE: usize = 4096;
+    let mut memory = vec![0u8; 64 * MIB];
+    if !WINDOW.contains(&memory.as_ptr().addr()) {
+        return Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    }
+    for (index, bytes) in memory.chunks_mut(PAGE).enumerate() {
+        bytes[..8].copy_from_slice(&(index as u64 + 1).to_le_bytes());
+    }
+    visit(&memory, PAGE, || true)
 }
 
-fn finding(mechanism: Mechanism) -> String {
-    let worth = match mechanism {
-        Mechanism::Protect => " (64 KiB at a time)",
-        Mechanism::Thread => " (only if asked for; system calls reach pages that are out)",
-        _ => "",
+/// What `doctor` says of each mechanism, in the order in which they are tried.
+pub fn findings() -> Vec<String> {
+    let mut taken = false;
+    let finding = |mechanism: Mechanism| {
+        let answer = ask(mechanism);
+        let works = matches!(answer, Ok(Answer::Works(_)));
+        let is_taken = works && !taken && mechanism != Mechanism::Thread;
+        taken |= is_taken;
+        let worth = match mechanism {
+            _ if is_taken => "; the one that is taken",
+            Mechanism::Protect => " (64 KiB at a time)",
+            Mechanism::Thread => " (only if asked for; system calls reach pages that are out)",
+            _ => "",
+        };
+        format!("{mechanism} {}{}", in_words(answer), if works { worth } else { "" })
     };
-    match ask(mechanism) {
-        Ok(Answer::Works(median)) => format!("works, {:.1} µs for a page from memory{worth}", median as f64 / 1000.0),
+    Mechanism::ALL.into_iter().map(finding).collect()
+}
+
+/// What `doctor` says of a program that knows nothing of it.
+pub fn of_a_program() -> String {
+    let command = child::ourselves().and_then(|ourselves| {
+        let options = System::Usring(&["--swap", "ram:size=65M,limit=16M"]);
+        child::command_on(options, &[], &ourselves)
+    });
+    in_words(command.and_then(|mut command| answer_of(command.args(["swap-probe", PROGRAM]))))
+}
+
+fn in_words(answer: Result<Answer, String>) -> String {
+    match answer {
+        Ok(Answer::Works(median)) => format!("works, {:.1} µs for a page from memory", median as f64 / 1000.0),
         Ok(Answer::Fails(error)) => {
             format!("does not work: errno {error}, {}", nix::errno::Errno::from_raw(error).desc().to_lowercase())
         }
@@ -92,8 +137,11 @@ fn finding(mechanism: Mechanism) -> String {
 }
 
 fn ask(mechanism: Mechanism) -> Result<Answer, String> {
-    let mut command = Command::new(child::ourselves()?);
-    let output = child::output_within(command.args(["swap-probe", mechanism.name()]), PATIENCE)?;
+    answer_of(Command::new(child::ourselves()?).args(["swap-probe", mechanism.name()]))
+}
+
+fn answer_of(command: &mut Command) -> Result<Answer, String> {
+    let output = child::output_within(command, PATIENCE)?;
     if !output.status.success() {
         return Err(child::complaint(&output));
     }

@@ -7,7 +7,7 @@
 
 use super::queue::{AioQueue, Target};
 use crate::driver::{Driver, LONGEST_TRANSFER, MOST_SEGMENTS, QueueOptions, QueuePair};
-use crate::geometry::{Features, Geometry};
+use crate::geometry::{ANY_NUMBER, Features, Geometry};
 use alloc::boxed::Box;
 use usring_sys::{Errno, eventfd};
 
@@ -24,6 +24,7 @@ impl Driver for KernelFiles {
             alignment: 1,
             transfer: LONGEST_TRANSFER,
             segments: MOST_SEGMENTS,
+            queues: ANY_NUMBER,
             features: Features { polls: true, ..Features::default() },
         }
     }

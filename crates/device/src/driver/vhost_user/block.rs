@@ -142,6 +142,7 @@ impl Parameters {
             transfer,
             // However many there are, bounce memory makes them one.
             segments: crate::driver::MOST_SEGMENTS,
+            queues: self.queues,
             features: Features {
                 polls: true,
                 flush: self.has(feature::FLUSH),

@@ -67,14 +67,16 @@ pub struct Devices {
     /// background, gets EIO then, because nobody is left who would find another
     /// back end.
     _back_ends: Vec<VhostUser>,
+    /// Of the back end that has swapped memory.
+    swap: Option<Arc<dyn Supply>>,
     policies: Arc<Policies>,
     socket: Socket,
     fallback: bool,
 }
 
 impl Devices {
-    /// Opens the devices and makes their files.
-    pub fn create(options: &[DeviceOption], fallback: bool) -> Result<Devices, Failure> {
+    /// Opens the devices and makes their files. `swap`: what has swapped memory.
+    pub fn create(options: &[DeviceOption], fallback: bool, swap: Option<VhostUser>) -> Result<Devices, Failure> {
         if options.len() > MOST {
             return Err(Failure::new(format!("at most {MOST} devices can be given")));
         }
@@ -86,7 +88,9 @@ impl Devices {
         }
         let policies = Policies::create(list.iter().map(|device| device.spec.policy()))?;
         let (list, policies) = (Arc::new(list), Arc::new(policies));
-        Ok(Devices { list, _back_ends: back_ends, policies, socket: Socket::create()?, fallback })
+        let supply = swap.as_ref().map(|back_end| Arc::from(back_end.supply()));
+        back_ends.extend(swap);
+        Ok(Devices { list, _back_ends: back_ends, swap: supply, policies, socket: Socket::create()?, fallback })
     }
 
     /// Where the program's processes ask.
@@ -99,6 +103,7 @@ impl Devices {
     pub fn serve(&self) -> Result<(), Failure> {
         let server = server::Server {
             devices: self.list.clone(),
+            swap: self.swap.clone(),
             policies: self.policies.clone(),
             listener: self.socket.listener()?,
             fallback: self.fallback,
@@ -138,13 +143,17 @@ fn supply_for(option: &DeviceOption) -> Result<(Arc<dyn Supply>, Option<VhostUse
     let Some(options) = vhost_user::Options::of(option.spec.device()) else {
         return Ok((Arc::new(KeptSupply::default()), None));
     };
-    let name = option.path.display().to_string();
+    let back_end = connect(&options, option.path.display().to_string())?;
+    Ok((Arc::from(back_end.supply()), Some(back_end)))
+}
+
+/// Connects to the back end of what the user knows by this name.
+pub fn connect(options: &vhost_user::Options<'_>, name: String) -> Result<VhostUser, Failure> {
     // A closed standard error is no reason to end.
     let report = Box::new(move |what: std::fmt::Arguments<'_>| {
         let _ = writeln!(std::io::stderr(), "usring: {name}: {what}");
     });
-    let back_end = VhostUser::connect(&options, report).map_err(Failure::new)?;
-    Ok((Arc::from(back_end.supply()), Some(back_end)))
+    VhostUser::connect(options, report).map_err(Failure::new)
 }
 
 /// The memory of a device, made once and given to every process.

@@ -15,7 +15,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use usring_device::control::{Answer, FALLBACK, Kind, QUESTION_LENGTH, Question};
+use usring_device::Supply;
+use usring_device::control::{Answer, FALLBACK, Kind, QUESTION_LENGTH, Question, SWAP};
 use usring_sys::descriptor::OwnedDescriptor;
 
 /// Who connects has its question ready, or is not waited for longer.
@@ -23,6 +24,8 @@ const PATIENCE_SECONDS: i64 = 5;
 
 pub struct Server {
     pub devices: Arc<Vec<Arc<RunDevice>>>,
+    /// Of the back end that has swapped memory, if there is one.
+    pub swap: Option<Arc<dyn Supply>>,
     pub policies: Arc<Policies>,
     pub listener: OwnedFd,
     pub fallback: bool,
@@ -38,14 +41,30 @@ struct Reply {
     /// Sent along, and kept.
     kept: Vec<RawFd>,
     /// Given away with it.
-    queue: Option<(Arc<RunDevice>, u32)>,
+    lent: Option<Lent>,
 }
 
-/// Who has a queue of a back end, for as long as the connection lasts.
+/// What somebody has for as long as a connection lasts.
+struct Lent {
+    /// The device's number.
+    device: u32,
+    supply: Arc<dyn Supply>,
+    /// A queue of its back end, or the right to have any.
+    queue: Option<u32>,
+}
+
+impl Lent {
+    fn take_back(self) {
+        if let Some(queue) = self.queue {
+            self.supply.return_queue(queue);
+        }
+    }
+}
+
+/// Who has it.
 struct User {
     connection: OwnedFd,
-    device: Arc<RunDevice>,
-    queue: u32,
+    lent: Lent,
 }
 
 impl Server {
@@ -60,8 +79,8 @@ impl Server {
                     // knows it.
                     let connection = unsafe { OwnedFd::from_raw_fd(number) };
                     // Whoever hangs up has no answer to miss.
-                    if let Ok(Some((device, queue))) = self.serve(&connection) {
-                        users.push(User { connection, device, queue });
+                    if let Ok(Some(lent)) = self.serve(&connection, &users) {
+                        users.push(User { connection, lent });
                     }
                 }
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
@@ -81,8 +100,7 @@ impl Server {
             }
             let events: Vec<bool> = watched.iter().map(|one| one.any().unwrap_or(true)).collect();
             for index in (0..users.len()).rev().filter(|index| events[index + 1]) {
-                let user = users.swap_remove(index);
-                user.device.supply.return_queue(user.queue);
+                users.swap_remove(index).lent.take_back();
             }
             if events[0] {
                 return;
@@ -90,8 +108,8 @@ impl Server {
         }
     }
 
-    /// Answers a question; says which queue was given to whoever asked.
-    fn serve(&self, connection: &OwnedFd) -> nix::Result<Option<(Arc<RunDevice>, u32)>> {
+    /// Answers a question; says what was lent to whoever asked.
+    fn serve(&self, connection: &OwnedFd, users: &[User]) -> nix::Result<Option<Lent>> {
         if getsockopt(connection, PeerCredentials)?.uid() != getuid().as_raw() {
             return Ok(None);
         }
@@ -101,38 +119,54 @@ impl Server {
         let mut room = cmsg_space!([RawFd; 1]);
         let message: RecvMsg<()> =
             recvmsg(connection.as_raw_fd(), &mut vectors, Some(&mut room), MsgFlags::MSG_CMSG_CLOEXEC)?;
-        let lent = lent_descriptor(&message);
+        let along = lent_descriptor(&message);
         let length = message.bytes;
         let question = Question::from_bytes(&buffer[..length]);
-        let (error, reply) = match question.map_or(Err(Errno::EINVAL as i32), |question| self.answer(&question, lent)) {
-            Ok(reply) => (0, reply),
-            Err(error) => (error, Reply::default()),
-        };
+        let (error, reply) =
+            match question.map_or(Err(Errno::EINVAL as i32), |question| self.answer(&question, along, users)) {
+                Ok(reply) => (0, reply),
+                Err(error) => (error, Reply::default()),
+            };
         let head = Answer { error: error as u32, values: reply.values }.to_bytes();
         let vectors = [IoSlice::new(&head), IoSlice::new(&reply.text)];
         let numbers: Vec<RawFd> = reply.owned.iter().map(OwnedDescriptor::number).chain(reply.kept).collect();
         let rights = [ControlMessage::ScmRights(&numbers)];
         let along = if numbers.is_empty() { &[][..] } else { &rights[..] };
         let sent = sendmsg::<()>(connection.as_raw_fd(), &vectors, along, MsgFlags::MSG_NOSIGNAL, None);
-        let granted = reply.queue;
-        if let (Err(_), Some((device, queue))) = (&sent, &granted) {
-            device.supply.return_queue(*queue);
+        match sent {
+            Ok(_) => Ok(reply.lent),
+            Err(error) => {
+                reply.lent.into_iter().for_each(Lent::take_back);
+                Err(error)
+            }
         }
-        sent.map(|_| granted)
     }
 
     /// The answer, or an errno.
-    fn answer(&self, question: &Question, lent: Option<OwnedFd>) -> Result<Reply, i32> {
+    fn answer(&self, question: &Question, along: Option<OwnedFd>, users: &[User]) -> Result<Reply, i32> {
         let kind = Kind::from_number(question.kind).ok_or(Errno::EINVAL as i32)?;
         if kind == Kind::List {
             let values = [self.devices.len() as u64, 0, 0, 0];
             return Ok(Reply { values, kept: vec![self.policies.as_raw_fd()], ..Default::default() });
         }
-        let device = self.devices.get(question.device as usize).ok_or(Errno::ENODEV as i32)?;
+        let number = question.device;
+        let device = self.devices.get(number as usize);
         if kind == Kind::Describe {
-            return Ok(self.describe(device));
+            return device.map(|device| self.describe(device)).ok_or(Errno::ENODEV as i32);
         }
-        supply(device, kind, question.values[0], lent).map_err(|error| -error.negative())
+        let swap = self.swap.as_ref().filter(|_| number == SWAP);
+        let supply = device.map(|device| &device.supply).or(swap).ok_or(Errno::ENODEV as i32)?;
+        if kind == Kind::Claim {
+            // Its queues may be returned later than it ends.
+            let is_taken = number != SWAP || users.iter().any(|user| user.lent.device == SWAP);
+            let lent = Lent { device: number, supply: supply.clone(), queue: None };
+            return if is_taken {
+                Err(Errno::EBUSY as i32)
+            } else {
+                Ok(Reply { lent: Some(lent), ..Reply::default() })
+            };
+        }
+        ask(supply, number, kind, question.values[0], along).map_err(|error| -error.negative())
     }
 
     fn describe(&self, device: &RunDevice) -> Reply {
@@ -147,23 +181,28 @@ impl Server {
 }
 
 /// What a driver asks of its device's supplies.
-fn supply(device: &Arc<RunDevice>, kind: Kind, value: u64, lent: Option<OwnedFd>) -> Result<Reply, usring_sys::Errno> {
-    let supply = &device.supply;
+fn ask(
+    supply: &Arc<dyn Supply>,
+    device: u32,
+    kind: Kind,
+    value: u64,
+    along: Option<OwnedFd>,
+) -> Result<Reply, usring_sys::Errno> {
     match kind {
         Kind::Memory => Ok(Reply { owned: vec![supply.memory(value)?], ..Default::default() }),
         Kind::Arena => Ok(Reply { owned: vec![supply.arena()?], ..Default::default() }),
         Kind::Queue => {
             let grant = supply.queue()?;
             let owned = vec![grant.kick, grant.call, grant.settled];
-            let queue = Some((device.clone(), grant.index));
-            Ok(Reply { values: [u64::from(grant.index), 0, 0, 0], owned, queue, ..Default::default() })
+            let lent = Some(Lent { device, supply: supply.clone(), queue: Some(grant.index) });
+            Ok(Reply { values: [u64::from(grant.index), 0, 0, 0], owned, lent, ..Default::default() })
         }
         Kind::ReturnQueue => {
             supply.return_queue(value as u32);
             Ok(Reply::default())
         }
         Kind::Share => {
-            let file = lent.ok_or(usring_sys::Errno::EBADF)?;
+            let file = along.ok_or(usring_sys::Errno::EBADF)?;
             let region = supply.share(file.as_raw_fd(), value)?;
             Ok(Reply { values: [u64::from(region.slot), region.address, 0, 0], ..Default::default() })
         }
@@ -171,7 +210,7 @@ fn supply(device: &Arc<RunDevice>, kind: Kind, value: u64, lent: Option<OwnedFd>
             supply.unshare(value as u32);
             Ok(Reply::default())
         }
-        Kind::List | Kind::Describe => Err(usring_sys::Errno::EINVAL),
+        Kind::List | Kind::Describe | Kind::Claim => Err(usring_sys::Errno::EINVAL),
     }
 }
 
