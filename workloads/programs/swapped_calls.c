@@ -432,9 +432,9 @@ static void lists(void)
 	/* What a loader may do, a program may, too. */
 	int kept = dup(2);
 	CHECK(ftruncate(file, 0) == 0 && lseek(file, 0, SEEK_SET) == 0 && dup2(file, 2) == 2);
-	*here = (struct iovec){ from, 50000 };
+	struct iovec outside = { from, 50000 };
 	evict();
-	ssize_t said = writev(2, here, 1);
+	ssize_t said = writev(2, &outside, 1);
 	CHECK(dup2(kept, 2) == 2 && said == 50000 && close(kept) == 0);
 	memset(from, 0, 50000);
 	evict();

@@ -26,8 +26,17 @@ pub struct Manner {
     pub lingers: bool,
     /// Where the program has its messages.
     pub messages: UserAddress,
+    /// Most bytes of a part, if it is known.
+    pub most: u64,
 }
 
+/// Bytes that go to or come from a stream at a time, where it takes parts.
+const STREAM_PART: u64 = 64 << 10;
+/// Most bytes of a message, or of what is received at a time.
+pub const MOST: u64 = 16 << 20;
+
+/// ioctl(2)'s.
+const FIONREAD: u32 = 0x541b;
 const ZERO_COPY: u64 = 0x400_0000;
 
 // fstat(2)'s.
@@ -42,7 +51,8 @@ const SOCKET: u32 = 0o140_000;
 impl Manner {
     /// `None`: the kernel will not move anything.
     pub fn of(call: &SystemCall, data: &mut Data) -> Option<Manner> {
-        let manner = |kind, continues| Manner { kind, continues, lingers: false, messages: UserAddress::NULL };
+        let manner =
+            |kind, continues| Manner { kind, continues, lingers: false, messages: UserAddress::NULL, most: MOST };
         let descriptor = call.arguments[0] as i32;
         match call.number {
             linux::__NR_getrandom => return Some(manner(Kind::File, true)),
@@ -70,7 +80,9 @@ impl Manner {
         let peeks = flags & u64::from(PEEK) != 0;
         let waits_for_all = flags & u64::from(WAIT_ALL) != 0;
         let is_one = !matches!(&data.form, Form::Messages { single: false, .. });
-        let stream = manner(Kind::Stream, sends || waits_for_all && !peeks);
+        // (What comes with the bytes of a message is told once.)
+        let is_plain = !matches!(&data.form, Form::Messages { .. });
+        let stream = manner(Kind::Stream, sends || waits_for_all && is_plain && !peeks);
         let message = manner(Kind::Message, false);
         let manner = match Descriptor::of(descriptor)? {
             Descriptor { kind: SOCKET, .. } if is_one && is_stream(descriptor) => stream,
@@ -80,7 +92,13 @@ impl Manner {
             _ => message,
         };
         let lingers = sends && flags & ZERO_COPY != 0;
-        Some(Manner { lingers, messages: UserAddress(call.arguments[1]), ..manner })
+        let most = match manner.kind {
+            Kind::Stream if sends || waits_for_all && is_plain && !peeks => STREAM_PART,
+            // As much as there is: memory of ours is not asked for in vain.
+            Kind::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
+            _ => MOST,
+        };
+        Some(Manner { lingers, messages: UserAddress(call.arguments[1]), most, ..manner })
     }
 }
 
@@ -124,6 +142,13 @@ impl Descriptor {
             _ => false,
         }
     }
+}
+
+/// How many bytes a stream has for a reader, as far as it says that.
+fn waiting(descriptor: i32) -> u64 {
+    let mut waiting = 0u32;
+    let ask = [descriptor as u64, u64::from(FIONREAD), &raw mut waiting as u64, 0, 0];
+    SystemCall::new(linux::__NR_ioctl, ask).run().map_or(0, |_| u64::from(waiting))
 }
 
 fn is_stream(descriptor: i32) -> bool {

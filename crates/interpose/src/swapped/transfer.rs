@@ -25,10 +25,6 @@ use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// Most bytes that are sent to a stream at a time.
-const STREAM_PART: u64 = 64 << 10;
-/// Most bytes of a message, or of what is received at a time.
-const MOST: u64 = 16 << 20;
 /// A part of a file that is so small is kept in memory whatever others keep.
 const LEAST_PART: u64 = 8 << 10;
 
@@ -103,8 +99,7 @@ impl Transfer {
         let manner = Manner::of(call, &mut data)?;
         let most = match manner.kind {
             Kind::File => mappings.most_pinned().0 as u64,
-            Kind::Stream if data.access == Access::Read => STREAM_PART,
-            Kind::Stream | Kind::Message => MOST,
+            Kind::Stream | Kind::Message => manner.most,
         };
         let mut call = *call;
         if call.number == linux::__NR_vmsplice {
