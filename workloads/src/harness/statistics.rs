@@ -13,14 +13,17 @@ pub struct Statistics {
 const COLUMNS: [&str; 6] = ["submitted", "completed", "errors", "inline", "polled", "by worker"];
 
 impl Statistics {
-    /// The table, and the program's own part of `stderr`. None if there is no
-    /// table; a table without rows is one of a program that asked for nothing.
+    /// The table, and the rest of `stderr`: the program's own words, and what else usring says
+    /// (of swap, behind the table). None if there is no table; a table without rows is one of a program
+    /// that asked for nothing.
     pub fn split(stderr: &str) -> (Option<Statistics>, String) {
-        let Some(begin) = stderr.rfind("usring: ").filter(|begin| is_summary(&stderr[*begin..])) else {
+        let mut begins = stderr.rmatch_indices("usring: ").map(|(begin, _)| begin);
+        let Some(begin) = begins.find(|begin| is_summary(&stderr[*begin..])) else {
             return (None, stderr.to_owned());
         };
+        let end = stderr[begin..].find("\nusring: ").map_or(stderr.len(), |end| begin + end + 1);
         let mut rows = BTreeMap::new();
-        for line in stderr[begin..].lines().skip(2) {
+        for line in stderr[begin..end].lines().skip(2) {
             let mut words = line.split_whitespace();
             let Some(opcode) = words.next() else { continue };
             let counts: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
@@ -28,7 +31,7 @@ impl Statistics {
                 rows.insert(opcode.to_owned(), COLUMNS.into_iter().zip(counts).collect());
             }
         }
-        (Some(Statistics { rows }), stderr[..begin].to_owned())
+        (Some(Statistics { rows }), stderr[..begin].to_owned() + &stderr[end..])
     }
 
     /// The sum of a column over these opcodes, or over all if none is named.
@@ -67,6 +70,13 @@ total      12345678906  12345678905       1       1       2          3
         assert_eq!(statistics.sum("completed", &["read"]), 12_345_678_900);
         assert_eq!(statistics.sum("submitted", &[]), 12_345_678_906);
         assert_eq!(statistics.sum("by worker", &["read", "nop"]), 3);
+    }
+
+    #[test]
+    fn what_usring_says_behind_the_table_is_no_part_of_it() {
+        let (statistics, words) = Statistics::split(&format!("{TABLE}usring: swap: limit 1 2 3 4 5 6\n"));
+        assert_eq!(statistics.unwrap().sum("submitted", &[]), 12_345_678_906);
+        assert_eq!(words, "the program's own words\nusring: swap: limit 1 2 3 4 5 6\n");
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod sanitizers;
 mod stress_ng;
 mod swap;
 mod swap_limits;
+mod swap_rings;
 mod swap_run;
 mod transparency;
 mod vhost_user;

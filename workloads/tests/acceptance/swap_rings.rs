@@ -1,0 +1,48 @@
+//! Programs on io_uring and libaio whose buffers are swapped (`usring run --swap`): what their requests
+//! name is there when it is used, however long they wait and whoever carries them out.
+
+use crate::fio::{job, number, report};
+use crate::swap_run::{Swapped, within_limit};
+use workloads::harness::{FIO, LIBURING, World, require};
+
+/// In MiB: more buffers than may be resident.
+const LIMIT: u64 = 8;
+const BUFFERS: &[&str] = &["--size=24m", "--bs=256k", "--iodepth=64"];
+
+/// fio writes and reads at random, and looks at each block that comes back.
+fn fio_verifies(options: &[&str]) {
+    let swapped = Swapped::new(128, LIMIT, ",min=128K");
+    let run = swapped.program_in(World::Denied, require(&FIO)).args(BUFFERS).args(options);
+    let run = run.args(["--name=job", "--filename=file", "--rw=randrw", "--verify=crc32c", "--verify_fatal=1"]);
+    let finished = run.args(["--thread", "--output-format=json"]).finish().succeeded();
+    let document = report(&finished);
+    let done = job(&document, "job", &finished);
+    // What was written is read once more.
+    assert_eq!(number(done, "/read/io_bytes"), 24 << 20, "{}", finished.report());
+    within_limit(finished.served(&[], 90).without_errors(&[]));
+}
+
+#[test]
+fn fio_verifies_what_it_moved_by_rings_out_of_swapped_buffers() {
+    fio_verifies(&["--ioengine=io_uring", "--mem=malloc", "--direct=0"]);
+    fio_verifies(&["--ioengine=io_uring", "--mem=mmap", "--direct=1", "--fixedbufs=1", "--registerfiles=1"]);
+    fio_verifies(&["--ioengine=io_uring", "--mem=malloc", "--direct=1", "--sqthread_poll=1"]);
+    fio_verifies(&["--ioengine=io_uring", "--mem=mmap", "--direct=0", "--force_async=3", "--nonvectored=0"]);
+}
+
+#[test]
+fn fio_verifies_what_it_moved_by_libaio_out_of_swapped_buffers() {
+    fio_verifies(&["--ioengine=libaio", "--mem=malloc", "--direct=1"]);
+    fio_verifies(&["--ioengine=libaio", "--mem=mmap", "--direct=0"]);
+}
+
+#[test]
+fn requests_of_a_ring_find_whatever_they_name_in_swapped_memory() {
+    require(&LIBURING);
+    for mechanism in ["userfault", "guard", "mprotect"] {
+        let swapped = Swapped::on("ram:size=64M", 4, &format!(",mechanism={mechanism}"));
+        let program = swapped.stage.compile("swapped_rings.c", &["-luring"]);
+        let finished = within_limit(swapped.program_in(World::Denied, program).finish());
+        assert_eq!(finished.stdout, "7 checks hold\n", "{mechanism}: {}", finished.report());
+    }
+}
