@@ -31,3 +31,18 @@ fn rings_on_devices_lose_no_completion_however_they_are_watched() {
         is_tidy(&stage);
     }
 }
+
+/// The attendant is there for all rings of a process.
+#[test]
+fn a_device_that_stands_still_holds_up_no_other_ring() {
+    require(&LIBURING);
+    let stage = Stage::new();
+    stage.write("backing", vec![0; 1 << 20]);
+    let program = stage.compile("standing_device.c", &["-luring"]);
+    let options = ["--device=disk=file:path=backing".to_owned()];
+    let finished = stage.program_with(World::Denied, &options, &program).finish();
+    assert!(finished.status.success(), "{}", finished.report());
+    let known = ["1 checks hold\n", "the system has no userfaultfd for us\n"];
+    assert!(known.contains(&&*finished.stdout), "{}", finished.report());
+    is_tidy(&stage);
+}
