@@ -143,9 +143,9 @@ impl Data {
             let header = user_memory::read::<MessageHeader>(place).ok()?;
             add(spans, header.name.0, u64::from(header.name_length), access);
             add(spans, header.control.0, header.control_length, access);
-            vectors.push((header.vector.0, header.count * size_of::<IoVector>() as u64));
             let before = buffers.len();
             read_vector(&mut buffers, header.vector.0, header.count)?;
+            vectors.push((header.vector.0, header.count * size_of::<IoVector>() as u64));
             counts.push(buffers.len() - before);
             headers.push(header);
         }

@@ -37,6 +37,8 @@ pub const MOST: u64 = 16 << 20;
 
 /// ioctl(2)'s.
 const FIONREAD: u32 = 0x541b;
+/// MSG_OOB, MSG_ZEROCOPY.
+const URGENT: u64 = 1;
 const ZERO_COPY: u64 = 0x400_0000;
 
 // fstat(2)'s.
@@ -85,7 +87,8 @@ impl Manner {
         let stream = manner(Kind::Stream, sends || waits_for_all && is_plain && !peeks);
         let message = manner(Kind::Message, false);
         let manner = match Descriptor::of(descriptor)? {
-            Descriptor { kind: SOCKET, .. } if is_one && is_stream(descriptor) => stream,
+            // (An urgent byte is the last one of a call.)
+            Descriptor { kind: SOCKET, .. } if is_one && flags & URGENT == 0 && is_stream(descriptor) => stream,
             Descriptor { kind: FIFO, .. } => manner(Kind::Stream, sends),
             other if other.is_terminal() => manner(Kind::Stream, sends),
             other if other.is_file() => manner(Kind::File, true),

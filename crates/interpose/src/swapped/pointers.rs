@@ -140,8 +140,15 @@ fn add_vector(spans: &mut Spans, address: u64, count: u64, access: Access) {
     let _ = each_word(address, count * 2, |words: [u64; 2]| add(spans, words[0], words[1], access));
 }
 
+/// What programs may map at the lowest (vm.mmap_min_addr, as it is everywhere).
+const LEAST_ADDRESS: u64 = 64 << 10;
+
 /// Looks at memory in pieces, as far as it can be read.
 fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64; N])) -> ControlFlow<()> {
+    // A number and no address: nothing is mapped there, and to find that out takes a fault.
+    if address < LEAST_ADDRESS {
+        return ControlFlow::Break(());
+    }
     for index in 0..words / N as u64 {
         let place = UserAddress(address).offset(index * N as u64 * 8);
         match user_memory::read::<[u64; N]>(place) {
