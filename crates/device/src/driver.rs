@@ -39,6 +39,13 @@ pub trait Driver: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
+    /// Whether a forked child may go on with this driver, by queue pairs of its own that reach
+    /// the same blocks, if the descriptors that `keep` is told stay open in it.
+    fn hand_down(&self, keep: &mut dyn FnMut(i32)) -> bool {
+        let _ = keep;
+        false
+    }
+
     /// The program says that these bytes are its for many transfers
     /// (registered buffers, buffer rings): a driver whose back end can share
     /// memory does so, and transfers from and to it without a copy. No promise.

@@ -19,7 +19,7 @@ pub enum Kind {
     Given,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct AddressSpace {
     range: Range<usize>,
     unit: usize,

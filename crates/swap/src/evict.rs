@@ -154,6 +154,9 @@ impl Pager {
     pub fn evict(&self, lane: &mut Lane, pages: usize, place: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
+        if self.store.slots.are_all_taken() {
+            self.store.slots.reap();
+        }
         for _ in 0..2 * self.clusters() + 1 {
             let cluster = self.hand.fetch_add(1, Ordering::Relaxed) % self.clusters();
             if !self.has_victim(cluster) || self.gate(cluster).second_chance() {

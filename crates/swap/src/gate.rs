@@ -98,6 +98,27 @@ impl Drop for Inside<'_> {
     }
 }
 
+/// A gate that is claimed and shut, until this is dropped.
+#[derive(Debug)]
+pub struct Resting<'a>(Gate<'a>);
+
+impl<'a> Claim<'a> {
+    /// Shuts the gate for longer than this thread can keep an eye on it.
+    pub fn rest(mut self) -> Resting<'a> {
+        core::mem::forget(self.shut());
+        let gate = self.0;
+        core::mem::forget(self);
+        Resting(gate)
+    }
+}
+
+impl Drop for Resting<'_> {
+    fn drop(&mut self) {
+        drop(Shut(self.0));
+        drop(Claim(self.0));
+    }
+}
+
 impl Claim<'_> {
     /// Shuts the gate, and waits until nobody is inside.
     pub fn shut(&mut self) -> Shut<'_> {

@@ -11,6 +11,7 @@
 //! | evicting | `evict`, [`gate`] (between it and faults), `watermarks` (when), `discard` (for good) |
 //! | reading ahead, and several pages at once | `readahead`, `run` |
 //! | where pages go | `store`, `slots` |
+//! | what a forked child has | [`heritage`], `family` (whose a slot is) |
 //! | how the kernel is made to tell of touches | `mechanism` |
 //! | threads of our own | `background` |
 //!
@@ -32,7 +33,9 @@ pub mod counters;
 mod courtesy;
 mod discard;
 mod evict;
+mod family;
 pub mod gate;
+pub mod heritage;
 mod lane;
 pub mod mappings;
 mod mechanism;

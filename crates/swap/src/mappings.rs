@@ -87,10 +87,10 @@ pub enum Pins {
 }
 
 pub struct Mappings {
-    region: SwapRegion,
-    space: Mutex<AddressSpace>,
-    /// Says that the backing store is this process's.
-    _claim: Option<HeldDescriptor>,
+    pub(crate) region: SwapRegion,
+    pub(crate) space: Mutex<AddressSpace>,
+    /// Says that the backing store is this process's, and its children's.
+    pub(crate) claim: Option<HeldDescriptor>,
 }
 
 static ZEROES: [u8; PAGE] = [0; PAGE];
@@ -113,7 +113,7 @@ impl Mappings {
         region.set_extent(0)?;
         let range = region.as_ptr() as usize..region.as_ptr() as usize + region.size();
         let space = Mutex::new(AddressSpace::new(range, region.page_size()));
-        Ok(Mappings { region, space, _claim: claim })
+        Ok(Mappings { region, space, claim })
     }
 
     pub fn region(&self) -> &SwapRegion {

@@ -18,6 +18,7 @@ mod anonymous;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
+use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::mapping::PAGE;
 use usring_sys::page_fault::Cause;
@@ -63,6 +64,20 @@ pub trait Mechanism: Send + Sync {
 
     /// Frees the memory of pages that were closed or are clean.
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
+
+    /// Whether a child that is forked now has the resident pages of these parts. All gates are
+    /// shut. `EOPNOTSUPP`: it cannot have them.
+    fn hand_down(&self, parts: &[Range<usize>], handed_down: bool) -> Result<(), Errno> {
+        let _ = (parts, handed_down);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// In that child: the memory, in which what is resident can be written to. Where it cannot be
+    /// had, nothing is mapped in those parts.
+    fn inherit(&self, parts: &[Range<usize>]) -> Result<Prepared, Errno> {
+        let _ = parts;
+        Err(Errno::EOPNOTSUPP)
+    }
 }
 
 /// In the order in which they are tried.

@@ -38,6 +38,8 @@ pub enum State {
 }
 
 const STATE: u32 = 7;
+/// Busy, and untouched before that. (All else that is busy has `bits_of(State::Busy)`.)
+const BUSY_UNTOUCHED: u32 = 6;
 const WAITED: u32 = 1 << 3;
 const ONE_PIN: u32 = 1 << 8;
 
@@ -109,6 +111,27 @@ impl<'a> Page<'a> {
         state_of(self.0.load(Ordering::Relaxed))
     }
 
+    /// What a page is whose owner, if it has one, waits outside its cluster's gate, which is
+    /// shut: it is out, or was never touched.
+    pub fn at_rest(&self) -> State {
+        let word = self.0.load(Ordering::Relaxed);
+        match state_of(word) {
+            State::Busy if word & STATE == BUSY_UNTOUCHED => State::Untouched,
+            State::Busy => State::Out,
+            state => state,
+        }
+    }
+
+    /// Makes a page that nobody knows of yet what another one is at rest, pins included; but
+    /// clean it is not.
+    pub fn copy_at_rest(&self, other: Page) {
+        let state = match other.at_rest() {
+            State::Clean => State::Dirty,
+            state => state,
+        };
+        self.0.store(other.0.load(Ordering::Relaxed) & !(ONE_PIN - 1) | bits_of(state), Ordering::Relaxed);
+    }
+
     pub fn is_pinned(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= ONE_PIN
     }
@@ -124,7 +147,8 @@ impl<'a> Page<'a> {
             {
                 return None;
             }
-            let busy = word & !STATE | bits_of(State::Busy);
+            let busy = if from == State::Untouched { BUSY_UNTOUCHED } else { bits_of(State::Busy) };
+            let busy = word & !STATE | busy;
             match self.0.compare_exchange_weak(word, busy, Edge::Page.acquire(), Ordering::Relaxed) {
                 Ok(_) => return Some(Taken { page: *self, before: from }),
                 Err(now) => word = now,

@@ -35,6 +35,7 @@ use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
 use usring_sys::page_fault::{self, Cause, Fault, FaultServer, Served};
 use usring_sys::paged_memory::PagedMemory;
+use usring_sys::set_once::SetOnce;
 use usring_sys::sync::{AtomicU32, AtomicUsize, Ordering};
 
 /// Bytes of a cluster: what is evicted together, if it is resident.
@@ -77,6 +78,8 @@ pub struct Pager {
     gates: PageArray<AtomicU32>,
     /// Clusters from the first to the last in use.
     extent: AtomicUsize,
+    /// In a forked child: has what it inherited served; `false` if that is nothing.
+    heir: SetOnce<fn() -> bool>,
 }
 
 /// What a pager is made of.
@@ -116,6 +119,7 @@ impl Pager {
             slots: PageArray::new(count)?,
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
+            heir: SetOnce::new(),
         })
     }
 
@@ -169,6 +173,22 @@ impl Pager {
 
     pub fn set_slot(&self, _: &Taken, page: usize, slot: u32) {
         self.slots[page].store(slot, Ordering::Relaxed);
+    }
+
+    /// The same while all gates are shut, or nobody uses the pager.
+    pub fn slot_at_rest(&self, page: usize) -> u32 {
+        self.slots[page].load(Ordering::Relaxed)
+    }
+
+    /// Has a page be what another pager's is, whose gates are shut. Nobody uses this one yet.
+    pub fn copy_at_rest(&self, other: &Pager, page: usize) {
+        self.page(page).copy_at_rest(other.page(page));
+        self.slots[page].store(other.slot_at_rest(page), Ordering::Relaxed);
+    }
+
+    /// Who is asked, in a forked child, to have what it inherited served.
+    pub fn set_heir(&self, heir: &'static fn() -> bool) {
+        self.heir.set(heir);
     }
 
     pub fn offset(&self, page: usize) -> usize {
@@ -324,6 +344,9 @@ impl Pager {
 impl FaultServer for Pager {
     fn serve(&self, fault: Fault) -> Served {
         if !self.memory.is_ours() {
+            if self.heir.get().is_some_and(|serves| serves()) {
+                return Served::Again;
+            }
             // The child may have something else there by now.
             if page_fault::is_mapped(fault.address) {
                 return Served::Foreign;

@@ -11,6 +11,7 @@ use crate::store::Store;
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use alloc::sync::Arc;
+use core::ffi::CStr;
 use core::fmt;
 use core::ops::Range;
 use usring_device::{Device, OwnSupply, PolicyWord, PollPolicy, Spec, SpecError, Supply, spec};
@@ -151,27 +152,13 @@ impl Builder {
         // more queue pairs than the store takes.
         let evictor = Lane::new(&device, unit)?;
         let reader = Lane::new(&device, run::MOST * unit)?;
-        let store = Store::new(device, unit, lanes)?;
+        let store = Store::new(device, unit, lanes, self.unknown_threads)?;
         let memory = window.memory().clone();
-        let range = memory.address()..memory.address() + memory.length();
         let readahead = self.readahead.unwrap_or(READAHEAD) / unit;
-        let shared = self.statistics.as_deref().and_then(counters::run::take);
-        let counters = shared.map_or_else(Counters::new, Ok)?;
-        let pager = Arc::new(Pager::new(Parts { kind, memory, mechanism, store, limit, readahead, counters })?);
-        let registration = page_fault::register(range, pager.clone()).ok_or(Errno::ENOMEM)?;
-        let background = Background::new(pager.clone(), self.unknown_threads);
-        let mut region = SwapRegion {
-            window,
-            pinned: AtomicUsize::new(0),
-            registration: Some(registration),
-            background,
-            policy,
-            pager,
-        };
-        region.background.spawn("usring-evictor", move |pager| pager.evict_in_background(evictor))?;
-        if readahead > 0 {
-            region.background.spawn("usring-reader", move |pager| pager.read_ahead(reader))?;
-        }
+        let counters = counters_in(self.statistics.as_deref())?;
+        let pager = Pager::new(Parts { kind, memory, mechanism, store, limit, readahead, counters })?;
+        let mut region = SwapRegion::start(window, pager, [evictor, reader], self.unknown_threads, 0)?;
+        region.policy = policy;
         if let Some(events) = events {
             region.background.serve(events)?;
         }
@@ -212,6 +199,11 @@ impl Builder {
     }
 }
 
+/// Those of the run, or of this process alone.
+pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
+    file.and_then(counters::run::take).map_or_else(Counters::new, Ok)
+}
+
 /// Memory of which only a part is resident.
 ///
 /// It is used as any memory is; what a thread touches that is out comes back
@@ -240,12 +232,39 @@ pub struct SwapRegion {
     background: Background,
     /// The device's, where the region opened it.
     policy: Option<&'static PolicyWord>,
-    pager: Arc<Pager>,
+    pub(crate) pager: Arc<Pager>,
 }
 
 impl SwapRegion {
     pub fn builder() -> Builder {
         Builder::default()
+    }
+
+    /// Has touches of the memory served by a pager, and its threads work, by these lanes.
+    pub(crate) fn start(
+        window: Window,
+        pager: Pager,
+        [evictor, reader]: [Lane; 2],
+        unknown_threads: bool,
+        pinned: usize,
+    ) -> Result<Self, Errno> {
+        let pager = Arc::new(pager);
+        let range = pager.memory.address()..pager.memory.address() + pager.memory.length();
+        let registration = page_fault::register(range, pager.clone()).ok_or(Errno::ENOMEM)?;
+        let background = Background::new(pager.clone(), unknown_threads);
+        let region = SwapRegion {
+            window,
+            pinned: AtomicUsize::new(pinned),
+            registration: Some(registration),
+            background,
+            policy: None,
+            pager,
+        };
+        region.background.spawn("usring-evictor", move |pager| pager.evict_in_background(evictor))?;
+        if region.pager.streams.most() > 0 {
+            region.background.spawn("usring-reader", move |pager| pager.read_ahead(reader))?;
+        }
+        Ok(region)
     }
 
     pub fn mechanism(&self) -> Kind {
@@ -430,6 +449,11 @@ impl SwapRegion {
     /// tell its own faults from theirs; `EIO`; `ENOMEM`. Then nothing has changed.
     pub(crate) fn surrender(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pager.surrender(self.pages(&range)?)
+    }
+
+    /// Who is asked, in a forked child, to have what it inherited served.
+    pub fn set_heir(&self, heir: &'static fn() -> bool) {
+        self.pager.set_heir(heir);
     }
 
     /// Only so many bytes from the start are in use: eviction looks no further, and touches behind

@@ -5,7 +5,11 @@
 //! Any thread takes and frees at any time, by one compare-and-swap. A slot that
 //! is taken belongs to the page that has its number, and so to whoever has the
 //! page.
+//!
+//! Processes that have forked each other may have the slots together (`crate::family`).
 
+use crate::family::{Member, Tables};
+use alloc::sync::Arc;
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU64, AtomicUsize, Ordering};
@@ -17,11 +21,20 @@ pub const LONGEST: u32 = 64;
 const LOOKED_AT: usize = 64;
 
 pub struct Slots {
-    words: PageArray<AtomicU64>,
+    table: Arc<Table>,
     count: u32,
-    taken: AtomicUsize,
     /// The word to look at first.
     next: AtomicUsize,
+    /// Who the process is among those that have the slots.
+    member: Option<Member>,
+}
+
+/// What all who have the slots share.
+struct Table {
+    words: PageArray<AtomicU64>,
+    /// Where nobody shares them.
+    taken: AtomicU64,
+    tables: Option<Tables>,
 }
 
 /// Consecutive slots.
@@ -33,21 +46,79 @@ pub struct Run {
 
 impl Slots {
     pub fn new(count: u32) -> Result<Self, Errno> {
-        let words = PageArray::<AtomicU64>::new(count.div_ceil(64) as usize)?;
+        let words = PageArray::new(count.div_ceil(64) as usize)?;
+        let table = Table { words, taken: AtomicU64::new(0), tables: None };
+        Ok(Self::of(table, count, None))
+    }
+
+    /// The same, of slots that forked children may come to have, too.
+    ///
+    /// Errors: where the system lends no memory that can be shared.
+    pub fn with_family(count: u32) -> Result<Self, Errno> {
+        let (tables, member, words) = Tables::new(count.div_ceil(64) as usize)?;
+        let table = Table { words, taken: AtomicU64::new(0), tables: Some(tables) };
+        Ok(Self::of(table, count, Some(member)))
+    }
+
+    fn of(table: Table, count: u32, member: Option<Member>) -> Self {
         if !count.is_multiple_of(64)
-            && let Some(last) = words.last()
+            && let Some(last) = table.words.last()
         {
             last.store(u64::MAX << (count % 64), Ordering::Relaxed);
         }
-        Ok(Slots { words, count, taken: AtomicUsize::new(0), next: AtomicUsize::new(0) })
+        Slots { table: Arc::new(table), count, next: AtomicUsize::new(0), member }
+    }
+
+    fn family(&self) -> Option<(&Tables, &Member)> {
+        self.table.tables.as_ref().zip(self.member.as_ref())
+    }
+
+    /// A place for a child that is to be forked: what it has is given back once nobody has
+    /// the member's descriptor open. Errors: `EOPNOTSUPP` where the slots are this
+    /// process's alone; as [`Tables::admit`].
+    pub fn admit(&self) -> Result<Member, Errno> {
+        self.reap();
+        let (tables, own) = self.family().ok_or(Errno::EOPNOTSUPP)?;
+        tables.admit(own)
+    }
+
+    /// Slots of ours are the child's, too. (They are cheapest in order.)
+    pub fn lend(&self, member: &Member, slots: impl Iterator<Item = u32>) {
+        let Some((tables, _)) = self.family() else { return };
+        let (mut word, mut bits) = (0, 0);
+        for slot in slots {
+            if slot as usize / 64 != word {
+                tables.lend(member, word, bits);
+                (word, bits) = (slot as usize / 64, 0);
+            }
+            bits |= 1 << (slot % 64);
+        }
+        tables.lend(member, word, bits);
+    }
+
+    /// In the child: the slots, as it has them.
+    pub fn inherit(&self, member: Member) -> Slots {
+        let next = AtomicUsize::new(self.next.load(Ordering::Relaxed));
+        Slots { table: self.table.clone(), count: self.count, next, member: Some(member) }
+    }
+
+    /// Takes back what processes had that are gone.
+    pub fn reap(&self) {
+        if let Some((tables, own)) = self.family() {
+            tables.reap(own, |slot| self.release(slot));
+        }
     }
 
     pub fn count(&self) -> u32 {
         self.count
     }
 
+    fn count_taken(&self) -> &AtomicU64 {
+        self.table.tables.as_ref().map_or(&self.table.taken, Tables::taken)
+    }
+
     pub fn taken(&self) -> usize {
-        self.taken.load(Ordering::Relaxed)
+        self.count_taken().load(Ordering::Relaxed) as usize
     }
 
     pub fn are_all_taken(&self) -> bool {
@@ -60,9 +131,12 @@ impl Slots {
         loop {
             let (index, word, run) = self.find(wanted)?;
             let bits = mask(run.length) << run.first;
-            let took = self.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
+            let took = self.table.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
-                self.taken.fetch_add(run.length as usize, Ordering::Relaxed);
+                if let Some((tables, own)) = self.family() {
+                    tables.take(own, index, bits);
+                }
+                self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 let is_used_up = run.first + run.length == 64;
                 self.next.store(index + usize::from(is_used_up), Ordering::Relaxed);
                 return Some(Run { first: index as u32 * 64 + run.first, length: run.length });
@@ -73,14 +147,15 @@ impl Slots {
     /// A free run, with the word that it lies in and what that held.
     fn find(&self, wanted: u32) -> Option<(usize, u64, Run)> {
         let start = self.next.load(Ordering::Relaxed);
-        let (before, behind) = self.words.split_at(start.min(self.words.len()));
+        let all = &self.table.words;
+        let (before, behind) = all.split_at(start.min(all.len()));
         let words = behind.iter().chain(before);
         let mut best: Option<(usize, u64, Run)> = None;
         for (step, word) in words.enumerate() {
             let word = word.load(Ordering::Relaxed);
             let least = best.map_or(1, |(_, _, best)| best.length + 1);
             if let Some(run) = longest_run(!word, least, wanted) {
-                best = Some(((start + step) % self.words.len(), word, run));
+                best = Some(((start + step) % all.len(), word, run));
             }
             if best.is_some_and(|(_, _, best)| best.length == wanted || step >= LOOKED_AT) {
                 break;
@@ -90,10 +165,17 @@ impl Slots {
     }
 
     pub fn free(&self, slot: u32) {
+        if self.family().is_none_or(|(tables, own)| tables.give_back(own, slot)) {
+            self.release(slot);
+        }
+    }
+
+    /// The slot is nobody's.
+    fn release(&self, slot: u32) {
         let bit = 1 << (slot % 64);
-        let before = self.words[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
+        let before = self.table.words[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
         assert!(before & bit != 0, "slot {slot} was not taken");
-        self.taken.fetch_sub(1, Ordering::Relaxed);
+        self.count_taken().fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -149,6 +231,30 @@ mod tests {
         }
         assert!(seen.iter().all(|seen| *seen));
         assert_eq!(slots.taken(), 200);
+    }
+
+    #[test]
+    fn a_slot_of_several_is_free_when_nobody_has_it_and_what_is_gone_has_nothing() {
+        let slots = Slots::with_family(200).unwrap();
+        slots.take(64);
+        let child = slots.admit().unwrap();
+        slots.lend(&child, 0..10);
+        let childs = slots.inherit(child);
+        let own = childs.take(5).unwrap();
+        (5..20).for_each(|slot| slots.free(slot));
+        assert_eq!(slots.taken(), 64 + 5 - 10, "those up to 9 are the child's, still");
+        (0..3).for_each(|slot| childs.free(slot));
+        childs.free(9);
+        childs.free(own.first);
+        assert_eq!(slots.taken(), 64 + 4 - 11, "9 is nobody's");
+        let grandchild = childs.admit().unwrap();
+        childs.lend(&grandchild, 3..5);
+        slots.reap();
+        assert_eq!(slots.taken(), 64 + 4 - 11, "both are there");
+        drop(childs);
+        slots.reap();
+        assert_eq!(slots.taken(), 64 - 15 + 4 - 4, "of 5 to 8 the child was the last");
+        assert_eq!(slots.take(1), Some(Run { first: own.first, length: 1 }));
     }
 
     #[test]

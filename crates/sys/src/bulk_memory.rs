@@ -32,6 +32,10 @@ impl BulkMemory {
         Ok(BulkMemory { address, length, file })
     }
 
+    pub fn file(&self) -> i32 {
+        self.file.number()
+    }
+
     pub fn length(&self) -> u64 {
         self.length as u64
     }

@@ -117,13 +117,30 @@ pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
     (first..end).filter(|number| is_private(*number as i32))
 }
 
+/// Of the private numbers, those that a child forked now keeps: each less one, so that
+/// there are none at first.
+static HANDED_DOWN: [AtomicI32; MOST_HANDED_DOWN] = [const { AtomicI32::new(0) }; MOST_HANDED_DOWN];
+pub const MOST_HANDED_DOWN: usize = 8;
+
+/// A child that is forked from now on keeps these private numbers, and none else. `false` if
+/// they are too many. For who makes sure that nobody else says so meanwhile.
+pub fn hand_down(numbers: &[i32]) -> bool {
+    let numbers_and_none = numbers.iter().map(|number| number + 1).chain(core::iter::repeat(0));
+    HANDED_DOWN.iter().zip(numbers_and_none).for_each(|(place, number)| place.store(number, Ordering::Relaxed));
+    numbers.len() <= MOST_HANDED_DOWN
+}
+
 /// In a forked child: closes the private duplicates of its parent, which would
 /// keep the parent's files open.
 pub fn close_private_after_fork() {
+    let is_kept = |number: i32| HANDED_DOWN.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1);
     for (index, word) in PRIVATE.iter().enumerate() {
-        let mut bits = word.swap(0, Ordering::Relaxed);
+        let mut bits = word.load(Ordering::Relaxed);
         while bits != 0 {
-            let _ = close((index * 64) as i32 + bits.trailing_zeros() as i32);
+            let number = (index * 64) as i32 + bits.trailing_zeros() as i32;
+            if !is_kept(number) {
+                let _ = close(number);
+            }
             bits &= bits - 1;
         }
     }

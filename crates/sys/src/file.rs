@@ -192,10 +192,31 @@ struct Lock {
 /// Claims a file for as long as its description lives (F_OFD_SETLK): it is this
 /// process's among all that ask by this function. `EAGAIN`: somebody else's.
 pub fn claim(number: i32) -> Result<(), Errno> {
-    let lock = Lock { kind: linux::F_WRLCK as i16, whence: 0, start: 0, length: 0, process: 0 };
-    let arguments = [number as u64, u64::from(linux::F_OFD_SETLK), &raw const lock as u64, 0, 0];
-    SystemCall::new(linux::__NR_fcntl, arguments).run().map(drop).map_err(|error| match error {
+    lock(number, linux::F_OFD_SETLK, 0, 0).map(drop).map_err(|error| match error {
         Errno::EACCES => Errno::EAGAIN,
         other => other,
     })
+}
+
+/// Claims one byte of a file in the same way.
+pub fn claim_byte(number: i32, byte: usize) -> Result<(), Errno> {
+    lock(number, linux::F_OFD_SETLK, byte as i64, 1).map(drop)
+}
+
+/// Whether another description of the file has claimed that byte.
+pub fn is_byte_claimed(number: i32, byte: usize) -> Result<bool, Errno> {
+    lock(number, linux::F_OFD_GETLK, byte as i64, 1).map(|found| u32::from(found.kind as u16) != linux::F_UNLCK)
+}
+
+fn lock(number: i32, command: u32, start: i64, length: i64) -> Result<Lock, Errno> {
+    let mut lock = Lock { kind: linux::F_WRLCK as i16, whence: 0, start, length, process: 0 };
+    let arguments = [number as u64, u64::from(command), &raw mut lock as u64, 0, 0];
+    SystemCall::new(linux::__NR_fcntl, arguments).run().map(|_| lock)
+}
+
+/// A description of its own of a file of memory that is open, among our private descriptors.
+/// Errors: `ENOENT` where there is no /proc.
+pub fn reopen(number: i32) -> Result<OwnedDescriptor, Errno> {
+    let path = alloc::ffi::CString::new(alloc::format!("/proc/self/fd/{number}")).map_err(|_| Errno::EINVAL)?;
+    open_shared(&path)?.into_private()
 }

@@ -28,7 +28,14 @@ pub fn set_keeper(keeper: &'static Keeper) {
     KEEPER.store(core::ptr::from_ref(keeper).cast_mut(), Ordering::Release);
 }
 
-/// In a forked child, which has no such memory.
+/// In a forked child: the threads that were exempt are the parent's.
+pub fn forget_after_fork() {
+    for row in EXEMPT.iter().filter(|row| row.load(Ordering::Relaxed) != 0) {
+        row.store(0, Ordering::Relaxed);
+    }
+}
+
+/// In a forked child that has no such memory.
 pub fn forget_keeper() {
     KEEPER.store(core::ptr::null_mut(), Ordering::Relaxed);
 }

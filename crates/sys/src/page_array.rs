@@ -57,10 +57,10 @@ mod machine {
         }
     }
 
-    impl PageArray<crate::sync::AtomicU64> {
+    impl<T: Word> PageArray<T> {
         /// Words of a file of memory, shared with everybody who maps them.
         pub fn of_file(file: &OwnedDescriptor, offset: usize, count: usize) -> Result<Self, Errno> {
-            let bytes = count.max(1).checked_mul(size_of::<u64>()).ok_or(Errno::ENOMEM)?;
+            let bytes = count.max(1).checked_mul(size_of::<T>()).ok_or(Errno::ENOMEM)?;
             let source = Some((file.number(), offset));
             let address = mapping::map(bytes, linux_raw_sys::general::MAP_SHARED, source)? as *mut _;
             Ok(PageArray { address, count })
@@ -101,7 +101,7 @@ mod model {
         }
     }
 
-    impl PageArray<crate::sync::AtomicU64> {
+    impl<T: Word> PageArray<T> {
         /// Models have no files.
         pub fn of_file(_: &OwnedDescriptor, _: usize, count: usize) -> Result<Self, Errno> {
             Self::new(count)

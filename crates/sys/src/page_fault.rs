@@ -191,6 +191,15 @@ impl Drop for Registration {
     }
 }
 
+/// In a forked child: nobody is being served. (The parent's servers were visited by threads
+/// that are not there to leave.)
+pub fn forget_after_fork() {
+    // Only read where nothing is to be changed: the child shares these pages.
+    for place in VISITORS.iter().filter(|place| !place.hazard.load(Ordering::Relaxed).is_null()) {
+        place.hazard.store(core::ptr::null_mut(), Ordering::Relaxed);
+    }
+}
+
 /// The calling thread's place, as good as any while it does not fault.
 pub fn place() -> usize {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -20,7 +20,8 @@
 //!
 //! Neither is a forked child's (MADV_DONTFORK): the child would find zeroes
 //! where a page is out, or, of a file, share what is meant to be a copy. It finds
-//! nothing instead.
+//! nothing instead, unless the pager hands anonymous pages down ([`PagedMemory::hand_down`]):
+//! the kernel copies those that are there, and what is not there the child's own pager has to bring.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::mapping::{PAGE, Source, map_aligned, map_where, memory_file, unmap};
@@ -117,6 +118,29 @@ impl PagedMemory {
             let _ = memory.advise(view, length, linux::MADV_NOHUGEPAGE);
         }
         Ok(Window { memory: Arc::new(memory) })
+    }
+
+    /// Whether a child that is forked now finds in a part what pages are there, and zeroes
+    /// where none are. Of anonymous memory only.
+    pub fn hand_down(&self, offset: usize, length: usize, handed_down: bool) -> Result<(), Errno> {
+        self.check(offset, length);
+        assert!(self.alias.is_none(), "a child would share the file");
+        let advice = if handed_down { linux::MADV_DOFORK } else { linux::MADV_DONTFORK };
+        self.advise(self.address + offset, length, advice)
+    }
+
+    /// In the child: what was handed down, as its own.
+    pub fn inherit(&self) -> Window {
+        assert!(self.alias.is_none(), "of a file nothing is handed down");
+        let process = PROCESS.get_or_make(|| 0);
+        let memory = PagedMemory { address: self.address, length: self.length, alias: None, process };
+        Window { memory: Arc::new(memory) }
+    }
+
+    /// In the child: what was handed down of a part is not there any more.
+    pub fn renounce(&self, offset: usize, length: usize) {
+        self.check(offset, length);
+        let _ = unmap(self.address + offset, length);
     }
 
     pub fn address(&self) -> usize {

@@ -148,6 +148,17 @@ fn calls_that_wait_and_calls_with_much_to_name_work_on_swapped_memory_by_every_m
     }
 }
 
+#[test]
+fn parents_and_children_have_copies_of_what_was_swapped_at_the_fork() {
+    let mechanism = "userfault";
+    let swapped = Swapped::new(96, 4, &format!(",mechanism={mechanism}"));
+    let program = swapped.stage.compile("forked.c", &[]);
+    let expected = Command::new(&program).arg("10").output().unwrap();
+    assert!(expected.status.success(), "by the kernel");
+    let finished = within_limit(swapped.program(&program).arg("10").finish());
+    assert_eq!(finished.stdout, String::from_utf8(expected.stdout).unwrap(), "{}", finished.report());
+}
+
 /// A server of Debian's, with values that show whose they are.
 fn redis_serves(keys: u64, capacity: u64, limit: u64) {
     let swapped = Swapped::new(capacity, limit, "");

@@ -170,6 +170,11 @@ impl Driver for FileDriver {
         }
     }
 
+    fn hand_down(&self, keep: &mut dyn FnMut(i32)) -> bool {
+        keep(self.file.number());
+        true
+    }
+
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let number = self.file.number();
         let changes = !matches!(request.operation, Operation::Read | Operation::Flush);

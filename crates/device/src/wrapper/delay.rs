@@ -90,6 +90,10 @@ impl Driver for Delay {
         answer
     }
 
+    fn hand_down(&self, keep: &mut dyn FnMut(i32)) -> bool {
+        self.inner.hand_down(keep)
+    }
+
     fn share_memory(&self, memory: IoVector) {
         self.inner.share_memory(memory);
     }

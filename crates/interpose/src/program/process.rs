@@ -13,7 +13,9 @@ use crate::swapped::managed;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::readiness;
 use usring_sys::descriptor;
+use usring_sys::kept_memory;
 use usring_sys::mutex::Mutex;
+use usring_sys::page_fault;
 use usring_sys::per_process::PerProcess;
 use usring_sys::{SystemCall, signals};
 use usring_uapi::general as linux;
@@ -58,9 +60,11 @@ fn begin() -> &'static Process {
         stacks::forget_after_fork();
         readiness::SIGNALLED.store(0, Ordering::Relaxed);
         descriptor::close_private_after_fork();
+        page_fault::forget_after_fork();
+        kept_memory::forget_after_fork();
         descriptors::disown();
         devices::disown();
-        managed::disown();
+        managed::begin_after_fork();
         registered::disown();
         environment::count_for(id);
     }

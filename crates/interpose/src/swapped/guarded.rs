@@ -30,14 +30,16 @@ use usring_uapi::general as linux;
 pub static KEEPER: Keeper = Keeper { prepare, finish };
 
 fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
-    let Some(mappings) = managed::mappings() else { return Ok(0) };
+    if !managed::has_region() {
+        return Ok(0);
+    }
     // Nothing that is named otherwise is asked for by way of a ring. (A pager's calls, in a
     // thread that has a page in its hand, name the region so.)
     let is_direct = || call.arguments.iter().any(|argument| managed::is_in_window(*argument));
     if !(is_direct() || data::is_indirect(call.number)) || kept_memory::is_exempt() || is_execution(call.number) {
         return Ok(0);
     }
-    Ok(Guarded::new(call, mappings)?.map_or(0, |guarded| Box::into_raw(Box::new(guarded)) as usize))
+    Ok(Guarded::new(call)?.map_or(0, |guarded| Box::into_raw(Box::new(guarded)) as usize))
 }
 
 fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
@@ -63,12 +65,13 @@ pub struct Guarded {
 
 impl Guarded {
     /// `None`: the kernel finds everything.
-    fn new(call: &mut SystemCall, mappings: &'static Mappings) -> Result<Option<Guarded>, Errno> {
+    fn new(call: &mut SystemCall) -> Result<Option<Guarded>, Errno> {
         let mut spans = pointers::of(call.number, &call.arguments);
         let data = Data::of(call.number, &call.arguments, &mut spans);
         if spans.is_empty() && data.is_none() {
             return Ok(None);
         }
+        let Some(mappings) = managed::mappings() else { return Ok(None) };
         let most = mappings.most_pinned().1;
         if spans.iter().any(|span| span.length > most && is_longer(mappings, span, most)) && !is_execution(call.number)
         {
@@ -155,15 +158,17 @@ fn is_sleep(call: &SystemCall) -> bool {
 
 /// Serves a call; one that the kernel is to answer finds its memory.
 pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
-    let Some(mappings) = managed::mappings() else { return serve(call) };
+    if !managed::has_region() {
+        return serve(call);
+    }
     if !is_execution(call.number as u32) {
         let outcome = serve(call);
-        return if outcome.kind == Outcome::FORWARD { hold(call, mappings) } else { outcome };
+        return if outcome.kind == Outcome::FORWARD { hold(call) } else { outcome };
     }
     // It comes back only if it fails.
     let mut execution = SystemCall::with_six(call.number as u32, call.arguments);
     let place = core::ptr::from_ref(call) as usize;
-    match Guarded::new(&mut execution, mappings) {
+    match Guarded::new(&mut execution) {
         Ok(guarded) => {
             let is_kept = guarded.map(|guarded| outstanding::keep(place, guarded)).is_some();
             let outcome = serve(call);
@@ -179,9 +184,9 @@ pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
 const FORWARD: Outcome = Outcome { answer: 0, kind: Outcome::FORWARD };
 const GUARDED: Outcome = Outcome { answer: 0, kind: Outcome::GUARDED };
 
-fn hold(call: &mut Call, mappings: &'static Mappings) -> Outcome {
+fn hold(call: &mut Call) -> Outcome {
     let mut forward = SystemCall::with_six(call.forward.number as u32, call.forward.arguments);
-    match Guarded::new(&mut forward, mappings) {
+    match Guarded::new(&mut forward) {
         Ok(None) => FORWARD,
         Ok(Some(guarded)) => {
             outstanding::keep(core::ptr::from_ref(call) as usize, guarded);

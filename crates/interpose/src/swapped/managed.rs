@@ -8,14 +8,14 @@
 //! Where a pager cannot do that (another protection, a lock, a stack), the memory becomes the kernel's in its
 //! place, for good; where it cannot be had (a system call uses it), the call is refused and says so on standard error once.
 //!
-//! A forked child does not have the region: it maps its own memory from the kernel, and
-//! ends if it touches its parent's. A vfork child borrows its parent's and notices nothing.
+//! A forked child has a copy of the region ([`forked`]), or, where that cannot be, ends if it
+//! touches its parent's. A vfork child borrows its parent's and notices nothing.
 
 use crate::doors::door::{Call, Outcome};
 use crate::doors::{libc, patch, symbols};
 use crate::message;
 use crate::program::{environment, process};
-use crate::swapped::{guarded, swap_filter};
+use crate::swapped::{forked, guarded, swap_filter};
 use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -43,10 +43,39 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// The region, if something was mapped already.
+/// The region, if something was mapped already; one that was inherited is made now.
 pub fn mappings() -> Option<&'static Mappings> {
+    known().or_else(|| if forked::is_heir() { take_up() } else { None })
+}
+
+/// The region, if it is made.
+pub fn known() -> Option<&'static Mappings> {
     // SAFETY: what is stored there is leaked.
     unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
+}
+
+/// Whether there is a region, made or not.
+#[inline]
+pub fn has_region() -> bool {
+    !MAPPINGS.load(Ordering::Relaxed).is_null() || forked::is_heir()
+}
+
+#[cold]
+fn take_up() -> Option<&'static Mappings> {
+    let (_, statistics) = options()?;
+    forked::take_up(path_in(&statistics))
+}
+
+/// From now on it is the process's.
+pub fn publish(mappings: Mappings) {
+    static HEIR: fn() -> bool = || {
+        // A child that does not inherit may have made no call of ours yet.
+        process::current();
+        self::mappings().is_some()
+    };
+    mappings.region().set_heir(&HEIR);
+    MAPPINGS.store(alloc::boxed::Box::into_raw(alloc::boxed::Box::new(mappings)), Ordering::Release);
+    kept_memory::set_keeper(&guarded::KEEPER);
 }
 
 /// The launcher's text: `LIMIT MINIMUM MECHANISM STATISTICS BACKING`, the third and fourth
@@ -69,6 +98,10 @@ fn options() -> Option<(Options<'static>, [u8; LONGEST_PATH])> {
 
 /// `/proc/PID/fd/NUMBER`, with room.
 const LONGEST_PATH: usize = 64;
+
+fn path_in(statistics: &[u8]) -> Option<&CStr> {
+    CStr::from_bytes_until_nul(statistics).ok().filter(|path| !path.is_empty())
+}
 
 /// At the start of a program: if its memory is to be swapped, has the calls come here
 /// that concern that.
@@ -111,10 +144,17 @@ fn traps() -> bool {
     unsafe { usring_sys::syscall::syscall6(swap_filter::PROBE, [PROBE_ARGUMENT, 0, 0, 0, 0, 0]) == PROBE_ANSWER }
 }
 
-/// In a forked child.
+/// In a forked child, which may be about to inherit ([`forked`]).
+pub fn begin_after_fork() {
+    MAPPINGS.store(core::ptr::null_mut(), Ordering::Relaxed);
+    if !forked::hands_down() {
+        disown();
+    }
+}
+
+/// There will be no region.
 pub fn disown() {
     ON.store(false, Ordering::Relaxed);
-    MAPPINGS.store(core::ptr::null_mut(), Ordering::Relaxed);
     kept_memory::forget_keeper();
 }
 
@@ -132,12 +172,11 @@ fn made() -> Option<&'static Mappings> {
         return Some(mappings);
     }
     let (mut options, statistics) = options()?;
-    options.statistics = CStr::from_bytes_until_nul(&statistics).ok().filter(|path| !path.is_empty());
+    options.statistics = path_in(&statistics);
     match Mappings::open(&options) {
         Ok(mappings) => {
-            MAPPINGS.store(alloc::boxed::Box::into_raw(alloc::boxed::Box::new(mappings)), Ordering::Release);
-            kept_memory::set_keeper(&guarded::KEEPER);
-            self::mappings()
+            publish(mappings);
+            known()
         }
         Err(obstacle) => {
             ON.store(false, Ordering::Relaxed);
@@ -181,6 +220,7 @@ pub fn serve(call: &mut Call) -> Option<Outcome> {
             keep_stack(first, second);
             Some(Ok(0))
         }
+        linux::__NR_fork | linux::__NR_clone => return forked::fork(call),
         linux::__NR_mremap => remap(first, second, third, fourth as u32, fifth),
         _ if !is_in_window(first) => None,
         linux::__NR_set_tid_address => {

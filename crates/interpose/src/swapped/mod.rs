@@ -8,6 +8,7 @@ pub mod bounce;
 pub mod calls;
 pub mod data;
 pub mod few;
+pub mod forked;
 pub mod guarded;
 pub mod managed;
 pub mod manner;

@@ -27,19 +27,19 @@ use usring_uapi::general as linux;
 pub const PROBE: u32 = linux::__NR_create_module;
 
 /// Never ours: they take nothing from registers, or leave by another way than they came.
-const EXEMPT: [u32; 8] = [
+/// (clone(2) is looked at before: it is ours where it is fork(2).)
+const EXEMPT: [u32; 6] = [
     linux::__NR_rt_sigreturn,
     linux::__NR_restart_syscall,
-    linux::__NR_clone,
     linux::__NR_clone3,
-    linux::__NR_fork,
     linux::__NR_vfork,
     linux::__NR_exit,
     linux::__NR_exit_group,
 ];
 
-/// They name memory by way of memory, or could.
-const ALWAYS: [u32; 23] = [
+/// They name memory by way of memory, or could; or they copy all of it.
+const ALWAYS: [u32; 24] = [
+    linux::__NR_fork,
     linux::__NR_readv,
     linux::__NR_preadv,
     linux::__NR_pwritev,
@@ -98,6 +98,7 @@ const fn assemble() -> Assembler {
     filter.add(JUMP_EQUAL, MARK, 0, 1);
     filter.answer(RET_ALLOW);
     filter.load(NUMBER);
+    look_at_clone(&mut filter);
     answer_for(&mut filter, &EXEMPT, RET_ALLOW);
     answer_for(&mut filter, &ALWAYS, RET_TRAP);
     // prctl: where it installs a filter. (glibc's loader may name mappings by it.)
@@ -137,6 +138,19 @@ const fn assemble() -> Assembler {
     }
     filter.answer(RET_ALLOW);
     filter
+}
+
+/// Of clone what makes a process with memory of its own that goes on where its parent stands.
+const fn look_at_clone(filter: &mut Assembler) {
+    filter.add(JUMP_EQUAL, linux::__NR_clone, 0, 8);
+    filter.load(low(0));
+    filter.add(JUMP_BITS, linux::CLONE_VM, 4, 0);
+    filter.load(low(1));
+    filter.add(JUMP_EQUAL, 0, 0, 2);
+    filter.load(high(1));
+    filter.add(JUMP_EQUAL, 0, 1, 0);
+    filter.answer(RET_ALLOW);
+    filter.answer(RET_TRAP);
 }
 
 /// The same answer for each of these.

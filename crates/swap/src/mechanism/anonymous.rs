@@ -3,6 +3,7 @@
 use super::{Kind, Mechanism, Prepared};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::mapping::PAGE;
 use usring_sys::paged_memory::PagedMemory;
@@ -11,6 +12,8 @@ use usring_sys::userfault::{Telling, UserFault};
 struct Anonymous {
     memory: Arc<PagedMemory>,
     fault: Arc<UserFault>,
+    /// A thread reads its events.
+    events: bool,
 }
 
 pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
@@ -19,11 +22,21 @@ pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared,
     let window = PagedMemory::anonymous(length, at)?;
     let memory = window.memory().clone();
     fault.register(memory.address(), length)?;
-    let mechanism = Box::new(Anonymous { memory, fault: fault.clone() });
+    let mechanism = Box::new(Anonymous { memory, fault: fault.clone(), events });
     Ok(Prepared { window, mechanism, events: events.then_some(fault) })
 }
 
 impl Anonymous {
+    /// Has touches of what is not there told of, in a forked child's memory.
+    fn take_over(&self, parts: &[Range<usize>]) -> Result<UserFault, Errno> {
+        let fault = UserFault::open(Telling::Signal)?;
+        for part in parts {
+            fault.register(self.at(part.start), part.len())?;
+            self.memory.hand_down(part.start, part.len(), false)?;
+        }
+        Ok(fault)
+    }
+
     fn at(&self, offset: usize) -> usize {
         self.memory.address() + offset
     }
@@ -75,5 +88,32 @@ impl Mechanism for Anonymous {
 
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.discard(offset, length)
+    }
+
+    fn hand_down(&self, parts: &[Range<usize>], handed_down: bool) -> Result<(), Errno> {
+        // The child would need the thread before it touches anything.
+        if self.events {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        parts.iter().try_for_each(|part| self.memory.hand_down(part.start, part.len(), handed_down))
+    }
+
+    /// The kernel has copied the pages, and not who is told of touches: what is not there
+    /// would hold zeroes.
+    fn inherit(&self, parts: &[Range<usize>]) -> Result<Prepared, Errno> {
+        match self.take_over(parts) {
+            Ok(fault) => {
+                let window = self.memory.inherit();
+                let (memory, fault) = (window.memory().clone(), Arc::new(fault));
+                // Where no pager comes of it: rather that than zeroes.
+                core::mem::forget((memory.clone(), fault.clone()));
+                let mechanism = Box::new(Anonymous { memory, fault, events: false });
+                Ok(Prepared { window, mechanism, events: None })
+            }
+            Err(error) => {
+                parts.iter().for_each(|part| self.memory.renounce(part.start, part.len()));
+                Err(error)
+            }
+        }
     }
 }

@@ -1,0 +1,232 @@
+/*
+ * A program that knows nothing of swap and forks: parents and children change the same addresses, each its own
+ * copy, and say what came of it. Under `usring run --swap` most of what they have is out when they fork; the
+ * output is the same with and without. argv[1]: bytes of the memory in MiB.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+static size_t pages;
+static volatile uint64_t *memory;
+#define WORDS 512
+#define AT(page) memory[(page) * WORDS + (page) % WORDS]
+
+static void die(const char *what) { perror(what); _exit(99); }
+
+static void check(const char *where, uint64_t plus) {
+	for (size_t page = 0; page < pages; page++) {
+		uint64_t want = page * 7 + plus;
+		if (AT(page) != want) {
+			fprintf(stderr, "%s: page %zu holds %llu, not %llu\n", where, page,
+					(unsigned long long)AT(page), (unsigned long long)want);
+			_exit(98);
+		}
+	}
+}
+static void add(uint64_t what) { for (size_t page = 0; page < pages; page++) AT(page) += what; }
+static void wait_for(pid_t child, int want, const char *what) {
+	int status;
+	if (waitpid(child, &status, 0) != child) die("waitpid");
+	if (status != want << 8) { fprintf(stderr, "%s: child ended with %#x\n", what, status); _exit(97); }
+	printf("%s\n", what);
+	fflush(stdout);
+}
+
+static void both_sides(void) {
+	pid_t child = fork();
+	if (child < 0) die("fork");
+	if (child == 0) {
+		check("child at first", 0);
+		add(1000);
+		check("child", 1000);
+		add(1000);
+		check("child again", 2000);
+		_exit(5);
+	}
+	add(1);
+	check("parent", 1);
+	wait_for(child, 5, "both sides");
+	check("parent afterwards", 1);
+	add(-1);
+}
+
+static void nested(int depth, uint64_t plus) {
+	pid_t child = fork();
+	if (child < 0) die("fork");
+	if (child == 0) {
+		add(10);
+		plus += 10;
+		if (depth > 1) nested(depth - 1, plus);
+		check("nested", plus);
+		_exit(depth);
+	}
+	check("nested parent", plus);
+	wait_for(child, depth, "nested");
+}
+
+static atomic_int stop;
+static atomic_ullong rounds;
+static void *faults(void *argument) {
+	uint64_t state = (uintptr_t)argument + 1, sum = 0;
+	size_t own = pages / 8, first = (uintptr_t)argument * own;
+	while (!atomic_load(&stop)) {
+		state = state * 6364136223846793005u + 1442695040888963407u;
+		size_t page = first + (state >> 33) % own;
+		AT(page) ^= 0x8000000000000000u;
+		AT(page) ^= 0x8000000000000000u;
+		sum += AT(page);
+		atomic_fetch_add(&rounds, 1);
+	}
+	return (void *)sum;
+}
+static void fork_while_threads_fault(void) {
+	pthread_t threads[8];
+	for (uintptr_t index = 0; index < 8; index++)
+		if (pthread_create(&threads[index], NULL, faults, (void *)index)) die("pthread_create");
+	for (int round = 0; round < 6; round++) {
+		unsigned long long before = atomic_load(&rounds);
+		while (atomic_load(&rounds) < before + 2000) sched_yield();
+		pid_t child = fork();
+		if (child < 0) die("fork");
+		if (child == 0) {
+			for (size_t page = 0; page < pages; page++)
+				AT(page) &= ~0x8000000000000000u;
+			check("child of a process with threads", 0);
+			add(3);
+			check("child of a process with threads again", 3);
+			_exit(6);
+		}
+		wait_for(child, 6, "while threads fault");
+	}
+	atomic_store(&stop, 1);
+	for (int index = 0; index < 8; index++) pthread_join(threads[index], NULL);
+	check("after the threads", 0);
+}
+
+static void child_execs(void) {
+	for (int round = 0; round < 3; round++) {
+		pid_t child = fork();
+		if (child == 0) { execl("/bin/true", "true", (char *)NULL); _exit(96); }
+		wait_for(child, 0, "exec at once");
+		child = fork();
+		if (child == 0) _exit(7);
+		wait_for(child, 7, "exit at once");
+	}
+	pid_t child = vfork();
+	if (child == 0) { execl("/bin/true", "true", (char *)NULL); _exit(96); }
+	wait_for(child, 0, "vfork");
+	char *arguments[] = {"true", NULL};
+	if (posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environ)) die("posix_spawn");
+	wait_for(child, 0, "posix_spawn");
+	int answer = system("exit 3");
+	printf("system %d\n", WEXITSTATUS(answer));
+	check("after exec", 0);
+}
+
+static void child_outlives_parent(void) {
+	int ends[2];
+	if (pipe(ends)) die("pipe");
+	pid_t child = fork();
+	if (child == 0) {
+		int gone[2];
+		if (pipe(gone)) die("pipe");
+		pid_t grandchild = fork();
+		if (grandchild == 0) {
+			close(gone[1]);
+			char byte;
+			while (read(gone[0], &byte, 1) > 0) {}
+			check("grandchild", 0);
+			add(9);
+			check("grandchild again", 9);
+			if (write(ends[1], "fine", 4) != 4) die("write");
+			_exit(0);
+		}
+		close(gone[0]);
+		add(1);
+		check("child that goes first", 1);
+		_exit(8);
+	}
+	wait_for(child, 8, "child goes first");
+	close(ends[1]);
+	add(2);
+	char said[5] = "";
+	for (size_t got = 0; got < 4;) {
+		ssize_t count = read(ends[0], said + got, 4 - got);
+		if (count <= 0) break;
+		got += count;
+	}
+	printf("grandchild says %s\n", said);
+	check("after the grandchild", 2);
+	add(-2);
+}
+
+static void system_calls(void) {
+	pid_t child = fork();
+	if (child == 0) {
+		int ends[2];
+		if (pipe(ends)) die("pipe");
+		size_t bytes = 32768, page = pages / 3;
+		char *from = (char *)memory + page * 4096, *to = (char *)memory + (pages / 2) * 4096, *copy = malloc(bytes);
+		if (write(ends[1], from, bytes) != (ssize_t)bytes) die("write");
+		if (read(ends[0], to, bytes) != (ssize_t)bytes) die("read");
+		memcpy(copy, from, bytes);
+		if (memcmp(copy, to, bytes)) _exit(95);
+		char *fresh = mmap(NULL, 8 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		for (size_t at = 0; at < 8 << 20; at += 4096) if (fresh[at]) _exit(94);
+		memset(fresh, 7, 8 << 20);
+		munmap(fresh, 8 << 20);
+		munmap((void *)memory, pages * 4096 / 2);
+		_exit(4);
+	}
+	wait_for(child, 4, "system calls");
+	check("after system calls", 0);
+}
+
+static void many_children(void) {
+	pid_t children[12];
+	for (int index = 0; index < 12; index++) {
+		children[index] = fork();
+		if (children[index] == 0) {
+			check("one of many", index);
+			add(100);
+			check("one of many again", index + 100);
+			_exit(index);
+		}
+		add(1);
+		if (index == 5) { kill(children[0], SIGKILL); }
+	}
+	for (int index = 1; index < 12; index++) wait_for(children[index], index, "one of many");
+	int status;
+	waitpid(children[0], &status, 0);
+	check("after many", 12);
+	add(-12);
+}
+
+int main(int count, char **arguments) {
+	size_t mebibytes = count > 1 ? strtoul(arguments[1], NULL, 10) : 32;
+	pages = (mebibytes << 20) / 4096;
+	memory = mmap(NULL, pages * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED) die("mmap");
+	for (size_t page = 0; page < pages; page++) AT(page) = page * 7;
+	both_sides();
+	nested(3, 0);
+	child_execs();
+	system_calls();
+	child_outlives_parent();
+	many_children();
+	fork_while_threads_fault();
+	check("at last", 0);
+	printf("all is well\n");
+}
