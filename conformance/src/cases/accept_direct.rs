@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     case("accept_direct.replaces", replaces),
     case("accept_direct.allocates", allocates),
     case("accept_direct.table_full", table_full),
+    case("accept_direct.table_full_and_more", table_full_and_more),
     case("accept_direct.without_table", without_table),
     case("accept_direct.beyond_table", beyond_table),
     case("accept_direct.flags", flags),
@@ -90,6 +91,16 @@ fn allocates(t: &mut Transcript) {
 }
 
 /// The connection that finds no slot is lost.
+/// Of a connection that found no slot is told, too, whether it was the last.
+fn table_full_and_more(t: &mut Transcript) {
+    let mut ring = sparse(1);
+    let (listener, address) = net::listener(Family::V4);
+    let _clients: Vec<OwnedFd> = (0..4).map(|_| net::connected(Family::V4, &address)).collect();
+    for user_data in 0..4 {
+        t.entry(&ring.one(into(ALLOCATE, &listener, user_data)));
+    }
+}
+
 fn table_full(t: &mut Transcript) {
     let mut ring = sparse(1);
     let (listener, address) = net::listener(Family::V4);

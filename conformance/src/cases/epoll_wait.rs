@@ -31,6 +31,7 @@ pub const CASES: &[Case] = &[
     case("epoll_wait.of_a_ring", of_a_ring),
     case("epoll_wait.refused", refused),
     case("epoll_wait.forced_to_a_worker", forced_to_a_worker),
+    case("epoll_wait.control_of_fixed_file", control_of_fixed_file),
 ];
 
 struct Set(OwnedFd);
@@ -324,4 +325,14 @@ fn forced_to_a_worker(t: &mut Transcript) {
     files::put(&event, &1u64.to_ne_bytes());
     t.in_order(&ring.wait(1));
     show(t, &there, 1);
+}
+
+/// EPOLL_CTL takes no registered file, and does not mind being asked to.
+fn control_of_fixed_file(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    for flags in [sqe_flags::FIXED_FILE, sqe_flags::BUFFER_SELECT] {
+        t.entry(
+            &ring.one(sqe(opcode::EPOLL_CTL, -1, 1).flagged(flags).with(|sqe| sqe.len = libc::EPOLL_CTL_DEL as u32)),
+        );
+    }
 }

@@ -37,6 +37,7 @@ pub const CASES: &[Case] = &[
     case("message.cancelled", cancelled),
     case("message.error_queue", error_queue),
     case("message.end_of_file", end_of_file),
+    case("message.compatible_control", compatible_control),
 ];
 
 /// What is changed of a good request, and its name.
@@ -520,4 +521,22 @@ fn end_of_file(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
         told(t, &received);
     }
+}
+
+/// MSG_CMSG_COMPAT is for the kernel itself.
+fn compatible_control(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::sockets();
+    let mut out = [from(b"x")];
+    let sent = header(&mut out);
+    let compatible = 1 << 31;
+    t.entry(&ring.one(sending(&writer, &sent, 1).op_flags(compatible)));
+    files::put(&writer, b"x");
+    let mut bytes = [0; 8];
+    let mut into = [over(&mut bytes)];
+    let received = header(&mut into);
+    t.entry(&ring.one(receiving(&reader, &received, 2).op_flags(compatible)));
+    t.say(text(&bytes));
+    t.entry(&ring.one(crate::sqe::send(writer.as_raw_fd(), b"y", 3).op_flags(compatible)));
+    t.entry(&ring.one(crate::sqe::recv(reader.as_raw_fd(), &mut bytes, 4).op_flags(compatible)));
 }

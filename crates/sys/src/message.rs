@@ -14,6 +14,7 @@ pub const DO_NOT_WAIT: u32 = 0x40;
 pub const WAIT_ALL: u32 = 0x100;
 pub const ERROR_QUEUE: u32 = 0x2000;
 pub const NO_SIGNAL: u32 = 0x4000;
+pub const COMPATIBLE_CONTROL: u32 = 0x8000_0000;
 
 /// linux/sockios.h
 const SIOCATMARK: u64 = 0x8905;

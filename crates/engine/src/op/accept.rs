@@ -128,12 +128,16 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             Some(Err(error)) => return IssueOutcome::done(error.negative()),
             Some(Ok(accepted)) => accepted,
         };
-        let result = match place(locked, slot, accepted) {
-            Err(error) => return IssueOutcome::done(error.negative()),
-            Ok(result) => result,
-        };
+        let placed = place(locked, slot, accepted);
         queue = queue.without_one(number, request.ready_for != 0);
         let flags = flags_of(request, queue);
+        let result = match placed {
+            Err(error) => {
+                request.cqe_flags |= flags;
+                return IssueOutcome::done(error.negative());
+            }
+            Ok(result) => result,
+        };
         if !request.multishot || !complete::post_more(locked, request.sqe.user_data, result, flags) {
             request.cqe_flags |= flags;
             return IssueOutcome::done(result);

@@ -9,7 +9,6 @@ use crate::request::Request;
 use crate::ring::LockedRing;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
-use usring_uapi::sqe_flags;
 
 /// `struct epoll_event` as its bytes: it is packed.
 type Event = [u8; 12];
@@ -25,7 +24,7 @@ pub(crate) struct EpollControl {
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
-    if sqe.buf_index != 0 || sqe.file_index != 0 || request.has_flag(sqe_flags::FIXED_FILE) {
+    if sqe.buf_index != 0 || sqe.file_index != 0 {
         return Err(Errno::EINVAL);
     }
     let event = if sqe.len == linux::EPOLL_CTL_DEL { [0; 12] } else { user_memory::read(UserAddress(sqe.addr))? };

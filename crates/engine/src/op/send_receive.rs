@@ -138,7 +138,8 @@ impl SendReceive {
     fn of(request: &Request) -> SendReceive {
         let sqe = &request.sqe;
         SendReceive {
-            flags: sqe.op_flags,
+            // A call refuses what io_uring takes for nothing.
+            flags: sqe.op_flags & !message::COMPATIBLE_CONTROL,
             options: sqe.ioprio,
             counted: None,
             wanted: sqe.len,
