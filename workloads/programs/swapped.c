@@ -1,8 +1,7 @@
 /*
  * A program that knows nothing of swap: system calls, signals and threads on memory that it maps in the
  * ordinary way. Under `usring run --swap` that memory is larger than what of it may be resident, so most of
- * what a call is given here is out when it is given. argv[1]: bytes of the memory in MiB, 12 or more; argv[2],
- * if there is one: leave out what some mechanisms cannot do.
+ * what a call is given here is out when it is given. argv[1]: bytes of the memory in MiB, 12 or more.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -435,8 +434,7 @@ int main(int count, char **arguments)
 	verify();
 	threads();
 	mappings();
-	if (count < 3)
-		kinds();
+	kinds();
 	children();
 	dprintf(1, "%u checks hold\n", checks);
 	return 0;

@@ -5,7 +5,7 @@ use crate::doors::{exports, filter, patch};
 use crate::files::{contexts, descriptor_calls, device_calls, devices, rings};
 use crate::program::{exec, process};
 use crate::signals;
-use crate::swapped::{guarded, managed, swap_calls};
+use crate::swapped::{guarded, managed, mapping_calls, swap_calls};
 use usring_uapi::general as linux;
 
 /// Serves one call of the program. Called by the doors alone.
@@ -24,7 +24,7 @@ fn dispatch_other(call: &mut Call) -> Outcome {
         patch::consider(call);
     }
     if managed::is_on() {
-        return match managed::serve(call) {
+        return match mapping_calls::serve(call) {
             Some(outcome) => outcome,
             None => guarded::guard(call, serve),
         };

@@ -15,7 +15,7 @@ pub enum Kind {
     Mapped,
     /// Given up by the program, while a system call still uses it.
     Leaving,
-    /// The kernel's for good.
+    /// The program's, and the kernel's to keep.
     Given,
 }
 
@@ -93,13 +93,30 @@ impl AddressSpace {
         parts.filter(|part| part.start < part.end).collect()
     }
 
-    fn is_free(&self, range: &Range<usize>) -> bool {
-        [Kind::Mapped, Kind::Leaving, Kind::Given].iter().all(|kind| self.parts(range, *kind).is_empty())
+    /// What of a range nobody has, in order.
+    pub fn holes(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let mut holes = Vec::new();
+        let mut start = range.start;
+        let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
+        for (extent, (end, _)) in self.extents.range(first..range.end.max(first)) {
+            if *extent > start {
+                holes.push(start..*extent);
+            }
+            start = start.max(*end);
+        }
+        if start < range.end {
+            holes.push(start..range.end);
+        }
+        holes
     }
 
-    /// Whether all of a range is the program's.
-    pub fn has(&self, range: &Range<usize>) -> bool {
-        self.parts(range, Kind::Mapped) == [range.clone()]
+    /// The units that a range touches.
+    pub fn units(&self, range: &Range<usize>) -> Range<usize> {
+        self.down(range.start)..self.up(range.end)
+    }
+
+    pub fn is_free(&self, range: &Range<usize>) -> bool {
+        [Kind::Mapped, Kind::Leaving, Kind::Given].iter().all(|kind| self.parts(range, *kind).is_empty())
     }
 
     /// The extent of the program's that an address is in.
@@ -184,7 +201,6 @@ mod tests {
         space.take(300);
         assert_eq!(space.free(&(1100..1200), Kind::Mapped), [1100..1200]);
         assert_eq!(space.all(Kind::Mapped), [1000..1100, 1200..1300]);
-        assert!(space.has(&(1000..1100)) && !space.has(&(1000..1101)));
         assert_eq!(space.around(1250), Some(1200..1300));
         assert_eq!(space.around(1150), None);
         assert_eq!(space.free(&(900..2000), Kind::Mapped), [1000..1100, 1200..1300]);
@@ -213,6 +229,19 @@ mod tests {
         assert_eq!(space.take(100), Some(1000));
         space.free(&(1120..1150), Kind::Mapped);
         assert_eq!(space.idle_units(&(1120..1150)), 1100..1200);
+    }
+
+    #[test]
+    fn holes_are_what_nobody_has() {
+        let mut space = space(10);
+        space.take(300);
+        space.free(&(1100..1200), Kind::Mapped);
+        space.keep(&(1150..1160), Kind::Given);
+        assert_eq!(space.holes(&(1000..1400)), [1100..1150, 1160..1200, 1300..1400]);
+        assert_eq!(space.holes(&(1120..1130)), [1120..1130]);
+        assert_eq!(space.holes(&(1050..1155)), [1100..1150]);
+        assert_eq!(space.holes(&(1000..1100)), []);
+        assert_eq!(space.units(&(1001..1002)), 1000..1010);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::evict::{MOST, Obstacle};
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
 use core::ops::Range;
-use usring_sys::{Errno, page_fault, processor};
+use usring_sys::{Errno, page_fault};
 
 /// What has kept the rest of a cluster's pages.
 enum Look {
@@ -36,12 +36,7 @@ impl Pager {
         if pages.clone().all(|page| self.page(page).state() == State::Untouched) {
             return Ok(());
         }
-        let mut claim = loop {
-            match self.gate_of(pages.start).claim() {
-                Some(claim) => break claim,
-                None => processor::give_way(),
-            }
-        };
+        let mut claim = self.claim_cluster(self.cluster_of(pages.start));
         loop {
             let look = {
                 let _shut = claim.shut();

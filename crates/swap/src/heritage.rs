@@ -130,10 +130,15 @@ impl Heritage {
             limit: old.limit.get(),
             readahead: old.streams.most(),
             counters: region::counters_in(statistics)?,
+            unused: true,
         })?;
         let pinned = pager.copy_pages(old);
-        let region = SwapRegion::start(window, pager, lanes, true, pinned)?;
         let space = parent.space.lock().clone();
+        for part in space.all(Kind::Mapped) {
+            let offset = |address: usize| address - pager.memory.address();
+            pager.set_in_use(offset(part.start) / unit..offset(part.end).div_ceil(unit), true);
+        }
+        let region = SwapRegion::start(window, pager, lanes, true, pinned)?;
         let claim = parent.claim.as_ref().map(|claim| {
             // The parent's, of which this process has the number.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))

@@ -6,7 +6,7 @@
 //! | part | files |
 //! |---|---|
 //! | what a program uses | `region`, `arena` (an allocator over one) |
-//! | for programs that know nothing of it | [`mappings`], `address_space`, `moving` (mremap), `surrender` (to the kernel) |
+//! | for programs that know nothing of it | [`mappings`], `address_space`, `moving` (mremap), `surrender` (to the kernel, and back) |
 //! | the way of a fault | `pager`, [`page`] (whose a page is), `lane` (its request), `courtesy` (to other threads) |
 //! | evicting | `evict`, [`gate`] (between it and faults), `watermarks` (when), `discard` (for good) |
 //! | reading ahead, and several pages at once | `readahead`, `run` |

@@ -2,9 +2,16 @@
 //! out of one region, at addresses that are told apart from all others by two
 //! comparisons ([`WINDOW`]).
 //!
+//! What a pager cannot give (another protection, a lock, something else mapped there) the kernel does, in
+//! place: such parts are the program's as others are, and come back when they are unmapped.
+//!
 //! The words are mmap(2)'s. Nothing here makes a promise that the kernel does not: what
 //! is unmapped or thrown away while a system call of another thread uses it leaves when
 //! that call is over.
+
+mod changes;
+
+pub use changes::{Changes, Owner, Part};
 
 use crate::address_space::{AddressSpace, Kind};
 use crate::mechanism;
@@ -103,8 +110,14 @@ impl Mappings {
         let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
         let driver = spec.open(supply(options.socket)?)?;
         let claim = claim(&spec)?;
-        let size = addresses(driver.geometry().size, options.limit);
-        let device = Arc::new(Device::new(driver, policy, true));
+        let mut mappings = Mappings::on(Arc::new(Device::new(driver, policy, true)), options)?;
+        mappings.claim = claim;
+        Ok(mappings)
+    }
+
+    /// The same on a device that is open, and nobody else's; `backing` is not looked at.
+    pub fn on(device: Arc<Device>, options: &Options) -> Result<Self, Obstacle> {
+        let size = addresses(device.geometry().size, options.limit);
         let mut builder = SwapRegion::builder().size(size).limit(options.limit).device(device);
         if let Some(mechanism) = options.mechanism {
             builder = builder.mechanism(mechanism);
@@ -113,7 +126,7 @@ impl Mappings {
         region.set_extent(0)?;
         let range = region.as_ptr() as usize..region.as_ptr() as usize + region.size();
         let space = Mutex::new(AddressSpace::new(range, region.page_size()));
-        Ok(Mappings { region, space, claim })
+        Ok(Mappings { region, space, claim: None })
     }
 
     pub fn region(&self) -> &SwapRegion {
@@ -126,32 +139,20 @@ impl Mappings {
         ((limit / 16).min(MOST_PINNED) / PAGE * PAGE, limit / 2)
     }
 
+    /// Where the unit ends in which a mapping ends.
+    fn unit_end(&self, end: usize) -> usize {
+        let base = self.region.as_ptr() as usize;
+        base + (end - base).next_multiple_of(self.region.page_size())
+    }
+
     fn offsets(&self, range: &Range<usize>) -> Range<usize> {
         let start = self.region.as_ptr() as usize;
         range.start - start..range.end - start
     }
 
-    /// Errors: `ENOMEM` where more is in use than before.
-    fn set_extent(&self, space: &AddressSpace) -> Result<(), Errno> {
-        self.region.set_extent(space.end() - self.region.as_ptr() as usize)
-    }
-
-    /// Zeroed memory; `None` if there is no room in the region.
-    pub fn map(&self, length: usize) -> Option<usize> {
-        let length = length.checked_next_multiple_of(PAGE)?;
-        let mut space = self.space.lock();
-        self.reap(&mut space);
-        let start = space.take(length)?;
-        if self.set_extent(&space).is_err() {
-            space.free(&(start..start + length), Kind::Mapped);
-            return None;
-        }
-        Some(start)
-    }
-
-    /// Whether all of a range was given and not taken back.
-    pub fn has(&self, range: &Range<usize>) -> bool {
-        self.space.lock().has(range)
+    /// Changes what is mapped; nobody else does meanwhile.
+    pub fn change(&self) -> Changes<'_> {
+        Changes { mappings: self, space: self.space.lock() }
     }
 
     /// The mapped neighbourhood of an address.
@@ -159,58 +160,8 @@ impl Mappings {
         self.space.lock().around(address)
     }
 
-    /// munmap(2) of whole pages; what of them is not mapped does not matter.
-    pub fn unmap(&self, range: &Range<usize>) -> Result<(), Errno> {
-        let mut space = self.space.lock();
-        self.reap(&mut space);
-        self.unmap_in(&mut space, range)
-    }
-
-    fn unmap_in(&self, space: &mut AddressSpace, range: &Range<usize>) -> Result<(), Errno> {
-        for part in space.free(range, Kind::Mapped) {
-            let idle = space.idle_units(&part);
-            if let Err(error) = self.region.discard_shared(self.offsets(&idle)) {
-                // A system call has some of it; what is gone already is gone twice.
-                space.keep(&part, Kind::Leaving);
-                if error != Errno::EBUSY {
-                    return Err(error);
-                }
-            }
-        }
-        self.set_extent(space)
-    }
-
-    /// Takes back what system calls had when it was given up.
-    fn reap(&self, space: &mut AddressSpace) {
-        for part in space.all(Kind::Leaving) {
-            space.free(&part, Kind::Leaving);
-            let idle = space.idle_units(&part);
-            if self.region.discard_shared(self.offsets(&idle)).is_err() {
-                space.keep(&part, Kind::Leaving);
-            }
-        }
-    }
-
-    /// The range holds zeroes from now on. Errors: `ENOMEM` where not all of it is mapped,
-    /// as madvise(2) has it: what is, was discarded.
-    pub fn discard(&self, range: &Range<usize>) -> Result<(), Errno> {
-        let parts = {
-            let space = self.space.lock();
-            space.parts(range, Kind::Mapped)
-        };
-        for part in &parts {
-            self.zero(part)?;
-        }
-        if parts == [range.clone()] { Ok(()) } else { Err(Errno::ENOMEM) }
-    }
-
-    /// Where the unit ends in which a mapping ends.
-    fn unit_end(&self, end: usize) -> usize {
-        let base = self.region.as_ptr() as usize;
-        base + (end - base).next_multiple_of(self.region.page_size())
-    }
-
-    fn zero(&self, part: &Range<usize>) -> Result<(), Errno> {
+    /// Has mapped memory hold zeroes from now on.
+    pub fn zero(&self, part: &Range<usize>) -> Result<(), Errno> {
         let unit = self.region.page_size();
         let base = self.region.as_ptr() as usize;
         let start = base + (part.start - base).next_multiple_of(unit);
@@ -232,74 +183,9 @@ impl Mappings {
         }
     }
 
-    /// mremap(2) within the region. Errors: `EFAULT` where the old range is not one
-    /// mapping; `ENOMEM` where there is no room.
-    pub fn remap(&self, old: &Range<usize>, length: usize, may_move: bool) -> Result<usize, Errno> {
-        let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
-        let mut space = self.space.lock();
-        if !space.has(old) {
-            return Err(Errno::EFAULT);
-        }
-        if length <= old.len() {
-            self.unmap_in(&mut space, &(old.start + length..old.end))?;
-            return Ok(old.start);
-        }
-        self.reap(&mut space);
-        if space.extend(old.end, length - old.len()) {
-            let added = old.end..old.start + length;
-            self.set_extent(&space).inspect_err(|_| drop(space.free(&added, Kind::Mapped)))?;
-            write_zeroes(&(old.end..self.unit_end(old.end).min(old.start + length)))?;
-            return Ok(old.start);
-        }
-        let new = if may_move { space.take(length) } else { None }.ok_or(Errno::ENOMEM)?;
-        self.set_extent(&space).inspect_err(|_| drop(space.free(&(new..new + length), Kind::Mapped)))?;
-        match self.move_contents(old, new) {
-            // What is pinned leaves later.
-            Ok(()) | Err(Errno::EBUSY) => {}
-            Err(error) => {
-                // Nothing of the old mapping may be lost: both stay, and share the loss.
-                return Err(error);
-            }
-        }
-        self.unmap_in(&mut space, old)?;
-        Ok(new)
-    }
-
-    fn move_contents(&self, old: &Range<usize>, new: usize) -> Result<(), Errno> {
-        let unit = self.region.page_size();
-        let base = self.region.as_ptr() as usize;
-        if unit == PAGE {
-            return self.region.move_pages(self.offsets(old), new - base);
-        }
-        // Parts of units: as memory.
-        let mut bounce = alloc::vec![0; PAGE];
-        for offset in (0..old.len()).step_by(PAGE) {
-            user_memory::copy_in(&mut bounce, UserAddress((old.start + offset) as u64))?;
-            user_memory::copy_out(UserAddress((new + offset) as u64), &bounce)?;
-        }
-        Ok(())
-    }
-
-    /// Has what of a range is mapped hold what it holds, and be the kernel's from now on.
-    /// Errors: as `SwapRegion::surrender`.
-    pub fn surrender(&self, range: &Range<usize>) -> Result<(), Errno> {
-        let mut space = self.space.lock();
-        for part in space.parts(range, Kind::Mapped) {
-            self.region.surrender(self.offsets(&part))?;
-            space.free(&part, Kind::Mapped);
-            space.keep(&part, Kind::Given);
-        }
-        Ok(())
-    }
-
-    /// Whether all of a range is the kernel's.
-    pub fn is_given(&self, range: &Range<usize>) -> bool {
-        self.space.lock().parts(range, Kind::Given) == [range.clone()]
-    }
-
-    /// What of a range is the kernel's.
-    pub fn given(&self, range: &Range<usize>) -> Vec<Range<usize>> {
-        self.space.lock().parts(range, Kind::Given)
+    /// Whether the page at an address of ours is in memory.
+    pub fn is_resident(&self, address: usize) -> bool {
+        self.region.is_resident(address - self.region.as_ptr() as usize)
     }
 
     /// Brings what of a range is mapped in and keeps it there until each part that `keep`
@@ -368,7 +254,7 @@ impl Mappings {
         start..start + self.region.size()
     }
 
-    /// What is mapped now.
+    /// What is mapped and paged now.
     pub fn mapped(&self) -> Vec<Range<usize>> {
         self.space.lock().all(Kind::Mapped)
     }

@@ -28,7 +28,7 @@ use usring_sys::userfault::UserFault;
 /// Offsets and lengths are whole units within the memory.
 ///
 /// The caller has the pages to itself, and is inside their cluster's gate or has
-/// it shut.
+/// claimed it.
 pub trait Mechanism: Send + Sync {
     /// So many bytes from the start can be touched from now on, and are out as far as they could
     /// not before. What it takes to keep them closed is taken for no more than these. It never
@@ -64,6 +64,14 @@ pub trait Mechanism: Send + Sync {
 
     /// Frees the memory of pages that were closed or are clean.
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
+
+    /// Something of the kernel's was put in place of pages: frees what is left of their memory.
+    fn leave(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// Puts pages back in that place, all of them out.
+    fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
     /// Whether a child that is forked now has the resident pages of these parts. All gates are
     /// shut. `EOPNOTSUPP`: it cannot have them.

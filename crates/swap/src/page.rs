@@ -33,7 +33,7 @@ pub enum State {
     Clean,
     /// In memory alone.
     Dirty,
-    /// Not paged any more, for good: what lies there is the kernel's (`crate::surrender`).
+    /// Not paged any more: what lies there is the kernel's (`crate::surrender`).
     Given,
 }
 
@@ -141,10 +141,7 @@ impl<'a> Page<'a> {
     pub fn take(&self, from: State, pins: Pins) -> Option<Taken<'a>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
-            if state_of(word) != from
-                || matches!(from, State::Busy | State::Given)
-                || (pins == Pins::Respected && word >= ONE_PIN)
-            {
+            if state_of(word) != from || from == State::Busy || (pins == Pins::Respected && word >= ONE_PIN) {
                 return None;
             }
             let busy = if from == State::Untouched { BUSY_UNTOUCHED } else { bits_of(State::Busy) };

@@ -10,13 +10,13 @@
 //! | room below the limit | who counted `resident` up; the page's, once it is in |
 //! | a lane | who has its lock ([`crate::store`]) |
 //!
-//! In this order only: room, then a page, then a lane, then the gate. Who evicts
+//! In this order only: room, then a claim, then a page, then a lane, then the gate. Who evicts
 //! waits for no page; who has a page waits for nothing that needs another. None of
 //! it is done with signals open: a handler that touched a page would wait for its
 //! own thread.
 //!
 //! **A page becomes resident, and one that is resident is taken and given back,
-//! only inside its cluster's gate or with the gate shut.** So a busy page that
+//! only inside its cluster's gate, or by who has claimed the gate.** So a busy page that
 //! is not the evictor's own is not in memory while the gate is shut, and may lie in
 //! a run that is dropped.
 
@@ -31,15 +31,19 @@ use crate::store::Store;
 use crate::watermarks::Limit;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
 use usring_sys::page_fault::{self, Cause, Fault, FaultServer, Served};
 use usring_sys::paged_memory::PagedMemory;
 use usring_sys::set_once::SetOnce;
-use usring_sys::sync::{AtomicU32, AtomicUsize, Ordering};
+use usring_sys::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Bytes of a cluster: what is evicted together, if it is resident.
 const CLUSTER: usize = 256 << 10;
+
+/// Of a word of bits.
+const BITS: usize = 64;
 
 /// What a thread does that a page does not allow, or that it is not there for.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +60,11 @@ pub struct Lost {
     /// `None`: it has none, there was no memory for it.
     pub slot: Option<u32>,
     pub error: Errno,
+}
+
+impl Lost {
+    /// It is not in use.
+    pub const UNUSED: Lost = Lost { slot: None, error: Errno::EFAULT };
 }
 
 pub struct Pager {
@@ -80,6 +89,8 @@ pub struct Pager {
     extent: AtomicUsize,
     /// In a forked child: has what it inherited served; `false` if that is nothing.
     heir: SetOnce<fn() -> bool>,
+    /// Where not all pages are in use: which are, a bit each.
+    in_use: Option<PageArray<AtomicU64>>,
 }
 
 /// What a pager is made of.
@@ -92,6 +103,8 @@ pub struct Parts {
     pub limit: usize,
     pub readahead: usize,
     pub counters: Counters,
+    /// Whether no page is in use until it is said so.
+    pub unused: bool,
 }
 
 impl Pager {
@@ -120,6 +133,11 @@ impl Pager {
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
             heir: SetOnce::new(),
+            // A touch that the kernel tells a thread of ours of has no other answer than a page.
+            in_use: match parts.unused && parts.kind != Kind::Thread {
+                true => Some(PageArray::new(count.div_ceil(BITS))?),
+                false => None,
+            },
         })
     }
 
@@ -143,12 +161,36 @@ impl Pager {
         self.extent.store(clusters, Ordering::Relaxed);
     }
 
+    /// Says of which pages a touch is one of memory. Those that are no longer in use are given up afterwards: who has
+    /// touched one before is waited for then, and who comes later sees this.
+    pub fn set_in_use(&self, pages: Range<usize>, in_use: bool) {
+        let Some(words) = &self.in_use else { return };
+        let mut page = pages.start;
+        while page < pages.end {
+            let end = (page / BITS + 1) * BITS;
+            let count = end.min(pages.end) - page;
+            let bits = (u64::MAX >> (BITS - count)) << (page % BITS);
+            let word = &words[page / BITS];
+            let _ =
+                if in_use { word.fetch_or(bits, Ordering::Relaxed) } else { word.fetch_and(!bits, Ordering::Relaxed) };
+            page += count;
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    fn is_in_use(&self, _: &Taken, page: usize) -> bool {
+        self.in_use.as_ref().is_none_or(|words| {
+            fence(Ordering::SeqCst);
+            words[page / BITS].load(Ordering::Relaxed) & 1 << (page % BITS) != 0
+        })
+    }
+
     pub fn cluster_of(&self, page: usize) -> usize {
         page / self.per_cluster
     }
 
     /// The pages of a cluster.
-    pub fn cluster(&self, index: usize) -> core::ops::Range<usize> {
+    pub fn cluster(&self, index: usize) -> Range<usize> {
         let first = index * self.per_cluster;
         first..(first + self.per_cluster).min(self.pages())
     }
@@ -202,7 +244,7 @@ impl Pager {
         let outcome = loop {
             match page.state() {
                 State::Busy => page.wait(),
-                // Its toucher came before it was given up: it finds what is there now.
+                // It finds what is there now.
                 State::Given => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
                     if let Some(outcome) = self.let_in(index, state, touch) {
@@ -264,6 +306,10 @@ impl Pager {
     }
 
     fn first_touch(&self, index: usize, taken: Taken, touch: Touch) -> Result<(), Lost> {
+        if !self.is_in_use(&taken, index) {
+            taken.release(State::Untouched);
+            return Err(Lost::UNUSED);
+        }
         let _inside = self.gate_of(index).enter();
         if let Err(error) = self.mechanism.fill_zero(self.offset(index), self.unit) {
             taken.release(State::Untouched);
@@ -311,7 +357,7 @@ impl Pager {
     }
 
     /// Takes room for one page, evicting for it if there is none.
-    fn make_room(&self, place: usize) {
+    pub fn make_room(&self, place: usize) {
         while !self.limit.take(1) {
             if !self.evict_directly(place) {
                 self.limit.exceed(1);
@@ -366,9 +412,15 @@ impl FaultServer for Pager {
             }
         }
         let index = (fault.address - self.memory.address()) / self.unit;
+        if self.page(index).state() == State::Given {
+            // Either it was touched before it was given away, or this is the kernel's answer.
+            let is_allowed = page_fault::allows(fault.address, fault.write);
+            return if is_allowed { Served::Again } else { Served::Foreign };
+        }
         let touch = Touch { write: fault.write, present: fault.present, place: fault.place };
         match self.bring_in(index, touch) {
             Ok(()) => Served::Again,
+            Err(Lost::UNUSED) => Served::Unmapped,
             Err(lost) => {
                 self.complain(index, lost);
                 Served::Refused

@@ -5,7 +5,7 @@ use crate::counters::{self, Counter, Counters, Statistics};
 use crate::lane::Lane;
 use crate::mechanism::{self, Kind, Prepared};
 use crate::page::{Pinned, State};
-use crate::pager::{Pager, Parts, Touch};
+use crate::pager::{Lost, Pager, Parts, Touch};
 use crate::run;
 use crate::store::Store;
 use alloc::boxed::Box;
@@ -156,7 +156,8 @@ impl Builder {
         let memory = window.memory().clone();
         let readahead = self.readahead.unwrap_or(READAHEAD) / unit;
         let counters = counters_in(self.statistics.as_deref())?;
-        let pager = Pager::new(Parts { kind, memory, mechanism, store, limit, readahead, counters })?;
+        let unused = self.unknown_threads;
+        let pager = Pager::new(Parts { kind, memory, mechanism, store, limit, readahead, counters, unused })?;
         let mut region = SwapRegion::start(window, pager, [evictor, reader], self.unknown_threads, 0)?;
         region.policy = policy;
         if let Some(events) = events {
@@ -380,6 +381,9 @@ impl SwapRegion {
                         continue;
                     }
                     self.pager.bring_in(index, touch).map_err(|lost| {
+                        if lost == Lost::UNUSED {
+                            return Errno::ENXIO;
+                        }
                         self.pager.complain(index, lost);
                         Errno::EIO
                     })?;
@@ -445,8 +449,7 @@ impl SwapRegion {
     /// Has whole pages hold what they hold, and be the kernel's from now on: they count to no
     /// limit, and whatever is done to them is the caller's and the kernel's affair.
     ///
-    /// Errors: `EBUSY` where one is pinned; `EOPNOTSUPP` with a mechanism that could not
-    /// tell its own faults from theirs; `EIO`; `ENOMEM`. Then nothing has changed.
+    /// Errors: `EBUSY` where one is pinned, or the kernel's already; `EIO`; `ENOMEM`. Then nothing has changed.
     pub(crate) fn surrender(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pager.surrender(self.pages(&range)?)
     }
@@ -454,6 +457,23 @@ impl SwapRegion {
     /// Who is asked, in a forked child, to have what it inherited served.
     pub fn set_heir(&self, heir: &'static fn() -> bool) {
         self.pager.set_heir(heir);
+    }
+
+    /// The same without what they hold, if `act` puts something in their place; some may be the kernel's
+    /// already. Errors: `EBUSY` where one is pinned; what `act` answers. Then nothing has changed.
+    pub(crate) fn replace<R>(&self, range: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
+        self.pager.replace(self.pages(&range)?, act)
+    }
+
+    /// Takes pages back from the kernel; they hold zeroes. Errors: `ENOMEM`, `EINVAL` where one is not the
+    /// kernel's.
+    pub(crate) fn reclaim(&self, range: Range<usize>) -> Result<(), Errno> {
+        self.pager.reclaim(self.pages(&range)?)
+    }
+
+    /// Whether the page at an offset is in memory.
+    pub(crate) fn is_resident(&self, offset: usize) -> bool {
+        self.pager.page(offset / self.pager.unit()).state().is_resident()
     }
 
     /// Only so many bytes from the start are in use: eviction looks no further, and touches behind
@@ -466,11 +486,15 @@ impl SwapRegion {
         Ok(())
     }
 
+    /// Whether touches of whole pages are touches of memory: where that is not so yet (`beneath_program`), or no
+    /// longer, when they are given up.
+    pub(crate) fn set_in_use(&self, range: Range<usize>, in_use: bool) {
+        let unit = self.pager.unit();
+        self.pager.set_in_use(range.start / unit..range.end.div_ceil(unit), in_use);
+    }
+
     /// Has the content of whole pages move to others that hold nothing; what nobody has
-    /// in memory moves without coming in.
-    ///
-    /// Errors: `EBUSY` where pages are pinned, which hold a copy still; `EIO` where a page
-    /// cannot be read back; `ENOMEM`.
+    /// in memory moves without coming in, what is pinned stays as well. Errors: `ENOMEM`; then all is as it was.
     pub(crate) fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let unit = self.pager.unit();
         self.pager.move_pages(self.pages(&from)?, to / unit)

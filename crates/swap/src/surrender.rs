@@ -1,17 +1,17 @@
-//! Giving memory to the kernel: a part of a region ceases to be paged, in place and with
-//! what it holds, because its user wants of it what a pager cannot give (another
-//! protection, to be locked, to be a stack).
+//! Parts of a region that cease to be paged, and become so again: a user wants of memory
+//! what a pager cannot give (another protection, a lock, something else mapped there), so
+//! the kernel has it in its place.
 //!
-//! 1. Page by page: it is taken, its content copied to memory of the kernel's elsewhere, and
-//!    what there is of it in memory is dropped, inside its cluster's gate. Who touches it
-//!    from now on waits.
-//! 2. All of them are marked [`State::Given`], and each cluster's gate is shut once: whoever evicts later sees that and
-//!    ends its runs there.
-//! 3. The copy is moved into the region's place. Who touched a page between the last two
-//!    steps has touched it again and again.
+//! Nobody evicts from the part meanwhile: who hands it over has claimed its clusters. Nor
+//! does anybody touch it, who would wait: its pages are taken, and closed if they are in
+//! memory. Only when the kernel's memory is in place are they marked [`State::Given`],
+//! their memory freed, and their slots. Until then nothing is lost, and whatever fails
+//! leaves all as it was.
+//!
+//! Who touches a page that is given away a moment later touches it again; who is not
+//! allowed to hears so from the kernel (`Pager::serve`).
 
-use crate::lane::Waiting;
-use crate::mechanism::Kind;
+use crate::gate::Claim;
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
 use alloc::vec;
@@ -20,148 +20,207 @@ use core::ops::Range;
 use usring_sys::mapping::{PAGE, private_pages, unmap};
 use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory};
 
-/// Pages on their way out.
-struct Parcel<'a> {
+/// Pages in the hand of who hands them over, from the first on.
+struct Grip<'a> {
     first: usize,
-    taken: Vec<Taken<'a>>,
-    /// Where the copy lies.
-    copy: usize,
-    bounce: Vec<u8>,
+    /// None of those that are the kernel's already.
+    taken: Vec<Option<Taken<'a>>>,
+    _claims: Vec<Claim<'a>>,
+}
+
+impl Grip<'_> {
+    fn before(&self, page: usize) -> Option<State> {
+        self.taken[page - self.first].as_ref().map(Taken::before)
+    }
+
+    fn is_resident(&self, page: usize) -> bool {
+        self.before(page).is_some_and(State::is_resident)
+    }
 }
 
 impl Pager {
+    /// The kernel's from now on, with what they hold. Errors: as `SwapRegion::surrender`.
     pub fn surrender(&self, pages: Range<usize>) -> Result<(), Errno> {
-        if self.kind == Kind::Protect {
-            return Err(Errno::EOPNOTSUPP);
-        }
         let length = pages.len() * self.unit();
         let copy = private_pages(length)?;
-        let mut parcel =
-            Parcel { first: pages.start, taken: Vec::with_capacity(pages.len()), copy, bounce: vec![0; PAGE] };
-        // A handler could touch a page that this thread has.
-        let _closed = thread::close_signals();
-        let packed = pages.clone().try_for_each(|page| self.pack(&mut parcel, page));
-        if let Err(error) = packed {
-            self.unpack(parcel);
+        let surrendered = self.give_over(pages.clone(), |grip| {
+            self.copy_held(grip, &pages, copy)?;
+            // (mremap(2) counts mappings before it takes the first away.)
+            self.memory.replace(self.offset(pages.start), length, copy)
+        });
+        if surrendered.is_err() {
             let _ = unmap(copy, length);
-            return Err(error);
         }
-        for (page, taken) in pages.clone().zip(parcel.taken) {
-            self.let_go(page, taken);
-        }
-        for cluster in self.cluster_of(pages.start)..=self.cluster_of(pages.end - 1) {
-            self.see_off(cluster);
-        }
-        self.memory.replace(self.offset(pages.start), length, copy)
+        surrendered
     }
 
-    /// Takes a page, and copies what it holds.
-    fn pack<'a>(&'a self, parcel: &mut Parcel<'a>, index: usize) -> Result<(), Errno> {
-        let page = self.page(index);
-        loop {
-            let state = page.state();
-            match state {
-                State::Busy => page.wait(),
-                State::Given => return Err(Errno::EBUSY),
-                State::Untouched | State::Out => {
-                    let Some(taken) = page.take(state, Pins::Ignored) else { continue };
-                    let copied = if state == State::Out { self.copy_slot(parcel, index, &taken) } else { Ok(()) };
-                    if let Err(error) = copied {
-                        taken.release(state);
-                        return Err(error);
-                    }
-                    parcel.taken.push(taken);
-                    return Ok(());
-                }
-                State::Clean | State::Dirty => {
-                    if page.is_pinned() {
-                        return Err(Errno::EBUSY);
-                    }
-                    let _inside = self.gate_of(index).enter();
-                    let Some(taken) = page.take(state, Pins::Respected) else { continue };
-                    let (offset, unit) = (self.offset(index), self.unit());
-                    let gone = self
-                        .mechanism
-                        .close(offset, unit)
-                        .and_then(|()| self.copy_content(parcel, index))
-                        .and_then(|()| self.mechanism.discard(offset, unit));
-                    if let Err(error) = gone {
-                        self.keep(index, taken);
-                        return Err(error);
-                    }
-                    parcel.taken.push(taken);
-                    return Ok(());
-                }
+    /// The same without what they hold, once `act` has put something of the kernel's in their place.
+    pub fn replace<R>(&self, pages: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
+        self.give_over(pages, |_| act())
+    }
+
+    fn give_over<R>(&self, pages: Range<usize>, act: impl FnOnce(&Grip) -> Result<R, Errno>) -> Result<R, Errno> {
+        // A handler could touch a page that this thread has.
+        let _closed = thread::close_signals();
+        let grip = self.grasp(pages.clone())?;
+        match act(&grip) {
+            Ok(answer) => {
+                // Where it fails, what is left is memory that nobody sees.
+                let _ = self.mechanism.leave(self.offset(pages.start), pages.len() * self.unit());
+                self.let_go(grip);
+                Ok(answer)
+            }
+            Err(error) => {
+                self.put_back(grip);
+                Err(error)
             }
         }
     }
 
-    fn copy_slot(&self, parcel: &Parcel, index: usize, taken: &Taken) -> Result<(), Errno> {
-        let place = page_fault::place();
-        let slot = self.slot(taken, index);
-        let mut lane = self.store.lane(place);
-        let content = lane.read(self.store.device(), self.store.offset(slot), self.unit(), Waiting::Asleep)?;
-        user_memory::copy_out(parcel.copy_of(index, self.unit()), content)
+    /// Pages that were the kernel's are paged again, and hold zeroes. Errors: what the kernel says;
+    /// then they are its own as before, and hold nothing that can be relied on.
+    pub fn reclaim(&self, pages: Range<usize>) -> Result<(), Errno> {
+        let _closed = thread::close_signals();
+        let _claims = self.claim_clusters(&pages);
+        let taken: Vec<_> =
+            pages.clone().filter_map(|page| self.page(page).take(State::Given, Pins::Ignored)).collect();
+        let reclaimed = if taken.len() == pages.len() {
+            self.mechanism.reclaim(self.offset(pages.start), pages.len() * self.unit())
+        } else {
+            Err(Errno::EINVAL)
+        };
+        let next = if reclaimed.is_ok() { State::Untouched } else { State::Given };
+        taken.into_iter().for_each(|taken| taken.release(next));
+        reclaimed
     }
 
-    /// Of a page that is in memory, closed.
-    fn copy_content(&self, parcel: &mut Parcel, index: usize) -> Result<(), Errno> {
-        let content = self.memory.content(self.offset(index), self.unit());
-        let target = parcel.copy_of(index, self.unit());
-        for offset in (0..self.unit()).step_by(PAGE) {
-            user_memory::copy_in(&mut parcel.bounce, UserAddress((content + offset) as u64))?;
-            user_memory::copy_out(target.offset(offset as u64), &parcel.bounce)?;
+    /// Claims come before pages: who has one may wait for a page.
+    fn claim_clusters(&self, pages: &Range<usize>) -> Vec<Claim<'_>> {
+        let clusters = self.cluster_of(pages.start)..self.cluster_of(pages.end - 1) + 1;
+        clusters.map(|cluster| self.claim_cluster(cluster)).collect()
+    }
+
+    pub fn claim_cluster(&self, cluster: usize) -> Claim<'_> {
+        loop {
+            match self.gate(cluster).claim() {
+                Some(claim) => return claim,
+                None => processor::give_way(),
+            }
+        }
+    }
+
+    fn grasp(&self, pages: Range<usize>) -> Result<Grip<'_>, Errno> {
+        let claims = self.claim_clusters(&pages);
+        let mut grip = Grip { first: pages.start, taken: Vec::with_capacity(pages.len()), _claims: claims };
+        for index in pages {
+            let page = self.page(index);
+            let taken = loop {
+                match page.state() {
+                    State::Given => break None,
+                    State::Busy => page.wait(),
+                    state => match page.take(state, Pins::Respected) {
+                        Some(taken) => break Some(taken),
+                        None if page.is_pinned() => {
+                            self.put_back(grip);
+                            return Err(Errno::EBUSY);
+                        }
+                        None => {}
+                    },
+                }
+            };
+            grip.taken.push(taken);
+        }
+        Ok(grip)
+    }
+
+    /// As it was. (What was closed and stays so is opened by who touches it next.)
+    fn put_back(&self, grip: Grip) {
+        for (step, taken) in grip.taken.into_iter().enumerate() {
+            let Some(taken) = taken else { continue };
+            if taken.before() == State::Dirty {
+                let _ = self.mechanism.open(self.offset(grip.first + step), self.unit());
+            }
+            let before = taken.before();
+            taken.release(before);
+        }
+    }
+
+    fn let_go(&self, grip: Grip) {
+        for (step, taken) in grip.taken.into_iter().enumerate() {
+            let Some(taken) = taken else { continue };
+            let before = taken.before();
+            if before.is_resident() {
+                self.limit.give_back(1);
+            }
+            if matches!(before, State::Clean | State::Out) {
+                self.store.slots.free(self.slot(&taken, grip.first + step));
+            }
+            taken.release(State::Given);
+        }
+    }
+
+    /// Copies what pages hold to memory that holds zeroes. Errors: `EBUSY` where one is the
+    /// kernel's already.
+    fn copy_held(&self, grip: &Grip, pages: &Range<usize>, copy: usize) -> Result<(), Errno> {
+        let target = |page: usize| UserAddress((copy + (page - pages.start) * self.unit()) as u64);
+        let mut bounce = vec![0; PAGE];
+        let mut page = pages.start;
+        while page < pages.end {
+            let run = match grip.before(page) {
+                None => return Err(Errno::EBUSY),
+                Some(State::Out) => self.copy_slots(grip, page..pages.end, target(page))?,
+                Some(before) if before.is_resident() => {
+                    let run = self.run_of(grip, page..pages.end);
+                    self.close_for_reading(&run)?;
+                    run.clone().try_for_each(|page| self.copy_content(page, target(page), &mut bounce))?;
+                    run.len()
+                }
+                Some(_) => 1,
+            };
+            page += run;
         }
         Ok(())
     }
 
-    /// Puts everything back as it was.
-    fn unpack(&self, parcel: Parcel) {
-        let Parcel { first, taken, copy, mut bounce } = parcel;
-        bounce.resize(self.unit(), 0);
-        for (step, taken) in taken.into_iter().enumerate() {
-            let before = taken.before();
-            if !before.is_resident() {
-                taken.release(before);
-                continue;
-            }
-            let (page, content) = (first + step, UserAddress((copy + step * self.unit()) as u64));
-            let _inside = self.gate_of(page).enter();
-            let filled = user_memory::copy_in(&mut bounce, content)
-                .and_then(|()| self.mechanism.fill(self.offset(page), &bounce, false));
-            assert!(filled.is_ok(), "a page that was just in memory goes back there");
-            if before == State::Clean {
-                self.store.slots.free(self.slot(&taken, page));
-            }
-            taken.release(State::Dirty);
-        }
+    /// Resident pages of one cluster.
+    fn run_of(&self, grip: &Grip, pages: Range<usize>) -> Range<usize> {
+        let end = self.cluster(self.cluster_of(pages.start)).end.min(pages.end);
+        let count = (pages.start..end).take_while(|page| grip.is_resident(*page)).count();
+        pages.start..pages.start + count
     }
 
-    fn let_go(&self, index: usize, taken: Taken) {
-        let before = taken.before();
-        if before.is_resident() {
-            self.limit.give_back(1);
-        }
-        if matches!(before, State::Clean | State::Out) {
-            self.store.slots.free(self.slot(&taken, index));
-        }
-        taken.release(State::Given);
+    /// Ends writes to taken pages of one cluster that are resident, and has what they hold where it can be
+    /// read.
+    pub fn close_for_reading(&self, pages: &Range<usize>) -> Result<(), Errno> {
+        let (offset, length) = (self.offset(pages.start), pages.len() * self.unit());
+        self.mechanism.close(offset, length)?;
+        self.mechanism.prepare_reading(offset, length)
     }
 
-    /// Waits until whoever evicts from a cluster has done what it was about to do.
-    fn see_off(&self, cluster: usize) {
-        loop {
-            if let Some(mut claim) = self.gate(cluster).claim() {
-                drop(claim.shut());
-                return;
-            }
-            processor::give_way();
+    fn copy_content(&self, page: usize, target: UserAddress, bounce: &mut [u8]) -> Result<(), Errno> {
+        let content = self.memory.content(self.offset(page), self.unit());
+        for offset in (0..self.unit()).step_by(PAGE) {
+            user_memory::copy_in(bounce, UserAddress((content + offset) as u64))?;
+            user_memory::copy_out(target.offset(offset as u64), bounce)?;
         }
+        Ok(())
     }
-}
 
-impl Parcel<'_> {
-    fn copy_of(&self, page: usize, unit: usize) -> UserAddress {
-        UserAddress((self.copy + (page - self.first) * unit) as u64)
+    /// Of pages that are out, while their slots follow each other; says how many.
+    fn copy_slots(&self, grip: &Grip, pages: Range<usize>, target: UserAddress) -> Result<usize, Errno> {
+        let slot = |page: usize| match &grip.taken[page - grip.first] {
+            Some(taken) if taken.before() == State::Out => Some(self.slot(taken, page)),
+            _ => None,
+        };
+        let Some(first) = slot(pages.start) else { return Err(Errno::EBUSY) };
+        let most = pages.clone().take(self.store.wide_pages());
+        let count = most.zip(first..).take_while(|(page, next)| slot(*page) == Some(*next)).count();
+        let place = page_fault::place();
+        let mut lane = self.store.lane(place);
+        let mut bounce = self.store.wide_bounce(place);
+        let (from, length) = (self.store.offset(first), count * self.unit());
+        let content = lane.read_to(&mut bounce, self.store.device(), from, length)?;
+        user_memory::copy_out(target, content)?;
+        Ok(count)
     }
 }

@@ -217,10 +217,24 @@ pub(crate) fn map_where(address: usize, length: usize, flags: u32, source: Optio
 }
 
 fn map_at(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
-    let protection = u64::from(linux::PROT_READ | linux::PROT_WRITE);
+    map_protected(address, length, linux::PROT_READ | linux::PROT_WRITE, flags, source)
+}
+
+/// As [`map`], in place of whatever is at this address; nobody may touch it yet.
+pub(crate) fn map_closed_over(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<(), Errno> {
+    map_protected(address, length, linux::PROT_NONE, flags | linux::MAP_FIXED, source).map(drop)
+}
+
+fn map_protected(
+    address: usize,
+    length: usize,
+    protection: u32,
+    flags: u32,
+    source: Option<Source>,
+) -> Result<usize, Errno> {
     // MAP_DENYWRITE carries the call past our own filter; Linux ignores it.
     let flags = u64::from(flags | linux::MAP_DENYWRITE);
     let (number, offset) = source.unwrap_or((-1, 0));
-    let arguments = [address as u64, length as u64, protection, flags, number as u64, offset as u64];
+    let arguments = [address as u64, length as u64, u64::from(protection), flags, number as u64, offset as u64];
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
 }

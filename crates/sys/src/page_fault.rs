@@ -17,13 +17,14 @@
 use crate::mapping::{PAGE, private_pages};
 use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
-use crate::{SystemCall, processor, thread};
+use crate::syscall::{PASS_MARK, PASS_MARK_ABOVE_FLAGS, check, syscall6};
+use crate::{Errno, SystemCall, processor, thread};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::arch::global_asm;
 use core::ffi::c_void;
 use core::ops::Range;
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 use linux_raw_sys::general as linux;
 
 /// A touch of memory that did not go through.
@@ -61,6 +62,8 @@ pub enum Served {
     Again,
     /// It gets a SIGBUS.
     Refused,
+    /// Nothing is mapped there, as far as the program is concerned: SIGSEGV.
+    Unmapped,
 }
 
 /// Serves the faults of a range.
@@ -76,6 +79,28 @@ pub fn is_mapped(address: usize) -> bool {
     let mut resident = 0u8;
     let arguments = [(address & !(PAGE - 1)) as u64, PAGE as u64, &raw mut resident as u64, 0, 0];
     SystemCall::new(linux::__NR_mincore, arguments).run().is_ok()
+}
+
+/// Whether the kernel allows a touch now: asked by calls that change nothing, for their EFAULT.
+/// (At worst one wakes somebody who sleeps on that word, and who looks again.)
+pub fn allows(address: usize, write: bool) -> bool {
+    /// Of FUTEX_WAKE_OP: a word of zero bits is added by "or".
+    const CHANGE_NOTHING: u64 = (linux::FUTEX_OP_OR as u64) << 28;
+    let word = (address & !3) as u64;
+    let answer = if write {
+        let nobody = AtomicU32::new(0);
+        let operation = u64::from(linux::FUTEX_WAKE_OP | linux::FUTEX_PRIVATE_FLAG);
+        let mark = PASS_MARK_ABOVE_FLAGS | CHANGE_NOTHING;
+        // SAFETY: 1. The first word is ours. 2. To the other the kernel adds nothing.
+        unsafe { syscall6(linux::__NR_futex, [nobody.as_ptr() as u64, operation, 0, 0, word, mark]) }
+    } else {
+        // There is no such way to change a mask; the kernel looks at that after it has read the mask.
+        const NO_WAY: u64 = u32::MAX as u64;
+        let start = (address & !7) as u64;
+        // SAFETY: it is read, if it can be, and nothing is done.
+        unsafe { syscall6(linux::__NR_rt_sigprocmask, [NO_WAY, start, 0, 8, 0, PASS_MARK]) }
+    };
+    check(answer) != Err(Errno::EFAULT)
 }
 
 /// Most ranges at the same time.

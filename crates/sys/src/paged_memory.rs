@@ -24,7 +24,7 @@
 //! the kernel copies those that are there, and what is not there the child's own pager has to bring.
 
 use crate::descriptor::OwnedDescriptor;
-use crate::mapping::{PAGE, Source, map_aligned, map_where, memory_file, unmap};
+use crate::mapping::{PAGE, Source, map_aligned, map_closed_over, map_where, memory_file, unmap};
 use crate::per_process::PerProcess;
 use crate::{Errno, SystemCall};
 use alloc::sync::Arc;
@@ -77,6 +77,9 @@ impl Window {
     }
 }
 
+const ANONYMOUS: u32 = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
+const OF_FILE: u32 = linux::MAP_SHARED | linux::MAP_NORESERVE;
+
 fn place(length: usize, at: Option<usize>, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     match at {
         Some(address) if !address.is_multiple_of(ALIGNED) => Err(Errno::EINVAL),
@@ -89,12 +92,9 @@ impl PagedMemory {
     /// Private pages, at this address if one is given.
     pub fn anonymous(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
-        let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
-        let address = place(length, at, flags, None)?;
+        let address = place(length, at, ANONYMOUS, None)?;
         let memory = PagedMemory { address, length, alias: None, process };
-        memory.advise(address, length, linux::MADV_DONTFORK)?;
-        // A kernel without huge pages has nothing to advise.
-        let _ = memory.advise(address, length, linux::MADV_NOHUGEPAGE);
+        memory.keep_to_process(address, length)?;
         Ok(Window { memory: Arc::new(memory) })
     }
 
@@ -102,9 +102,8 @@ impl PagedMemory {
     pub fn aliased(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let file = memory_file(c"usring-swap", length as u64)?;
-        let flags = linux::MAP_SHARED | linux::MAP_NORESERVE;
-        let alias = map_aligned(length, ALIGNED, flags, Some((file.number(), 0)))?;
-        let address = match place(length, at, flags, Some((file.number(), 0))) {
+        let alias = map_aligned(length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
+        let address = match place(length, at, OF_FILE, Some((file.number(), 0))) {
             Ok(address) => address,
             Err(error) => {
                 let _ = unmap(alias, length);
@@ -113,9 +112,7 @@ impl PagedMemory {
         };
         let memory = PagedMemory { address, length, alias: Some((alias, file)), process };
         for view in [address, alias] {
-            memory.advise(view, length, linux::MADV_DONTFORK)?;
-            // A huge page of the file would be memory for pages that are out.
-            let _ = memory.advise(view, length, linux::MADV_NOHUGEPAGE);
+            memory.keep_to_process(view, length)?;
         }
         Ok(Window { memory: Arc::new(memory) })
     }
@@ -141,6 +138,14 @@ impl PagedMemory {
     pub fn renounce(&self, offset: usize, length: usize) {
         self.check(offset, length);
         let _ = unmap(self.address + offset, length);
+    }
+
+    /// Not a forked child's, and not in huge pages, which would be memory for pages that are
+    /// out. (A kernel without huge pages has nothing to advise.)
+    fn keep_to_process(&self, address: usize, length: usize) -> Result<(), Errno> {
+        self.advise(address, length, linux::MADV_DONTFORK)?;
+        let _ = self.advise(address, length, linux::MADV_NOHUGEPAGE);
+        Ok(())
     }
 
     pub fn address(&self) -> usize {
@@ -254,6 +259,18 @@ impl PagedMemory {
         let flags = u64::from(linux::MREMAP_MAYMOVE | linux::MREMAP_FIXED);
         let arguments = [pages as u64, length as u64, length as u64, flags, (self.address + offset) as u64];
         SystemCall::new(linux::__NR_mremap, arguments).run().map(drop)
+    }
+
+    /// Puts the program's view of a part back in place of what was moved there; nobody may touch
+    /// it before it is permitted.
+    pub fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.check(offset, length);
+        let address = self.address + offset;
+        match &self.alias {
+            None => map_closed_over(address, length, ANONYMOUS, None)?,
+            Some((_, file)) => map_closed_over(address, length, OF_FILE, Some((file.number(), offset)))?,
+        }
+        self.keep_to_process(address, length)
     }
 
     /// Whether a resident part holds zeroes alone.

@@ -4,27 +4,22 @@
 //! What is mapped privately, without a file, readable and writable, and large enough, is
 //! given out of the region; it is made when the first such mapping is asked for, so that
 //! processes of the run that need none leave the backing store to those that do. All
-//! else is the kernel's, as ever. On memory of the region every call does what the kernel would do.
-//! Where a pager cannot do that (another protection, a lock, a stack), the memory becomes the kernel's in its
-//! place, for good; where it cannot be had (a system call uses it), the call is refused and says so on standard error once.
+//! else is the kernel's, as ever. What the program then does to its mappings, [`crate::swapped::mapping_calls`] answers.
 //!
 //! A forked child has a copy of the region ([`forked`]), or, where that cannot be, ends if it
 //! touches its parent's. A vfork child borrows its parent's and notices nothing.
 
-use crate::doors::door::{Call, Outcome};
 use crate::doors::{libc, patch, symbols};
 use crate::message;
 use crate::program::{environment, process};
 use crate::swapped::{forked, guarded, swap_filter};
 use core::ffi::CStr;
-use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use usring_swap::mappings::{Mappings, Obstacle, Options, Pins, WINDOW};
-use usring_swap::{Access, Mechanism};
-use usring_sys::mapping::PAGE;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use usring_swap::Mechanism;
+use usring_swap::mappings::{Mappings, Obstacle, Options, WINDOW};
+use usring_sys::kept_memory;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
-use usring_sys::{Errno, SystemCall, UserAddress, kept_memory, user_memory};
 use usring_uapi::general as linux;
 
 /// Whether this process's memory may be swapped.
@@ -33,10 +28,7 @@ static MAPPINGS: AtomicPtr<Mappings> = AtomicPtr::new(core::ptr::null_mut());
 /// Held while the region is made.
 static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
 /// Bytes of the smallest mapping that is ours.
-static MINIMUM: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// Which refusals have been told of, a bit each.
-static TOLD: AtomicU32 = AtomicU32::new(0);
-static NO_ROOM_TOLD: AtomicBool = AtomicBool::new(false);
+pub static MINIMUM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 #[inline]
 pub fn is_on() -> bool {
@@ -136,8 +128,8 @@ pub fn prepare() -> Result<(), &'static str> {
 }
 
 /// First argument and answer of the call by which the filter is found in place.
-const PROBE_ARGUMENT: u64 = 0x7573_7377;
-const PROBE_ANSWER: u64 = 0x7573_0002;
+pub const PROBE_ARGUMENT: u64 = 0x7573_7377;
+pub const PROBE_ANSWER: u64 = 0x7573_0002;
 
 fn traps() -> bool {
     // SAFETY: the kernel has no such call, and we read no memory for it.
@@ -159,7 +151,7 @@ pub fn disown() {
 }
 
 /// The region, made now if need be.
-fn made() -> Option<&'static Mappings> {
+pub fn made() -> Option<&'static Mappings> {
     if let Some(mappings) = mappings() {
         return Some(mappings);
     }
@@ -205,269 +197,5 @@ pub fn is_in_window(address: u64) -> bool {
     (WINDOW.start as u64..WINDOW.end as u64).contains(&address)
 }
 
-/// Answers a call on mappings, if it is ours to answer.
-pub fn serve(call: &mut Call) -> Option<Outcome> {
-    let [first, second, third, fourth, fifth, _] = call.arguments;
-    let answer = match call.number as u32 {
-        linux::__NR_mmap if fourth as u32 & linux::MAP_ANONYMOUS != 0 || is_in_window(first) => map(call.arguments),
-        swap_filter::PROBE if first == PROBE_ARGUMENT => Some(Ok(PROBE_ANSWER)),
-        linux::__NR_mlockall => Some(refused(Refusal::LockAll)),
-        linux::__NR_sigaltstack => {
-            keep_alternate_stack(first);
-            None
-        }
-        STACK => {
-            keep_stack(first, second);
-            Some(Ok(0))
-        }
-        linux::__NR_fork | linux::__NR_clone => return forked::fork(call),
-        linux::__NR_mremap => remap(first, second, third, fourth as u32, fifth),
-        _ if !is_in_window(first) => None,
-        linux::__NR_set_tid_address => {
-            keep_stack(first, 4);
-            None
-        }
-        linux::__NR_set_robust_list | linux::__NR_rseq => {
-            keep_stack(first, second.max(32));
-            None
-        }
-        linux::__NR_munmap => Some(unmap(first, second)),
-        linux::__NR_mprotect | linux::__NR_pkey_mprotect => protect(first, second, third as u32),
-        linux::__NR_madvise => advise(first, second, third as u32),
-        linux::__NR_mlock | linux::__NR_mlock2 => surrendered(first, second, Refusal::Lock),
-        linux::__NR_munlock | linux::__NR_msync if !is_given(first, second) => Some(Ok(0)),
-        linux::__NR_remap_file_pages => Some(Err(Errno::EINVAL)),
-        _ => None,
-    };
-    answer.map(Outcome::from)
-}
-
-/// What a call on mappings is answered; `None`: by the kernel.
-type Answer = Option<Result<u64, Errno>>;
-
-fn mapped() -> Result<&'static Mappings, Errno> {
-    mappings().ok_or(Errno::ENOMEM)
-}
-
-fn whole_pages(start: u64, length: u64) -> Result<Range<usize>, Errno> {
-    let (start, length) = (start as usize, length as usize);
-    if !start.is_multiple_of(PAGE) || length == 0 {
-        return Err(Errno::EINVAL);
-    }
-    let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
-    Ok(start..start.checked_add(length).ok_or(Errno::EINVAL)?)
-}
-
-const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
-
-/// Memory that is not like ours.
-const OTHER_KINDS: u32 = linux::MAP_STACK
-    | linux::MAP_GROWSDOWN
-    | linux::MAP_LOCKED
-    | linux::MAP_32BIT
-    | linux::MAP_HUGETLB
-    | linux::MAP_SYNC;
-const FIXED: u32 = linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE;
-
-/// mmap(2).
-fn map([address, length, protection, flags, ..]: [u64; 6]) -> Answer {
-    let flags = flags as u32;
-    let is_ours = flags & linux::MAP_TYPE == linux::MAP_PRIVATE
-        && flags & linux::MAP_ANONYMOUS != 0
-        && flags & OTHER_KINDS == 0
-        && protection as u32 == READ_WRITE;
-    if flags & FIXED != 0 {
-        return if is_in_window(address) { map_over(address, length, flags, is_ours) } else { None };
-    }
-    if !is_ours || (length as usize) < MINIMUM.load(Ordering::Relaxed) {
-        return None;
-    }
-    let start = made()?.map(length as usize);
-    if start.is_none() && !NO_ROOM_TOLD.swap(true, Ordering::Relaxed) {
-        message::say(format_args!(
-            "swap: no room for {} KiB more: from now on what does not fit is ordinary memory, outside the limit; \
-             give swap a larger backing store",
-            length >> 10
-        ));
-    }
-    // The kernel has some.
-    start.map(|start| Ok(start as u64))
-}
-
-/// mmap(2) over memory of the region.
-fn map_over(address: u64, length: u64, flags: u32, is_ours: bool) -> Answer {
-    let range = match whole_pages(address, length) {
-        Ok(range) => range,
-        Err(error) => return Some(Err(error)),
-    };
-    if flags & linux::MAP_FIXED_NOREPLACE != 0 {
-        return Some(Err(Errno::EEXIST));
-    }
-    match mappings() {
-        Some(mappings) if is_ours && mappings.has(&range) => Some(mappings.discard(&range).map(|()| address)),
-        _ => surrendered(address, length, Refusal::MapOver),
-    }
-}
-
-/// Gives what of a range is the region's to the kernel, whose answer it is then.
-fn surrendered(start: u64, length: u64, what: Refusal) -> Answer {
-    let range = match whole_pages(start, length) {
-        Ok(range) => range,
-        Err(error) => return Some(Err(error)),
-    };
-    let Some(mappings) = mappings() else { return Some(Err(Errno::ENOMEM)) };
-    match mappings.surrender(&range) {
-        Ok(()) if mappings.is_given(&range) => None,
-        // Not all of it is mapped, and what is not is not the kernel's to give.
-        Ok(()) => Some(Err(Errno::ENOMEM)),
-        Err(_) => Some(refused(what)),
-    }
-}
-
-/// Whether a range is the kernel's.
-fn is_given(start: u64, length: u64) -> bool {
-    mappings().zip(whole_pages(start, length).ok()).is_some_and(|(mappings, range)| mappings.is_given(&range))
-}
-
-/// munmap(2).
-fn unmap(start: u64, length: u64) -> Result<u64, Errno> {
-    let range = whole_pages(start, length)?;
-    let mappings = mapped()?;
-    mappings.unmap(&range)?;
-    for part in mappings.given(&range) {
-        // Nobody else's from now on: a mechanism would take touches of a hole for its own.
-        let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_FIXED;
-        let flags = u64::from(flags | linux::MAP_DENYWRITE);
-        let none = u64::from(linux::PROT_NONE);
-        let arguments = [part.start as u64, part.len() as u64, none, flags, u64::MAX, 0];
-        SystemCall::with_six(linux::__NR_mmap, arguments).run()?;
-    }
-    Ok(0)
-}
-
-/// mremap(2).
-fn remap(start: u64, old: u64, new: u64, flags: u32, target: u64) -> Answer {
-    if flags & linux::MREMAP_FIXED != 0 && is_in_window(target) {
-        let answer = surrendered(target, new, Refusal::Remap);
-        if answer.is_some() {
-            return answer;
-        }
-    }
-    if !is_in_window(start) {
-        return None;
-    }
-    if flags & !linux::MREMAP_MAYMOVE != 0 || old == 0 {
-        return surrendered(start, old, Refusal::Remap);
-    }
-    if is_given(start, old) {
-        return None;
-    }
-    let remap = || {
-        let range = whole_pages(start, old)?;
-        let new = if new == 0 { Err(Errno::EINVAL) } else { Ok(new as usize) }?;
-        mapped()?.remap(&range, new, flags & linux::MREMAP_MAYMOVE != 0).map(|start| start as u64)
-    };
-    Some(remap())
-}
-
-/// mprotect(2), pkey_mprotect(2).
-fn protect(start: u64, length: u64, protection: u32) -> Answer {
-    if length == 0 {
-        return None;
-    }
-    let is_mapped = || mappings().zip(whole_pages(start, length).ok()).is_some_and(|(all, range)| all.has(&range));
-    if protection == READ_WRITE && is_mapped() { Some(Ok(0)) } else { surrendered(start, length, Refusal::Protect) }
-}
-
-/// madvise(2).
-fn advise(start: u64, length: u64, advice: u32) -> Answer {
-    if length == 0 || is_given(start, length) {
-        return None;
-    }
-    // Changes what is inherited, or what the pages are.
-    if let linux::MADV_REMOVE
-    | linux::MADV_DOFORK
-    | linux::MADV_WIPEONFORK
-    | linux::MADV_HWPOISON
-    | linux::MADV_SOFT_OFFLINE
-    | linux::MADV_GUARD_INSTALL
-    | linux::MADV_GUARD_REMOVE = advice
-    {
-        return surrendered(start, length, Refusal::Advice);
-    }
-    let advise = || {
-        let range = whole_pages(start, length)?;
-        let mappings = mapped()?;
-        match advice {
-            // What was freed may be gone at any time: now.
-            linux::MADV_DONTNEED | linux::MADV_FREE | linux::MADV_DONTNEED_LOCKED => mappings.discard(&range)?,
-            _ if !mappings.has(&range) => return Err(Errno::ENOMEM),
-            linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE => {
-                for page in range.step_by(PAGE) {
-                    user_memory::read::<u8>(UserAddress(page as u64))?;
-                }
-            }
-            // A wish.
-            _ => {}
-        }
-        Ok(0)
-    };
-    Some(advise())
-}
-
 /// Stands for what a program says of a stack of its own in a [`Call`].
 pub const STACK: u32 = 0x7573_0200;
-
-/// A thread is to run there, and would be killed at once where its stack is out: signals
-/// are told on it. (Or the kernel writes there as it switches threads, or when they end.)
-fn keep_stack(start: u64, length: u64) {
-    let first = start / PAGE as u64 * PAGE as u64;
-    if is_in_window(start) && surrendered(first, length + (start - first), Refusal::Stack).is_some() {
-        keep(start, length);
-    }
-}
-
-/// sigaltstack(2): the kernel writes there whenever it likes.
-fn keep_alternate_stack(new: u64) {
-    let Ok([start, _, length]) = user_memory::read::<[u64; 3]>(UserAddress(new)) else { return };
-    keep_stack(start, length);
-}
-
-/// For good.
-fn keep(start: u64, length: u64) {
-    if let Some(mappings) = mappings()
-        && let Some(around) = mappings.around(start as usize)
-    {
-        let range = start as usize..(start as usize).saturating_add(length as usize).min(around.end);
-        let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
-    }
-}
-
-/// What is not done on memory of the region, where it cannot be given to the kernel either.
-#[derive(Clone, Copy)]
-enum Refusal {
-    MapOver,
-    Remap,
-    Protect,
-    Advice,
-    Lock,
-    LockAll,
-    Stack,
-}
-
-/// Says so, once, and answers what a kernel says that cannot do it.
-fn refused(what: Refusal) -> Result<u64, Errno> {
-    let call = match what {
-        Refusal::MapOver => "something else mapped over it",
-        Refusal::Remap => "a given place to be moved to or from (mremap)",
-        Refusal::Protect => "another protection than reading and writing (mprotect)",
-        Refusal::Advice => "this advice (madvise)",
-        Refusal::Lock => "a lock (mlock)",
-        Refusal::LockAll => "a lock on everything (mlockall)",
-        Refusal::Stack => "a stack",
-    };
-    if TOLD.fetch_or(1 << what as u32, Ordering::Relaxed) & 1 << what as u32 == 0 {
-        message::say(format_args!("swap: swapped memory does not have {call}: the program is answered ENOMEM"));
-    }
-    Err(Errno::ENOMEM)
-}

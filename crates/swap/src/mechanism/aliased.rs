@@ -101,4 +101,15 @@ impl Mechanism for Aliased {
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.discard(offset, length)
     }
+
+    /// The file still has it.
+    fn leave(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.memory.discard(offset, length)
+    }
+
+    fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.memory.reclaim(offset, length)?;
+        self.close(offset, length)?;
+        if self.guards { self.memory.permit(offset, length, true) } else { Ok(()) }
+    }
 }

@@ -116,4 +116,10 @@ impl Mechanism for Anonymous {
             }
         }
     }
+
+    fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.memory.reclaim(offset, length)?;
+        self.fault.register(self.at(offset), length)?;
+        self.memory.permit(offset, length, true)
+    }
 }

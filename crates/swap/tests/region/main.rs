@@ -6,6 +6,7 @@ mod common;
 mod failures;
 mod fork;
 mod increments;
+mod mappings;
 mod polling;
 mod process;
 mod switch;

@@ -119,9 +119,10 @@ const BUS_MCEERR_AR: i32 = 4;
 /// mask that was in force.
 const UCONTEXT_ERROR: usize = 192;
 const UCONTEXT_MASK: usize = 296;
-/// Of that word: the page was there; it was written to.
+/// Of that word: the page was there; it was written to; it was to be run.
 const ERROR_PRESENT: u64 = 1;
 const ERROR_WRITE: u64 = 2;
+const ERROR_FETCH: u64 = 16;
 
 extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_void) {
     // SAFETY: the kernel's arguments to this handler.
@@ -131,7 +132,8 @@ extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_vo
     if !sent {
         match serve(signal, information, context) {
             Served::Again => return,
-            Served::Refused => return pass_on_refusal(information, context),
+            Served::Refused => return pass_on_as(linux::SIGBUS, BUS_ADRERR, information, context),
+            Served::Unmapped => return pass_on_as(linux::SIGSEGV, SEGV_MAPERR, information, context),
             Served::Foreign => {}
         }
         // SAFETY: as above.
@@ -160,33 +162,40 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
         // Of a protection key, of an instruction: no page's affair.
         _ => return Served::Foreign,
     };
+    if error & ERROR_FETCH != 0 {
+        // Nobody serves code.
+        return Served::Foreign;
+    }
     let (write, present) = (error & ERROR_WRITE != 0, error & ERROR_PRESENT != 0);
     page_fault::visit(Fault { address, cause, write, present, place: 0 })
 }
 
-/// The page cannot be had: whatever the signal was, this is a SIGBUS. (But our
-/// own copies answer EFAULT, as the kernel's do.)
-fn pass_on_refusal(information: *mut c_void, context: *mut c_void) {
+/// Whatever the signal was, this is another. (But our own copies answer EFAULT, as
+/// the kernel's do.)
+fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_void) {
     // SAFETY: the kernel's frame, which is this handler's to change.
     unsafe {
         if handle_fault(context) {
             return;
         }
-        *information.byte_add(SIGINFO_SIGNAL).cast::<u32>() = linux::SIGBUS;
-        *information.byte_add(SIGINFO_CODE).cast::<i32>() = BUS_ADRERR;
+        *information.byte_add(SIGINFO_SIGNAL).cast::<u32>() = signal;
+        *information.byte_add(SIGINFO_CODE).cast::<i32>() = code;
     }
     // Who handled an earlier one may have taken us off (as std's handler does), to
-    // die of the next. That next one comes to us all the same if the fault was a
-    // SIGSEGV.
+    // die of the next. That next one comes to us all the same if the fault was told by
+    // the other signal.
     let mut now = Action::default();
-    exchange(linux::SIGBUS, None, Some(&mut now));
-    let predecessor = &PREDECESSORS[1];
+    exchange(signal, None, Some(&mut now));
     let is_ours = now.handler == on_fault as *const () as u64;
-    if is_ours && predecessor.handler.load(Ordering::Acquire) > IGNORE {
-        call(predecessor, information, context);
-    } else {
-        exchange(linux::SIGBUS, Some(&Action::default()), None);
-        send_again(linux::SIGBUS, information);
+    let predecessor = PREDECESSORS.iter().find(|one| one.signal == signal);
+    match predecessor {
+        Some(predecessor) if is_ours && predecessor.handler.load(Ordering::Acquire) > IGNORE => {
+            call(predecessor, information, context);
+        }
+        _ => {
+            exchange(signal, Some(&Action::default()), None);
+            send_again(signal, information);
+        }
     }
 }
 

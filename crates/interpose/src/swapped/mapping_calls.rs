@@ -1,0 +1,470 @@
+//! System calls on mappings that concern swapped memory, answered as the kernel would answer them were all
+//! of it its own, whatever mixture of paged memory, memory given to the kernel, and holes a range is.
+//!
+//! The kernel knows nothing of our holes: it sees the region there. So it is asked for each part that is its own, and
+//! a call that stops at a hole stops there. Where a pager cannot do what is asked (another protection, a lock, a stack), the
+//! memory becomes the kernel's in its place, until it is unmapped; where it cannot be had (a system call uses it),
+//! the call is refused, and standard error has a sentence, once.
+
+use crate::doors::door::{Call, Outcome};
+use crate::message;
+use crate::swapped::managed::{MINIMUM, PROBE_ANSWER, PROBE_ARGUMENT, STACK, is_in_window, made, mappings};
+use crate::swapped::{forked, swap_filter};
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use usring_swap::Access;
+use usring_swap::mappings::{Changes, Mappings, Owner, Part, Pins};
+use usring_sys::mapping::PAGE;
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+/// Which refusals have been told of, a bit each.
+static TOLD: AtomicU32 = AtomicU32::new(0);
+static NO_ROOM_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// What a call on mappings is answered; `None`: by the kernel.
+type Answer = Option<Result<u64, Errno>>;
+
+/// Answers a call on mappings, if it is ours to answer.
+pub fn serve(call: &mut Call) -> Option<Outcome> {
+    let arguments = call.arguments;
+    let [first, second, third, fourth, ..] = arguments;
+    let number = call.number as u32;
+    let answer = match number {
+        linux::__NR_mmap if fourth as u32 & linux::MAP_ANONYMOUS != 0 || is_in_window(first) => map(arguments),
+        swap_filter::PROBE if first == PROBE_ARGUMENT => Some(Ok(PROBE_ANSWER)),
+        linux::__NR_mlockall => Some(Err(refused(Refusal::LockAll))),
+        linux::__NR_sigaltstack => {
+            keep_alternate_stack(first);
+            None
+        }
+        STACK => {
+            keep_stack(first, second);
+            Some(Ok(0))
+        }
+        linux::__NR_fork | linux::__NR_clone => return forked::fork(call),
+        linux::__NR_mremap => remap(arguments),
+        _ if !is_in_window(first) => None,
+        linux::__NR_set_tid_address => {
+            keep_stack(first, 4);
+            None
+        }
+        linux::__NR_set_robust_list | linux::__NR_rseq => {
+            keep_stack(first, second.max(32));
+            None
+        }
+        _ => mappings().and_then(|mappings| serve_range(mappings, number, [first, second, third, fourth])),
+    };
+    answer.map(Outcome::from)
+}
+
+fn serve_range(mappings: &Mappings, number: u32, arguments: [u64; 4]) -> Answer {
+    let [start, length, third, fourth] = arguments;
+    let answer = match number {
+        linux::__NR_munmap => unmap(mappings, start, length),
+        linux::__NR_mprotect => protect(mappings, start, length, third as u32, None),
+        linux::__NR_pkey_mprotect => protect(mappings, start, length, third as u32, Some(fourth)),
+        linux::__NR_madvise => advise(mappings, start, length, third as u32),
+        linux::__NR_mlock | linux::__NR_mlock2 => lock(mappings, number, start, length, third),
+        linux::__NR_munlock => around(start, length)
+            .and_then(|range| in_order(mappings, &range, None, |start, length| kernel(number, [start, length, 0, 0]))),
+        linux::__NR_msync => synchronise(mappings, start, length, third),
+        linux::__NR_mincore => look(mappings, start, length, third),
+        linux::__NR_remap_file_pages => Err(Errno::EINVAL),
+        _ => return None,
+    };
+    Some(answer)
+}
+
+/// The kernel's answer for a part that is its own.
+fn kernel(number: u32, [first, second, third, fourth]: [u64; 4]) -> Result<u64, Errno> {
+    SystemCall::new(number, [first, second, third, fourth, 0]).run()
+}
+
+/// Errors: `EINVAL` where it does not start with a page, or goes beyond all addresses.
+fn pages(start: u64, length: u64) -> Result<Range<usize>, Errno> {
+    let (start, length) = (start as usize, length as usize);
+    let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
+    let end = start.checked_add(length).ok_or(Errno::EINVAL)?;
+    if start.is_multiple_of(PAGE) { Ok(start..end) } else { Err(Errno::EINVAL) }
+}
+
+/// The pages that bytes are in.
+fn around(start: u64, length: u64) -> Result<Range<usize>, Errno> {
+    let first = start / PAGE as u64 * PAGE as u64;
+    pages(first, length.checked_add(start - first).ok_or(Errno::EINVAL)?)
+}
+
+const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
+
+/// Memory that is not like ours.
+const OTHER_KINDS: u32 = linux::MAP_STACK
+    | linux::MAP_GROWSDOWN
+    | linux::MAP_LOCKED
+    | linux::MAP_32BIT
+    | linux::MAP_HUGETLB
+    | linux::MAP_SYNC;
+const FIXED: u32 = linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE;
+
+/// mmap(2).
+fn map(arguments: [u64; 6]) -> Answer {
+    let [address, length, protection, flags, ..] = arguments;
+    let flags = flags as u32;
+    let is_ours = flags & linux::MAP_TYPE == linux::MAP_PRIVATE
+        && flags & linux::MAP_ANONYMOUS != 0
+        && flags & OTHER_KINDS == 0
+        && protection as u32 == READ_WRITE;
+    if flags & FIXED != 0 {
+        return if is_in_window(address) { map_over(mappings()?, arguments, is_ours) } else { None };
+    }
+    if !is_ours || (length as usize) < MINIMUM.load(Ordering::Relaxed) {
+        // A wish for a place there is not heard: holes of the region are not the kernel's to fill.
+        let elsewhere = || map_by_kernel([0, length, protection, u64::from(flags), arguments[4], arguments[5]]);
+        return (is_in_window(address) && flags & linux::MAP_ANONYMOUS != 0).then(elsewhere);
+    }
+    let start = made()?.change().map(length as usize);
+    if start.is_none() {
+        say_that_there_is_no_room(length);
+    }
+    // The kernel has some.
+    start.map(|start| Ok(start as u64))
+}
+
+fn say_that_there_is_no_room(length: u64) {
+    if !NO_ROOM_TOLD.swap(true, Ordering::Relaxed) {
+        message::say(format_args!(
+            "swap: no room for {} KiB more: from now on what does not fit is ordinary memory, outside the limit; \
+             give swap a larger backing store",
+            length >> 10
+        ));
+    }
+}
+
+fn map_by_kernel(mut arguments: [u64; 6]) -> Result<u64, Errno> {
+    // Linux ignores it; our filter does not.
+    arguments[3] |= u64::from(linux::MAP_DENYWRITE);
+    SystemCall::with_six(linux::__NR_mmap, arguments).run()
+}
+
+/// mmap(2) at a place of the region.
+fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answer {
+    let [address, length, _, flags, ..] = arguments;
+    let range = match pages(address, length) {
+        Ok(range) if !range.is_empty() => range,
+        _ => return Some(Err(Errno::EINVAL)),
+    };
+    let region = mappings.range();
+    if range.end <= region.start || range.start >= region.end {
+        return None;
+    }
+    let mut changes = mappings.change();
+    if flags as u32 & linux::MAP_FIXED_NOREPLACE != 0 && !changes.is_free(&range) {
+        return Some(Err(Errno::EEXIST));
+    }
+    if is_ours && range.start >= region.start && range.end <= region.end {
+        match changes.map_over(&range) {
+            Ok(true) => return Some(Ok(address)),
+            Ok(false) => {}
+            Err(error) => return Some(Err(error)),
+        }
+    }
+    // The region lies there, whatever the program knows of.
+    let flags = flags as u32 & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
+    arguments[3] = u64::from(flags);
+    match changes.replace(&range, || map_by_kernel(arguments)) {
+        // A descriptor of ours is known further on: the call goes there, to a place that is all the kernel's.
+        Err(Errno::ENODEV) => make_room(&mut changes, &range).err().map(|error| Err(busy(error, Refusal::MapOver))),
+        answer => Some(answer.map_err(|error| busy(error, Refusal::MapOver))),
+    }
+}
+
+/// Has all of a range be the kernel's, with what it holds.
+fn make_room(changes: &mut Changes, range: &Range<usize>) -> Result<(), Errno> {
+    changes.surrender(range)?;
+    let holes = changes.parts(range).into_iter().filter(|part| part.owner == Owner::Nobody);
+    holes.map(|part| part.range).try_for_each(|hole| {
+        let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_FIXED;
+        let arguments = [hole.start as u64, hole.len() as u64, 0, u64::from(flags), u64::MAX, 0];
+        changes.replace(&hole, || map_by_kernel(arguments)).map(drop)
+    })
+}
+
+/// munmap(2).
+fn unmap(mappings: &Mappings, start: u64, length: u64) -> Result<u64, Errno> {
+    let range = pages(start, length)?;
+    if range.is_empty() {
+        return Err(Errno::EINVAL);
+    }
+    mappings.change().unmap(&range)?;
+    let behind = mappings.range().end.max(range.start)..range.end;
+    if behind.is_empty() { Ok(0) } else { kernel(linux::__NR_munmap, [behind.start as u64, behind.len() as u64, 0, 0]) }
+}
+
+/// mprotect(2), pkey_mprotect(2).
+fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: Option<u64>) -> Result<u64, Errno> {
+    let number = if key.is_some() { linux::__NR_pkey_mprotect } else { linux::__NR_mprotect };
+    let ask = |start, length| kernel(number, [start, length, u64::from(protection), key.unwrap_or(0)]);
+    // What it thinks of the rest of the arguments.
+    ask(start, 0)?;
+    const KNOWN: u32 = READ_WRITE | linux::PROT_EXEC | linux::PROT_SEM;
+    if protection & !KNOWN != 0 && length != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let range = pages(start, length).map_err(|_| Errno::ENOMEM)?;
+    let is_as_ever = protection & !linux::PROT_SEM == READ_WRITE && key.is_none_or(|key| key as u32 == u32::MAX);
+    in_order(mappings, &range, (!is_as_ever).then_some(Refusal::Protect), ask)
+}
+
+/// mlock(2), mlock2(2).
+fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -> Result<u64, Errno> {
+    let ask = |start, length| kernel(number, [start, length, flags, 0]);
+    ask(start / PAGE as u64 * PAGE as u64, 0)?;
+    in_order(mappings, &around(start, length)?, Some(Refusal::Lock), ask)
+}
+
+/// Asks the kernel for what is its own of a range, up to the first hole; where the call is to be refused
+/// otherwise, all that is mapped becomes the kernel's before. Errors: `ENOMEM` for a hole.
+fn in_order(
+    mappings: &Mappings,
+    range: &Range<usize>,
+    becomes: Option<Refusal>,
+    ask: impl Fn(u64, u64) -> Result<u64, Errno>,
+) -> Result<u64, Errno> {
+    let mut changes = mappings.change();
+    let mapped = range.start..changes.mapped_end(range);
+    if let Some(refusal) = becomes {
+        changes.surrender(&mapped).map_err(|_| refused(refusal))?;
+    }
+    for part in changes.parts(&mapped).iter().filter(|part| part.owner == Owner::Kernel) {
+        ask(part.range.start as u64, part.range.len() as u64)?;
+    }
+    if mapped.end == range.end { Ok(0) } else { Err(Errno::ENOMEM) }
+}
+
+/// madvise(2).
+fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u64, Errno> {
+    let ask = |start, length| kernel(linux::__NR_madvise, [start, length, u64::from(advice), 0]);
+    ask(start, 0)?;
+    let range = pages(start, length)?;
+    let mut changes = mappings.change();
+    let parts = changes.parts(&range);
+    // It changes what is inherited, or what the pages are.
+    if let linux::MADV_DOFORK
+    | linux::MADV_WIPEONFORK
+    | linux::MADV_HWPOISON
+    | linux::MADV_SOFT_OFFLINE
+    | linux::MADV_GUARD_INSTALL = advice
+    {
+        changes.surrender(&range).map_err(|_| refused(Refusal::Advice))?;
+        return advise_parts(mappings, &changes.parts(&range), advice);
+    }
+    drop(changes);
+    advise_parts(mappings, &parts, advice)
+}
+
+fn advise_parts(mappings: &Mappings, parts: &[Part], advice: u32) -> Result<u64, Errno> {
+    let ask = |start, length| kernel(linux::__NR_madvise, [start, length, u64::from(advice), 0]);
+    let populates = matches!(advice, linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE);
+    let mut answer = Ok(0);
+    for part in parts {
+        match part.owner {
+            Owner::Kernel => drop(ask(part.range.start as u64, part.range.len() as u64)?),
+            Owner::Pager => advise_paged(mappings, &part.range, advice)?,
+            Owner::Nobody if populates => return Err(Errno::ENOMEM),
+            Owner::Nobody => answer = Err(Errno::ENOMEM),
+        }
+    }
+    answer
+}
+
+fn advise_paged(mappings: &Mappings, range: &Range<usize>, advice: u32) -> Result<(), Errno> {
+    match advice {
+        // What was freed may be gone at any time: now.
+        linux::MADV_DONTNEED | linux::MADV_FREE | linux::MADV_DONTNEED_LOCKED => mappings.zero(range),
+        linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE => {
+            range.clone().step_by(PAGE).try_for_each(|page| user_memory::read::<u8>(UserAddress(page as u64)).map(drop))
+        }
+        // Of memory that is private.
+        linux::MADV_REMOVE => Err(Errno::EINVAL),
+        // A wish.
+        _ => Ok(()),
+    }
+}
+
+/// msync(2): there is no file.
+fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Result<u64, Errno> {
+    let ask = |start, length| kernel(linux::__NR_msync, [start, length, flags, 0]);
+    ask(start, 0)?;
+    let range = pages(start, length).map_err(|_| Errno::ENOMEM)?;
+    let parts = mappings.change().parts(&range);
+    for part in parts.iter().filter(|part| part.owner == Owner::Kernel) {
+        ask(part.range.start as u64, part.range.len() as u64)?;
+    }
+    // A hole ends nothing.
+    if parts.iter().any(|part| part.owner == Owner::Nobody) { Err(Errno::ENOMEM) } else { Ok(0) }
+}
+
+/// mincore(2).
+fn look(mappings: &Mappings, start: u64, length: u64, target: u64) -> Result<u64, Errno> {
+    let range =
+        pages(start, length).map_err(|error| if start.is_multiple_of(PAGE as u64) { Errno::ENOMEM } else { error })?;
+    let parts = mappings.change().parts(&range);
+    for part in parts {
+        const AT_ONCE: usize = 256;
+        for first in part.range.clone().step_by(AT_ONCE * PAGE) {
+            let mut resident = [0u8; AT_ONCE];
+            let pages = (part.range.end - first).min(AT_ONCE * PAGE) / PAGE;
+            match part.owner {
+                Owner::Kernel => {
+                    let arguments = [first as u64, (pages * PAGE) as u64, resident.as_mut_ptr() as u64, 0];
+                    kernel(linux::__NR_mincore, arguments)?;
+                }
+                Owner::Pager => resident[..pages].iter_mut().enumerate().for_each(|(page, resident)| {
+                    *resident = u8::from(mappings.is_resident(first + page * PAGE));
+                }),
+                Owner::Nobody => return Err(Errno::ENOMEM),
+            }
+            let target = UserAddress(target).offset(((first - range.start) / PAGE) as u64);
+            user_memory::copy_out(target, &resident[..pages])?;
+        }
+    }
+    Ok(0)
+}
+
+/// mremap(2).
+fn remap([start, old, new, flags, target, _]: [u64; 6]) -> Answer {
+    const MOVES: u32 = linux::MREMAP_FIXED | linux::MREMAP_DONTUNMAP;
+    let flags = flags as u32;
+    let is_target = flags & linux::MREMAP_FIXED != 0 && is_in_window(target);
+    if !is_in_window(start) && !is_target {
+        return None;
+    }
+    let mappings = mappings()?;
+    let answer = || {
+        let (from, length) = (pages(start, old)?, pages(0, new)?.end);
+        let to = if is_target { pages(target, new)? } else { 0..0 };
+        let may_move = flags & linux::MREMAP_MAYMOVE != 0;
+        let overlaps = from.start < to.end && to.start < from.end;
+        if length == 0 || flags & !(MOVES | linux::MREMAP_MAYMOVE) != 0 || (flags & MOVES != 0 && !may_move) || overlaps
+        {
+            return Err(Errno::EINVAL);
+        }
+        let ask = || kernel_remap([start, old, new, u64::from(flags), target]);
+        let mut changes = mappings.change();
+        if flags & MOVES == 0 {
+            return remap_freely(&mut changes, &from, length, may_move, ask);
+        }
+        if is_in_window(start) {
+            if changes.mapped_end(&from) != from.end {
+                return Err(Errno::EFAULT);
+            }
+            changes.surrender(&from).map_err(|_| refused(Refusal::Remap))?;
+        }
+        let answer = changes.replace(&to, ask).map_err(|error| busy(error, Refusal::Remap))?;
+        if flags & linux::MREMAP_DONTUNMAP == 0 && is_in_window(start) {
+            changes.is_gone(&from);
+        }
+        Ok(answer)
+    };
+    Some(answer())
+}
+
+fn kernel_remap(arguments: [u64; 5]) -> Result<u64, Errno> {
+    SystemCall::new(linux::__NR_mremap, arguments).run()
+}
+
+/// To no given place.
+fn remap_freely(
+    changes: &mut Changes,
+    old: &Range<usize>,
+    length: usize,
+    may_move: bool,
+    ask: impl Fn() -> Result<u64, Errno>,
+) -> Result<u64, Errno> {
+    let parts = changes.parts(old);
+    let start = old.start as u64;
+    let by_kernel = |changes: &mut Changes| {
+        let answer = ask()?;
+        let stays = if answer == start { length } else { 0 };
+        changes.is_gone(&(old.start + stays.min(old.len())..old.end));
+        changes.has_grown(&(old.end..old.start + stays.max(old.len())));
+        Ok(answer)
+    };
+    let owner = parts.first().map(|part| part.owner);
+    match owner {
+        // Of nothing: shared memory is mapped a second time.
+        None if changes.parts(&(old.start..old.start + PAGE))[0].owner == Owner::Kernel => ask(),
+        None => Err(Errno::EINVAL),
+        Some(Owner::Nobody) => Err(Errno::EFAULT),
+        Some(Owner::Kernel) if parts.len() == 1 => by_kernel(changes),
+        Some(_) if length <= old.len() => {
+            changes.unmap(&(old.start + length..old.end))?;
+            Ok(start)
+        }
+        Some(Owner::Pager) if parts.len() == 1 => match changes.remap(old, length, may_move) {
+            Err(Errno::ENOMEM) if may_move => {
+                // The kernel has some.
+                say_that_there_is_no_room((length - old.len()) as u64);
+                changes.surrender(old)?;
+                by_kernel(changes)
+            }
+            answer => answer.map(|start| start as u64),
+        },
+        // Not one mapping.
+        Some(_) => Err(Errno::EFAULT),
+    }
+}
+
+/// A thread is to run there, and would be killed at once where its stack is out: signals
+/// are told on it. (Or the kernel writes there as it switches threads, or when they end.)
+fn keep_stack(start: u64, length: u64) {
+    let Some((mappings, range)) = mappings().zip(around(start, length).ok()).filter(|_| is_in_window(start)) else {
+        return;
+    };
+    if mappings.change().surrender(&range).is_err() {
+        refused(Refusal::Stack);
+        // For good.
+        let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
+    }
+}
+
+/// sigaltstack(2): the kernel writes there whenever it likes.
+fn keep_alternate_stack(new: u64) {
+    let Ok([start, _, length]) = user_memory::read::<[u64; 3]>(UserAddress(new)) else { return };
+    keep_stack(start, length);
+}
+
+/// What is not done on memory of the region, where it cannot be given to the kernel either.
+#[derive(Clone, Copy)]
+enum Refusal {
+    MapOver,
+    Remap,
+    Protect,
+    Advice,
+    Lock,
+    LockAll,
+    Stack,
+}
+
+/// What a call is answered that fails because memory could not become the kernel's, or because of the
+/// kernel.
+fn busy(error: Errno, what: Refusal) -> Errno {
+    if error == Errno::EBUSY { refused(what) } else { error }
+}
+
+/// Says so, once, and answers what a kernel says that cannot do it.
+fn refused(what: Refusal) -> Errno {
+    let call = match what {
+        Refusal::MapOver => "something else mapped over it",
+        Refusal::Remap => "a given place to be moved to or from (mremap)",
+        Refusal::Protect => "another protection than reading and writing (mprotect)",
+        Refusal::Advice => "this advice (madvise)",
+        Refusal::Lock => "a lock (mlock)",
+        Refusal::LockAll => "a lock on everything (mlockall)",
+        Refusal::Stack => "a stack",
+    };
+    if TOLD.fetch_or(1 << what as u32, Ordering::Relaxed) & 1 << what as u32 == 0 {
+        message::say(format_args!("swap: swapped memory does not have {call}: the program is answered ENOMEM"));
+    }
+    Errno::ENOMEM
+}

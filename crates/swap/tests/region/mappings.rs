@@ -1,0 +1,222 @@
+//! A program's mappings out of a region, as `usring run --swap` has them: each test in a process of its
+//! own, for they lie at the same addresses.
+
+use crate::common::{MIB, PAGE, Random, is_child, mechanisms, run_child};
+use crate::switch::{self, Switch};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use usring_swap::mappings::{Mappings, Options, Pins};
+use usring_swap::{Access, Mechanism};
+use usring_sys::Errno;
+
+const LIMIT: usize = 8 * MIB;
+
+/// Runs the work once for each mechanism.
+fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
+    if is_child() {
+        // SAFETY: what hangs, ends.
+        unsafe { libc::alarm(120) };
+        let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap());
+        let (device, switch) = switch::device(64 * MIB);
+        let options = Options { backing: "", limit: LIMIT, minimum: MIB, mechanism, statistics: None, socket: None };
+        return work(Mappings::on(device, &options).unwrap(), switch);
+    }
+    for mechanism in mechanisms() {
+        let output = run_child(test, |command| {
+            command.env("MECHANISM", mechanism.name());
+        });
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{mechanism}: {:?} {said}", output.status);
+    }
+}
+
+fn word(address: usize) -> &'static AtomicU64 {
+    // SAFETY: tests name mapped words, and share them as atomics.
+    unsafe { &*(address as *const AtomicU64) }
+}
+
+/// Maps so many bytes, each page of which holds its number.
+fn numbered(mappings: &Mappings, length: usize) -> Range<usize> {
+    let start = mappings.change().map(length).unwrap();
+    number(&(start..start + length), 0);
+    start..start + length
+}
+
+fn number(range: &Range<usize>, more: u64) {
+    range.clone().step_by(PAGE).for_each(|page| word(page).store((page as u64 ^ 0x5555) + more, Ordering::Relaxed));
+}
+
+/// That each page of a range holds the number of the page that lies `away` from it.
+#[track_caller]
+fn check(range: &Range<usize>, away: usize) {
+    for page in range.clone().step_by(PAGE) {
+        let expected = page.wrapping_add(away) as u64 ^ 0x5555;
+        assert_eq!(word(page).load(Ordering::Relaxed), expected, "page {}", (page - range.start) / PAGE);
+    }
+}
+
+#[test]
+fn what_was_given_to_the_kernel_comes_back_when_it_is_unmapped() {
+    in_child("mappings::what_was_given_to_the_kernel_comes_back_when_it_is_unmapped", |mappings, _| {
+        let mut first = None;
+        for round in 0..20 {
+            let range = numbered(&mappings, 20 * MIB);
+            assert_eq!(*first.get_or_insert(range.clone()), range, "round {round}");
+            let given = range.start + 4 * MIB..range.start + 5 * MIB + round * PAGE;
+            mappings.change().surrender(&given).unwrap();
+            check(&range, 0);
+            // SAFETY: mapped, and the test's.
+            assert_eq!(unsafe { libc::mprotect(given.start as _, MIB, libc::PROT_READ) }, 0);
+            check(&range, 0);
+            mappings.change().unmap(&range).unwrap();
+            let again = mappings.change().map(20 * MIB).unwrap();
+            assert!((again..again + 20 * MIB).step_by(PAGE).all(|page| word(page).load(Ordering::Relaxed) == 0));
+            let statistics = mappings.region().statistics();
+            assert!(statistics.resident <= statistics.limit && statistics.over_limit == 0, "{statistics:?}");
+            mappings.change().unmap(&(again..again + 20 * MIB)).unwrap();
+            assert_eq!(mappings.region().statistics().slots_taken, 0);
+            assert_eq!(mappings.region().statistics().resident, 0);
+        }
+    });
+}
+
+/// As many mappings as the kernel allows, but for so many.
+fn use_up_mappings(but: usize) {
+    let mut made = Vec::new();
+    loop {
+        // Of two kinds in turn, so that neighbours stay two.
+        let protection = if made.len() % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
+        // SAFETY: new mappings, wherever there is room.
+        let page = unsafe {
+            libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)
+        };
+        if page == libc::MAP_FAILED {
+            break;
+        }
+        made.push(page);
+    }
+    for page in made.iter().rev().take(but) {
+        // SAFETY: the test's own.
+        unsafe { libc::munmap(*page, PAGE) };
+    }
+}
+
+#[test]
+fn a_kernel_that_has_no_mapping_left_takes_no_page_away() {
+    in_child("mappings::a_kernel_that_has_no_mapping_left_takes_no_page_away", |mappings, _| {
+        if mappings.region().mechanism() == Mechanism::Protect {
+            // It needs mappings itself.
+            return;
+        }
+        let range = numbered(&mappings, 20 * MIB);
+        let refused = (0..8).filter(|but| {
+            use_up_mappings(*but);
+            // One that is in memory, and one that is not.
+            let answers = [2 * MIB, 19 * MIB].map(|offset| {
+                let given = range.start + offset + but * MIB / 8;
+                mappings.change().surrender(&(given..given + PAGE))
+            });
+            check(&range, 0);
+            answers.iter().any(Result::is_err)
+        });
+        assert!(refused.count() > 0, "there are mappings without end");
+        number(&range, 0);
+        check(&range, 0);
+    });
+}
+
+#[test]
+fn what_cannot_be_read_back_is_neither_given_away_nor_lost() {
+    in_child("mappings::what_cannot_be_read_back_is_neither_given_away_nor_lost", |mappings, switch| {
+        let range = numbered(&mappings, 20 * MIB);
+        switch.fails_reads.store(true, Ordering::Relaxed);
+        assert_eq!(mappings.change().surrender(&range), Err(Errno::EIO));
+        switch.fails_reads.store(false, Ordering::Relaxed);
+        check(&range, 0);
+        assert!(mappings.change().surrender(&range).is_ok());
+        check(&range, 0);
+    });
+}
+
+#[test]
+fn what_is_moved_holds_what_it_held() {
+    in_child("mappings::what_is_moved_holds_what_it_held", |mappings, switch| {
+        let range = numbered(&mappings, 20 * MIB);
+        let neighbour = numbered(&mappings, MIB);
+        // Read alone: clean pages, where the mechanism knows them.
+        check(&(range.start + 3 * MIB..range.start + 6 * MIB), 0);
+        let pin = range.start + MIB..range.start + MIB + 3 * PAGE;
+        mappings.pin(&pin, Access::Write, Pins::Fitting, |_| {}).unwrap();
+        let by_memory = mappings.region().page_size() > PAGE;
+        switch.fails_reads.store(by_memory, Ordering::Relaxed);
+        // What is out moves unread, where the pager's pages are the kernel's.
+        let failed = mappings.change().remap(&range, 24 * MIB, true);
+        switch.fails_reads.store(false, Ordering::Relaxed);
+        let start = match failed {
+            Err(error) => {
+                assert!(by_memory && error == Errno::EFAULT, "{error}");
+                check(&range, 0);
+                assert_eq!(mappings.mapped().len(), 1, "what was to be its place is free again");
+                mappings.change().remap(&range, 24 * MIB, true).unwrap()
+            }
+            Ok(start) => start,
+        };
+        assert!(start >= neighbour.end);
+        check(&(start..start + 20 * MIB), range.start.wrapping_sub(start));
+        assert!((start + 20 * MIB..start + 24 * MIB).step_by(PAGE).all(|page| word(page).load(Ordering::Relaxed) == 0));
+        mappings.unpin(&pin);
+        check(&neighbour, 0);
+        let statistics = mappings.region().statistics();
+        assert!(statistics.resident <= statistics.limit && statistics.over_limit == 0, "{statistics:?}");
+        // What was pinned is given back by the next change.
+        assert_eq!(mappings.change().map(range.len()), Some(range.start));
+        assert!(range.clone().step_by(PAGE).all(|page| word(page).load(Ordering::Relaxed) == 0));
+    });
+}
+
+#[test]
+fn no_increment_is_lost_while_pages_are_given_away_and_come_back() {
+    in_child("mappings::no_increment_is_lost_while_pages_are_given_away_and_come_back", |mappings, switch| {
+        switch.fails_each.store(7, Ordering::Relaxed);
+        let range = numbered(&mappings, 16 * MIB);
+        range.clone().step_by(PAGE).for_each(|page| word(page).store(0, Ordering::Relaxed));
+        let others = numbered(&mappings, 16 * MIB);
+        let stop = AtomicBool::new(false);
+        let count: u64 = std::thread::scope(|scope| {
+            let adders = [1, 2, 3].map(|seed| {
+                let (range, stop) = (range.clone(), &stop);
+                scope.spawn(move || {
+                    let mut random = Random(seed);
+                    let mut count = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        word(range.start + random.below(range.len() / PAGE) * PAGE).fetch_add(1, Ordering::Relaxed);
+                        count += 1;
+                    }
+                    count
+                })
+            });
+            let mut random = Random(9);
+            for round in 0..80 {
+                // Of these, and of those that come back.
+                let given = range.start + random.below(range.len() / PAGE - 40) * PAGE;
+                mappings.change().surrender(&(given..given + (1 + random.below(40)) * PAGE)).unwrap();
+                let unit = mappings.region().page_size();
+                let given = others.start + random.below((others.len() - MIB) / unit) * unit;
+                let given = given..given + (1 + random.below(MIB / unit)) * unit;
+                mappings.change().surrender(&given).unwrap();
+                mappings.change().unmap(&given).unwrap();
+                assert_eq!(mappings.change().map_over(&given), Ok(true));
+                number(&given, 0);
+                if round % 20 == 0 {
+                    check(&others, 0);
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            adders.into_iter().map(|adder| adder.join().unwrap()).sum()
+        });
+        let sum: u64 = range.clone().step_by(PAGE).map(|page| word(page).load(Ordering::Relaxed)).sum();
+        assert_eq!(sum, count);
+        check(&others, 0);
+    });
+}
