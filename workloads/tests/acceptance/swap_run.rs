@@ -212,7 +212,7 @@ fn a_redis_server_keeps_a_gib_with_256_mib() {
 
 #[test]
 fn a_child_that_touches_what_it_does_not_inherit_is_told_so() {
-    let swapped = Swapped::new(64, 16, ",min=256K");
+    let swapped = Swapped::new(64, 16, ",min=256K,mechanism=guard");
     let program = "\
 import os, sys
 kept = bytearray(4 << 20)
