@@ -243,6 +243,17 @@ fn a_second_process_leaves_the_file_to_the_first() {
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
 }
 
+/// The loader maps it before anybody is there to answer for it.
+#[test]
+fn a_program_with_much_memory_of_each_thread_s_own_is_started_by_a_program_of_the_run() {
+    let swapped = Swapped::on("ram:size=64M", 4, "");
+    let program = swapped.stage.compile("thread_local.c", &[]);
+    let script = format!("{0}; {0}", program.display());
+    let finished = swapped.program("/bin/sh").args(["-c", &script]).finish().succeeded();
+    assert_eq!(finished.stdout, "2312\n2312\n", "{}", finished.report());
+    assert!(finished.stderr.contains("resident at most"), "{}", finished.report());
+}
+
 #[test]
 fn what_cannot_be_is_said_before_the_program_starts() {
     let stage = Stage::new();

@@ -114,9 +114,9 @@ pub fn prepare() -> Result<(), &'static str> {
     }
     MINIMUM.store(options.minimum, Ordering::Relaxed);
     ON.store(true, Ordering::Relaxed);
-    if !traps() {
-        swap_filter::install().map_err(|_| "the trap filter for swapped memory was refused")?;
-        if !traps() {
+    if !traps(options.minimum) {
+        swap_filter::install(options.minimum).map_err(|_| "the trap filter for swapped memory was refused")?;
+        if !traps(options.minimum) {
             return Err("calls on swapped memory do not reach usring although the trap filter was accepted");
         }
     }
@@ -131,9 +131,10 @@ pub fn prepare() -> Result<(), &'static str> {
 pub const PROBE_ARGUMENT: u64 = 0x7573_7377;
 pub const PROBE_ANSWER: u64 = 0x7573_0002;
 
-fn traps() -> bool {
+fn traps(minimum: usize) -> bool {
+    let arguments = [PROBE_ARGUMENT, u64::from(swap_filter::size_for(minimum)), 0, 0, 0, 0];
     // SAFETY: the kernel has no such call, and we read no memory for it.
-    unsafe { usring_sys::syscall::syscall6(swap_filter::PROBE, [PROBE_ARGUMENT, 0, 0, 0, 0, 0]) == PROBE_ANSWER }
+    unsafe { usring_sys::syscall::syscall6(swap_filter::PROBE, arguments) == PROBE_ANSWER }
 }
 
 /// In a forked child, which may be about to inherit ([`forked`]).

@@ -10,8 +10,10 @@
 //!
 //! The loader of the next program works before there is a handler. It knows no address of
 //! the window; of what traps by number it uses writev(2) alone, to complain (libc's own, which
-//! programs use, is rewritten when they start), and maps anonymous memory in pieces that are
-//! smaller, or at fixed places.
+//! programs use, is rewritten when they start), and maps anonymous memory at fixed places or
+//! in small pieces: the largest is for what threads have of their own (a table of a program's
+//! or library's, ThreadSanitizer's 800 KiB). So there is a filter for each of several sizes
+//! ([`SIZES`]), and a run has that which traps no smaller pieces than it has to.
 
 use crate::doors::filter::{
     ARCH, ARCHITECTURE, Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, NUMBER, RET_ALLOW, RET_TRAP, high,
@@ -22,8 +24,8 @@ use usring_sys::Errno;
 use usring_sys::syscall::PASS_MARK;
 use usring_uapi::general as linux;
 
-/// create_module(2), which Linux 2.6 and later do not have: by it a program finds the
-/// filter in place.
+/// create_module(2), which Linux 2.6 and later do not have: by it a program finds a
+/// filter in place that traps pieces of memory as large as its second argument.
 pub const PROBE: u32 = linux::__NR_create_module;
 
 /// Never ours: they take nothing from registers, or leave by another way than they came.
@@ -38,7 +40,7 @@ const EXEMPT: [u32; 6] = [
 ];
 
 /// They name memory by way of memory, or could; or they copy all of it.
-const ALWAYS: [u32; 24] = [
+const ALWAYS: [u32; 23] = [
     linux::__NR_fork,
     linux::__NR_readv,
     linux::__NR_preadv,
@@ -62,7 +64,6 @@ const ALWAYS: [u32; 24] = [
     linux::__NR_keyctl,
     linux::__NR_sigaltstack,
     linux::__NR_mlockall,
-    PROBE,
 ];
 
 /// The mark in a register's upper half: every call of ours has it in its sixth argument
@@ -87,7 +88,11 @@ const OTHER_KINDS: u32 = linux::MAP_SHARED
 
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
-const fn assemble() -> Assembler {
+/// From how many bytes on memory that is mapped comes to us, by filter.
+const SIZES: [u32; 4] = [LEAST_MINIMUM as u32, 256 << 10, 512 << 10, 1 << 20];
+
+/// `size` is one of [`SIZES`].
+const fn assemble(size: u32) -> Assembler {
     let mut filter = Assembler::new();
     filter.load(ARCH);
     filter.add(JUMP_EQUAL, ARCHITECTURE, 1, 0);
@@ -101,6 +106,11 @@ const fn assemble() -> Assembler {
     look_at_clone(&mut filter);
     answer_for(&mut filter, &EXEMPT, RET_ALLOW);
     answer_for(&mut filter, &ALWAYS, RET_TRAP);
+    filter.add(JUMP_EQUAL, PROBE, 0, 4);
+    filter.load(low(1));
+    filter.add(JUMP_GREATER_OR_EQUAL, size, 0, 1);
+    filter.answer(RET_TRAP);
+    filter.answer(RET_ALLOW);
     // prctl: where it installs a filter. (glibc's loader may name mappings by it.)
     filter.add(JUMP_EQUAL, linux::__NR_prctl, 0, 4);
     filter.load(low(0));
@@ -125,7 +135,7 @@ const fn assemble() -> Assembler {
     filter.load(high(1));
     filter.add(JUMP_EQUAL, 0, 0, 2);
     filter.load(low(1));
-    filter.add(JUMP_GREATER_OR_EQUAL, LEAST_MINIMUM as u32, 0, 1);
+    filter.add(JUMP_GREATER_OR_EQUAL, size, 0, 1);
     filter.answer(RET_TRAP);
     // An address of the window.
     let mut argument = 0;
@@ -163,9 +173,19 @@ const fn answer_for(filter: &mut Assembler, numbers: &[u32], answer: u32) {
     }
 }
 
-static FILTER: Assembler = assemble();
+static FILTERS: [Assembler; SIZES.len()] =
+    [assemble(SIZES[0]), assemble(SIZES[1]), assemble(SIZES[2]), assemble(SIZES[3])];
 
-/// Installs it for the whole process and everything it will start.
-pub fn install() -> Result<(), Errno> {
-    install_one(&FILTER)
+fn index_for(minimum: usize) -> usize {
+    SIZES.iter().rposition(|size| *size as usize <= minimum).unwrap_or(0)
+}
+
+/// From how many bytes on memory comes to us at the latest, where `minimum` is wanted.
+pub fn size_for(minimum: usize) -> u32 {
+    SIZES[index_for(minimum)]
+}
+
+/// Installs the filter for `minimum`, for the whole process and everything it will start.
+pub fn install(minimum: usize) -> Result<(), Errno> {
+    install_one(&FILTERS[index_for(minimum)])
 }

@@ -1,0 +1,28 @@
+/* Has much memory of each thread's own, which the loader maps before anybody is there
+ * to answer calls; and memory that is swapped.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { OWN = 900 << 10, BLOCK = 2 << 20 };
+
+static _Thread_local char own[OWN];
+
+int main(void)
+{
+	char *block = malloc(BLOCK);
+	long sum = 0;
+
+	if (!block)
+		return 1;
+	for (int at = 0; at < OWN; at += 512)
+		own[at] = 1;
+	for (int at = 0; at < BLOCK; at += 4096)
+		block[at] = 1;
+	for (int at = 0; at < OWN; at += 512)
+		sum += own[at];
+	for (int at = 0; at < BLOCK; at += 4096)
+		sum += block[at];
+	printf("%ld\n", sum);
+	return 0;
+}
