@@ -31,6 +31,12 @@ pub const MEMBERS: usize = 32;
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
+/// Above that: how often the number has been given out.
+const ONE_USE: u64 = 1 << 32;
+
+const fn use_of(word: u64) -> u64 {
+    word % ONE_USE
+}
 
 /// In the head: how many slots are taken, and what each number is used for.
 const TAKEN: usize = 0;
@@ -55,6 +61,11 @@ pub struct Member {
 }
 
 impl Member {
+    fn claim(file: &OwnedDescriptor, number: usize) -> Result<Member, Errno> {
+        let file = file::reopen(file.number())?;
+        file::claim_byte(file.number(), number).map(|()| Member { number, file })
+    }
+
     /// To be kept open by the process whose number it is, and by nobody else.
     pub fn descriptor(&self) -> i32 {
         self.file.number()
@@ -79,9 +90,9 @@ impl Tables {
             row,
         };
         let words = PageArray::of_file(&file, taken, words)?;
-        file::claim_byte(file.number(), 0)?;
+        let member = Member::claim(&file, 0)?;
         tables.head[NUMBERS].store(USED, Ordering::Release);
-        Ok((tables, Member { number: 0, file }, words))
+        Ok((tables, member, words))
     }
 
     pub fn taken(&self) -> &AtomicU64 {
@@ -126,12 +137,16 @@ impl Tables {
     pub fn admit(&self, by: &Member) -> Result<Member, Errno> {
         let taken_by = TAKEN_BY + by.number as u64;
         let numbers = &self.head[NUMBERS..NUMBERS + MEMBERS];
-        let take =
-            |word: &AtomicU64| word.compare_exchange(FREE, taken_by, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let mut uses = 0;
+        let take = |word: &AtomicU64| {
+            let before = word.load(Ordering::Relaxed);
+            uses = (before - use_of(before)).wrapping_add(ONE_USE);
+            use_of(before) == FREE
+                && word.compare_exchange(before, uses + taken_by, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
         let number = numbers.iter().position(take).ok_or(Errno::EAGAIN)?;
-        let admitted = file::reopen(by.file.number())
-            .and_then(|file| file::claim_byte(file.number(), number).map(|()| Member { number, file }));
-        numbers[number].store(if admitted.is_ok() { USED } else { FREE }, Ordering::Release);
+        let admitted = Member::claim(&by.file, number);
+        numbers[number].store(uses + if admitted.is_ok() { USED } else { FREE }, Ordering::Release);
         admitted
     }
 
@@ -140,11 +155,13 @@ impl Tables {
         let taken_by = TAKEN_BY + by.number as u64;
         for number in (0..MEMBERS).filter(|number| *number != by.number) {
             let word = &self.head[NUMBERS + number];
-            let state = word.load(Ordering::Acquire);
-            if state == FREE || !self.is_gone(by, number, state) {
+            let before = word.load(Ordering::Acquire);
+            let (used, uses) = (use_of(before), before - use_of(before));
+            if used == FREE || !self.is_gone(by, number, used) {
                 continue;
             }
-            if word.compare_exchange(state, taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            // It is this use of the number that has ended.
+            if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
             for (index, word) in self.row(number).iter().enumerate() {
@@ -155,15 +172,15 @@ impl Tables {
                 let slots = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| index as u32 * 64 + bit);
                 slots.filter(|slot| self.leave(*slot)).for_each(&mut free);
             }
-            word.store(FREE, Ordering::Release);
+            self.head[NUMBERS + number].store(uses + FREE, Ordering::Release);
         }
     }
 
     /// Whether a number is used by nobody alive, nor being prepared or cleared by somebody who is.
-    fn is_gone(&self, by: &Member, number: usize, state: u64) -> bool {
+    fn is_gone(&self, by: &Member, number: usize, used: u64) -> bool {
         let is_claimed = |number: usize| file::is_byte_claimed(by.file.number(), number).unwrap_or(true);
         let in_hand = |owner: usize| owner == by.number || is_claimed(owner);
-        match state {
+        match used {
             USED => !is_claimed(number),
             taken => !is_claimed(number) && !in_hand((taken - TAKEN_BY) as usize),
         }

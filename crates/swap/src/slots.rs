@@ -258,6 +258,30 @@ mod tests {
     }
 
     #[test]
+    fn what_the_first_of_a_family_had_is_given_back_once_it_is_gone_although_others_stay() {
+        let first = Slots::with_family(200).unwrap();
+        first.take(64);
+        let child = first.admit().unwrap();
+        first.lend(&child, 0..10);
+        let childs = first.inherit(child);
+        drop(first);
+        childs.reap();
+        assert_eq!(childs.taken(), 10);
+        // Its number is somebody else's now, and again.
+        for _ in 0..2 {
+            let other = childs.admit().unwrap();
+            childs.lend(&other, 3..5);
+            let others = childs.inherit(other);
+            childs.reap();
+            (3..5).for_each(|slot| others.free(slot));
+            others.take(7).unwrap();
+            drop(others);
+            childs.reap();
+            assert_eq!(childs.taken(), 10);
+        }
+    }
+
+    #[test]
     fn a_shorter_run_is_taken_only_where_no_longer_one_is_near() {
         let slots = Slots::new(128).unwrap();
         for _ in 0..2 {
