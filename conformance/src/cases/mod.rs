@@ -21,6 +21,7 @@ mod descriptor;
 mod direct;
 mod disk;
 mod drain;
+mod edges;
 mod enter;
 mod enter_wait;
 mod epoll_wait;
@@ -110,6 +111,7 @@ pub const ROOMS: &[&[Case]] = &[
     send_receive::CASES,
     message::CASES,
     wait_all::CASES,
+    edges::CASES,
     selected_buffer::CASES,
     receive_multishot::CASES,
     receive_multishot_ends::CASES,

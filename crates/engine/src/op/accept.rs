@@ -116,7 +116,10 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         return IssueOutcome::NeedsWorker;
     }
     if has(request, abi::IORING_ACCEPT_POLL_FIRST) && request.ready_for == 0 {
-        return would_block(request);
+        return match would_block(request) {
+            IssueOutcome::WouldBlock => IssueOutcome::PollsFirst,
+            outcome => outcome,
+        };
     }
     let is_owner = locked.ring.defers_task_work();
     let mut caller = locked.stuck_calls.caller(is_owner);

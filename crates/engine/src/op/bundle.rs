@@ -82,13 +82,16 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
 pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     for given in 0..TURN {
         let mut bundle = match receive_bundle(locked, request) {
-            Ok(Some(bundle)) => bundle,
-            Ok(None) => continue,
+            Ok(Step::Given(bundle)) => bundle,
+            Ok(Step::GoesOn) => continue,
+            Ok(Step::Drained) => return receive::drained(request),
             Err(Errno::EAGAIN) if receive::is_shut(request) => {
                 let failed = transfer_of(request).is_ok_and(|transfer| transfer.flags & message::WAIT_ALL != 0);
                 Bundle { bytes: 0, rest: Rest::Unknown, last: true, failed }
             }
-            Err(Errno::EAGAIN) => return receive::drained(request),
+            Err(Errno::EAGAIN) => {
+                return transfer_of(request).map_or(IssueOutcome::WouldBlock, |transfer| transfer.would_block());
+            }
             Err(Errno::ENOBUFS) => return receive::out_of_buffers(request, given, Errno::ENOBUFS),
             Err(Errno::ENOENT) => return receive::out_of_buffers(request, given, Errno::ENOENT),
             Err(error) => {
@@ -115,6 +118,15 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
     IssueOutcome::More
 }
 
+/// What came of one receive.
+enum Step {
+    Given(Bundle),
+    /// It is not whole, and there may be more for it.
+    GoesOn,
+    /// It is not whole, and there is no more for now.
+    Drained,
+}
+
 /// What a CQE will tell of.
 struct Bundle {
     bytes: u64,
@@ -125,9 +137,8 @@ struct Bundle {
 }
 
 /// Receives into one buffer, if nobody says how much there is, and then as much
-/// as there is into as many as that takes. Nothing if it goes on, and there may
-/// be more for it.
-fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Option<Bundle>, Errno> {
+/// as there is into as many as that takes.
+fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
     let (wanted, limit, waits_for_all) = {
@@ -148,7 +159,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Opti
             _ if message::counts_end(number) => Rest::Something,
             _ => Rest::Unknown,
         };
-        return Ok(Some(Bundle { bytes, rest, last: true, failed: waits_for_all }));
+        return Ok(Step::Given(Bundle { bytes, rest, last: true, failed: waits_for_all }));
     }
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
     // What is thrown away (MSG_TRUNC of TCP) fills nothing.
@@ -171,13 +182,13 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Opti
     let rest = rest(request, bytes, room);
     if goes_on {
         let is_drained = rest == Rest::Nothing && !receive::told_of_end(request);
-        return if is_drained { Err(Errno::EAGAIN) } else { Ok(None) };
+        return Ok(if is_drained { Step::Drained } else { Step::GoesOn });
     }
     let mut bundle = Bundle { bytes, rest, last, failed: waits_for_all && bytes < room };
     if bundle.rest == Rest::Something && bytes == room && is_open && !discards {
         append(locked, request, bounded(message::unread(number)), &mut bundle)?;
     }
-    Ok(Some(bundle))
+    Ok(Step::Given(bundle))
 }
 
 /// Receives what has been left behind, so many bytes, into more buffers.

@@ -29,7 +29,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         Err(error) => return IssueOutcome::done(error.negative()),
     };
     if transfer.has(POLL_FIRST) && !waited {
-        return transfer.would_block();
+        return transfer.polls_first();
     }
     if transfer.has(BUNDLE) && request.has_flag(sqe_flags::BUFFER_SELECT) {
         return bundle::receive(locked, request);
@@ -75,11 +75,8 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     {
         return IssueOutcome::done(after_file(request, error).negative());
     }
-    let outcome = loop {
-        if let Some(outcome) = attempt(request) {
-            break outcome;
-        }
-    };
+    // Whoever sends small pieces is not to keep the ring for as many as it likes.
+    let outcome = (0..TURN).find_map(|_| attempt(request)).unwrap_or(IssueOutcome::More);
     settle_buffer(locked, request, &outcome);
     outcome
 }
@@ -166,7 +163,7 @@ fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &Issue
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
         IssueOutcome::Done(answer) if answer.result > 0 => locked.groups.used(buffer, answer.result as u32),
-        IssueOutcome::WouldBlock if started => {
+        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::More if started => {
             // Nobody else may have what is still to be filled.
             let length = buffer.length;
             locked.groups.used(buffer, length);
@@ -230,9 +227,12 @@ pub(crate) fn is_shut(request: &Request) -> bool {
     request.ready_for & epoll::PEER_HANG_UP != 0
 }
 
-/// There is no more for now.
+/// There is no more for now; what came with the event that called it, it has been
+/// told. One that was not called knows nothing of an end.
 pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
-    transfer_of(request).map_or(IssueOutcome::WouldBlock, |transfer| transfer.would_block())
+    let was_called = request.ready_for != 0;
+    let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
+    if was_called { transfer.would_block() } else { transfer.polls_first() }
 }
 
 /// Posts one result of a multishot; the outcome if it was the last.
@@ -258,7 +258,7 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
 /// no reason to end.
 pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> IssueOutcome {
     let gone = || epoll::poll_now(request.file.number, epoll::IN | epoll::PRI) == Ok(0);
-    if error == Errno::ENOBUFS && given == 0 && request.ready_for != 0 && gone() {
+    if error == Errno::ENOBUFS && given == 0 && request.place != 0 && gone() {
         return IssueOutcome::WouldBlock;
     }
     IssueOutcome::done(after_file(request, error).negative())

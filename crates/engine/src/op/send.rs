@@ -33,7 +33,7 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     let transfer = transfer_of(request)?;
     if transfer.has(POLL_FIRST) && !waited {
         descriptor::status_flags(number)?;
-        return Ok(transfer.would_block());
+        return Ok(transfer.polls_first());
     }
     if selects {
         if transfer.has(BUNDLE) {

@@ -210,6 +210,14 @@ impl SendReceive {
         IssueOutcome::WouldBlock
     }
 
+    /// It has not looked whether it would block.
+    pub fn polls_first(&self) -> IssueOutcome {
+        match self.would_block() {
+            IssueOutcome::WouldBlock => IssueOutcome::PollsFirst,
+            outcome => outcome,
+        }
+    }
+
     /// What its socket is polled for.
     pub fn poll_events(&self, usual: u32) -> u32 {
         // Data is not what it waits for then; errors are always told of.

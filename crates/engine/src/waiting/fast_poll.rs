@@ -17,7 +17,13 @@
 //! ready. It waits at its registration meanwhile, for a cancellation to find,
 //! and is due: whoever drives the ring comes back to it ([`go_on`]) before it
 //! sleeps, and a driver that leaves has somebody else do so. So the edge that
-//! called it may be used up without anything being lost.
+//! called it may be used up without anything being lost. A single receive that is
+//! put together of many pieces does the same.
+//!
+//! A registered file's registration outlives who waits behind it, and tells of
+//! nothing twice. So a request may wait there only if it has just found its file
+//! not ready; one that has not asked ([`arm_first`]) has that asked for it, and if
+//! something is there its turn is due at once.
 //!
 //! EPOLLEXCLUSIVE makes
 //! no difference here: epoll merges events that come close together, so if only
@@ -71,34 +77,68 @@ pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: 
     if locked.polls.can_go_back(&request, interest) {
         return locked.polls.push(request.place, request, Purpose::Retry, turn);
     }
-    add(locked, request, interest, Purpose::Retry, turn);
+    add(locked, request, interest, Begins::Retry(turn));
+}
+
+/// The same for one that knows nothing of its file yet.
+pub(crate) fn arm_first(locked: &mut LockedRing, request: RequestEntry, events: u32) {
+    let interest = Interest { events, multishot: request.multishot };
+    add(locked, request, interest, Begins::First);
 }
 
 /// Arms a POLL_ADD.
 pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
     let Operation::Poll(interest) = request.operation else { unreachable!("only a poll waits for its own events") };
-    add(locked, request, interest, Purpose::Report, Turn::Over);
+    add(locked, request, interest, Begins::Report);
 }
 
-fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, purpose: Purpose, turn: Turn) {
+/// As what a request begins to wait.
+#[derive(Clone, Copy)]
+enum Begins {
+    /// It has found nothing, or comes back in any case.
+    Retry(Turn),
+    /// There may be something for it.
+    First,
+    Report,
+}
+
+fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, begins: Begins) {
     let believed = locked.polls.knows(request.file.number);
+    let purpose = if matches!(begins, Begins::Report) { Purpose::Report } else { Purpose::Retry };
     let socket = purpose == Purpose::Retry && op::has_met_socket(&request);
     let attached = ensure_set(locked).and_then(|()| locked.polls.attach(&mut request.file, interest, socket));
-    match attached {
-        Ok(place) if purpose == Purpose::Retry => locked.polls.push(place.tag, request, purpose, turn),
-        Ok(place) => begin_report(locked, request, interest, place),
+    match (attached, begins) {
+        (Ok(place), Begins::Retry(turn)) => locked.polls.push(place.tag, request, purpose, turn),
+        (Ok(place), Begins::First) => begin_first(locked, request, interest, place),
+        (Ok(place), Begins::Report) => begin_report(locked, request, interest, place),
         // The number has come to mean a file of another kind: from the start,
         // with the truth known now.
-        Err(Errno::EPERM) if believed && purpose == Purpose::Retry => issue::issue(locked, request),
-        Err(error) => refused(locked, request, interest, purpose, error),
+        (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => issue::issue(locked, request),
+        (Err(error), _) => refused(locked, request, interest, purpose, error),
     }
 }
 
+/// What its file is ready for, where its registration does not tell: one that
+/// was switched on before tells of what comes. What is there may have come long
+/// ago, and somebody who is gone by now may have been called for it.
+fn is_there(request: &Request, interest: Interest, place: Place) -> u32 {
+    if !place.was_on {
+        return 0;
+    }
+    epoll::poll_now(request.file.number, interest.events).unwrap_or(0)
+}
+
+fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, place: Place) {
+    let there = is_there(&request, interest, place);
+    let turn = if there == 0 { Turn::Over } else { Turn::Due };
+    request.ready_for = there;
+    locked.polls.push(place.tag, request, Purpose::Retry, turn);
+}
+
 fn begin_report(locked: &mut LockedRing, request: RequestEntry, interest: Interest, place: Place) {
-    // A multishot begins with what is there. A registration that is switched on
-    // tells of that by itself.
-    if interest.multishot && place.was_on {
-        let there = epoll::poll_now(request.file.number, interest.events).unwrap_or(0);
+    // A multishot begins with what is there.
+    if interest.multishot {
+        let there = is_there(&request, interest, place);
         if there != 0 && !report_more(locked, &request, there) {
             return complete::complete(locked, request, (there as i32).into());
         }
@@ -226,7 +266,7 @@ fn prefetch(locked: &LockedRing, events: &[Event]) {
     }
 }
 
-/// Comes back to the multishots whose turn is due, to each of them once.
+/// Comes back to those whose turn is due, to each of them once.
 #[inline]
 pub(crate) fn go_on(locked: &mut LockedRing) {
     if locked.polls.has_due() {
@@ -238,7 +278,11 @@ pub(crate) fn go_on(locked: &mut LockedRing) {
 fn take_turns(locked: &mut LockedRing) {
     for _ in 0..locked.polls.due_count() {
         let Some((tag, waiter)) = locked.polls.begin_turn() else { continue };
-        call(locked, tag, waiter.request);
+        if waiter.request.multishot {
+            call(locked, tag, waiter.request);
+        } else {
+            issue::issue(locked, waiter.request);
+        }
         locked.polls.end_round(tag);
     }
     issue::run_issuable(locked);

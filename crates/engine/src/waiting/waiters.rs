@@ -18,10 +18,12 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Whether it may be called without an event.
+    /// Whether it may be called without an event, of which it has had one before:
+    /// without any it would take itself for one that begins.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
-        self.request.multishot && self.purpose == Purpose::Retry && self.turn == Turn::Over
+        let was_called = self.request.ready_for != 0;
+        was_called && self.request.multishot && self.purpose == Purpose::Retry && self.turn == Turn::Over
     }
 }
 

@@ -30,8 +30,10 @@ pub(crate) enum IssueOutcome {
     Done(Answer),
     /// Its file was not ready: poll for the row's events, then try again.
     WouldBlock,
-    /// A multishot that has had its turn and may have more to do: others come
-    /// first.
+    /// The same, but the attempt, if there was one, leaves open whether its file
+    /// is ready for something else: that is to be asked.
+    PollsFirst,
+    /// It has had its turn and may have more to do: others come first.
     More,
     /// Only a thread that may block can do it.
     NeedsWorker,
@@ -158,7 +160,7 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
     let poll_events = op::poll_events(&request);
     // All that wait for one file to be ready share what keeps it open.
     let polls = match outcome {
-        IssueOutcome::WouldBlock | IssueOutcome::More => poll_events != 0,
+        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::More => poll_events != 0,
         IssueOutcome::AwaitsPoll => true,
         _ => false,
     };
@@ -168,10 +170,11 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
     timeout::arm_link_timeout(locked, &mut request);
     match outcome {
         IssueOutcome::WouldBlock if polls => fast_poll::arm_retry(locked, request, poll_events, Turn::Over),
+        IssueOutcome::PollsFirst if polls => fast_poll::arm_first(locked, request, poll_events),
         IssueOutcome::More => fast_poll::arm_retry(locked, request, poll_events, Turn::Due),
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => timeout::arm(locked, request),
-        IssueOutcome::WouldBlock | IssueOutcome::NeedsWorker => {
+        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
             // A sync covers what was written before it in this batch.
             locked.devices.ring_doorbells();
             workers::hand_over(locked, request);

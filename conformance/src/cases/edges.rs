@@ -1,0 +1,177 @@
+//! Requests on a socket of which an earlier request has left something behind,
+//! or taken less than all that its file was told to be ready for: what is there
+//! is found, though nothing new happens. The sockets are registered files, which
+//! a ring goes on holding between requests.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use usring_uapi::io_uring as u;
+
+use super::receive_multishot::{DEFER, multishot, ring_of};
+use super::receive_short::pass;
+use super::send_receive::{ALL, text};
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::Pages;
+use crate::net;
+use crate::ring::Ring;
+use crate::sqe::{Change, recv, send};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("edges.send_poll_first", send_poll_first),
+    case("edges.receive_poll_first", receive_poll_first),
+    case("edges.accept_poll_first", accept_poll_first),
+    case("edges.end_behind_whole_receive", end_behind_whole_receive),
+    case("edges.end_behind_multishot", end_behind_multishot),
+    case("edges.end_behind_bundle", end_behind_bundle),
+    case("edges.many_packets", many_packets),
+    case("edges.many_descriptors", many_descriptors),
+];
+
+const FIRST: u16 = u::IORING_RECVSEND_POLL_FIRST as u16;
+
+fn register(ring: &Ring, file: &OwnedFd) {
+    assert_eq!(ring.register(super::reg::FILES, &[file.as_raw_fd()], 1), 0);
+}
+
+/// Streams, each registered with a ring of its own.
+fn streams(flags: u32) -> impl Iterator<Item = (Ring, OwnedFd)> {
+    [files::sockets(), files::tcp()].into_iter().map(move |(reader, writer)| {
+        let ring = Ring::flags(4, flags);
+        register(&ring, &reader);
+        (ring, writer)
+    })
+}
+
+fn send_poll_first(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        for (mut ring, _peer) in streams(flags) {
+            for user_data in 1..4 {
+                ring.push(send(0, b"some text", user_data).fixed().with(|sqe| sqe.ioprio = FIRST));
+                ring.submit();
+                t.in_order(&ring.wait(1));
+            }
+        }
+    }
+}
+
+fn receive_poll_first(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        for (mut ring, writer) in streams(flags) {
+            files::put(&writer, b"onetwosix");
+            for user_data in 1..4 {
+                let mut bytes = [0; 3];
+                ring.push(recv(0, &mut bytes, user_data).fixed().with(|sqe| sqe.ioprio = FIRST));
+                ring.submit();
+                t.in_order(&ring.wait(1));
+                t.say(text(&bytes));
+            }
+        }
+    }
+}
+
+fn accept_poll_first(t: &mut Transcript) {
+    for family in net::FAMILIES {
+        let mut ring = Ring::new(4);
+        let (listener, address) = net::listener(family);
+        register(&ring, &listener);
+        let _clients = [net::connected(family, &address), net::connected(family, &address)];
+        for user_data in 1..3 {
+            let accept = net::accept(0, user_data).fixed().with(|sqe| sqe.ioprio = u::IORING_ACCEPT_POLL_FIRST as u16);
+            ring.push(accept);
+            ring.submit();
+            let entries = ring.wait(1);
+            t.say(format_args!("{family:?}: {}", entries.first().is_some_and(|entry| entry.res > 0)));
+        }
+    }
+}
+
+/// A header and a body, of which the peer has sent a part before it went: the
+/// header is called by all of that, and the body finds its end.
+fn end_behind_whole_receive(t: &mut Transcript) {
+    for (mut ring, writer) in streams(DEFER) {
+        let (mut header, mut body) = ([0; 4], [0; 8]);
+        ring.push(recv(0, &mut header, 1).fixed().op_flags(ALL));
+        ring.submit();
+        files::put(&writer, b"headbody");
+        drop(writer);
+        t.in_order(&ring.wait(1));
+        ring.push(recv(0, &mut body, 2).fixed().op_flags(ALL));
+        ring.submit();
+        t.in_order(&ring.wait(1));
+        t.say(text(&body));
+    }
+}
+
+/// A multishot ends for want of buffers although its peer has gone; the next one
+/// finds the rest and the end.
+fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
+    for (reader, writer) in [files::sockets(), files::tcp()] {
+        let memory = Pages::new(1);
+        let (mut ring, mut group) = ring_of(&memory, 1, DEFER);
+        register(&ring, &reader);
+        drop(reader);
+        let receive = |user_data| multishot(0, user_data).fixed().with(|sqe| sqe.ioprio |= options as u16);
+        ring.push(receive(1));
+        ring.submit();
+        files::put(&writer, b"0123456789abcdef and so on");
+        drop(writer);
+        t.in_order(&ring.wait(completions));
+        group.add_slots(1..4);
+        ring.push(receive(2));
+        ring.submit();
+        let mut entries = ring.wait(2);
+        // A hint: see `receive_short.more_behind_the_end`.
+        entries.iter_mut().for_each(|entry| entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY);
+        t.in_order(&entries);
+        t.say(group.text(1));
+    }
+}
+
+fn end_behind_multishot(t: &mut Transcript) {
+    end_behind(t, 0, 2);
+}
+
+fn end_behind_bundle(t: &mut Transcript) {
+    end_behind(t, u::IORING_RECVSEND_BUNDLE, 1);
+}
+
+/// More pieces than anybody takes in one go: they are there already, and what is
+/// to be filled is filled.
+const PIECES: usize = 70;
+
+fn fill(t: &mut Transcript, kind: i32, put: fn(&OwnedFd)) {
+    for options in [0, u::IORING_RECVSEND_BUNDLE] {
+        for is_there in [false, true] {
+            let memory = Pages::new(1);
+            let (mut ring, mut group) = ring_of(&memory, 16, 0);
+            let (reader, writer) = files::sockets_of(kind);
+            register(&ring, &reader);
+            let put_all = || (0..PIECES).for_each(|_| put(&writer));
+            let mut bytes = [0; 3 * PIECES];
+            let receive = if options == 0 { recv(0, &mut bytes, 1) } else { multishot(0, 1) };
+            if is_there {
+                put_all();
+            }
+            ring.push(receive.fixed().op_flags(ALL).with(|sqe| {
+                sqe.ioprio = options as u16;
+                sqe.len = 3 * PIECES as u32;
+            }));
+            ring.submit();
+            if !is_there {
+                put_all();
+            }
+            t.in_order(&ring.wait(1));
+            t.say(format_args!("{} {}", bytes.iter().filter(|byte| **byte != 0).count(), group.text(1)));
+        }
+    }
+}
+
+fn many_packets(t: &mut Transcript) {
+    fill(t, libc::SOCK_SEQPACKET, |writer| assert_eq!(files::put(writer, b"one"), 3));
+}
+
+fn many_descriptors(t: &mut Transcript) {
+    fill(t, libc::SOCK_STREAM, |writer| pass(writer, "one"));
+}
