@@ -1,12 +1,14 @@
 /* A device that has its caller stand still (a write to a file whose bytes are not
  * there until this program supplies them) where nobody is inside the ring: its
  * requests are begun by whoever watches all rings of the process, and that one
- * goes on.
+ * goes on. And where it is who submits: that is nobody else's affair.
  */
 #define _GNU_SOURCE
 #include "ring.h"
+#include <linux/aio_abi.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -32,6 +34,26 @@ static int has_missing_page(void)
 	};
 	EQUAL(ioctl(faults, UFFDIO_REGISTER, &range), 0);
 	return 1;
+}
+
+/* Somebody has come to the missing page. */
+static void stands_still(void)
+{
+	struct pollfd fault = { .fd = faults, .events = POLLIN };
+	EQUAL(poll(&fault, 1, LIMIT), 1);
+	struct uffd_msg message;
+	EQUAL(read(faults, &message, sizeof(message)), sizeof(message));
+}
+
+static void supply(void)
+{
+	struct uffdio_zeropage page = { .range = { (uintptr_t)missing, BLOCK } };
+	EQUAL(ioctl(faults, UFFDIO_ZEROPAGE, &page), 0);
+}
+
+static void take_away(void)
+{
+	EQUAL(madvise(missing, BLOCK, MADV_DONTNEED), 0);
 }
 
 static void see(struct io_uring *ring, unsigned count)
@@ -60,22 +82,120 @@ static void other_rings_are_watched(void)
 	io_uring_prep_write(sqe, disk, missing, BLOCK, 0);
 	named(sqe, 2, 0);
 	EQUAL(io_uring_submit(&ring), 2);
-	struct pollfd fault = { .fd = faults, .events = POLLIN };
-	EQUAL(poll(&fault, 1, LIMIT), 1);
+	stands_still();
 	wait_for_time(&other, 0);
 	EQUAL(io_uring_submit(&other), 1);
 	see(&other, 1);
 	EQUAL(io_uring_cq_ready(&ring), 1);
-	struct uffdio_zeropage page = { .range = { (uintptr_t)missing, BLOCK } };
-	EQUAL(ioctl(faults, UFFDIO_ZEROPAGE, &page), 0);
+	supply();
 	see(&ring, 2);
 	EQUAL(next_answer(&ring).res, -ETIME);
 	EQUAL(next_answer(&ring).res, BLOCK);
 	io_uring_queue_exit(&other);
 	io_uring_queue_exit(&ring);
+	close(disk);
 }
 
-static const struct check checks[] = { { "other rings are watched", other_rings_are_watched } };
+/* The ring itself is watched while its submitter stands still. */
+struct entering {
+	struct io_uring *ring;
+	int disk;
+};
+
+static void *enters(void *argument)
+{
+	struct entering *entering = argument;
+	wait_for_time(entering->ring, 0);
+	struct io_uring_sqe *sqe = request(entering->ring);
+	io_uring_prep_write(sqe, entering->disk, missing, BLOCK, 0);
+	named(sqe, 2, 0);
+	EQUAL(io_uring_submit(entering->ring), 2);
+	return NULL;
+}
+
+static void its_own_ring_is_watched(void)
+{
+	int disk = open("disk", O_RDWR | O_DIRECT);
+	HOLDS(disk >= 0);
+	take_away();
+	struct io_uring ring = new_ring(4, 0);
+	struct entering entering = { &ring, disk };
+	pthread_t thread;
+	EQUAL(pthread_create(&thread, NULL, enters, &entering), 0);
+	stands_still();
+	see(&ring, 1);
+	EQUAL(next_answer(&ring).user_data, 1);
+	supply();
+	pthread_join(thread, NULL);
+	see(&ring, 1);
+	EQUAL(next_answer(&ring).res, BLOCK);
+	io_uring_queue_exit(&ring);
+	close(disk);
+}
+
+/* What a batch has for several devices is begun in its order, and by nobody but who
+ * has submitted it. */
+struct batch {
+	aio_context_t context;
+	struct iocb *requests[2];
+};
+
+static void *submits(void *argument)
+{
+	struct batch *batch = argument;
+	EQUAL(syscall(SYS_io_submit, batch->context, 2, batch->requests), 2);
+	return NULL;
+}
+
+static long events_within(aio_context_t context, long least, struct io_event *events, long nanoseconds)
+{
+	struct timespec span = { .tv_nsec = nanoseconds };
+	return syscall(SYS_io_getevents, context, least, 2, events, &span);
+}
+
+static void a_batch_is_its_submitters(void)
+{
+	int disk = open("disk", O_RDWR | O_DIRECT);
+	int plain = open("plain", O_RDWR | O_CREAT | O_TRUNC, 0600);
+	HOLDS(disk >= 0 && plain >= 0);
+	take_away();
+	struct batch batch = { 0 };
+	EQUAL(syscall(SYS_io_setup, 8, &batch.context), 0);
+	struct iocb first = {
+		.aio_lio_opcode = IOCB_CMD_PWRITE,
+		.aio_fildes = disk,
+		.aio_buf = (uintptr_t)missing,
+		.aio_nbytes = BLOCK,
+	};
+	struct iocb second = {
+		.aio_lio_opcode = IOCB_CMD_PWRITE,
+		.aio_fildes = plain,
+		.aio_buf = (uintptr_t)"text",
+		.aio_nbytes = 4,
+	};
+	batch.requests[0] = &first;
+	batch.requests[1] = &second;
+	pthread_t thread;
+	EQUAL(pthread_create(&thread, NULL, submits, &batch), 0);
+	stands_still();
+	struct io_event events[2];
+	for (int look = 0; look < 10; look++)
+		EQUAL(events_within(batch.context, 1, events, 1000000), 0);
+	EQUAL(lseek(plain, 0, SEEK_END), 0);
+	supply();
+	pthread_join(thread, NULL);
+	EQUAL(lseek(plain, 0, SEEK_END), 4);
+	EQUAL(syscall(SYS_io_getevents, batch.context, 2, 2, events, NULL), 2);
+	EQUAL(syscall(SYS_io_destroy, batch.context), 0);
+	close(plain);
+	close(disk);
+}
+
+static const struct check checks[] = {
+	{ "other rings are watched", other_rings_are_watched },
+	{ "its own ring is watched", its_own_ring_is_watched },
+	{ "a batch is its submitter's", a_batch_is_its_submitters },
+};
 
 int main(int count, char **arguments)
 {

@@ -9,7 +9,7 @@ use crate::attendant::{self, Attendance};
 use crate::buffer_group::BufferGroups;
 use crate::counters::RingCounters;
 use crate::cq_wait::CqWaits;
-use crate::device_queues::{self, DeviceQueues};
+use crate::device_queues::{self, Departing, DeviceQueues};
 use crate::drain::Drain;
 use crate::link::Chain;
 use crate::napi::Napi;
@@ -27,6 +27,7 @@ use crate::task_work::Wakers;
 use crate::timeout::Timeouts;
 use crate::told::Told;
 use crate::{issue, task_work, timeout};
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
@@ -111,6 +112,8 @@ pub(crate) struct RingState {
     /// Among them one that a worker brought (EVENTFD_ASYNC).
     pub completed_by_worker: bool,
     pub closed: bool,
+    /// Of one that was closed while something was being delivered.
+    pub departing: Option<Box<Departing>>,
     /// Takes no more requests, and nobody is to wait: it is closed once nothing
     /// is under way.
     pub retired: bool,
@@ -300,12 +303,19 @@ pub(crate) struct LockedRing<'a> {
 /// left the work to it.
 struct Farewell<'a>(&'a Arc<Ring>);
 
+impl Farewell<'_> {
+    #[inline(always)]
+    fn say(&self, run: fn(&Arc<Ring>)) {
+        if self.0.has_work_left() && (!self.0.defers_task_work() || self.0.task_work.is_sealed()) {
+            run(self.0);
+        }
+    }
+}
+
 impl Drop for Farewell<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.0.has_work_left() && (!self.0.defers_task_work() || self.0.task_work.is_sealed()) {
-            task_work::run_if_unattended(self.0);
-        }
+        self.say(task_work::run_if_unattended);
     }
 }
 
@@ -462,10 +472,14 @@ impl<'a> LockedRing<'a> {
 
     /// The same inside another ring, whose lock is not to be held for long: what
     /// may sleep is left to a thread.
+    pub fn depart_inside(self) {
+        self.take_leave(device_queues::left_to_thread).let_go();
+    }
+
+    /// See above; and the work that arrived meanwhile is done.
     pub fn leave_inside(mut self) {
         self.finish_batch();
-        device_queues::leave_delivery(&mut self);
-        self.depart();
+        self.take_leave(device_queues::left_to_thread).step_aside();
     }
 
     /// What a driver does before it leaves: whatever it waits for, and has to be
@@ -492,6 +506,16 @@ impl<'a> LockedRing<'a> {
             self = device_queues::deliver(self);
         }
         self.let_go();
+    }
+
+    /// Gives up the lock where the caller must not, or is just about to, sleep for a
+    /// delivery: work that arrived meanwhile is done, others' deliveries are left to a
+    /// thread.
+    #[inline(always)]
+    pub fn step_aside(self) {
+        let farewell = self.release();
+        farewell.say(task_work::run_inside);
+        core::mem::forget(farewell);
     }
 
     /// The same as it stands.

@@ -13,7 +13,7 @@ use crate::request::Completion;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use usring_sys::descriptor::HeldDescriptor;
+use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::kernel_aio::Batch;
 use usring_sys::{Errno, wait};
 
@@ -41,6 +41,9 @@ pub(super) struct Parcel {
     /// What their number means, if it is one of ours.
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub file: Option<Arc<HeldDescriptor>>,
+    /// Which they ring.
+    #[expect(dead_code, reason = "owned for as long as the number is named")]
+    pub interrupt: Option<Arc<OwnedDescriptor>>,
     /// Answers to those that the kernel did not take.
     pub refused: Vec<Completion>,
     /// What was accepted behind them: they had too many segments for one.

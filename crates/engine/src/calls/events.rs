@@ -293,6 +293,7 @@ impl<'a> Submission<'a> {
     /// Errors: what one more request is refused for now: others have had the ring.
     #[cold]
     fn deliver(&mut self) -> Result<(), Errno> {
+        self.locked().finish_batch();
         self.locked = self.locked.take().map(device_queues::deliver);
         let locked = self.locked();
         locked.status = None;
@@ -312,8 +313,8 @@ impl Drop for Submission<'_> {
             issue::run_issuable(&mut locked);
             locked.opened.end_submission();
             let ring = locked.ring;
-            // Who sleeps there meanwhile is to look now.
-            let looked_for = ring.looks_for_events && locked.devices.in_flight() > 0;
+            // Who sleeps there meanwhile is to look now; who delivers says so before.
+            let looked_for = ring.looks_for_events && locked.devices.in_flight() > 0 && !locked.devices.owes_delivery();
             locked.leave();
             if looked_for {
                 ring.wakers.wake_all(u32::MAX);

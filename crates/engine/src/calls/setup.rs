@@ -1,6 +1,7 @@
 //! io_uring_setup(2), the ring's mappings, and its end.
 
 use crate::counters::RingCounters;
+use crate::device_queues::Departing;
 use crate::fast_poll;
 use crate::host;
 use crate::process::process;
@@ -8,7 +9,8 @@ use crate::registered_files;
 use crate::request::Request;
 use crate::ring::{Ring, RingState};
 use crate::timeout;
-use crate::{attendant, device_queues, sq_thread, task_work, wait, workers};
+use crate::{attendant, sq_thread, task_work, wait, workers};
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -158,21 +160,25 @@ impl Ring {
         locked.told.forget();
         *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
-        let devices = device_queues::dissolve(&mut locked);
-        let mut buffers = core::mem::take(&mut locked.buffers);
+        let departing = Departing::of(&mut locked);
         // Sealed: lets go of what came, or sends it back to where it is from.
         task_work::run(&mut locked);
         locked.wake_others();
-        drop(locked);
-        drop(devices);
-        buffers.unshare();
+        if departing.is_back() {
+            drop(locked);
+            departing.go();
+        } else {
+            // By whoever brings the last delivery back.
+            locked.departing = Some(Box::new(departing));
+        }
     }
 
-    /// Closes the ring and waits until no worker touches memory for it any
-    /// more: what they wait for is broken off, what they write is finished.
+    /// Closes the ring and waits until no worker, and nobody who delivers, touches
+    /// memory for it any more: what they wait for is broken off, what they write is
+    /// finished.
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();
-        while !self.is_inherited() && workers::break_off(self) {
+        while !self.is_inherited() && (workers::break_off(self) || self.lock().departing.is_some()) {
             let _ = wait::pause(self);
         }
     }
@@ -227,6 +233,7 @@ fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
         posted: false,
         completed_by_worker: false,
         closed: false,
+        departing: None,
         retired: false,
         status: None,
         opened: Default::default(),

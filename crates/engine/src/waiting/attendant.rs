@@ -237,8 +237,15 @@ pub(super) fn with_rounds(change: impl FnOnce(&Rounds) -> bool) -> bool {
 /// ring waits for.
 #[inline(always)]
 pub(crate) fn take_over(locked: &mut LockedRing) {
+    take_over_beside(locked, 0);
+}
+
+/// The same for one who comes back: it is going to look at so many requests of the
+/// devices itself.
+#[inline(always)]
+pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     // Who asks a polled ring for events looks for them itself.
-    let counts_on_devices = locked.devices.in_flight() != 0 && !locked.is_looked_for();
+    let counts_on_devices = locked.devices.in_flight() > own && !locked.is_looked_for();
     if locked.polls.armed() != 0 || !locked.timeouts.is_empty() || counts_on_devices {
         take_over_waits(locked);
     }

@@ -6,12 +6,15 @@
 //! `iopoll` spins on these channels; a ring that is not polled sleeps on their
 //! interrupts.
 
+mod delivery;
+
+pub(crate) use delivery::{Departing, deliver, deliver_or_leave, leave_delivery, left_to_thread};
+
 use crate::complete;
 use crate::devices;
 use crate::fast_poll;
 use crate::issue::{self, Answer};
 use crate::op::{Operation, block_device};
-use crate::process::process;
 use crate::request::{KeptFiles, RequestEntry, RequestId};
 use crate::ring::{LockedRing, Ring};
 use crate::timeout;
@@ -20,7 +23,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::estimate::RingEstimate;
-use usring_device::{Channel, Completions, Delivery, Device, Pause, QueueOptions, Submission, Wait};
+use usring_device::{Channel, Completions, Device, Pause, QueueOptions, Submission, Wait};
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll};
@@ -48,8 +51,7 @@ pub(crate) struct DeviceQueues {
     in_flight: u32,
     /// Something was accepted since the devices were last told.
     untold: bool,
-    /// Channels that something was accepted for that has to be delivered: see
-    /// [`deliver`].
+    /// Requests that were accepted and have to be delivered: see [`deliver`].
     owing: u32,
     /// A thread has been asked to do that.
     left: bool,
@@ -94,10 +96,12 @@ struct DeviceQueue {
     free: Vec<u32>,
     /// Did not fit.
     backlog: VecDeque<RequestEntry>,
+    /// What comes now goes behind the backlog: there is some, or it is being delivered.
+    is_behind: bool,
     /// To tell the device may sleep: it is done without the ring's lock.
     is_delivered_to: bool,
-    /// Something is to be delivered.
-    owes: bool,
+    /// So many requests are to be delivered.
+    owes: u32,
     /// Deliveries that are being made.
     away: u32,
     /// Its interrupt is in the ring's epoll set.
@@ -155,12 +159,13 @@ impl DeviceQueues {
             device: device.clone(),
             wait: channel.begin_wait(),
             is_delivered_to: channel.is_delivered_to(),
-            owes: false,
+            owes: 0,
             away: 0,
             channel,
             out: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             backlog: VecDeque::new(),
+            is_behind: false,
             watched: false,
             armed: false,
         });
@@ -273,76 +278,11 @@ impl DeviceQueues {
     pub fn owes_delivery(&self) -> bool {
         self.owing != 0 && !self.left
     }
-
-    fn begin_delivery(&mut self) -> Option<(usize, Delivery)> {
-        self.left = false;
-        while self.owing != 0 {
-            let index = self.channels.iter().position(|queue| queue.owes)?;
-            let queue = &mut self.channels[index];
-            queue.owes = false;
-            self.owing -= 1;
-            if let Some(delivery) = queue.channel.begin_delivery() {
-                queue.away += 1;
-                return Some((index, delivery));
-            }
-        }
-        None
-    }
 }
 
 /// Whether who asks again may get another answer.
 fn is_passing(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
-}
-
-/// Takes what is owed to its devices, for a driver that has finished its batch. That may sleep, so the ring's lock is given
-/// up for it: its other users go on, and their own deliveries overtake this one.
-/// What one thread has submitted is delivered in order, and by itself: the numbers
-/// of its files are good until its call returns.
-#[inline(never)]
-pub(crate) fn deliver(mut locked: LockedRing) -> LockedRing {
-    let ring = locked.ring;
-    while let Some((index, mut delivery)) = locked.devices.begin_delivery() {
-        locked.let_go();
-        delivery.carry_out();
-        locked = ring.lock();
-        // The ring may have been closed meanwhile.
-        let Some(queue) = locked.devices.channels.get_mut(index) else { continue };
-        queue.away -= 1;
-        queue.channel.end_delivery(delivery);
-        if queue.away == 0 && !queue.backlog.is_empty() {
-            submit_backlog(&mut locked, index);
-        }
-        // Not seldom it has been done on the way.
-        if !locked.is_looked_for() {
-            reap_one(&mut locked, index);
-        }
-        locked.finish_batch();
-    }
-    locked
-}
-
-/// The same for whoever gives the lock up anyway; the attendant, which is there for
-/// all rings, leaves it to a thread.
-#[inline(never)]
-pub(crate) fn deliver_or_leave(mut locked: LockedRing) -> LockedRing {
-    if process().attendant.is_current() {
-        leave_delivery(&mut locked);
-        return locked;
-    }
-    deliver(locked)
-}
-
-/// Leaves what is owed to a thread of its own.
-pub(crate) fn leave_delivery(locked: &mut LockedRing) {
-    if !locked.devices.owes_delivery() {
-        return;
-    }
-    locked.devices.left = true;
-    let (ring, stillborn) = (locked.ring.clone(), locked.ring.clone());
-    let life = |ring: Arc<Ring>| move || deliver(ring.lock()).leave();
-    // Without a thread it has to be the attendant after all.
-    process().attendant.start_thread("usring-deliver", Box::new(life(ring)), Box::new(life(stillborn)));
 }
 
 /// Hands a transfer to its device.
@@ -353,7 +293,7 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
     }
     let queues = &mut locked.devices;
     let queue = &mut queues.channels[index.0 as usize];
-    if !queue.backlog.is_empty() {
+    if queue.is_behind {
         return not_accepted(locked, request, index, Submission::Full);
     }
     let Some(token) = queue.free.pop() else { return not_accepted(locked, request, index, Submission::Full) };
@@ -376,7 +316,8 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
         }
         // Its own thread sees to it, and to what was left to another.
         queues.left = false;
-        queues.owing += u32::from(!core::mem::replace(&mut queue.owes, true));
+        queues.owing += 1;
+        queue.owes += 1;
         return;
     }
     queue.free.push(token);
@@ -398,7 +339,9 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
                 return complete::complete(locked, request, error.negative().into());
             }
             locked.devices.in_flight += 1;
-            locked.devices.channels[index.0 as usize].backlog.push_back(request);
+            let queue = &mut locked.devices.channels[index.0 as usize];
+            queue.backlog.push_back(request);
+            queue.is_behind = true;
         }
     }
 }
@@ -445,7 +388,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         let queue = &mut locked.devices.channels[index];
         queue.armed = false;
         // Not past what is being delivered.
-        if !queue.backlog.is_empty() && queue.away == 0 {
+        if queue.is_behind && queue.away == 0 {
             submit_backlog(locked, index);
         }
         if has_had_room {
@@ -457,14 +400,20 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     true
 }
 
-/// Room has come: what waited for it goes first.
+/// Room has come, or its last delivery is back: what waited goes first, and nothing
+/// that comes later is delivered beside it.
 #[cold]
 fn submit_backlog(locked: &mut LockedRing, index: usize) {
-    let waiting = core::mem::take(&mut locked.devices.channels[index].backlog);
+    let queue = &mut locked.devices.channels[index];
+    queue.is_behind = false;
+    let waiting = core::mem::take(&mut queue.backlog);
+    let any = !waiting.is_empty();
     locked.devices.in_flight -= waiting.len() as u32;
     for request in waiting {
         submit(locked, request, ChannelIndex(index as u32));
     }
+    let queue = &mut locked.devices.channels[index];
+    queue.is_behind |= any && queue.owes != 0;
 }
 
 /// Has the devices tell the ring's epoll set of what they complete, on a ring
@@ -517,13 +466,6 @@ pub(crate) fn settle(locked: &mut LockedRing) {
             return;
         }
     }
-}
-
-/// The ring goes away: what is out is forgotten. A queue pair that is dropped
-/// sees to it that its device touches no memory any more, which may take as
-/// long as the device does, so not under the ring's lock.
-pub(crate) fn dissolve(locked: &mut LockedRing) -> DeviceQueues {
-    core::mem::take(&mut locked.devices)
 }
 
 impl Ring {

@@ -124,6 +124,10 @@ fn look_until<'a>(
         task_work::run(&mut locked);
         locked = look(ring, locked);
         locked.finish_batch();
+        if locked.devices.owes_delivery() && limit.is_some() {
+            // It may take longer.
+            device_queues::leave_delivery(&mut locked);
+        }
         if locked.cq.ready() >= minimum {
             return (locked, End::Enough);
         }

@@ -175,7 +175,8 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => timeout::arm(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
-            // A sync covers what was written before it in this batch.
+            // A sync covers what was written before it in this batch where that costs nothing; what has to be
+            // delivered it may overtake, as any request may that no link, drain or AIO context puts in order.
             locked.devices.ring_doorbells();
             workers::hand_over(locked, request);
         }

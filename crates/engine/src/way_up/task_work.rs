@@ -123,11 +123,13 @@ pub(crate) fn add(ring: &Arc<Ring>, request: RequestEntry) {
     bring(ring, request, Urgency::Urgent, true);
 }
 
-/// Puts something on the list of a ring and tells those whom it concerns.
+/// Puts something on the list of a ring and tells those whom it concerns. Who is no
+/// worker may be inside another ring.
 pub(crate) fn bring(ring: &Arc<Ring>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
+    let run = if by_worker { run_if_unattended } else { run_inside };
     let pushed = ring.task_work.push(request, urgency);
     if pushed.sealed {
-        return run_if_unattended(ring);
+        return run(ring);
     }
     match Notification::of(ring) {
         Notification::None => {
@@ -143,7 +145,7 @@ pub(crate) fn bring(ring: &Arc<Ring>, request: RequestEntry, urgency: Urgency, b
         Notification::Resume | Notification::Signal => {
             // Who waits beside an SQ thread that polls only looks at the CQ.
             if ring.is_polled_by_thread() || !ring.wakers.wake_one(u32::MAX) {
-                run_if_unattended(ring);
+                run(ring);
             }
         }
     }
@@ -173,6 +175,16 @@ pub(crate) fn hear_announcement(locked: &LockedRing) {
 /// driver looks again after it has released the lock.
 #[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
+    run_unattended(ring, |locked| locked.depart_quietly());
+}
+
+/// The same inside another ring, or by who has something to deliver.
+#[inline(never)]
+pub(crate) fn run_inside(ring: &Arc<Ring>) {
+    run_unattended(ring, |locked| locked.depart_inside());
+}
+
+fn run_unattended(ring: &Arc<Ring>, depart: fn(LockedRing)) {
     while ring.has_work_left() {
         let Some(mut locked) = ring.try_lock() else { return };
         if ring.attendance.take_call() {
@@ -181,7 +193,7 @@ pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
             run(&mut locked);
         }
         locked.finish_batch();
-        locked.depart_quietly();
+        depart(locked);
     }
 }
 

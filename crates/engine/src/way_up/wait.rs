@@ -31,6 +31,8 @@ pub(crate) struct WaitCall {
 /// Waits. `EINTR` and `ETIME` only if no CQE is there at all.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
+    // What others have to be delivered may take longer.
+    let hurries = call.deadline.is_some() || call.minimum.is_some();
     let mut looked = false;
     // Timeouts that had ended when this call began to wait.
     let mut ended = None;
@@ -49,6 +51,9 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             fast_poll::look(&mut locked);
         }
         locked.finish_batch();
+        if hurries {
+            device_queues::leave_delivery(&mut locked);
+        }
         locked.flush_overflow();
         let ready = locked.cq.ready();
         let timed_out = *ended.get_or_insert(locked.timeouts.ended) != locked.timeouts.ended;
@@ -63,7 +68,9 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             Err(_) if !looked && locked.polls.armed() > 0 => {
                 looked = true;
                 fast_poll::look(&mut locked);
-                locked.leave();
+                locked.finish_batch();
+                device_queues::leave_delivery(&mut locked);
+                locked.depart();
                 continue;
             }
             Err(error) => {
@@ -103,6 +110,7 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
 fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     let mut locked = ring.lock();
     locked.finish_batch();
+    device_queues::leave_delivery(&mut locked);
     let ready = locked.cq.ready();
     locked.leave();
     if ready > 0 { Ok(()) } else { Err(Errno::EINTR) }
@@ -211,7 +219,8 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         fast_poll::dispatch(&mut locked, &events[..count]);
         locked.finish_batch();
         let successor = ring.wakers.sleep.resign();
-        locked.unlock();
+        // What is owed is the next round's: the successor does not wait for it.
+        locked.let_go();
         if successor == Wake::Futex {
             ring.wakers.sleep.wake_futex();
         }

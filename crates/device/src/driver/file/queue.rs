@@ -24,7 +24,7 @@ const VECTORS: usize = 2 * MOST_SEGMENTS as usize;
 
 /// The descriptor that becomes readable for a sleeper.
 struct Interrupt {
-    eventfd: OwnedDescriptor,
+    eventfd: Arc<OwnedDescriptor>,
     /// Somebody sleeps on it, or is about to.
     is_armed: bool,
 }
@@ -54,7 +54,7 @@ fn ring(interrupt: &mut Option<Interrupt>) {
 }
 
 fn interrupt_by(eventfd: Option<OwnedDescriptor>) -> Option<Interrupt> {
-    eventfd.map(|eventfd| Interrupt { eventfd, is_armed: false })
+    eventfd.map(|eventfd| Interrupt { eventfd: Arc::new(eventfd), is_armed: false })
 }
 
 /// A queue pair over the kernel's AIO.
@@ -138,7 +138,8 @@ impl AioQueue {
             template.aio_flags = aio::IOCB_FLAG_RESFD;
             template.aio_resfd = eventfd.number() as u32;
         }
-        let parcel = empty_parcel(&context, &target, depth)?;
+        let interrupt = interrupt_by(eventfd);
+        let parcel = empty_parcel(&context, &target, &interrupt, depth)?;
         Ok(AioQueue {
             context,
             parcel,
@@ -149,7 +150,7 @@ impl AioQueue {
             depth,
             template,
             target,
-            interrupt: interrupt_by(eventfd),
+            interrupt,
         })
     }
 
@@ -157,7 +158,7 @@ impl AioQueue {
     fn close_parcel(&mut self) -> Result<Box<Parcel>, Errno> {
         let fresh = match self.spare.pop() {
             Some(spare) => spare,
-            None => empty_parcel(&self.context, &self.target, self.depth)?,
+            None => empty_parcel(&self.context, &self.target, &self.interrupt, self.depth)?,
         };
         Ok(core::mem::replace(&mut self.parcel, fresh))
     }
@@ -205,13 +206,19 @@ impl AioQueue {
     }
 }
 
-fn empty_parcel(context: &Context, target: &Target, depth: u32) -> Result<Box<Parcel>, Errno> {
+fn empty_parcel(
+    context: &Context,
+    target: &Target,
+    interrupt: &Option<Interrupt>,
+    depth: u32,
+) -> Result<Box<Parcel>, Errno> {
     let file = match target {
         Target::Device(device) => Some(device.file.clone()),
         Target::Named => None,
     };
+    let interrupt = interrupt.as_ref().map(|interrupt| interrupt.eventfd.clone());
     let batch = Batch::new(context, depth as usize, VECTORS)?;
-    Ok(Box::new(Parcel { batch, file, refused: Vec::new(), next: None }))
+    Ok(Box::new(Parcel { batch, file, interrupt, refused: Vec::new(), next: None }))
 }
 
 impl QueuePair for AioQueue {
@@ -225,6 +232,12 @@ impl QueuePair for AioQueue {
         };
         if self.out == self.depth {
             return Submission::Full;
+        }
+        if let Target::Device(device) = &self.target
+            && request.operation != Operation::Flush
+            && let Err(error) = device.check(request)
+        {
+            return Submission::Refused(error);
         }
         let segments = request.segments.len();
         if !self.parcel.batch.has_room(segments) && !self.begin_another(segments) {
@@ -245,13 +258,9 @@ impl QueuePair for AioQueue {
             Operation::Write => iocb.aio_rw_flags |= durability(request) as i32,
             _ => {}
         }
-        if let Target::Device(device) = &self.target {
-            if let Err(error) = device.check(request) {
-                return Submission::Refused(error);
-            }
-            if request.operation == Operation::Read && request.length != 0 {
-                iocb.aio_data |= EXPECTS_BYTES;
-            }
+        let is_read = request.operation == Operation::Read;
+        if is_read && request.length != 0 && matches!(self.target, Target::Device(_)) {
+            iocb.aio_data |= EXPECTS_BYTES;
         }
         iocb.aio_offset = request.offset as i64;
         self.out += 1;
@@ -273,23 +282,21 @@ impl QueuePair for AioQueue {
 
     #[inline]
     fn begin_delivery(&mut self) -> Option<Delivery> {
-        if self.parcel.batch.is_empty() {
-            return None;
-        }
-        let mut first = match self.close_parcel() {
-            Ok(parcel) => parcel,
-            Err(_) => {
+        let mut first = None;
+        if !self.parcel.batch.is_empty() {
+            let Ok(parcel) = self.close_parcel() else {
                 self.tell_here();
                 return None;
-            }
-        };
-        self.context.expect(first.batch.length());
+            };
+            self.context.expect(parcel.batch.length());
+            first = Some(parcel);
+        }
         while let Some(mut earlier) = self.closed.pop() {
             self.context.expect(earlier.batch.length());
-            earlier.next = Some(first);
-            first = earlier;
+            earlier.next = first;
+            first = Some(earlier);
         }
-        Some(Delivery(first))
+        first.map(Delivery)
     }
 
     #[inline]

@@ -1,0 +1,191 @@
+//! What was accepted, on its way to devices that may have whoever tells them of it
+//! sleep: it is carried without the ring's lock, by whoever gives that up.
+//!
+//! What one thread has submitted is closed, for all channels, under the hold of
+//! the lock by which it was submitted: nobody else carries any of it, and the
+//! thread's call does not return before all of it is with the kernel. The numbers
+//! of its files are good until then, and nothing it submits overtakes what it has
+//! submitted. What others deliver meanwhile may.
+//!
+//! What comes of completions, chains that go on and requests that waited for room,
+//! names files that are kept: anybody may carry it, and who must not sleep leaves
+//! it to a thread.
+
+use super::{DeviceQueues, reap_one, submit_backlog};
+use crate::attendant;
+use crate::process::process;
+use crate::registered_buffers::RegisteredBuffers;
+use crate::ring::{LockedRing, Ring};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use usring_device::Delivery;
+
+/// What is carried out at a time, each with its channel: hardly ever more than one.
+struct Load {
+    first: (usize, Delivery),
+    others: Vec<(usize, Delivery)>,
+}
+
+impl Load {
+    fn carry_out(&mut self) {
+        self.first.1.carry_out();
+        self.others.iter_mut().for_each(|(_, delivery)| delivery.carry_out());
+    }
+}
+
+/// What a ring that is closed lets go of: when the last of its deliveries is back, or
+/// the kernel would be told of memory that nobody keeps any more.
+#[derive(Default)]
+pub(crate) struct Departing {
+    devices: DeviceQueues,
+    buffers: RegisteredBuffers,
+}
+
+impl Departing {
+    pub fn of(locked: &mut LockedRing) -> Departing {
+        Departing { devices: core::mem::take(&mut locked.devices), buffers: core::mem::take(&mut locked.buffers) }
+    }
+
+    /// Whether nothing is being delivered.
+    pub fn is_back(&self) -> bool {
+        self.devices.channels.iter().all(|queue| queue.away == 0)
+    }
+
+    /// Lets go of it. A queue pair that is dropped sees to it that its device touches
+    /// no memory any more, which may take as long as the device does, so not under
+    /// the ring's lock.
+    pub fn go(self) {
+        let Departing { devices, mut buffers } = self;
+        drop(devices);
+        buffers.unshare();
+    }
+}
+
+/// Delivers what is owed, for a driver that has finished its batch. That may sleep, so
+/// the ring's lock is given up for it, and what the ring waits for is watched meanwhile.
+#[inline(never)]
+pub(crate) fn deliver(mut locked: LockedRing) -> LockedRing {
+    let ring = locked.ring;
+    while locked.devices.owing != 0 {
+        let owing = locked.devices.owing;
+        attendant::take_over_beside(&mut locked, owing);
+        let Some(mut load) = begin(&mut locked) else {
+            call_lookers(ring);
+            continue;
+        };
+        locked.step_aside();
+        call_lookers(ring);
+        load.carry_out();
+        locked = bring_back(ring.lock(), load);
+        locked.finish_batch();
+    }
+    locked
+}
+
+/// Who sleeps where events are looked for is to look now.
+#[inline(always)]
+fn call_lookers(ring: &Ring) {
+    if ring.looks_for_events {
+        ring.wakers.wake_all(u32::MAX);
+    }
+}
+
+/// Closes what is owed. `None`: that was all.
+fn begin(locked: &mut LockedRing) -> Option<Load> {
+    let closed = locked.closed;
+    let queues = &mut locked.devices;
+    (queues.left, queues.owing) = (false, 0);
+    if closed {
+        return None;
+    }
+    let mut load: Option<Load> = None;
+    for index in 0..locked.devices.channels.len() {
+        let queue = &mut locked.devices.channels[index];
+        if core::mem::take(&mut queue.owes) == 0 {
+            continue;
+        }
+        let Some(delivery) = queue.channel.begin_delivery() else {
+            if queue.is_behind && queue.away == 0 {
+                submit_backlog(locked, index);
+            }
+            continue;
+        };
+        queue.away += 1;
+        match &mut load {
+            None => load = Some(Load { first: (index, delivery), others: Vec::new() }),
+            Some(load) => load.others.push((index, delivery)),
+        }
+    }
+    load
+}
+
+fn bring_back<'a>(mut locked: LockedRing<'a>, load: Load) -> LockedRing<'a> {
+    if locked.closed {
+        return bring_back_to_closed(locked, load);
+    }
+    bring_one_back(&mut locked, load.first);
+    for one in load.others {
+        bring_one_back(&mut locked, one);
+    }
+    locked
+}
+
+#[inline(always)]
+fn bring_one_back(locked: &mut LockedRing, (index, delivery): (usize, Delivery)) {
+    let queue = &mut locked.devices.channels[index];
+    queue.away -= 1;
+    queue.channel.end_delivery(delivery);
+    if queue.is_behind && queue.away == 0 {
+        submit_backlog(locked, index);
+    }
+    // Not seldom it has been done on the way.
+    if !locked.is_looked_for() {
+        reap_one(locked, index);
+    }
+}
+
+#[cold]
+fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, load: Load) -> LockedRing<'a> {
+    let ring = locked.ring;
+    let departing = locked.departing.as_deref_mut().expect("it waits for what is being delivered");
+    for (index, delivery) in core::iter::once(load.first).chain(load.others) {
+        let queue = &mut departing.devices.channels[index];
+        queue.away -= 1;
+        queue.channel.end_delivery(delivery);
+    }
+    if !departing.is_back() {
+        return locked;
+    }
+    let departing = core::mem::take(departing);
+    locked.let_go();
+    departing.go();
+    let mut locked = ring.lock();
+    locked.departing = None;
+    locked
+}
+
+/// The same for whoever gives the lock up anyway; the attendant, which is there for
+/// all rings, leaves it to a thread.
+#[inline(never)]
+pub(crate) fn deliver_or_leave(locked: LockedRing) -> LockedRing {
+    if process().attendant.is_current() { left_to_thread(locked) } else { deliver(locked) }
+}
+
+/// The same for who must not sleep.
+pub(crate) fn left_to_thread(mut locked: LockedRing) -> LockedRing {
+    leave_delivery(&mut locked);
+    locked
+}
+
+/// Leaves what is owed to a thread of its own.
+pub(crate) fn leave_delivery(locked: &mut LockedRing) {
+    if !locked.devices.owes_delivery() {
+        return;
+    }
+    locked.devices.left = true;
+    let (ring, stillborn) = (locked.ring.clone(), locked.ring.clone());
+    let life = |ring: Arc<Ring>| move || deliver(ring.lock()).leave();
+    // Without a thread it has to be the attendant after all.
+    process().attendant.start_thread("usring-deliver", Box::new(life(ring)), Box::new(life(stillborn)));
+}
