@@ -43,8 +43,9 @@ use usring_uapi::sqe_flags;
 /// How often a call may find enough completions before it looks at the ring's
 /// files and timers again; looking costs a system call.
 const CALLS_WITHOUT_A_LOOK: u32 = 8;
-/// The same while files are tried before the epoll set has told of them, and are ready: of each that has
-/// been found so since the last look the set asks once more.
+/// The same where files were tried before the epoll set has told of them, and were ready: of each that has
+/// been found so since the last look the set asks once more. (That some are expected to be is not enough: where
+/// a call submits nothing or the CQ is full, none is tried.)
 const CALLS_OF_GUESSES: u32 = 32;
 
 /// One io_uring instance. Always in an `Arc`: workers and the attendant hold
@@ -409,11 +410,11 @@ impl<'a> LockedRing<'a> {
             return false;
         }
         self.unlooked += 1;
-        let limit = if self.polls.expects() { CALLS_OF_GUESSES } else { CALLS_WITHOUT_A_LOOK };
+        let limit = if self.polls.expected.was_right() { CALLS_OF_GUESSES } else { CALLS_WITHOUT_A_LOOK };
         if self.unlooked < limit {
             return false;
         }
-        self.unlooked = 0;
+        self.has_looked();
         true
     }
 
@@ -427,6 +428,7 @@ impl<'a> LockedRing<'a> {
     #[inline]
     pub fn has_looked(&mut self) {
         self.unlooked = 0;
+        self.polls.expected.begin_anew();
     }
 
     /// Moves the backlog into the ring, as far as the program has made room.

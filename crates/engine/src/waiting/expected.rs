@@ -36,6 +36,8 @@ pub(crate) struct Expected {
     queue: VecDeque<(Tag, u32)>,
     time: u32,
     guesses: bool,
+    /// A guess was right since the set was asked last.
+    was_right: bool,
     /// So many waits have to bring many events before the next guess.
     pause: u32,
     last_pause: u32,
@@ -87,8 +89,20 @@ impl Expected {
         self.queue.front().map(|(tag, _)| *tag)
     }
 
+    /// Whether guesses have stood in for the set since it was asked last.
+    pub fn was_right(&self) -> bool {
+        self.was_right
+    }
+
+    /// The set is asked.
+    #[inline]
+    pub fn begin_anew(&mut self) {
+        self.was_right = false;
+    }
+
     /// What came of guesses.
     pub fn judge(&mut self, hits: u32, misses: u32) {
+        self.was_right |= hits > 0;
         if hits >= WORTH * misses {
             if hits > 0 {
                 self.last_pause = 0;

@@ -68,7 +68,7 @@ pub(crate) struct PollTable {
     /// Where a request waits whose turn is due; it may be gone by now.
     due: VecDeque<Tag>,
     /// Files that may be ready.
-    pub(super) expected: Expected,
+    pub expected: Expected,
     /// No slot below this one has waiters.
     low: usize,
     /// So many slots are worth a search for dead ones.

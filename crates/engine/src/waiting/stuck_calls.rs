@@ -53,7 +53,9 @@ pub(crate) struct StuckCalls {
     for_workers: u32,
     /// So many were the last time.
     penalty: u32,
-    /// The one thread that drives a ring which defers its work, by both of its names.
+    /// The one thread that drives a ring which defers its work, by both of its names. The first may be another
+    /// thread's once it has ended; but to that one the ring is closed on the kernel (EEXIST), so no program has it go
+    /// on there. If one did, a call in which it got stuck would end with the next connection and no sooner.
     owner: Option<(ThreadId, u32)>,
 }
 
