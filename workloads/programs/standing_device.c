@@ -133,6 +133,31 @@ static void its_own_ring_is_watched(void)
 	close(disk);
 }
 
+/* The ring goes meanwhile: nobody waits for the device with it, and what it had is let
+ * go of when the submitter is back. */
+static void it_may_be_closed(void)
+{
+	int disk = open("disk", O_RDWR | O_DIRECT);
+	HOLDS(disk >= 0);
+	take_away();
+	struct io_uring ring = new_ring(4, 0);
+	struct entering entering = { &ring, disk };
+	pthread_t thread;
+	EQUAL(pthread_create(&thread, NULL, enters, &entering), 0);
+	stands_still();
+	close(ring.ring_fd);
+	supply();
+	pthread_join(thread, NULL);
+	struct io_uring other = new_ring(4, 0);
+	struct io_uring_sqe *sqe = request(&other);
+	io_uring_prep_write(sqe, disk, missing, BLOCK, 0);
+	named(sqe, 2, 0);
+	EQUAL(io_uring_submit_and_wait(&other, 1), 1);
+	EQUAL(next_answer(&other).res, BLOCK);
+	io_uring_queue_exit(&other);
+	close(disk);
+}
+
 /* What a batch has for several devices is begun in its order, and by nobody but who
  * has submitted it. */
 struct batch {
@@ -194,6 +219,7 @@ static void a_batch_is_its_submitters(void)
 static const struct check checks[] = {
 	{ "other rings are watched", other_rings_are_watched },
 	{ "its own ring is watched", its_own_ring_is_watched },
+	{ "it may be closed", it_may_be_closed },
 	{ "a batch is its submitter's", a_batch_is_its_submitters },
 };
 

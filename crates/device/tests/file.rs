@@ -16,6 +16,7 @@ use std::thread;
 use std::time::Instant;
 use usring_device::spec::parse;
 use usring_device::{Completions, Driver, Operation, OwnSupply, QueueOptions, Submission};
+use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 
@@ -260,7 +261,7 @@ fn a_refused_request_in_a_batch_stops_none_of_the_others() {
     let mut rig = Rig::new(&*driver, POLLED);
     let memory = Memory::new(64 << 10);
     // The kernel finds out about these vectors while it takes the batch.
-    let bad = [usring_sys::plain::IoVector { base: 1 << 62, length: 4096 }; 2];
+    let bad = [IoVector { base: 1 << 62, length: 4096 }; 2];
     for token in 0..16 {
         let good = [memory.segment(token as usize * 4096, 2048), memory.segment(token as usize * 4096 + 2048, 2048)];
         let segments = if token % 3 == 0 { &bad } else { &good };
@@ -282,7 +283,7 @@ fn a_sleeper_is_told_of_a_request_that_the_kernel_did_not_take() {
     let driver = open(&file.text(""));
     let mut rig = Rig::new(&*driver, QueueOptions { interrupts: true, ..POLLED });
     assert!(rig.queue.arm_interrupt());
-    let segments = [usring_sys::plain::IoVector { base: 1 << 62, length: 4096 }; 2];
+    let segments = [IoVector { base: 1 << 62, length: 4096 }; 2];
     let request = transfer(0, Operation::Read, 0, &segments);
     rig.submit(&request);
     rig.queue.ring_doorbell();
@@ -323,6 +324,29 @@ fn a_batch_has_room_for_as_many_segments_as_a_request_may_have() {
     for token in 0..8 {
         rig.submit(&transfer(token, Operation::Read, u64::from(token) * length, &segments));
     }
+    rig.queue.ring_doorbell();
+    while rig.in_flight > 0 {
+        rig.wait().iter().for_each(|completion| assert_eq!(completion.result, length as i32));
+    }
+}
+
+/// There is no room for its segments beside theirs, and none is needed.
+#[test]
+fn a_request_that_is_refused_behind_a_full_batch_holds_nothing_up() {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    let driver = open(&file.text(""));
+    let most = driver.geometry().segments as usize;
+    let memory = Memory::new(most * 512);
+    let segments: Vec<_> = (0..most).map(|index| memory.segment(index * 512, 512)).collect();
+    let mut rig = Rig::new(&*driver, QueueOptions { depth: 8, interrupts: false });
+    let length = most as u64 * 512;
+    for token in 0..2 {
+        rig.submit(&transfer(token, Operation::Read, u64::from(token) * length, &segments));
+    }
+    let odd: Vec<_> = segments.iter().map(|segment| IoVector { base: segment.base + 1, ..*segment }).collect();
+    let refused = rig.queue.submit(&transfer(2, Operation::Read, 0, &odd));
+    assert_eq!(refused, Submission::Refused(Errno::EINVAL));
     rig.queue.ring_doorbell();
     while rig.in_flight > 0 {
         rig.wait().iter().for_each(|completion| assert_eq!(completion.result, length as i32));
