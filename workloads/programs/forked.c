@@ -1,7 +1,8 @@
 /*
  * A program that knows nothing of swap and forks: parents and children change the same addresses, each its own
  * copy, and say what came of it. Under `usring run --swap` most of what they have is out when they fork; the
- * output is the same with and without. argv[1]: bytes of the memory in MiB.
+ * output is the same with and without. argv[1]: bytes of the memory in MiB;
+ * argv[2]: only what comes of children that do not have it.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -14,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -214,18 +217,207 @@ static void many_children(void) {
 	add(-12);
 }
 
+/* A string in swapped memory, beside what its page holds otherwise. */
+static char *text_at(size_t page, const char *text) {
+	char *place = (char *)memory + page * 4096 + 3000;
+	strcpy(place, text);
+	return place;
+}
+
+/* The child has used nothing of the memory yet when it starts a program whose arguments lie there. */
+static void heir_starts_programs(void) {
+	char *shell[] = {"sh", "-c", text_at(300, "exit 9"), NULL};
+	char *command = text_at(301, "exit 12");
+	for (int way = 0; way < 3; way++) {
+		check("before an heir", 0);
+		pid_t child = fork();
+		if (child == 0) {
+			pid_t other = -1;
+			int status = 0;
+			if (way == 0) {
+				if (posix_spawn(&other, "/bin/sh", NULL, NULL, shell, environ)) _exit(90);
+			} else if (way == 1) {
+				other = vfork();
+				if (other == 0) { execve("/bin/sh", shell, environ); _exit(91); }
+			} else {
+				status = system(command);
+				if (status != 12 << 8) _exit(92);
+			}
+			if (other > 0 && (waitpid(other, &status, 0) != other || status != 9 << 8)) {
+				fprintf(stderr, "way %d: program ended with %#x\n", way, status);
+				_exit(93);
+			}
+			check("heir that has started a program", 0);
+			add(4);
+			check("heir that has started a program, again", 4);
+			_exit(13);
+		}
+		wait_for(child, 13, "heir starts a program");
+	}
+}
+
+/* Such a child has nothing of the memory if that is swapped: it touches none, unless it is told to. */
+static int on_stack_of_its_own(void *touches) {
+	volatile char own[4096];
+	memset((char *)own, 14, sizeof own);
+	if (touches) check("on a stack of its own", 0);
+	/* Past libc, whose locks another thread of the parent's may have had. */
+	pid_t child = syscall(SYS_fork);
+	if (child == 0) _exit(2);
+	int status;
+	if (waitpid(child, &status, 0) != child || status != 2 << 8) return 89;
+	return own[4000];
+}
+static pid_t clone_with_stack(void *stack, int touches) {
+	pid_t child = clone(on_stack_of_its_own, (char *)stack + (256 << 10), SIGCHLD, touches ? stack : NULL);
+	if (child < 0) die("clone");
+	return child;
+}
+static void by_other_calls(void) {
+	void *stack = mmap(NULL, 256 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+	wait_for(clone_with_stack(stack, 0), 14, "clone with a stack");
+	uint64_t arguments[11] = {0};
+	arguments[4] = SIGCHLD;
+	pid_t child = syscall(SYS_clone3, arguments, 64);
+	if (child < 0) child = fork();
+	if (child == 0) { check("clone3", 0); add(2); check("clone3 again", 2); _exit(15); }
+	wait_for(child, 15, "clone3");
+	child = syscall(SYS_fork);
+	if (child == 0) { check("fork by number", 0); _exit(15); }
+	wait_for(child, 15, "fork by number");
+	munmap(stack, 256 << 10);
+	check("after other calls", 0);
+}
+
+static void *makes_children(void *argument) {
+	void *stack = mmap(NULL, 256 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+	char *arguments[] = {"true", NULL};
+	for (int round = 0; round < 4; round++) {
+		int status, want = 14 << 8;
+		pid_t child;
+		if ((uintptr_t)argument == 0) {
+			child = clone_with_stack(stack, 0);
+		} else if ((uintptr_t)argument == 1) {
+			child = fork();
+			if (child == 0) { check("one of several", 0); _exit(14); }
+		} else {
+			if (posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environ)) die("posix_spawn");
+			want = 0;
+		}
+		if (waitpid(child, &status, 0) != child) die("waitpid");
+		if (status != want) { fprintf(stderr, "one of several ended with %#x\n", status); _exit(88); }
+	}
+	munmap(stack, 256 << 10);
+	return NULL;
+}
+static void threads_fork_together(void) {
+	pthread_t threads[3];
+	for (uintptr_t index = 0; index < 3; index++)
+		if (pthread_create(&threads[index], NULL, makes_children, (void *)index)) die("pthread_create");
+	for (int index = 0; index < 3; index++) pthread_join(threads[index], NULL);
+	printf("threads fork together\n");
+}
+
+/* What they get who do not have the memory, while others fork: an end, and no zeroes. */
+static void *forks(void *argument) {
+	while (!atomic_load(&stop)) {
+		pid_t child = fork();
+		if (child == 0) _exit(0);
+		waitpid(child, NULL, 0);
+	}
+	return argument;
+}
+static void none_reads_zeroes(void) {
+	void *stack = mmap(NULL, 256 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+	pthread_t thread;
+	int killed = 0, fine = 0;
+	pthread_create(&thread, NULL, forks, NULL);
+	for (int round = 0; round < 100; round++) {
+		int status;
+		pid_t child = clone_with_stack(stack, 1);
+		if (waitpid(child, &status, 0) != child) die("waitpid");
+		if (WIFSIGNALED(status)) killed++;
+		else if (status == 14 << 8) fine++;
+		else { printf("child ended with %#x\n", status); _exit(83); }
+	}
+	atomic_store(&stop, 1);
+	pthread_join(thread, NULL);
+	printf("%d killed, %d fine\n", killed, fine);
+}
+
+static atomic_int alarms;
+static void count_alarm(int signal) { (void)signal; atomic_fetch_add(&alarms, 1); }
+static void signals_come_while_it_forks(void) {
+	struct sigaction action = {.sa_handler = count_alarm, .sa_flags = SA_RESTART};
+	sigaction(SIGALRM, &action, NULL);
+	struct itimerval often = {{0, 300}, {0, 300}}, never = {{0, 0}, {0, 0}};
+	setitimer(ITIMER_REAL, &often, NULL);
+	for (int round = 0; round < 200; round++) {
+		pid_t child = fork();
+		if (child == 0) {
+			sigset_t mask;
+			sigprocmask(SIG_BLOCK, NULL, &mask);
+			_exit(sigisemptyset(&mask) ? 16 : 87);
+		}
+		int status;
+		if (child < 0 || waitpid(child, &status, 0) != child) die("fork");
+		if (status != 16 << 8) { fprintf(stderr, "round %d: child ended with %#x\n", round, status); _exit(86); }
+	}
+	setitimer(ITIMER_REAL, &never, NULL);
+	printf("signals while it forks\n");
+}
+
+/* A handler forks while a call waits: parent and child both go on with the call. */
+static int pipe_ends[2];
+static volatile pid_t from_handler = -1;
+static void fork_in_handler(int signal) {
+	(void)signal;
+	from_handler = fork();
+	if (from_handler == 0) return;
+	int status;
+	if (write(pipe_ends[1], "for the child", 14) != 14) die("write");
+	if (waitpid(from_handler, &status, 0) != from_handler || status != 17 << 8) {
+		fprintf(stderr, "child of a handler ended with %#x\n", status);
+		_exit(85);
+	}
+	if (write(pipe_ends[1], "for the parent", 15) != 15) die("write");
+}
+static void handler_forks(void) {
+	struct sigaction action = {.sa_handler = fork_in_handler, .sa_flags = SA_RESTART};
+	sigaction(SIGALRM, &action, NULL);
+	if (pipe(pipe_ends)) die("pipe");
+	check("before the handler", 0);
+	char *place = (char *)memory + 302 * 4096 + 3000;
+	struct itimerval once = {{0, 0}, {0, 50000}};
+	setitimer(ITIMER_REAL, &once, NULL);
+	ssize_t got = read(pipe_ends[0], place, 64);
+	if (from_handler == 0) {
+		if (got != 14 || strcmp(place, "for the child")) { fprintf(stderr, "child got %zd: %s\n", got, place); _exit(84); }
+		check("child of a handler", 0);
+		_exit(17);
+	}
+	printf("handler forks: %zd %s\n", got, place);
+	check("after the handler", 0);
+}
+
 int main(int count, char **arguments) {
 	size_t mebibytes = count > 1 ? strtoul(arguments[1], NULL, 10) : 32;
 	pages = (mebibytes << 20) / 4096;
 	memory = mmap(NULL, pages * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED) die("mmap");
 	for (size_t page = 0; page < pages; page++) AT(page) = page * 7;
+	if (count > 2) { none_reads_zeroes(); return 0; }
 	both_sides();
 	nested(3, 0);
 	child_execs();
 	system_calls();
 	child_outlives_parent();
 	many_children();
+	heir_starts_programs();
+	by_other_calls();
+	threads_fork_together();
+	signals_come_while_it_forks();
+	handler_forks();
 	fork_while_threads_fault();
 	check("at last", 0);
 	printf("all is well\n");

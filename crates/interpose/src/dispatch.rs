@@ -5,7 +5,7 @@ use crate::doors::{exports, filter, patch};
 use crate::files::{contexts, descriptor_calls, device_calls, devices, rings};
 use crate::program::{exec, process};
 use crate::signals;
-use crate::swapped::{guarded, managed, mapping_calls, swap_calls};
+use crate::swapped::{forked, guarded, managed, mapping_calls, swap_calls};
 use usring_uapi::general as linux;
 
 /// Serves one call of the program. Called by the doors alone.
@@ -22,6 +22,9 @@ pub extern "C" fn dispatch(call: &mut Call) -> Outcome {
 fn dispatch_other(call: &mut Call) -> Outcome {
     if call.trapped != 0 {
         patch::consider(call);
+    }
+    if matches!(call.number as u32, linux::__NR_fork | linux::__NR_vfork | linux::__NR_clone) {
+        return forked::serve(call);
     }
     if managed::is_on() {
         return match mapping_calls::serve(call) {

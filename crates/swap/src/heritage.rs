@@ -132,13 +132,13 @@ impl Heritage {
             counters: region::counters_in(statistics)?,
             unused: true,
         })?;
-        let pinned = pager.copy_pages(old);
+        pager.copy_pages(old);
         let space = parent.space.lock().clone();
         for part in space.all(Kind::Mapped) {
             let offset = |address: usize| address - pager.memory.address();
             pager.set_in_use(offset(part.start) / unit..offset(part.end).div_ceil(unit), true);
         }
-        let region = SwapRegion::start(window, pager, lanes, true, pinned)?;
+        let region = SwapRegion::start(window, pager, lanes, true)?;
         let claim = parent.claim.as_ref().map(|claim| {
             // The parent's, of which this process has the number.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
@@ -174,20 +174,17 @@ impl Pager {
         self.store.slots.lend(member, self.pages_in_use().filter(is_out).map(|page| self.slot_at_rest(page)));
     }
 
-    /// Has all pages be what another pager's are, whose gates were shut; says how many are
-    /// pinned.
-    fn copy_pages(&self, other: &Pager) -> usize {
+    /// Has all pages be what another pager's are, whose gates were shut.
+    fn copy_pages(&self, other: &Pager) {
         self.set_extent(other.pages_in_use().end);
-        let (mut resident, mut pinned) = (0, 0);
+        let mut resident = 0;
         for index in other.pages_in_use() {
             if other.page(index).at_rest() == State::Untouched {
                 continue;
             }
             self.copy_at_rest(other, index);
             resident += usize::from(self.page(index).state().is_resident());
-            pinned += usize::from(self.page(index).is_pinned());
         }
         self.limit.exceed(resident);
-        pinned
     }
 }

@@ -122,14 +122,14 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Makes a page that nobody knows of yet what another one is at rest, pins included; but
-    /// clean it is not.
+    /// Makes a page that nobody knows of yet what another one is at rest; but clean it is not, nor
+    /// pinned: who has pinned that one does not know of this one.
     pub fn copy_at_rest(&self, other: Page) {
         let state = match other.at_rest() {
             State::Clean => State::Dirty,
             state => state,
         };
-        self.0.store(other.0.load(Ordering::Relaxed) & !(ONE_PIN - 1) | bits_of(state), Ordering::Relaxed);
+        self.0.store(bits_of(state), Ordering::Relaxed);
     }
 
     pub fn is_pinned(&self) -> bool {

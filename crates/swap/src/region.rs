@@ -158,7 +158,7 @@ impl Builder {
         let counters = counters_in(self.statistics.as_deref())?;
         let unused = self.unknown_threads;
         let pager = Pager::new(Parts { kind, memory, mechanism, store, limit, readahead, counters, unused })?;
-        let mut region = SwapRegion::start(window, pager, [evictor, reader], self.unknown_threads, 0)?;
+        let mut region = SwapRegion::start(window, pager, [evictor, reader], self.unknown_threads)?;
         region.policy = policy;
         if let Some(events) = events {
             region.background.serve(events)?;
@@ -247,7 +247,6 @@ impl SwapRegion {
         pager: Pager,
         [evictor, reader]: [Lane; 2],
         unknown_threads: bool,
-        pinned: usize,
     ) -> Result<Self, Errno> {
         let pager = Arc::new(pager);
         let range = pager.memory.address()..pager.memory.address() + pager.memory.length();
@@ -255,7 +254,7 @@ impl SwapRegion {
         let background = Background::new(pager.clone(), unknown_threads);
         let region = SwapRegion {
             window,
-            pinned: AtomicUsize::new(pinned),
+            pinned: AtomicUsize::new(0),
             registration: Some(registration),
             background,
             policy: None,

@@ -182,6 +182,16 @@ fn parents_and_children_have_copies_of_what_was_swapped_at_the_fork() {
     assert_eq!(finished.stdout, String::from_utf8(expected.stdout).unwrap(), "{}", finished.report());
 }
 
+/// Others fork meanwhile, so that for moments the memory is copied into whatever process is made.
+#[test]
+fn a_child_that_does_not_inherit_ends_and_reads_no_zeroes() {
+    let swapped = Swapped::new(96, 4, ",mechanism=userfault");
+    let program = swapped.stage.compile("forked.c", &[]);
+    let finished = within_limit(swapped.program(&program).args(["10", "touch"]).finish());
+    assert_eq!(finished.stdout, "100 killed, 0 fine\n", "{}", finished.report());
+    assert!(finished.stderr.contains("a forked child touched"), "{}", finished.report());
+}
+
 /// A server of Debian's, with values that show whose they are.
 fn redis_serves(keys: u64, capacity: u64, limit: u64) {
     let swapped = Swapped::new(capacity, limit, "");

@@ -34,7 +34,8 @@ pub struct Call {
     pub number: u64,
     /// rdi, rsi, rdx, r10, r8, r9.
     pub arguments: [u64; 6],
-    /// Where the program goes on; what follows its `syscall` instruction.
+    /// Where the program goes on: behind its `syscall` instruction, unless the call is
+    /// served otherwise ([`Call::leave_it_to_the_site`]).
     pub return_address: u64,
     /// The call came by the trap, so its site is not patched yet.
     pub trapped: u64,
@@ -297,7 +298,7 @@ macro_rules! leave {
             "add al, 127\n",
             "sahf\n",
             "mov rax, [rbp - 8]\n",
-            "mov rcx, [rbp + 8]\n",
+            "mov rcx, [rsp + {return_address}]\n",
             "mov rsp, rbp\n",
             "pop rbp\n",
             ".cfi_def_cfa rsp, 136\n",
@@ -455,6 +456,9 @@ pub fn patch_door() -> u64 {
     door as *const () as u64
 }
 
+/// The instruction's.
+const SYSCALL_LENGTH: u64 = 2;
+
 impl Call {
     /// Has the kernel answer the call as it is, past our own filter.
     pub fn pass(&mut self) -> Outcome {
@@ -482,6 +486,13 @@ impl Call {
             _ => arguments[5] = PASS_MARK,
         }
         self.forward_to(self.number, arguments)
+    }
+
+    /// Has the program make the call once more where it did, and the kernel answer it there: for who
+    /// returns twice, on one stack. It has trapped; the caller has put a mark in the arguments.
+    pub fn leave_it_to_the_site(&mut self) -> Outcome {
+        self.return_address -= SYSCALL_LENGTH;
+        Outcome { answer: self.number, kind: Outcome::DONE }
     }
 
     /// Has the kernel answer this call instead. The caller sees to the mark.

@@ -124,8 +124,9 @@ fn known(address: usize) -> Option<&'static Site> {
 #[cold]
 pub fn consider(call: &Call) {
     let address = call.return_address.wrapping_sub(SYSCALL.len() as u64) as usize;
-    if environment::forbids_patching() || text::is_library(address) || call.number as u32 == linux::__NR_clone {
-        // By another clone(2) from there a thread would come back on a stack of its own.
+    let may_share = matches!(call.number as u32, linux::__NR_clone | linux::__NR_vfork);
+    if environment::forbids_patching() || text::is_library(address) || may_share {
+        // By another call from there a thread would come back on a stack of its own, or twice on one.
         return;
     }
     let Some(site) = place_of(address) else { return };

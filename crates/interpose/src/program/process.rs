@@ -10,7 +10,7 @@ use crate::files::{descriptors, devices, registered};
 use crate::program::environment;
 use crate::signals::frames;
 use crate::swapped::managed;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use usring_engine::readiness;
 use usring_sys::descriptor;
 use usring_sys::kept_memory;
@@ -36,8 +36,10 @@ pub struct Process {
 
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
-/// The process whose tables these are, before a fork; 0 at the very start.
-static OWNER: AtomicU32 = AtomicU32::new(0);
+/// Whether this process has begun. (A child's id may be its parent's, in another namespace.)
+static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
+/// Whether this process has, or one that it comes from.
+static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
 /// This process's state. One look where it exists.
 #[inline]
@@ -51,8 +53,8 @@ pub fn current() -> &'static Process {
 #[cold]
 fn begin() -> &'static Process {
     let id = getpid();
-    let owner = OWNER.swap(id, Ordering::Relaxed);
-    if owner != 0 && owner != id {
+    let is_first = !BEGUN.get_or_make(|| AtomicBool::new(false)).swap(true, Ordering::Relaxed);
+    if HAS_TABLES.swap(true, Ordering::Relaxed) && is_first {
         // A child is born with one thread, and libc's fork() makes a call that
         // comes by here before it returns in the child: nobody else is about.
         signals::forget_after_fork();

@@ -101,7 +101,7 @@ pub fn give_back(note: u32) {
 }
 
 /// In a forked child: what was kept for other threads of the parent is free.
-/// (A thread that forks is in no call of its own, so nothing is kept for it.)
+/// (A thread that forks has none: one that finds a signal put off lets it in before, see `forked`.)
 pub fn forget_after_fork() {
     // Only read where nothing is to be changed: the child shares these pages.
     for place in TABLE.iter().filter(|place| place.used.load(Ordering::Relaxed) != 0) {

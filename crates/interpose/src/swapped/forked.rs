@@ -4,22 +4,34 @@
 //! Here the call itself is made, with all signals closed: between the moment at which
 //! everything is at rest and the one at which the parent goes on, or the child knows of
 //! what is not there, no code of the program may run, nor libc's. So the filter traps the
-//! call, and no handler of libc's (pthread_atfork) would do. A process that is made by other
-//! calls (clone3 without CLONE_VM, clone with a stack of its own) does not have the memory: a touch ends it.
+//! call, and no handler of libc's (pthread_atfork) would do.
+//!
+//! Meanwhile any copy of the memory is one in which what is out holds zeroes. So every process with
+//! memory of its own is made here, one after the other, those too that do not get the
+//! swapped memory (they share their parent's descriptors, have a stack of their own, or it cannot be held):
+//! then it is not there, and a touch ends them. clone3(2) nobody has (`swap_filter`).
+//!
+//! A process that shares its parent's memory (vfork, posix_spawn) returns on the stack on which its
+//! parent waits, or on another. So the program makes that call by itself; before it does, what was
+//! inherited is taken up: by somebody who borrows the memory it cannot be, whose lanes and threads
+//! would end with him.
 
 use crate::doors::door::{Call, Outcome};
 use crate::message;
 use crate::program::process;
 use crate::swapped::managed;
+use crate::swapped::outstanding::{self, OfThread};
+use crate::swapped::swap_filter::VFORK_MARKED;
 use alloc::boxed::Box;
+use core::arch::global_asm;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use usring_swap::heritage::{Held, Heritage};
 use usring_swap::mappings::Mappings;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
-use usring_sys::syscall::{self, PASS_MARK, syscall6};
-use usring_sys::{Errno, descriptor, kept_memory, thread};
+use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
+use usring_sys::{Errno, descriptor, kept_memory, signals, thread};
 use usring_uapi::general as linux;
 
 /// What this process has inherited and not used yet.
@@ -43,56 +55,122 @@ pub fn is_heir() -> bool {
     !HERITAGE.load(Ordering::Relaxed).is_null()
 }
 
-/// Answers fork(2), and clone(2) that is no more than that. `None`: the kernel does.
-pub fn fork(call: &Call) -> Option<Outcome> {
-    if call.number as u32 == linux::__NR_clone && !is_fork(call.arguments) {
-        return None;
+/// Answers fork(2), vfork(2) and clone(2).
+pub fn serve(call: &mut Call) -> Outcome {
+    let [flags, stack, ..] = call.arguments;
+    let (flags, stack) = match call.number as u32 {
+        linux::__NR_fork => (0, 0),
+        linux::__NR_vfork => (linux::CLONE_VM | linux::CLONE_VFORK, 0),
+        _ => (flags as u32, stack),
+    };
+    if flags & linux::CLONE_VM == 0 { copy(call, flags, stack) } else { share(call, flags) }
+}
+
+fn share(call: &mut Call, flags: u32) -> Outcome {
+    if flags & linux::CLONE_THREAD == 0 && managed::is_on() {
+        managed::mappings();
     }
-    let mappings = managed::mappings()?;
-    // A vfork child borrows the memory and does not have its parent's threads.
-    if !process::is_own() {
-        return None;
+    if call.trapped == 0 {
+        return call.pass();
     }
+    match call.number as u32 {
+        linux::__NR_vfork => call.arguments[VFORK_MARKED as usize] = PASS_MARK_ABOVE_FLAGS,
+        // Linux looks at the lower half of the flags alone.
+        _ => call.arguments[0] = PASS_MARK_ABOVE_FLAGS | u64::from(flags),
+    }
+    call.leave_it_to_the_site()
+}
+
+fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
+    let mappings = if managed::is_on() { managed::mappings() } else { None };
+    // A vfork child does not have its parent's threads; and a child with a stack of its own often ends by
+    // exit(2), which is the end of a process that has no more than one.
+    let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
+    let mappings = mappings.filter(|_| inherits);
     let _one_at_a_time = FORKING.get_or_make(|| Mutex::new(())).lock();
     let _closed = thread::close_signals();
-    let held = match mappings.hold() {
-        Ok(held) => held,
-        Err(error) => {
-            refuse(error);
-            return None;
-        }
-    };
-    if !descriptor::hand_down(held.descriptors()) {
-        return None;
+    if signals::interrupted() {
+        // It comes first: the mask that is in force meanwhile would be the child's.
+        return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
-    HANDS_DOWN.store(true, Ordering::Relaxed);
-    let [first, second, third, fourth, fifth, _] = call.arguments;
-    // SAFETY: the program's own arguments; the child has a copy of this stack and goes on in it.
-    let answer = unsafe { syscall6(call.number as u32, [first, second, third, fourth, fifth, PASS_MARK]) };
+    let held = mappings.and_then(|mappings| mappings.hold().inspect_err(|error| refuse(*error)).ok());
+    let held = held.filter(|held| descriptor::hand_down(held.descriptors()));
+    let calls = outstanding::hold();
+    HANDS_DOWN.store(held.is_some(), Ordering::Relaxed);
+    let [first, _, third, fourth, fifth, _] = call.arguments;
+    // The child goes on in its copy of this stack, at first.
+    let arguments = [first, 0, third, fourth, fifth, PASS_MARK];
+    // SAFETY: the program's own arguments; nothing is shared but, perhaps, descriptors.
+    let answer = unsafe { syscall6(call.number as u32, arguments) };
     if answer == 0 {
-        begin(held);
+        if flags & linux::CLONE_FILES == 0 {
+            process::current();
+        }
+        begin(held, calls);
+        if stack != 0 {
+            go_on_at(call, stack);
+        }
     } else {
-        drop(held);
+        drop((calls, held));
     }
     HANDS_DOWN.store(false, Ordering::Relaxed);
     descriptor::hand_down(&[]);
-    Some(syscall::check(answer).into())
+    syscall::check(answer).into()
 }
 
-/// Whether clone(2) makes a process that has nothing together with its parent, goes on where that stands,
-/// and is not waited for.
-fn is_fork([flags, stack, ..]: [u64; 6]) -> bool {
-    flags & u64::from(linux::CLONE_VM | linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0
+/// Where a child goes on that has a stack of its own: it is one thread, and so there is one of each.
+static STACK: AtomicU64 = AtomicU64::new(0);
+static RETURN_ADDRESS: AtomicU64 = AtomicU64::new(0);
+
+// With all registers as they are to be, but rcx and r11, which a system call changes.
+global_asm!(
+    ".pushsection usring_door,\"ax\",@progbits",
+    ".globl usring_change_stack",
+    ".hidden usring_change_stack",
+    ".type usring_change_stack,@function",
+    ".p2align 4",
+    "usring_change_stack:",
+    "mov rcx, [rip + {return_address}]",
+    "mov rsp, [rip + {stack}]",
+    "jmp rcx",
+    ".size usring_change_stack, . - usring_change_stack",
+    ".popsection",
+    return_address = sym RETURN_ADDRESS,
+    stack = sym STACK,
+);
+
+unsafe extern "C" {
+    fn usring_change_stack();
+}
+
+fn go_on_at(call: &mut Call, stack: u64) {
+    STACK.store(stack, Ordering::Relaxed);
+    RETURN_ADDRESS.store(call.return_address, Ordering::Relaxed);
+    call.return_address = usring_change_stack as *const () as u64;
 }
 
 /// The child's first steps.
-fn begin(held: Held) {
-    process::current();
+fn begin(held: Option<Held>, calls: OfThread) {
+    let Some(held) = held else { return core::mem::forget(calls) };
     match held.inherit() {
         Ok(heritage) => HERITAGE.store(Box::into_raw(Box::new(heritage)), Ordering::Release),
         Err(error) => {
             message::say(format_args!("swap: a forked child cannot have its parent's swapped memory ({error})"));
             managed::disown();
+        }
+    }
+    if calls.is_empty() {
+        return;
+    }
+    // The program forks in a handler that met a call, and the child goes on with that, too.
+    let mappings = managed::mappings();
+    for (place, mut guarded) in calls.into_calls() {
+        match mappings {
+            Some(mappings) => {
+                guarded.inherit(mappings);
+                outstanding::keep(place, guarded);
+            }
+            None => core::mem::forget(guarded),
         }
     }
 }
@@ -113,10 +191,28 @@ fn refuse(error: Errno) {
     }
 }
 
+/// In [`TOLD`], beside what [`refuse`] has there.
+const BORROWED: u32 = 4;
+
+/// In a forked child: what its parent had not used is not this one's.
+pub fn forget_heritage() {
+    HERITAGE.store(core::ptr::null_mut(), Ordering::Relaxed);
+}
+
 /// Takes up what was inherited, if that has not been done; `statistics` is the file to count in.
 pub fn take_up(statistics: Option<&CStr>) -> Option<&'static Mappings> {
     if !is_heir() {
         return managed::known();
+    }
+    if !process::is_own() {
+        if TOLD.fetch_or(BORROWED, Ordering::Relaxed) & BORROWED == 0 {
+            message::say(format_args!(
+                "swap: process {} shares the memory of a forked child that has not used what it inherited: \
+                 it dies of a touch",
+                process::id()
+            ));
+        }
+        return None;
     }
     let _one_at_a_time = TAKING_UP.get_or_make(|| Mutex::new(())).lock();
     // What is done here is done on no swapped memory.

@@ -120,6 +120,17 @@ impl Guarded {
         None
     }
 
+    /// In a forked child, which goes on with the call: keeps the same in its own memory.
+    pub fn inherit(&mut self, mappings: &'static Mappings) {
+        self.mappings = mappings;
+        if let Some(pinned) = &mut self.pinned {
+            pinned.inherit(mappings);
+        }
+        if let Some(transfer) = &mut self.transfer {
+            transfer.inherit(mappings);
+        }
+    }
+
     /// Brings in again what has gone; and keeps it now.
     fn seek(&mut self, spans: &Spans) -> Option<u64> {
         match Pinned::new(self.mappings, spans, Pins::Needed) {

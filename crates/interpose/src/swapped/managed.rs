@@ -140,6 +140,7 @@ fn traps(minimum: usize) -> bool {
 /// In a forked child, which may be about to inherit ([`forked`]).
 pub fn begin_after_fork() {
     MAPPINGS.store(core::ptr::null_mut(), Ordering::Relaxed);
+    forked::forget_heritage();
     if !forked::hands_down() {
         disown();
     }

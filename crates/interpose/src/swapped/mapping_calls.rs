@@ -9,7 +9,7 @@
 use crate::doors::door::{Call, Outcome};
 use crate::message;
 use crate::swapped::managed::{MINIMUM, PROBE_ANSWER, PROBE_ARGUMENT, STACK, is_in_window, made, mappings};
-use crate::swapped::{forked, swap_filter};
+use crate::swapped::swap_filter;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_swap::Access;
@@ -42,7 +42,6 @@ pub fn serve(call: &mut Call) -> Option<Outcome> {
             keep_stack(first, second);
             Some(Ok(0))
         }
-        linux::__NR_fork | linux::__NR_clone => return forked::fork(call),
         linux::__NR_mremap => remap(arguments),
         _ if !is_in_window(first) => None,
         linux::__NR_set_tid_address => {

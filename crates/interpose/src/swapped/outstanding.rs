@@ -8,12 +8,14 @@ use crate::doors::door::CALL_SIZE;
 use crate::swapped::guarded::Guarded;
 use alloc::vec::Vec;
 use usring_sys::mapping::PAGE;
-use usring_sys::mutex::Mutex;
+use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::per_process::PerProcess;
+use usring_sys::thread::{self, ThreadId};
 
-/// A call's place on its stack, and what is kept for it.
+/// A call's place on its stack, whose it is, and what is kept for it.
 struct Outstanding {
     place: usize,
+    thread: ThreadId,
     guarded: Guarded,
 }
 
@@ -32,7 +34,7 @@ fn row(place: usize) -> &'static Mutex<Vec<Outstanding>> {
 pub fn keep(place: usize, guarded: Guarded) {
     let mut row = row(place).lock();
     row.retain(|other| other.place.abs_diff(place) >= CALL_SIZE);
-    row.push(Outstanding { place, guarded });
+    row.push(Outstanding { place, thread: thread::current(), guarded });
 }
 
 /// The call is back.
@@ -40,4 +42,37 @@ pub fn take(place: usize) -> Option<Guarded> {
     let mut row = row(place).lock();
     let index = row.iter().position(|other| other.place == place)?;
     Some(row.swap_remove(index).guarded)
+}
+
+/// The rows that have calls of the calling thread: it forks, in a handler that met one.
+pub struct OfThread {
+    thread: ThreadId,
+    rows: Vec<Guard<'static, Vec<Outstanding>>>,
+}
+
+/// Nobody changes what is kept for this thread until that is dropped.
+pub fn hold() -> OfThread {
+    let thread = thread::current();
+    let is_ours = |row: &Guard<Vec<Outstanding>>| row.iter().any(|other| other.thread == thread);
+    let rows = TABLE.get().into_iter().flatten().map(Mutex::lock).filter(is_ours).collect();
+    OfThread { thread, rows }
+}
+
+impl OfThread {
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// In the child, whose table is empty: what is its own of its copy of these rows, each with its place. The rest is
+    /// other threads', which it does not have, and is left as it is.
+    pub fn into_calls(self) -> Vec<(usize, Guarded)> {
+        let mut calls = Vec::new();
+        for mut row in self.rows {
+            while let Some(index) = row.iter().position(|other| other.thread == self.thread) {
+                let Outstanding { place, guarded, .. } = row.swap_remove(index);
+                calls.push((place, guarded));
+            }
+        }
+        calls
+    }
 }

@@ -29,15 +29,9 @@ use usring_uapi::general as linux;
 pub const PROBE: u32 = linux::__NR_create_module;
 
 /// Never ours: they take nothing from registers, or leave by another way than they came.
-/// (clone(2) is looked at before: it is ours where it is fork(2).)
-const EXEMPT: [u32; 6] = [
-    linux::__NR_rt_sigreturn,
-    linux::__NR_restart_syscall,
-    linux::__NR_clone3,
-    linux::__NR_vfork,
-    linux::__NR_exit,
-    linux::__NR_exit_group,
-];
+/// (clone(2) and its kin are looked at before.)
+const EXEMPT: [u32; 4] =
+    [linux::__NR_rt_sigreturn, linux::__NR_restart_syscall, linux::__NR_exit, linux::__NR_exit_group];
 
 /// They name memory by way of memory, or could; or they copy all of it.
 const ALWAYS: [u32; 23] = [
@@ -104,6 +98,8 @@ const fn assemble(size: u32) -> Assembler {
     filter.answer(RET_ALLOW);
     filter.load(NUMBER);
     look_at_clone(&mut filter);
+    look_at_vfork(&mut filter);
+    answer_for(&mut filter, &[linux::__NR_clone3], RET_NO_SUCH_CALL);
     answer_for(&mut filter, &EXEMPT, RET_ALLOW);
     answer_for(&mut filter, &ALWAYS, RET_TRAP);
     filter.add(JUMP_EQUAL, PROBE, 0, 4);
@@ -150,18 +146,32 @@ const fn assemble(size: u32) -> Assembler {
     filter
 }
 
-/// Of clone what makes a process with memory of its own that goes on where its parent stands.
+/// What says what it wants in memory, where no filter sees whether it makes a process: as on kernels
+/// before 5.3 and in containers, callers take clone(2).
+const RET_NO_SUCH_CALL: u32 = 0x0005_0000 | ENOSYS;
+const ENOSYS: u32 = 38;
+
+/// Of clone what makes a process.
 const fn look_at_clone(filter: &mut Assembler) {
-    filter.add(JUMP_EQUAL, linux::__NR_clone, 0, 8);
+    filter.add(JUMP_EQUAL, linux::__NR_clone, 0, 4);
     filter.load(low(0));
-    filter.add(JUMP_BITS, linux::CLONE_VM, 4, 0);
-    filter.load(low(1));
-    filter.add(JUMP_EQUAL, 0, 0, 2);
-    filter.load(high(1));
-    filter.add(JUMP_EQUAL, 0, 1, 0);
+    filter.add(JUMP_BITS, linux::CLONE_THREAD, 0, 1);
     filter.answer(RET_ALLOW);
     filter.answer(RET_TRAP);
 }
+
+/// It has no argument, and no register of its own: what is looked at is its alone, so that the
+/// mark, should it stay there, is none for any other call.
+const fn look_at_vfork(filter: &mut Assembler) {
+    filter.add(JUMP_EQUAL, linux::__NR_vfork, 0, 4);
+    filter.load(high(VFORK_MARKED));
+    filter.add(JUMP_EQUAL, MARK, 0, 1);
+    filter.answer(RET_ALLOW);
+    filter.answer(RET_TRAP);
+}
+
+/// The "argument" of a vfork that has a mark.
+pub const VFORK_MARKED: u32 = 4;
 
 /// The same answer for each of these.
 const fn answer_for(filter: &mut Assembler, numbers: &[u32], answer: u32) {

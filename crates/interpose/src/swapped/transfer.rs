@@ -52,6 +52,19 @@ impl Pinned {
     }
 }
 
+impl Pinned {
+    /// In a forked child, in whose memory nothing is kept yet. What cannot be is left to the kernel's answer.
+    pub fn inherit(&mut self, mappings: &'static Mappings) {
+        let mut ranges = Few::default();
+        for (start, end) in self.ranges.iter() {
+            // All that is in a child's memory can be written to.
+            let keep = |part: Range<usize>| ranges.push((part.start, part.end));
+            let _ = mappings.pin(&(*start..*end), Access::Write, Pins::Needed, keep);
+        }
+        (self.mappings, self.ranges) = (mappings, ranges);
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         self.ranges.iter().for_each(|(start, end)| self.mappings.unpin(&(*start..*end)));
@@ -72,7 +85,7 @@ const _: () = assert!(size_of::<Numbered>() as u64 == EACH_MESSAGE);
 /// What the part that is out uses.
 enum Hold {
     Nothing,
-    Pinned { _pins: Pinned },
+    Pinned(Pinned),
     Bounced(Bounce),
 }
 
@@ -149,6 +162,13 @@ impl Transfer {
         Ok(())
     }
 
+    /// In a forked child.
+    pub fn inherit(&mut self, mappings: &'static Mappings) {
+        if let Hold::Pinned(pins) = &mut self.hold {
+            pins.inherit(mappings);
+        }
+    }
+
     fn pin(&mut self, mappings: &'static Mappings) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);
@@ -158,7 +178,7 @@ impl Transfer {
             }
             let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
             match Pinned::new(mappings, &spans, pins) {
-                Ok(pins) => self.hold = Hold::Pinned { _pins: pins },
+                Ok(pins) => self.hold = Hold::Pinned(pins),
                 // Others keep much just now.
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
                     self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);
