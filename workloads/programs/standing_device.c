@@ -134,22 +134,23 @@ static void its_own_ring_is_watched(void)
 }
 
 /* The ring goes meanwhile: nobody waits for the device with it, and what it had is let
- * go of when the submitter is back. */
+ * go of when it comes back from there. */
 static void it_may_be_closed(void)
 {
 	int disk = open("disk", O_RDWR | O_DIRECT);
 	HOLDS(disk >= 0);
 	take_away();
 	struct io_uring ring = new_ring(4, 0);
-	struct entering entering = { &ring, disk };
-	pthread_t thread;
-	EQUAL(pthread_create(&thread, NULL, enters, &entering), 0);
+	wait_for_time(&ring, IOSQE_IO_LINK);
+	struct io_uring_sqe *sqe = request(&ring);
+	io_uring_prep_write(sqe, disk, missing, BLOCK, 0);
+	named(sqe, 2, 0);
+	EQUAL(io_uring_submit(&ring), 2);
 	stands_still();
-	close(ring.ring_fd);
+	io_uring_queue_exit(&ring);
 	supply();
-	pthread_join(thread, NULL);
 	struct io_uring other = new_ring(4, 0);
-	struct io_uring_sqe *sqe = request(&other);
+	sqe = request(&other);
 	io_uring_prep_write(sqe, disk, missing, BLOCK, 0);
 	named(sqe, 2, 0);
 	EQUAL(io_uring_submit_and_wait(&other, 1), 1);
