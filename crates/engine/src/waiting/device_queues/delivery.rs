@@ -21,18 +21,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::Delivery;
 
-/// What is carried out at a time, each with its channel: hardly ever more than one.
-struct Load {
-    first: (usize, Delivery),
-    others: Vec<(usize, Delivery)>,
-}
-
-impl Load {
-    fn carry_out(&mut self) {
-        self.first.1.carry_out();
-        self.others.iter_mut().for_each(|(_, delivery)| delivery.carry_out());
-    }
-}
+/// What is carried out for one channel.
+type Load = (usize, Delivery);
 
 /// What a ring that is closed lets go of: when the last of its deliveries is back, or
 /// the kernel would be told of memory that nobody keeps any more.
@@ -70,14 +60,26 @@ pub(crate) fn deliver(mut locked: LockedRing) -> LockedRing {
     while locked.devices.owing != 0 {
         let owing = locked.devices.owing;
         attendant::take_over_beside(&mut locked, owing);
-        let Some(mut load) = begin(&mut locked) else {
+        // Of further channels: hardly ever any.
+        let mut others = Vec::new();
+        let Some((index, mut delivery)) = begin(&mut locked, &mut others) else {
             call_lookers(ring);
             continue;
         };
         locked.step_aside();
         call_lookers(ring);
-        load.carry_out();
-        locked = bring_back(ring.lock(), load);
+        delivery.carry_out();
+        others.iter_mut().for_each(|(_, delivery)| delivery.carry_out());
+        locked = ring.lock();
+        if locked.closed {
+            others.push((index, delivery));
+            locked = bring_back_to_closed(locked, others);
+            continue;
+        }
+        bring_one_back(&mut locked, index, delivery);
+        if !others.is_empty() {
+            bring_others_back(&mut locked, others);
+        }
         locked.finish_batch();
     }
     locked
@@ -92,14 +94,15 @@ fn call_lookers(ring: &Ring) {
 }
 
 /// Closes what is owed. `None`: that was all.
-fn begin(locked: &mut LockedRing) -> Option<Load> {
+#[inline(always)]
+fn begin(locked: &mut LockedRing, others: &mut Vec<Load>) -> Option<Load> {
     let closed = locked.closed;
     let queues = &mut locked.devices;
     (queues.left, queues.owing) = (false, 0);
     if closed {
         return None;
     }
-    let mut load: Option<Load> = None;
+    let mut first = None;
     for index in 0..locked.devices.channels.len() {
         let queue = &mut locked.devices.channels[index];
         if core::mem::take(&mut queue.owes) == 0 {
@@ -112,27 +115,23 @@ fn begin(locked: &mut LockedRing) -> Option<Load> {
             continue;
         };
         queue.away += 1;
-        match &mut load {
-            None => load = Some(Load { first: (index, delivery), others: Vec::new() }),
-            Some(load) => load.others.push((index, delivery)),
+        match first {
+            None => first = Some((index, delivery)),
+            Some(_) => others.push((index, delivery)),
         }
     }
-    load
+    first
 }
 
-fn bring_back<'a>(mut locked: LockedRing<'a>, load: Load) -> LockedRing<'a> {
-    if locked.closed {
-        return bring_back_to_closed(locked, load);
+#[cold]
+fn bring_others_back(locked: &mut LockedRing, others: Vec<Load>) {
+    for (index, delivery) in others {
+        bring_one_back(locked, index, delivery);
     }
-    bring_one_back(&mut locked, load.first);
-    for one in load.others {
-        bring_one_back(&mut locked, one);
-    }
-    locked
 }
 
 #[inline(always)]
-fn bring_one_back(locked: &mut LockedRing, (index, delivery): (usize, Delivery)) {
+fn bring_one_back(locked: &mut LockedRing, index: usize, delivery: Delivery) {
     let queue = &mut locked.devices.channels[index];
     queue.away -= 1;
     queue.channel.end_delivery(delivery);
@@ -146,10 +145,10 @@ fn bring_one_back(locked: &mut LockedRing, (index, delivery): (usize, Delivery))
 }
 
 #[cold]
-fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, load: Load) -> LockedRing<'a> {
+fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, loads: Vec<Load>) -> LockedRing<'a> {
     let ring = locked.ring;
     let departing = locked.departing.as_deref_mut().expect("it waits for what is being delivered");
-    for (index, delivery) in core::iter::once(load.first).chain(load.others) {
+    for (index, delivery) in loads {
         let queue = &mut departing.devices.channels[index];
         queue.away -= 1;
         queue.channel.end_delivery(delivery);
