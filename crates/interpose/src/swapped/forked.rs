@@ -87,12 +87,13 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     // exit(2), which is the end of a process that has no more than one.
     let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
     let mappings = mappings.filter(|_| inherits);
-    let _one_at_a_time = FORKING.get_or_make(|| Mutex::new(())).lock();
     let _closed = thread::close_signals();
     if signals::interrupted() {
         // It comes first: the mask that is in force meanwhile would be the child's.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
+    // Nobody waits here who would have to go back for a signal, and wait again.
+    let _one_at_a_time = FORKING.get_or_make(|| Mutex::new(())).lock();
     let held = mappings.and_then(|mappings| mappings.hold().inspect_err(|error| refuse(*error)).ok());
     let held = held.filter(|held| descriptor::hand_down(held.descriptors()));
     let calls = outstanding::hold();
