@@ -118,6 +118,38 @@ fn who_turns_away_knows_of_entries_that_nobody_announces() {
     });
 }
 
+/// Who holds the taker may deliver past the list, but not before what it pushed
+/// itself: that can stand behind an entry that is being hung on.
+#[test]
+fn who_delivers_past_the_list_comes_after_its_own_entries() {
+    bounded(|| {
+        let (queue, taker) = queue();
+        let (queue, taker) = (Arc::new(queue), Arc::new(Mutex::new((taker, Vec::new()))));
+        let other = {
+            let queue = queue.clone();
+            thread::spawn(move || queue.push(Entry::new((1, 0)), Urgency::Urgent))
+        };
+        let _ = queue.push(Entry::new((2, 0)), Urgency::Urgent);
+        {
+            let mut held = taker.lock();
+            let (taker, taken) = &mut *held;
+            take(taker, taken);
+            match taker.leave() {
+                Rest::Nothing => taken.push((2, 1)),
+                _ => {
+                    let _ = queue.push(Entry::new((2, 1)), Urgency::Urgent);
+                }
+            }
+        }
+        let _ = other.join().unwrap();
+        let mut held = taker.lock();
+        let (taker, taken) = &mut *held;
+        take(taker, taken);
+        let mine: Vec<_> = taken.iter().filter(|entry| entry.0 == 2).collect();
+        assert_eq!(mine, [&(2, 0), &(2, 1)]);
+    });
+}
+
 /// Closing a ring: whoever seals takes what is there, and who is told of the
 /// seal takes what is there since, both with the ring's lock.
 fn sealed_while_two_push() {

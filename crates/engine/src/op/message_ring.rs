@@ -18,7 +18,7 @@ use crate::ring::{LockedRing, Ring};
 use crate::task_work;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use usring_sys::queue::Urgency;
+use usring_sys::queue::{Rest, Urgency};
 use usring_sys::{Errno, UserAddress, descriptor, user_memory};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{Cqe, Sqe, opcode};
@@ -168,12 +168,23 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     if other.closed {
         return Err(Errno::EBADF);
     }
-    if !target.defers_task_work() {
-        task_work::run(&mut other);
+    let is_next = catch_up(&mut other);
+    if is_next {
+        other.cq.post(cqe);
     }
-    other.cq.post(cqe);
     other.leave_inside();
-    Ok(true)
+    Ok(is_next)
+}
+
+/// Delivers what was left for a ring before somebody delivers more at once.
+/// `false`: some of it is still there, perhaps this thread's own last message,
+/// behind the one of a thread that is in the middle of leaving it. What comes
+/// now has to be left there too, or it would come first.
+fn catch_up(other: &mut LockedRing) -> bool {
+    if !other.ring.defers_task_work() {
+        task_work::run(other);
+    }
+    other.taker.leave() == Rest::Nothing
 }
 
 fn leave_message(target: &Arc<Ring>, mut entry: RequestEntry, cqe: Cqe) {
@@ -194,12 +205,12 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     if let Some(mut other) = target.try_lock() {
         // As on the kernel, even if the ring defers: completions that wait for
         // its owner go on waiting.
-        if !target.defers_task_work() {
-            task_work::run(&mut other);
-        }
-        let received = receive(&mut other, message, file);
+        let received =
+            (defers_messages(&target) || catch_up(&mut other)).then(|| receive(&mut other, message, file.clone()));
         other.leave_inside();
-        return received.map(IssueOutcome::done);
+        if let Some(received) = received {
+            return received.map(IssueOutcome::done);
+        }
     }
     let home = locked.ring.clone();
     message.visit = Some(Box::new(Visit { target, home, file }));
