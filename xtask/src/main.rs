@@ -47,7 +47,7 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Build the example servers and load them for a long time, on usring with the kernel's io_uring denied
+    /// Run what takes long, or comes out differently each time
     Soak {
         #[command(subcommand)]
         what: Soak,
@@ -61,7 +61,15 @@ enum Chore {
 
 #[derive(Subcommand)]
 enum Soak {
-    /// The echo server under connections that come and go, and peers that reset, stall and send garbage
+    /// The conformance cases, round after round, in a build whose threads are held up between the steps of their protocols
+    Interleavings {
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+        /// Only the rooms whose names contain this
+        #[arg(default_value = "")]
+        rooms: String,
+    },
+    /// Build the echo server and load it on usring with the kernel's io_uring denied: connections that come and go, and peers that reset, stall and send garbage
     Sockets {
         /// How long
         #[arg(long, default_value_t = 60)]
@@ -86,6 +94,7 @@ fn main() -> ExitCode {
         Chore::Soak { what: Soak::Sockets { seconds, connections, server } } => {
             product::soak_sockets(seconds, connections, &server)
         }
+        Chore::Soak { what: Soak::Interleavings { rounds, rooms } } => product::soak_interleavings(rounds, &rooms),
         Chore::Demo { arguments } => return product::run("demo", &["usring"], &[], &arguments),
         Chore::Bench { arguments } => {
             return product::run("bench", &["usring", "workloads"], &["workloads/blkio"], &arguments);

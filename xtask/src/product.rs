@@ -47,6 +47,26 @@ pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outc
     step::run(&mut command)
 }
 
+/// The conformance cases on a build that holds threads up at random
+/// (`usring_sys::ordering`); a build tree of its own keeps that out of the other.
+pub fn soak_interleavings(rounds: u32, rooms: &str) -> Outcome {
+    let tree = folder(true).with_file_name("perturbed");
+    let perturbed = |arguments: &[&str]| {
+        let mut command = step::cargo(arguments);
+        command.env("RUSTFLAGS", "--cfg perturbed").env("CARGO_TARGET_DIR", &tree);
+        command.env("USRING_BIN", tree.join("release/usring"));
+        command
+    };
+    for package in ["usring-interpose", "usring"] {
+        step::run(&mut perturbed(&["build", "--release", "--package", package]))?;
+    }
+    for round in 1..=rounds {
+        println!("== round {round} of {rounds}");
+        step::run(&mut perturbed(&["test", "--release", "--package", "conformance", "--test", "agree", rooms]))?;
+    }
+    Ok(())
+}
+
 /// Where the artefacts of a profile lie.
 pub fn folder(release: bool) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| step::root().join("target"), PathBuf::from);

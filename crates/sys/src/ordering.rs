@@ -91,12 +91,14 @@ impl Edge {
     /// The ordering with which the word of this publication is written.
     #[inline(always)]
     pub fn release(self) -> Ordering {
+        perturb();
         if self.is_weak(Side::Release) { Ordering::Relaxed } else { Ordering::Release }
     }
 
     /// The ordering with which the word of this publication is read.
     #[inline(always)]
     pub fn acquire(self) -> Ordering {
+        perturb();
         if self.is_weak(Side::Acquire) { Ordering::Relaxed } else { Ordering::Acquire }
     }
 
@@ -104,6 +106,7 @@ impl Edge {
     /// the one before it.
     #[inline(always)]
     pub fn both(self) -> Ordering {
+        perturb();
         match (self.is_weak(Side::Release), self.is_weak(Side::Acquire)) {
             (true, true) => Ordering::Relaxed,
             (true, false) => Ordering::Acquire,
@@ -115,6 +118,7 @@ impl Edge {
     /// The full barrier between this side's store and its look.
     #[inline(always)]
     pub fn barrier(self, side: Side) {
+        perturb();
         if !self.is_weak(side) {
             crate::sync::full_barrier();
         }
@@ -129,6 +133,7 @@ impl Edge {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
         {
             let _ = side;
+            perturb();
             core::sync::atomic::compiler_fence(Ordering::SeqCst);
         }
         #[cfg(not(all(target_arch = "x86_64", not(loom))))]
@@ -144,6 +149,40 @@ impl Edge {
     #[cfg(loom)]
     fn is_weak(self, side: Side) -> bool {
         WEAK.with(|weak| weak.get() == Some((self, side)))
+    }
+}
+
+/// Nothing; in a build with `--cfg perturbed` (`cargo xtask soak interleavings`)
+/// the thread is sometimes held up right here, between two steps of a protocol,
+/// where it is interrupted once in a million times otherwise. The models see
+/// every interleaving of one protocol; this shows what several do together.
+#[inline(always)]
+fn perturb() {
+    #[cfg(perturbed)]
+    perturbation::at_random();
+}
+
+#[cfg(perturbed)]
+mod perturbation {
+    use crate::{processor, wait};
+
+    /// Of so many steps one lets others run, and of so many one sleeps.
+    const YIELDS: u64 = 32;
+    const SLEEPS: u64 = 1024;
+    /// In nanoseconds: others get through a few calls meanwhile.
+    const SLEEP: u64 = 100_000;
+
+    #[cold]
+    pub fn at_random() {
+        // SAFETY: every x86-64 processor has the counter, and user mode may read it.
+        let counter = unsafe { core::arch::x86_64::_rdtsc() };
+        // The upper bits of a product are as good as random (Fibonacci hashing).
+        let random = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        if random.is_multiple_of(SLEEPS) {
+            let _ = wait::nanosleep(SLEEP);
+        } else if random.is_multiple_of(YIELDS) {
+            processor::give_way();
+        }
     }
 }
 
