@@ -10,7 +10,11 @@
 //!    pager of its own made ([`Heritage::adopt`]): its lanes, its threads, and its limit.
 //!
 //! All clusters are claimed before a gate is shut: who has a claim may wait for a page whose
-//! owner waits for a lane, and who has that for a gate.
+//! owner waits for a lane, and who has that for a gate. A claim that is kept for too long is a device that
+//! does not answer: then there is no fork.
+//!
+//! Between 1 and 2 any copy of this process has the memory, with zeroes where pages are out. A kernel that does not
+//! take that back afterwards leaves it so; then copies that do not inherit give it up ([`Withheld`]).
 
 use crate::address_space::{AddressSpace, Kind};
 use crate::family::Member;
@@ -25,9 +29,14 @@ use crate::run;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
+use usring_sys::Errno;
+use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::{Guard, Mutex};
-use usring_sys::{Errno, processor};
+
+/// How long a cluster may be somebody else's: what that takes is a request to the device.
+pub const PATIENCE: Nanoseconds = 5_000_000_000;
 
 /// Swapped memory at rest, until this is dropped: a fork now gives the child a copy. In
 /// the child, [`Held::inherit`].
@@ -54,7 +63,8 @@ impl Mappings {
     /// might, and forks once.
     ///
     /// Errors: `EOPNOTSUPP` where a child cannot have a copy, by the mechanism or by the
-    /// device; `EAGAIN` where as many processes have one as can; `ENOMEM`.
+    /// device; `EAGAIN` where as many processes have one as can; `EBUSY` where it does not come to rest, as the device
+    /// does not answer; `ENOMEM`.
     pub fn hold(&'static self) -> Result<Held, Errno> {
         let pager = &*self.region.pager;
         let mut descriptors = Vec::new();
@@ -65,12 +75,31 @@ impl Mappings {
         descriptors.push(member.descriptor());
         descriptors.extend(self.claim.as_ref().map(HeldDescriptor::number));
         let space = self.space.lock();
-        let gates = pager.rest();
+        let gates = pager.rest()?;
         let parts = self.parts(&space);
         pager.lend_to(&member);
         let held = Held { mappings: self, member: Some(member), descriptors, parts, _gates: gates, _space: space };
         pager.mechanism.hand_down(&held.parts, true)?;
         Ok(held)
+    }
+
+    /// For a fork of which the child does not inherit: what it is to give up, if there is anything that it would
+    /// have all the same.
+    pub fn withhold(&'static self) -> Option<Withheld> {
+        if !self.exposed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let space = self.space.lock();
+        let parts = self.parts(&space);
+        self.take_back(&parts);
+        let withheld = Withheld { mappings: self, parts, _space: space };
+        self.exposed.load(Ordering::Relaxed).then_some(withheld)
+    }
+
+    /// From now on a child that knows nothing of us finds nothing there, if the kernel can be had to do that.
+    fn take_back(&self, parts: &[Range<usize>]) {
+        let taken_back = self.region.pager.mechanism.hand_down(parts, false);
+        self.exposed.store(taken_back.is_err(), Ordering::Relaxed);
     }
 
     /// What is not the kernel's.
@@ -94,21 +123,42 @@ impl Held {
         &self.descriptors
     }
 
-    /// In the child, which has the descriptors and nothing else of usring's that its parent had. If this
-    /// fails it has nothing at all where the memory was.
-    pub fn inherit(mut self) -> Result<Heritage, Errno> {
-        let prepared = self.mappings.region.pager.mechanism.inherit(&self.parts)?;
-        // What the parent undoes has been done here.
-        self.parts.clear();
-        let member = self.member.take().ok_or(Errno::EINVAL)?;
-        Ok(Heritage { parent: self.mappings, prepared, member })
+    /// In the child, which has the descriptors and nothing else of usring's that its parent had.
+    ///
+    /// Errors: what the kernel says; and what it says where the child cannot even give the memory up ([`Withheld::renounce`]).
+    pub fn inherit(mut self) -> Result<Heritage, (Errno, Result<(), Errno>)> {
+        // What the parent undoes is not to be undone here.
+        let parts = core::mem::take(&mut self.parts);
+        let mechanism = &self.mappings.region.pager.mechanism;
+        let inherited = mechanism.inherit(&parts).and_then(|prepared| {
+            let member = self.member.take().ok_or(Errno::EINVAL)?;
+            Ok(Heritage { parent: self.mappings, prepared, member })
+        });
+        inherited.map_err(|error| (error, mechanism.renounce(&parts)))
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // A child that knows nothing of us is to find nothing there.
-        let _ = self.mappings.region.pager.mechanism.hand_down(&self.parts, false);
+        if !self.parts.is_empty() {
+            self.mappings.take_back(&self.parts);
+        }
+    }
+}
+
+/// Memory that a child would have without knowing what of it is out.
+pub struct Withheld {
+    mappings: &'static Mappings,
+    parts: Vec<Range<usize>>,
+    _space: Guard<'static, AddressSpace>,
+}
+
+impl Withheld {
+    /// In the child: nothing is there any more.
+    ///
+    /// Errors: what the kernel says. Such a child reads zeroes where its parent has something else.
+    pub fn renounce(self) -> Result<(), Errno> {
+        self.mappings.region.pager.mechanism.renounce(&self.parts)
     }
 }
 
@@ -143,24 +193,17 @@ impl Heritage {
             // The parent's, of which this process has the number.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
         });
-        let mappings = Mappings { region, space: Mutex::new(space), claim };
+        let mappings = Mappings { region, space: Mutex::new(space), claim, exposed: AtomicBool::new(false) };
         Ok(mappings)
     }
 }
 
 impl Pager {
-    /// Claims all clusters, then shuts all gates.
-    fn rest(&self) -> Vec<Resting<'_>> {
-        let claim = |cluster: usize| -> Claim<'_> {
-            loop {
-                match self.gate(cluster).claim() {
-                    Some(claim) => return claim,
-                    None => processor::give_way(),
-                }
-            }
-        };
-        let claims: Vec<Claim> = (0..self.clusters()).map(claim).collect();
-        claims.into_iter().map(Claim::rest).collect()
+    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` where somebody keeps one of them.
+    fn rest(&self) -> Result<Vec<Resting<'_>>, Errno> {
+        let claim = |cluster| self.claim_within(cluster, PATIENCE).ok_or(Errno::EBUSY);
+        let claims = (0..self.clusters()).map(claim).collect::<Result<Vec<_>, _>>()?;
+        Ok(claims.into_iter().map(Claim::rest).collect())
     }
 
     fn pages_in_use(&self) -> Range<usize> {

@@ -22,6 +22,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 use core::ops::Range;
+use core::sync::atomic::AtomicBool;
 use usring_device::control::{Control, RemoteSupply};
 use usring_device::{Device, OwnSupply, PolicyWord, Spec, Supply, spec};
 use usring_sys::descriptor::HeldDescriptor;
@@ -98,6 +99,8 @@ pub struct Mappings {
     pub(crate) space: Mutex<AddressSpace>,
     /// Says that the backing store is this process's, and its children's.
     pub(crate) claim: Option<HeldDescriptor>,
+    /// A child would have the memory without knowing of it (`crate::heritage`).
+    pub(crate) exposed: AtomicBool,
 }
 
 static ZEROES: [u8; PAGE] = [0; PAGE];
@@ -126,7 +129,7 @@ impl Mappings {
         region.set_extent(0)?;
         let range = region.as_ptr() as usize..region.as_ptr() as usize + region.size();
         let space = Mutex::new(AddressSpace::new(range, region.page_size()));
-        Ok(Mappings { region, space, claim: None })
+        Ok(Mappings { region, space, claim: None, exposed: AtomicBool::new(false) })
     }
 
     pub fn region(&self) -> &SwapRegion {

@@ -80,11 +80,16 @@ pub trait Mechanism: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// In that child: the memory, in which what is resident can be written to. Where it cannot be
-    /// had, nothing is mapped in those parts.
+    /// In that child: the memory, in which what is resident can be written to.
     fn inherit(&self, parts: &[Range<usize>]) -> Result<Prepared, Errno> {
         let _ = parts;
         Err(Errno::EOPNOTSUPP)
+    }
+
+    /// In that child, which does not inherit: nothing is mapped in those parts any more.
+    fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
+        let _ = parts;
+        Ok(())
     }
 }
 

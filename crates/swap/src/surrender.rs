@@ -17,8 +17,13 @@ use crate::pager::Pager;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
+use usring_sys::clock::Nanoseconds;
 use usring_sys::mapping::{PAGE, private_pages, unmap};
-use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory};
+use usring_sys::ticks::Ticks;
+use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory, wait};
+
+/// How long who claims a cluster gives way to who has it, before it sleeps, in nanoseconds.
+const SOON: Nanoseconds = 200_000;
 
 /// Pages in the hand of who hands them over, from the first on.
 struct Grip<'a> {
@@ -102,9 +107,31 @@ impl Pager {
 
     pub fn claim_cluster(&self, cluster: usize) -> Claim<'_> {
         loop {
-            match self.gate(cluster).claim() {
-                Some(claim) => return claim,
-                None => processor::give_way(),
+            if let Some(claim) = self.claim_within(cluster, Nanoseconds::MAX) {
+                return claim;
+            }
+        }
+    }
+
+    /// Claims a cluster that somebody else has for less than this long.
+    pub fn claim_within(&self, cluster: usize, patience: Nanoseconds) -> Option<Claim<'_>> {
+        let gate = self.gate(cluster);
+        if let Some(claim) = gate.claim() {
+            return Some(claim);
+        }
+        let start = Ticks::now();
+        loop {
+            let waited = Ticks::now().since(start);
+            if waited < SOON {
+                processor::give_way();
+            } else {
+                let _ = wait::nanosleep(SOON);
+            }
+            if let Some(claim) = gate.claim() {
+                return Some(claim);
+            }
+            if waited >= patience {
+                return None;
             }
         }
     }

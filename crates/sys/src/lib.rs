@@ -32,6 +32,7 @@ pub mod membarrier;
 pub mod message;
 pub mod mutex;
 pub mod ordering;
+pub mod owner_lock;
 pub mod page_array;
 pub mod page_fault;
 pub mod paged_memory;

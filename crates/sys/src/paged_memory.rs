@@ -26,7 +26,7 @@
 use crate::descriptor::OwnedDescriptor;
 use crate::mapping::{PAGE, Source, map_aligned, map_closed_over, map_where, memory_file, unmap};
 use crate::per_process::PerProcess;
-use crate::{Errno, SystemCall};
+use crate::{Errno, SystemCall, wait};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
@@ -37,6 +37,10 @@ use linux_raw_sys::general as linux;
 /// second line behind [`PagedMemory::prepare_reading`], for pages that the kernel has
 /// taken out of that view in between, to swap them by itself.
 const ALIGNED: usize = 2 << 20;
+
+/// How often, and after how long, the kernel is asked again for what it has no memory.
+const PATIENCE: u32 = 100;
+const PAUSE: u64 = 1_000_000;
 
 /// A value whose address stands for this process.
 static PROCESS: PerProcess<u64> = PerProcess::new();
@@ -135,9 +139,9 @@ impl PagedMemory {
     }
 
     /// In the child: what was handed down of a part is not there any more.
-    pub fn renounce(&self, offset: usize, length: usize) {
+    pub fn renounce(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
-        let _ = unmap(self.address + offset, length);
+        unmap(self.address + offset, length)
     }
 
     /// Not a forked child's, and not in huge pages, which would be memory for pages that are
@@ -197,12 +201,14 @@ impl PagedMemory {
 
     fn advise(&self, address: usize, length: usize, advice: u32) -> Result<(), Errno> {
         let arguments = [address as u64, length as u64, u64::from(advice), 0, 0];
-        loop {
+        for _ in 0..PATIENCE {
             match SystemCall::new(linux::__NR_madvise, arguments).run() {
-                Err(Errno::EAGAIN) => crate::processor::give_way(),
+                // It has no memory now, or no mapping left ever.
+                Err(Errno::EAGAIN) => drop(wait::nanosleep(PAUSE)),
                 other => return other.map(drop),
             }
         }
+        Err(Errno::ENOMEM)
     }
 
     /// Closes a part of the program's view by guard markers: touches raise

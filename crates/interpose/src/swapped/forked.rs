@@ -26,9 +26,10 @@ use alloc::boxed::Box;
 use core::arch::global_asm;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use usring_swap::heritage::{Held, Heritage};
+use usring_swap::heritage::{Held, Heritage, PATIENCE, Withheld};
 use usring_swap::mappings::Mappings;
 use usring_sys::mutex::Mutex;
+use usring_sys::owner_lock::OwnerLock;
 use usring_sys::per_process::PerProcess;
 use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
 use usring_sys::{Errno, descriptor, kept_memory, signals, thread};
@@ -38,8 +39,8 @@ use usring_uapi::general as linux;
 static HERITAGE: AtomicPtr<Heritage> = AtomicPtr::new(core::ptr::null_mut());
 /// Held while that is taken up.
 static TAKING_UP: PerProcess<Mutex<()>> = PerProcess::new();
-/// Held while a child is forked.
-static FORKING: PerProcess<Mutex<()>> = PerProcess::new();
+/// Held while a child is forked: also by a vfork child, which may be killed meanwhile.
+static FORKING: PerProcess<OwnerLock> = PerProcess::new();
 /// A child that is forked now inherits.
 static HANDS_DOWN: AtomicBool = AtomicBool::new(false);
 /// Which refusals have been told of, a bit each.
@@ -86,16 +87,25 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     // A vfork child does not have its parent's threads; and a child with a stack of its own often ends by
     // exit(2), which is the end of a process that has no more than one.
     let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
-    let mappings = mappings.filter(|_| inherits);
+    let heir_of = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
     if signals::interrupted() {
         // It comes first: the mask that is in force meanwhile would be the child's.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
     // Nobody waits here who would have to go back for a signal, and wait again.
-    let _one_at_a_time = FORKING.get_or_make(|| Mutex::new(())).lock();
-    let held = mappings.and_then(|mappings| mappings.hold().inspect_err(|error| refuse(*error)).ok());
-    let held = held.filter(|held| descriptor::hand_down(held.descriptors()));
+    let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
+    let held = match heir_of.map(Mappings::hold).transpose() {
+        Ok(held) => held.filter(|held| descriptor::hand_down(held.descriptors())),
+        Err(error) => {
+            refuse(error);
+            if error == Errno::EBUSY {
+                return Err::<u64, _>(Errno::EAGAIN).into();
+            }
+            None
+        }
+    };
+    let withheld = if held.is_none() { mappings.and_then(Mappings::withhold) } else { None };
     let calls = outstanding::hold();
     HANDS_DOWN.store(held.is_some(), Ordering::Relaxed);
     let [first, _, third, fourth, fifth, _] = call.arguments;
@@ -107,12 +117,15 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
         if flags & linux::CLONE_FILES == 0 {
             process::current();
         }
+        if withheld.map_or(Ok(()), Withheld::renounce).is_err() {
+            die_of_zeroes();
+        }
         begin(held, calls);
         if stack != 0 {
             go_on_at(call, stack);
         }
     } else {
-        drop((calls, held));
+        drop((calls, held, withheld));
     }
     HANDS_DOWN.store(false, Ordering::Relaxed);
     descriptor::hand_down(&[]);
@@ -155,8 +168,11 @@ fn begin(held: Option<Held>, calls: OfThread) {
     let Some(held) = held else { return core::mem::forget(calls) };
     match held.inherit() {
         Ok(heritage) => HERITAGE.store(Box::into_raw(Box::new(heritage)), Ordering::Release),
-        Err(error) => {
+        Err((error, renounced)) => {
             message::say(format_args!("swap: a forked child cannot have its parent's swapped memory ({error})"));
+            if renounced.is_err() {
+                die_of_zeroes();
+            }
             managed::disown();
         }
     }
@@ -176,11 +192,25 @@ fn begin(held: Option<Held>, calls: OfThread) {
     }
 }
 
+/// There is memory that this child could take for its parent's.
+fn die_of_zeroes() -> ! {
+    message::say(format_args!("swap: a forked child cannot be kept from its parent's swapped memory, and ends"));
+    message::abort()
+}
+
 /// Says so, once for each reason. (What this mechanism or this backing store never gives is told of
 /// when a child touches it: most execute another program.)
 fn refuse(error: Errno) {
     let (bit, why) = match error {
         Errno::EOPNOTSUPP => return,
+        Errno::EBUSY => {
+            message::say(format_args!(
+                "swap: process {} cannot fork: for {} s its memory has not come to rest, as the backing store does not answer",
+                process::id(),
+                PATIENCE / 1_000_000_000
+            ));
+            return;
+        }
         Errno::EAGAIN => (1, "too many processes have copies already"),
         _ => (2, "the system does not give what that needs"),
     };

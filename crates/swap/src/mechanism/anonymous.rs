@@ -101,20 +101,19 @@ impl Mechanism for Anonymous {
     /// The kernel has copied the pages, and not who is told of touches: what is not there
     /// would hold zeroes.
     fn inherit(&self, parts: &[Range<usize>]) -> Result<Prepared, Errno> {
-        match self.take_over(parts) {
-            Ok(fault) => {
-                let window = self.memory.inherit();
-                let (memory, fault) = (window.memory().clone(), Arc::new(fault));
-                // Where no pager comes of it: rather that than zeroes.
-                core::mem::forget((memory.clone(), fault.clone()));
-                let mechanism = Box::new(Anonymous { memory, fault, events: false });
-                Ok(Prepared { window, mechanism, events: None })
-            }
-            Err(error) => {
-                parts.iter().for_each(|part| self.memory.renounce(part.start, part.len()));
-                Err(error)
-            }
-        }
+        let fault = Arc::new(self.take_over(parts)?);
+        let window = self.memory.inherit();
+        let memory = window.memory().clone();
+        // Where no pager comes of it: rather that than zeroes.
+        core::mem::forget((memory.clone(), fault.clone()));
+        let mechanism = Box::new(Anonymous { memory, fault, events: false });
+        Ok(Prepared { window, mechanism, events: None })
+    }
+
+    fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
+        // Of each as much as can be.
+        let renounced = parts.iter().map(|part| self.memory.renounce(part.start, part.len()));
+        renounced.fold(Ok(()), Result::and)
     }
 
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {

@@ -10,10 +10,10 @@ use usring_swap::mappings::{Mappings, Options, Pins};
 use usring_swap::{Access, Mechanism};
 use usring_sys::Errno;
 
-const LIMIT: usize = 8 * MIB;
+pub const LIMIT: usize = 8 * MIB;
 
 /// Runs the work once for each mechanism.
-fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
+pub fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
     if is_child() {
         // SAFETY: what hangs, ends.
         unsafe { libc::alarm(120) };
@@ -31,13 +31,13 @@ fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
     }
 }
 
-fn word(address: usize) -> &'static AtomicU64 {
+pub fn word(address: usize) -> &'static AtomicU64 {
     // SAFETY: tests name mapped words, and share them as atomics.
     unsafe { &*(address as *const AtomicU64) }
 }
 
 /// Maps so many bytes, each page of which holds its number.
-fn numbered(mappings: &Mappings, length: usize) -> Range<usize> {
+pub fn numbered(mappings: &Mappings, length: usize) -> Range<usize> {
     let start = mappings.change().map(length).unwrap();
     number(&(start..start + length), 0);
     start..start + length
@@ -49,7 +49,7 @@ fn number(range: &Range<usize>, more: u64) {
 
 /// That each page of a range holds the number of the page that lies `away` from it.
 #[track_caller]
-fn check(range: &Range<usize>, away: usize) {
+pub fn check(range: &Range<usize>, away: usize) {
     for page in range.clone().step_by(PAGE) {
         let expected = page.wrapping_add(away) as u64 ^ 0x5555;
         assert_eq!(word(page).load(Ordering::Relaxed), expected, "page {}", (page - range.start) / PAGE);

@@ -1,4 +1,4 @@
-//! A device whose reads or writes fail from the moment when the test says so.
+//! A device whose reads or writes fail, or whose writes are kept waiting, from the moment when the test says so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,6 +14,9 @@ pub struct Switch {
     pub fails_writes: AtomicBool,
     /// Each so many writes fail; 0: none.
     pub fails_each: AtomicU64,
+    pub stalls_writes: AtomicBool,
+    /// Those that wait.
+    pub stalled: AtomicU64,
     writes: AtomicU64,
     pub reads: AtomicU64,
 }
@@ -26,6 +29,14 @@ impl Switch {
                 self.fails_reads.load(Ordering::Relaxed)
             }
             Operation::Write => {
+                if self.stalls_writes.load(Ordering::Relaxed) {
+                    self.stalled.fetch_add(1, Ordering::Relaxed);
+                    while self.stalls_writes.load(Ordering::Relaxed) {
+                        // (libc may not know this thread.)
+                        let _ = usring_sys::wait::nanosleep(1_000_000);
+                    }
+                    self.stalled.fetch_sub(1, Ordering::Relaxed);
+                }
                 let count = self.writes.fetch_add(1, Ordering::Relaxed);
                 let each = self.fails_each.load(Ordering::Relaxed);
                 self.fails_writes.load(Ordering::Relaxed) || (each != 0 && count % each == each - 1)
@@ -62,6 +73,11 @@ impl Driver for Switched {
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
         Ok(Box::new(SwitchedQueue { switch: self.switch.clone(), inner: self.inner.open_queue(options)? }))
+    }
+
+    /// Of a device in memory that nobody shares: for tests whose children read nothing of it.
+    fn hand_down(&self, _: &mut dyn FnMut(i32)) -> bool {
+        true
     }
 }
 

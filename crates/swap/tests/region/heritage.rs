@@ -1,0 +1,114 @@
+//! What happens about a fork that gives the child a copy of swapped memory, where something does not go well.
+
+use crate::common::{MIB, PAGE};
+use crate::mappings::{LIMIT, check, in_child, numbered, word};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use usring_swap::mappings::Mappings;
+use usring_sys::Errno;
+
+/// Touches as much as sets the evictor to work, and nobody else.
+fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
+    let start = mappings.change().map(LIMIT).unwrap();
+    let touched = start..start + LIMIT - LIMIT / 40;
+    touched.clone().step_by(PAGE).for_each(|page| word(page).store(page as u64 ^ 0x5555, Ordering::Relaxed));
+    touched
+}
+
+#[test]
+fn a_fork_waits_for_no_device_that_does_not_answer() {
+    in_child("heritage::a_fork_waits_for_no_device_that_does_not_answer", |mappings, switch| {
+        if mappings.region().page_size() != PAGE {
+            // A few large units are evicted by who wants one.
+            return;
+        }
+        let mappings: &'static Mappings = Box::leak(Box::new(mappings));
+        switch.stalls_writes.store(true, Ordering::Relaxed);
+        let range = set_evictor_to_work(mappings);
+        let start = Instant::now();
+        while switch.stalled.load(Ordering::Relaxed) == 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "nothing is evicted");
+            std::thread::yield_now();
+        }
+        let held = std::thread::spawn(|| mappings.hold().err());
+        assert_eq!(held.join().unwrap(), Some(Errno::EBUSY));
+        switch.stalls_writes.store(false, Ordering::Relaxed);
+        assert_ne!(mappings.hold().err(), Some(Errno::EBUSY), "it has answered");
+        // What was held goes on.
+        let more = numbered(mappings, 4 * MIB);
+        check(&range, 0);
+        check(&more, 0);
+    });
+}
+
+/// Answers EPERM for madvise(2) with MADV_DONTFORK, from now on.
+fn deny_keeping_from_children() {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let unless = |k: u32, skip| libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt: 0,
+        jf: skip,
+        k,
+    };
+    const NUMBER: u32 = 0;
+    const ADVICE: u32 = 32;
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NUMBER),
+        unless(libc::SYS_madvise as u32, 3),
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, ADVICE),
+        unless(libc::MADV_DONTFORK as u32, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: a filter of this many instructions, which lives during the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+/// How many pages of a range a child of this process has, by what `begin` does there first.
+fn pages_of_child(range: &Range<usize>, begin: impl FnOnce()) -> usize {
+    let (start, length) = (range.start as *mut libc::c_void, range.len());
+    // SAFETY: the child makes system calls alone, and ends.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            begin();
+            let mut resident = [0u8; 64];
+            let answer = libc::mincore(start, length, resident.as_mut_ptr());
+            libc::_exit(if answer == 0 { (length / PAGE) as i32 } else { 0 });
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert!(libc::WIFEXITED(status), "{status:#x}");
+        libc::WEXITSTATUS(status) as usize
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inherit() {
+    in_child(
+        "heritage::memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inherit",
+        |mappings, _| {
+            let mappings: &'static Mappings = Box::leak(Box::new(mappings));
+            let range = numbered(mappings, 20 * MIB);
+            let few = range.start..range.start + 16 * PAGE;
+            match mappings.hold() {
+                Ok(held) => drop(held),
+                Err(Errno::EOPNOTSUPP) => return,
+                Err(error) => panic!("{error}"),
+            }
+            assert!(mappings.withhold().is_none());
+            assert_eq!(pages_of_child(&few, || {}), 0, "it is kept from them");
+            deny_keeping_from_children();
+            drop(mappings.hold().unwrap());
+            assert_eq!(pages_of_child(&few, || {}), 16, "it is not any more");
+            let withheld = mappings.withhold().expect("something to give up");
+            assert_eq!(pages_of_child(&few, || withheld.renounce().unwrap()), 0, "it is given up");
+            check(&range, 0);
+        },
+    );
+}

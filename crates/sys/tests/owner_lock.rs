@@ -1,0 +1,125 @@
+//! A lock of a process that a vfork child may take, and die with.
+#![cfg(not(loom))]
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use usring_sys::owner_lock::OwnerLock;
+
+/// Long enough for a machine that is busy with something else.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a child has that shares its parent's memory.
+struct Shared {
+    lock: OwnerLock,
+    has_it: AtomicBool,
+    goes_on: AtomicBool,
+}
+
+impl Shared {
+    fn leaked(goes_on: bool) -> &'static Shared {
+        let shared =
+            Shared { lock: OwnerLock::new(), has_it: AtomicBool::new(false), goes_on: AtomicBool::new(goes_on) };
+        Box::leak(Box::new(shared))
+    }
+}
+
+extern "C" fn dies_with_it(shared: *mut c_void) -> i32 {
+    // SAFETY: a leaked one.
+    let shared = unsafe { &*shared.cast::<Shared>() };
+    core::mem::forget(shared.lock.lock());
+    shared.has_it.store(true, Ordering::Release);
+    while !shared.goes_on.load(Ordering::Acquire) {
+        core::hint::spin_loop();
+    }
+    0
+}
+
+/// A child in this process's memory.
+fn child(shared: &'static Shared) -> i32 {
+    let stack = Box::leak(vec![0u8; 64 << 10].into_boxed_slice());
+    let top = stack.as_mut_ptr_range().end.cast();
+    let argument = core::ptr::from_ref(shared).cast_mut().cast();
+    // SAFETY: 1. It has a stack of its own. 2. It touches nothing of the parent's but a lock and two flags.
+    let child = unsafe { libc::clone(dies_with_it, top, libc::CLONE_VM | libc::SIGCHLD, argument) };
+    assert!(child > 0);
+    while !shared.has_it.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+    child
+}
+
+fn ended(child: i32, flags: i32) {
+    // SAFETY: all zeroes are a `siginfo_t`, which the call fills.
+    let waited = unsafe {
+        let mut what: libc::siginfo_t = core::mem::zeroed();
+        libc::waitid(libc::P_PID, child as u32, &raw mut what, libc::WEXITED | flags)
+    };
+    assert_eq!(waited, 0);
+}
+
+/// Takes the lock in a thread of its own, and gives it back; has that thread's number told.
+fn locks(shared: &'static Shared) -> (mpsc::Receiver<()>, u32) {
+    let (done, waits) = mpsc::channel();
+    let (says, said) = mpsc::channel();
+    std::thread::spawn(move || {
+        // SAFETY: no arguments.
+        let number = unsafe { libc::gettid() } as u32;
+        says.send(number).unwrap();
+        drop(shared.lock.lock());
+        done.send(()).unwrap();
+    });
+    (waits, said.recv().unwrap())
+}
+
+#[test]
+fn who_comes_after_a_dead_holder_has_the_lock_whether_that_was_waited_for_or_not() {
+    for is_reaped in [false, true] {
+        let shared = Shared::leaked(true);
+        let child = child(shared);
+        ended(child, if is_reaped { 0 } else { libc::WNOWAIT });
+        for _ in 0..2 {
+            locks(shared).0.recv_timeout(PATIENCE).expect("the lock of a dead one");
+        }
+    }
+}
+
+#[test]
+fn who_sleeps_when_the_holder_dies_has_the_lock() {
+    let shared = Shared::leaked(false);
+    let child = child(shared);
+    let (waits, number) = locks(shared);
+    // As near as can be told from outside: it is the lock that it sleeps for.
+    let status = format!("/proc/self/task/{number}/status");
+    let sleeps = || std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tS"));
+    let end = Instant::now() + PATIENCE;
+    while !sleeps() {
+        assert!(Instant::now() < end, "it does not sleep");
+        std::thread::yield_now();
+    }
+    assert!(waits.try_recv().is_err(), "the child has it");
+    shared.goes_on.store(true, Ordering::Release);
+    waits.recv_timeout(PATIENCE).expect("the lock of who has just died");
+    ended(child, 0);
+    locks(shared).0.recv_timeout(PATIENCE).expect("a lock as any other");
+}
+
+#[test]
+fn one_at_a_time_has_it() {
+    let shared = Shared::leaked(true);
+    let inside: &AtomicU32 = Box::leak(Box::new(AtomicU32::new(0)));
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            std::thread::spawn(move || {
+                for _ in 0..2000 {
+                    let _held = shared.lock.lock();
+                    assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
+                    std::thread::yield_now();
+                    assert_eq!(inside.fetch_sub(1, Ordering::Relaxed), 1);
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
