@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use usring_uapi::{Sqe, opcode};
 
@@ -145,6 +146,13 @@ pub fn event_count(fd: &OwnedFd) -> u64 {
         Ok(bytes) if bytes.len() == 8 => u64::from_ne_bytes(bytes.try_into().expect("eight bytes")),
         _ => 0,
     }
+}
+
+/// Sleeps until a descriptor is readable; `false` when the time is up.
+pub fn is_readable_within(fd: i32, limit: Duration) -> bool {
+    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&raw mut entry, 1, limit.as_millis() as i32) == 1 }
 }
 
 /// Fills a pipe or socket until it takes no more.

@@ -1,16 +1,19 @@
 //! Messages between threads: who is woken for how many, and that none is lost.
 
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use usring_uapi::{io_uring as u, sqe_flags};
 
 use super::message_ring::{DEFER, message};
+use super::reg;
 use crate::case::{Case, case};
-use crate::door;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop};
 use crate::time::long_enough_to_notice;
 use crate::transcript::Transcript;
+use crate::{door, files};
 
 pub const CASES: &[Case] = &[
     case("message_wake.kinds_of_rings", kinds_of_rings),
@@ -19,6 +22,8 @@ pub const CASES: &[Case] = &[
     case("message_wake.too_few", too_few),
     case("message_wake.several_wait", several_wait),
     case("message_wake.many_senders", many_senders),
+    case("message_wake.heard_by_eventfd", heard_by_eventfd),
+    case("message_wake.heard_by_descriptor", heard_by_descriptor),
     case("message_wake.crossing", crossing),
     case("message_wake.in_a_circle", in_a_circle),
     case("message_wake.target_closes", target_closes),
@@ -126,21 +131,21 @@ fn several_wait(t: &mut Transcript) {
 const SENDERS: u64 = 4;
 const EACH: u64 = 500;
 
+fn senders_to(fd: i32) -> Vec<JoinHandle<()>> {
+    let send = move |sender: u64| {
+        let mut ring = Ring::new(8);
+        for number in 0..EACH {
+            assert_eq!(ring.one(message(fd, sender << 32 | number, 0, 1)).res, 0);
+        }
+    };
+    (0..SENDERS).map(|sender| std::thread::spawn(move || send(sender))).collect()
+}
+
 /// Each sender's messages arrive once, in its order.
 fn many_senders(t: &mut Transcript) {
     for (name, flags) in KINDS {
         let mut target = Ring::flags(64, flags);
-        let fd = target.fd;
-        let senders: Vec<_> = (0..SENDERS)
-            .map(|sender| {
-                std::thread::spawn(move || {
-                    let mut ring = Ring::new(8);
-                    for number in 0..EACH {
-                        assert_eq!(ring.one(message(fd, sender << 32 | number, 0, 1)).res, 0);
-                    }
-                })
-            })
-            .collect();
+        let senders = senders_to(target.fd);
         let mut next = [0u64; SENDERS as usize];
         let mut in_order = true;
         let mut left = SENDERS * EACH;
@@ -159,6 +164,42 @@ fn many_senders(t: &mut Transcript) {
         t.say(format_args!("{name}: missing {left}, in order {in_order}"));
         senders.into_iter().for_each(|sender| drop(sender.join()));
     }
+}
+
+/// A loop of events asks the ring for what there is whenever its eventfd says so, or
+/// the ring's own descriptor if it has none, and never sleeps in it.
+fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
+    for (name, flags) in [("default", 0), ("deferred", DEFER)] {
+        // Nobody is told of a backlog: there is room for all.
+        let mut target = Ring::flags(1024, flags);
+        let eventfd = eventfd(&target);
+        let watched = eventfd.as_ref().map_or(target.fd, AsRawFd::as_raw_fd);
+        let senders = senders_to(target.fd);
+        let mut left = SENDERS * EACH;
+        while left > 0 {
+            if !files::is_readable_within(watched, Duration::from_secs(20)) {
+                break;
+            }
+            eventfd.as_ref().map(files::event_count);
+            target.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+            left -= target.reap().len() as u64;
+        }
+        t.say(format_args!("{name}: missing {left}"));
+        senders.into_iter().for_each(|sender| drop(sender.join()));
+    }
+}
+
+fn heard_by_eventfd(t: &mut Transcript) {
+    heard_by(t, |ring| {
+        let told = files::eventfd(0);
+        let number = told.as_raw_fd();
+        ring.register(reg::EVENTFD, &raw const number, 1);
+        Some(told)
+    });
+}
+
+fn heard_by_descriptor(t: &mut Transcript) {
+    heard_by(t, |_| None);
 }
 
 /// Sends `count` messages round by round, and takes as many.

@@ -374,6 +374,9 @@ impl<'a> LockedRing<'a> {
         if self.cq.publish() {
             self.posted = true;
             self.tell();
+        } else if self.cq.has_overflow() {
+            // Sleepers are to move it into the ring.
+            self.posted |= self.cq.take_growth();
         }
     }
 
@@ -545,15 +548,16 @@ impl<'a> LockedRing<'a> {
     }
 
     /// What sleepers are to be woken for: so many CQEs, or, whatever they wait
-    /// for, a timeout that has ended, which ends every wait. The owner of a ring
-    /// that defers waits for so many more and not so many in all.
+    /// for, a timeout that has ended, which ends every wait, or a backlog, which they
+    /// move into the ring. The owner of a ring that defers waits for so many more and
+    /// not so many in all.
     #[inline(always)]
     fn take_news(&mut self) -> Option<u32> {
         if !core::mem::take(&mut self.posted) {
             return None;
         }
         let ended = core::mem::take(&mut self.timeouts.just_ended);
-        Some(if ended || self.ring.defers_task_work() { u32::MAX } else { self.cq.ready() })
+        Some(if ended || self.cq.has_overflow() || self.ring.defers_task_work() { u32::MAX } else { self.cq.ready() })
     }
 }
 

@@ -34,6 +34,8 @@ pub struct CompletionQueue {
     /// is looked at when they are used up. Zero while there is a backlog.
     free: u32,
     backlog: VecDeque<(Cqe, Extension)>,
+    /// The backlog has grown since [`CompletionQueue::take_growth`].
+    has_grown: bool,
     lost: u32,
 }
 
@@ -47,6 +49,7 @@ impl CompletionQueue {
             published_slot: 0,
             free: memory.layout.cq_entries,
             backlog: VecDeque::new(),
+            has_grown: false,
             lost: 0,
         }
     }
@@ -130,6 +133,12 @@ impl CompletionQueue {
             self.memory.set_flag(flags::CQ_OVERFLOW);
         }
         self.backlog.push_back((cqe, extension));
+        self.has_grown = true;
+    }
+
+    /// Whether CQEs have gone to the backlog since the last question.
+    pub fn take_growth(&mut self) -> bool {
+        core::mem::take(&mut self.has_grown)
     }
 
     /// Shows the program every CQE added so far; says whether there was any.

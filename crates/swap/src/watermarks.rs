@@ -50,6 +50,8 @@ impl Limit {
 
     pub fn set(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
+        // `wake_evictor` takes it for granted that a read-modify-write came before.
+        Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
     }
 

@@ -19,12 +19,15 @@
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0–29 | `lazy` | so many entries were pushed that can wait for more of them |
+//! | 0–28 | `lazy` | so many entries were pushed that can wait for more of them |
+//! | 29 | `torn` | the taker could not reach what is there, and turned away |
 //! | 30 | `urgent` | one was pushed that cannot, or something was left |
 //! | 31 | `sealed` | nobody will look any more ([`Taker::seal`]) |
 //!
 //! It is changed after the list, by one read-modify-write on each side: who
 //! begins to take either finds the entry or leaves the mark for the next look;
+//! who turns away from a torn list either finds it mended, or has whoever mends
+//! it announce it anew ([`Taker::leave`]);
 //! who pushes while the queue is sealed either is seen by who seals it, or sees
 //! the seal and has to take the entry out again itself.
 //!
@@ -89,8 +92,15 @@ impl<T: fmt::Debug> fmt::Debug for Entry<T> {
     }
 }
 
+const TORN: u32 = 1 << 29;
 const URGENT: u32 = 1 << 30;
 const SEALED: u32 = 1 << 31;
+
+/// Whether there is something that the taker has not looked at.
+#[inline(always)]
+fn is_marked(state: u32) -> bool {
+    state & !(SEALED | TORN) != 0
+}
 
 /// Whether whoever waits for several entries may sleep on until there are as
 /// many.
@@ -106,8 +116,9 @@ pub enum Urgency {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the taker has to be told, and a sealed queue has none"]
 pub struct Pushed {
-    /// The list was empty: later pushers leave it to this one to announce that
-    /// there is something.
+    /// This one is to announce that there is something: the list was empty, and
+    /// later pushers leave it to this one; or the taker has turned away from a torn
+    /// list, which may be this one's doing.
     pub first: bool,
     /// How many entries wait, as far as the taker has not looked; `u32::MAX`
     /// with an urgent one among them.
@@ -171,15 +182,16 @@ impl<T> Queue<T> {
             Urgency::Lazy => shared.state.fetch_add(1, Edge::Queue.both()).wrapping_add(1),
             Urgency::Urgent => shared.state.fetch_or(URGENT, Edge::Queue.both()) | URGENT,
         };
-        let queued = if state & URGENT != 0 { u32::MAX } else { state & !SEALED };
-        Pushed { first: ptr::eq(before, shared.stub()), queued, sealed: state & SEALED != 0 }
+        let queued = if state & URGENT != 0 { u32::MAX } else { state & !(SEALED | TORN) };
+        let first = ptr::eq(before, shared.stub()) || state & TORN != 0;
+        Pushed { first, queued, sealed: state & SEALED != 0 }
     }
 
     /// Whether there is nothing that the taker has not looked at. One load; who
     /// has to rely on the answer stands behind a barrier.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.0.state.load(Ordering::Relaxed) & !SEALED == 0
+        !is_marked(self.0.state.load(Ordering::Relaxed))
     }
 
     /// Whether nobody will look any more.
@@ -194,7 +206,7 @@ impl<T> Taker<T> {
     /// it anew, so all that there is has to be taken, or [left](Self::leave).
     #[inline]
     pub fn begin(&mut self) -> bool {
-        if self.0.state.load(Ordering::Relaxed) & !SEALED == 0 {
+        if !is_marked(self.0.state.load(Ordering::Relaxed)) {
             return false;
         }
         self.0.state.fetch_and(SEALED, Edge::Queue.acquire());
@@ -220,8 +232,14 @@ impl<T> Taker<T> {
             return Rest::Nothing;
         }
         // SAFETY: this is the taker.
-        if !shared.head.with_mut(|head| unsafe { shared.can_advance(*head) }) {
-            return Rest::OutOfReach;
+        let can_advance = || shared.head.with_mut(|head| unsafe { shared.can_advance(*head) });
+        if !can_advance() {
+            // A pusher that has changed the state already has mended the list
+            // before; any other one finds this.
+            shared.state.fetch_or(TORN, Edge::Queue.both());
+            if !can_advance() {
+                return Rest::OutOfReach;
+            }
         }
         shared.state.fetch_or(URGENT, Ordering::Relaxed);
         Rest::Entries
@@ -238,8 +256,8 @@ impl<T> Taker<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     Nothing,
-    /// A pusher is in the middle of it, and will say so when it is done. Its
-    /// entry may be the only one that is counted then: who goes to sleep needs
+    /// A pusher is in the middle of it, and will say so when it is done, as the
+    /// [first](Pushed::first). Its entry may be the only one that is counted then: who goes to sleep needs
     /// to be woken for one.
     OutOfReach,
     /// Marked as not looked at.

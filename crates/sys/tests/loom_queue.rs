@@ -93,11 +93,10 @@ fn of_two_pushers_one_is_the_first_and_the_second_sees_both() {
     });
 }
 
-/// A taker that turns away from entries whose pusher has been told that it is
-/// not the first knows of them.
-#[test]
-fn who_turns_away_knows_of_entries_that_nobody_announces() {
-    loom::model(|| {
+/// A taker that turns away from entries knows of those that nobody announces.
+/// `looks` times it comes because it was told so, and finds what it can reach.
+fn who_turns_away_is_told_of_the_rest(looks: usize) {
+    bounded(move || {
         let (queue, mut taker) = queue();
         let queue = Arc::new(queue);
         let first = queue.push(Entry::new((1, 0)), Urgency::Urgent);
@@ -107,15 +106,32 @@ fn who_turns_away_knows_of_entries_that_nobody_announces() {
             thread::spawn(move || queue.push(Entry::new((1, 1)), Urgency::Urgent))
         };
         let mut taken = Vec::new();
-        take(&mut taker, &mut taken);
-        let rest = taker.leave();
+        let mut rest = Rest::Nothing;
+        for _ in 0..looks {
+            if taker.begin() {
+                while let Some(entry) = taker.take() {
+                    taken.push(entry.into_inner());
+                }
+                rest = taker.leave();
+            }
+        }
         let second = second.join().unwrap();
         if !second.first && taken.len() < 2 {
-            assert_ne!(rest, Rest::Nothing, "nobody announces what is left");
+            assert_eq!(rest, Rest::Entries, "nobody announces what is left");
         }
         take(&mut taker, &mut taken);
         assert_eq!(taken, [(1, 0), (1, 1)]);
     });
+}
+
+#[test]
+fn who_turns_away_knows_of_entries_that_nobody_announces() {
+    who_turns_away_is_told_of_the_rest(1);
+}
+
+#[test]
+fn who_comes_back_to_a_torn_list_is_told_once_more() {
+    who_turns_away_is_told_of_the_rest(2);
 }
 
 /// Who holds the taker may deliver past the list, but not before what it pushed

@@ -175,8 +175,9 @@ fn drain(locked: &LockedRing) {
     let announced = || readiness.announced.load(Ordering::SeqCst) && has_announced_work(locked);
     if locked.cq.ready() == 0 && !locked.cq.has_overflow() && ring.task_work.is_empty() && !announced() {
         readiness.unsignal();
-        // Who announces does not hold the lock: it may have come in between.
-        if announced() {
+        // Who announces does not hold the lock: it may have come in between, for
+        // something on the list or elsewhere.
+        if announced() || !ring.task_work.is_empty() {
             readiness.signal();
         }
     }

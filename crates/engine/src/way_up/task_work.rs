@@ -235,9 +235,8 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
     issue::run_issuable(locked);
     // Who pushes behind something that was there does not announce it, and
     // relies on whoever turns away from it.
-    let rest = locked.taker.leave();
-    if locked.ring.defers_task_work() && rest != Rest::Nothing {
-        announce_deferred(locked.ring, by_worker || rest == Rest::OutOfReach);
+    if locked.taker.leave() == Rest::Entries && locked.ring.defers_task_work() {
+        announce_deferred(locked.ring, by_worker);
     }
 }
 
