@@ -89,7 +89,7 @@ impl Pager {
         let mut courtesy = Courtesy::default();
         while self.limit.wait_for_work() {
             while self.limit.resident() > self.limit.low() && !self.limit.is_stopped() {
-                let outcome = self.evict(&mut lane, 1, place);
+                let outcome = self.evict(&mut lane, 1, 0, place);
                 if outcome.freed == 0 {
                     // Threads that find no room say so; here it is tried again,
                     // or the limit raised meanwhile.

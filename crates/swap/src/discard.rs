@@ -125,7 +125,7 @@ impl Pager {
             }
             let outcome = {
                 let mut lane = self.store.lane(place);
-                self.evict(&mut lane, 1, place)
+                self.evict(&mut lane, 1, 0, place)
             };
             match outcome.obstacle {
                 _ if outcome.freed > 0 => {}

@@ -54,6 +54,18 @@ pub enum Obstacle {
     Failed(Errno),
 }
 
+/// What came of looking for room for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Of a page that has gone: the looker's, so that no two threads evict each other's pages for ever where more is
+    /// kept in memory than the limit.
+    Taken,
+    /// There may be some now.
+    Perhaps,
+    /// Nothing can go.
+    None,
+}
+
 /// What evicting has brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -86,28 +98,28 @@ impl Batch<'_> {
 
 impl Pager {
     /// For a thread that has no room for its page: evicts from one cluster, or
-    /// waits for those that do. `false`: nothing can go.
-    pub fn evict_directly(&self, place: usize) -> bool {
+    /// waits for those that do.
+    pub fn evict_directly(&self, place: usize) -> Room {
         let ended = self.evictions_ended();
         let outcome = {
             let mut lane = self.store.lane(place);
-            self.evict(&mut lane, 1, place)
+            self.evict(&mut lane, 1, 1, place)
         };
         if outcome.freed > 0 {
             self.counters.add(place, Counter::DirectEvictions, 1);
-            return true;
+            return Room::Taken;
         }
         if outcome.obstacle.is_none() && (outcome.met_others || self.others_evict_since(ended)) {
             self.wait_for_others(ended);
-            return true;
+            return Room::Perhaps;
         }
         // Somebody may have given back what room there was.
         if self.limit.resident() < self.limit.get() {
-            return true;
+            return Room::Perhaps;
         }
         let full = self.store.slots.are_all_taken().then_some(Obstacle::Full);
         self.report(outcome.obstacle.or(full));
-        false
+        Room::None
     }
 
     /// How many evictions have brought something, so far.
@@ -150,19 +162,22 @@ impl Pager {
     }
 
     /// Moves the hand on until so many pages are out, or it has been everywhere
-    /// twice.
-    pub fn evict(&self, lane: &mut Lane, pages: usize, place: usize) -> Outcome {
+    /// twice, and once more without giving any cluster a second chance: others may use each
+    /// as fast as the hand goes round. Of the room that this makes, the caller has that of so many
+    /// pages (or of as many as have gone); the rest is given back.
+    pub fn evict(&self, lane: &mut Lane, pages: usize, kept: usize, place: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
         if self.store.slots.are_all_taken() {
             self.store.slots.reap();
         }
-        for _ in 0..2 * self.clusters() + 1 {
+        for step in 0..3 * self.clusters() + 1 {
             let cluster = self.hand.fetch_add(1, Ordering::Relaxed) % self.clusters();
-            if !self.has_victim(cluster) || self.gate(cluster).second_chance() {
+            let is_spared = || self.gate(cluster).second_chance() && step <= 2 * self.clusters();
+            if !self.has_victim(cluster) || is_spared() {
                 continue;
             }
-            match self.evict_cluster(cluster, lane, place) {
+            match self.evict_cluster(cluster, lane, kept.saturating_sub(outcome.freed), place) {
                 Ok(Some(freed)) => outcome.freed += freed,
                 Ok(None) => outcome.met_others = true,
                 Err(obstacle) => {
@@ -177,10 +192,13 @@ impl Pager {
         outcome
     }
 
-    /// Whether it is worth being closed: with no slot left only what has one can go.
+    /// Whether it is worth being closed: with no slot left only what has one can go. (Who closes a
+    /// cluster of which nothing can go keeps others waiting, who then do the same to him.)
     fn has_victim(&self, cluster: usize) -> bool {
         let victims = self.victims();
-        self.cluster(cluster).any(|page| victims.contains(&self.page(page).state()))
+        self.cluster(cluster)
+            .map(|page| self.page(page))
+            .any(|page| victims.contains(&page.state()) && !page.is_pinned())
     }
 
     fn victims(&self) -> &'static [State] {
@@ -188,7 +206,13 @@ impl Pager {
     }
 
     /// Evicts what can go of a cluster, and says how many; `None`: somebody else does.
-    fn evict_cluster(&self, cluster: usize, lane: &mut Lane, place: usize) -> Result<Option<usize>, Obstacle> {
+    fn evict_cluster(
+        &self,
+        cluster: usize,
+        lane: &mut Lane,
+        kept: usize,
+        place: usize,
+    ) -> Result<Option<usize>, Obstacle> {
         let Some(mut claim) = self.gate(cluster).claim() else { return Ok(None) };
         self.evicting.fetch_add(1, Ordering::Relaxed);
         let cluster = self.cluster(cluster);
@@ -198,7 +222,7 @@ impl Pager {
         let dropped = self.drop_pages(&mut batch, &claim.shut());
         let freed = self.release(batch);
         drop(claim);
-        self.limit.give_back(freed);
+        self.limit.give_back(freed.saturating_sub(kept));
         self.counters.add(place, Counter::Evicted, freed as u64);
         self.evictions.fetch_add(u32::from(freed > 0), Ordering::Release);
         self.evicting.fetch_sub(1, Ordering::Release);

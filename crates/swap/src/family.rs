@@ -15,8 +15,10 @@
 //!
 //! | order of a change | what a kill in between does |
 //! |---|---|
-//! | take: the table's bit, the count, the own bit | the slot is nobody's and taken |
-//! | give back: the own bit, the count, the table's bit | the same |
+//! | take: the table's bit, the counts, the own bit | the slot is nobody's and taken |
+//! | give back: the own bit, the count of holders, the table's bit, the count of slots | the same |
+//!
+//! So never are fewer slots counted than are taken of those that somebody has.
 
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::{PAGE, memory_file};

@@ -21,6 +21,7 @@
 //! a run that is dropped.
 
 use crate::counters::{Counter, Counters};
+use crate::evict::Room;
 use crate::gate::Gate;
 use crate::lane::Waiting;
 use crate::mechanism::{Kind, Mechanism};
@@ -359,11 +360,15 @@ impl Pager {
     /// Takes room for one page, evicting for it if there is none.
     pub fn make_room(&self, place: usize) {
         while !self.limit.take(1) {
-            if !self.evict_directly(place) {
-                self.limit.exceed(1);
-                self.counters.add(place, Counter::OverLimit, 1);
-                self.counters.raise_peak(self.limit.resident());
-                return;
+            match self.evict_directly(place) {
+                Room::Taken => break,
+                Room::Perhaps => {}
+                Room::None => {
+                    self.limit.exceed(1);
+                    self.counters.add(place, Counter::OverLimit, 1);
+                    self.counters.raise_peak(self.limit.resident());
+                    return;
+                }
             }
         }
         self.counters.raise_peak(self.limit.resident());

@@ -116,9 +116,12 @@ impl Pager {
                 continue;
             }
             let mut lane = self.store.lane(place);
-            if self.evict(&mut lane, most - room, place).freed == 0 {
+            let wanted = most - room;
+            let freed = self.evict(&mut lane, wanted, wanted, place).freed;
+            if freed == 0 {
                 break;
             }
+            room += freed.min(wanted);
             self.counters.add(place, Counter::DirectEvictions, 1);
         }
         room

@@ -121,22 +121,29 @@ impl Slots {
         self.count_taken().load(Ordering::Relaxed) as usize
     }
 
+    /// (A member that is killed may leave more counted than there are.)
     pub fn are_all_taken(&self) -> bool {
-        self.taken() == self.count as usize
+        self.taken() >= self.count as usize
     }
 
     /// Takes up to `wanted` consecutive slots, at least one; `None` if there is none left.
     pub fn take(&self, wanted: u32) -> Option<Run> {
         let wanted = wanted.clamp(1, LONGEST);
         loop {
-            let (index, word, run) = self.find(wanted)?;
+            let found = self.find(wanted).or_else(|| {
+                // Whatever the count says.
+                self.reap();
+                self.find(wanted)
+            });
+            let (index, word, run) = found?;
             let bits = mask(run.length) << run.first;
             let took = self.table.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
+                // Before they are anybody's: whoever gives them back counts them down.
+                self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 if let Some((tables, own)) = self.family() {
                     tables.take(own, index, bits);
                 }
-                self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 let is_used_up = run.first + run.length == 64;
                 self.next.store(index + usize::from(is_used_up), Ordering::Relaxed);
                 return Some(Run { first: index as u32 * 64 + run.first, length: run.length });
@@ -255,6 +262,21 @@ mod tests {
         slots.reap();
         assert_eq!(slots.taken(), 64 - 15 + 4 - 4, "of 5 to 8 the child was the last");
         assert_eq!(slots.take(1), Some(Run { first: own.first, length: 1 }));
+    }
+
+    #[test]
+    fn what_a_member_had_that_is_gone_is_found_also_where_the_count_says_that_there_is_more() {
+        let slots = Slots::with_family(128).unwrap();
+        let child = slots.admit().unwrap();
+        let childs = slots.inherit(child);
+        childs.take(60).unwrap();
+        slots.take(64).unwrap();
+        // A member that was killed between the bits and the count.
+        slots.table.words[0].fetch_or(u64::MAX << 60, Ordering::Relaxed);
+        assert_eq!(slots.take(1), None);
+        drop(childs);
+        assert!(!slots.are_all_taken());
+        assert_eq!(slots.take(64).map(|run| run.length), Some(60));
     }
 
     #[test]

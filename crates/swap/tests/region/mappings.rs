@@ -139,6 +139,26 @@ fn what_cannot_be_read_back_is_neither_given_away_nor_lost() {
     });
 }
 
+/// As calls of a program may keep them, whatever the limit.
+#[test]
+fn threads_that_find_all_pages_kept_in_memory_do_not_wait_for_each_other() {
+    in_child("mappings::threads_that_find_all_pages_kept_in_memory_do_not_wait_for_each_other", |mappings, _| {
+        let kept = numbered(&mappings, LIMIT);
+        mappings.pin(&kept, Access::Write, Pins::Needed, |_| {}).unwrap();
+        const PART: usize = 16 * PAGE;
+        let more = mappings.change().map(8 * PART).unwrap();
+        std::thread::scope(|scope| {
+            for part in (more..more + 8 * PART).step_by(PART) {
+                scope.spawn(move || number(&(part..part + PART), 0));
+            }
+        });
+        check(&(more..more + 8 * PART), 0);
+        assert!(mappings.region().statistics().over_limit > 0);
+        mappings.unpin(&kept);
+        check(&kept, 0);
+    });
+}
+
 #[test]
 fn what_is_moved_holds_what_it_held() {
     in_child("mappings::what_is_moved_holds_what_it_held", |mappings, switch| {
