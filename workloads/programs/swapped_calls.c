@@ -224,6 +224,103 @@ static void streams(void)
 	close(ends[1]);
 }
 
+/* Bytes that are counted and not given (MSG_TRUNC on TCP) leave the buffer as it is. */
+static void passed_over(void)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t size = sizeof address;
+	int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 1) == 0);
+	CHECK(getsockname(listener, (struct sockaddr *)&address, &size) == 0);
+	CHECK(connect(client, (struct sockaddr *)&address, size) == 0);
+	int server = accept(listener, NULL, NULL);
+	unsigned char *bytes = out(30000);
+	for (int round = 0; round < 2; round++) {
+		pattern(bytes, 30000, 5);
+		CHECK(send(client, bytes, 30000, 0) == 30000);
+		pattern(bytes, 30000, 6);
+		evict();
+		CHECK(recv(server, bytes, 30000, MSG_WAITALL | (round ? 0 : MSG_TRUNC)) == 30000);
+		CHECK(matches(bytes, 30000, round ? 5 : 6));
+	}
+	close(listener);
+	close(client);
+	close(server);
+}
+
+/* More room than anybody has memory for: it is given to the kernel all the same. */
+static void much_room(void)
+{
+	enum { MANY = 24 };
+	int pair[2];
+	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+	struct mmsghdr all[MANY];
+	struct iovec vectors[MANY];
+	for (int each = 0; each < MANY; each++) {
+		unsigned char text[1000];
+		pattern(text, sizeof text, each);
+		if (each < 8)
+			CHECK(send(pair[0], text, sizeof text, 0) == sizeof text);
+		vectors[each] = (struct iovec){ memory + each * 5000, MIB };
+		all[each] = (struct mmsghdr){ .msg_hdr = { .msg_iov = vectors + each, .msg_iovlen = 1 } };
+	}
+	evict();
+	CHECK(recvmmsg(pair[1], all, MANY, MSG_WAITFORONE, NULL) == 8);
+	for (int each = 0; each < 8; each++)
+		CHECK(all[each].msg_len == 1000 && matches(memory + each * 5000, 1000, each));
+	close(pair[0]);
+	close(pair[1]);
+}
+
+/* What several append is there as each of them has written it. */
+enum { APPENDS = 6 };
+static char appended[64];
+static size_t append_size;
+static void *append(void *argument)
+{
+	unsigned number = (unsigned)(uintptr_t)argument;
+	int file = open(appended, O_WRONLY | O_APPEND);
+	unsigned char *bytes = memory + number * (length / 4 / PAGE * PAGE);
+	for (int round = 0; round < APPENDS; round++) {
+		if (round % 2) {
+			CHECK(write(file, bytes, append_size) == (ssize_t)append_size);
+		} else {
+			struct iovec halves[2] = { { bytes, append_size / 2 },
+						   { bytes + append_size / 2, append_size / 2 } };
+			CHECK(writev(file, halves, 2) == (ssize_t)append_size);
+		}
+	}
+	close(file);
+	return NULL;
+}
+static void appending(void)
+{
+	for (append_size = 3 * MIB / 2; append_size <= 3 * MIB; append_size *= 2) {
+		pthread_t threads[4];
+		strcpy(appended, "/tmp/appended-XXXXXX");
+		int file = mkstemp(appended);
+		CHECK(file >= 0);
+		for (uintptr_t each = 0; each < 4; each++)
+			memset(memory + each * (length / 4 / PAGE * PAGE), 'a' + each, append_size);
+		evict();
+		for (uintptr_t each = 0; each < 4; each++)
+			CHECK(pthread_create(&threads[each], NULL, append, (void *)each) == 0);
+		for (int each = 0; each < 4; each++)
+			pthread_join(threads[each], NULL);
+		static unsigned char block[64 << 10];
+		for (size_t at = 0; at < 4 * APPENDS * append_size; at += sizeof block) {
+			static unsigned char first;
+			CHECK(pread(file, block, sizeof block, at) == sizeof block);
+			if (at % append_size == 0)
+				first = block[0];
+			CHECK(block[0] == first && memcmp(block, block + 1, sizeof block - 1) == 0);
+		}
+		CHECK(lseek(file, 0, SEEK_END) == (off_t)(4 * APPENDS * append_size));
+		close(file);
+		unlink(appended);
+	}
+}
+
 static void messages(void)
 {
 	int pair[2];
@@ -561,6 +658,9 @@ int main(int count, char **arguments)
 	waiting(threads);
 	streams();
 	messages();
+	passed_over();
+	much_room();
+	appending();
 	lists();
 	sleepers(threads);
 	programs();

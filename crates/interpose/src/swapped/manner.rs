@@ -24,6 +24,10 @@ pub struct Manner {
     pub continues: bool,
     /// Whether the kernel may look at what it was given after the call.
     pub lingers: bool,
+    /// Whether it may leave buffers as they are and count bytes all the same (MSG_TRUNC on TCP).
+    pub passes_over: bool,
+    /// Whether what is written to a file has its place only as one: it is appended.
+    pub appends: bool,
     /// Where the program has its messages.
     pub messages: UserAddress,
     /// Most bytes of a part, if it is known.
@@ -32,13 +36,17 @@ pub struct Manner {
 
 /// Bytes that go to or come from a stream at a time, where it takes parts.
 const STREAM_PART: u64 = 64 << 10;
-/// Most bytes of a message, or of what is received at a time.
+/// Most bytes of what is received at a time.
 pub const MOST: u64 = 16 << 20;
 
 /// ioctl(2)'s.
 const FIONREAD: u32 = 0x541b;
-/// MSG_OOB, MSG_ZEROCOPY.
+/// MSG_OOB, MSG_TRUNC, MSG_ZEROCOPY.
 const URGENT: u64 = 1;
+const TRUNCATE: u64 = 0x20;
+
+/// Of the flags of pwritev2(2).
+const RWF_NOAPPEND: u32 = 0x20;
 const ZERO_COPY: u64 = 0x400_0000;
 
 // fstat(2)'s.
@@ -53,8 +61,9 @@ const SOCKET: u32 = 0o140_000;
 impl Manner {
     /// `None`: the kernel will not move anything.
     pub fn of(call: &SystemCall, data: &mut Data) -> Option<Manner> {
-        let manner =
-            |kind, continues| Manner { kind, continues, lingers: false, messages: UserAddress::NULL, most: MOST };
+        let messages = UserAddress::NULL;
+        let (lingers, passes_over, appends) = (false, false, false);
+        let manner = |kind, continues| Manner { kind, continues, lingers, passes_over, appends, messages, most: MOST };
         let descriptor = call.arguments[0] as i32;
         match call.number {
             linux::__NR_getrandom => return Some(manner(Kind::File, true)),
@@ -101,16 +110,29 @@ impl Manner {
             Kind::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
             _ => MOST,
         };
-        Some(Manner { lingers, messages: UserAddress(call.arguments[1]), most, ..manner })
+        let passes_over = !sends && flags & TRUNCATE != 0;
+        let appends = manner.kind == Kind::File && sends && is_appended(call);
+        Some(Manner { lingers, passes_over, appends, messages: UserAddress(call.arguments[1]), most, ..manner })
     }
+}
+
+/// How a descriptor was opened.
+fn flags_of(descriptor: i32) -> Option<u32> {
+    let get = [descriptor as u64, u64::from(linux::F_GETFL), 0, 0, 0];
+    SystemCall::new(linux::__NR_fcntl, get).run().ok().map(|flags| flags as u32)
 }
 
 /// Of a pipe: which end it is. `None`: it is no pipe's.
 fn is_written(descriptor: i32) -> Option<bool> {
     Descriptor::of(descriptor).filter(|descriptor| descriptor.kind == FIFO)?;
-    let get = [descriptor as u64, u64::from(linux::F_GETFL), 0, 0, 0];
-    let flags = SystemCall::new(linux::__NR_fcntl, get).run().ok()?;
-    Some(flags & u64::from(linux::O_ACCMODE) != u64::from(linux::O_RDONLY))
+    Some(flags_of(descriptor)? & linux::O_ACCMODE != linux::O_RDONLY)
+}
+
+/// Whether the end of the file is where a call writes to.
+fn is_appended(call: &SystemCall) -> bool {
+    let flags = if call.number == linux::__NR_pwritev2 { call.arguments[5] as u32 } else { 0 };
+    let is_opened_so = || flags_of(call.arguments[0] as i32).is_some_and(|flags| flags & linux::O_APPEND != 0);
+    flags & linux::RWF_APPEND != 0 || flags & RWF_NOAPPEND == 0 && is_opened_so()
 }
 
 /// What fstat(2) says.

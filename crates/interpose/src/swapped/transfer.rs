@@ -3,6 +3,7 @@
 //! | what it is read from, written to | how |
 //! |---|---|
 //! | files, which answer in their time | in parts that are kept in memory, as small as it takes to fit beside what other threads keep |
+//! | files that are appended to: others may append, too | as one that is kept in memory, or, where that does not fit, by way of memory of ours |
 //! | streams (pipes, stream sockets, terminals) | by way of memory of ours ([`super::bounce`]); sent in parts |
 //! | messages (datagrams, devices, queues, event descriptors) | by way of memory of ours, as one |
 //!
@@ -111,6 +112,7 @@ impl Transfer {
     pub fn of(mut data: Data, call: &SystemCall, mappings: &Mappings) -> Option<Transfer> {
         let manner = Manner::of(call, &mut data)?;
         let most = match manner.kind {
+            Kind::File if manner.appends => data.total(),
             Kind::File => mappings.most_pinned().0 as u64,
             Kind::Stream | Kind::Message => manner.most,
         };
@@ -125,6 +127,7 @@ impl Transfer {
     /// Has the call be the next part.
     pub fn begin(&mut self, call: &mut SystemCall, mappings: &'static Mappings) -> Result<(), Errno> {
         match self.manner.kind {
+            Kind::File if self.manner.appends && self.most > mappings.most_pinned().1 as u64 => self.bounce()?,
             Kind::File => self.pin(mappings)?,
             Kind::Stream | Kind::Message => self.bounce()?,
         }
@@ -180,6 +183,7 @@ impl Transfer {
             match Pinned::new(mappings, &spans, pins) {
                 Ok(pins) => self.hold = Hold::Pinned(pins),
                 // Others keep much just now.
+                Err(Errno::ENOMEM) if self.manner.appends => return self.bounce(),
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
                     self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);
                     continue;
@@ -196,12 +200,11 @@ impl Transfer {
         let is_sent = self.data.access == Access::Read;
         let is_whole =
             self.manner.kind == Kind::Message && (is_sent || matches!(self.data.form, Form::Messages { .. }));
-        if is_whole && total > self.most {
-            return Err(Errno::ENOMEM);
-        }
-        self.part = self.data.front(self.most);
-        let mut bounce = Bounce::new(total.min(self.most), self.manner.lingers)?;
-        if is_sent {
+        // As the kernel would have it: however much it is. (What is not written to is not there.)
+        let most = if is_whole { total } else { self.most };
+        self.part = self.data.front(most);
+        let mut bounce = Bounce::new(total.min(most), self.manner.lingers)?;
+        if is_sent || self.manner.passes_over {
             bounce.fill(&self.part)?;
         }
         self.vector = bounce.stand_in(&self.part);
