@@ -1,5 +1,6 @@
 /*
- * Polled AIO for programs on libaio: contexts whose events are polled for.
+ * Polled AIO for programs on libaio (contexts whose events are polled for), and
+ * below, swap regions: memory larger than what of it may be resident.
  *
  * The interface is that of the kernel patches at the end of 2018 (no release of
  * Linux has it) in their last form without rings: io_setup2 takes five

@@ -5,7 +5,7 @@ use crate::geometry::Geometry;
 use crate::request::Operation;
 use usring_sys::Errno;
 use usring_sys::plain::IoVector;
-use usring_sys::user_memory;
+use usring_sys::{kept_memory, user_memory};
 
 /// Most bytes of one read or write (Linux's MAX_RW_COUNT); more are not an
 /// error, the answer is short.
@@ -34,8 +34,8 @@ pub struct Transfer<'a> {
 pub enum Route {
     /// One request as it stands, of this many bytes: to a queue pair.
     QueuePair { length: u64 },
-    /// Partial blocks, too long, or cut at the device's end: a
-    /// [`crate::BlockFile`] does it, in a thread that may block.
+    /// Partial blocks, too long, cut at the device's end, or memory that is not
+    /// for the device: a [`crate::BlockFile`] does it, in a thread that may block.
     BlockFile,
     /// The answer is 0: nothing was asked for, or it is at the end.
     Nothing,
@@ -67,7 +67,13 @@ impl Transfer<'_> {
         let blocks = length != 0 && geometry.is_aligned(self.offset, length);
         let within = self.offset < geometry.size && length <= geometry.size - self.offset;
         let allowed = self.operation == Operation::Read || !geometry.features.read_only;
-        (fits && blocks && within && allowed).then_some(length)
+        (fits && blocks && within && allowed && self.stays(geometry)).then_some(length)
+    }
+
+    /// Whether the memory is there for as long as the device has it.
+    #[inline]
+    fn stays(&self, geometry: &Geometry) -> bool {
+        !geometry.features.lends_memory || !self.segments.iter().any(|segment| kept_memory::comes_and_goes(*segment))
     }
 
     #[cold]

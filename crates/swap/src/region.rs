@@ -195,7 +195,18 @@ impl Builder {
         };
         match self.mechanism {
             Some(kind) => prepare(kind),
-            None => Kind::BY_ITSELF.into_iter().find_map(|kind| prepare(kind).ok()).ok_or(Errno::EOPNOTSUPP),
+            None => {
+                let mut failed = Errno::EOPNOTSUPP;
+                for kind in Kind::BY_ITSELF {
+                    match prepare(kind) {
+                        Ok(prepared) => return Ok(prepared),
+                        // Of memory there would be more elsewhere, of mechanisms not.
+                        Err(Errno::ENOMEM) => failed = Errno::ENOMEM,
+                        Err(_) => {}
+                    }
+                }
+                Err(failed)
+            }
         }
     }
 }

@@ -4,11 +4,14 @@
 //! Where a process has such memory and does not know which calls name it (a program
 //! that knows nothing of it), every system call that we make for it goes by here:
 //! the [`Keeper`] looks at the call, and keeps what it names until the call is over.
-//! One look at a pointer where there is no keeper.
+//! One look at a pointer where there is no keeper. What the kernel would use after a call, it
+//! is not given at all: who hands it such requests asks [`comes_and_goes`].
 //!
 //! What moves the pages itself is [`exempt`]: it has them in its hand.
 
+use crate::plain::IoVector;
 use crate::{Errno, SystemCall, thread};
+use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Who knows which memory that is.
@@ -19,6 +22,8 @@ pub struct Keeper {
     /// The kernel has answered the call: what its maker gets. `None`: the call, as it
     /// stands now, is to be made, too.
     pub finish: fn(usize, &mut SystemCall, answer: u64) -> Option<u64>,
+    /// Where such memory lies.
+    pub window: Range<u64>,
 }
 
 static KEEPER: AtomicPtr<Keeper> = AtomicPtr::new(core::ptr::null_mut());
@@ -45,6 +50,18 @@ pub fn forget_keeper() {
 #[inline]
 pub fn has_keeper() -> bool {
     !KEEPER.load(Ordering::Acquire).is_null()
+}
+
+/// Whether some of this memory may be such.
+#[inline]
+pub fn comes_and_goes(memory: IoVector) -> bool {
+    // SAFETY: only references that live for ever are stored.
+    match unsafe { KEEPER.load(Ordering::Acquire).as_ref() } {
+        None => false,
+        Some(Keeper { window, .. }) => {
+            memory.base < window.end && memory.base.saturating_add(memory.length) > window.start
+        }
+    }
 }
 
 /// Makes a call while what it names is kept.

@@ -3,23 +3,62 @@
 
 use crate::fio::{job, number, report};
 use crate::swap_run::{Swapped, within_limit};
-use workloads::harness::{FIO, LIBURING, World, require};
+use std::fs::File;
+use workloads::harness::{FIO, Finished, LIBURING, Run, World, require};
 
 /// In MiB: more buffers than may be resident.
 const LIMIT: u64 = 8;
 const BUFFERS: &[&str] = &["--size=24m", "--bs=256k", "--iodepth=64"];
 
+fn swapped() -> Swapped {
+    Swapped::new(128, LIMIT, ",min=128K")
+}
+
 /// fio writes and reads at random, and looks at each block that comes back.
-fn fio_verifies(options: &[&str]) {
-    let swapped = Swapped::new(128, LIMIT, ",min=128K");
-    let run = swapped.program_in(World::Denied, require(&FIO)).args(BUFFERS).args(options);
-    let run = run.args(["--name=job", "--filename=file", "--rw=randrw", "--verify=crc32c", "--verify_fatal=1"]);
+fn verified(run: Run, options: &[&str]) -> Finished {
+    let run = run.args(BUFFERS).args(options);
+    let run = run.args(["--name=job", "--rw=randrw", "--verify=crc32c", "--verify_fatal=1"]);
     let finished = run.args(["--thread", "--output-format=json"]).finish().succeeded();
     let document = report(&finished);
     let done = job(&document, "job", &finished);
     // What was written is read once more.
     assert_eq!(number(done, "/read/io_bytes"), 24 << 20, "{}", finished.report());
-    within_limit(finished.served(&[], 90).without_errors(&[]));
+    within_limit(finished)
+}
+
+fn fio_verifies(options: &[&str]) {
+    let swapped = swapped();
+    let run = swapped.program_in(World::Denied, require(&FIO)).args(["--filename=file"]);
+    verified(run, options).served(&[], 90).without_errors(&[]);
+}
+
+/// The same on a device of the run: told of what it has done, polling it, by libaio, and by plain calls.
+fn fio_verifies_on_device(device: &str) {
+    let swapped = swapped();
+    let backing = swapped.stage.write("backing", "");
+    File::options().write(true).open(backing).and_then(|file| file.set_len(24 << 20)).unwrap();
+    let on_device = |options: &[&str]| {
+        let run = swapped.program_on_device(device, require(&FIO)).args(["--filename=disk", "--direct=1"]);
+        verified(run, options)
+    };
+    let told = on_device(&["--ioengine=io_uring", "--mem=malloc"]);
+    told.served(&[], 90).without_errors(&[]);
+    let polls = ["--ioengine=io_uring", "--mem=mmap", "--hipri=1", "--fixedbufs=1", "--registerfiles=1"];
+    on_device(&polls).served(&[], 90).without_errors(&[]);
+    on_device(&["--ioengine=libaio", "--mem=mmap"]).served(&[], 90).without_errors(&[]);
+    on_device(&["--ioengine=psync", "--mem=malloc"]);
+}
+
+#[test]
+fn fio_verifies_what_a_device_in_memory_moved_out_of_swapped_buffers() {
+    fio_verifies_on_device("ram:size=24M");
+    fio_verifies_on_device("delay(ram:size=24M,read=uniform(1us,100us))");
+}
+
+#[test]
+fn fio_verifies_what_a_device_on_a_file_moved_out_of_swapped_buffers() {
+    fio_verifies_on_device("file:path=backing,direct=on");
+    fio_verifies_on_device("file:path=backing,direct=off");
 }
 
 #[test]

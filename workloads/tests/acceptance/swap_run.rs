@@ -41,6 +41,12 @@ impl Swapped {
         self.stage.program_with(world, std::slice::from_ref(&self.options), program)
     }
 
+    /// With a device in its folder, of this SPEC and called `disk`.
+    pub fn program_on_device(&self, device: &str, program: impl AsRef<Path>) -> Run {
+        let options = [self.options.clone(), format!("--device=disk={device}")];
+        self.stage.program_with(World::Denied, &options, program)
+    }
+
     /// Without a launcher beside it.
     pub fn bare(&self, program: impl AsRef<Path>) -> Run {
         self.program_in(World::Transparent, program)

@@ -155,18 +155,18 @@ impl Caller {
             return Made::Full;
         }
         let geometry = device.geometry();
-        let (block, alignment) = (u64::from(geometry.block), u64::from(geometry.alignment));
+        let block = u64::from(geometry.block);
         let room = SEGMENTS.min(geometry.segments as usize);
         let most = (u64::from(geometry.transfer) & !(block - 1)).min(run.whole.length - run.made);
         let mut after = *ahead;
-        let gathered = after.gather(&mut self.segments, room, most, alignment);
+        let gathered = after.gather(&mut self.segments, room, most, geometry);
         let length = gathered - gathered % block;
         if length == 0 {
             return Made::Unreachable;
         }
         if length < gathered {
             after = *ahead;
-            after.gather(&mut self.segments, room, length, alignment);
+            after.gather(&mut self.segments, room, length, geometry);
         }
         let piece = Piece { start: run.made, length };
         let token = self.free.trailing_zeros();

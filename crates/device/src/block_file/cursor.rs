@@ -1,9 +1,10 @@
 //! A place in the program's memory, which is in segments.
 
+use crate::geometry::Geometry;
 use alloc::vec::Vec;
 use usring_sys::UserAddress;
 use usring_sys::plain::IoVector;
-use usring_sys::{mapping, user_memory};
+use usring_sys::{kept_memory, mapping, user_memory};
 
 /// Where a transfer has got to.
 #[derive(Clone, Copy)]
@@ -39,10 +40,10 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Puts segments together, at most `room` and `most` bytes, that a device can
-    /// reach which asks for this alignment; leaves the cursor behind them.
-    /// Answers their bytes.
-    pub fn gather(&mut self, list: &mut Vec<IoVector>, room: usize, most: u64, alignment: u64) -> u64 {
+    /// Puts segments together, at most `room` and `most` bytes, that a device of this
+    /// geometry can reach; leaves the cursor behind them. Answers their bytes.
+    pub fn gather(&mut self, list: &mut Vec<IoVector>, room: usize, most: u64, geometry: &Geometry) -> u64 {
+        let (alignment, lends) = (u64::from(geometry.alignment), geometry.features.lends_memory);
         let mut bytes = 0;
         list.clear();
         while bytes < most && list.len() < room {
@@ -51,7 +52,11 @@ impl<'a> Cursor<'a> {
             if (rest.base | length) & (alignment - 1) != 0 {
                 break;
             }
-            list.push(IoVector { base: rest.base, length });
+            let piece = IoVector { base: rest.base, length };
+            if lends && kept_memory::comes_and_goes(piece) {
+                break;
+            }
+            list.push(piece);
             self.within += length;
             bytes += length;
         }

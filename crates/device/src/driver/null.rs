@@ -40,7 +40,7 @@ struct Null {
 impl Null {
     fn new(layer: &Layer) -> Null {
         ticks::calibrate();
-        let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, read_only: false };
+        let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, ..Features::default() };
         Null {
             geometry: Geometry {
                 size: layer.size("size").unwrap_or(0),

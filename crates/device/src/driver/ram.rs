@@ -48,7 +48,7 @@ struct Ram {
 fn open(layer: &Layer, supply: Box<dyn Supply>) -> Opened {
     let size = layer.size("size").ok_or(Errno::EINVAL)?;
     let memory = Arc::new(BulkMemory::map(supply.memory(size)?, size)?);
-    let features = Features { polls: true, flush: false, discard: true, write_zeroes: true, read_only: false };
+    let features = Features { polls: true, discard: true, write_zeroes: true, ..Features::default() };
     let geometry = Geometry {
         size,
         block: layer.block(),

@@ -31,7 +31,7 @@ use shares::{Share, Shares};
 use usring_sys::mapping::{self, Mapping, PAGE};
 use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, kept_memory, user_memory};
 
 pub static KIND: Kind = Kind {
     name: "vhost-user",
@@ -121,6 +121,9 @@ impl Driver for Handle {
     /// hold, at the same addresses; the back end maps the same file.
     fn share_memory(&self, memory: IoVector) {
         let Some((start, length)) = whole_pages(memory).filter(|_| self.0.zero_copy) else { return };
+        if kept_memory::comes_and_goes(IoVector { base: start, length: length as u64 }) {
+            return;
+        }
         let address = UserAddress(start);
         if user_memory::probe_writable(address, length).is_err() || !mapping::is_private(address, length) {
             return;

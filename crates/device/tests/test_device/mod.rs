@@ -5,6 +5,7 @@
 #[path = "../common/patience.rs"]
 pub mod patience;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use usring_device::geometry::Features;
@@ -13,6 +14,7 @@ use usring_device::{
     QueuePair, Submission,
 };
 use usring_sys::clock::Clock;
+use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall, UserAddress, eventfd, user_memory};
 
 pub const BLOCK: u32 = 512;
@@ -39,6 +41,8 @@ pub struct Controls {
     pub worker_every: AtomicU64,
     /// Queue pairs hold this many, whatever was asked for.
     pub room: AtomicU32,
+    /// Addresses that no request may name.
+    pub forbidden: Mutex<Option<Range<u64>>>,
 }
 
 impl Controls {
@@ -50,6 +54,11 @@ impl Controls {
         let range = request.offset as usize..(request.offset + request.length) as usize;
         if range.contains(&(self.bad_byte.load(Ordering::Relaxed) as usize)) {
             return Err(Errno::EIO);
+        }
+        if let Some(forbidden) = &*self.forbidden.lock().unwrap() {
+            let named =
+                |segment: &IoVector| segment.base < forbidden.end && segment.base + segment.length > forbidden.start;
+            assert!(!request.segments.iter().any(named), "a request names what it may not");
         }
         let mut bytes = self.bytes.lock().unwrap();
         let mut at = range.start;
@@ -83,7 +92,7 @@ pub struct TestDriver {
 /// A driver of that many bytes that takes small requests, from any address.
 pub fn driver(size: u64) -> TestDriver {
     user_memory::install_fault_handler();
-    let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, read_only: false };
+    let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, ..Features::default() };
     let geometry = Geometry { size, block: BLOCK, alignment: 1, transfer: 8 << 10, segments: 4, queues: 8, features };
     let controls = Controls {
         bytes: Mutex::new(vec![0; size as usize]),
@@ -99,6 +108,7 @@ pub fn driver(size: u64) -> TestDriver {
         bad_byte: AtomicU64::new(u64::MAX),
         worker_every: AtomicU64::new(u64::MAX),
         room: AtomicU32::new(u32::MAX),
+        forbidden: Mutex::new(None),
     };
     TestDriver { geometry, controls: Arc::new(controls) }
 }

@@ -21,13 +21,13 @@ use crate::swapped::pointers::{self, Span, Spans};
 use crate::swapped::transfer::{Pinned, Transfer};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, Ordering};
-use usring_swap::mappings::{Mappings, Pins};
+use usring_swap::mappings::{Mappings, Pins, WINDOW};
 use usring_sys::kept_memory::{self, Keeper};
 use usring_sys::{Errno, SystemCall, signals};
 use usring_uapi::general as linux;
 
 /// Looks at the system calls that the engine makes.
-pub static KEEPER: Keeper = Keeper { prepare, finish };
+pub static KEEPER: Keeper = Keeper { prepare, finish, window: WINDOW.start as u64..WINDOW.end as u64 };
 
 fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
     if !managed::has_region() {

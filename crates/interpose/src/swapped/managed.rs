@@ -17,6 +17,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use usring_swap::Mechanism;
 use usring_swap::mappings::{Mappings, Obstacle, Options, WINDOW};
+use usring_sys::Errno;
 use usring_sys::kept_memory;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
@@ -178,6 +179,11 @@ pub fn made() -> Option<&'static Mappings> {
             match obstacle {
                 Obstacle::InUse => message::say(format_args!(
                     "swap: the memory of process {process} stays as it is: {} is in use by another process",
+                    options.backing
+                )),
+                Obstacle::Failed(Errno::ENOMEM) => message::say(format_args!(
+                    "swap: the memory of process {process} stays as it is: there are no addresses for four times what \
+                     {} and the limit hold (ENOMEM); does a limit (ulimit -v) forbid it?",
                     options.backing
                 )),
                 Obstacle::Failed(error) => message::say(format_args!(

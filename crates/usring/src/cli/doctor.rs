@@ -8,6 +8,7 @@ use nix::libc;
 use nix::sys::resource::{Resource, getrlimit};
 use std::process::Command;
 use std::time::Duration;
+use usring_sys::descriptor::RESERVED_BASE;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,7 +39,7 @@ pub fn run(_options: &Options) -> Outcome {
 }
 
 fn say(what: &str, text: &str) {
-    println!("{what:INDENT$}{text}");
+    tell!("{what:INDENT$}{text}");
 }
 
 fn machine() -> String {
@@ -156,6 +157,9 @@ fn report_usring() -> bool {
         }
         Err(why) => {
             say("usring", &format!("does not work: {why}"));
+            if let Some(remedy) = remedy() {
+                say("", &remedy);
+            }
             false
         }
     };
@@ -164,6 +168,15 @@ fn report_usring() -> bool {
         Err(why) => say("  without patching", &format!("does not work: {why}")),
     }
     works
+}
+
+/// What can be done about usring's not working, as far as that is seen from here.
+fn remedy() -> Option<String> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    // A ring has more than one descriptor up there.
+    let least = RESERVED_BASE as u64 + 8;
+    let raise = "raise the limit of open files (ulimit -Hn, docker run --ulimit nofile=1024)";
+    (most < least).then(|| format!("rings have descriptors from {RESERVED_BASE} on, and {most} is the limit: {raise}"))
 }
 
 /// The mechanisms by which swapped memory comes back, and whether a program has some.

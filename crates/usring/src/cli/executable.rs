@@ -47,6 +47,9 @@ const RUNTIMES: [&str; 7] = [
 /// Finds the command as execvp(3) would and makes sure it can be served.
 /// `new_privileges` tells whether execve(2) may still grant any.
 pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure> {
+    if command.is_empty() {
+        return Err(Failure::with_status(STATUS_NOT_FOUND, "the program's name is empty"));
+    }
     let path = if command.as_bytes().contains(&b'/') {
         let path = PathBuf::from(command);
         executable_file(&path)?;

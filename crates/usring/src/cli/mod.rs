@@ -11,6 +11,13 @@
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the
 //! exit status that env(1) would give.
 
+/// A line on standard output, by [`print`].
+macro_rules! tell {
+    ($($text:tt)*) => {
+        $crate::cli::print(format_args!("{}\n", format_args!($($text)*)))
+    };
+}
+
 mod bench;
 mod child;
 mod demo;
@@ -55,6 +62,18 @@ impl Failure {
     pub fn with_status(status: u8, sentence: impl Into<String>) -> Failure {
         Failure { status, sentence: sentence.into() }
     }
+}
+
+/// Prints to standard output. Where that takes nothing (a full disk) there is nobody to answer.
+fn print(text: std::fmt::Arguments<'_>) {
+    if let Err(error) = std::io::stdout().write_fmt(text).and_then(|()| std::io::stdout().flush()) {
+        std::process::exit(cannot_print(&error).into());
+    }
+}
+
+fn cannot_print(error: &std::io::Error) -> u8 {
+    let _ = writeln!(std::io::stderr(), "usring: cannot write to standard output ({error})");
+    STATUS_FAILED
 }
 
 const EXAMPLES: &str = "\
@@ -106,7 +125,9 @@ pub fn main() -> u8 {
     let status = match Arguments::try_parse() {
         Ok(arguments) => dispatch(arguments.command),
         Err(error) => {
-            let _ = error.print();
+            if let (false, Err(failed)) = (error.use_stderr(), error.print().and_then(|()| std::io::stdout().flush())) {
+                return cannot_print(&failed);
+            }
             usage_status(&error)
         }
     };

@@ -23,7 +23,8 @@ const EXAMPLES: &str = "\
 Examples:
   usring run -- node server.js
   usring run --deny-kernel --stats -- qemu-img bench -i io_uring -t none disk.img
-  usring run --device /tmp/disk=ram:size=1G -- fio --name=job --filename=/tmp/disk --ioengine=io_uring --hipri
+  usring run --device disk=ram:size=1G -- \
+      fio --name=job --filename=disk --ioengine=io_uring --direct=1 --hipri --rw=randread
   truncate -s 8G swap && usring run --swap file:path=swap,limit=256M --stats -- sort -S 2G huge.txt
 
 Exit status: the program's own. If it never started: 125 if usring cannot serve it (it says why),
@@ -49,7 +50,8 @@ pub struct Options {
     pub no_patch: bool,
 
     /// Give the program a block device: PATH, which must not exist yet, appears to it as a file of the device's size.
-    /// SPEC is null:size=1T,latency=10us, ram:size=1G, file:path=FILE or the like.
+    /// SPEC is null:size=1T,latency=10us, ram:size=1G, file:path=FILE or vhost-user:socket=PATH, may stand in
+    /// delay(SPEC,read=80us) or error(SPEC,eio=1%), and may end with ,poll=POLICY (`usring ctl --help` has the policies).
     #[arg(long = "device", value_name = "PATH=SPEC", value_parser = devices::parse)]
     pub devices: Vec<devices::DeviceOption>,
 
@@ -58,11 +60,12 @@ pub struct Options {
     pub iopoll_fallback: bool,
 
     /// Keep at most `limit` of the program's large anonymous memory resident, and the rest in SPEC: file:path=FILE, a
-    /// file that is there and as large as what may have to go, ram:size=1G, or another device as for --device.
+    /// file that is there and as large as what may have to go (what it holds is overwritten), ram:size=1G, or another
+    /// device as for --device.
     /// Without privileges, and without swap of the system's: who touches a page that is out reads it back.
     /// Memory that is mapped `min` bytes (1M) or more at a time is swapped, malloc's large blocks among it; what came
     /// and went, --stats tells. `usring doctor` lists mechanisms and their costs; the first that works is taken.
-    #[arg(long = "swap", value_name = "SPEC,limit=SIZE[,min=SIZE][,mechanism=NAME]", value_parser = swap::parse, conflicts_with = "devices")]
+    #[arg(long = "swap", value_name = "SPEC,limit=SIZE[,min=SIZE][,mechanism=NAME]", value_parser = swap::parse)]
     pub swap: Option<SwapOption>,
 
     /// Have libaio's io_getevents poll devices, and files open with O_DIRECT, for events, as far as nothing else has
@@ -151,20 +154,21 @@ fn devices_of(
     remote_swap: Option<&Checked>,
     environment: &mut Environment,
 ) -> Result<Option<Devices>, Failure> {
-    let create = |back_end| Devices::create(&options.devices, options.iopoll_fallback, back_end);
-    let devices = match (&options.swap, remote_swap) {
-        (Some(swap), Some(checked)) => {
-            let devices = create(swap.connect(checked)?)?;
-            environment.swap_socket(devices.socket_path());
-            devices
-        }
-        _ if options.devices.is_empty() => return Ok(None),
-        _ => {
-            let devices = create(None)?;
-            environment.devices(devices.socket_path());
-            devices
-        }
+    let back_end = match (&options.swap, remote_swap) {
+        (Some(swap), Some(checked)) => swap.connect(checked)?,
+        _ => None,
     };
+    let (has_devices, has_back_end) = (!options.devices.is_empty(), back_end.is_some());
+    if !has_devices && !has_back_end {
+        return Ok(None);
+    }
+    let devices = Devices::create(&options.devices, options.iopoll_fallback, back_end)?;
+    if has_devices {
+        environment.devices(devices.socket_path());
+    }
+    if has_back_end {
+        environment.swap_socket(devices.socket_path());
+    }
     Ok(Some(devices))
 }
 

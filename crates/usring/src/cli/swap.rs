@@ -39,13 +39,13 @@ pub struct Checked {
 
 /// Reads it; what is wrong is said in one sentence.
 pub fn parse(text: &str) -> Result<SwapOption, String> {
-    let (mut limit, mut minimum, mut mechanism) = (None, MINIMUM, None);
+    let (mut limit, mut minimum, mut mechanism) = (None, None, None);
     let mut rest = Vec::new();
     for part in parts(text) {
         match part.split_once('=') {
-            Some(("limit", value)) => limit = Some(bytes("limit", value, LEAST_LIMIT)?),
-            Some(("min", value)) => minimum = bytes("min", value, LEAST_MINIMUM)?,
-            Some(("mechanism", value)) => mechanism = Some(mechanism_of(value)?),
+            Some((name @ "limit", value)) => once(&mut limit, name, bytes(name, value, LEAST_LIMIT)?)?,
+            Some((name @ "min", value)) => once(&mut minimum, name, bytes(name, value, LEAST_MINIMUM)?)?,
+            Some((name @ "mechanism", value)) => once(&mut mechanism, name, mechanism_of(value)?)?,
             _ => rest.push(part),
         }
     }
@@ -58,7 +58,7 @@ pub fn parse(text: &str) -> Result<SwapOption, String> {
             "null keeps nothing that is written to it: swapped memory would be lost; file: and ram: keep it".into()
         );
     }
-    Ok(SwapOption { spec, limit, minimum, mechanism })
+    Ok(SwapOption { spec, limit, minimum: minimum.unwrap_or(MINIMUM), mechanism })
 }
 
 /// The text between commas, but for those in parentheses or behind a backslash.
@@ -79,6 +79,13 @@ fn parts(text: &str) -> Vec<&str> {
     }
     parts.push(&text[start..]);
     parts
+}
+
+fn once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(format!("{name}= for the second time")),
+    }
 }
 
 fn bytes(name: &str, value: &str, least: usize) -> Result<usize, String> {
@@ -164,7 +171,7 @@ impl SwapOption {
         Failure::new(match error {
             Errno::ENOENT => format!("{path} does not exist; {make} {path}`"),
             Errno::EISDIR => format!("{path} is a folder; {make} {path}/swap`"),
-            Errno::EINVAL if is_file => format!("{path} is empty; {make} {path}`"),
+            Errno::EINVAL if is_file => format!("{path} is too small to hold anything; {make} swap`"),
             Errno::EINVAL => format!("{path} is neither a file nor a block device; {make} swap`"),
             Errno::EACCES | Errno::EPERM => {
                 format!("{path} cannot be written to ({error}), and swapped memory has to go somewhere")
@@ -257,6 +264,8 @@ mod tests {
         let wrong = |text: &str| parse(text).err().unwrap_or_else(|| panic!("{text} is right"));
         assert!(wrong("ram:size=1G").contains("limit= is missing"));
         assert!(wrong("ram:size=1G,limit=1K").contains("4096K at least"));
+        assert!(wrong("ram:size=1G,limit=8M,limit=16M").contains("limit= for the second time"));
+        assert!(wrong("ram:size=1G,limit=8M,min=1M,min=1M").contains("min= for the second time"));
         assert!(wrong("ram:size=1G,limit=x").contains("is no size"));
         assert!(wrong("ram:size=1G,limit=8M,min=4K").contains("128K at least"));
         assert!(wrong("ram:size=1G,limit=8M,mechanism=magic").contains("userfault, guard"));

@@ -104,6 +104,11 @@ fn what_lies_at_the_path_already_is_not_touched() {
         assert!(text(&output.stderr).contains("exists already"), "{}", text(&output.stderr));
         place.assert_tidy();
     }
+    std::fs::File::create(place.path("left")).unwrap().set_len(1 << 20).unwrap();
+    for (name, is_told) in [("left", true), ("file", false), ("folder", false)] {
+        let said = text(&place.run(&["--device", &format!("{name}=ram:size=1M"), "true"]).stderr);
+        assert_eq!(said.contains("if a run that was killed has left it, remove it"), is_told, "{said}");
+    }
     assert_eq!(std::fs::read(place.path("file")).unwrap(), b"precious");
     assert!(!place.path("elsewhere").exists() && place.path("link").is_symlink() && place.path("folder").is_dir());
 }

@@ -26,6 +26,12 @@ fn a_static_program_is_refused() {
 }
 
 #[test]
+fn a_program_without_a_name_is_not_found() {
+    assert_refused(&[""], 127, "name is empty");
+    assert_refused(&["--", ""], 127, "name is empty");
+}
+
+#[test]
 fn a_foreign_machine_is_refused() {
     let mut bytes = true_bytes();
     bytes[18..20].copy_from_slice(&183u16.to_le_bytes());

@@ -3,6 +3,7 @@
 
 use crate::{installation, text, usring};
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 #[test]
 fn the_doctor_names_what_does_not_work() {
@@ -85,4 +86,26 @@ fn a_benchmark_never_measures_the_kernel_as_usring() {
     let output = usring(&["bench", "nop", "--quick"]).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("is not served by usring"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn what_cannot_be_printed_is_a_failure() {
+    for arguments in [&["--help"][..], &["--version"], &["ctl"], &["ctl", "--help"], &["doctor"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = usring(arguments).stdout(full).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}: {said}");
+        assert!(said.contains("cannot write to standard output") && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
+fn the_doctor_says_which_limit_is_too_low() {
+    let hard = |limit: &str| {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={limit}")).arg(installation().path("usring")).arg("doctor");
+        text(&command.output().unwrap().stdout)
+    };
+    assert!(hard("400:500").contains("and 500 is the limit: raise"), "{}", hard("400:500"));
+    assert!(!hard("400:1024").contains("is the limit: raise"), "{}", hard("400:1024"));
 }

@@ -119,7 +119,7 @@ pub fn run(options: &Options) -> Outcome {
     let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
     let results = frame::measure(&benchmark, &effort).map_err(Failure::new)?;
     let bars = (benchmark.bars)(&results);
-    print!("{}", report::Table { benchmark: &benchmark, results: &results, bars: &bars });
+    super::print(format_args!("{}", report::Table { benchmark: &benchmark, results: &results, bars: &bars }));
     if let Some(path) = &options.json {
         let json = report::json(&benchmark, &results, &bars);
         let write = |error| Failure::new(format!("cannot write {} ({error})", path.display()));

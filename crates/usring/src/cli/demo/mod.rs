@@ -55,20 +55,20 @@ struct Demo<'a> {
 
 impl Demo<'_> {
     fn show(&self) -> Result<(), String> {
-        println!("1. An io_uring program, with the kernel's io_uring denied as in Docker:\n");
+        tell!("1. An io_uring program, with the kernel's io_uring denied as in Docker:\n");
         match self.run_on(System::Denied) {
             Ok(_) => return Err("the program has run although io_uring was denied to it".into()),
-            Err(why) => println!("   {why}\n"),
+            Err(why) => tell!("   {why}\n"),
         }
-        println!("2. The same program under `usring run --deny-kernel --stats`:\n");
+        tell!("2. The same program under `usring run --deny-kernel --stats`:\n");
         let usring = self.run_on(System::Usring(&["--deny-kernel", "--stats"]))?;
         let blocks = self.blocks;
-        println!("   wrote {blocks} blocks of {BLOCK} bytes, read them back, and every byte was as written\n");
-        println!("3. The same program on the kernel's own io_uring:\n");
+        tell!("   wrote {blocks} blocks of {BLOCK} bytes, read them back, and every byte was as written\n");
+        tell!("3. The same program on the kernel's own io_uring:\n");
         let kernel = self.run_on(System::Kernel);
         match &kernel {
-            Ok(_) => println!("   the kernel's io_uring is open here, so there is something to compare with\n"),
-            Err(why) => println!("   {why}\n   (`usring doctor` says what blocks it)\n"),
+            Ok(_) => tell!("   the kernel's io_uring is open here, so there is something to compare with\n"),
+            Err(why) => tell!("   {why}\n   (`usring doctor` says what blocks it)\n"),
         }
         print_table(&usring, kernel.as_deref().unwrap_or_default());
         Ok(())
@@ -94,9 +94,9 @@ impl Demo<'_> {
             return Err(child::complaint(&output));
         }
         // What --stats says.
-        String::from_utf8_lossy(&output.stderr).lines().for_each(|line| println!("   {line}"));
+        String::from_utf8_lossy(&output.stderr).lines().for_each(|line| tell!("   {line}"));
         if !output.stderr.is_empty() {
-            println!();
+            tell!("");
         }
         Ok(figures)
     }
@@ -109,8 +109,8 @@ fn style() -> ProgressStyle {
 
 /// Operations per second and latencies, usring's and the kernel's.
 fn print_table(usring: &[Figures], kernel: &[Figures]) {
-    println!("{BLOCK}-byte blocks at random places of a file in the page cache, queue depth {}:\n", program::DEPTH);
-    println!("   {:6} {:7} {:>11} {:>10} {:>10} {:>10} {:>10}", "", "", "IOPS", "median", "99 %", "99.9 %", "most");
+    tell!("{BLOCK}-byte blocks at random places of a file in the page cache, queue depth {}:\n", program::DEPTH);
+    tell!("   {:6} {:7} {:>11} {:>10} {:>10} {:>10} {:>10}", "", "", "IOPS", "median", "99 %", "99.9 %", "most");
     for of_usring in usring {
         print_line("usring", of_usring);
         kernel
@@ -118,12 +118,12 @@ fn print_table(usring: &[Figures], kernel: &[Figures]) {
             .filter(|figures| figures.phase == of_usring.phase)
             .for_each(|figures| print_line("kernel", figures));
     }
-    println!();
+    tell!("");
 }
 
 fn print_line(system: &str, figures: &Figures) {
     let [median, most_of, nearly_all, most] = figures.latencies.map(microseconds);
-    println!(
+    tell!(
         "   {:6} {system:7} {:>11.0} {median:>10} {most_of:>10} {nearly_all:>10} {most:>10}",
         figures.phase.name(),
         figures.operations_per_second

@@ -77,7 +77,7 @@ pub fn run(options: &Options) -> Outcome {
         show(device)?;
     }
     if found.is_empty() {
-        println!("no devices: none of your runs was started with `usring run --device`");
+        tell!("no devices: none of your runs was started with `usring run --device`");
     }
     Ok(0)
 }
@@ -85,11 +85,11 @@ pub fn run(options: &Options) -> Outcome {
 fn show(device: &Found) -> Result<(), Failure> {
     let policy = device.policies.get(device.index);
     let policy = policy.map_err(|error| Failure::new(format!("cannot read the policy ({error})")))?;
-    println!("{}", device.path.display());
-    println!("  device  {}", device.spec);
-    println!("  size    {} bytes", device.size);
-    println!("  poll    {policy}");
-    println!("  run     {}", device.run);
+    tell!("{}", device.path.display());
+    tell!("  device  {}", device.spec);
+    tell!("  size    {} bytes", device.size);
+    tell!("  poll    {policy}");
+    tell!("  run     {}", device.run);
     Ok(())
 }
 

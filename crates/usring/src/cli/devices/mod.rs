@@ -14,6 +14,7 @@ use placeholder::Placeholder;
 use policies::Policies;
 use socket::Socket;
 use std::io::Write;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use usring::control::vhost_user::VhostUser;
@@ -22,6 +23,8 @@ use usring_device::{Geometry, OwnSupply, Spec, Supply, control, spec};
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, OwnedDescriptor};
 
+/// The smallest that a device has.
+const BLOCK: u64 = 512;
 /// Most devices of a run.
 const MOST: usize = policies::ROOM;
 
@@ -129,11 +132,24 @@ impl RunDevice {
         }
         let (supply, back_end) = supply_for(option)?;
         let driver = option.spec.open(Box::new(supply.clone())).map_err(|error| {
-            Failure::new(format!("cannot open the device {} for {} ({error})", option.spec, path.display()))
+            let why = why_not_opened(&option.spec, error);
+            Failure::new(format!("cannot open the device {} for {}: {why}", option.spec, path.display()))
         })?;
         let geometry = driver.geometry();
         let placeholder = Placeholder::create(&path, geometry.size)?;
         Ok((RunDevice { path, spec: option.spec.clone(), geometry, placeholder, supply }, back_end))
+    }
+}
+
+/// In words.
+fn why_not_opened(spec: &Spec, error: Errno) -> String {
+    let found = spec.device().text("path").and_then(|path| std::fs::metadata(path).ok());
+    match found {
+        Some(found) if !found.is_dir() && !found.is_file() && !found.file_type().is_block_device() => {
+            "that is neither a file nor a block device".into()
+        }
+        Some(found) if error == Errno::EINVAL && found.len() < BLOCK => "the file has less than a block".into(),
+        _ => nix::errno::Errno::from_raw(-error.negative()).desc().to_lowercase(),
     }
 }
 

@@ -24,9 +24,10 @@ impl Placeholder {
                 let name = path.display();
                 Failure::new(match error.kind() {
                     ErrorKind::AlreadyExists => {
-                        format!(
-                            "{name} exists already; a device needs a path of its own, and no existing file is touched"
-                        )
+                        let refused = "a device needs a path of its own, and no existing file is touched";
+                        let remedy =
+                            if may_be_left(path) { "; if a run that was killed has left it, remove it" } else { "" };
+                        format!("{name} exists already; {refused}{remedy}")
                     }
                     _ => format!("cannot make {name} ({error})"),
                 })
@@ -57,6 +58,11 @@ impl Placeholder {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Whether what lies there looks like what a run has left that could not clean up.
+fn may_be_left(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0 && found.blocks() == 0)
 }
 
 impl Drop for Placeholder {

@@ -1,0 +1,75 @@
+//! Memory that comes and goes (`usring_sys::kept_memory`) is never given to a device that
+//! hands it to the kernel until it has answered; every other device has it as it is.
+#![cfg(not(loom))]
+
+mod test_device;
+
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
+use test_device::{BLOCK, driver};
+use usring_device::{Operation, PollPolicy, Route, Transfer};
+use usring_sys::kept_memory::{self, Keeper};
+use usring_sys::plain::IoVector;
+
+const SIZE: usize = 32 << 10;
+/// Of it, what comes and goes.
+const WITHIN: std::ops::Range<usize> = 16 << 10..24 << 10;
+
+/// This process's memory, whose middle is the keeper's, and which holds what a test leaves there.
+fn memory() -> u64 {
+    static START: OnceLock<u64> = OnceLock::new();
+    *START.get_or_init(|| {
+        let start = vec![0x11u8; SIZE].leak().as_mut_ptr().expose_provenance() as u64;
+        let window = start + WITHIN.start as u64..start + WITHIN.end as u64;
+        kept_memory::set_keeper(Box::leak(Box::new(Keeper {
+            prepare: |_| Ok(0),
+            finish: |_, _, answer| Some(answer),
+            window,
+        })));
+        start
+    })
+}
+
+fn segment(from: usize, length: usize) -> IoVector {
+    IoVector { base: memory() + from as u64, length: length as u64 }
+}
+
+#[test]
+fn a_request_goes_to_the_queue_pair_unless_its_memory_goes_before_it() {
+    let route = |lends_memory, segments: &[IoVector]| {
+        let mut geometry = driver(1 << 20).geometry;
+        geometry.features.lends_memory = lends_memory;
+        let (operation, durable, registered) = (Operation::Read, false, false);
+        Transfer { operation, durable, registered, direct: true, offset: 0, segments }.route(&geometry)
+    };
+    let straight = |length| Route::QueuePair { length };
+    let block = BLOCK as usize;
+    assert_eq!(route(true, &[segment(WITHIN.start - block, block)]), straight(512), "it ends where that begins");
+    assert_eq!(route(true, &[segment(WITHIN.end, block)]), straight(512), "it begins where that ends");
+    for (from, length) in [
+        (WITHIN.start - block, 2 * block),
+        (WITHIN.start, block),
+        (WITHIN.end - block, 2 * block),
+        (WITHIN.start + block, block),
+    ] {
+        assert_eq!(route(true, &[segment(from, length)]), Route::BlockFile, "{length} bytes from {from} on");
+        assert_eq!(route(true, &[segment(0, block), segment(from, length)]), Route::BlockFile, "behind another");
+        assert_eq!(route(false, &[segment(from, length)]), straight(length as u64));
+    }
+}
+
+#[test]
+fn a_call_moves_through_memory_of_ours_what_the_device_may_not_have() {
+    for lends_memory in [false, true] {
+        let mut test = driver(SIZE as u64);
+        test.geometry.features.lends_memory = lends_memory;
+        let window = segment(WITHIN.start, WITHIN.len());
+        *test.controls.forbidden.lock().unwrap() = lends_memory.then(|| window.base..window.base + window.length);
+        let (device, controls, _) = test.device(PollPolicy::Classic);
+        let whole = [segment(0, 12 << 10), segment(12 << 10, SIZE - (12 << 10))];
+        assert_eq!(device.as_file().write(0, &whole, true, false), Ok(SIZE as u64));
+        assert!(controls.bytes.lock().unwrap().iter().all(|byte| *byte == 0x11));
+        assert_eq!(device.as_file().read(0, &whole, true), Ok(SIZE as u64));
+        assert!(controls.requests.load(Relaxed) > 0);
+    }
+}
