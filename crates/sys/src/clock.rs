@@ -46,6 +46,6 @@ pub fn limit(time: Timespec) -> Nanoseconds {
 }
 
 /// The timespec of a span.
-pub fn timespec(span: Nanoseconds) -> Timespec {
+pub const fn timespec(span: Nanoseconds) -> Timespec {
     Timespec { tv_sec: (span / 1_000_000_000) as i64, tv_nsec: (span % 1_000_000_000) as i64 }
 }

@@ -74,9 +74,12 @@ unsafe extern "C" {
 /// ERESTARTSYS: a number the kernel never lets user space see.
 const ABORTED: u64 = -512i64 as u64;
 
-/// Longest single sleep. A futex wait without any time limit would be
-/// restarted by the kernel after a signal whose handler has SA_RESTART.
+/// Longest single sleep of a call that has to have a time limit. A futex wait
+/// without one would be restarted by the kernel after a signal whose handler has
+/// SA_RESTART. A wait of an epoll set never is (signal(7)): where it may take for
+/// ever it has no limit, and the kernel no timer to start and to stop.
 const LONGEST: Nanoseconds = 3600 * 1_000_000_000;
+static LONGEST_TIME: Timespec = timespec(LONGEST);
 
 /// While *another* thread has a signal put off, the one word says nothing
 /// about this thread; it then sleeps in slices this long and asks between.
@@ -112,12 +115,13 @@ fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
 /// A reason that never holds.
 static NEVER: AtomicU32 = AtomicU32::new(0);
 
-/// Runs a sleeping call made by `build` from the time it may take, until it is
-/// answered, the time is over, or a signal has been put off (`EINTR`).
-fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(&Timespec) -> SleepCall) -> Result<u64, Errno> {
+/// Runs a sleeping call made by `build` from the time it may take, if there is
+/// a limit to it, until it is answered, the time is over, or a signal has been
+/// put off (`EINTR`).
+fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
+    let time = timeout.map(|timeout| timespec(timeout.min(LONGEST)));
     let timeout = timeout.unwrap_or(Nanoseconds::MAX);
-    let time = timespec(timeout.min(LONGEST));
-    let SleepCall { call, timed_out } = build(&time);
+    let SleepCall { call, timed_out } = build(time.as_ref());
     let slept = match run(&DEFERRED, &call) {
         Ended::Answered(answer) if timeout <= LONGEST || !timed_out(&answer) => return answer,
         Ended::Answered(_) => LONGEST,
@@ -130,7 +134,7 @@ fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(&Timespec) -> SleepCall) -
 /// The rare rest of [`sleep`]: more than an hour to go, or another thread's
 /// signal is put off.
 #[cold]
-fn sleep_on(deadline: Nanoseconds, build: impl Fn(&Timespec) -> SleepCall) -> Result<u64, Errno> {
+fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
     loop {
         let left = deadline.saturating_sub(Clock::Monotonic.now());
         let (reason, slice) = if DEFERRED.load(Ordering::Relaxed) == 0 {
@@ -143,12 +147,17 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(&Timespec) -> SleepCall) -> Re
             (&NEVER, SLICE)
         };
         let time = timespec(left.min(slice));
-        let SleepCall { call, timed_out } = build(&time);
+        let SleepCall { call, timed_out } = build(Some(&time));
         match run(reason, &call) {
             Ended::Answered(answer) if left <= slice || !timed_out(&answer) => return answer,
             Ended::Answered(_) | Ended::Aborted => {}
         }
     }
+}
+
+/// Where a time is, as an argument.
+fn at(time: &Timespec) -> u64 {
+    &raw const *time as u64
 }
 
 /// A system call that sleeps, and how its answer says that its time was over.
@@ -167,7 +176,7 @@ pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> R
     sleep(timeout, |time| SleepCall {
         call: SystemCall::new(
             linux::__NR_futex,
-            [word.as_ptr() as u64, operation, u64::from(expected), &raw const *time as u64, 0],
+            [word.as_ptr() as u64, operation, u64::from(expected), at(time.unwrap_or(&LONGEST_TIME)), 0],
         ),
         timed_out: |answer| *answer == Err(Errno::ETIMEDOUT),
     })
@@ -179,7 +188,7 @@ pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> R
 pub fn nanosleep(span: Nanoseconds) -> Result<(), Errno> {
     let clock = u64::from(linux::CLOCK_MONOTONIC);
     sleep(Some(span), |time| SleepCall {
-        call: SystemCall::new(linux::__NR_clock_nanosleep, [clock, 0, &raw const *time as u64, 0, 0]),
+        call: SystemCall::new(linux::__NR_clock_nanosleep, [clock, 0, at(time.unwrap_or(&LONGEST_TIME)), 0, 0]),
         timed_out: |answer| *answer == Ok(0),
     })
     .map(drop)
@@ -200,13 +209,13 @@ pub fn epoll(
     let mask_address = mask.as_ref().map_or(0, |mask| &raw const *mask as u64);
     let (address, room) = (events.as_mut_ptr() as u64, events.len() as u64);
     let timed_out = |answer: &Result<u64, Errno>| *answer == Ok(0);
-    let call = |time: &Timespec| {
+    let call = |time: Option<&Timespec>| {
         let set = epoll_fd as u64;
         if NO_EPOLL_PWAIT2.load(Ordering::Relaxed) {
-            let arguments = [set, address, room, milliseconds(time), mask_address, 8];
+            let arguments = [set, address, room, time.map_or(u64::MAX, milliseconds), mask_address, 8];
             SystemCall::with_six(linux::__NR_epoll_pwait, arguments)
         } else {
-            let arguments = [set, address, room, &raw const *time as u64, mask_address, 8];
+            let arguments = [set, address, room, time.map_or(0, at), mask_address, 8];
             SystemCall::with_six(linux::__NR_epoll_pwait2, arguments)
         }
     };

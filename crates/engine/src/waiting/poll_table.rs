@@ -7,9 +7,11 @@
 //! reused number answer. So there has to be a duplicate of the program's
 //! descriptor while somebody waits, and there must be none when nobody does:
 //! a socket or pipe that we kept open longer would hide the program's close
-//! from the peer, and a close of an ordinary number is not seen by us. Hence
-//! one duplicate per file and wait, shared by all who wait, and only
-//! registered files, which the ring keeps open anyway, cost nothing at all.
+//! from the peer, and a close of an ordinary number is not seen by us (libc has
+//! some of its own; and the trap filter, which outlives exec, must let a loader
+//! close its files before there is a handler). Nor can it be put off until the
+//! program closes. Hence one duplicate per file and wait, shared by all who wait,
+//! and only registered files, which the ring keeps open anyway, cost nothing at all.
 //!
 //! The registration may live longer than the duplicate. An entry of an epoll
 //! set is named by an open file *and* the number it was registered under; it

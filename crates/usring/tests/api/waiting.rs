@@ -160,6 +160,21 @@ fn a_signal_interrupts_the_wait_also_with_sa_restart() {
 }
 
 #[test]
+fn a_signal_interrupts_the_wait_for_a_file_also_with_sa_restart() {
+    bounded(|| {
+        let (mut ring, (reader, writer)) = (ring(), pipe());
+        let mut buffer = [0; 4];
+        handle(libc::SIGUSR1, libc::SA_RESTART);
+        submit(&mut ring, &[read(&reader, &mut buffer)]);
+        let outcome = with_signals(libc::SIGUSR1, || ring.submit_and_wait(1));
+        assert_eq!(error_of(outcome), libc::EINTR);
+        put(&writer, b"data");
+        ring.submit_and_wait(1).unwrap();
+        assert_eq!(ring.completion().next().unwrap().result(), 4);
+    });
+}
+
+#[test]
 fn an_eventfd_is_counted_up_by_completions() {
     bounded(|| {
         let (mut ring, event) = (ring(), event());
