@@ -1,12 +1,12 @@
 //! io_getevents, io_pgetevents, io_cancel, and polls.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use usring_uapi::Timespec;
-use usring_uapi::aio::{IoEvent, Iocb};
+use usring_uapi::aio::{IOCB_FLAG_RESFD, IoEvent, Iocb};
 
 use crate::aio::{self, Context};
 use crate::case::{Case, case};
@@ -38,6 +38,7 @@ pub const CASES: &[Case] = &[
     case("aio_events.cancel_poll", cancel_poll),
     case("aio_events.cancel_nothing", cancel_nothing),
     case("aio_events.cancel_bad_pointers", cancel_bad_pointers),
+    case("aio_events.eventfd_that_is_closed", eventfd_that_is_closed),
 ];
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -428,4 +429,25 @@ fn cancel_bad_pointers(t: &mut Transcript) {
     let context = Context::new(8);
     t.result("nowhere", aio::cancel(context.0, null_mut()));
     t.result("nowhere, of no context", aio::cancel(1, null_mut()));
+}
+
+/// Once it has been told, nobody but the program has it.
+fn eventfd_that_is_closed(t: &mut Transcript) {
+    let context = Context::new(8);
+    let file = files::memory_file(b"some content");
+    let told = files::eventfd(0);
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+    // SAFETY: the descriptor is the case's, the event is read within the call.
+    let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+    // SAFETY: as above.
+    unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, told.as_raw_fd(), &mut event) };
+    let tells =
+        Iocb { aio_flags: IOCB_FLAG_RESFD, aio_resfd: told.as_raw_fd() as u32, ..aio::sync(file.as_raw_fd(), 1) };
+    t.result("sync", context.submit(&mut [tells]));
+    aio::events(t, context.wait(1));
+    // SAFETY: there is room for one event.
+    let mut readable = || unsafe { libc::epoll_wait(set.as_raw_fd(), &mut event, 1, 0) };
+    t.say(format_args!("readable: {}", time::until(|| readable() == 1)));
+    drop(told);
+    t.say(format_args!("gone when it is closed: {}", time::until(|| readable() == 0)));
 }

@@ -2,7 +2,7 @@
 
 use crate::iocb;
 use crate::manner::Manner;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use usring_engine::{Attention, EventDescriptor, Ring, Submission};
 use usring_sys::mutex::Mutex;
 use usring_sys::syscall::AddressTrust;
@@ -33,8 +33,9 @@ pub struct Context {
     manner: Manner,
     /// Held by whoever moves the head for the program.
     taking: Mutex<()>,
-    /// The eventfd that an iocb has named last: most name the same.
-    told: Mutex<Option<Arc<EventDescriptor>>>,
+    /// The eventfd that an iocb has named last, for as long as a request is to tell it: most
+    /// name the same, and nobody is kept from seeing the program close it.
+    told: Mutex<Weak<EventDescriptor>>,
 }
 
 impl Context {
@@ -50,7 +51,7 @@ impl Context {
         let ring = Ring::with_events(trust, requests, id, attention)?;
         let (length, capacity) = ring.events_size();
         let address = ring.map_events().inspect_err(|_| ring.close())? as u64;
-        Ok(Context { ring, address, length, capacity, manner, taking: Mutex::new(()), told: Mutex::new(None) })
+        Ok(Context { ring, address, length, capacity, manner, taking: Mutex::new(()), told: Mutex::new(Weak::new()) })
     }
 
     #[inline]
@@ -101,13 +102,13 @@ impl Context {
     #[cold]
     fn eventfd(&self, number: i32) -> Result<Arc<EventDescriptor>, Errno> {
         let mut last = self.told.lock();
-        if let Some(known) = &*last
+        if let Some(known) = last.upgrade()
             && known.is(number)
         {
-            return Ok(known.clone());
+            return Ok(known);
         }
         let fresh = Arc::new(EventDescriptor::new(number, false)?);
-        *last = Some(fresh.clone());
+        *last = Arc::downgrade(&fresh);
         Ok(fresh)
     }
 
