@@ -24,12 +24,12 @@ static int has_missing_page(void)
 	faults = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 	if (faults < 0)
 		return 0;
-	missing = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	missing = mmap(NULL, 2 * BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	HOLDS(missing != MAP_FAILED);
 	struct uffdio_api api = { .api = UFFD_API };
 	EQUAL(ioctl(faults, UFFDIO_API, &api), 0);
 	struct uffdio_register range = {
-		.range = { (uintptr_t)missing, BLOCK },
+		.range = { (uintptr_t)missing, 2 * BLOCK },
 		.mode = UFFDIO_REGISTER_MODE_MISSING,
 	};
 	EQUAL(ioctl(faults, UFFDIO_REGISTER, &range), 0);
@@ -45,15 +45,28 @@ static void stands_still(void)
 	EQUAL(read(faults, &message, sizeof(message)), sizeof(message));
 }
 
+static void supply_at(char *address)
+{
+	struct uffdio_zeropage page = { .range = { (uintptr_t)address, BLOCK } };
+	EQUAL(ioctl(faults, UFFDIO_ZEROPAGE, &page), 0);
+}
+
 static void supply(void)
 {
-	struct uffdio_zeropage page = { .range = { (uintptr_t)missing, BLOCK } };
-	EQUAL(ioctl(faults, UFFDIO_ZEROPAGE, &page), 0);
+	supply_at(missing);
 }
 
 static void take_away(void)
 {
-	EQUAL(madvise(missing, BLOCK, MADV_DONTNEED), 0);
+	EQUAL(madvise(missing, 2 * BLOCK, MADV_DONTNEED), 0);
+}
+
+static void join_soon(pthread_t thread)
+{
+	struct timespec end;
+	EQUAL(clock_gettime(CLOCK_REALTIME, &end), 0);
+	end.tv_sec += LIMIT / 1000;
+	EQUAL(pthread_timedjoin_np(thread, NULL, &end), 0);
 }
 
 static void see(struct io_uring *ring, unsigned count)
@@ -217,11 +230,92 @@ static void a_batch_is_its_submitters(void)
 	close(disk);
 }
 
+/* A thread that submits for two rings does so for the one while the other's device
+ * stands still. */
+static void a_shared_thread_serves_its_other_ring(void)
+{
+	int disk = open("disk", O_RDWR | O_DIRECT);
+	HOLDS(disk >= 0);
+	take_away();
+	struct io_uring_params first = { .flags = IORING_SETUP_SQPOLL };
+	struct io_uring ring, other;
+	EQUAL(io_uring_queue_init_params(4, &ring, &first), 0);
+	struct io_uring_params second = { .flags = IORING_SETUP_SQPOLL | IORING_SETUP_ATTACH_WQ, .wq_fd = ring.ring_fd };
+	EQUAL(io_uring_queue_init_params(4, &other, &second), 0);
+	/* It has heard of both. */
+	io_uring_prep_nop(request(&other));
+	EQUAL(io_uring_submit(&other), 1);
+	next_answer(&other);
+	struct io_uring_sqe *sqe = request(&ring);
+	io_uring_prep_write(sqe, disk, missing, BLOCK, 0);
+	EQUAL(io_uring_submit(&ring), 1);
+	stands_still();
+	io_uring_prep_nop(request(&other));
+	EQUAL(io_uring_submit(&other), 1);
+	see(&other, 1);
+	EQUAL(io_uring_cq_ready(&ring), 0);
+	supply();
+	EQUAL(next_answer(&ring).res, BLOCK);
+	io_uring_queue_exit(&other);
+	io_uring_queue_exit(&ring);
+	close(disk);
+}
+
+/* More than a device takes at once: what another thread has submitted, and had to wait
+ * for room, holds nobody up who only finds the room. */
+enum { MANY = 4096 };
+
+static aio_context_t crowded;
+static struct iocb many[MANY + 1], *listed[MANY + 1];
+static char block[BLOCK] __attribute__((aligned(BLOCK)));
+
+static void *submits_many(void *argument)
+{
+	(void)argument;
+	EQUAL(syscall(SYS_io_submit, crowded, MANY, listed), MANY);
+	return NULL;
+}
+
+static void who_finds_room_is_held_up_by_nobody(void)
+{
+	int disk = open("disk", O_RDWR | O_DIRECT);
+	HOLDS(disk >= 0);
+	take_away();
+	EQUAL(syscall(SYS_io_setup, MANY + 1, &crowded), 0);
+	for (int index = 0; index <= MANY; index++) {
+		many[index] = (struct iocb){
+			.aio_lio_opcode = IOCB_CMD_PWRITE,
+			.aio_fildes = disk,
+			.aio_buf = (uintptr_t)block,
+			.aio_nbytes = BLOCK,
+		};
+		listed[index] = &many[index];
+	}
+	many[0].aio_buf = (uintptr_t)missing;
+	many[MANY].aio_buf = (uintptr_t)missing + BLOCK;
+	pthread_t thread;
+	EQUAL(pthread_create(&thread, NULL, submits_many, NULL), 0);
+	stands_still();
+	EQUAL(syscall(SYS_io_submit, crowded, 1, listed + MANY), 1);
+	supply();
+	stands_still();
+	join_soon(thread);
+	supply_at(missing + BLOCK);
+	static struct io_event events[MANY + 1];
+	EQUAL(syscall(SYS_io_getevents, crowded, MANY + 1, MANY + 1, events, NULL), MANY + 1);
+	for (int index = 0; index <= MANY; index++)
+		EQUAL(events[index].res, BLOCK);
+	EQUAL(syscall(SYS_io_destroy, crowded), 0);
+	close(disk);
+}
+
 static const struct check checks[] = {
 	{ "other rings are watched", other_rings_are_watched },
 	{ "its own ring is watched", its_own_ring_is_watched },
 	{ "it may be closed", it_may_be_closed },
 	{ "a batch is its submitter's", a_batch_is_its_submitters },
+	{ "a shared thread serves its other ring", a_shared_thread_serves_its_other_ring },
+	{ "who finds room is held up by nobody", who_finds_room_is_held_up_by_nobody },
 };
 
 int main(int count, char **arguments)

@@ -1,7 +1,8 @@
-//! What all rings of one process share: the workers, the attendant, the guard. A
+//! What all rings of one process share: the workers, the attendant, the carriers, the guard. A
 //! forked child starts without them and makes its own on first use.
 
 use crate::attendant::Attendant;
+use crate::device_queues::Carriers;
 use crate::stuck_calls::Guard;
 use crate::workers::WorkerPool;
 use usring_sys::per_process::PerProcess;
@@ -11,6 +12,7 @@ use usring_sys::per_process::PerProcess;
 pub(crate) struct Process {
     pub workers: WorkerPool,
     pub attendant: Attendant,
+    pub carriers: Carriers,
     pub guard: Guard,
 }
 

@@ -481,7 +481,8 @@ impl<'a> LockedRing<'a> {
         self.take_leave(device_queues::left_to_thread).let_go();
     }
 
-    /// See above; and the work that arrived meanwhile is done.
+    /// The same with its batch to be finished, also for who serves other rings; and the
+    /// work that arrived meanwhile is done.
     pub fn leave_inside(mut self) {
         self.finish_batch();
         self.take_leave(device_queues::left_to_thread).step_aside();
@@ -507,7 +508,7 @@ impl<'a> LockedRing<'a> {
     /// task-work list itself afterwards.
     #[inline]
     pub fn unlock(mut self) {
-        if self.devices.owes_delivery() {
+        while self.devices.owes_delivery() {
             self = device_queues::deliver(self);
         }
         self.let_go();

@@ -42,7 +42,7 @@ fn a_device_that_stands_still_holds_up_no_other_ring() {
     let options = ["--device=disk=file:path=backing".to_owned()];
     let finished = stage.program_with(World::Denied, &options, &program).finish();
     assert!(finished.status.success(), "{}", finished.report());
-    let known = ["4 checks hold\n", "the system has no userfaultfd for us\n"];
+    let known = ["6 checks hold\n", "the system has no userfaultfd for us\n"];
     assert!(known.contains(&&*finished.stdout), "{}", finished.report());
     is_tidy(&stage);
 }

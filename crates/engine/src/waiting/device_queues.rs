@@ -6,8 +6,10 @@
 //! `iopoll` spins on these channels; a ring that is not polled sleeps on their
 //! interrupts.
 
+mod carriers;
 mod delivery;
 
+pub(crate) use carriers::Carriers;
 pub(crate) use delivery::{Departing, deliver, deliver_or_leave, leave_delivery, left_to_thread};
 
 use crate::complete;
@@ -278,6 +280,12 @@ impl DeviceQueues {
     pub fn owes_delivery(&self) -> bool {
         self.owing != 0 && !self.left
     }
+
+    /// Whether some of what is owed has waited for room: whoever finds the room is
+    /// hardly ever who has submitted it.
+    pub fn owes_backlog(&self) -> bool {
+        self.owing != 0 && self.channels.iter().any(|queue| queue.is_behind && queue.owes != 0)
+    }
 }
 
 /// Whether who asks again may get another answer.
@@ -407,13 +415,12 @@ fn submit_backlog(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.channels[index];
     queue.is_behind = false;
     let waiting = core::mem::take(&mut queue.backlog);
-    let any = !waiting.is_empty();
     locked.devices.in_flight -= waiting.len() as u32;
     for request in waiting {
         submit(locked, request, ChannelIndex(index as u32));
     }
     let queue = &mut locked.devices.channels[index];
-    queue.is_behind |= any && queue.owes != 0;
+    queue.is_behind |= queue.owes != 0;
 }
 
 /// Has the devices tell the ring's epoll set of what they complete, on a ring

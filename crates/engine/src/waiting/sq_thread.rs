@@ -245,7 +245,12 @@ impl SqThread {
                 // As long as something is out this thread alone looks for it.
                 worked |= locked.devices.in_flight() > 0;
             }
-            locked.leave();
+            // A device that has its caller stand still holds up no other ring.
+            if rings.len() > 1 {
+                locked.leave_inside()
+            } else {
+                locked.leave()
+            }
             worked |= taken > 0;
             if taken > 0 {
                 self.announce_room();

@@ -31,7 +31,7 @@ pub(crate) struct WaitCall {
 /// Waits. `EINTR` and `ETIME` only if no CQE is there at all.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
-    // What others have to be delivered may take longer.
+    // What others have to be delivered may take longer; nobody waits for what he has not submitted.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let mut looked = false;
     // Timeouts that had ended when this call began to wait.
@@ -51,7 +51,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             fast_poll::look(&mut locked);
         }
         locked.finish_batch();
-        if hurries {
+        if hurries || locked.devices.owes_backlog() {
             device_queues::leave_delivery(&mut locked);
         }
         locked.flush_overflow();

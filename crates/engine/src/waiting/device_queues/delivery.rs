@@ -16,7 +16,6 @@ use crate::attendant;
 use crate::process::process;
 use crate::registered_buffers::RegisteredBuffers;
 use crate::ring::{LockedRing, Ring};
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::Delivery;
@@ -52,36 +51,62 @@ impl Departing {
     }
 }
 
+/// Deliveries that a driver makes before it leaves the rest to a thread: its own is the
+/// first, and what its completions begin (a link goes on) is hardly ever the last.
+const ROUNDS: u32 = 8;
+
 /// Delivers what is owed, for a driver that has finished its batch. That may sleep, so
 /// the ring's lock is given up for it, and what the ring waits for is watched meanwhile.
+/// When this is back all that the driver has submitted itself has been delivered.
 #[inline(never)]
 pub(crate) fn deliver(mut locked: LockedRing) -> LockedRing {
-    let ring = locked.ring;
-    while locked.devices.owing != 0 {
-        let owing = locked.devices.owing;
-        attendant::take_over_beside(&mut locked, owing);
-        // Of further channels: hardly ever any.
-        let mut others = Vec::new();
-        let Some((index, mut delivery)) = begin(&mut locked, &mut others) else {
-            call_lookers(ring);
-            continue;
-        };
-        locked.step_aside();
-        call_lookers(ring);
-        delivery.carry_out();
-        others.iter_mut().for_each(|(_, delivery)| delivery.carry_out());
-        locked = ring.lock();
-        if locked.closed {
-            others.push((index, delivery));
-            locked = bring_back_to_closed(locked, others);
-            continue;
+    for _ in 0..ROUNDS {
+        locked = deliver_once(locked);
+        if locked.devices.owing == 0 {
+            return locked;
         }
-        bring_one_back(&mut locked, index, delivery);
-        if !others.is_empty() {
-            bring_others_back(&mut locked, others);
+        if locked.devices.owes_backlog() {
+            break;
         }
-        locked.finish_batch();
     }
+    leave_delivery(&mut locked);
+    locked
+}
+
+/// The same to the end, for a thread that has nothing else to do.
+pub(super) fn deliver_all(ring: Arc<Ring>) {
+    let mut locked = ring.lock();
+    while locked.devices.owing != 0 {
+        locked = deliver_once(locked);
+    }
+    locked.leave();
+}
+
+#[inline(always)]
+fn deliver_once(mut locked: LockedRing) -> LockedRing {
+    let ring = locked.ring;
+    let owing = locked.devices.owing;
+    attendant::take_over_beside(&mut locked, owing);
+    // Of further channels: hardly ever any.
+    let mut others = Vec::new();
+    let Some((index, mut delivery)) = begin(&mut locked, &mut others) else {
+        call_lookers(ring);
+        return locked;
+    };
+    locked.step_aside();
+    call_lookers(ring);
+    delivery.carry_out();
+    others.iter_mut().for_each(|(_, delivery)| delivery.carry_out());
+    locked = ring.lock();
+    if locked.closed {
+        others.push((index, delivery));
+        return bring_back_to_closed(locked, others);
+    }
+    bring_one_back(&mut locked, index, delivery);
+    if !others.is_empty() {
+        bring_others_back(&mut locked, others);
+    }
+    locked.finish_batch();
     locked
 }
 
@@ -171,20 +196,16 @@ pub(crate) fn deliver_or_leave(locked: LockedRing) -> LockedRing {
     if process().attendant.is_current() { left_to_thread(locked) } else { deliver(locked) }
 }
 
-/// The same for who must not sleep.
+/// The same for who must not sleep, unless there is no other way.
 pub(crate) fn left_to_thread(mut locked: LockedRing) -> LockedRing {
     leave_delivery(&mut locked);
-    locked
+    if locked.devices.owes_delivery() { deliver_once(locked) } else { locked }
 }
 
-/// Leaves what is owed to a thread of its own.
+/// Leaves what is owed to a [carrier](super::Carriers), if there can be one: else it is
+/// owed still.
 pub(crate) fn leave_delivery(locked: &mut LockedRing) {
-    if !locked.devices.owes_delivery() {
-        return;
+    if locked.devices.owes_delivery() {
+        locked.devices.left = process().carriers.call(locked.ring);
     }
-    locked.devices.left = true;
-    let (ring, stillborn) = (locked.ring.clone(), locked.ring.clone());
-    let life = |ring: Arc<Ring>| move || deliver(ring.lock()).leave();
-    // Without a thread it has to be the attendant after all.
-    process().attendant.start_thread("usring-deliver", Box::new(life(ring)), Box::new(life(stillborn)));
 }
