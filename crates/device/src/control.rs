@@ -11,7 +11,6 @@ use crate::supply::{QueueGrant, SharedRegion, Supply};
 use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
-use usring_sys::mutex::Mutex;
 use usring_sys::unix_socket::Connection;
 
 /// First word of every message; a change of this file changes it.
@@ -176,15 +175,13 @@ impl Control {
 pub struct RemoteSupply {
     control: Control,
     device: u32,
-    /// By the index of the queue that each stands for.
-    queues: Mutex<Vec<(u32, Connection)>>,
     /// By which the device is this process's alone.
     _claim: Option<Connection>,
 }
 
 impl RemoteSupply {
     pub fn new(control: Control, device: u32) -> Self {
-        RemoteSupply { control, device, queues: Mutex::new(Vec::new()), _claim: None }
+        RemoteSupply { control, device, _claim: None }
     }
 
     /// Of the device where swapped memory goes, which is this process's alone for as long as this
@@ -218,14 +215,12 @@ impl Supply for RemoteSupply {
         else {
             return Err(Errno::EINVAL);
         };
-        self.queues.lock().push((index, connection));
-        Ok(QueueGrant { index, kick, call, settled })
+        Ok(QueueGrant { index, kick, call, settled, connection: Some(connection) })
     }
 
     fn return_queue(&self, index: u32) {
         // If nobody answers, nobody serves the queue either.
         let _ = self.ask(Kind::ReturnQueue, u64::from(index), None);
-        self.queues.lock().retain(|(other, _)| *other != index);
     }
 
     fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {

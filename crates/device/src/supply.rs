@@ -5,6 +5,7 @@
 use alloc::sync::Arc;
 use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::unix_socket::Connection;
 
 /// One device's supplies. Every call may block: it is the control path. Each
 /// is one question and one answer, so that it can be asked of another process.
@@ -45,7 +46,6 @@ pub trait Supply: Send + Sync {
 }
 
 /// A queue of a back end.
-#[derive(Debug)]
 pub struct QueueGrant {
     pub index: u32,
     /// eventfd: the back end looks for requests.
@@ -54,6 +54,9 @@ pub struct QueueGrant {
     pub call: OwnedDescriptor,
     /// eventfd: the control plane looks whether the queue's rings are in order.
     pub settled: OwnedDescriptor,
+    /// To a control plane in another process: by its end that learns of the queue's user's, and the
+    /// user of its.
+    pub connection: Option<Connection>,
 }
 
 /// Memory that the back end sees.

@@ -71,6 +71,10 @@ impl Connection {
         Ok(Connection(socket))
     }
 
+    pub fn number(&self) -> i32 {
+        self.0.number()
+    }
+
     /// Sends one message, with a descriptor that is only lent.
     pub fn send(&self, message: &[u8], lent: Option<i32>) -> Result<(), Errno> {
         let vector = [message.as_ptr() as u64, message.len() as u64];

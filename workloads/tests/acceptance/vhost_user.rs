@@ -3,6 +3,8 @@
 
 use crate::devices::{is_tidy, soon};
 use crate::fio::{job, number, report};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use workloads::harness::{FIO, Finished, LIBURING, QEMU_IMG, QEMU_STORAGE_DAEMON, Run, Stage, World, require};
@@ -207,6 +209,37 @@ fn what_outlives_its_run_gets_eio_and_does_not_wait_for_a_back_end_for_ever() {
         });
         assert_eq!(number(&report["jobs"][0], "/error"), EIO, "{report}");
         is_tidy(&stage);
+    }
+}
+
+/// usring is killed: whoever waits for the back end, by whatever way, learns of it.
+#[test]
+fn what_outlives_a_run_that_was_killed_gets_eio() {
+    let bounded = ["-s", "KILL", "60", require(&FIO), "--output-format=json", "--output=report", "--name=job"];
+    for options in [
+        &["--ioengine=io_uring", "--hipri=1", "--iodepth=16"][..],
+        &["--ioengine=io_uring", "--iodepth=16"],
+        &["--ioengine=io_uring", "--iodepth=4", "--sqthread_poll=1"],
+        &["--ioengine=io_uring", "--hipri=1", "--iodepth=4", "--sqthread_poll=1"],
+        &["--ioengine=libaio", "--iodepth=16"],
+        &["--ioengine=psync"],
+        &["--ioengine=psync", "--direct=0", "--bs=3k"],
+    ] {
+        let stage = Stage::new();
+        let _back_end = BackEnd::start(&stage, "raw");
+        let run = stage.program_on_devices(World::Denied, &["disk=vhost-user:socket=back-end,reconnect=on"], "timeout");
+        let run = run.args(bounded).args(["--filename=disk", "--bs=4k", "--rw=randwrite", "--direct=1"]);
+        let started = run.args(["--time_based", "--runtime=1000"]).args(options).start();
+        let image = stage.path("image");
+        let allocated = || std::os::unix::fs::MetadataExt::blocks(&image.metadata().unwrap());
+        soon("something in the image", || (allocated() > 64).then_some(()));
+        kill(Pid::from_raw(started.id().cast_signed()), Signal::SIGKILL).unwrap();
+        drop(started.finish());
+        let report = soon("the end of what was run", || {
+            let text = std::fs::read_to_string(stage.path("report")).ok()?;
+            serde_json::from_str::<serde_json::Value>(&text).ok()
+        });
+        assert_eq!(number(&report["jobs"][0], "/error"), EIO, "{options:?}: {report}");
     }
 }
 

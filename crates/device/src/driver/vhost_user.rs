@@ -7,6 +7,7 @@
 //! | the shared memory | [`arena`] |
 //! | what happens when the back end goes | [`generation`] |
 //! | a queue pair | `queue` |
+//! | whether the control plane lives | `lifeline` |
 //! | the program's memory that the back end sees | `shares` |
 //! | the virtio block device | `block` |
 //! | the rings | [`crate::virtqueue`] |
@@ -17,6 +18,7 @@
 pub mod arena;
 pub mod block;
 pub mod generation;
+mod lifeline;
 mod queue;
 mod shares;
 

@@ -16,7 +16,8 @@
 //!    rearranges any more.
 //!
 //! A user who is not there to look holds up nobody but himself. The generation
-//! is odd once there will be no other back end: users answer EIO.
+//! is odd once there will be no other back end: users answer EIO. A control plane that
+//! was killed does not say so: then its users do ([`super::lifeline`]).
 
 use usring_sys::ordering::Edge;
 use usring_sys::shared::SharedMemory;
@@ -27,13 +28,13 @@ pub fn first(memory: &SharedMemory, at: usize) {
     memory.word(at).store(2, Ordering::Relaxed);
 }
 
-/// Step 2, after `generation`. Only the control plane writes the word, so it
-/// knows what it holds.
+/// Step 2, after `generation`. As long as there is a control plane only that writes the
+/// word, so it knows what it holds.
 pub fn begin(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store((generation & !1).wrapping_add(2), Edge::Generation.release());
 }
 
-/// The end, after `generation`.
+/// The end, after `generation`; also by users, when there is no control plane any more.
 pub fn end(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation | 1, Edge::Generation.release());
 }

@@ -11,6 +11,7 @@ use super::VhostUser;
 use super::arena::{self, QUEUE_SIZE, QueueArea, SlotArray, slot};
 use super::block::{self, feature};
 use super::generation;
+use super::lifeline::Lifeline;
 use super::shares::KnownShares;
 use crate::driver::{QueueOptions, QueuePair, Submission};
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
@@ -34,6 +35,7 @@ pub struct Queue {
     headers: SlotArray<[u64; 2]>,
     statuses: SlotArray<u8>,
     grant: QueueGrant,
+    lifeline: Lifeline,
     interrupts: bool,
     /// Somebody may be asleep until the next completion.
     armed: bool,
@@ -89,12 +91,14 @@ enum Next {
 }
 
 impl Queue {
-    pub fn new(device: Arc<VhostUser>, grant: QueueGrant, options: QueueOptions) -> Result<Self, Errno> {
+    pub fn new(device: Arc<VhostUser>, mut grant: QueueGrant, options: QueueOptions) -> Result<Self, Errno> {
         let arena = &device.arena;
         if grant.index >= device.parameters.queues {
             return Err(Errno::EINVAL);
         }
         let area = arena.queue(grant.index);
+        let call = options.interrupts.then(|| grant.call.number());
+        let lifeline = Lifeline::new(grant.connection.take(), call)?;
         let ring =
             VirtQueue::new(Arc::clone(arena.memory()), area.places(), device.parameters.has(feature::EVENT_INDEX));
         Ok(Queue {
@@ -103,6 +107,7 @@ impl Queue {
             headers: area.headers(arena.memory()),
             statuses: area.statuses(arena.memory()),
             grant,
+            lifeline,
             interrupts: options.interrupts,
             armed: false,
             indirect: device.parameters.has(feature::INDIRECT_DESCRIPTORS),
@@ -400,6 +405,35 @@ impl Queue {
         }
         u32::from(rounds)
     }
+
+    #[inline]
+    fn look(&mut self, completions: &mut Completions) {
+        let generation = self.device.arena.generation();
+        if generation != self.generation {
+            self.change_generation(generation);
+        }
+        let before = completions.as_slice().len();
+        loop {
+            let rounds = self.collect(completions);
+            if self.is_dead() {
+                self.fail_all(completions);
+            } else if rounds > 0 && self.ring.has_unpublished() {
+                self.ring_doorbell();
+            }
+            if !self.armed {
+                return;
+            }
+            if completions.as_slice().len() > before {
+                self.armed = false;
+                self.ring.refuse_interrupt();
+                return eventfd::drain(self.grant.call.number());
+            }
+            // The interrupt was for a round that is not the last: ask for another.
+            if rounds == 0 || self.arm_interrupt() {
+                return;
+            }
+        }
+    }
 }
 
 impl QueuePair for Queue {
@@ -465,30 +499,10 @@ impl QueuePair for Queue {
 
     #[inline]
     fn poll(&mut self, completions: &mut Completions) {
-        let generation = self.device.arena.generation();
-        if generation != self.generation {
-            self.change_generation(generation);
-        }
         let before = completions.as_slice().len();
-        loop {
-            let rounds = self.collect(completions);
-            if self.is_dead() {
-                self.fail_all(completions);
-            } else if rounds > 0 && self.ring.has_unpublished() {
-                self.ring_doorbell();
-            }
-            if !self.armed {
-                return;
-            }
-            if completions.as_slice().len() > before {
-                self.armed = false;
-                self.ring.refuse_interrupt();
-                return eventfd::drain(self.grant.call.number());
-            }
-            // The interrupt was for a round that is not the last: ask for another.
-            if rounds == 0 || self.arm_interrupt() {
-                return;
-            }
+        self.look(completions);
+        if self.lifeline.looked(completions.as_slice().len() > before) {
+            self.device.arena.end();
         }
     }
 
@@ -498,11 +512,15 @@ impl QueuePair for Queue {
     }
 
     fn interrupt(&self) -> Option<i32> {
-        self.interrupts.then(|| self.grant.call.number())
+        self.interrupts.then(|| self.lifeline.interrupt().unwrap_or(self.grant.call.number()))
     }
 
     fn arm_interrupt(&mut self) -> bool {
         if !self.interrupts || self.is_dead() {
+            return false;
+        }
+        if self.lifeline.is_cut() {
+            self.device.arena.end();
             return false;
         }
         self.armed = true;

@@ -374,6 +374,7 @@ impl Shared {
             kick: duplicate_private(queue.kick.as_raw_fd())?,
             call: duplicate_private(queue.call.as_raw_fd())?,
             settled: duplicate_private(self.wake.as_raw_fd())?,
+            connection: None,
         };
         self.arena.clear(self.arena.queue(index));
         state.queues[index as usize] = Some(queue);

@@ -1,0 +1,59 @@
+//! Whether the control plane lives. It ends its queues in order ([`super::generation`])
+//! when it can; one that was killed cannot, and the back end does not serve queues
+//! whose connection it has lost. Then the connection on which a queue came to its
+//! user has ended, too: the kernel sees to that.
+//!
+//! A sleeper wakes of it (the queue's interrupt is an epoll set of the call and the
+//! connection). Who polls asks now and then.
+
+use usring_sys::Errno;
+use usring_sys::epoll::{self, Epoll};
+use usring_sys::unix_socket::Connection;
+
+/// Looks in a row that find nothing, before the kernel is asked: far more than a back
+/// end takes for a request.
+const PATIENCE: u32 = 4096;
+
+/// Of one queue. Without a connection the control plane is this process.
+pub struct Lifeline {
+    connection: Option<Connection>,
+    /// Readable for the queue's call, and for the end.
+    either: Option<Epoll>,
+    /// Looks since something was found.
+    fruitless: u32,
+}
+
+impl Lifeline {
+    /// `call`: for a queue with interrupts.
+    pub fn new(connection: Option<Connection>, call: Option<i32>) -> Result<Lifeline, Errno> {
+        let mut either = None;
+        if let Some((connection, call)) = connection.as_ref().zip(call) {
+            let set = Epoll::new()?;
+            set.add(call, epoll::IN, 0)?;
+            set.add(connection.number(), epoll::IN, 0)?;
+            either = Some(set);
+        }
+        Ok(Lifeline { connection, either, fruitless: 0 })
+    }
+
+    pub fn interrupt(&self) -> Option<i32> {
+        self.either.as_ref().map(Epoll::number)
+    }
+
+    /// Nobody says anything on the connection any more, so its end is all that can come.
+    pub fn is_cut(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection
+            .is_some_and(|connection| epoll::poll_now(connection.number(), epoll::IN).is_ok_and(|ready| ready != 0))
+    }
+
+    /// After a look: whether it is cut, if that is asked this time.
+    #[inline]
+    pub fn looked(&mut self, found: bool) -> bool {
+        self.fruitless = if found { 0 } else { self.fruitless + 1 };
+        self.fruitless == PATIENCE && {
+            self.fruitless = 0;
+            self.is_cut()
+        }
+    }
+}
