@@ -72,9 +72,9 @@ impl Context {
         submit(self.0, list.len() as i64, list.as_mut_ptr())
     }
 
-    /// Events that are there within five seconds: at least so many if nothing is wrong.
+    /// Events that are there within half a minute: at least so many if nothing is wrong.
     pub fn wait(&self, least: usize) -> Vec<IoEvent> {
-        self.get(least as i64, 64, Duration::from_secs(5)).unwrap_or_default()
+        self.get(least as i64, 64, Duration::from_secs(30)).unwrap_or_default()
     }
 
     pub fn get(&self, least: i64, most: i64, limit: Duration) -> Result<Vec<IoEvent>, i32> {

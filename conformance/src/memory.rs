@@ -109,11 +109,11 @@ impl MissingPage {
         self.page.at(0)
     }
 
-    /// Whether somebody waits for it, within five seconds.
+    /// Whether somebody waits for it, within half a minute.
     pub fn is_missed(&self) -> bool {
         let mut one = libc::pollfd { fd: self.faults.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one element.
-        unsafe { libc::poll(&raw mut one, 1, 5000) == 1 && one.revents == libc::POLLIN }
+        unsafe { libc::poll(&raw mut one, 1, 30_000) == 1 && one.revents == libc::POLLIN }
     }
 
     /// Puts a page of zeros there; whoever waits goes on.

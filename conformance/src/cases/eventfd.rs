@@ -225,7 +225,7 @@ fn sleeper_is_woken(t: &mut Transcript) {
     ring.submit();
     let mut entry = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry of ours.
-    let answer = unsafe { libc::poll(&mut entry, 1, 5000) };
+    let answer = unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("poll {answer} {}", crate::names::events(entry.revents.into())));
     t.in_order(&ring.reap());
 }

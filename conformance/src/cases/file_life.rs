@@ -166,7 +166,7 @@ fn pipe_end_held_open(t: &mut Transcript) {
 fn reader_gone(writer: &std::os::fd::OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one entry of ours.
-    unsafe { libc::poll(&mut entry, 1, 5000) };
+    unsafe { libc::poll(&mut entry, 1, 30_000) };
     entry.revents & libc::POLLERR != 0
 }
 

@@ -192,7 +192,7 @@ fn replaces(t: &mut Transcript) {
     t.in_order(&target.reap());
     let mut entry = libc::pollfd { fd: deserted.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one entry of ours.
-    unsafe { libc::poll(&mut entry, 1, 5000) };
+    unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("what was there is closed {}", entry.revents & libc::POLLERR != 0));
     read_by(t, &mut target, &writer, 0);
 }
@@ -206,7 +206,7 @@ fn outlives_the_sender(t: &mut Transcript) {
     drop(target);
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one entry of ours.
-    unsafe { libc::poll(&mut entry, 1, 5000) };
+    unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("closed with its last ring {}", entry.revents & libc::POLLERR != 0));
 }
 
@@ -219,7 +219,7 @@ fn closed_on_both_sides(t: &mut Transcript) {
     t.entry(&target.one(close(0, 3).with(|sqe| sqe.file_index = 2)));
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one entry of ours.
-    unsafe { libc::poll(&mut entry, 1, 5000) };
+    unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("closed {}", entry.revents & libc::POLLERR != 0));
 }
 

@@ -73,7 +73,7 @@ fn write_all(stream: &impl AsRawFd, bytes: &[u8]) {
 fn until_readable(stream: &impl AsRawFd) {
     let mut entry = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry of ours.
-    assert_eq!(unsafe { libc::poll(&mut entry, 1, 5000) }, 1);
+    assert_eq!(unsafe { libc::poll(&mut entry, 1, 30_000) }, 1);
 }
 
 fn bytes_to_read(t: &mut Transcript) {

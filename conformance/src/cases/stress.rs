@@ -339,7 +339,7 @@ fn poll_loop(t: &mut Transcript) {
     loop {
         let mut entry = libc::pollfd { fd: ring.fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry of ours.
-        let answer = unsafe { libc::poll(&mut entry, 1, 5000) };
+        let answer = unsafe { libc::poll(&mut entry, 1, 30_000) };
         let entries = ring.reap();
         if answer == 0 || entries.iter().any(|entry| entry.res <= 0) {
             break;

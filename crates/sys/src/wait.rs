@@ -459,7 +459,7 @@ mod tests {
             }
             cancelled.store(round, Ordering::Release);
             interrupt_worker(thread);
-            assert_eq!(ended.recv_timeout(core::time::Duration::from_secs(10)), Ok(round), "an interruption was lost");
+            assert_eq!(ended.recv_timeout(core::time::Duration::from_secs(60)), Ok(round), "an interruption was lost");
         }
         worker.join().unwrap();
     }
