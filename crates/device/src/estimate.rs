@@ -119,7 +119,11 @@ impl Default for RingEstimate {
 
 /// Ours.
 #[derive(Debug, Default)]
-pub struct Expectations([Expectation; BUCKETS]);
+pub struct Expectations {
+    of: [Expectation; BUCKETS],
+    /// In which this look has found something, a bit each.
+    found: u32,
+}
 
 /// Mean and mean deviation, the latest eight or so requests weighing most
 /// (RFC 6298 has the same filter for round trips).
@@ -128,16 +132,28 @@ struct Expectation {
     /// 0: nothing was completed yet.
     mean: Nanoseconds,
     spread: Nanoseconds,
+    /// More than this is taken for this, in this look.
+    most: Nanoseconds,
 }
 
 impl Expectations {
+    /// Somebody looks. What one look finds late it finds late for one reason: if that
+    /// was a busy machine, it says as little of 32 requests as of one.
+    #[inline]
+    pub fn begin_look(&mut self) {
+        self.found = 0;
+    }
+
     /// A request has been found completed, `latency` after its submission. Of
     /// that, the last `asleep` nobody looked: it was completed at some time
     /// during it, and half of it is taken off. A sleep that was too long so
     /// makes the next one shorter, instead of proving itself right.
     #[inline]
     pub fn record(&mut self, bucket: Bucket, latency: Nanoseconds, asleep: Nanoseconds) {
-        self.0[bucket.index()].record(latency.saturating_sub(asleep / 2).max(1));
+        let bit = 1 << bucket.0;
+        let is_first = self.found & bit == 0;
+        self.found |= bit;
+        self.of[bucket.index()].record(latency.saturating_sub(asleep / 2).max(1), is_first);
     }
 
     /// How long to sleep for a request of this age; 0: not at all. `alone`:
@@ -145,19 +161,21 @@ impl Expectations {
     /// what a sleep costs; shorter sleeps do not pay.
     #[inline]
     pub fn sleep(&self, bucket: Bucket, age: Nanoseconds, alone: bool, overshoot: Nanoseconds) -> Nanoseconds {
-        let sleep = self.0[bucket.index()].earliest(alone).saturating_sub(age).saturating_sub(overshoot);
+        let sleep = self.of[bucket.index()].earliest(alone).saturating_sub(age).saturating_sub(overshoot);
         if sleep > overshoot { sleep } else { 0 }
     }
 }
 
 impl Expectation {
-    fn record(&mut self, latency: Nanoseconds) {
+    fn record(&mut self, latency: Nanoseconds, is_first: bool) {
         if self.mean == 0 {
-            *self = Expectation { mean: latency, spread: latency / 2 };
+            *self = Expectation { mean: latency, spread: latency / 2, most: 4 * latency };
             return;
         }
-        // One request that the whole machine was busy during says little.
-        let latency = latency.min(4 * self.mean);
+        if is_first {
+            self.most = 4 * self.mean;
+        }
+        let latency = latency.min(self.most);
         let deviation = latency.abs_diff(self.mean);
         self.spread = (3 * self.spread + deviation).div_ceil(4);
         self.mean = (7 * self.mean + latency).div_ceil(8);

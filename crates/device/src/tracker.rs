@@ -95,6 +95,9 @@ impl Tracker {
         }
         let now = Ticks::now();
         let asleep = asleep_since.map_or(0, |since| now.since(since));
+        if let Estimate::Ring(expectations) = &mut self.estimate {
+            expectations.begin_look();
+        }
         for completion in found {
             let Some(request) = self.remove(completion.token) else { continue };
             let latency = now.since(request.submitted);

@@ -26,6 +26,7 @@ fn serve(expectations: &mut Expectations, requests: usize, latency: u64) -> (u64
         };
         let seen = latency.max(slept);
         let asleep = if slept >= latency { slept } else { 0 };
+        expectations.begin_look();
         expectations.record(bucket, seen, asleep);
         last = (slept, seen - slept);
     }
@@ -118,9 +119,33 @@ fn an_old_request_is_slept_for_only_as_long_as_it_has_left() {
 fn with_several_in_flight_an_uneven_device_is_not_slept_for() {
     let mut expectations = Expectations::default();
     for request in 0..1000u64 {
+        expectations.begin_look();
         expectations.record(reads(4096), (10 + request * 37 % 180) * MICROSECOND, 0);
     }
     assert_eq!(expectations.sleep(reads(4096), 0, false, OVERSHOOT), 0, "the next may be done at any moment");
     let alone = expectations.sleep(reads(4096), 0, true, OVERSHOOT);
     assert!((30..60).contains(&(alone / MICROSECOND)), "{alone} ns is not half the mean");
+}
+
+#[test]
+fn with_many_in_flight_the_sleeps_are_no_longer_than_the_device_takes_for_all() {
+    const EVEN: u64 = 200 * MICROSECOND;
+    let mut expectations = Expectations::default();
+    // One sleep for all 32, and one look that finds them, this late at least.
+    let mut serve = |latency: u64| {
+        let slept = match expectations.sleep(reads(4096), 0, false, OVERSHOOT) {
+            0 => 0,
+            sleep => sleep + OVERSHOOT,
+        };
+        let asleep = if slept >= latency { slept } else { 0 };
+        expectations.begin_look();
+        (0..32).for_each(|_| expectations.record(reads(4096), latency.max(slept), asleep));
+        slept
+    };
+    let all = (0..100).map(|_| serve(EVEN)).sum::<u64>();
+    assert!((50 * EVEN..100 * EVEN).contains(&all), "{all} ns");
+    // The whole machine was busy for a while: that is made good soon.
+    serve(300 * EVEN);
+    let all = (0..20).map(|_| serve(EVEN)).sum::<u64>();
+    assert!(all < 30 * EVEN, "{all} ns");
 }
