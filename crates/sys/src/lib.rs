@@ -37,6 +37,7 @@ pub mod page_array;
 pub mod page_fault;
 pub mod paged_memory;
 pub mod per_process;
+mod perturbation;
 pub mod plain;
 pub mod processor;
 pub mod queue;

@@ -11,6 +11,7 @@
 //!   one of the two then sees the other, which is why nobody sleeps through
 //!   work and no work is left behind a lock.
 
+use crate::perturbation::perturb;
 use crate::sync::Ordering;
 
 /// One pair of sides.
@@ -149,40 +150,6 @@ impl Edge {
     #[cfg(loom)]
     fn is_weak(self, side: Side) -> bool {
         WEAK.with(|weak| weak.get() == Some((self, side)))
-    }
-}
-
-/// Nothing; in a build with `--cfg perturbed` (`cargo xtask soak interleavings`)
-/// the thread is sometimes held up right here, between two steps of a protocol,
-/// where it is interrupted once in a million times otherwise. The models see
-/// every interleaving of one protocol; this shows what several do together.
-#[inline(always)]
-fn perturb() {
-    #[cfg(perturbed)]
-    perturbation::at_random();
-}
-
-#[cfg(perturbed)]
-mod perturbation {
-    use crate::{processor, wait};
-
-    /// Of so many steps one lets others run, and of so many one sleeps.
-    const YIELDS: u64 = 32;
-    const SLEEPS: u64 = 1024;
-    /// In nanoseconds: others get through a few calls meanwhile.
-    const SLEEP: u64 = 100_000;
-
-    #[cold]
-    pub fn at_random() {
-        // SAFETY: every x86-64 processor has the counter, and user mode may read it.
-        let counter = unsafe { core::arch::x86_64::_rdtsc() };
-        // The upper bits of a product are as good as random (Fibonacci hashing).
-        let random = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-        if random.is_multiple_of(SLEEPS) {
-            let _ = wait::nanosleep(SLEEP);
-        } else if random.is_multiple_of(YIELDS) {
-            processor::give_way();
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The bare `syscall` instruction, and the one mark that carries our own calls
 //! past our own trap filter.
 
+use crate::perturbation::perturb_call;
 use crate::{Errno, kept_memory};
 use core::arch::asm;
 
@@ -88,7 +89,10 @@ impl SystemCall {
         // 2. No call that changes this thread's control flow or stack (clone,
         // rt_sigreturn, exit) is ever built as a `SystemCall`.
         let run = |call: &SystemCall| unsafe { syscall6(call.number, call.arguments) };
-        check(kept_memory::during(self, run))
+        perturb_call();
+        let answer = kept_memory::during(self, run);
+        perturb_call();
+        check(answer)
     }
 }
 

@@ -14,6 +14,7 @@
 
 use crate::clock::{Clock, Nanoseconds, timespec};
 use crate::epoll::Event;
+use crate::perturbation::perturb_call;
 use crate::signals::{self, ALWAYS_OPEN, DEFERRED, SignalSet};
 use crate::{Errno, SystemCall, kept_memory, syscall};
 use core::arch::global_asm;
@@ -106,7 +107,10 @@ fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
     // kernel checks the arguments, which are ours or the program's (see the
     // crate's head). 3. `usring_wait` keeps the C ABI.
     let run = |call: &SystemCall| unsafe { usring_wait(reason.as_ptr(), &raw const call.arguments, call.number) };
-    match kept_memory::during(call, run) {
+    perturb_call();
+    let answer = kept_memory::during(call, run);
+    perturb_call();
+    match answer {
         ABORTED => Ended::Aborted,
         answer => Ended::Answered(syscall::check(answer)),
     }
