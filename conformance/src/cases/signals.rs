@@ -10,7 +10,7 @@ use crate::door;
 use crate::files;
 use crate::memory::zeroed;
 use crate::ring::Ring;
-use crate::sqe::{nop, poll, timeout};
+use crate::sqe::{nop, poll, timeout, timeout_remove};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
 
@@ -218,17 +218,24 @@ fn mask_is_restored(t: &mut Transcript) {
 fn bad_masks(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let flags = u::IORING_ENTER_GETEVENTS;
-    let time = milliseconds(5);
+    let (soon, late) = (milliseconds(5), milliseconds(30_000));
     let set = set_of(&[]);
+    // So that a call which is not refused ends, and nothing is there before.
+    ring.push(timeout(&late, 0, 0, 1));
+    ring.submit();
     for size in [0, 4, 8, 16, 128] {
-        // So that a call which is not refused ends.
-        ring.push(timeout(&time, 0, 0, 1));
-        ring.submit();
+        if size == 8 {
+            ring.push(timeout(&soon, 0, 0, 2));
+            ring.submit();
+        }
         let answer = ring.enter_with(0, 1, flags, (&raw const set).cast(), size);
         t.result(format_args!("{size} bytes"), answer);
-        ring.wait(1);
+        ring.reap();
     }
     t.result("unmapped", ring.enter_with(0, 1, flags, 16 as *const _, 8));
+    ring.push(timeout_remove(1, 3));
+    ring.submit();
+    ring.wait(2);
     // With enough in the queue nothing is looked at.
     ring.push(nop(1));
     ring.submit();

@@ -93,8 +93,9 @@ fn update_sooner(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(timeout(&LONG, 0, 0, 1));
     ring.submit();
-    t.entry(&ring.one(update(1, &milliseconds(10), 0, 2)));
-    let (entries, waited) = timed(|| ring.wait(1));
+    ring.push(update(1, &milliseconds(10), 0, 2));
+    ring.submit();
+    let (entries, waited) = timed(|| ring.wait(2));
     t.in_order(&entries);
     t.between("waited", waited, 0, 30_000);
 }
@@ -113,8 +114,9 @@ fn update_absolute(t: &mut Transcript) {
     ring.push(timeout(&LONG, 0, 0, 1));
     ring.submit();
     let time = on_clock(libc::CLOCK_MONOTONIC, 10);
-    t.entry(&ring.one(update(1, &time, u::IORING_TIMEOUT_ABS, 2)));
-    t.in_order(&ring.wait(1));
+    ring.push(update(1, &time, u::IORING_TIMEOUT_ABS, 2));
+    ring.submit();
+    t.in_order(&ring.wait(2));
 }
 
 /// The clock is the timeout's own; an update cannot name one.
@@ -125,8 +127,9 @@ fn update_keeps_clock(t: &mut Transcript) {
     let time = on_clock(libc::CLOCK_REALTIME, 10);
     let named = u::IORING_TIMEOUT_ABS | u::IORING_TIMEOUT_REALTIME;
     t.entry(&ring.one(update(1, &time, named, 2)));
-    t.entry(&ring.one(update(1, &time, u::IORING_TIMEOUT_ABS, 3)));
-    t.in_order(&ring.wait(1));
+    ring.push(update(1, &time, u::IORING_TIMEOUT_ABS, 3));
+    ring.submit();
+    t.in_order(&ring.wait(2));
 }
 
 fn update_unknown(t: &mut Transcript) {
@@ -180,8 +183,12 @@ fn update_multishot(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(timeout(&LONG, 2, u::IORING_TIMEOUT_MULTISHOT, 1));
     ring.submit();
-    t.entry(&ring.one(update(1, &milliseconds(5), 0, 2)));
-    t.in_order(&ring.wait(1));
+    ring.push(update(1, &milliseconds(5), 0, 2));
+    ring.submit();
+    let mut entries = ring.wait(2);
+    // It may have gone on.
+    entries.truncate(2);
+    t.in_order(&entries);
 }
 
 fn bad_timespec(t: &mut Transcript) {
