@@ -6,6 +6,8 @@
 //! What the kernel leaves open is kept out: of the requests that wait for one
 //! file to give something there is only one at a time, times are either over
 //! before anybody looks or far away, and completions of one step are sorted.
+//! What a plain call has brought about is waited for before the next, for it is
+//! done at once on the one and soon on the other.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -99,6 +101,8 @@ struct Program {
     #[expect(clippy::vec_box, reason = "requests name their addresses")]
     headers: Vec<Box<libc::msghdr>>,
     pending: Vec<Pending>,
+    /// Completions that have not been told of.
+    entries: Vec<Entry>,
     user_data: u64,
     soon: Timespec,
     never: Timespec,
@@ -225,6 +229,7 @@ impl Program {
             vectors: Vec::new(),
             headers: Vec::new(),
             pending: Vec::new(),
+            entries: Vec::new(),
             user_data: 0,
             soon: Timespec { tv_sec: 0, tv_nsec: 300_000 },
             never: Timespec { tv_sec: 1000, tv_nsec: 0 },
@@ -257,6 +262,7 @@ impl Program {
                 (_, 1) => self.drain(index, fd),
                 _ => self.write(index, fd),
             }
+            self.collect();
         }
         for index in 0..2 {
             if self.random.percent(30) && self.has_room(index) {
@@ -297,17 +303,23 @@ impl Program {
     }
 
     fn submit(&mut self) {
-        let count = 1 + self.random.below(BATCH as usize) as u32;
+        let mut count = 1 + self.random.below(BATCH as usize) as u32;
         self.cancels = false;
         for place in 1..=count {
             let mut sqe = self.request();
-            if place == count {
+            if place == count || sqe.opcode == opcode::SHUTDOWN {
                 // A chain that the batch's end cuts off goes to a worker in the kernel.
                 sqe.flags &= !(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK);
                 self.watcher = None;
             }
             println!("  {}", self.describe(&sqe));
+            let last = sqe.opcode == opcode::SHUTDOWN;
             self.ring.push(sqe);
+            if last {
+                // A worker of the kernel's does it, whatever comes behind.
+                count = place;
+                break;
+            }
         }
         let answer = self.ring.submit();
         println!("  submit {count} = {}", names::result(answer));
@@ -319,16 +331,21 @@ impl Program {
     }
 
     /// Takes completions until there are none for some time.
-    fn settle(&mut self) {
-        let mut entries: Vec<Entry> = Vec::new();
+    fn collect(&mut self) {
         let mut quiet = 0;
         while quiet < QUIET_LOOKS {
             // A real wait: the kernel starts no workers for a ring that defers before that.
             self.ring.enter_for(0, 1, Duration::from_micros(2000));
             let new = self.ring.reap();
             quiet = if new.is_empty() { quiet + 1 } else { 0 };
-            entries.extend(new);
+            self.entries.extend(new);
         }
+    }
+
+    /// The same, and tells of them.
+    fn settle(&mut self) {
+        self.collect();
+        let mut entries = std::mem::take(&mut self.entries);
         entries.sort_by_key(|entry| entry.user_data);
         for entry in &mut entries {
             // How a worker that is broken off says so is left open.

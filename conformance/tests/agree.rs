@@ -43,6 +43,7 @@ rooms! {
     exec exit signals stress hostile kinds disk threads
     aio_context aio_submit aio_events
     message_ring message_file message_wake epoll_wait socket_command napi
+    pipe splice attributes wait_id
     socket accept accept_address accept_direct accept_multishot accept_shared connect
 }
 

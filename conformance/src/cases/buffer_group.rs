@@ -34,6 +34,7 @@ pub const CASES: &[Case] = &[
     case("buffer_group.file", from_file),
     case("buffer_group.forced_async", forced_async),
     case("buffer_group.buffers_in_order", buffers_in_order),
+    case("buffer_group.no_file_uses_nothing_up", no_file_uses_nothing_up),
 ];
 
 const SIZE: u32 = 16;
@@ -354,5 +355,31 @@ fn buffers_in_order(t: &mut Transcript) {
     t.entry(&ring.one(provide(&pages, 2, 1, 20, 2)));
     for user_data in 3..=6 {
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, user_data)));
+    }
+}
+
+/// Who has no file takes no buffer, of whatever kind of group.
+fn no_file_uses_nothing_up(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let buffers = Pages::new(1);
+    t.entry(&ring.one(crate::sqe::sqe(opcode::PROVIDE_BUFFERS, 1, 1).with(|sqe| {
+        (sqe.addr, sqe.len, sqe.buf_index) = (buffers.at(0), 16, 1);
+    })));
+    let memory = [Pages::new(1), Pages::new(1)];
+    let mut groups = [
+        crate::buffers::group_of(&ring, &memory[0], 8, 2),
+        crate::buffers::incremental_group_of(&ring, &memory[1], 8, 3),
+    ];
+    groups.iter_mut().for_each(|group| group.add_slots(0..1));
+    let file = files::memory_file(b"0123456789");
+    for group in 1..=3 {
+        let select = |fd, user_data| {
+            crate::sqe::sqe(opcode::READ, fd, user_data)
+                .flagged(usring_uapi::sqe_flags::BUFFER_SELECT)
+                .with(|sqe| sqe.buf_index = group)
+        };
+        t.entry(&ring.one(select(-1, 2)));
+        t.entry(&ring.one(select(7, 3).fixed()));
+        t.entry(&ring.one(select(file.as_raw_fd(), 4)));
     }
 }

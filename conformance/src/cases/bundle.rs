@@ -44,6 +44,8 @@ pub const CASES: &[Case] = &[
     case("bundle.receive_throws_away", receive_throws_away),
     case("bundle.receive_wait_all_is_shut", receive_wait_all_is_shut),
     case("bundle.empty_buffers", empty_buffers),
+    case("bundle.receive_wait_all_ends_short", receive_wait_all_ends_short),
+    case("bundle.send_empty_at_the_end", send_empty_at_the_end),
 ];
 
 const GROUP: u16 = 3;
@@ -494,6 +496,50 @@ fn empty_buffers(t: &mut Transcript) {
             files::put(&other, &[b'x'; 12]);
             t.entry(&ring.one(receiving(&one, wanted, 1).with(|sqe| sqe.opcode = opcode)));
             head(t, &ring);
+        }
+    }
+}
+
+/// What has come is told of, and the buffers behind it are the group's again.
+fn receive_wait_all_ends_short(t: &mut Transcript) {
+    for length in [0, 64, 40] {
+        for first in [&b"0123"[..], b"0123456789abcdefghijkl"] {
+            let memory = Pages::new(1);
+            let (mut ring, _group) = ring_of(&memory, 4);
+            let (reader, writer) = files::sockets();
+            files::put(&writer, first);
+            ring.push(receiving(&reader, length, 1).op_flags(libc::MSG_WAITALL as u32));
+            ring.submit();
+            crate::time::long_enough_to_notice();
+            t.in_order(&ring.reap());
+            drop(writer);
+            if first.len() < 22 || length != 0 {
+                t.in_order(&ring.wait(1));
+            }
+            head(t, &ring);
+            let (reader, writer) = files::sockets();
+            files::put(&writer, b"more");
+            t.entry(&ring.one(receiving(&reader, 0, 2)));
+            head(t, &ring);
+        }
+    }
+}
+
+fn send_empty_at_the_end(t: &mut Transcript) {
+    for wanted in [0, 8, 16] {
+        for lengths in [&[8, 0][..], &[8, 0, 0], &[8, 8, 0], &[0], &[0, 0], &[8, 0, 8, 0]] {
+            let memory = Pages::new(1);
+            let (mut ring, mut group) = ring_of(&memory, 0);
+            for (slot, length) in (0..).zip(lengths) {
+                group.add(slot, *length, slot);
+            }
+            let (one, other) = files::sockets();
+            ring.push(sending(&one, wanted, 1));
+            ring.submit();
+            t.in_order(&ring.reap());
+            head(t, &ring);
+            files::set_nonblocking(&other, true);
+            t.say(files::take(&other, 100).map_or(0, |bytes| bytes.len()));
         }
     }
 }

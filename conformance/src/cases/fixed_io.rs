@@ -25,6 +25,14 @@ pub const CASES: &[Case] = &[
     case("fixed_io.forced_async", forced_async),
     case("fixed_io.length_zero", length_zero),
     case("fixed_io.several_buffers", several_buffers),
+    case("fixed_io.vector_round_trip", vector_round_trip),
+    case("fixed_io.vector_outside", vector_outside),
+    case("fixed_io.vector_empty", vector_empty),
+    case("fixed_io.vector_wrong", vector_wrong),
+    case("fixed_io.vector_waits", vector_waits),
+    case("fixed_io.vector_copied_by_submit", vector_copied_by_submit),
+    case("fixed_io.vector_at_position", vector_at_position),
+    case("fixed_io.vector_on_polled_ring", vector_on_polled_ring),
 ];
 
 /// A ring with the given pages registered as buffers.
@@ -184,4 +192,145 @@ fn several_buffers(t: &mut Transcript) {
         read_fixed(fd, b.at(0), 4, 0, 3),
     ]));
     t.say(format_args!("{} {}", a.bytes()[0], b.bytes()[3]));
+}
+
+fn readv_fixed(fd: i32, vectors: &[libc::iovec], index: u16, user_data: u64) -> Sqe {
+    crate::sqe::readv(fd, vectors, 0, user_data).with(|sqe| {
+        sqe.opcode = opcode::READV_FIXED;
+        sqe.buf_index = index;
+    })
+}
+
+fn writev_fixed(fd: i32, vectors: &[libc::iovec], index: u16, user_data: u64) -> Sqe {
+    readv_fixed(fd, vectors, index, user_data).with(|sqe| sqe.opcode = opcode::WRITEV_FIXED)
+}
+
+fn vector_round_trip(t: &mut Transcript) {
+    let mut pages = Pages::new(2);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"");
+    pages.bytes()[..5].copy_from_slice(b"hello");
+    let parts = [vector(pages.at(3), 2), vector(pages.at(0), 3), vector(pages.at(1), 1)];
+    t.entry(&ring.one(writev_fixed(file.as_raw_fd(), &parts, 0, 1)));
+    t.say(files::text(&file));
+    let parts = [vector(pages.at(4095), 2), vector(pages.at(100), 10)];
+    for length in 1..=2 {
+        t.entry(&ring.one(readv_fixed(file.as_raw_fd(), &parts[..length], 0, 2)));
+        t.entry(&ring.one(readv_fixed(file.as_raw_fd(), &parts[..length], 0, 3).forced_async()));
+    }
+    t.say(String::from_utf8_lossy(&pages.bytes()[4095..4097]).into_owned());
+    t.say(String::from_utf8_lossy(&pages.bytes()[100..104]).into_owned());
+    t.in_order(&ring.run(&[readv_fixed(file.as_raw_fd(), &parts, 0, 4).linked(), crate::sqe::nop(5)]));
+}
+
+fn vector_outside(t: &mut Transcript) {
+    let pages = Pages::new(2);
+    let part = vector(pages.at(100), 1000);
+    let mut ring = Ring::new(8);
+    assert_eq!(ring.register(reg::BUFFERS, &raw const part, 1), 0);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let inside = vector(pages.at(100), 4);
+    for (offset, length) in [(99, 4), (1097, 4), (1096, 4), (1100, 0), (1101, 0), (99, 0), (3000, 4), (100, 1001)] {
+        let outside = vector(pages.at(offset), length);
+        for parts in [&[outside][..], &[inside, outside], &[outside, inside]] {
+            let results = [readv_fixed(fd, parts, 0, 1), writev_fixed(fd, parts, 0, 2)];
+            let [one, other] = results.map(|sqe| crate::names::result(ring.one(sqe).res));
+            t.say(format_args!("{offset} {length} of {}: {one} {other}", parts.len()));
+        }
+    }
+}
+
+fn vector_empty(t: &mut Transcript) {
+    let pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let (none, some) = (vector(pages.at(0), 0), vector(pages.at(0), 4));
+    for parts in [&[][..], &[none], &[none, none], &[none, some], &[some, none], &[some, none, some]] {
+        t.entry(&ring.one(readv_fixed(fd, parts, 0, 1)));
+        t.entry(&ring.one(writev_fixed(fd, parts, 0, 2)));
+    }
+}
+
+fn vector_wrong(t: &mut Transcript) {
+    let pages = Pages::new(1);
+    let mut bare = Ring::new(4);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"0123456789");
+    let fd = file.as_raw_fd();
+    let parts = vec![vector(pages.at(0), 1); 1025];
+    t.entry(&bare.one(readv_fixed(fd, &parts[..2], 0, 1)));
+    t.entry(&ring.one(readv_fixed(fd, &parts[..2], 1, 2)));
+    t.entry(&ring.one(readv_fixed(fd, &parts[..1024], 0, 3)));
+    t.entry(&ring.one(readv_fixed(fd, &parts, 0, 4)));
+    t.entry(&ring.one(readv_fixed(fd, &parts[..2], 0, 5).with(|sqe| sqe.addr = BAD)));
+    t.entry(&ring.one(readv_fixed(fd, &parts[..1], 0, 6).with(|sqe| sqe.addr = BAD)));
+    t.entry(&ring.one(readv_fixed(fd, &parts[..0], 0, 7).with(|sqe| sqe.addr = BAD)));
+    t.entry(&ring.one(readv_fixed(-1, &parts[..2], 0, 8)));
+    t.entry(&ring.one(readv_fixed(-1, &parts[..2], 1, 9)));
+    t.entry(&ring.one(readv_fixed(fd, &[vector(pages.at(0), usize::MAX), parts[0]], 0, 10)));
+    t.entry(&ring.one(readv_fixed(fd, &[vector(pages.at(0), usize::MAX)], 0, 11)));
+    t.entry(&ring.one(readv_fixed(fd, &[vector(u64::MAX - 1, 10), parts[0]], 0, 12)));
+    t.entry(&ring.one(readv_fixed(fd, &parts[..2], 0, 13).flagged(usring_uapi::sqe_flags::BUFFER_SELECT)));
+    t.entry(&ring.one(readv_fixed(fd, &parts[..2], 0, 14).op_flags(1)));
+    t.entry(&ring.one(readv_fixed(fd, &parts[..2], 0, 15).op_flags(1 << 20)));
+    t.entry(&ring.one(readv_fixed(fd, &parts[..2], 0, 16).with(|sqe| sqe.ioprio = 1)));
+}
+
+fn vector_waits(t: &mut Transcript) {
+    let mut pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let (reader, writer) = files::pipe();
+    let parts = [vector(pages.at(10), 2), vector(pages.at(0), 10)];
+    for asynchronous in [false, true] {
+        let request = readv_fixed(reader.as_raw_fd(), &parts, 0, 1);
+        ring.push(if asynchronous { request.forced_async() } else { request });
+        ring.submit();
+        crate::time::long_enough_to_begin();
+        files::put(&writer, b"abcdef");
+        t.in_order(&ring.wait(1));
+        t.say(String::from_utf8_lossy(&pages.bytes()[..12]).replace('\0', "."));
+    }
+    let parts = [vector(pages.at(0), 4), vector(pages.at(2), 2)];
+    t.entry(&ring.one(writev_fixed(writer.as_raw_fd(), &parts, 0, 2)));
+    t.say(String::from_utf8_lossy(&files::take(&reader, 10).unwrap_or_default()).into_owned());
+}
+
+fn vector_copied_by_submit(t: &mut Transcript) {
+    let mut pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let (reader, writer) = files::pipe();
+    let mut parts = [vector(pages.at(10), 2), vector(pages.at(0), 10)];
+    ring.push(readv_fixed(reader.as_raw_fd(), &parts, 0, 1));
+    ring.submit();
+    parts.fill(vector(BAD, 5));
+    files::put(&writer, b"abcdef");
+    t.in_order(&ring.wait(1));
+    t.say(String::from_utf8_lossy(&pages.bytes()[..12]).replace('\0', "."));
+}
+
+fn vector_at_position(t: &mut Transcript) {
+    let pages = Pages::new(1);
+    let mut ring = ring_with(&[&pages]);
+    let file = files::memory_file(b"0123456789");
+    let parts = [vector(pages.at(10), 2), vector(pages.at(0), 3)];
+    t.entry(&ring.one(readv_fixed(file.as_raw_fd(), &parts, 0, 1).with(|sqe| sqe.off = CURRENT)));
+    t.say(files::position(&file));
+    t.entry(&ring.one(writev_fixed(file.as_raw_fd(), &parts, 0, 2).with(|sqe| sqe.off = CURRENT)));
+    t.say(format_args!("{} {}", files::position(&file), files::text(&file)));
+}
+
+fn vector_on_polled_ring(t: &mut Transcript) {
+    let pages = Pages::new(1);
+    let part = vector(pages.at(0), pages.length);
+    let mut ring = Ring::flags(4, usring_uapi::io_uring::IORING_SETUP_IOPOLL);
+    assert_eq!(ring.register(reg::BUFFERS, &raw const part, 1), 0);
+    let file = files::memory_file(b"0123456789");
+    let parts = [vector(pages.at(10), 2), vector(pages.at(0), 3)];
+    for request in [readv_fixed(file.as_raw_fd(), &parts, 0, 1), writev_fixed(file.as_raw_fd(), &parts, 0, 1)] {
+        ring.push(request);
+        ring.submit();
+        t.in_order(&ring.wait(1));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
-use usring_uapi::{Sqe, io_uring as u, sqe_flags};
+use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use crate::case::{Case, case};
 use crate::files;
@@ -33,6 +33,7 @@ pub const CASES: &[Case] = &[
     case("link.file_is_looked_up_late", file_is_looked_up_late),
     case("link.bad_member_submit_all", bad_member_submit_all),
     case("link.ring_closes", ring_closes),
+    case("link.errors_of_calls", errors_of_calls),
 ];
 
 fn failing(user_data: u64) -> Sqe {
@@ -332,5 +333,42 @@ fn silent_member_of_broken_chain(t: &mut Transcript) {
         ring.forget_pending();
         crate::time::long_enough_to_notice();
         t.sorted(&ring.wait(2));
+    }
+}
+
+/// Which errors of what is one call break a chain.
+fn errors_of_calls(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let missing = c"/missing/path".as_ptr() as u64;
+    let file = files::memory_file(b"abc");
+    let (reader, _writer) = files::pipe();
+    let mut room = [0u64; 32];
+    let on_path =
+        |opcode: u8| crate::sqe::sqe(opcode, libc::AT_FDCWD, 1).with(|sqe| (sqe.addr, sqe.off) = (missing, missing));
+    let at_current = libc::AT_FDCWD as u32;
+    let requests = [
+        on_path(opcode::RENAMEAT).with(|sqe| sqe.len = at_current),
+        on_path(opcode::UNLINKAT).with(|sqe| sqe.off = 0),
+        on_path(opcode::MKDIRAT).with(|sqe| sqe.off = 0),
+        on_path(opcode::SYMLINKAT),
+        on_path(opcode::LINKAT).with(|sqe| sqe.len = at_current),
+        on_path(opcode::STATX).with(|sqe| sqe.off = room.as_mut_ptr() as u64),
+        on_path(opcode::OPENAT).with(|sqe| sqe.off = 0),
+        crate::sqe::sqe(opcode::FSYNC, reader.as_raw_fd(), 1),
+        crate::sqe::sqe(opcode::SYNC_FILE_RANGE, reader.as_raw_fd(), 1),
+        crate::sqe::sqe(opcode::FALLOCATE, reader.as_raw_fd(), 1).with(|sqe| sqe.addr = 1),
+        crate::sqe::sqe(opcode::FTRUNCATE, reader.as_raw_fd(), 1),
+        crate::sqe::sqe(opcode::FADVISE, file.as_raw_fd(), 1).op_flags(99),
+        crate::sqe::sqe(opcode::FADVISE, reader.as_raw_fd(), 1),
+        crate::sqe::sqe(opcode::MADVISE, -1, 1).op_flags(99),
+        crate::sqe::sqe(opcode::EPOLL_CTL, reader.as_raw_fd(), 1).with(|sqe| (sqe.len, sqe.off) = (2, 0)),
+        crate::sqe::sqe(opcode::LISTEN, reader.as_raw_fd(), 1),
+        crate::sqe::close(-1, 1),
+    ];
+    for request in requests {
+        let entries = ring.run(&[request.linked(), nop(2)]);
+        let name = opcode::NAMES[usize::from(request.opcode)];
+        let [one, other] = [entries[0], entries[1]].map(|entry| crate::names::result(entry.res));
+        t.say(format_args!("{name}: {one} {other}"));
     }
 }

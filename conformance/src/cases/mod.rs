@@ -11,6 +11,7 @@ mod advice;
 mod aio_context;
 mod aio_events;
 mod aio_submit;
+mod attributes;
 mod buffer_group;
 mod buffer_ring;
 mod bundle;
@@ -48,6 +49,7 @@ mod one_file;
 mod open_close;
 mod overflow;
 mod personality;
+mod pipe;
 mod poll;
 mod poll_multishot;
 mod probe;
@@ -74,6 +76,7 @@ mod skip_success;
 mod socket;
 mod socket_command;
 mod space;
+mod splice;
 mod sq_thread;
 mod stat;
 mod streams;
@@ -87,6 +90,7 @@ mod timeout_remove;
 mod uring_cmd;
 mod vectored;
 mod wait_all;
+mod wait_id;
 mod workers;
 mod zero_copy;
 
@@ -119,6 +123,10 @@ pub const ROOMS: &[&[Case]] = &[
     bundle::CASES,
     zero_copy::CASES,
     open_close::CASES,
+    pipe::CASES,
+    splice::CASES,
+    attributes::CASES,
+    wait_id::CASES,
     direct::CASES,
     stat::CASES,
     poll::CASES,

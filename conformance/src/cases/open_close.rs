@@ -34,6 +34,7 @@ pub const CASES: &[Case] = &[
     case("open_close.close_on_exec", close_on_exec),
     case("open_close.linked_open_write_close", linked_open_write_close),
     case("open_close.into_slot_as_ring_closes", into_slot_as_ring_closes),
+    case("open_close.openat2_huge", openat2_huge),
 ];
 
 fn openat(directory: i32, path: &CStr, flags: i32, mode: u32, user_data: u64) -> Sqe {
@@ -380,3 +381,27 @@ fn into_slot_as_ring_closes(t: &mut Transcript) {
 
 /// What a process that has had a ring may keep open.
 const OURS: usize = 8;
+
+/// What a newer program may say beyond what is known: nothing, however much of it.
+fn openat2_huge(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut pages = crate::memory::Pages::new(5);
+    let request = |pages: &crate::memory::Pages, size: usize| {
+        sqe(opcode::OPENAT2, libc::AT_FDCWD, 1).with(|sqe| {
+            (sqe.addr, sqe.off, sqe.len) = (c"/".as_ptr() as u64, pages.at(0), size as u32);
+        })
+    };
+    for size in [4095, 4096, 4097, 8192, 10_000, 5 * 4096] {
+        opened(t, &mut ring, request(&pages, size));
+    }
+    pages.bytes()[20_000] = 1;
+    opened(t, &mut ring, request(&pages, 20_000));
+    opened(t, &mut ring, request(&pages, 20_001));
+    pages.bytes()[20_000] = 0;
+    pages.spoil_last();
+    for size in [4 * 4096, 4 * 4096 + 1, 1 << 30, 1 << 31, u32::MAX as usize] {
+        opened(t, &mut ring, request(&pages, size));
+    }
+    pages.bytes()[30] = 1;
+    opened(t, &mut ring, request(&pages, 5 * 4096));
+}

@@ -61,6 +61,16 @@ const COVERED: &[u8] = &[
     opcode::PROVIDE_BUFFERS,
     opcode::REMOVE_BUFFERS,
     opcode::FTRUNCATE,
+    opcode::SPLICE,
+    opcode::TEE,
+    opcode::FSETXATTR,
+    opcode::SETXATTR,
+    opcode::FGETXATTR,
+    opcode::GETXATTR,
+    opcode::WAITID,
+    opcode::READV_FIXED,
+    opcode::WRITEV_FIXED,
+    opcode::PIPE,
 ];
 
 const SUPPORTED: u16 = 1;

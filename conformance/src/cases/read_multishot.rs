@@ -44,6 +44,7 @@ pub const CASES: &[Case] = &[
     case("read_multishot.deferred", deferred),
     case("read_multishot.without_entering", without_entering),
     case("read_multishot.sq_thread", sq_thread),
+    case("read_multishot.devices", devices),
 ];
 
 const GROUP: u16 = 3;
@@ -569,4 +570,20 @@ fn sq_thread(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     files::put(&writer, &[b'x'; 160]);
     t.say(format_args!("more: {}", ring.watch(60)));
+}
+
+/// Devices of characters, of which some can be waited for.
+fn devices(t: &mut Transcript) {
+    for path in ["/dev/zero", "/dev/null", "/dev/full", "/dev/urandom"] {
+        let memory = Pages::new(1);
+        let (mut ring, _group) = ring_of(&memory, 2, 0);
+        let file = std::fs::File::open(path).expect("it is there");
+        ring.push(multishot(file.as_raw_fd(), 1));
+        ring.submit();
+        t.say(path);
+        t.in_order(&ring.wait(1));
+        ring.push(multishot(file.as_raw_fd(), 2).forced_async());
+        ring.submit();
+        t.in_order(&ring.wait(1));
+    }
 }

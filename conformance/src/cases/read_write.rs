@@ -6,7 +6,7 @@ use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF, Pages};
 use crate::ring::Ring;
-use crate::sqe::{CURRENT, Change, read, read_at, write, write_at};
+use crate::sqe::{CURRENT, Change, read, read_at, readv, write, write_at, writev};
 use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
@@ -30,6 +30,7 @@ pub const CASES: &[Case] = &[
     case("read_write.path_only_descriptor", path_only_descriptor),
     case("read_write.sealed_file", sealed_file),
     case("read_write.zero_and_full", zero_and_full),
+    case("read_write.nothing_on_kinds", nothing_on_kinds),
 ];
 
 fn shown(buffer: &[u8]) -> String {
@@ -295,4 +296,55 @@ fn zero_and_full(t: &mut Transcript) {
     t.say(format_args!("{buffer:?}"));
     t.entry(&ring.one(write(open("/dev/full").as_raw_fd(), &buffer, 0, 2)));
     t.entry(&ring.one(read(open("/dev/null").as_raw_fd(), &mut buffer, 0, 3)));
+}
+
+/// Transfers of no bytes, by what is there to take them.
+fn nothing_on_kinds(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let open = |path: &str| -> std::os::fd::OwnedFd {
+        std::fs::File::options().read(true).write(true).open(path).expect("it is there").into()
+    };
+    let (reader, writer) = files::pipe();
+    let (socket, _other) = files::sockets();
+    let (datagrams, _peer) = files::sockets_of(libc::SOCK_DGRAM);
+    // SAFETY: new descriptors of our own.
+    let timer = unsafe {
+        use std::os::fd::FromRawFd;
+        std::os::fd::OwnedFd::from_raw_fd(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC))
+    };
+    let kinds = [
+        ("pipe's end", reader),
+        ("pipe's beginning", writer),
+        ("stream", socket),
+        ("datagrams", datagrams),
+        ("counter", files::eventfd(1)),
+        ("empty counter", files::eventfd(0)),
+        ("timer", timer),
+        ("file", files::memory_file(b"abc")),
+        ("null", open("/dev/null")),
+        ("zero", open("/dev/zero")),
+        ("full", open("/dev/full")),
+        ("directory", std::fs::File::open("/").expect("it is there").into()),
+    ];
+    let empty = [crate::sqe::vector(0, 0), crate::sqe::vector(0, 0)];
+    for (kind, fd) in kinds {
+        let number = fd.as_raw_fd();
+        let requests = [
+            read(number, &mut [], CURRENT, 1),
+            readv(number, &empty[..0], CURRENT, 2),
+            readv(number, &empty[..1], CURRENT, 3),
+            readv(number, &empty, CURRENT, 4),
+            write(number, &[], CURRENT, 5),
+            writev(number, &empty[..0], CURRENT, 6),
+            writev(number, &empty[..1], CURRENT, 7),
+            writev(number, &empty, CURRENT, 8),
+        ];
+        for plain in [true, false] {
+            let results = requests.map(|sqe| {
+                let sqe = if plain { sqe } else { sqe.forced_async() };
+                crate::names::result(ring.one(sqe).res)
+            });
+            t.say(format_args!("{kind}: {}", results.join(" ")));
+        }
+    }
 }

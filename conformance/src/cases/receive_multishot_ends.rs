@@ -28,6 +28,7 @@ pub const CASES: &[Case] = &[
     case("receive_multishot_ends.by_overflow_deferred", ends_by_overflow_deferred),
     case("receive_multishot_ends.data_before_end", data_before_end),
     case("receive_multishot_ends.empty_datagram", empty_datagram),
+    case("receive_multishot_ends.no_room_for_data", no_room_for_data),
 ];
 
 fn file_ends(t: &mut Transcript, flags: u32) {
@@ -211,4 +212,26 @@ fn empty_datagram(t: &mut Transcript) {
     files::put(&writer, b"x");
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
+}
+
+/// What is told in front of the data fills the buffer.
+fn no_room_for_data(t: &mut Transcript) {
+    for (reader, writer) in [files::sockets(), files::tcp()] {
+        for sent in [0, 1] {
+            let memory = Pages::new(1);
+            let mut ring = Ring::new(4);
+            let mut group = group_of(&ring, &memory, 8, GROUP);
+            group.add(0, 16, 0);
+            files::put(&writer, &b"a"[..sent]);
+            let header: libc::msghdr = crate::memory::zeroed();
+            let request = crate::sqe::message(usring_uapi::opcode::RECVMSG, reader.as_raw_fd(), &header, 1);
+            ring.push(multishot(reader.as_raw_fd(), 1).with(|sqe| {
+                (sqe.opcode, sqe.addr, sqe.len) = (request.opcode, request.addr, request.len);
+            }));
+            ring.submit();
+            crate::time::long_enough_to_notice();
+            ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+            t.in_order(&ring.reap());
+        }
+    }
 }

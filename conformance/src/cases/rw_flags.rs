@@ -19,6 +19,8 @@ pub const CASES: &[Case] = &[
     case("rw_flags.on_empty_file", on_empty_file),
     case("rw_flags.priority", priority),
     case("rw_flags.not_on_this_file", not_on_this_file),
+    case("rw_flags.hipri_on_kinds", hipri_on_kinds),
+    case("rw_flags.hipri_ends_no_batch", hipri_ends_no_batch),
 ];
 
 const HIPRI: u32 = 0x1;
@@ -153,4 +155,40 @@ fn on_empty_file(t: &mut Transcript) {
             t.in_order(&ring.wait(1));
         }
     }
+}
+
+/// Of a ring that does not poll it is refused when the file has been looked at.
+fn hipri_on_kinds(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 8];
+    let (reader, writer) = files::pipe();
+    let (socket, _other) = files::sockets();
+    let count = files::eventfd(1);
+    let null = std::fs::File::open("/dev/null").expect("it is there");
+    files::put(&writer, b"abcdefgh");
+    let numbers = [reader.as_raw_fd(), writer.as_raw_fd(), socket.as_raw_fd(), count.as_raw_fd(), null.as_raw_fd(), -1];
+    for number in numbers {
+        for flags in [HIPRI, HIPRI | 1 << 20, HIPRI | NOWAIT, HIPRI | APPEND | NOAPPEND] {
+            let entry = ring.one(read(number, &mut buffer, 0, 1).op_flags(flags));
+            let other = ring.one(write(number, &buffer, 0, 2).op_flags(flags));
+            t.say(format_args!("{flags:#x}: {} {}", crate::names::result(entry.res), crate::names::result(other.res)));
+        }
+    }
+    let file = files::memory_file(b"0123456789");
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 3).op_flags(HIPRI).forced_async()));
+    t.entry(&ring.one(read(file.as_raw_fd(), &mut [], 0, 4).op_flags(HIPRI)));
+    let nobody = read(file.as_raw_fd(), &mut buffer, 0, 5).op_flags(HIPRI);
+    t.entry(&ring.one(nobody.flagged(usring_uapi::sqe_flags::BUFFER_SELECT)));
+    t.entry(&ring.one(nobody.with(|sqe| sqe.opcode = usring_uapi::opcode::READ_FIXED)));
+}
+
+fn hipri_ends_no_batch(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 4];
+    let file = files::memory_file(b"0123456789");
+    ring.push(crate::sqe::nop(1));
+    ring.push(read(file.as_raw_fd(), &mut buffer, 0, 2).op_flags(HIPRI));
+    ring.push(crate::sqe::nop(3));
+    t.result("submit", ring.submit());
+    t.sorted(&ring.reap());
 }

@@ -44,6 +44,7 @@ pub const CASES: &[Case] = &[
     case("send_receive.two_receive", two_receive),
     case("send_receive.out_of_band", out_of_band),
     case("send_receive.shut_down_ends_wait", shut_down_ends_wait),
+    case("send_receive.after_reset", after_reset),
 ];
 
 /// What is changed of a good request, and its name.
@@ -518,5 +519,17 @@ fn shut_down_ends_wait(t: &mut Transcript) {
         ring.submit();
         files::shut_down(&reader, libc::SHUT_RD);
         t.in_order(&ring.wait(1));
+    }
+}
+
+fn after_reset(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (one, other) = files::tcp();
+    files::reset_on_close(&other);
+    drop(other);
+    let mut bytes = [0; 4];
+    for user_data in 1..=3 {
+        let entry = ring.one(recv(one.as_raw_fd(), &mut bytes, user_data));
+        t.say(crate::names::result(entry.res));
     }
 }

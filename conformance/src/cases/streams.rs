@@ -29,6 +29,7 @@ pub const CASES: &[Case] = &[
     case("streams.watched_in_memory", watched_in_memory),
     case("streams.timerfd", timerfd),
     case("streams.data_before_submit_of_many", data_before_submit_of_many),
+    case("streams.shut_datagrams", shut_datagrams),
 ];
 
 fn shown(buffer: &[u8]) -> String {
@@ -320,4 +321,27 @@ fn data_before_submit_of_many(t: &mut Transcript) {
     // All inline, so in order.
     t.in_order(&ring.reap());
     t.say(format_args!("{} {} {}", shown(&buffers[0]), shown(&buffers[1]), shown(&buffers[2])));
+}
+
+/// A read of a socket that was shut down, or is while the read waits.
+fn shut_datagrams(t: &mut Transcript) {
+    for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
+        let mut ring = Ring::new(4);
+        let (reader, _writer) = files::sockets_of(kind);
+        let mut bytes = [0; 4];
+        ring.push(read(reader.as_raw_fd(), &mut bytes, 0, 1));
+        ring.submit();
+        files::shut_down(&reader, libc::SHUT_RD);
+        t.in_order(&ring.wait(1));
+        t.entry(&ring.one(read(reader.as_raw_fd(), &mut bytes, 0, 2)));
+    }
+    let mut ring = Ring::new(4);
+    let (reader, writer, _) = files::udp();
+    let mut bytes = [0; 4];
+    ring.push(read(reader.as_raw_fd(), &mut bytes, 0, 3));
+    ring.submit();
+    files::shut_down(&reader, libc::SHUT_RD);
+    t.in_order(&ring.wait(1));
+    files::put(&writer, b"abcd");
+    t.entry(&ring.one(read(reader.as_raw_fd(), &mut bytes, 0, 4)));
 }

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
+use crate::case::{Case, case, differs};
 use crate::door;
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
-use crate::sqe::{nop, poll, read, timeout};
+use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
 
@@ -28,6 +28,11 @@ pub const CASES: &[Case] = &[
     case("threads.main_thread_ends_first", main_thread_ends_first),
     case("threads.spawned_programs_meanwhile", spawned_programs_meanwhile),
     case("threads.slow_close_delays_no_other_ring", slow_close_delays_no_other_ring),
+    differs(
+        "threads.requests_of_an_ended_thread",
+        requests_of_an_ended_thread,
+        "requests outlive the thread that submitted them",
+    ),
 ];
 
 fn wait_for(fd: i32, complete: u32) -> i32 {
@@ -306,4 +311,35 @@ fn slow_close_delays_no_other_ring(t: &mut Transcript) {
         t.result("submit", closer.join().expect("no panic"));
     });
     t.sorted(&slow.wait(2));
+}
+
+/// What waits for a file when its thread ends is cancelled by the kernel as soon as the
+/// file is ready.
+fn requests_of_an_ended_thread(t: &mut Transcript) {
+    let mut ring = Ring::new(16);
+    let pipes: Vec<_> = (0..4).map(|_| files::pipe()).collect();
+    let (socket, other) = files::sockets();
+    let mut bytes = [[0u8; 4]; 3];
+    let [first, second, third] = &mut bytes;
+    let number = |index: usize| pipes[index].0.as_raw_fd();
+    ring.push(read(number(0), first, 0, 1));
+    ring.push(poll(number(1), libc::POLLIN, 2));
+    ring.push(poll(number(2), libc::POLLIN, 3).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI));
+    ring.push(crate::sqe::recv(socket.as_raw_fd(), second, 4));
+    ring.push(read(number(3), third, 0, 5).linked());
+    ring.push(nop(6));
+    let mut ring = std::thread::spawn(move || {
+        ring.submit();
+        crate::time::long_enough_to_begin();
+        ring
+    })
+    .join()
+    .expect("it ends well");
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    for (_, writer) in &pipes {
+        files::put(writer, b"abcd");
+    }
+    files::put(&other, b"abcd");
+    t.sorted(&ring.wait(6));
 }

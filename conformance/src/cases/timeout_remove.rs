@@ -28,6 +28,7 @@ pub const CASES: &[Case] = &[
     case("timeout_remove.bad_timespec", bad_timespec),
     case("timeout_remove.unknown_flags", unknown_flags),
     case("timeout_remove.reserved_fields", reserved_fields),
+    case("timeout_remove.update_multishot_goes_on", update_multishot_goes_on),
 ];
 
 const UPDATE: u32 = u::IORING_TIMEOUT_UPDATE;
@@ -235,4 +236,16 @@ fn unused_fields(t: &mut Transcript) {
     t.entry(&ring.one(timeout_remove(1, 3).with(|sqe| sqe.addr3 = 1)));
     t.entry(&ring.one(timeout_remove(1, 4).with(|sqe| sqe.pad2 = 1)));
     t.entry(&ring.one(timeout_remove(1, 5).with(|sqe| sqe.file_index = 1)));
+}
+
+/// From then on it repeats for ever.
+fn update_multishot_goes_on(t: &mut Transcript) {
+    for repeats in [0, 1, 2, 4] {
+        let mut ring = Ring::new(4);
+        ring.push(timeout(&LONG, repeats, u::IORING_TIMEOUT_MULTISHOT, 1));
+        ring.submit();
+        t.entry(&ring.one(update(1, &milliseconds(3), 0, 2)));
+        // One more than it was to.
+        t.in_order(&ring.wait(5)[..5]);
+    }
 }

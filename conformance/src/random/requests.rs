@@ -142,6 +142,10 @@ impl Program {
         if self.random.percent(50) {
             let address = request.addr;
             request = self.selecting(request);
+            if flags & libc::MSG_WAITALL != 0 && request.buf_index == 2 {
+                // Which 6.18 gives to two at a time.
+                request.buf_index = 1;
+            }
             if request.opcode == opcode::RECVMSG {
                 (request.addr, request.len) = (address, 1);
             }
@@ -152,7 +156,8 @@ impl Program {
                 request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
             }
         }
-        if self.random.percent(15) {
+        // (A worker of the kernel's, behind a link, does not poll first and says EAGAIN.)
+        if self.drains && self.random.percent(15) {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
         }
         (request, Some(index))
@@ -181,7 +186,8 @@ impl Program {
         };
         match self.random.below(8) {
             0 => request = self.message(request, opcode::SENDMSG),
-            1 => request.opcode = opcode::SEND_ZC,
+            // With a drain the kernel counts its notification among what is to be waited for, for ever.
+            1 if !self.drains => request.opcode = opcode::SEND_ZC,
             2 => {
                 request = self.selecting(request);
                 if self.random.percent(50) {

@@ -146,6 +146,13 @@ pub fn close_private_after_fork() {
     }
 }
 
+/// pipe2(2): the end to read from, and the one to write to.
+pub fn pipe(flags: u32) -> Result<[OwnedDescriptor; 2], Errno> {
+    let mut numbers = [0i32; 2];
+    SystemCall::new(linux::__NR_pipe2, [&raw mut numbers as u64, u64::from(flags), 0, 0, 0]).run()?;
+    Ok(numbers.map(OwnedDescriptor::from_raw))
+}
+
 /// close(2), past our own filter.
 pub fn close(number: i32) -> Result<(), Errno> {
     if number >= 0
@@ -403,6 +410,15 @@ impl FileIdentity {
     /// and anonymous inodes (whose mode has no kind).
     pub fn is_never_locked(&self) -> bool {
         matches!(self.mode & linux::S_IFMT, linux::S_IFSOCK | linux::S_IFIFO | 0)
+    }
+
+    /// Whether it is an anonymous inode: an eventfd, a timer and the like.
+    pub fn is_anonymous(&self) -> bool {
+        self.mode & linux::S_IFMT == 0
+    }
+
+    pub fn is_character_device(&self) -> bool {
+        self.mode & linux::S_IFMT == linux::S_IFCHR
     }
 
     pub fn is_socket(&self) -> bool {

@@ -76,6 +76,11 @@ impl Epoll {
     }
 }
 
+/// Whether a descriptor can be waited for at all: of devices nothing else tells.
+pub fn can_be_polled(number: i32) -> bool {
+    Epoll::new().and_then(|set| set.add(number, 0, 0)) != Err(Errno::EPERM)
+}
+
 /// The readiness of one descriptor now, as poll(2) tells it: `events` asked
 /// for, plus error and hang-up.
 pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {

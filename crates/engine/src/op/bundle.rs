@@ -48,7 +48,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
             let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
             let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
             let many = select(locked, request, most).map_err(|error| send_receive::after_file(request, error))?;
-            let left = locked.groups.use_up(group, &many, many.bytes);
+            let left = locked.groups.use_up_all(group, &many);
             emptied = many.emptied;
             request.buffer = Some(named(group, &many, left));
         }
@@ -96,6 +96,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
             Err(Errno::ENOENT) => return receive::out_of_buffers(request, given, Errno::ENOENT),
             Err(error) => {
                 let error = error.negative();
+                end_short(locked, request, 0);
                 return transfer_of(request).map_or(IssueOutcome::done(error), |transfer| transfer.end(error, true));
             }
         };
@@ -108,6 +109,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
         let ends = bundle.last || !request.multishot;
         if ends || !complete::post_more(locked, request.sqe.user_data, bundle.bytes as i32, flags) {
             request.cqe_flags = flags;
+            end_short(locked, request, bundle.bytes);
             return transfer_of(request)
                 .map_or(IssueOutcome::WouldBlock, |transfer| transfer.end(bundle.bytes as i32, bundle.failed));
         }
@@ -116,6 +118,17 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
         }
     }
     IssueOutcome::More
+}
+
+/// It ends after so many bytes more. What it has kept and not filled is its
+/// group's again.
+pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u64) {
+    let group = request.sqe.buf_index;
+    let Ok(transfer) = transfer_of(request) else { return };
+    let done = transfer.done + bytes;
+    if let Some(kept) = transfer.message.as_mut().and_then(|message| message.kept.take()) {
+        locked.groups.give_back_behind(group, &kept, done as u32);
+    }
 }
 
 /// What came of one receive.
@@ -168,13 +181,19 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Step
     let mut last = false;
     if let Some(many) = many {
         // Nobody else may have what is still to be filled.
-        let used = if goes_on { many.bytes } else { bytes as u32 };
-        let left = locked.groups.use_up(group, &many, used);
+        let left = if goes_on {
+            locked.groups.use_up_all(group, &many)
+        } else {
+            locked.groups.use_up(group, &many, bytes as u32)
+        };
         request.buffer = Some(named(group, &many, left));
         // A multishot's length bounds each of its CQEs.
         let is_full = request.multishot && wanted != 0 && bytes >= u64::from(wanted);
         is_open = !many.emptied && !many.is_cut && !is_full;
         last = many.emptied;
+        if goes_on && let Some(message) = &mut transfer_of(request)?.message {
+            message.kept = Some(locked.groups.keep(group, many));
+        }
     }
     if goes_on {
         transfer_of(request)?.advance(bytes);

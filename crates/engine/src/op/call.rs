@@ -24,6 +24,11 @@ impl Call {
         Operation::Call(Call { call: SystemCall::new(number, [0, b, c, d, e]), on_file: true, memory: Vec::new() })
     }
 
+    /// The first argument is the file's number.
+    pub fn on_file_with_memory(number: u32, arguments: [u64; 5], memory: Vec<u8>) -> Operation {
+        Operation::Call(Call { call: SystemCall::new(number, arguments), on_file: true, memory })
+    }
+
     pub fn with_memory(number: u32, arguments: [u64; 5], memory: Vec<u8>) -> Operation {
         Operation::Call(Call { call: SystemCall::new(number, arguments), on_file: false, memory })
     }

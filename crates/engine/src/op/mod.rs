@@ -5,6 +5,7 @@ use crate::request::Request;
 use core::mem::needs_drop;
 
 pub(crate) mod accept;
+pub(crate) mod attributes;
 pub(crate) mod block_device;
 pub(crate) mod bundle;
 pub(crate) mod call;
@@ -18,8 +19,10 @@ pub(crate) mod message_ring;
 pub(crate) mod nop;
 pub(crate) mod open_close;
 pub(crate) mod path;
+pub(crate) mod pipe;
 pub(crate) mod poll;
 pub(crate) mod provide_buffers;
+pub(crate) mod read_multishot;
 pub(crate) mod read_write;
 pub(crate) mod receive;
 mod received_message;
@@ -27,10 +30,12 @@ pub(crate) mod send;
 pub(crate) mod send_receive;
 pub(crate) mod socket;
 pub(crate) mod socket_command;
+pub(crate) mod splice;
 pub(crate) mod sync;
 pub(crate) mod timeout;
 pub(crate) mod uring_cmd;
 mod vector;
+pub(crate) mod wait_id;
 
 /// What a family's prep made of the SQE. With a tag of its own (and not one
 /// folded into some field), which every request is asked for at its end.
@@ -57,6 +62,8 @@ pub(crate) enum Operation {
     Accept(accept::Accept),
     Bind(connect::SocketAddress),
     Connect(connect::Connect),
+    Splice(splice::Source),
+    WaitId(wait_id::WaitId),
 }
 
 impl Operation {
@@ -70,15 +77,14 @@ impl Operation {
         match self {
             Operation::ReadWrite(_) => true,
             Operation::Message(message) => message.owns_memory(),
-            Operation::Call(_) | Operation::Open(_) | Operation::Accept(_) => true,
+            Operation::Call(_) | Operation::Open(_) | Operation::Accept(_) | Operation::Splice(_) => true,
             Operation::Bind(address) => address.owns_memory(),
             Operation::Connect(connect) => connect.address.owns_memory(),
             Operation::SendReceive(transfer) => transfer.owns_memory(),
             Operation::Nothing | Operation::Nop(_) | Operation::Poll(_) | Operation::PollUpdate(_) => false,
             Operation::Timeout(_) | Operation::LinkTimeout(_) | Operation::TimeoutUpdate(_) => false,
-            Operation::Cancel(_) | Operation::EpollControl(_) | Operation::EpollWait(_) | Operation::Command(_) => {
-                false
-            }
+            Operation::Cancel(_) | Operation::EpollControl(_) | Operation::EpollWait(_) => false,
+            Operation::Command(_) | Operation::WaitId(_) => false,
         }
     }
 
@@ -96,7 +102,7 @@ const _: () = {
     assert!(!needs_drop::<(nop::Nop, crate::fast_poll::Interest, poll::PollUpdate)>());
     assert!(!needs_drop::<(crate::timeout::Deadline, timeout::TimeoutUpdate)>());
     assert!(!needs_drop::<(crate::cancel::CancelKey, epoll_ctl::EpollControl, uring_cmd::Command)>());
-    assert!(!needs_drop::<epoll_wait::EpollWait>());
+    assert!(!needs_drop::<(epoll_wait::EpollWait, wait_id::WaitId)>());
 };
 
 /// Whether it has been seen that a request's file is a socket: its operation has been
@@ -122,6 +128,7 @@ pub(crate) fn poll_events(request: &Request) -> u32 {
 pub(crate) fn is_failure(request: &Request, result: i32) -> bool {
     match &request.operation {
         Operation::ReadWrite(operation) => operation.is_short(result),
-        _ => result < 0,
+        Operation::Splice(_) => splice::is_failure(request, result),
+        _ => result < 0 && !request.row.breaks_no_chain,
     }
 }

@@ -19,8 +19,8 @@ use usring_uapi::sqe_flags;
 const PATH_LIMIT: usize = 4096;
 /// `struct open_how` of openat2(2).
 const HOW_SIZE: u64 = 24;
-/// The largest `open_how` that a newer program may pass, zeros beyond ours.
-const HOW_LIMIT: u64 = 4096;
+/// So many bytes of what stands beyond it are looked at in one go.
+const HOW_STEP: u64 = 4096;
 
 /// An open, ready to be made: what openat2(2) takes.
 pub(crate) struct Open {
@@ -96,15 +96,22 @@ pub(crate) fn prepare_openat2(_: &mut LockedRing, request: &mut Request) -> Resu
     if size < HOW_SIZE {
         return Err(Errno::EINVAL);
     }
-    if size > HOW_LIMIT {
-        return Err(Errno::E2BIG);
-    }
+    check_zero(address.offset(HOW_SIZE), size - HOW_SIZE)?;
     let how: [u64; 3] = user_memory::read(address)?;
-    let rest = user_memory::read_array::<u8>(address.offset(HOW_SIZE), (size - HOW_SIZE) as usize)?;
-    if rest.iter().any(|&byte| byte != 0) {
-        return Err(Errno::E2BIG);
-    }
     prepare_open(request, how)
+}
+
+/// What a newer program may say beyond what is known: nothing.
+fn check_zero(mut address: UserAddress, mut length: u64) -> Result<(), Errno> {
+    while length != 0 {
+        // Never across a page that may not be there, before it is come to.
+        let step = (HOW_STEP - address.0 % HOW_STEP).min(length);
+        if user_memory::read_array::<u8>(address, step as usize)?.iter().any(|&byte| byte != 0) {
+            return Err(Errno::E2BIG);
+        }
+        (address, length) = (address.offset(step), length - step);
+    }
+    Ok(())
 }
 
 fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {

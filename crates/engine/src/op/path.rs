@@ -11,7 +11,7 @@ use usring_uapi::general as linux;
 use usring_uapi::{Sqe, sqe_flags};
 
 /// Longest path, with its NUL (PATH_MAX).
-const PATH_LIMIT: usize = 4096;
+pub(super) const PATH_LIMIT: usize = 4096;
 
 fn check(request: &Request) -> Result<Sqe, Errno> {
     let sqe = request.sqe;

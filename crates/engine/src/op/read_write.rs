@@ -1,4 +1,4 @@
-//! READ, WRITE, READV, WRITEV, READ_FIXED, WRITE_FIXED, READ_MULTISHOT.
+//! READ, WRITE, READV, WRITEV, each also on registered buffers (_FIXED).
 //!
 //! First tried without blocking (RWF_NOWAIT). A file that is not ready is
 //! polled; a regular file whose pages are not cached, or that is open with
@@ -8,9 +8,7 @@
 use super::Operation;
 use super::block_device;
 use super::vector;
-use crate::complete;
 use crate::device_file;
-use crate::fast_poll;
 use crate::issue::{Answer, IssueOutcome};
 use crate::registered_files::RegisteredFile;
 use crate::request::{Hold, Request};
@@ -59,25 +57,38 @@ pub(crate) struct ReadWrite {
 #[inline]
 pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
-    // Flags that nobody knows come first, and are refused when it is issued.
-    if sqe.op_flags & linux::RWF_HIPRI != 0 && sqe.op_flags & !KNOWN_FLAGS == 0 && !locked.ring.is_polled() {
-        return Err(Errno::EINVAL);
-    }
     let (class, level) = (sqe.ioprio >> PRIORITY_CLASS_SHIFT, sqe.ioprio & PRIORITY_LEVEL_MASK);
     if class > HIGHEST_PRIORITY_CLASS || class == 0 && level != 0 {
         return Err(Errno::EINVAL);
     }
-    if matches!(sqe.opcode, opcode::READV | opcode::WRITEV) {
-        return prepare_vector(request);
+    let is_vector = matches!(sqe.opcode, opcode::READV | opcode::WRITEV | opcode::READV_FIXED | opcode::WRITEV_FIXED);
+    if is_vector {
+        prepare_vector(request)?;
+    } else {
+        let first = IoVector { base: sqe.addr, length: u64::from(sqe.len).min(vector::TRANSFER_LIMIT) };
+        begin(request, first, None, first.length);
     }
-    let first = IoVector { base: sqe.addr, length: u64::from(sqe.len).min(vector::TRANSFER_LIMIT) };
-    begin(request, first, None, first.length);
+    if request.sqe.op_flags & linux::RWF_HIPRI != 0 && locked.ring.is_polled() {
+        may_poll(request);
+    }
     Ok(())
+}
+
+/// Where everything polls, the flag says nothing.
+#[cold]
+fn may_poll(request: &mut Request) {
+    if let Operation::ReadWrite(transfer) = &mut request.operation {
+        transfer.flags &= !linux::RWF_HIPRI;
+    }
 }
 
 #[inline(never)]
 fn prepare_vector(request: &mut Request) -> Result<(), Errno> {
-    let (mut first, mut members) = read_vector(&request.sqe, request.has_flag(sqe_flags::BUFFER_SELECT))?;
+    let (mut first, mut members) = if is_vector_of_registered(&request.sqe) {
+        (IoVector::default(), Some(vector::of_registered(&request.sqe)?))
+    } else {
+        read_vector(&request.sqe, request.has_flag(sqe_flags::BUFFER_SELECT))?
+    };
     let total = vector::bound(members.as_deref_mut().unwrap_or(core::slice::from_mut(&mut first)));
     begin(request, first, members, total);
     Ok(())
@@ -86,7 +97,7 @@ fn prepare_vector(request: &mut Request) -> Result<(), Errno> {
 #[inline(always)]
 fn begin(request: &mut Request, first: IoVector, vector: Option<Vec<IoVector>>, total: u64) {
     let sqe = &request.sqe;
-    let writes = matches!(sqe.opcode, opcode::WRITE | opcode::WRITEV | opcode::WRITE_FIXED);
+    let writes = matches!(sqe.opcode, opcode::WRITE | opcode::WRITEV | opcode::WRITE_FIXED | opcode::WRITEV_FIXED);
     let (offset, flags) = (sqe.off, sqe.op_flags);
     request.begin_operation(Operation::ReadWrite(ReadWrite {
         writes,
@@ -101,6 +112,10 @@ fn begin(request: &mut Request, first: IoVector, vector: Option<Vec<IoVector>>, 
 }
 
 type Vector = (IoVector, Option<Vec<IoVector>>);
+
+fn is_vector_of_registered(sqe: &usring_uapi::Sqe) -> bool {
+    matches!(sqe.opcode, opcode::READV_FIXED | opcode::WRITEV_FIXED)
+}
 
 /// Reads the program's vector, once: it may reuse it when the call returns.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
@@ -131,6 +146,11 @@ impl ReadWrite {
     #[inline]
     pub fn writes(&self) -> bool {
         self.writes
+    }
+
+    /// Begins again, for another of a multishot's results.
+    pub fn begin_again(&mut self) {
+        self.done = 0;
     }
 
     /// Wherever the file is, instead of at an offset.
@@ -226,6 +246,20 @@ impl ReadWrite {
         SystemCall::with_six(system_call, arguments)
     }
 
+    /// The errno of a transfer that was to poll, of a ring that does not: the
+    /// kernel looks at the file and at the other flags first.
+    #[cold]
+    #[inline(never)]
+    fn refuse_to_poll(&self, number: i32) -> Errno {
+        let forbidden = if self.writes { linux::O_RDONLY } else { linux::O_WRONLY };
+        match descriptor::status_flags(number) {
+            Err(error) => error,
+            Ok(flags) if flags & linux::O_ACCMODE == forbidden => Errno::EBADF,
+            Ok(_) if self.flags & !KNOWN_FLAGS != 0 => Errno::EOPNOTSUPP,
+            Ok(_) => Errno::EINVAL,
+        }
+    }
+
     /// The result of everything so far when the next step ended like this.
     fn result(&self, error: Errno) -> i32 {
         if self.done > 0 { self.done as i32 } else { error.negative() }
@@ -236,7 +270,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     if request.has_flag(sqe_flags::BUFFER_SELECT) {
         return issue_selecting(locked, request);
     }
-    if matches!(request.sqe.opcode, opcode::READ_FIXED | opcode::WRITE_FIXED)
+    if request.row.takes_of_ring
         && let Err(error) = hold_registered_buffer(locked, request)
     {
         return IssueOutcome::done(after_file(request, error).negative());
@@ -244,64 +278,9 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     transfer(locked, request)
 }
 
-/// READ_MULTISHOT: READ without a buffer of its own.
-pub(crate) fn prepare_multishot(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
-    if !request.has_flag(sqe_flags::BUFFER_SELECT) {
-        return Err(Errno::EINVAL);
-    }
-    prepare(locked, request)?;
-    if request.sqe.addr != 0 || request.sqe.len != 0 {
-        return Err(Errno::EINVAL);
-    }
-    request.multishot = true;
-    Ok(())
-}
-
-/// Reads as often as there is something, into a buffer of its own each time.
-pub(crate) fn issue_multishot(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    if request.ready_for == 0 && !descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait()) {
-        return IssueOutcome::done(after_file(request, Errno::EBADFD).negative());
-    }
-    for given in 0..fast_poll::TURN {
-        let answer = match issue_selecting(locked, request) {
-            IssueOutcome::Done(answer) if answer.result > 0 => answer,
-            outcome => {
-                let unused = request.buffer.take();
-                locked.groups.give_back(unused);
-                return end_of_turn(request, outcome, given > 0 || request.ready_for != 0);
-            }
-        };
-        let flags = locked.groups.flags_of(&mut request.buffer);
-        if !complete::post_more(locked, request.sqe.user_data, answer.result, flags) {
-            request.cqe_flags = flags;
-            return IssueOutcome::done(answer.result);
-        }
-        if let Operation::ReadWrite(transfer) = &mut request.operation {
-            transfer.done = 0;
-        }
-    }
-    IssueOutcome::More
-}
-
-/// What a multishot does when an attempt gave nothing. That there is no buffer
-/// matters only when there is something to read, but for the very first time.
-fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
-    const NO_BUFFERS: i32 = Errno::ENOBUFS.negative();
-    match outcome {
-        IssueOutcome::Done(Answer { result: NO_BUFFERS, .. })
-            if began && epoll::poll_now(request.file.number, epoll::IN) == Ok(0) =>
-        {
-            IssueOutcome::WouldBlock
-        }
-        // The end of the file breaks no link.
-        IssueOutcome::Done(answer) => IssueOutcome::done(answer.result),
-        outcome => outcome,
-    }
-}
-
 /// With a buffer of the request's group.
 #[inline(never)]
-fn issue_selecting(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+pub(super) fn issue_selecting(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if request.buffer.is_none()
         && let Err(error) = select_buffer(locked, request)
     {
@@ -334,6 +313,9 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::ReadWrite(transfer) = &mut request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
+    if transfer.flags & linux::RWF_HIPRI != 0 {
+        return IssueOutcome::done(transfer.refuse_to_poll(number).negative());
+    }
     match attempt(transfer, number, request.multishot) {
         IssueOutcome::WouldBlock => not_ready(locked, request),
         outcome => outcome,
@@ -343,7 +325,7 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
 /// The errno of something wrong beside the file: the kernel looks at the file
 /// first.
 #[cold]
-fn after_file(request: &Request, error: Errno) -> Errno {
+pub(super) fn after_file(request: &Request, error: Errno) -> Errno {
     descriptor::status_flags(request.file.number).err().unwrap_or(error)
 }
 
@@ -352,7 +334,12 @@ fn after_file(request: &Request, error: Errno) -> Errno {
 fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.fixed_buffer.is_any() {
         let sqe = &request.sqe;
-        request.fixed_buffer = locked.buffers.share(sqe.buf_index, sqe.addr, u64::from(sqe.len))?;
+        request.fixed_buffer = match &request.operation {
+            Operation::ReadWrite(ReadWrite { vector: Some(members), .. }) => {
+                locked.buffers.share_all(sqe.buf_index, members)?
+            }
+            _ => locked.buffers.share(sqe.buf_index, sqe.addr, u64::from(sqe.len))?,
+        };
     }
     Ok(())
 }
@@ -370,8 +357,8 @@ fn may_be_direct(request: &Request) -> bool {
 
 #[inline(always)]
 fn attempt(transfer: &mut ReadWrite, number: i32, multishot: bool) -> IssueOutcome {
-    if transfer.total == 0 && transfer.writes {
-        return write_nothing(transfer, number);
+    if transfer.total == 0 {
+        return move_nothing(transfer, number);
     }
     let first = transfer.call(number, linux::RWF_NOWAIT).run();
     match first {
@@ -428,12 +415,40 @@ fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }
 
-/// An empty write means something to a datagram socket, but pwritev2(2) does
-/// not even look at the file's kind for it.
+/// An empty write means something to a datagram socket, and an empty read is too
+/// short for a counter; preadv2(2) and pwritev2(2) ask neither of them.
 #[cold]
-fn write_nothing(transfer: &ReadWrite, number: i32) -> IssueOutcome {
-    let call = SystemCall::new(linux::__NR_write, [number as u64, transfer.first.base, 0, 0, 0]);
-    IssueOutcome::of(call.run().map(|bytes| bytes as i32))
+#[inline(never)]
+fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
+    let identity = match descriptor::identity(number) {
+        Ok(identity) => identity,
+        Err(error) => return IssueOutcome::done(error.negative()),
+    };
+    if transfer.writes && identity.is_socket() {
+        let call = SystemCall::new(linux::__NR_write, [number as u64, transfer.first.base, 0, 0, 0]);
+        return IssueOutcome::of(call.run().map(|bytes| bytes as i32));
+    }
+    let mut answer = transfer.call(number, 0).run();
+    if answer == Err(Errno::ESPIPE) && transfer.offset != FILE_POSITION {
+        transfer.offset = FILE_POSITION;
+        answer = transfer.call(number, 0).run();
+    }
+    if answer == Ok(0) && !transfer.writes && identity.is_anonymous() {
+        answer = read_too_little(number);
+    }
+    IssueOutcome::of(answer.map(|bytes| bytes as i32))
+}
+
+/// One byte, which no counter, timer and the like gives.
+fn read_too_little(number: i32) -> Result<u64, Errno> {
+    let mut byte = 0u8;
+    let part = IoVector { base: &raw mut byte as u64, length: 1 };
+    let flags = u64::from(linux::RWF_NOWAIT) | PASS_MARK_ABOVE_FLAGS;
+    let arguments = [number as u64, &raw const part as u64, 1, FILE_POSITION, 0, flags];
+    match SystemCall::with_six(linux::__NR_preadv2, arguments).run() {
+        Err(Errno::EINVAL) => Err(Errno::EINVAL),
+        _ => Ok(0),
+    }
 }
 
 /// Pages that are not cached are a worker's to wait for; anything else says
@@ -441,6 +456,10 @@ fn write_nothing(transfer: &ReadWrite, number: i32) -> IssueOutcome {
 /// not ask again.
 #[cold]
 fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
+    if request.ready_for & epoll::PEER_HANG_UP != 0 {
+        // A datagram socket that was shut down says no more than that, for ever.
+        return IssueOutcome::done(0);
+    }
     let registered = || locked.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::has_been_waited_for);
     let known = match &request.file.hold {
         Hold::Shared(_) => true,
@@ -478,6 +497,9 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     if let Some(file) = &request.file.device {
         return transfer.on_block_file(file, number);
     }
+    if transfer.flags & linux::RWF_HIPRI != 0 {
+        return transfer.refuse_to_poll(number).negative();
+    }
     loop {
         match blocking.run(&transfer.call(number, 0)) {
             Ok(bytes) => {
@@ -498,7 +520,7 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
     let wanted = u32::try_from(transfer.wanted).unwrap_or(u32::MAX);
     let number = request.file.number;
-    let waits_never = || !descriptor::identity(number).is_ok_and(|identity| identity.can_wait());
+    let waits_never = || descriptor::identity(number).is_ok_and(|identity| !identity.can_wait());
     let buffer = locked.groups.select(request.sqe.buf_index, wanted, waits_never)?;
     transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     transfer.total = transfer.first.length;
@@ -513,6 +535,14 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
 fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
     let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());
+    const NO_FILE: i32 = Errno::EBADF.negative();
+    if let IssueOutcome::Done(Answer { result: NO_FILE, .. }) = outcome
+        && descriptor::status_flags(request.file.number).is_err()
+    {
+        // The kernel has looked for the file before it has taken a buffer.
+        let buffer = request.buffer.take();
+        return locked.groups.give_back(buffer);
+    }
     let gives_back = match outcome {
         IssueOutcome::WouldBlock => true,
         IssueOutcome::Done(answer) => answer.result < 0 && from_ring && polled(),

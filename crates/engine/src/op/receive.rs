@@ -202,6 +202,8 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         };
         let rest = match (ended, result) {
             (false, _) => rest(request, result as u64, room),
+            // There was no room for anything.
+            (true, 0..) if result as u64 == room => rest(request, room, room),
             (true, 0..) if message::counts_end(number) => Rest::Something,
             _ => Rest::Unknown,
         };

@@ -10,6 +10,7 @@
 use super::Operation;
 use super::received_message;
 use super::vector::{self, Members};
+use crate::buffer_group::Kept;
 use crate::issue::{Answer, IssueOutcome};
 use crate::request::Request;
 use crate::ring::LockedRing;
@@ -64,6 +65,8 @@ pub(crate) struct Message {
     pub name_room: u32,
     /// The memory to go on with.
     pub members: Members,
+    /// The buffers that it is, of a bundle that waits for all of them.
+    pub kept: Option<Kept>,
 }
 
 /// A copy of an address of the program's.
@@ -120,6 +123,7 @@ impl Message {
         self.address = None;
         self.name_room = 0;
         self.members.clear();
+        self.kept = None;
     }
 
     /// The header with the addresses of what is ours filled in.

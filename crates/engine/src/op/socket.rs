@@ -26,7 +26,7 @@ pub(crate) fn place(locked: &mut LockedRing, slot: Slot, made: OwnedDescriptor) 
             locked.polls.has_new_file(made.number());
             Ok(made.into_raw())
         }
-        slot => locked.files.install_socket(slot, made.into_private()?),
+        slot => locked.files.install_unlocked(slot, made.into_private()?),
     }
 }
 

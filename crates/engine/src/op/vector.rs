@@ -4,6 +4,7 @@
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::Sqe;
 
 /// Most members of a vector (UIO_MAXIOV).
 pub(crate) const LIMIT: u32 = 1024;
@@ -117,4 +118,17 @@ impl Members {
             self.done += 1;
         }
     }
+}
+
+/// The members of a READV_FIXED or WRITEV_FIXED, read once; whether they lie in
+/// their buffer is asked later.
+pub(crate) fn of_registered(sqe: &Sqe) -> Result<Vec<IoVector>, Errno> {
+    if sqe.len > LIMIT {
+        return Err(Errno::EINVAL);
+    }
+    let members = user_memory::read_array::<IoVector>(UserAddress(sqe.addr), sqe.len as usize)?;
+    if members.iter().any(|member| member.length > i64::MAX as u64) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(members)
 }

@@ -51,6 +51,8 @@ pub(crate) struct Many {
     /// The first one's id.
     pub first: u16,
     pub bytes: u32,
+    /// How many they are.
+    pub count: u32,
     /// The group holds no more.
     pub emptied: bool,
     /// The next one would have had to be cut.
@@ -129,7 +131,7 @@ impl BufferGroups {
                 let length = if most == 0 { length } else { length.min(most) };
                 into.push(IoVector { base: address.0, length: u64::from(length) });
                 let emptied = buffers.len() == 1;
-                Ok(Many { first: id, bytes: length, emptied, is_cut: false, from_ring: false })
+                Ok(Many { first: id, bytes: length, count: 1, emptied, is_cut: false, from_ring: false })
             }
             Group::Ring(ring) => ring.select_many(most, into),
         }
@@ -139,12 +141,42 @@ impl BufferGroups {
     /// something is left of the last buffer.
     pub fn use_up(&mut self, group: u16, many: &Many, bytes: u32) -> bool {
         match self.groups.get_mut(&group) {
-            Some(Group::Ring(ring)) if many.from_ring => ring.use_up(bytes, many.bytes),
+            Some(Group::Ring(ring)) if many.from_ring => ring.use_up(bytes, many),
             Some(Group::Classic(buffers)) if !many.from_ring => {
                 buffers.pop_front();
                 false
             }
             _ => false,
+        }
+    }
+
+    /// All that was selected is used up, what has no length with the rest;
+    /// answers as [`BufferGroups::use_up`].
+    pub fn use_up_all(&mut self, group: u16, many: &Many) -> bool {
+        if let Some(Group::Ring(ring)) = self.groups.get_mut(&group)
+            && many.from_ring
+            && !ring.incremental
+        {
+            ring.head = ring.head.wrapping_add(many.count as u16);
+            return false;
+        }
+        self.use_up(group, many, many.bytes)
+    }
+
+    /// What was selected has been used up, to be filled bit by bit.
+    pub fn keep(&self, group: u16, many: Many) -> Kept {
+        Kept { many, head: self.ring_head(group).ok() }
+    }
+
+    /// No more than so many bytes of it have come: the buffers behind them are
+    /// the next to be taken again, unless others have been taken meanwhile.
+    pub fn give_back_behind(&mut self, group: u16, kept: &Kept, bytes: u32) {
+        if let Some(Group::Ring(ring)) = self.groups.get_mut(&group)
+            && kept.head == Some(u32::from(ring.head))
+            && !ring.incremental
+        {
+            ring.head = ring.head.wrapping_sub(kept.many.count as u16);
+            ring.use_up(bytes, &kept.many);
         }
     }
 
@@ -271,6 +303,13 @@ impl BufferGroups {
     }
 }
 
+/// Buffers that a request keeps while it waits for all that they have room for.
+pub(crate) struct Kept {
+    many: Many,
+    /// How far their ring had been used then.
+    head: Option<u32>,
+}
+
 impl BufferRing {
     /// Reads what the program wrote. Memory of its own may be gone by now: a
     /// ring that cannot be read holds nothing.
@@ -344,7 +383,7 @@ impl BufferRing {
         }
         let needed = if most == 0 { 1 } else { most.div_ceil(length).min(MANY_LIMIT) };
         let count = u32::from(tail.wrapping_sub(self.head)).min(self.entries).min(needed);
-        let mut many = Many { first, bytes: 0, emptied: false, is_cut: false, from_ring: true };
+        let mut many = Many { first, bytes: 0, count: 0, emptied: false, is_cut: false, from_ring: true };
         let mut left = if most == 0 { i32::MAX as u32 } else { most };
         let mut at = self.head;
         for index in 0..count {
@@ -362,6 +401,7 @@ impl BufferRing {
             }
             into.push(IoVector { base: address, length: u64::from(length) });
             many.bytes += length;
+            many.count += 1;
             left -= length;
             if left == 0 {
                 break;
@@ -373,12 +413,12 @@ impl BufferRing {
     }
 
     /// See [`BufferGroups::use_up`].
-    fn use_up(&mut self, bytes: u32, selected: u32) -> bool {
+    fn use_up(&mut self, bytes: u32, many: &Many) -> bool {
         if self.incremental {
             return self.consume(bytes);
         }
         // A message that was cut off may say that it was longer (MSG_TRUNC).
-        let mut bytes = bytes.min(selected);
+        let mut bytes = bytes.min(many.bytes);
         // What has no length is used up with its neighbours.
         for _ in 0..self.entries {
             let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { break };

@@ -82,6 +82,22 @@ impl RegisteredBuffers {
         Ok(if buffer.tag == 0 { BufferHold::Untagged } else { BufferHold::Tagged(buffer.clone()) })
     }
 
+    /// The same of one that goes by several pieces, each of them some of it.
+    pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferHold, Errno> {
+        let mut held = self.share_nothing(index)?;
+        for piece in pieces {
+            if piece.length == 0 {
+                return Err(Errno::EFAULT);
+            }
+            held = self.share(index, piece.base, piece.length)?;
+        }
+        Ok(held)
+    }
+
+    fn share_nothing(&self, index: u16) -> Result<BufferHold, Errno> {
+        self.share(index, self.get(index).ok_or(Errno::EFAULT)?.address, 0)
+    }
+
     pub fn are_registered(&self) -> bool {
         self.entries.is_some()
     }

@@ -120,10 +120,10 @@ impl RegisteredFiles {
         self.place(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
     }
 
-    /// The same for a new socket, of which more is known: nobody locks it, and
-    /// it is no device.
-    pub fn install_socket(&mut self, slot: Slot, socket: OwnedDescriptor) -> Result<i32, Errno> {
-        let mut descriptor = HeldDescriptor::new(socket);
+    /// The same for a new socket or an end of a new pipe, of which more is known:
+    /// nobody locks it, and it is no device.
+    pub fn install_unlocked(&mut self, slot: Slot, file: OwnedDescriptor) -> Result<i32, Errno> {
+        let mut descriptor = HeldDescriptor::new(file);
         descriptor.assume_never_locked();
         let registrations = Mutex::default();
         self.place(slot, Arc::new(RegisteredFile { registrations, descriptor, direct: false, device: None }))

@@ -388,3 +388,8 @@ pub(crate) fn dissolve(locked: &mut LockedRing) {
 pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Option<RequestEntry> {
     locked.polls.extract(|request| request.id == id)
 }
+
+/// Whether a file is a device of characters that cannot be waited for (`/dev/zero`).
+pub(crate) fn is_unpolled_device(number: i32) -> bool {
+    descriptor::identity(number).is_ok_and(|identity| identity.is_character_device()) && !epoll::can_be_polled(number)
+}

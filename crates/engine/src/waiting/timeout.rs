@@ -149,7 +149,15 @@ impl Timeouts {
             .ok_or(Errno::ENOENT)?;
         let Some(timer) = self.remove(lane, key) else { return Err(Errno::ENOENT) };
         let at = if absolute { time } else { timer.deadline.clock.now().saturating_add(time) };
-        self.insert(timer.request, Deadline { at, ..timer.deadline }, None);
+        let mut deadline = Deadline { at, ..timer.deadline };
+        if deadline.repeat_every != 0 {
+            // It goes on by the new span, and for ever.
+            deadline.repeats = 0;
+            if !absolute {
+                deadline.repeat_every = time.max(1);
+            }
+        }
+        self.insert(timer.request, deadline, None);
         Ok(())
     }
 

@@ -140,7 +140,7 @@ pub(crate) fn hand_over(locked: &mut LockedRing, request: RequestEntry) {
 fn classify(request: &Request) -> (Class, Option<OrderKey>) {
     let row = request.row;
     if !row.needs_file {
-        return (Class::Bounded, None);
+        return (if row.waits_for_ever { Class::Unbounded } else { Class::Bounded }, None);
     }
     let number = request.file.number;
     let Ok(identity) = descriptor::identity(number) else { return (Class::Unbounded, None) };

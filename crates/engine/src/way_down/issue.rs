@@ -60,11 +60,12 @@ impl IssueOutcome {
 }
 
 /// Issues a request once more, or later than its submission.
-pub(crate) fn issue(locked: &mut LockedRing, request: RequestEntry) {
+pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.progress == Progress::Unbegun {
         return complete::cancel_unbegun(locked, request);
     }
     if request.progress == Progress::Refused {
+        op::bundle::end_short(locked, &mut request, 0);
         let result = op::send_receive::result_when_ended(&request, request.result);
         return complete::complete(locked, request, Answer { result, failed: true });
     }
@@ -133,8 +134,8 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
 
 /// IOSQE_ASYNC: do not even try. But what can be polled occupies no worker
 /// while it waits (the kernel's workers poll such files too), and a request
-/// that takes its buffer when it is issued, provided or registered, has to be
-/// issued. A device's queue pair takes the place of a worker.
+/// that takes something of the ring's when it is issued (its buffer, another
+/// file) has to be issued. A device's queue pair takes the place of a worker.
 #[cold]
 fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if block_device::is_possible(locked) && block_device::concerns(locked, request) {
@@ -144,13 +145,13 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
         let identity = descriptor::identity(request.file.number);
         request.row.poll_events != 0 && identity.is_ok_and(|identity| identity.can_wait())
     };
-    let takes_buffer = request.has_flag(sqe_flags::BUFFER_SELECT)
-        || matches!(request.sqe.opcode, opcode::READ_FIXED | opcode::WRITE_FIXED);
-    if request.multishot && !polls() {
+    let can_repeat = || polls() && !fast_poll::is_unpolled_device(request.file.number);
+    let takes_of_ring = request.has_flag(sqe_flags::BUFFER_SELECT) || request.row.takes_of_ring;
+    if request.multishot && !can_repeat() {
         // It would wait for its file more than once, and cannot.
         return Some(IssueOutcome::done(Errno::EBADFD.negative()));
     }
-    let works = request.row.work.is_some() && request.progress == Progress::New && !takes_buffer;
+    let works = request.row.work.is_some() && request.progress == Progress::New && !takes_of_ring;
     (works && !polls()).then_some(IssueOutcome::NeedsWorker)
 }
 

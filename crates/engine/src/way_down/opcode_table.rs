@@ -4,8 +4,9 @@
 
 use crate::issue::IssueOutcome;
 use crate::op::{
-    self, accept, cancel, connect, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop, open_close,
-    path, poll, provide_buffers, read_write, receive, send, send_receive, socket, sync, timeout, uring_cmd,
+    self, accept, attributes, cancel, connect, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop,
+    open_close, path, pipe, poll, provide_buffers, read_multishot, read_write, receive, send, send_receive, socket,
+    splice, sync, timeout, uring_cmd, wait_id,
 };
 use crate::request::Request;
 use crate::ring::LockedRing;
@@ -35,6 +36,14 @@ pub(crate) struct Row {
     pub takes_ioprio: bool,
     /// Workers run it in order with others on the same regular file.
     pub hashes_regular_file: bool,
+    /// A worker may have to wait for ever.
+    pub waits_for_ever: bool,
+    /// Takes something of the ring's when it is issued, and is never left to a
+    /// worker before.
+    pub takes_of_ring: bool,
+    /// What a worker answers breaks no link, and is silent where success is to
+    /// be, though it be an error: as on the kernel.
+    pub breaks_no_chain: bool,
     /// May be submitted to a ring with IOPOLL.
     pub allowed_on_polled_ring: bool,
     pub supported: bool,
@@ -50,6 +59,9 @@ const UNSUPPORTED: Row = Row {
     selects_buffer: false,
     takes_ioprio: false,
     hashes_regular_file: false,
+    waits_for_ever: false,
+    takes_of_ring: false,
+    breaks_no_chain: false,
     allowed_on_polled_ring: false,
     supported: false,
 };
@@ -58,7 +70,8 @@ const PLAIN: Row = Row { supported: true, ..UNSUPPORTED };
 const ON_FILE: Row = Row { needs_file: true, ..PLAIN };
 
 /// An operation that is one system call, made by a worker because it may block.
-const CALL: Row = Row { issue: |_, _| IssueOutcome::NeedsWorker, work: Some(op::call::work), ..PLAIN };
+const CALL: Row =
+    Row { issue: |_, _| IssueOutcome::NeedsWorker, work: Some(op::call::work), breaks_no_chain: true, ..PLAIN };
 const CALL_ON_FILE: Row = Row { needs_file: true, ..CALL };
 
 const READ: Row = Row {
@@ -66,7 +79,8 @@ const READ: Row = Row {
     prepare: read_write::prepare,
     issue: read_write::issue,
     work: Some(read_write::work),
-    poll_events: usring_sys::epoll::IN,
+    // That there will be no more a datagram socket says in no other way.
+    poll_events: usring_sys::epoll::IN | usring_sys::epoll::PEER_HANG_UP,
     takes_ioprio: true,
     ..ON_FILE
 };
@@ -105,18 +119,22 @@ const fn table() -> [Row; COUNT] {
 const fn transfers(rows: &mut [Row; COUNT]) {
     rows[opcode::READ as usize] = Row { selects_buffer: true, ..READ };
     rows[opcode::READ_MULTISHOT as usize] = Row {
-        prepare: read_write::prepare_multishot,
-        issue: read_write::issue_multishot,
+        prepare: read_multishot::prepare,
+        issue: read_multishot::issue,
         work: None,
         selects_buffer: true,
         allowed_on_polled_ring: false,
         ..READ
     };
     rows[opcode::READV as usize] = Row { selects_buffer: true, ..READ };
-    rows[opcode::READ_FIXED as usize] = READ;
+    rows[opcode::READ_FIXED as usize] = Row { takes_of_ring: true, ..READ };
+    rows[opcode::READV_FIXED as usize] = Row { takes_of_ring: true, ..READ };
     rows[opcode::WRITE as usize] = WRITE;
     rows[opcode::WRITEV as usize] = WRITE;
-    rows[opcode::WRITE_FIXED as usize] = WRITE;
+    rows[opcode::WRITE_FIXED as usize] = Row { takes_of_ring: true, ..WRITE };
+    rows[opcode::WRITEV_FIXED as usize] = Row { takes_of_ring: true, ..WRITE };
+    rows[opcode::SPLICE as usize] = SPLICE;
+    rows[opcode::TEE as usize] = SPLICE;
     rows[opcode::URING_CMD as usize] = COMMAND;
     rows[opcode::FSYNC as usize] = Row { prepare: sync::prepare_fsync, ..CALL_ON_FILE };
     rows[opcode::SYNC_FILE_RANGE as usize] = Row { prepare: sync::prepare_sync_file_range, ..CALL_ON_FILE };
@@ -140,7 +158,8 @@ const fn files(rows: &mut [Row; COUNT]) {
         Row { prepare: sync::prepare_fallocate, hashes_regular_file: true, ..CALL_ON_FILE };
     rows[opcode::FTRUNCATE as usize] =
         Row { prepare: sync::prepare_ftruncate, hashes_regular_file: true, ..CALL_ON_FILE };
-    rows[opcode::FADVISE as usize] = Row { prepare: sync::prepare_fadvise, issue: sync::issue_fadvise, ..CALL_ON_FILE };
+    rows[opcode::FADVISE as usize] =
+        Row { prepare: sync::prepare_fadvise, issue: sync::issue_fadvise, breaks_no_chain: false, ..CALL_ON_FILE };
     rows[opcode::MADVISE as usize] = Row { prepare: sync::prepare_madvise, ..CALL };
     rows[opcode::OPENAT as usize] =
         Row { prepare: open_close::prepare_openat, finish: Some(open_close::finish_open), ..OPEN };
@@ -155,6 +174,11 @@ const fn files(rows: &mut [Row; COUNT]) {
     rows[opcode::MKDIRAT as usize] = Row { prepare: path::prepare_mkdir, ..CALL };
     rows[opcode::SYMLINKAT as usize] = Row { prepare: path::prepare_symlink, ..CALL };
     rows[opcode::LINKAT as usize] = Row { prepare: path::prepare_link, ..CALL };
+    rows[opcode::SETXATTR as usize] = ATTRIBUTE;
+    rows[opcode::GETXATTR as usize] = ATTRIBUTE;
+    rows[opcode::FSETXATTR as usize] = Row { needs_file: true, ..ATTRIBUTE };
+    rows[opcode::FGETXATTR as usize] = Row { needs_file: true, ..ATTRIBUTE };
+    rows[opcode::PIPE as usize] = Row { prepare: pipe::prepare, issue: pipe::issue, ..PLAIN };
     rows[opcode::FIXED_FD_INSTALL as usize] =
         Row { prepare: descriptor::prepare_install, issue: descriptor::issue_install, ..ON_FILE };
 }
@@ -184,6 +208,13 @@ const fn waits(rows: &mut [Row; COUNT]) {
         Row { allowed_on_polled_ring: true, prepare: message_ring::prepare, issue: message_ring::issue, ..ON_FILE };
     rows[opcode::EPOLL_WAIT as usize] =
         Row { prepare: epoll_wait::prepare, issue: epoll_wait::issue, poll_events: usring_sys::epoll::IN, ..ON_FILE };
+    rows[opcode::WAITID as usize] = Row {
+        prepare: wait_id::prepare,
+        issue: wait_id::issue,
+        work: Some(wait_id::work),
+        waits_for_ever: true,
+        ..PLAIN
+    };
     rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
 }
 
@@ -197,6 +228,17 @@ const fn sockets(rows: &mut [Row; COUNT]) {
     rows[opcode::CONNECT as usize] = CONNECT;
     rows[opcode::ACCEPT as usize] = ACCEPT;
 }
+
+const ATTRIBUTE: Row = Row { prepare: attributes::prepare, ..CALL };
+
+const SPLICE: Row = Row {
+    prepare: splice::prepare,
+    issue: splice::issue,
+    work: Some(splice::work),
+    hashes_regular_file: true,
+    takes_of_ring: true,
+    ..ON_FILE
+};
 
 const COMMAND: Row = Row {
     prepare: uring_cmd::prepare,
@@ -225,7 +267,8 @@ const ACCEPT: Row = Row {
     ..ON_FILE
 };
 
-const OPEN: Row = Row { issue: open_close::issue_open, work: Some(open_close::work_open), ..CALL };
+const OPEN: Row =
+    Row { issue: open_close::issue_open, work: Some(open_close::work_open), breaks_no_chain: false, ..CALL };
 
 /// The row of a known opcode; the row that refuses for every other byte.
 #[inline]

@@ -1,0 +1,64 @@
+//! SETXATTR, GETXATTR, FSETXATTR, FGETXATTR: one call each. Names, paths and
+//! values to be set are copied when the request is prepared.
+
+use super::call::Call;
+use super::path::PATH_LIMIT;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use alloc::vec::Vec;
+use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::general as linux;
+use usring_uapi::{opcode, sqe_flags};
+
+/// Longest name, with its NUL (XATTR_NAME_MAX + 1).
+const NAME_LIMIT: usize = 256;
+/// Longest value (XATTR_SIZE_MAX).
+const VALUE_LIMIT: u32 = 65_536;
+const KNOWN_FLAGS: u32 = linux::XATTR_CREATE | linux::XATTR_REPLACE;
+
+/// The value stands in `off`, the path in `addr3`.
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = request.sqe;
+    let of_path = matches!(sqe.opcode, opcode::SETXATTR | opcode::GETXATTR);
+    let sets = matches!(sqe.opcode, opcode::SETXATTR | opcode::FSETXATTR);
+    if of_path && request.has_flag(sqe_flags::FIXED_FILE) {
+        return Err(Errno::EBADF);
+    }
+    if sqe.op_flags & !(if sets { KNOWN_FLAGS } else { 0 }) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut memory = read_name(UserAddress(sqe.addr))?;
+    let value = memory.len();
+    if sets {
+        if sqe.len > VALUE_LIMIT {
+            return Err(Errno::E2BIG);
+        }
+        memory.extend(user_memory::read_array::<u8>(UserAddress(sqe.off), sqe.len as usize)?);
+    }
+    let path = memory.len();
+    if of_path {
+        memory.extend(user_memory::read_c_string(UserAddress(sqe.addr3), PATH_LIMIT)?);
+        if memory.len() == path + 1 {
+            return Err(Errno::ENOENT);
+        }
+    }
+    let at = memory.as_ptr() as u64;
+    let value = if sets { at + value as u64 } else { sqe.off };
+    let arguments = [at + path as u64, at, value, u64::from(sqe.len), u64::from(sqe.op_flags)];
+    request.operation = match sqe.opcode {
+        opcode::SETXATTR => Call::with_memory(linux::__NR_setxattr, arguments, memory),
+        opcode::GETXATTR => Call::with_memory(linux::__NR_getxattr, arguments, memory),
+        opcode::FSETXATTR => Call::on_file_with_memory(linux::__NR_fsetxattr, arguments, memory),
+        _ => Call::on_file_with_memory(linux::__NR_fgetxattr, arguments, memory),
+    };
+    Ok(())
+}
+
+/// A name that is none or too long is out of range.
+fn read_name(address: UserAddress) -> Result<Vec<u8>, Errno> {
+    match user_memory::read_c_string(address, NAME_LIMIT) {
+        Ok(name) if name.len() == 1 => Err(Errno::ERANGE),
+        Err(Errno::ENAMETOOLONG) => Err(Errno::ERANGE),
+        name => name,
+    }
+}

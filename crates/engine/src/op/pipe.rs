@@ -1,0 +1,64 @@
+//! PIPE: both ends at once, told to the program in memory.
+
+use crate::issue::IssueOutcome;
+use crate::registered_files::Slot;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+/// O_EXCL is O_NOTIFICATION_PIPE here, which most kernels refuse by themselves.
+const KNOWN_FLAGS: u32 = linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_DIRECT | linux::O_EXCL;
+
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = &request.sqe;
+    if sqe.fd != 0 || sqe.off != 0 || sqe.addr3 != 0 || sqe.op_flags & !KNOWN_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let (flags, address) = (request.sqe.op_flags, UserAddress(request.sqe.addr));
+    IssueOutcome::of(match Slot::from_sqe(request.sqe.file_index) {
+        Slot::Ordinary => ordinary(locked, flags, address),
+        slot => direct(locked, slot, flags, address),
+    })
+}
+
+fn ordinary(locked: &mut LockedRing, flags: u32, address: UserAddress) -> Result<i32, Errno> {
+    let ends = descriptor::pipe(flags)?;
+    user_memory::write(address, ends.each_ref().map(OwnedDescriptor::number))?;
+    for end in ends {
+        locked.polls.has_new_file(end.number());
+        end.into_raw();
+    }
+    Ok(0)
+}
+
+/// Into the named slot and the one behind it, or into any two that are free.
+/// Where not all of it can be done, what is in the table is taken out again.
+fn direct(locked: &mut LockedRing, slot: Slot, flags: u32, address: UserAddress) -> Result<i32, Errno> {
+    if flags & linux::O_CLOEXEC != 0 {
+        return Err(Errno::EINVAL);
+    }
+    // No child has the numbers while they have them.
+    let [from, to] = descriptor::pipe(flags | linux::O_CLOEXEC)?;
+    let first = install(locked, slot, from)?;
+    let next = if let Slot::Index(index) = slot { Slot::Index(index + 1) } else { slot };
+    let second = install(locked, next, to).inspect_err(|_| {
+        let _ = locked.files.remove(first);
+    })?;
+    user_memory::write(address, [first, second]).inspect_err(|_| {
+        let _ = locked.files.remove(first);
+        let _ = locked.files.remove(second);
+    })?;
+    Ok(0)
+}
+
+/// Answers in which slot it is.
+fn install(locked: &mut LockedRing, slot: Slot, end: OwnedDescriptor) -> Result<u32, Errno> {
+    let answer = locked.files.install_unlocked(slot, end.into_private()?)?;
+    Ok(if let Slot::Index(index) = slot { index } else { answer as u32 })
+}

@@ -1,0 +1,72 @@
+//! READ_MULTISHOT: a read that takes a provided buffer as often as there is
+//! something to read.
+
+use super::Operation;
+use super::read_write;
+use crate::complete;
+use crate::fast_poll;
+use crate::issue::{Answer, IssueOutcome};
+use crate::request::Request;
+use crate::ring::LockedRing;
+use usring_sys::{Errno, descriptor, epoll};
+use usring_uapi::sqe_flags;
+
+/// READ_MULTISHOT: READ without a buffer of its own.
+pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    if !request.has_flag(sqe_flags::BUFFER_SELECT) {
+        return Err(Errno::EINVAL);
+    }
+    read_write::prepare(locked, request)?;
+    if request.sqe.addr != 0 || request.sqe.len != 0 {
+        return Err(Errno::EINVAL);
+    }
+    request.multishot = true;
+    Ok(())
+}
+
+/// Reads as often as there is something, into a buffer of its own each time.
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    if request.ready_for == 0 && !can_repeat(request.file.number) {
+        return IssueOutcome::done(read_write::after_file(request, Errno::EBADFD).negative());
+    }
+    for given in 0..fast_poll::TURN {
+        let answer = match read_write::issue_selecting(locked, request) {
+            IssueOutcome::Done(answer) if answer.result > 0 => answer,
+            outcome => {
+                let unused = request.buffer.take();
+                locked.groups.give_back(unused);
+                return end_of_turn(request, outcome, given > 0 || request.ready_for != 0);
+            }
+        };
+        let flags = locked.groups.flags_of(&mut request.buffer);
+        if !complete::post_more(locked, request.sqe.user_data, answer.result, flags) {
+            request.cqe_flags = flags;
+            return IssueOutcome::done(answer.result);
+        }
+        if let Operation::ReadWrite(transfer) = &mut request.operation {
+            transfer.begin_again();
+        }
+    }
+    IssueOutcome::More
+}
+
+/// Whether a file can be waited for again and again.
+fn can_repeat(number: i32) -> bool {
+    descriptor::identity(number).is_ok_and(|identity| identity.can_wait()) && !fast_poll::is_unpolled_device(number)
+}
+
+/// What a multishot does when an attempt gave nothing. That there is no buffer
+/// matters only when there is something to read, but for the very first time.
+fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
+    const NO_BUFFERS: i32 = Errno::ENOBUFS.negative();
+    match outcome {
+        IssueOutcome::Done(Answer { result: NO_BUFFERS, .. })
+            if began && epoll::poll_now(request.file.number, epoll::IN) == Ok(0) =>
+        {
+            IssueOutcome::WouldBlock
+        }
+        // The end of the file breaks no link.
+        IssueOutcome::Done(answer) => IssueOutcome::done(answer.result),
+        outcome => outcome,
+    }
+}

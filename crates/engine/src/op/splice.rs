@@ -1,0 +1,107 @@
+//! SPLICE and TEE: a worker's, for nothing tells of both files at once.
+
+use super::Operation;
+use crate::issue::IssueOutcome;
+use crate::registered_files::RegisteredFile;
+use crate::request::Request;
+use crate::ring::LockedRing;
+use crate::workers::Blocking;
+use crate::{devices, host};
+use alloc::sync::Arc;
+use usring_sys::descriptor::{self, HeldDescriptor};
+use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
+use usring_sys::{Errno, SystemCall};
+use usring_uapi::general as linux;
+use usring_uapi::io_uring::SPLICE_F_FD_IN_FIXED;
+use usring_uapi::opcode;
+
+const CALL_FLAGS: u32 = linux::SPLICE_F_MOVE | linux::SPLICE_F_NONBLOCK | linux::SPLICE_F_MORE | linux::SPLICE_F_GIFT;
+/// Wherever the file is, and where it has no position.
+const NO_OFFSET: u64 = u64::MAX;
+
+/// The file that the bytes come from.
+#[derive(Default)]
+pub(crate) enum Source {
+    /// Not looked up yet.
+    #[default]
+    Unknown,
+    Registered(Arc<RegisteredFile>),
+    Duplicate(HeldDescriptor),
+}
+
+impl Source {
+    fn number(&self) -> i32 {
+        match self {
+            Source::Unknown => -1,
+            Source::Registered(file) => file.number(),
+            Source::Duplicate(duplicate) => duplicate.number(),
+        }
+    }
+
+    fn is_device(&self) -> bool {
+        match self {
+            Source::Registered(file) => file.device().is_some(),
+            _ => host::has_devices() && devices::recognise(self.number()).is_some(),
+        }
+    }
+}
+
+/// Its number stands in `file_index`, its offset in `addr`.
+pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let sqe = &request.sqe;
+    let tees = sqe.opcode == opcode::TEE;
+    if tees && (sqe.addr != 0 || sqe.off != 0) || sqe.op_flags & !(CALL_FLAGS | SPLICE_F_FD_IN_FIXED) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    request.operation = Operation::Splice(Source::Unknown);
+    Ok(())
+}
+
+/// Makes sure of the source; the rest may wait.
+pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    match find_source(locked, request) {
+        Ok(source) if source.is_device() => IssueOutcome::done(Errno::EINVAL.negative()),
+        Ok(source) => {
+            request.operation = Operation::Splice(source);
+            IssueOutcome::NeedsWorker
+        }
+        Err(error) => IssueOutcome::done(error.negative()),
+    }
+}
+
+fn find_source(locked: &LockedRing, request: &Request) -> Result<Source, Errno> {
+    let sqe = &request.sqe;
+    descriptor::status_flags(request.file.number)?;
+    if sqe.op_flags & SPLICE_F_FD_IN_FIXED != 0 {
+        return locked.files.share(sqe.file_index).map(Source::Registered).ok_or(Errno::EBADF);
+    }
+    descriptor::hold(sqe.file_index as i32).map(Source::Duplicate)
+}
+
+pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
+    let sqe = &request.sqe;
+    let Operation::Splice(source) = &request.operation else { return Errno::EINVAL.negative() };
+    if sqe.len == 0 {
+        return 0;
+    }
+    if request.file.device.is_some() {
+        return Errno::EINVAL.negative();
+    }
+    let (from, to) = (source.number() as u64, request.file.number as u64);
+    let (length, flags) = (u64::from(sqe.len), u64::from(sqe.op_flags & CALL_FLAGS));
+    let (mut from_offset, mut to_offset) = (sqe.addr, sqe.off);
+    let call = if sqe.opcode == opcode::TEE {
+        SystemCall::new(linux::__NR_tee, [from, to, length, flags, 0])
+    } else {
+        let place = |offset: &mut u64| if *offset == NO_OFFSET { 0 } else { &raw mut *offset as u64 };
+        let (from_place, to_place) = (place(&mut from_offset), place(&mut to_offset));
+        let arguments = [from, from_place, to, to_place, length, flags | PASS_MARK_ABOVE_FLAGS];
+        SystemCall::with_six(linux::__NR_splice, arguments)
+    };
+    super::call::answer(blocking.run(&call))
+}
+
+/// Whether a result breaks a link: anything but all that was asked for.
+pub(crate) fn is_failure(request: &Request, result: i32) -> bool {
+    result < 0 || result as u32 != request.sqe.len
+}
