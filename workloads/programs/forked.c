@@ -118,6 +118,40 @@ static void fork_while_threads_fault(void) {
 	check("after the threads", 0);
 }
 
+/* A thread counts here, then there, then in memory that is not swapped: whatever the moment, the first may be ahead by one. */
+static volatile uint64_t counted;
+static void *counts(void *argument) {
+	volatile uint64_t *first = &AT(pages - 2), *second = &AT(3);
+	for (counted = 0; !atomic_load(&stop); counted++) { ++*first; ++*second; }
+	return argument;
+}
+static void child_has_all_of_one_moment(void) {
+	uint64_t first = AT(pages - 2), second = AT(3);
+	pthread_t thread;
+	if (pthread_create(&thread, NULL, counts, NULL)) die("pthread_create");
+	for (int round = 0; round < 40; round++) {
+		uint64_t before = counted;
+		while (counted < before + 1000) sched_yield();
+		pid_t child = fork();
+		if (child < 0) die("fork");
+		if (child == 0) {
+			uint64_t one = AT(pages - 2) - first, two = AT(3) - second, three = counted;
+			if (one >= two && two >= three && one <= three + 1) _exit(18);
+			fprintf(stderr, "round %d: %llu %llu %llu\n", round, (unsigned long long)one, (unsigned long long)two,
+					(unsigned long long)three);
+			_exit(82);
+		}
+		int status;
+		if (waitpid(child, &status, 0) != child || status != 18 << 8) _exit(81);
+	}
+	atomic_store(&stop, 1);
+	pthread_join(thread, NULL);
+	atomic_store(&stop, 0);
+	AT(pages - 2) = first;
+	AT(3) = second;
+	printf("all of one moment\n");
+}
+
 static void child_execs(void) {
 	for (int round = 0; round < 3; round++) {
 		pid_t child = fork();
@@ -409,6 +443,7 @@ int main(int count, char **arguments) {
 	if (count > 2) { none_reads_zeroes(); return 0; }
 	both_sides();
 	nested(3, 0);
+	child_has_all_of_one_moment();
 	child_execs();
 	system_calls();
 	child_outlives_parent();

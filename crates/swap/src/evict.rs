@@ -213,6 +213,9 @@ impl Pager {
         kept: usize,
         place: usize,
     ) -> Result<Option<usize>, Obstacle> {
+        if self.wanted_whole.load(Ordering::Relaxed) != 0 {
+            return Ok(None);
+        }
         let Some(mut claim) = self.gate(cluster).claim() else { return Ok(None) };
         self.evicting.fetch_add(1, Ordering::Relaxed);
         let cluster = self.cluster(cluster);
@@ -224,13 +227,18 @@ impl Pager {
         drop(claim);
         self.limit.give_back(freed.saturating_sub(kept));
         self.counters.add(place, Counter::Evicted, freed as u64);
-        self.evictions.fetch_add(u32::from(freed > 0), Ordering::Release);
-        self.evicting.fetch_sub(1, Ordering::Release);
-        futex::wake(&self.evictions, u32::MAX);
+        self.end_eviction(freed > 0);
         match written.and(dropped) {
             Err(obstacle) if freed == 0 => Err(obstacle),
             _ => Ok(Some(freed)),
         }
+    }
+
+    /// Of one that `evicting` counts: who waits for others looks again.
+    pub fn end_eviction(&self, has_brought: bool) {
+        self.evictions.fetch_add(u32::from(has_brought), Ordering::Release);
+        self.evicting.fetch_sub(1, Ordering::Release);
+        futex::wake(&self.evictions, u32::MAX);
     }
 
     /// Takes what may go, and ends writes to it.

@@ -3,7 +3,10 @@
 //! 1. Before the fork everything comes to rest ([`Mappings::hold`]): all clusters are claimed, then all
 //!    gates are shut. So nobody evicts, nobody changes a mapping, and a page that is busy is
 //!    not in memory. The slots of pages that are out become the child's, too (`family`).
-//! 2. The fork: the kernel copies what is resident, by copy-on-write, and the tables.
+//! 2. The fork: the kernel copies what is resident, by copy-on-write, and the tables. Where it does not copy
+//!    that (memory that is a file's), we have, before: each resident page is taken for it,
+//!    and given back afterwards. Those that are pinned are not, so a system call of another thread may be
+//!    writing to them.
 //! 3. In the child touches of what is not there are told of at once ([`Held::inherit`]), before anything of
 //!    the program runs. That is all for a child that soon executes or exits.
 //! 4. When the child first touches what is out, or says something of such memory, it has a
@@ -21,8 +24,8 @@ use crate::family::Member;
 use crate::gate::{Claim, Resting};
 use crate::lane::Lane;
 use crate::mappings::Mappings;
-use crate::mechanism::Prepared;
-use crate::page::State;
+use crate::mechanism::{Copied, Prepared, Resident};
+use crate::page::{Pins, State, Taken};
 use crate::pager::{Pager, Parts};
 use crate::region::{self, SwapRegion};
 use crate::run;
@@ -47,7 +50,11 @@ pub struct Held {
     descriptors: Vec<i32>,
     /// What is paged, as offsets.
     parts: Vec<Range<usize>>,
+    /// Where we copy it: what is resident, in this thread's hand, and the copy.
+    taken: Option<(Vec<Taken<'static>>, Resident)>,
+    copy: Option<OwnedDescriptor>,
     _gates: Vec<Resting<'static>>,
+    _quiet: Quiet<'static>,
     _space: Guard<'static, AddressSpace>,
 }
 
@@ -75,11 +82,34 @@ impl Mappings {
         descriptors.push(member.descriptor());
         descriptors.extend(self.claim.as_ref().map(HeldDescriptor::number));
         let space = self.space.lock();
+        let we_copy = pager.mechanism.copies_resident();
+        if we_copy && space.around((&raw const we_copy).addr()).is_some() {
+            // This stack would be closed.
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let quiet = Quiet::begin(pager);
         let gates = pager.rest()?;
         let parts = self.parts(&space);
         pager.lend_to(&member);
-        let held = Held { mappings: self, member: Some(member), descriptors, parts, _gates: gates, _space: space };
+        let taken = we_copy.then(|| pager.take_resident());
+        let (member, copy) = (Some(member), None);
+        let mut held = Held {
+            mappings: self,
+            member,
+            descriptors,
+            parts,
+            taken,
+            copy,
+            _gates: gates,
+            _quiet: quiet,
+            _space: space,
+        };
         pager.mechanism.hand_down(&held.parts, true)?;
+        if let Some((_, resident)) = &held.taken {
+            let copy = pager.mechanism.copy(resident)?;
+            held.descriptors.push(copy.number());
+            held.copy = Some(copy);
+        }
         Ok(held)
     }
 
@@ -130,7 +160,10 @@ impl Held {
         // What the parent undoes is not to be undone here.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
-        let inherited = mechanism.inherit(&parts).and_then(|prepared| {
+        // Nor is what it has in its hand in this one's.
+        let taken = self.taken.take();
+        let copy = self.copy.take().zip(taken).map(|(file, (_, resident))| Copied { file, resident });
+        let inherited = mechanism.inherit(&parts, copy).and_then(|prepared| {
             let member = self.member.take().ok_or(Errno::EINVAL)?;
             Ok(Heritage { parent: self.mappings, prepared, member })
         });
@@ -143,6 +176,28 @@ impl Drop for Held {
         if !self.parts.is_empty() {
             self.mappings.take_back(&self.parts);
         }
+        if let Some((taken, resident)) = self.taken.take() {
+            self.mappings.region.pager.give_back_resident(taken, &resident);
+        }
+    }
+}
+
+/// Nobody begins to evict: they would take clusters again and again, of which there are fewer and fewer left. Who needs room
+/// waits until this is dropped, as for an eviction.
+struct Quiet<'a>(&'a Pager);
+
+impl<'a> Quiet<'a> {
+    fn begin(pager: &'a Pager) -> Self {
+        pager.evicting.fetch_add(1, Ordering::Relaxed);
+        pager.wanted_whole.fetch_add(1, Ordering::Relaxed);
+        Quiet(pager)
+    }
+}
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        self.0.wanted_whole.fetch_sub(1, Ordering::Relaxed);
+        self.0.end_eviction(true);
     }
 }
 
@@ -208,6 +263,49 @@ impl Pager {
 
     fn pages_in_use(&self) -> Range<usize> {
         0..self.cluster(self.clusters() - 1).end
+    }
+
+    /// Takes all that is in memory, and nobody has pinned.
+    fn take_resident(&self) -> (Vec<Taken<'_>>, Resident) {
+        let (mut all, mut resident) = (Vec::new(), Resident::default());
+        let extend = |runs: &mut Vec<Range<usize>>, start: usize, end: usize| match runs.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => runs.push(start..end),
+        };
+        // Where the span ends to which the next page may belong.
+        let mut span_end = None;
+        for index in self.pages_in_use() {
+            let (page, offset) = (self.page(index), self.offset(index));
+            let end = offset + self.unit();
+            let state = page.at_rest();
+            if !state.has_memory() {
+                continue;
+            }
+            let taken = if state.is_resident() { page.take(state, Pins::Respected) } else { None };
+            if let Some(taken) = taken {
+                extend(&mut resident.taken, offset, end);
+                extend(&mut resident.spans, span_end.unwrap_or(offset), end);
+                all.push(taken);
+                span_end = Some(end);
+                continue;
+            }
+            span_end = None;
+            if state.is_resident() {
+                extend(&mut resident.pinned, offset, end);
+            }
+        }
+        (all, resident)
+    }
+
+    /// Opens it again, and gives it back. (What cannot be opened, who touches it opens.)
+    fn give_back_resident(&self, all: Vec<Taken>, resident: &Resident) {
+        for run in &resident.taken {
+            let _ = self.mechanism.open(run.start, run.len());
+        }
+        for taken in all {
+            let before = taken.before();
+            taken.release(before);
+        }
     }
 
     /// What is out is the child's, too. (What is in memory besides its slot, the child has in

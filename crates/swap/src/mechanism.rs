@@ -17,9 +17,11 @@ mod anonymous;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
 use usring_sys::Errno;
+use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::PAGE;
 use usring_sys::page_fault::Cause;
 use usring_sys::paged_memory::Window;
@@ -80,9 +82,21 @@ pub trait Mechanism: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// In that child: the memory, in which what is resident can be written to.
-    fn inherit(&self, parts: &[Range<usize>]) -> Result<Prepared, Errno> {
-        let _ = parts;
+    /// Whether the kernel copies nothing for a forked child: what is resident is to be copied before.
+    fn copies_resident(&self) -> bool {
+        false
+    }
+
+    /// Closes pages that were taken, and copies what is resident, for a child that is forked next. All gates are shut; the
+    /// caller opens the pages when the child has been forked, or this has failed.
+    fn copy(&self, resident: &Resident) -> Result<OwnedDescriptor, Errno> {
+        let _ = resident;
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// In that child: the memory, in which what is resident can be written to; of a copy if there is one.
+    fn inherit(&self, parts: &[Range<usize>], copy: Option<Copied>) -> Result<Prepared, Errno> {
+        let _ = (parts, copy);
         Err(Errno::EOPNOTSUPP)
     }
 
@@ -91,6 +105,29 @@ pub trait Mechanism: Send + Sync {
         let _ = parts;
         Ok(())
     }
+}
+
+/// What is in memory when the process forks, as offsets of whole pages.
+#[derive(Debug, Default)]
+pub struct Resident {
+    /// Pages that the caller has taken: nobody uses them until the process has forked.
+    pub taken: Vec<Range<usize>>,
+    /// The same with what lies between two of them and is not in memory: few ranges, and long ones.
+    pub spans: Vec<Range<usize>>,
+    /// Pages that system calls use. They may be written to, and stay open.
+    pub pinned: Vec<Range<usize>>,
+}
+
+impl Resident {
+    pub fn pages(&self) -> impl Iterator<Item = &Range<usize>> {
+        self.taken.iter().chain(&self.pinned)
+    }
+}
+
+/// A file of memory with what was resident.
+pub struct Copied {
+    pub file: OwnedDescriptor,
+    pub resident: Resident,
 }
 
 /// In the order in which they are tried.

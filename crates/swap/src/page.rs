@@ -38,8 +38,9 @@ pub enum State {
 }
 
 const STATE: u32 = 7;
-/// Busy, and untouched before that. (All else that is busy has `bits_of(State::Busy)`.)
+/// Busy, and untouched before that; or in memory. (All else that is busy has `bits_of(State::Busy)`.)
 const BUSY_UNTOUCHED: u32 = 6;
+const BUSY_RESIDENT: u32 = 7;
 const WAITED: u32 = 1 << 3;
 const ONE_PIN: u32 = 1 << 8;
 
@@ -111,14 +112,16 @@ impl<'a> Page<'a> {
         state_of(self.0.load(Ordering::Relaxed))
     }
 
-    /// What a page is whose owner, if it has one, waits outside its cluster's gate, which is
-    /// shut: it is out, or was never touched.
+    /// What a page is whose cluster's gate is shut. If it has an owner, that is who has shut the
+    /// gate; or it waits outside, and the page is out, or was never touched.
     pub fn at_rest(&self) -> State {
         let word = self.0.load(Ordering::Relaxed);
-        match state_of(word) {
-            State::Busy if word & STATE == BUSY_UNTOUCHED => State::Untouched,
-            State::Busy => State::Out,
-            state => state,
+        match word & STATE {
+            BUSY_UNTOUCHED => State::Untouched,
+            // Whether it was clean, its owner knows.
+            BUSY_RESIDENT => State::Dirty,
+            _ if state_of(word) == State::Busy => State::Out,
+            _ => state_of(word),
         }
     }
 
@@ -144,7 +147,11 @@ impl<'a> Page<'a> {
             if state_of(word) != from || from == State::Busy || (pins == Pins::Respected && word >= ONE_PIN) {
                 return None;
             }
-            let busy = if from == State::Untouched { BUSY_UNTOUCHED } else { bits_of(State::Busy) };
+            let busy = match from {
+                State::Untouched => BUSY_UNTOUCHED,
+                State::Clean | State::Dirty => BUSY_RESIDENT,
+                _ => bits_of(State::Busy),
+            };
             let busy = word & !STATE | busy;
             match self.0.compare_exchange_weak(word, busy, Edge::Page.acquire(), Ordering::Relaxed) {
                 Ok(_) => return Some(Taken { page: *self, before: from }),

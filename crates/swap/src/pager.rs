@@ -79,6 +79,8 @@ pub struct Pager {
     /// Evictions that are under way, and how many have brought something.
     pub evicting: AtomicU32,
     pub evictions: AtomicU32,
+    /// Somebody wants all clusters: nobody begins to evict.
+    pub wanted_whole: AtomicU32,
     /// The clock's hand, in clusters.
     pub hand: AtomicUsize,
     unit: usize,
@@ -126,6 +128,7 @@ impl Pager {
             streams: Streams::new(parts.readahead)?,
             evicting: AtomicU32::new(0),
             evictions: AtomicU32::new(0),
+            wanted_whole: AtomicU32::new(0),
             hand: AtomicUsize::new(0),
             unit,
             per_cluster,

@@ -20,14 +20,16 @@
 //!
 //! Neither is a forked child's (MADV_DONTFORK): the child would find zeroes
 //! where a page is out, or, of a file, share what is meant to be a copy. It finds
-//! nothing instead, unless the pager hands anonymous pages down ([`PagedMemory::hand_down`]):
-//! the kernel copies those that are there, and what is not there the child's own pager has to bring.
+//! nothing instead, unless the pager hands the memory down: of anonymous pages the kernel copies those that
+//! are there ([`PagedMemory::hand_down`]), and what is not there the child's own pager has to bring; of a file
+//! the pager copies them ([`PagedMemory::copy`]), and the child maps the copy ([`PagedMemory::inherit_file`]).
 
 use crate::descriptor::OwnedDescriptor;
 use crate::mapping::{PAGE, Source, map_aligned, map_closed_over, map_where, memory_file, unmap};
 use crate::per_process::PerProcess;
 use crate::{Errno, SystemCall, wait};
 use alloc::sync::Arc;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -92,6 +94,10 @@ fn place(length: usize, at: Option<usize>, flags: u32, source: Option<Source>) -
     }
 }
 
+fn new_file(length: usize) -> Result<OwnedDescriptor, Errno> {
+    memory_file(c"usring-swap", length as u64)
+}
+
 impl PagedMemory {
     /// Private pages, at this address if one is given.
     pub fn anonymous(length: usize, at: Option<usize>) -> Result<Window, Errno> {
@@ -105,7 +111,7 @@ impl PagedMemory {
     /// A file of memory, seen twice; the program's view is at this address if one is given.
     pub fn aliased(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
-        let file = memory_file(c"usring-swap", length as u64)?;
+        let file = new_file(length)?;
         let alias = map_aligned(length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
         let address = match place(length, at, OF_FILE, Some((file.number(), 0))) {
             Ok(address) => address,
@@ -136,6 +142,43 @@ impl PagedMemory {
         let process = PROCESS.get_or_make(|| 0);
         let memory = PagedMemory { address: self.address, length: self.length, alias: None, process };
         Window { memory: Arc::new(memory) }
+    }
+
+    /// A file of memory like this one's, in which nothing is yet.
+    pub fn file_for_copy(&self) -> Result<OwnedDescriptor, Errno> {
+        new_file(self.length)
+    }
+
+    /// Copies what resident pages of aliased memory hold to the same place of another file. Nobody frees a page
+    /// meanwhile: where the contents' view is read it may fault, and map neighbours (see this file's head).
+    pub fn copy(&self, offset: usize, length: usize, to: &OwnedDescriptor) -> Result<(), Errno> {
+        let content = self.content(offset, length);
+        let mut done = 0;
+        while done < length {
+            let (from, at) = (content + done, offset + done);
+            let arguments = [to.number() as u64, from as u64, (length - done) as u64, at as u64, 0];
+            match SystemCall::new(linux::__NR_pwrite64, arguments).run()? {
+                0 => return Err(Errno::ENOMEM),
+                written => done += written as usize,
+            }
+        }
+        Ok(())
+    }
+
+    /// In the child: these parts of a file that is a copy, where the parent's were. Nobody may touch them before
+    /// they are permitted. Where it fails, some may be there already ([`PagedMemory::renounce`]).
+    pub fn inherit_file(&self, file: OwnedDescriptor, parts: &[Range<usize>]) -> Result<Window, Errno> {
+        let process = PROCESS.get_or_make(|| 0);
+        let alias = map_aligned(self.length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
+        let memory = PagedMemory { address: self.address, length: self.length, alias: Some((alias, file)), process };
+        let kept = memory.keep_to_process(alias, self.length);
+        let mapped = kept.and_then(|()| parts.iter().try_for_each(|part| memory.reclaim(part.start, part.len())));
+        if let Err(error) = mapped {
+            // It would unmap what lies between the parts, which is not its.
+            core::mem::forget(memory);
+            return Err(error);
+        }
+        Ok(Window { memory: Arc::new(memory) })
     }
 
     /// In the child: what was handed down of a part is not there any more.

@@ -1,7 +1,7 @@
 //! Where `usring run --swap` ends: at its limit, as the kernel counts; in a container; at a
 //! store that is full, fails or cannot be had.
 
-use crate::swap_run::{MIB, Swapped, within_limit};
+use crate::swap_run::{self, MIB, Swapped, within_limit};
 use crate::vhost_user::BackEnd;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -47,11 +47,20 @@ fn nobody_in_a_container_has_swapped_memory() {
     let program = swapped.stage.compile("swapped.c", &[]);
     let finished = within_limit(swapped.program_in(World::Confined, program).arg("12").finish());
     assert!(finished.stdout.ends_with(" checks hold\n"), "{}", finished.report());
+    let program = swapped.stage.compile("forked.c", &[]);
+    let finished = within_limit(swapped.program_in(World::Confined, program).arg("10").finish());
+    assert!(finished.stdout.ends_with("all is well\n"), "{}", finished.report());
     // What the rules forbid, is said to be forbidden.
     let swapped = Swapped::new(256, LIMIT, ",mechanism=userfault");
     let finished = swapped.program_in(World::Confined, "/bin/true").finish();
     assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
     assert!(finished.stderr.contains("mechanism=userfault does not work here (EPERM)"), "{}", finished.report());
+}
+
+#[test]
+fn nobody_in_a_container_forks_with_swapped_memory() {
+    swap_run::python_starts_processes(World::Confined);
+    swap_run::a_redis_server_saves(World::Confined);
 }
 
 #[test]

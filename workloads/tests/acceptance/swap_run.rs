@@ -178,24 +178,27 @@ fn calls_that_wait_and_calls_with_much_to_name_work_on_swapped_memory_by_every_m
 }
 
 #[test]
-fn parents_and_children_have_copies_of_what_was_swapped_at_the_fork() {
-    let mechanism = "userfault";
-    let swapped = Swapped::new(96, 4, &format!(",mechanism={mechanism}"));
-    let program = swapped.stage.compile("forked.c", &[]);
-    let expected = Command::new(&program).arg("10").output().unwrap();
-    assert!(expected.status.success(), "by the kernel");
-    let finished = within_limit(swapped.program(&program).arg("10").finish());
-    assert_eq!(finished.stdout, String::from_utf8(expected.stdout).unwrap(), "{}", finished.report());
+fn parents_and_children_have_copies_of_what_was_swapped_at_the_fork_by_every_mechanism() {
+    for mechanism in MECHANISMS {
+        let swapped = Swapped::new(96, 4, &format!(",mechanism={mechanism}"));
+        let program = swapped.stage.compile("forked.c", &[]);
+        let expected = Command::new(&program).arg("10").output().unwrap();
+        assert!(expected.status.success(), "by the kernel");
+        let finished = within_limit(swapped.program(&program).arg("10").finish());
+        assert_eq!(finished.stdout, String::from_utf8(expected.stdout).unwrap(), "{mechanism}: {}", finished.report());
+    }
 }
 
 /// Others fork meanwhile, so that for moments the memory is copied into whatever process is made.
 #[test]
 fn a_child_that_does_not_inherit_ends_and_reads_no_zeroes() {
-    let swapped = Swapped::new(96, 4, ",mechanism=userfault");
-    let program = swapped.stage.compile("forked.c", &[]);
-    let finished = within_limit(swapped.program(&program).args(["10", "touch"]).finish());
-    assert_eq!(finished.stdout, "100 killed, 0 fine\n", "{}", finished.report());
-    assert!(finished.stderr.contains("a forked child touched"), "{}", finished.report());
+    for mechanism in MECHANISMS {
+        let swapped = Swapped::new(96, 4, &format!(",mechanism={mechanism}"));
+        let program = swapped.stage.compile("forked.c", &[]);
+        let finished = within_limit(swapped.program(&program).args(["10", "touch"]).finish());
+        assert_eq!(finished.stdout, "100 killed, 0 fine\n", "{mechanism}: {}", finished.report());
+        assert!(finished.stderr.contains("a forked child touched"), "{mechanism}: {}", finished.report());
+    }
 }
 
 /// A server of Debian's, with values that show whose they are.
@@ -220,30 +223,54 @@ fn a_redis_server_keeps_four_times_its_memory() {
     redis_serves(128_000, 512, 32);
 }
 
+/// It saves by forked children, while it is given other values.
+pub fn a_redis_server_saves(world: World) {
+    const KEYS: &str = "32000";
+    let swapped = Swapped::new(256, 16, "");
+    let (socket, client) = (swapped.stage.path("socket"), Stage::script("redis_saves.py"));
+    let arguments = ["--port", "0", "--save", "", "--loglevel", "warning", "--unixsocketperm", "777", "--unixsocket"];
+    for what in ["save", "load"] {
+        let program = require(&REDIS_SERVER);
+        let server = if what == "save" {
+            swapped.program_in(world, program)
+        } else {
+            swapped.stage.program(World::Bare, program)
+        };
+        let server = server.args(arguments).arg(&socket).limit(Duration::from_secs(600)).start();
+        let asked = Command::new(python()).arg(&client).arg(&socket).args([KEYS, what]).output().unwrap();
+        let said = String::from_utf8_lossy(&asked.stderr);
+        assert!(asked.status.success(), "{what}: {said}{}", server.stderr_so_far());
+        let finished = server.finish();
+        if what == "save" {
+            let finished = within_limit(finished);
+            assert_eq!(finished.stderr.matches("resident at most").count(), 3, "{}", finished.report());
+        }
+    }
+}
+
+#[test]
+fn a_redis_server_saves_what_it_had_when_it_was_asked() {
+    a_redis_server_saves(World::Denied);
+}
+
+/// In all ways that there are.
+pub fn python_starts_processes(world: World) {
+    let swapped = Swapped::new(256, 8, ",min=256K");
+    let script = swapped.stage.copy(&Stage::script("children.py"), "children.py");
+    let run = swapped.program_in(world, python()).arg(script);
+    let finished = within_limit(run.limit(Duration::from_secs(600)).finish());
+    assert_eq!(finished.stdout, "all is well\n", "{}", finished.report());
+}
+
+#[test]
+fn python_starts_processes_that_work_on_what_was_swapped() {
+    python_starts_processes(World::Denied);
+}
+
 #[test]
 #[ignore = "takes minutes"]
 fn a_redis_server_keeps_a_gib_with_256_mib() {
     redis_serves(1_024_000, 4096, 256);
-}
-
-#[test]
-fn a_child_that_touches_what_it_does_not_inherit_is_told_so() {
-    let swapped = Swapped::new(64, 16, ",min=256K,mechanism=guard");
-    let program = "\
-import os, sys
-kept = bytearray(4 << 20)
-child = os.fork()
-if child == 0:
-    kept[5] = 1
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-print(os.WIFSIGNALED(status), kept[5])
-import subprocess
-print(subprocess.run(['echo', 'fine'], capture_output=True, text=True, check=True).stdout.strip())
-";
-    let finished = swapped.program(python()).args(["-c", program]).finish().succeeded();
-    assert_eq!(finished.stdout, "True 0\nfine\n", "{}", finished.report());
-    assert!(finished.stderr.contains("a forked child touched"), "{}", finished.report());
 }
 
 #[test]

@@ -6,11 +6,17 @@
 //! through the other view just then. `usring_sys::paged_memory` says why, and how its
 //! reads keep from it; before they did, 3 of 100 short runs lost increments (seen by
 //! a test of its own there).
+//!
+//! A forked child has a file of its own, into which what is resident is copied when it is forked: two processes
+//! would share the one. No page of it can be written to while it is copied and until the child has been forked, so that the child finds
+//! all memory as it was at one moment; but for pages that a system call of another thread uses.
 
-use super::{Kind, Mechanism, Prepared};
+use super::{Copied, Kind, Mechanism, Prepared, Resident};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::PAGE;
 use usring_sys::paged_memory::PagedMemory;
 use usring_sys::{Errno, UserAddress, user_memory};
@@ -48,6 +54,17 @@ impl Aliased {
             Err(Errno::EFAULT) => Ok(()),
             _ => Err(Errno::EOPNOTSUPP),
         }
+    }
+
+    /// Opens what is resident of parts that are mapped anew, and may not be touched at all yet.
+    fn show(&self, parts: &[Range<usize>], resident: &Resident) -> Result<(), Errno> {
+        let extent = if self.guards { self.extent.load(Ordering::Relaxed) } else { 0 };
+        for part in parts.iter().filter(|part| part.start < extent) {
+            let length = part.end.min(extent) - part.start;
+            self.memory.guard(part.start, length)?;
+            self.memory.permit(part.start, length, true)?;
+        }
+        resident.pages().try_for_each(|run| self.open(run.start, run.len()))
     }
 }
 
@@ -111,5 +128,37 @@ impl Mechanism for Aliased {
         self.memory.reclaim(offset, length)?;
         self.close(offset, length)?;
         if self.guards { self.memory.permit(offset, length, true) } else { Ok(()) }
+    }
+    fn copies_resident(&self) -> bool {
+        true
+    }
+
+    /// The child finds nothing in any case.
+    fn hand_down(&self, _: &[Range<usize>], _: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn copy(&self, resident: &Resident) -> Result<OwnedDescriptor, Errno> {
+        let file = self.memory.file_for_copy()?;
+        resident.spans.iter().try_for_each(|span| self.close(span.start, span.len()))?;
+        resident.pages().try_for_each(|run| self.memory.copy(run.start, run.len(), &file))?;
+        Ok(file)
+    }
+
+    fn inherit(&self, parts: &[Range<usize>], copy: Option<Copied>) -> Result<Prepared, Errno> {
+        let Copied { file, resident } = copy.ok_or(Errno::EINVAL)?;
+        let window = self.memory.inherit_file(file, parts)?;
+        let memory = window.memory().clone();
+        // Where no pager comes of it: it would unmap what lies between the parts, which is not its.
+        core::mem::forget(memory.clone());
+        let extent = AtomicUsize::new(self.extent.load(Ordering::Relaxed));
+        let mechanism = Aliased { memory, guards: self.guards, extent };
+        mechanism.show(parts, &resident)?;
+        Ok(Prepared { window, mechanism: Box::new(mechanism), events: None })
+    }
+
+    fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
+        let renounced = parts.iter().map(|part| self.memory.renounce(part.start, part.len()));
+        renounced.fold(Ok(()), Result::and)
     }
 }

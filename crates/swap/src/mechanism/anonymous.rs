@@ -1,6 +1,6 @@
 //! Anonymous memory whose missing and write-protected pages userfaultfd(2) tells of.
 
-use super::{Kind, Mechanism, Prepared};
+use super::{Copied, Kind, Mechanism, Prepared};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -100,7 +100,7 @@ impl Mechanism for Anonymous {
 
     /// The kernel has copied the pages, and not who is told of touches: what is not there
     /// would hold zeroes.
-    fn inherit(&self, parts: &[Range<usize>]) -> Result<Prepared, Errno> {
+    fn inherit(&self, parts: &[Range<usize>], _: Option<Copied>) -> Result<Prepared, Errno> {
         let fault = Arc::new(self.take_over(parts)?);
         let window = self.memory.inherit();
         let memory = window.memory().clone();

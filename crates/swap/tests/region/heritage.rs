@@ -5,6 +5,7 @@ use crate::mappings::{LIMIT, check, in_child, numbered, word};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use usring_swap::Mechanism;
 use usring_swap::mappings::Mappings;
 use usring_sys::Errno;
 
@@ -105,6 +106,11 @@ fn memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inh
             assert_eq!(pages_of_child(&few, || {}), 0, "it is kept from them");
             deny_keeping_from_children();
             drop(mappings.hold().unwrap());
+            if mappings.region().mechanism() != Mechanism::UserFault {
+                // It is a file's, and never anybody else's.
+                assert!(pages_of_child(&few, || {}) == 0 && mappings.withhold().is_none());
+                return check(&range, 0);
+            }
             assert_eq!(pages_of_child(&few, || {}), 16, "it is not any more");
             let withheld = mappings.withhold().expect("something to give up");
             assert_eq!(pages_of_child(&few, || withheld.renounce().unwrap()), 0, "it is given up");
