@@ -434,6 +434,59 @@ static void handler_forks(void) {
 	check("after the handler", 0);
 }
 
+/* A handler meets a call that waits, and its vfork child is killed while that forks: the parent's calls go on. */
+static int begun[2], held_back[2];
+static volatile pid_t borrower;
+static void *kills(void *argument) {
+	char byte;
+	if (read(begun[0], &byte, 1) != 1) die("read");
+	kill(borrower, SIGKILL);
+	return argument;
+}
+static void vfork_in_handler(int signal) {
+	(void)signal;
+	int status;
+	pid_t child = vfork();
+	if (child == 0) {
+		borrower = syscall(SYS_getpid);
+		/* It is back when its child has ended. */
+		if (syscall(SYS_clone, CLONE_VFORK | SIGCHLD, 0, 0, 0, 0) == 0) {
+			char byte;
+			syscall(SYS_close, held_back[1]);
+			syscall(SYS_write, begun[1], "b", 1);
+			syscall(SYS_read, held_back[0], &byte, 1);
+		}
+		syscall(SYS_exit_group, 80);
+	}
+	if (waitpid(child, &status, 0) != child || status != SIGKILL) {
+		fprintf(stderr, "child that forks ended with %#x\n", status);
+		_exit(80);
+	}
+	if (write(pipe_ends[1], "for both", 9) != 9) die("write");
+}
+static void vfork_child_is_killed_while_it_forks(void) {
+	struct sigaction action = {.sa_handler = vfork_in_handler, .sa_flags = SA_RESTART};
+	sigaction(SIGALRM, &action, NULL);
+	if (pipe(pipe_ends) || pipe(begun) || pipe(held_back)) die("pipe");
+	pthread_t thread;
+	sigset_t alarms_alone;
+	sigemptyset(&alarms_alone);
+	sigaddset(&alarms_alone, SIGALRM);
+	pthread_sigmask(SIG_BLOCK, &alarms_alone, NULL);
+	if (pthread_create(&thread, NULL, kills, NULL)) die("pthread_create");
+	pthread_sigmask(SIG_UNBLOCK, &alarms_alone, NULL);
+	char *place = (char *)memory + 304 * 4096 + 3000;
+	struct itimerval once = {{0, 0}, {0, 50000}};
+	setitimer(ITIMER_REAL, &once, NULL);
+	ssize_t got = read(pipe_ends[0], place, 64);
+	pthread_join(thread, NULL);
+	printf("killed while it forks: %zd %s\n", got, place);
+	close(held_back[1]);
+	pid_t child = fork();
+	if (child == 0) { check("after a killed one", 0); _exit(19); }
+	wait_for(child, 19, "forks afterwards");
+}
+
 int main(int count, char **arguments) {
 	size_t mebibytes = count > 1 ? strtoul(arguments[1], NULL, 10) : 32;
 	pages = (mebibytes << 20) / 4096;
@@ -453,6 +506,7 @@ int main(int count, char **arguments) {
 	threads_fork_together();
 	signals_come_while_it_forks();
 	handler_forks();
+	vfork_child_is_killed_while_it_forks();
 	fork_while_threads_fault();
 	check("at last", 0);
 	printf("all is well\n");

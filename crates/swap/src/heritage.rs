@@ -114,15 +114,19 @@ impl Mappings {
     }
 
     /// For a fork of which the child does not inherit: what it is to give up, if there is anything that it would
-    /// have all the same.
-    pub fn withhold(&'static self) -> Option<Withheld> {
+    /// have all the same. Nobody changes mappings until that is dropped, unless who forks borrows this memory (vfork):
+    /// he may be killed meanwhile. (What is paged only then, children do not have.)
+    pub fn withhold(&'static self, is_ours: bool) -> Option<Withheld> {
         if !self.exposed.load(Ordering::Relaxed) {
             return None;
         }
         let space = self.space.lock();
         let parts = self.parts(&space);
+        if !is_ours {
+            return Some(Withheld { mappings: self, parts, _space: None });
+        }
         self.take_back(&parts);
-        let withheld = Withheld { mappings: self, parts, _space: space };
+        let withheld = Withheld { mappings: self, parts, _space: Some(space) };
         self.exposed.load(Ordering::Relaxed).then_some(withheld)
     }
 
@@ -205,7 +209,7 @@ impl Drop for Quiet<'_> {
 pub struct Withheld {
     mappings: &'static Mappings,
     parts: Vec<Range<usize>>,
-    _space: Guard<'static, AddressSpace>,
+    _space: Option<Guard<'static, AddressSpace>>,
 }
 
 impl Withheld {

@@ -105,8 +105,10 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
             None
         }
     };
-    let withheld = if held.is_none() { mappings.and_then(Mappings::withhold) } else { None };
-    let calls = outstanding::hold();
+    // A vfork child may be killed while it forks: it keeps no lock of its parent's meanwhile.
+    let is_ours = process::is_own();
+    let withheld = if held.is_none() { mappings.and_then(|mappings| mappings.withhold(is_ours)) } else { None };
+    let calls = held.is_some().then(outstanding::hold);
     HANDS_DOWN.store(held.is_some(), Ordering::Relaxed);
     let [first, _, third, fourth, fifth, _] = call.arguments;
     // The child goes on in its copy of this stack, at first.
@@ -120,7 +122,9 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
         if withheld.map_or(Ok(()), Withheld::renounce).is_err() {
             die_of_zeroes();
         }
-        begin(held, calls);
+        if let Some((held, calls)) = held.zip(calls) {
+            begin(held, calls);
+        }
         if stack != 0 {
             go_on_at(call, stack);
         }
@@ -163,9 +167,8 @@ fn go_on_at(call: &mut Call, stack: u64) {
     call.return_address = usring_change_stack as *const () as u64;
 }
 
-/// The child's first steps.
-fn begin(held: Option<Held>, calls: OfThread) {
-    let Some(held) = held else { return core::mem::forget(calls) };
+/// The first steps of a child that inherits.
+fn begin(held: Held, calls: OfThread) {
     match held.inherit() {
         Ok(heritage) => HERITAGE.store(Box::into_raw(Box::new(heritage)), Ordering::Release),
         Err((error, renounced)) => {

@@ -95,7 +95,9 @@ impl Mechanism for Anonymous {
         if self.events {
             return Err(Errno::EOPNOTSUPP);
         }
-        parts.iter().try_for_each(|part| self.memory.hand_down(part.start, part.len(), handed_down))
+        // Of each as much as can be.
+        let done = parts.iter().map(|part| self.memory.hand_down(part.start, part.len(), handed_down));
+        done.fold(Ok(()), Result::and)
     }
 
     /// The kernel has copied the pages, and not who is told of touches: what is not there

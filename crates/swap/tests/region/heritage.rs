@@ -102,18 +102,21 @@ fn memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inh
                 Err(Errno::EOPNOTSUPP) => return,
                 Err(error) => panic!("{error}"),
             }
-            assert!(mappings.withhold().is_none());
+            assert!(mappings.withhold(true).is_none());
             assert_eq!(pages_of_child(&few, || {}), 0, "it is kept from them");
             deny_keeping_from_children();
             drop(mappings.hold().unwrap());
             if mappings.region().mechanism() != Mechanism::UserFault {
                 // It is a file's, and never anybody else's.
-                assert!(pages_of_child(&few, || {}) == 0 && mappings.withhold().is_none());
+                assert!(pages_of_child(&few, || {}) == 0 && mappings.withhold(true).is_none());
                 return check(&range, 0);
             }
             assert_eq!(pages_of_child(&few, || {}), 16, "it is not any more");
-            let withheld = mappings.withhold().expect("something to give up");
+            let withheld = mappings.withhold(true).expect("something to give up");
             assert_eq!(pages_of_child(&few, || withheld.renounce().unwrap()), 0, "it is given up");
+            let borrowed = mappings.withhold(false).expect("something to give up");
+            assert!(mappings.around(few.start).is_some(), "mappings are looked at meanwhile");
+            assert_eq!(pages_of_child(&few, || borrowed.renounce().unwrap()), 0, "it is given up there, too");
             check(&range, 0);
         },
     );
