@@ -1,6 +1,10 @@
 //! WAITID: the ends of children.
 
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
+
+use super::reg;
 
 use crate::case::{Case, case, differs};
 use crate::files;
@@ -26,9 +30,13 @@ pub const CASES: &[Case] = &[
     case("wait_id.bad_address", bad_address),
     case("wait_id.chain", chain),
     case("wait_id.forced_async", forced_async),
+    case("wait_id.descriptor", descriptor),
+    case("wait_id.descriptor_is_closed", descriptor_is_closed),
+    case("wait_id.descriptor_does_not_wait", descriptor_does_not_wait),
     case("wait_id.link_timeout", bounded),
     case("wait_id.ring_closes", ring_closes),
     case("wait_id.polled_ring", polled_ring),
+    differs("wait_id.of_this_thread", of_this_thread, "a worker would wait, which has no children"),
     differs("wait_id.cancelled", cancelled, "a worker waits, and is broken off"),
 ];
 
@@ -41,11 +49,11 @@ fn wait_for(which: libc::idtype_t, id: i32, info: *mut libc::siginfo_t, options:
 }
 
 /// A child that ends with 3 when it is let go.
-fn child() -> (i32, std::os::fd::OwnedFd) {
+fn child() -> (i32, OwnedFd) {
     let (reader, writer) = files::pipe();
     let child = process::start(|| {
         // SAFETY: no memory is involved. Our copy of this end would keep it open.
-        unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(&writer)) };
+        unsafe { libc::close(writer.as_raw_fd()) };
         let _ = files::take(&reader, 1);
         3
     });
@@ -260,6 +268,89 @@ fn forced_async(t: &mut Transcript) {
     ring.submit();
     drop(writer);
     t.in_order(&ring.wait(1));
+    tell(t, &info, child);
+}
+
+fn descriptor_of(child: i32, flags: u32) -> OwnedFd {
+    // SAFETY: no memory is involved; the number is new.
+    unsafe { OwnedFd::from_raw_fd(libc::syscall(libc::SYS_pidfd_open, child, flags) as i32) }
+}
+
+fn descriptor(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (child, writer) = child();
+    let named = descriptor_of(child, 0);
+    let mut info = zeroed();
+    ring.push(wait_for(libc::P_PIDFD, named.as_raw_fd(), &mut info, EXITED, 1));
+    ring.submit();
+    t.in_order(&ring.reap());
+    drop(writer);
+    t.in_order(&ring.wait(1));
+    tell(t, &info, child);
+    t.entry(&ring.one(wait_for(libc::P_PIDFD, named.as_raw_fd(), &mut info, EXITED, 2)));
+    let pipe = files::pipe();
+    t.entry(&ring.one(wait_for(libc::P_PIDFD, pipe.0.as_raw_fd(), &mut info, EXITED, 3)));
+}
+
+/// The process is the one that the number has named; soon it is another's.
+fn descriptor_is_closed(t: &mut Transcript) {
+    for forced in [false, true] {
+        let mut ring = Ring::new(4);
+        // What needs a worker waits for the first one's.
+        let mut limits = [0u32, 1];
+        ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2);
+        // The second has the first one's end of the pipe, too, and ends before it.
+        let (first, first_writer) = child();
+        let (other, other_writer) = child();
+        let mut infos: [libc::siginfo_t; 2] = [zeroed(), zeroed()];
+        let [of_other, info] = &mut infos;
+        ring.push(wait_for(libc::P_PID, other, of_other, EXITED, 1));
+        ring.submit();
+        let named = descriptor_of(first, 0);
+        let number = named.as_raw_fd();
+        let request = wait_for(libc::P_PIDFD, number, info, EXITED, 2);
+        ring.push(if forced { request.forced_async() } else { request });
+        ring.submit();
+        if forced {
+            // When the kernel's worker has looked, nobody says.
+            crate::time::long_enough_to_begin();
+        }
+        drop(named);
+        let new = descriptor_of(other, 0);
+        t.say(format_args!("the same number {}", new.as_raw_fd() == number));
+        drop(other_writer);
+        t.in_order(&ring.wait(1));
+        drop(first_writer);
+        t.in_order(&ring.wait(1));
+        tell(t, info, first);
+    }
+}
+
+fn descriptor_does_not_wait(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (child, writer) = child();
+    let named = descriptor_of(child, libc::PIDFD_NONBLOCK);
+    let mut info: libc::siginfo_t = zeroed();
+    for forced in [false, true] {
+        info.si_signo = 77;
+        let request = wait_for(libc::P_PIDFD, named.as_raw_fd(), &mut info, EXITED, 1);
+        t.entry(&ring.one(if forced { request.forced_async() } else { request }));
+        tell(t, &info, child);
+    }
+    drop(writer);
+    until_ended(child);
+    t.entry(&ring.one(wait_for(libc::P_PIDFD, named.as_raw_fd(), &mut info, EXITED, 2)));
+    tell(t, &info, child);
+}
+
+fn of_this_thread(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (child, writer) = child();
+    drop(writer);
+    until_ended(child);
+    let mut info = zeroed();
+    let options = EXITED | libc::__WNOTHREAD as u32;
+    t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, options, 1)));
     tell(t, &info, child);
 }
 

@@ -80,11 +80,12 @@ impl Operation {
             Operation::Call(_) | Operation::Open(_) | Operation::Accept(_) | Operation::Splice(_) => true,
             Operation::Bind(address) => address.owns_memory(),
             Operation::Connect(connect) => connect.address.owns_memory(),
+            Operation::WaitId(wait) => wait.owns_memory(),
             Operation::SendReceive(transfer) => transfer.owns_memory(),
             Operation::Nothing | Operation::Nop(_) | Operation::Poll(_) | Operation::PollUpdate(_) => false,
             Operation::Timeout(_) | Operation::LinkTimeout(_) | Operation::TimeoutUpdate(_) => false,
             Operation::Cancel(_) | Operation::EpollControl(_) | Operation::EpollWait(_) => false,
-            Operation::Command(_) | Operation::WaitId(_) => false,
+            Operation::Command(_) => false,
         }
     }
 
@@ -102,7 +103,7 @@ const _: () = {
     assert!(!needs_drop::<(nop::Nop, crate::fast_poll::Interest, poll::PollUpdate)>());
     assert!(!needs_drop::<(crate::timeout::Deadline, timeout::TimeoutUpdate)>());
     assert!(!needs_drop::<(crate::cancel::CancelKey, epoll_ctl::EpollControl, uring_cmd::Command)>());
-    assert!(!needs_drop::<(epoll_wait::EpollWait, wait_id::WaitId)>());
+    assert!(!needs_drop::<epoll_wait::EpollWait>());
 };
 
 /// Whether it has been seen that a request's file is a socket: its operation has been

@@ -6,16 +6,18 @@ use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
+use usring_sys::descriptor::{self, HeldDescriptor};
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
-use usring_uapi::general::{__NR_waitid, WNOHANG};
+use usring_uapi::general::{__NR_waitid, __WNOTHREAD, O_NONBLOCK, P_PIDFD, WNOHANG};
 
 /// What is waited for, and where to tell of it.
-#[derive(Clone, Copy)]
 pub(crate) struct WaitId {
     kind: u32,
     id: i32,
     options: u32,
     told: UserAddress,
+    /// Of a process that a descriptor names: the program may close that meanwhile.
+    named: Option<HeldDescriptor>,
 }
 
 /// `siginfo_t` by words. Those that the kernel writes for a child: signal, errno
@@ -29,13 +31,24 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     if sqe.addr != 0 || sqe.buf_index != 0 || sqe.addr3 != 0 || sqe.op_flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let (kind, options) = (sqe.len, sqe.file_index);
-    request.operation = Operation::WaitId(WaitId { kind, id: sqe.fd, options, told: UserAddress(sqe.off) });
+    let (kind, options, told) = (sqe.len, sqe.file_index, UserAddress(sqe.off));
+    if options & __WNOTHREAD != 0 {
+        // Who would wait is another thread.
+        return Err(Errno::EINVAL);
+    }
+    request.operation = Operation::WaitId(WaitId { kind, id: sqe.fd, options, told, named: None });
     Ok(())
 }
 
+/// Finds out which process it is; the rest may wait.
 pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    let Operation::WaitId(wait) = request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
+    let Operation::WaitId(wait) = &mut request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
+    if wait.kind == P_PIDFD && wait.id >= 0 {
+        match wait.hold() {
+            Ok(duplicate) => wait.named = Some(duplicate),
+            Err(error) => return IssueOutcome::done(error.negative()),
+        }
+    }
     let mut info = Info::default();
     let found = wait.call(&mut info, wait.options | WNOHANG).run();
     if found.is_ok() && info[SECOND_PART] == 0 && wait.options & WNOHANG == 0 {
@@ -45,7 +58,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
 }
 
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
-    let Operation::WaitId(wait) = request.operation else { return Errno::EINVAL.negative() };
+    let Operation::WaitId(wait) = &request.operation else { return Errno::EINVAL.negative() };
     let mut info = Info::default();
     match blocking.run(&wait.call(&mut info, wait.options)) {
         // Nothing breaks it off but its being cancelled.
@@ -55,8 +68,23 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 }
 
 impl WaitId {
+    pub fn owns_memory(&self) -> bool {
+        self.named.is_some()
+    }
+
+    /// Keeps the process that its descriptor names now. One that does not wait is not
+    /// waited for.
+    fn hold(&mut self) -> Result<HeldDescriptor, Errno> {
+        let duplicate = descriptor::hold(self.id)?;
+        if descriptor::status_flags(duplicate.number())? & O_NONBLOCK != 0 {
+            self.options |= WNOHANG;
+        }
+        Ok(duplicate)
+    }
+
     fn call(&self, info: &mut Info, options: u32) -> SystemCall {
-        let (kind, id, options) = (u64::from(self.kind), self.id as u64, u64::from(options));
+        let id = self.named.as_ref().map_or(self.id, HeldDescriptor::number);
+        let (kind, id, options) = (u64::from(self.kind), id as u64, u64::from(options));
         SystemCall::new(__NR_waitid, [kind, id, &raw mut *info as u64, options, 0])
     }
 

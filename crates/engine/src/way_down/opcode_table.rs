@@ -38,8 +38,8 @@ pub(crate) struct Row {
     pub hashes_regular_file: bool,
     /// A worker may have to wait for ever.
     pub waits_for_ever: bool,
-    /// Takes something of the ring's when it is issued, and is never left to a
-    /// worker before.
+    /// Takes something of the ring's, or what a number means, when it is issued, and
+    /// is never left to a worker before.
     pub takes_of_ring: bool,
     /// What a worker answers breaks no link, and is silent where success is to
     /// be, though it be an error: as on the kernel.
@@ -213,6 +213,7 @@ const fn waits(rows: &mut [Row; COUNT]) {
         issue: wait_id::issue,
         work: Some(wait_id::work),
         waits_for_ever: true,
+        takes_of_ring: true,
         ..PLAIN
     };
     rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
