@@ -5,7 +5,8 @@
 //! One connection carries one question and its answer, so nothing is shared
 //! between threads or inherited by a fork. Only who has a back end's queue keeps
 //! the connection on which it came: by its end the starter learns of a process
-//! that was killed.
+//! that was killed. On it the queue is returned, too: it is lent once and comes back
+//! once, so that nobody returns what is another's by then.
 
 use crate::supply::{QueueGrant, SharedRegion, Supply};
 use alloc::vec::Vec;
@@ -33,7 +34,7 @@ pub enum Kind {
     /// → `values[0]`: its index; descriptors: kick, call, settled. The queue is
     /// taken back when this connection ends, however that happens.
     Queue = 5,
-    /// `values[0]`: index. → When it is answered, the back end has let go of the queue.
+    /// On the connection of a queue. → When it is answered, the back end has let go of the queue.
     ReturnQueue = 6,
     /// `values[0]`: length, with a file of memory → values: slot and address.
     Share = 7,
@@ -218,9 +219,10 @@ impl Supply for RemoteSupply {
         Ok(QueueGrant { index, kick, call, settled, connection: Some(connection) })
     }
 
-    fn return_queue(&self, index: u32) {
+    fn return_queue(&self, _: u32, connection: Option<&Connection>) {
+        let Some(connection) = connection else { return };
         // If nobody answers, nobody serves the queue either.
-        let _ = self.ask(Kind::ReturnQueue, u64::from(index), None);
+        let _ = self.control.ask_on(connection, Kind::ReturnQueue, self.device, [0; 4], None);
     }
 
     fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {

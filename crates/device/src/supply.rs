@@ -28,9 +28,10 @@ pub trait Supply: Send + Sync {
     }
 
     /// The queue's user is gone, or this was called for it. When this has
-    /// returned the back end touches nothing for the queue any more.
-    fn return_queue(&self, index: u32) {
-        let _ = index;
+    /// returned the back end touches nothing for the queue any more. `connection`: that of
+    /// the [`QueueGrant`], and of no use afterwards.
+    fn return_queue(&self, index: u32, connection: Option<&Connection>) {
+        let _ = (index, connection);
     }
 
     /// Lets the back end see a file of memory. The descriptor is only lent.
@@ -81,8 +82,8 @@ impl<T: Supply + ?Sized> Supply for Arc<T> {
         (**self).queue()
     }
 
-    fn return_queue(&self, index: u32) {
-        (**self).return_queue(index);
+    fn return_queue(&self, index: u32, connection: Option<&Connection>) {
+        (**self).return_queue(index, connection);
     }
 
     fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {

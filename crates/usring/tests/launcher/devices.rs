@@ -3,15 +3,24 @@
 //! when the program is. (What programs do on devices is tested with the library
 //! itself.)
 
+use crate::backend::{self, Backend, LIMIT};
 use crate::{text, usring};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
 use tempfile::TempDir;
+use usring_device::control::{Control, RemoteSupply};
+use usring_device::{
+    Completions, DeviceRequest, Driver, NamedFile, Operation, QueueOptions, QueuePair, Submission, Supply, spec,
+};
+use usring_sys::Errno;
+use usring_sys::plain::IoVector;
 
 /// A folder in which runs start, and have their sockets.
 struct Place(TempDir);
@@ -215,4 +224,89 @@ fn nobody_else_can_enter_the_folder_of_the_sockets() {
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("only you can enter"), "{}", text(&output.stderr));
     place.assert_tidy();
+}
+
+/// The device of a run whose back end has one queue, for a process of it that this one plays.
+fn remote_device(place: &Place, backend: &Backend) -> (Child, RemoteSupply, Box<dyn Driver>) {
+    let spec = format!("vhost-user:socket={}", backend.socket());
+    let mut child = place.start(&[&format!("disk={spec}")]);
+    program(&mut child);
+    let socket = std::fs::read_dir(place.path("usring")).unwrap().next().unwrap().unwrap().path();
+    let supply = || RemoteSupply::new(Control::at(socket.as_os_str().as_bytes()), 0);
+    let driver = spec::parse(&spec).unwrap().open(Box::new(supply())).unwrap();
+    (child, supply(), driver)
+}
+
+/// One write, answered.
+fn write(queue: &mut dyn QueuePair) -> i32 {
+    let bytes = [5u8; 4096];
+    let segments = [IoVector { base: bytes.as_ptr() as u64, length: 4096 }];
+    let (operation, file) = (Operation::Write, NamedFile::default());
+    let request = DeviceRequest {
+        token: 0,
+        operation,
+        durable: false,
+        registered: false,
+        offset: 0,
+        length: 4096,
+        segments: &segments,
+        file,
+    };
+    assert_eq!(queue.submit(&request), Submission::Accepted);
+    queue.ring_doorbell();
+    let (start, mut completions) = (Instant::now(), Completions::new());
+    while completions.as_slice().is_empty() {
+        assert!(start.elapsed() < LIMIT, "the back end does not answer");
+        queue.poll(&mut completions);
+    }
+    completions.as_slice()[0].result
+}
+
+#[test]
+fn a_queue_that_was_returned_is_not_taken_from_its_next_user() {
+    if !backend::is_there() {
+        return;
+    }
+    let (place, backend) = (Place::new(), Backend::start("raw", 1 << 20, 1));
+    let (mut child, supply, driver) = remote_device(&place, &backend);
+    let options = QueueOptions { depth: 8, interrupts: false };
+    let grant = supply.queue().unwrap();
+    supply.return_queue(grant.index, grant.connection.as_ref());
+    let mut next = driver.open_queue(options).unwrap();
+    // The first user goes later than his queue; then the server has seen it.
+    drop(grant);
+    assert!(text(&place.ctl(&["disk"]).stdout).contains("poll    classic"));
+    assert_eq!(write(&mut *next), 4096);
+    drop(next);
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+}
+
+#[test]
+fn users_who_come_and_go_at_once_have_their_queues_to_themselves() {
+    if !backend::is_there() {
+        return;
+    }
+    let (place, backend) = (Place::new(), Backend::start("raw", 1 << 20, 1));
+    let (mut child, _, driver) = remote_device(&place, &backend);
+    let options = QueueOptions { depth: 8, interrupts: false };
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let (start, mut served) = (Instant::now(), 0);
+                while served < 40 {
+                    assert!(start.elapsed() < LIMIT, "{served} queues in all the time");
+                    match driver.open_queue(options) {
+                        Ok(mut queue) => {
+                            assert_eq!(write(&mut *queue), 4096);
+                            served += 1;
+                        }
+                        Err(error) => assert_eq!(error, Errno::EBUSY),
+                    }
+                }
+            });
+        }
+    });
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(7));
 }

@@ -2,6 +2,10 @@
 //! inherit, how they end. A stub stands in for libusring.so, so that only the
 //! launcher is under test.
 
+/// The one of the tests of such devices, which use more of it.
+#[allow(dead_code)]
+#[path = "../vhost_user/backend.rs"]
+mod backend;
 mod denial;
 mod devices;
 mod ending;

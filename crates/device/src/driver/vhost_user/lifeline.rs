@@ -14,6 +14,9 @@ use usring_sys::unix_socket::Connection;
 /// end takes for a request.
 const PATIENCE: u32 = 4096;
 
+/// What poll(2) says of a connection whose other side has gone.
+const END: u32 = epoll::HUP | epoll::PEER_HANG_UP | epoll::ERR;
+
 /// Of one queue. Without a connection the control plane is this process.
 pub struct Lifeline {
     connection: Option<Connection>,
@@ -36,15 +39,20 @@ impl Lifeline {
         Ok(Lifeline { connection, either, fruitless: 0 })
     }
 
+    pub fn connection(&self) -> Option<&Connection> {
+        self.connection.as_ref()
+    }
+
     pub fn interrupt(&self) -> Option<i32> {
         self.either.as_ref().map(Epoll::number)
     }
 
-    /// Nobody says anything on the connection any more, so its end is all that can come.
+    /// Only its end says so, which ends the device for all of the run: not an answer that
+    /// waits there, nor a descriptor that the program has closed over our heads.
     pub fn is_cut(&self) -> bool {
         let connection = self.connection.as_ref();
         connection
-            .is_some_and(|connection| epoll::poll_now(connection.number(), epoll::IN).is_ok_and(|ready| ready != 0))
+            .is_some_and(|connection| epoll::poll_now(connection.number(), END).is_ok_and(|ready| ready & END != 0))
     }
 
     /// After a look: whether it is cut, if that is asked this time.

@@ -532,6 +532,6 @@ impl QueuePair for Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.device.supply.return_queue(self.grant.index);
+        self.device.supply.return_queue(self.grant.index, self.lifeline.connection());
     }
 }

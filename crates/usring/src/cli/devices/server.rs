@@ -7,7 +7,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, RecvMsg, accept, getsockopt, recvmsg, sendmsg, setsockopt, sockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, RecvMsg, accept, getsockopt, recv, recvmsg, send, sendmsg,
+    setsockopt, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::getuid;
@@ -56,7 +57,7 @@ struct Lent {
 impl Lent {
     fn take_back(self) {
         if let Some(queue) = self.queue {
-            self.supply.return_queue(queue);
+            self.supply.return_queue(queue, None);
         }
     }
 }
@@ -65,6 +66,23 @@ impl Lent {
 struct User {
     connection: OwnedFd,
     lent: Lent,
+}
+
+impl User {
+    /// He says that he has done with it, or has gone. Either way it is taken back once.
+    fn leave(self) {
+        // Read, though there is one thing only that he can say: where something is
+        // unread, the other side has an error in place of the answer.
+        let mut question = [0; QUESTION_LENGTH];
+        let asked = recv(self.connection.as_raw_fd(), &mut question, MsgFlags::MSG_DONTWAIT);
+        self.lent.take_back();
+        if asked.is_ok_and(|length| length > 0) {
+            let answer = Answer::default().to_bytes();
+            let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+            // Whoever hangs up has no answer to miss.
+            let _ = send(self.connection.as_raw_fd(), &answer, flags);
+        }
+    }
 }
 
 impl Server {
@@ -90,7 +108,7 @@ impl Server {
         }
     }
 
-    /// Until somebody connects. Takes back the queues of users who have gone.
+    /// Until somebody connects. Takes back what users return, and of those who have gone.
     fn wait(&self, users: &mut Vec<User>) {
         loop {
             let mut watched = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
@@ -100,7 +118,7 @@ impl Server {
             }
             let events: Vec<bool> = watched.iter().map(|one| one.any().unwrap_or(true)).collect();
             for index in (0..users.len()).rev().filter(|index| events[index + 1]) {
-                users.swap_remove(index).lent.take_back();
+                users.swap_remove(index).leave();
             }
             if events[0] {
                 return;
@@ -197,10 +215,6 @@ fn ask(
             let lent = Some(Lent { device, supply: supply.clone(), queue: Some(grant.index) });
             Ok(Reply { values: [u64::from(grant.index), 0, 0, 0], owned, lent, ..Default::default() })
         }
-        Kind::ReturnQueue => {
-            supply.return_queue(value as u32);
-            Ok(Reply::default())
-        }
         Kind::Share => {
             let file = along.ok_or(usring_sys::Errno::EBADF)?;
             let region = supply.share(file.as_raw_fd(), value)?;
@@ -210,7 +224,8 @@ fn ask(
             supply.unshare(value as u32);
             Ok(Reply::default())
         }
-        Kind::List | Kind::Describe | Kind::Claim => Err(usring_sys::Errno::EINVAL),
+        // Returned is a queue on its own connection.
+        Kind::ReturnQueue | Kind::List | Kind::Describe | Kind::Claim => Err(usring_sys::Errno::EINVAL),
     }
 }
 

@@ -481,7 +481,7 @@ impl Supply for Handle {
         self.0.grant()
     }
 
-    fn return_queue(&self, index: u32) {
+    fn return_queue(&self, index: u32, _: Option<&usring_sys::unix_socket::Connection>) {
         self.0.take_back(index);
     }
 
