@@ -110,6 +110,17 @@ impl PollDescriptor {
     pub fn call(&mut self, timeout_ms: i32) -> SystemCall {
         SystemCall::new(linux::__NR_poll, [&raw mut *self as u64, 1, timeout_ms as u64, 0, 0])
     }
+
+    /// What was found: of what was asked for, and error and hang-up.
+    pub fn returned(&self) -> u32 {
+        u32::from(self.returned as u16)
+    }
+}
+
+/// The readiness of several descriptors now, in one call.
+pub fn poll_all_now(descriptors: &mut [PollDescriptor]) -> Result<(), Errno> {
+    let (address, count) = (descriptors.as_mut_ptr() as u64, descriptors.len() as u64);
+    SystemCall::new(linux::__NR_poll, [address, count, 0, 0, 0]).run().map(drop)
 }
 
 fn poll(number: i32, events: u32, timeout_ms: i32) -> Result<u32, Errno> {

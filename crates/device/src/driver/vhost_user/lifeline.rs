@@ -6,9 +6,9 @@
 //! A sleeper wakes of it (the queue's interrupt is an epoll set of the call and the
 //! connection). Who polls asks now and then.
 
-use usring_sys::Errno;
-use usring_sys::epoll::{self, Epoll};
+use usring_sys::epoll::{self, Epoll, PollDescriptor};
 use usring_sys::unix_socket::Connection;
+use usring_sys::{Errno, eventfd};
 
 /// Looks in a row that find nothing, before the kernel is asked: far more than a back
 /// end takes for a request.
@@ -53,6 +53,22 @@ impl Lifeline {
         let connection = self.connection.as_ref();
         connection
             .is_some_and(|connection| epoll::poll_now(connection.number(), END).is_ok_and(|ready| ready & END != 0))
+    }
+
+    /// Makes the call unreadable before somebody sleeps until it; `false` if it would not come:
+    /// the lifeline is cut. The call is seldom there (a look that finds something takes it),
+    /// so one question about both costs no more than reading it would.
+    pub fn take_call(&self, call: i32) -> bool {
+        let Some(connection) = &self.connection else {
+            eventfd::drain(call);
+            return true;
+        };
+        let mut both = [PollDescriptor::new(call, epoll::IN), PollDescriptor::new(connection.number(), END)];
+        let asked = epoll::poll_all_now(&mut both);
+        if asked.is_err() || both[0].returned() != 0 {
+            eventfd::drain(call);
+        }
+        both[1].returned() & END == 0
     }
 
     /// After a look: whether it is cut, if that is asked this time.

@@ -428,11 +428,20 @@ impl Queue {
                 self.ring.refuse_interrupt();
                 return eventfd::drain(self.grant.call.number());
             }
+            if rounds == 0 {
+                return;
+            }
             // The interrupt was for a round that is not the last: ask for another.
-            if rounds == 0 || self.arm_interrupt() {
+            eventfd::drain(self.grant.call.number());
+            if self.ask_for_call() {
                 return;
             }
         }
+    }
+
+    /// `false` if there may be something already.
+    fn ask_for_call(&mut self) -> bool {
+        self.ring.ask_for_interrupt() && self.device.arena.generation() == self.generation
     }
 }
 
@@ -519,14 +528,13 @@ impl QueuePair for Queue {
         if !self.interrupts || self.is_dead() {
             return false;
         }
-        if self.lifeline.is_cut() {
+        // First, so that what is written from here on stays.
+        if !self.lifeline.take_call(self.grant.call.number()) {
             self.device.arena.end();
             return false;
         }
         self.armed = true;
-        // First, so that what is written from here on stays.
-        eventfd::drain(self.grant.call.number());
-        self.ring.ask_for_interrupt() && self.device.arena.generation() == self.generation
+        self.ask_for_call()
     }
 }
 
