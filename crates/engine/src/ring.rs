@@ -373,6 +373,10 @@ impl<'a> LockedRing<'a> {
         }
         if self.cq.publish() {
             self.posted = true;
+            if self.cq.has_overflow() {
+                // Who is woken for the one sees the other.
+                let _ = self.cq.take_growth();
+            }
             self.tell();
         } else if self.cq.has_overflow() {
             // Sleepers are to move it into the ring.

@@ -73,6 +73,8 @@ struct BufferRing {
     head: u16,
     /// A transfer uses up as much of a buffer as it is long (IOU_PBUF_RING_INC).
     incremental: bool,
+    /// No other ring has had this number.
+    identity: u64,
 }
 
 enum Group {
@@ -83,6 +85,8 @@ enum Group {
 #[derive(Default)]
 pub(crate) struct BufferGroups {
     groups: BTreeMap<u16, Group>,
+    /// Rings registered so far.
+    registrations: u64,
 }
 
 impl BufferGroups {
@@ -165,14 +169,18 @@ impl BufferGroups {
 
     /// What was selected has been used up, to be filled bit by bit.
     pub fn keep(&self, group: u16, many: Many) -> Kept {
-        Kept { many, head: self.ring_head(group).ok() }
+        let place = match self.groups.get(&group) {
+            Some(Group::Ring(ring)) => Some(ring.place()),
+            _ => None,
+        };
+        Kept { many, place }
     }
 
     /// No more than so many bytes of it have come: the buffers behind them are
     /// the next to be taken again, unless others have been taken meanwhile.
     pub fn give_back_behind(&mut self, group: u16, kept: &Kept, bytes: u32) {
         if let Some(Group::Ring(ring)) = self.groups.get_mut(&group)
-            && kept.head == Some(u32::from(ring.head))
+            && kept.place == Some(ring.place())
             && !ring.incremental
         {
             ring.head = ring.head.wrapping_sub(kept.many.count as u16);
@@ -270,7 +278,9 @@ impl BufferGroups {
             Some(address) => SharedMemory::of_program(address, size)?,
             None => SharedMemory::new(Mapping::shared(size)?),
         };
-        let ring = BufferRing { memory: Arc::new(memory), entries, head: 0, incremental };
+        self.registrations += 1;
+        let identity = self.registrations;
+        let ring = BufferRing { memory: Arc::new(memory), entries, head: 0, incremental, identity };
         self.groups.insert(group, Group::Ring(ring));
         Ok(())
     }
@@ -306,11 +316,16 @@ impl BufferGroups {
 /// Buffers that a request keeps while it waits for all that they have room for.
 pub(crate) struct Kept {
     many: Many,
-    /// How far their ring had been used then.
-    head: Option<u32>,
+    /// Their ring, and how far it had been used then.
+    place: Option<(u64, u16)>,
 }
 
 impl BufferRing {
+    /// Which ring it is, and how far it has been used.
+    fn place(&self) -> (u64, u16) {
+        (self.identity, self.head)
+    }
+
     /// Reads what the program wrote. Memory of its own may be gone by now: a
     /// ring that cannot be read holds nothing.
     fn read<T: Plain>(&self, offset: usize) -> Option<T> {
