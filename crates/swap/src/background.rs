@@ -2,11 +2,13 @@
 //! `compat` the one that serves faults. They end before the region does.
 
 use crate::courtesy::Courtesy;
+use crate::evict::{Aim, MOST_FAILURES};
 use crate::lane::Lane;
 use crate::message::say;
 use crate::pager::{Pager, Touch};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::sync::{AtomicU32, Ordering};
@@ -79,8 +81,9 @@ impl Background {
 const FAULT: u64 = 0;
 const END: u64 = 1;
 
-/// How long the evictor leaves alone what could not be evicted.
-const PAUSE: u64 = 10_000_000;
+/// How long the evictor leaves alone what could not be evicted: at first, and where the store has taken nothing for long.
+const LEAST_PAUSE: Nanoseconds = 10_000_000;
+const MOST_PAUSE: Nanoseconds = 1_000_000_000;
 
 impl Pager {
     /// The evictor's life.
@@ -88,16 +91,25 @@ impl Pager {
         let place = page_fault::place();
         let mut courtesy = Courtesy::default();
         while self.limit.wait_for_work() {
-            while self.limit.resident() > self.limit.low() && !self.limit.is_stopped() {
-                let outcome = self.evict(&mut lane, 1, 0, place);
-                if outcome.freed == 0 {
-                    // Threads that find no room say so; here it is tried again,
-                    // or the limit raised meanwhile.
-                    let ended = self.evictions_ended();
-                    let _ = futex::wait(&self.evictions, ended, Some(PAUSE));
+            let mut pause = LEAST_PAUSE;
+            loop {
+                let (changes, ended) = (self.limit.changes(), self.evictions_ended());
+                self.limit.lower();
+                if self.limit.resident() <= self.limit.low() || self.limit.is_stopped() {
                     break;
                 }
-                courtesy.give_way(Ticks::now());
+                // It alone finds out whether a store that takes nothing does again: for all, and not for each of their pages.
+                let failures = if self.store_fails() { 1 } else { MOST_FAILURES };
+                let outcome = self.evict(&mut lane, Aim { pages: 1, kept: 0, failures }, place);
+                if outcome.freed > 0 {
+                    courtesy.give_way(Ticks::now());
+                } else if outcome.obstacle.is_none() && outcome.met_others {
+                    let _ = futex::wait(&self.evictions, ended, Some(LEAST_PAUSE));
+                } else {
+                    // Threads that find no room say so.
+                    self.limit.pause(changes, pause);
+                    pause = if self.takes_nothing() { (2 * pause).min(MOST_PAUSE) } else { LEAST_PAUSE };
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Giving pages up: what they hold is not wanted any more.
 
-use crate::evict::{MOST, Obstacle};
+use crate::evict::{Aim, MOST, MOST_FAILURES, Obstacle};
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
 use core::ops::Range;
@@ -125,7 +125,7 @@ impl Pager {
             }
             let outcome = {
                 let mut lane = self.store.lane(place);
-                self.evict(&mut lane, 1, 0, place)
+                self.evict(&mut lane, Aim { pages: 1, kept: 0, failures: MOST_FAILURES }, place)
             };
             match outcome.obstacle {
                 _ if outcome.freed > 0 => {}

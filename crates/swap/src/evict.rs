@@ -17,7 +17,9 @@
 //! go and is out itself, or is being read by somebody who waits outside, loses
 //! nothing.
 //!
-//! If the pages cannot be written they are opened again, and nothing is lost.
+//! If the pages cannot be written they are opened again, and nothing is lost. That is remembered: who has no room for a
+//! page does not try it again, but has room for many beyond the limit ([`Limit::raise`](crate::watermarks::Limit::raise)). The evictor alone finds out, now and
+//! then, whether pages go again.
 
 use crate::counters::Counter;
 use crate::gate::Shut;
@@ -26,6 +28,7 @@ use crate::message::say;
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
 use crate::slots::Run;
+use crate::watermarks::LEAST_CHUNK;
 use core::ops::Range;
 use core::sync::atomic::AtomicU32;
 use usring_sys::plain::IoVector;
@@ -35,8 +38,8 @@ use usring_sys::{Errno, futex};
 /// Pages of the largest cluster.
 pub const MOST: usize = 64;
 
-/// Clusters that may fail to be written before their evictor gives up for now.
-const MOST_FAILURES: u32 = 8;
+/// Clusters that may fail to be written before their evictor gives up for now, and the store is known to take nothing.
+pub const MOST_FAILURES: u32 = 8;
 
 /// How long a thread that found nothing to evict sleeps while others evict, at most.
 const PATIENCE: u64 = 1_000_000;
@@ -62,8 +65,18 @@ pub enum Room {
     Taken,
     /// There may be some now.
     Perhaps,
-    /// Nothing can go.
-    None,
+}
+
+/// What an eviction is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Aim {
+    /// It ends when so many have gone.
+    pub pages: usize,
+    /// Of the room that this makes, the caller has that of so many (or of as many as have gone); the rest is
+    /// given back.
+    pub kept: usize,
+    /// Or when so many clusters could not be written; 0: none is written.
+    pub failures: u32,
 }
 
 /// What evicting has brought.
@@ -82,8 +95,6 @@ struct Batch<'a> {
     taken: [Option<Taken<'a>>; MOST],
     /// What becomes of each: `Out`, `Untouched`, or what it was, if it stays.
     next: [State; MOST],
-    /// Those that were given a slot, a bit each.
-    given: u64,
 }
 
 impl Batch<'_> {
@@ -98,15 +109,21 @@ impl Batch<'_> {
 
 impl Pager {
     /// For a thread that has no room for its page: evicts from one cluster, or
-    /// waits for those that do.
+    /// waits for those that do. Where nothing can go, or so little that one instruction may need more, there is room
+    /// beyond the limit afterwards, for many pages.
     pub fn evict_directly(&self, place: usize) -> Room {
         let ended = self.evictions_ended();
+        let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
         let outcome = {
             let mut lane = self.store.lane(place);
-            self.evict(&mut lane, 1, 1, place)
+            self.evict(&mut lane, Aim { pages, kept: 1, failures: self.failures_allowed() }, place)
         };
         if outcome.freed > 0 {
             self.counters.add(place, Counter::DirectEvictions, 1);
+            let is_too_little = outcome.freed < pages && !outcome.met_others;
+            if is_too_little || outcome.obstacle == Some(Obstacle::Full) {
+                self.exceed_limit(outcome.obstacle);
+            }
             return Room::Taken;
         }
         if outcome.obstacle.is_none() && (outcome.met_others || self.others_evict_since(ended)) {
@@ -114,12 +131,43 @@ impl Pager {
             return Room::Perhaps;
         }
         // Somebody may have given back what room there was.
-        if self.limit.resident() < self.limit.get() {
-            return Room::Perhaps;
+        if !self.limit.has_room() {
+            self.exceed_limit(outcome.obstacle);
         }
+        Room::Perhaps
+    }
+
+    fn exceed_limit(&self, obstacle: Option<Obstacle>) {
         let full = self.store.slots.are_all_taken().then_some(Obstacle::Full);
-        self.report(outcome.obstacle.or(full));
-        Room::None
+        let failed = || Obstacle::Failed(Errno::new(self.last_failure.load(Ordering::Relaxed)));
+        self.report(obstacle.or(full).or_else(|| self.store_fails().then(failed)));
+        self.limit.raise();
+    }
+
+    /// Whether no write has succeeded of late.
+    pub fn store_fails(&self) -> bool {
+        self.failed_writes.load(Ordering::Relaxed) >= MOST_FAILURES
+    }
+
+    /// Whether only what has a slot can go, for all that is known.
+    pub fn takes_nothing(&self) -> bool {
+        self.store_fails() || self.store.slots.are_all_taken()
+    }
+
+    /// For a thread that wants its page: whether the store works again, the evictor finds out.
+    pub fn failures_allowed(&self) -> u32 {
+        if self.store_fails() { 0 } else { MOST_FAILURES }
+    }
+
+    fn note_failure(&self, error: Errno) {
+        self.last_failure.store(error.negative().unsigned_abs(), Ordering::Relaxed);
+        self.failed_writes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn note_success(&self) {
+        if self.failed_writes.load(Ordering::Relaxed) != 0 {
+            self.failed_writes.store(0, Ordering::Relaxed);
+        }
     }
 
     /// How many evictions have brought something, so far.
@@ -163,9 +211,8 @@ impl Pager {
 
     /// Moves the hand on until so many pages are out, or it has been everywhere
     /// twice, and once more without giving any cluster a second chance: others may use each
-    /// as fast as the hand goes round. Of the room that this makes, the caller has that of so many
-    /// pages (or of as many as have gone); the rest is given back.
-    pub fn evict(&self, lane: &mut Lane, pages: usize, kept: usize, place: usize) -> Outcome {
+    /// as fast as the hand goes round.
+    pub fn evict(&self, lane: &mut Lane, aim: Aim, place: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
         if self.store.slots.are_all_taken() {
@@ -174,18 +221,18 @@ impl Pager {
         for step in 0..3 * self.clusters() + 1 {
             let cluster = self.hand.fetch_add(1, Ordering::Relaxed) % self.clusters();
             let is_spared = || self.gate(cluster).second_chance() && step <= 2 * self.clusters();
-            if !self.has_victim(cluster) || is_spared() {
+            if !self.has_victim(cluster, aim) || is_spared() {
                 continue;
             }
-            match self.evict_cluster(cluster, lane, kept.saturating_sub(outcome.freed), place) {
-                Ok(Some(freed)) => outcome.freed += freed,
-                Ok(None) => outcome.met_others = true,
-                Err(obstacle) => {
-                    outcome.obstacle = Some(obstacle);
-                    failures += 1;
-                }
-            }
-            if outcome.freed >= pages || failures == MOST_FAILURES {
+            let kept = aim.kept.saturating_sub(outcome.freed);
+            let Some(eviction) = self.evict_cluster(cluster, lane, Aim { kept, ..aim }, place) else {
+                outcome.met_others = true;
+                continue;
+            };
+            outcome.freed += eviction.freed;
+            outcome.obstacle = eviction.obstacle.or(outcome.obstacle);
+            failures += u32::from(eviction.obstacle.is_some());
+            if outcome.freed >= aim.pages || (failures > 0 && failures >= aim.failures) {
                 break;
             }
         }
@@ -194,44 +241,39 @@ impl Pager {
 
     /// Whether it is worth being closed: with no slot left only what has one can go. (Who closes a
     /// cluster of which nothing can go keeps others waiting, who then do the same to him.)
-    fn has_victim(&self, cluster: usize) -> bool {
-        let victims = self.victims();
+    fn has_victim(&self, cluster: usize, aim: Aim) -> bool {
+        let victims = self.victims(aim);
         self.cluster(cluster)
             .map(|page| self.page(page))
             .any(|page| victims.contains(&page.state()) && !page.is_pinned())
     }
 
-    fn victims(&self) -> &'static [State] {
-        if self.store.slots.are_all_taken() { &[State::Clean] } else { &[State::Clean, State::Dirty] }
+    fn victims(&self, aim: Aim) -> &'static [State] {
+        if aim.failures == 0 || self.store.slots.are_all_taken() {
+            &[State::Clean]
+        } else {
+            &[State::Clean, State::Dirty]
+        }
     }
 
-    /// Evicts what can go of a cluster, and says how many; `None`: somebody else does.
-    fn evict_cluster(
-        &self,
-        cluster: usize,
-        lane: &mut Lane,
-        kept: usize,
-        place: usize,
-    ) -> Result<Option<usize>, Obstacle> {
+    /// Evicts what can go of a cluster; `None`: somebody else does.
+    fn evict_cluster(&self, cluster: usize, lane: &mut Lane, aim: Aim, place: usize) -> Option<Outcome> {
         if self.wanted_whole.load(Ordering::Relaxed) != 0 {
-            return Ok(None);
+            return None;
         }
-        let Some(mut claim) = self.gate(cluster).claim() else { return Ok(None) };
+        let mut claim = self.gate(cluster).claim()?;
         self.evicting.fetch_add(1, Ordering::Relaxed);
         let cluster = self.cluster(cluster);
-        let mut batch = Batch { cluster, taken: [const { None }; MOST], next: [State::Dirty; MOST], given: 0 };
-        let closed = self.close(&mut batch, &claim.shut());
+        let mut batch = Batch { cluster, taken: [const { None }; MOST], next: [State::Dirty; MOST] };
+        let closed = self.close(&mut batch, aim, &claim.shut());
         let written = closed.and_then(|()| self.write_out(&mut batch, lane, place));
         let dropped = self.drop_pages(&mut batch, &claim.shut());
         let freed = self.release(batch);
         drop(claim);
-        self.limit.give_back(freed.saturating_sub(kept));
+        self.limit.give_back(freed.saturating_sub(aim.kept));
         self.counters.add(place, Counter::Evicted, freed as u64);
         self.end_eviction(freed > 0);
-        match written.and(dropped) {
-            Err(obstacle) if freed == 0 => Err(obstacle),
-            _ => Ok(Some(freed)),
-        }
+        Some(Outcome { freed, obstacle: written.and(dropped).err(), met_others: false })
     }
 
     /// Of one that `evicting` counts: who waits for others looks again.
@@ -242,9 +284,9 @@ impl Pager {
     }
 
     /// Takes what may go, and ends writes to it.
-    fn close<'a>(&'a self, batch: &mut Batch<'a>, _: &Shut) -> Result<(), Obstacle> {
+    fn close<'a>(&'a self, batch: &mut Batch<'a>, aim: Aim, _: &Shut) -> Result<(), Obstacle> {
         let mut any_dirty = false;
-        let victims = self.victims();
+        let victims = self.victims(aim);
         for (position, page) in batch.cluster.clone().enumerate() {
             let page = self.page(page);
             let state = page.state();
@@ -290,12 +332,23 @@ impl Pager {
     /// All dirty pages of the batch, and nothing between them: memory that is read where
     /// none is would be made.
     fn prepare_reading(&self, batch: &Batch) -> Result<(), Obstacle> {
+        let is_dirty = |position: usize| batch.is_dirty(position);
+        self.for_neighbours(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))
+    }
+
+    /// Runs of pages that are `in_run`, and of nothing else.
+    fn for_neighbours(
+        &self,
+        batch: &Batch,
+        in_run: impl Fn(usize) -> bool,
+        act: impl Fn(usize, usize) -> Result<(), Errno>,
+    ) -> Result<(), Obstacle> {
         let mut position = 0;
         while position < batch.cluster.len() {
-            let count = (position..batch.cluster.len()).take_while(|position| batch.is_dirty(*position)).count();
+            let count = (position..batch.cluster.len()).take_while(|position| in_run(*position)).count();
             if count > 0 {
                 let offset = self.offset(batch.cluster.start + position);
-                self.mechanism.prepare_reading(offset, count * self.unit()).map_err(Obstacle::Failed)?;
+                act(offset, count * self.unit()).map_err(Obstacle::Failed)?;
             }
             position += count + 1;
         }
@@ -320,12 +373,17 @@ impl Pager {
         }
         let mut position = 0;
         while wanted > 0 {
-            let run = self.store.slots.take(wanted).ok_or(Obstacle::Full)?;
+            let run = self.store.slots.take(wanted).ok_or_else(|| {
+                self.note_failure(Errno::ENOSPC);
+                Obstacle::Full
+            })?;
             let end = self.write_run(batch, position, run, lane);
             position = end.map_err(|error| {
+                self.note_failure(error);
                 self.counters.add(place, Counter::WriteErrors, 1);
                 Obstacle::Failed(error)
             })?;
+            self.note_success();
             wanted -= run.length;
             self.counters.add(place, Counter::Written, u64::from(run.length));
             self.counters.add(place, Counter::WriteRequests, 1);
@@ -364,7 +422,6 @@ impl Pager {
             (run.first..run.first + run.length).for_each(|slot| self.store.slots.free(slot));
             return Err(error);
         }
-        batch.given |= written;
         for position in bits(written) {
             batch.next[position] = State::Out;
         }
@@ -380,13 +437,9 @@ impl Pager {
             // say are there. Their slots can.
             say(format_args!("swap: pages cannot be given back ({obstacle:?})"));
         }
-        for (position, page) in batch.cluster.clone().enumerate() {
-            if batch.is_dirty(position) && !batch.goes(position) {
-                let opened = self.mechanism.open(self.offset(page), self.unit());
-                // Whoever touches it tries again.
-                opened.map_err(Obstacle::Failed)?;
-            }
-        }
+        let stays = |position: usize| batch.is_dirty(position) && !batch.goes(position);
+        // Whoever touches what could not be opened tries again.
+        self.for_neighbours(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
         dropped
     }
 

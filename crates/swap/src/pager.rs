@@ -29,7 +29,7 @@ use crate::message::say;
 use crate::page::{Page, Pins, State, Taken};
 use crate::readahead::Streams;
 use crate::store::Store;
-use crate::watermarks::Limit;
+use crate::watermarks::{Limit, Share};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -79,6 +79,9 @@ pub struct Pager {
     /// Evictions that are under way, and how many have brought something.
     pub evicting: AtomicU32,
     pub evictions: AtomicU32,
+    /// Writes that have failed since one did not, and what the last of them was answered.
+    pub failed_writes: AtomicU32,
+    pub last_failure: AtomicU32,
     /// Somebody wants all clusters: nobody begins to evict.
     pub wanted_whole: AtomicU32,
     /// The clock's hand, in clusters.
@@ -128,6 +131,8 @@ impl Pager {
             streams: Streams::new(parts.readahead)?,
             evicting: AtomicU32::new(0),
             evictions: AtomicU32::new(0),
+            failed_writes: AtomicU32::new(0),
+            last_failure: AtomicU32::new(0),
             wanted_whole: AtomicU32::new(0),
             hand: AtomicUsize::new(0),
             unit,
@@ -362,20 +367,22 @@ impl Pager {
 
     /// Takes room for one page, evicting for it if there is none.
     pub fn make_room(&self, place: usize) {
-        while !self.limit.take(1) {
-            match self.evict_directly(place) {
-                Room::Taken => break,
-                Room::Perhaps => {}
-                Room::None => {
-                    self.limit.exceed(1);
-                    self.counters.add(place, Counter::OverLimit, 1);
-                    self.counters.raise_peak(self.limit.resident());
-                    return;
-                }
-            }
-        }
-        self.counters.raise_peak(self.limit.resident());
+        while !self.take_one(place) && self.evict_directly(place) == Room::Perhaps {}
         self.limit.wake_evictor();
+    }
+
+    /// Takes room for one page, if there is.
+    #[inline]
+    pub fn take_one(&self, place: usize) -> bool {
+        match self.limit.take(1) {
+            Share::Within(resident) => self.counters.raise_peak(resident),
+            Share::Beyond(resident) => {
+                self.counters.raise_peak(resident);
+                self.counters.add(place, Counter::OverLimit, 1);
+            }
+            Share::None => return false,
+        }
+        true
     }
 
     /// Says what became of a page, on standard error.

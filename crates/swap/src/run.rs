@@ -3,6 +3,7 @@
 //! that a system call is about to use.
 
 use crate::counters::Counter;
+use crate::evict::Aim;
 use crate::page::{Pins, State, Taken};
 use crate::pager::{Pager, Touch};
 use core::ops::Range;
@@ -111,13 +112,14 @@ impl Pager {
     fn take_room(&self, most: usize, place: usize) -> usize {
         let mut room = 0;
         while room < most {
-            if self.limit.take(1) {
+            if self.take_one(place) {
                 room += 1;
                 continue;
             }
             let mut lane = self.store.lane(place);
             let wanted = most - room;
-            let freed = self.evict(&mut lane, wanted, wanted, place).freed;
+            let aim = Aim { pages: wanted, kept: wanted, failures: self.failures_allowed() };
+            let freed = self.evict(&mut lane, aim, place).freed;
             if freed == 0 {
                 break;
             }

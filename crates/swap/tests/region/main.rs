@@ -5,6 +5,7 @@ mod calls;
 mod common;
 mod failures;
 mod fork;
+mod full;
 mod heritage;
 mod increments;
 mod mappings;

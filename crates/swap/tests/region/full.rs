@@ -1,0 +1,127 @@
+//! Stores that have no room for what there is, or take nothing: what does not fit stays in memory, at the price of
+//! memory alone.
+
+use crate::common::{Random, factor, is_child, mechanisms, region, run_child, word};
+use crate::switch;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use usring_swap::{Mechanism, SwapRegion};
+
+/// The least limit there is, in pages.
+const LEAST_LIMIT: usize = 64;
+
+/// By how many pages such small limits are exceeded besides what does not fit: a chunk, what the evictor has in its hand
+/// just then, and some.
+const SLACK: u64 = 3 * LEAST_LIMIT as u64;
+
+/// In a process of its own, that does not live long, with each mechanism.
+fn in_child(test: &str, work: fn(Mechanism)) {
+    if is_child() {
+        // SAFETY: what hangs, ends.
+        unsafe { libc::alarm(30) };
+        return work(Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap());
+    }
+    for mechanism in mechanisms() {
+        let output = run_child(&format!("full::{test}"), |command| {
+            command.env("MECHANISM", mechanism.name());
+        });
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{mechanism}: {:?} {said}", output.status);
+    }
+}
+
+/// Pages that all hold words of their own.
+fn number_pages(region: &SwapRegion) {
+    let unit = region.page_size();
+    for page in 0..region.size() / unit {
+        for offset in [0, unit - 8] {
+            word(region, page * unit + offset).store((page * unit + offset + 1) as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+fn check_pages(region: &SwapRegion) {
+    let unit = region.page_size();
+    for page in 0..region.size() / unit {
+        for offset in [0, unit - 8] {
+            let found = word(region, page * unit + offset).load(Ordering::Relaxed);
+            assert_eq!(found, (page * unit + offset + 1) as u64, "{:?}", region.statistics());
+        }
+    }
+}
+
+#[test]
+fn what_is_touched_far_beyond_a_full_store_comes_in_without_a_search_for_each_page() {
+    in_child("what_is_touched_far_beyond_a_full_store_comes_in_without_a_search_for_each_page", |mechanism| {
+        const LIMIT: usize = 8 << 20;
+        let region = region(8 * LIMIT, LIMIT, "ram:size=16M").mechanism(mechanism).build().unwrap();
+        number_pages(&region);
+        let statistics = region.statistics();
+        assert_eq!(statistics.slots_taken, statistics.slots, "{statistics:?}");
+        assert!(statistics.over_limit > 0, "{statistics:?}");
+        assert!(statistics.peak <= statistics.pages - statistics.slots + SLACK, "{statistics:?}");
+        check_pages(&region);
+        let statistics = region.statistics();
+        assert!(statistics.peak <= statistics.pages - statistics.slots + SLACK, "{statistics:?}");
+    });
+}
+
+#[test]
+fn a_store_that_takes_nothing_is_not_tried_for_each_page() {
+    in_child("a_store_that_takes_nothing_is_not_tried_for_each_page", |mechanism| {
+        let limit = LEAST_LIMIT * mechanism.unit(0);
+        let (device, switch) = switch::device(32 * limit);
+        switch.fails_writes.store(true, Ordering::Relaxed);
+        let builder = SwapRegion::builder().size(32 * limit).limit(limit).device(device);
+        let region = builder.mechanism(mechanism).build().unwrap();
+        let start = Instant::now();
+        number_pages(&region);
+        check_pages(&region);
+        let attempts = region.statistics().write_errors;
+        // Those after which the store is known to fail, and then each 10 ms at most.
+        let most = 64 + start.elapsed().as_millis() as u64 / 10;
+        assert!((1..=most).contains(&attempts), "{attempts} in {:?}", start.elapsed());
+        // And it is seen soon that it does not.
+        switch.fails_writes.store(false, Ordering::Relaxed);
+        while region.statistics().resident > region.statistics().limit {
+            std::thread::yield_now();
+        }
+        check_pages(&region);
+        assert!(region.statistics().resident <= region.statistics().limit + SLACK);
+    });
+}
+
+/// 16 bytes by one instruction.
+fn read_at_once(region: &SwapRegion, offset: usize) -> [u64; 2] {
+    assert!(offset + 16 <= region.size());
+    // SAFETY: the bytes are the region's, and the processor has this instruction.
+    unsafe {
+        let mut words = [0; 2];
+        let value = std::arch::x86_64::_mm_loadu_si128(region.as_ptr().add(offset).cast());
+        std::arch::x86_64::_mm_storeu_si128(words.as_mut_ptr().cast(), value);
+        words
+    }
+}
+
+/// Both pages have to be there at the same time, though nothing but the one can make way for the other.
+#[test]
+fn an_instruction_that_needs_two_pages_has_both_also_with_a_full_store() {
+    in_child("an_instruction_that_needs_two_pages_has_both_also_with_a_full_store", |mechanism| {
+        let limit = 2 * LEAST_LIMIT * mechanism.unit(0);
+        let store = format!("ram:size={}", 2 * limit);
+        let region = region(4 * limit, limit, &store).readahead(0).mechanism(mechanism).build().unwrap();
+        let unit = region.page_size();
+        number_pages(&region);
+        let mut random = Random(1);
+        for turn in 0..20_000 / factor(mechanism) {
+            let page = match turn < 2 * region.size() / unit {
+                true => turn % (region.size() / unit - 1),
+                false => random.below(region.size() / unit - 1),
+            };
+            let boundary = (page + 1) * unit;
+            let words = read_at_once(&region, boundary - 8);
+            assert_eq!(words, [(boundary - 7) as u64, (boundary + 1) as u64], "{:?}", region.statistics());
+        }
+        check_pages(&region);
+    });
+}
