@@ -37,9 +37,7 @@ use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::{Guard, Mutex};
-
-/// How long a cluster may be somebody else's: what that takes is a request to the device.
-pub const PATIENCE: Nanoseconds = 5_000_000_000;
+use usring_sys::ticks::Ticks;
 
 /// Swapped memory at rest, until this is dropped: a fork now gives the child a copy. In
 /// the child, [`Held::inherit`].
@@ -66,13 +64,13 @@ pub struct Heritage {
 }
 
 impl Mappings {
-    /// Brings all to rest. The caller touches nothing of the memory, runs no handler that
-    /// might, and forks once.
+    /// Brings all to rest, for which it waits no longer than this. The caller touches nothing of the memory, runs
+    /// no handler that might, and forks once.
     ///
     /// Errors: `EOPNOTSUPP` where a child cannot have a copy, by the mechanism or by the
-    /// device; `EAGAIN` where as many processes have one as can; `EBUSY` where it does not come to rest, as the device
-    /// does not answer; `ENOMEM`.
-    pub fn hold(&'static self) -> Result<Held, Errno> {
+    /// device; `EAGAIN` where as many processes have one as can; `EBUSY` where it has not come to rest, as the device
+    /// has not answered; `ENOMEM`.
+    pub fn hold(&'static self, patience: Nanoseconds) -> Result<Held, Errno> {
         let pager = &*self.region.pager;
         let mut descriptors = Vec::new();
         if !pager.store.device().driver().hand_down(&mut |number| descriptors.push(number)) {
@@ -88,7 +86,7 @@ impl Mappings {
             return Err(Errno::EOPNOTSUPP);
         }
         let quiet = Quiet::begin(pager);
-        let gates = pager.rest()?;
+        let gates = pager.rest(patience)?;
         let parts = self.parts(&space);
         pager.lend_to(&member);
         let taken = we_copy.then(|| pager.take_resident());
@@ -258,9 +256,11 @@ impl Heritage {
 }
 
 impl Pager {
-    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` where somebody keeps one of them.
-    fn rest(&self) -> Result<Vec<Resting<'_>>, Errno> {
-        let claim = |cluster| self.claim_within(cluster, PATIENCE).ok_or(Errno::EBUSY);
+    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` where somebody keeps one of them for longer.
+    fn rest(&self, patience: Nanoseconds) -> Result<Vec<Resting<'_>>, Errno> {
+        let start = Ticks::now();
+        let left = || patience.saturating_sub(Ticks::now().since(start));
+        let claim = |cluster| self.claim_within(cluster, left()).ok_or(Errno::EBUSY);
         let claims = (0..self.clusters()).map(claim).collect::<Result<Vec<_>, _>>()?;
         Ok(claims.into_iter().map(Claim::rest).collect())
     }

@@ -26,8 +26,9 @@ use alloc::boxed::Box;
 use core::arch::global_asm;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use usring_swap::heritage::{Held, Heritage, PATIENCE, Withheld};
+use usring_swap::heritage::{Held, Heritage, Withheld};
 use usring_swap::mappings::Mappings;
+use usring_sys::clock::Nanoseconds;
 use usring_sys::mutex::Mutex;
 use usring_sys::owner_lock::OwnerLock;
 use usring_sys::per_process::PerProcess;
@@ -45,6 +46,12 @@ static FORKING: PerProcess<OwnerLock> = PerProcess::new();
 static HANDS_DOWN: AtomicBool = AtomicBool::new(false);
 /// Which refusals have been told of, a bit each.
 static TOLD: AtomicU32 = AtomicU32::new(0);
+
+/// How long a fork waits for memory to come to rest before it lets others go on for a moment (and a
+/// signal end the wait), and how often. What it waits for are requests that are with the device.
+const ROUND_SECONDS: u64 = 5;
+const ROUND: Nanoseconds = ROUND_SECONDS * 1_000_000_000;
+const ROUNDS: u64 = 12;
 
 /// Whether a child that has just been forked will inherit.
 pub fn hands_down() -> bool {
@@ -95,13 +102,12 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     }
     // Nobody waits here who would have to go back for a signal, and wait again.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
-    let held = match heir_of.map(Mappings::hold).transpose() {
+    let held = match heir_of.map(hold).transpose() {
         Ok(held) => held.filter(|held| descriptor::hand_down(held.descriptors())),
+        Err(Errno::EBUSY) if signals::interrupted() => return Outcome { answer: 0, kind: Outcome::AGAIN },
+        Err(Errno::EBUSY) => return Err::<u64, _>(Errno::EAGAIN).into(),
         Err(error) => {
             refuse(error);
-            if error == Errno::EBUSY {
-                return Err::<u64, _>(Errno::EAGAIN).into();
-            }
             None
         }
     };
@@ -134,6 +140,28 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     HANDS_DOWN.store(false, Ordering::Relaxed);
     descriptor::hand_down(&[]);
     syscall::check(answer).into()
+}
+
+/// Brings swapped memory to rest. `EBUSY`: a signal came meanwhile, or it has taken too long.
+fn hold(mappings: &'static Mappings) -> Result<Held, Errno> {
+    for round in 1..=ROUNDS {
+        let held = mappings.hold(ROUND);
+        if !matches!(held, Err(Errno::EBUSY)) || signals::interrupted() {
+            return held;
+        }
+        if round == 1 {
+            message::say(format_args!(
+                "swap: process {} waits with a fork: the backing store has not answered for {ROUND_SECONDS} s",
+                process::id()
+            ));
+        }
+    }
+    message::say(format_args!(
+        "swap: process {} cannot fork: its memory has not come to rest for {} s, as the backing store does not answer",
+        process::id(),
+        ROUND_SECONDS * ROUNDS
+    ));
+    Err(Errno::EBUSY)
 }
 
 /// Where a child goes on that has a stack of its own: it is one thread, and so there is one of each.
@@ -206,14 +234,6 @@ fn die_of_zeroes() -> ! {
 fn refuse(error: Errno) {
     let (bit, why) = match error {
         Errno::EOPNOTSUPP => return,
-        Errno::EBUSY => {
-            message::say(format_args!(
-                "swap: process {} cannot fork: for {} s its memory has not come to rest, as the backing store does not answer",
-                process::id(),
-                PATIENCE / 1_000_000_000
-            ));
-            return;
-        }
         Errno::EAGAIN => (1, "too many processes have copies already"),
         _ => (2, "the system does not give what that needs"),
     };

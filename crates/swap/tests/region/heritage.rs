@@ -9,6 +9,9 @@ use usring_swap::Mechanism;
 use usring_swap::mappings::Mappings;
 use usring_sys::Errno;
 
+/// In nanoseconds.
+const ONE_SECOND: u64 = 1_000_000_000;
+
 /// Touches as much as sets the evictor to work, and nobody else.
 fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
     let start = mappings.change().map(LIMIT).unwrap();
@@ -32,10 +35,10 @@ fn a_fork_waits_for_no_device_that_does_not_answer() {
             assert!(start.elapsed() < Duration::from_secs(60), "nothing is evicted");
             std::thread::yield_now();
         }
-        let held = std::thread::spawn(|| mappings.hold().err());
+        let held = std::thread::spawn(|| mappings.hold(ONE_SECOND).err());
         assert_eq!(held.join().unwrap(), Some(Errno::EBUSY));
         switch.stalls_writes.store(false, Ordering::Relaxed);
-        assert_ne!(mappings.hold().err(), Some(Errno::EBUSY), "it has answered");
+        assert_ne!(mappings.hold(60 * ONE_SECOND).err(), Some(Errno::EBUSY), "it has answered");
         // What was held goes on.
         let more = numbered(mappings, 4 * MIB);
         check(&range, 0);
@@ -97,7 +100,7 @@ fn memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inh
             let mappings: &'static Mappings = Box::leak(Box::new(mappings));
             let range = numbered(mappings, 20 * MIB);
             let few = range.start..range.start + 16 * PAGE;
-            match mappings.hold() {
+            match mappings.hold(60 * ONE_SECOND) {
                 Ok(held) => drop(held),
                 Err(Errno::EOPNOTSUPP) => return,
                 Err(error) => panic!("{error}"),
@@ -105,7 +108,7 @@ fn memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inh
             assert!(mappings.withhold(true).is_none());
             assert_eq!(pages_of_child(&few, || {}), 0, "it is kept from them");
             deny_keeping_from_children();
-            drop(mappings.hold().unwrap());
+            drop(mappings.hold(60 * ONE_SECOND).unwrap());
             if mappings.region().mechanism() != Mechanism::UserFault {
                 // It is a file's, and never anybody else's.
                 assert!(pages_of_child(&few, || {}) == 0 && mappings.withhold(true).is_none());
