@@ -17,7 +17,7 @@
 //!
 //! A user who is not there to look holds up nobody but himself. The generation
 //! is odd once there will be no other back end: users answer EIO. A control plane that
-//! was killed does not say so: then its users do ([`super::lifeline`]).
+//! was killed does not say so: then its users do (`lifeline`).
 
 use usring_sys::ordering::Edge;
 use usring_sys::shared::SharedMemory;
