@@ -25,6 +25,7 @@
 #include <sys/ipc.h>
 #include <sys/mman.h>
 #include <sys/msg.h>
+#include <sys/resource.h>
 #include <sys/sem.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -246,6 +247,93 @@ static void passed_over(void)
 	close(listener);
 	close(client);
 	close(server);
+}
+
+/* Lengths that say more than there is, as the kernel takes them: what it does not read or write need not be there. */
+static void beyond_the_end(void)
+{
+	unsigned char *part = mmap(NULL, 32 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(part != MAP_FAILED && munmap(part + 4 * MIB, 28 * MIB) == 0);
+	pattern(part, 4 * MIB, 11);
+	evict();
+	int pair[2];
+	unsigned char text[1000];
+	pattern(text, sizeof text, 12);
+	for (int round = 0; round < 2; round++) {
+		unsigned char *last = part + 4 * MIB - sizeof text;
+		CHECK(socketpair(AF_UNIX, round ? SOCK_STREAM : SOCK_DGRAM, 0, pair) == 0);
+		CHECK(send(pair[0], text, sizeof text, 0) == sizeof text);
+		CHECK(recv(pair[1], last, 100000, MSG_TRUNC) == sizeof text && matches(last, sizeof text, 12));
+		pattern(part, 4 * MIB, 11);
+		evict();
+		/* Too long, whatever it is. */
+		if (round == 0)
+			CHECK(send(pair[0], part, 16 * MIB, MSG_DONTWAIT) == -1 && errno == EMSGSIZE);
+		close(pair[0]);
+		close(pair[1]);
+	}
+	/* As much as there is. */
+	CHECK(pipe(pair) == 0 && write(pair[1], part + 4 * MIB - 32768, 100000) == 32768);
+	close(pair[0]);
+	close(pair[1]);
+	int datagrams = socket(AF_INET, SOCK_DGRAM, 0);
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t size = sizeof address;
+	CHECK(bind(datagrams, (struct sockaddr *)&address, size) == 0);
+	CHECK(getsockname(datagrams, (struct sockaddr *)&address, &size) == 0);
+	CHECK(connect(datagrams, (struct sockaddr *)&address, size) == 0);
+	CHECK(send(datagrams, part, 1UL << 30, 0) == -1 && errno == EMSGSIZE);
+	struct iovec vectors[3] = { { part, 20000 }, { part, 65536 }, { part, 20000 } };
+	struct mmsghdr all[3];
+	for (int each = 0; each < 3; each++)
+		all[each] = (struct mmsghdr){ .msg_hdr = { .msg_iov = vectors + each, .msg_iovlen = 1 } };
+	CHECK(sendmmsg(datagrams, all, 3, 0) == 1 && all[0].msg_len == 20000);
+	CHECK(sendmmsg(datagrams, all + 1, 2, 0) == -1 && errno == EMSGSIZE);
+	CHECK(recv(datagrams, part, 65536, MSG_TRUNC) == 20000 && matches(part, 20000, 11));
+	vectors[1].iov_len = -1UL;
+	CHECK(writev(datagrams, vectors, 2) == -1 && errno == EINVAL);
+	close(datagrams);
+	char name[] = "/tmp/appended-XXXXXX";
+	close(mkstemp(name));
+	int file = open(name, O_RDWR | O_APPEND);
+	CHECK(write(file, part, 8 * MIB) == 4 * MIB && lseek(file, 0, SEEK_END) == 4 * MIB);
+	memset(part, 0, 4 * MIB);
+	evict();
+	CHECK(pread(file, part, 4 * MIB, 0) == 4 * MIB && matches(part, 4 * MIB, 11));
+	close(file);
+	unlink(name);
+	CHECK(munmap(part, 4 * MIB) == 0);
+}
+
+/* Much is appended with little room for it. */
+static void much_appended(void)
+{
+	enum { TIMES = 12 };
+	char name[] = "/tmp/appended-XXXXXX", statistics[100] = "";
+	close(mkstemp(name));
+	int file = open(name, O_RDWR | O_APPEND);
+	struct iovec vector[TIMES];
+	pattern(memory, 4 * MIB, 13);
+	for (int each = 0; each < TIMES; each++)
+		vector[each] = (struct iovec){ memory, 4 * MIB };
+	for (size_t room = 24 * MIB; room >= 6 * MIB; room /= 2) {
+		int sizes = open("/proc/self/statm", O_RDONLY);
+		CHECK(read(sizes, statistics, sizeof statistics - 1) > 0 && close(sizes) == 0);
+		struct { unsigned long now, most; } before, less;
+		CHECK(syscall(SYS_prlimit64, 0, RLIMIT_AS, NULL, &before) == 0);
+		less = before;
+		less.now = strtoul(statistics, NULL, 10) * PAGE + room;
+		CHECK(ftruncate(file, 0) == 0 && syscall(SYS_prlimit64, 0, RLIMIT_AS, &less, NULL) == 0);
+		ssize_t written = writev(file, vector, TIMES);
+		CHECK(syscall(SYS_prlimit64, 0, RLIMIT_AS, &before, NULL) == 0 && written == TIMES * 4 * MIB);
+		for (int each = 0; each < TIMES; each++) {
+			unsigned char *bytes = out(4 * MIB);
+			CHECK(pread(file, bytes, 4 * MIB, each * 4 * MIB) == 4 * MIB && matches(bytes, 4 * MIB, 13));
+		}
+		pattern(memory, 4 * MIB, 13);
+	}
+	close(file);
+	unlink(name);
 }
 
 /* More room than anybody has memory for: it is given to the kernel all the same. */
@@ -659,6 +747,8 @@ int main(int count, char **arguments)
 	streams();
 	messages();
 	passed_over();
+	beyond_the_end();
+	much_appended();
 	much_room();
 	appending();
 	lists();

@@ -166,8 +166,14 @@ pub fn private_pages(length: usize) -> Result<usize, Errno> {
     map(length.next_multiple_of(PAGE), linux::MAP_PRIVATE | linux::MAP_ANONYMOUS, None)
 }
 
-/// Addresses with nothing behind them.
-fn reserve(length: usize) -> Result<usize, Errno> {
+/// The same where most will never be written to: it is not counted before it is, if the system counts so.
+pub fn offered_pages(length: usize) -> Result<usize, Errno> {
+    let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
+    map(length.next_multiple_of(PAGE), flags, None)
+}
+
+/// Addresses with nothing behind them, which nobody can read.
+pub fn reserve(length: usize) -> Result<usize, Errno> {
     let flags = u64::from(linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_DENYWRITE);
     let arguments = [0, length as u64, u64::from(linux::PROT_NONE), flags, -1i64 as u64, 0];
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)

@@ -21,6 +21,7 @@ const SIOCATMARK: u64 = 0x8905;
 const SOL_SOCKET: u32 = 1;
 const SOL_TCP: u32 = 6;
 const SO_TYPE: u32 = 3;
+const SO_SNDBUF: u32 = 7;
 const SO_PROTOCOL: u32 = 38;
 const SO_DOMAIN: u32 = 39;
 const TCP_INFO: u32 = 11;
@@ -30,9 +31,13 @@ const TCP_CLOSE_WAIT: u32 = 8;
 const TCP_LAST_ACK: u32 = 9;
 const TCP_CLOSING: u32 = 11;
 const AF_UNIX: u32 = 1;
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
 const IPPROTO_TCP: u32 = 6;
 const IPPROTO_UDP: u32 = 17;
+const IPPROTO_MPTCP: u32 = 262;
 const SOCK_STREAM: u32 = 1;
+const SOCK_DATAGRAM: u32 = 2;
 const SOCK_SEQPACKET: u32 = 5;
 
 /// Longest address of a socket (`struct sockaddr_storage`).
@@ -133,6 +138,27 @@ pub fn counted(number: i32) -> Counted {
         Ok(IPPROTO_TCP) if matches!(option(number, SOL_TCP, TCP_ULP), Ok(0) | Err(_)) => Counted::UpToUrgent,
         _ if option(number, SOL_SOCKET, SO_DOMAIN) == Ok(AF_UNIX) => Counted::UpToSeam,
         _ => Counted::Not,
+    }
+}
+
+/// Whether a receive with [`TRUNCATED`] counts bytes and gives none, as TCP's does.
+pub fn passes_over(number: i32) -> bool {
+    match option(number, SOL_SOCKET, SO_PROTOCOL) {
+        Ok(IPPROTO_TCP) => counted(number) == Counted::UpToUrgent,
+        Ok(IPPROTO_MPTCP) => true,
+        _ => false,
+    }
+}
+
+/// Above so many bytes a socket surely refuses a message, for its length (`EMSGSIZE`).
+pub fn longest_message(number: i32) -> Option<u64> {
+    let domain = option(number, SOL_SOCKET, SO_DOMAIN).ok()?;
+    match (domain, option(number, SOL_SOCKET, SO_TYPE).ok()?) {
+        (AF_UNIX, SOCK_DATAGRAM | SOCK_SEQPACKET) => option(number, SOL_SOCKET, SO_SNDBUF).ok().map(u64::from),
+        (AF_INET | AF_INET6, SOCK_DATAGRAM) if option(number, SOL_SOCKET, SO_PROTOCOL) == Ok(IPPROTO_UDP) => {
+            Some(0xffff)
+        }
+        _ => None,
     }
 }
 

@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use usring_sys::mapping::{private_pages, unmap};
+use usring_sys::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};
 
@@ -14,24 +14,40 @@ const USUAL: usize = 64 << 10;
 /// Some that nobody uses; 0 where there is none.
 static SPARE: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
+/// What it is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    Filled,
+    /// As [`Use::Filled`], and the kernel may look at its content after the call.
+    Lingers,
+    /// Room for as much as comes.
+    Offered,
+    /// The kernel refuses it for its length, and could not read it.
+    Refused,
+}
+
 pub struct Bounce {
     address: usize,
     length: usize,
-    /// The kernel may look at its content later on.
-    lingers: bool,
+    is_usual: bool,
 }
 
 impl Bounce {
-    pub fn new(length: u64, lingers: bool) -> Result<Bounce, Errno> {
+    pub fn new(length: u64, its_use: Use) -> Result<Bounce, Errno> {
         let length = (length as usize).max(USUAL);
-        let is_usual = length == USUAL && !lingers;
+        let is_usual = length == USUAL && matches!(its_use, Use::Filled | Use::Offered);
         let spare = if is_usual {
             SPARE.iter().map(|place| place.swap(0, Ordering::Acquire)).find(|it| *it != 0)
         } else {
             None
         };
-        let address = spare.map_or_else(|| private_pages(length), Ok)?;
-        Ok(Bounce { address, length, lingers })
+        let map = match its_use {
+            Use::Filled | Use::Lingers => private_pages,
+            Use::Offered => offered_pages,
+            Use::Refused => reserve,
+        };
+        let address = spare.map_or_else(|| map(length), Ok)?;
+        Ok(Bounce { address, length, is_usual })
     }
 
     /// The same lengths, here.
@@ -51,15 +67,18 @@ impl Bounce {
         unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
 
-    /// What the program has.
-    pub fn fill(&mut self, from: &[IoVector]) -> Result<(), Errno> {
+    /// What the program has, as far as it can be read: says how many bytes.
+    pub fn fill(&mut self, from: &[IoVector]) -> u64 {
         let mut offset = 0;
         for buffer in from {
             let length = buffer.length as usize;
-            user_memory::copy_in(&mut self.bytes()[offset..offset + length], UserAddress(buffer.base))?;
+            let to = &mut self.bytes()[offset..offset + length];
+            if user_memory::copy_in(to, UserAddress(buffer.base)).is_err() {
+                return (offset + copy_pages(to, buffer.base)) as u64;
+            }
             offset += length;
         }
-        Ok(())
+        offset as u64
     }
 
     /// Hands so many bytes, from this offset on, to the program.
@@ -75,11 +94,25 @@ impl Bounce {
     }
 }
 
+/// Copies as many whole pages as can be read, the first from within; says how many bytes.
+fn copy_pages(to: &mut [u8], from: u64) -> usize {
+    let mut copied = 0;
+    while copied < to.len() {
+        let base = from + copied as u64;
+        let part = (PAGE - base as usize % PAGE).min(to.len() - copied);
+        if user_memory::copy_in(&mut to[copied..copied + part], UserAddress(base)).is_err() {
+            break;
+        }
+        copied += part;
+    }
+    copied
+}
+
 impl Drop for Bounce {
     fn drop(&mut self) {
         let keep =
             |place: &AtomicUsize| place.compare_exchange(0, self.address, Ordering::Release, Ordering::Relaxed).is_ok();
-        if self.length != USUAL || self.lingers || !SPARE.iter().any(keep) {
+        if !self.is_usual || !SPARE.iter().any(keep) {
             let _ = unmap(self.address, self.length);
         }
     }

@@ -13,6 +13,9 @@ use usring_uapi::general as linux;
 /// So few bytes are kept in memory with everything else that a call names.
 const SMALL: u64 = 8 << 10;
 
+/// What the kernel moves at most at a time (MAX_RW_COUNT); the rest of a buffer, or of a vector, it cuts off.
+const MOST_AT_ONCE: u64 = 0x7fff_f000;
+
 /// How a call names its buffers.
 pub enum Form {
     Buffer(Buffer),
@@ -103,8 +106,7 @@ impl Data {
                 add(spans, base, length, buffer.access);
                 return None;
             }
-            // What the kernel moves at most at a time (MAX_RW_COUNT).
-            let buffers = alloc::vec![IoVector { base, length: length.min(0x7fff_f000) }];
+            let buffers = alloc::vec![IoVector { base, length: length.min(MOST_AT_ONCE) }];
             return Some(Data { form: Form::Buffer(buffer), access: buffer.access, buffers });
         }
         match number {
@@ -119,7 +121,10 @@ impl Data {
         let (access, has_position) = vector_of(number)?;
         let mut buffers = Vec::new();
         let (address, count) = (arguments[1], arguments[2]);
-        read_vector(&mut buffers, address, count)?;
+        if !read_vector(&mut buffers, address, count)? {
+            add(spans, address, count * size_of::<IoVector>() as u64, Access::Read);
+            return None;
+        }
         let form = Form::Vector { address: 1, position: has_position.then_some(3) };
         let data = Data { form, access, buffers };
         // The pipe would have pages of the program's: it gets their content.
@@ -144,7 +149,16 @@ impl Data {
             add(spans, header.name.0, u64::from(header.name_length), access);
             add(spans, header.control.0, header.control_length, access);
             let before = buffers.len();
-            read_vector(&mut buffers, header.vector.0, header.count)?;
+            let is_sound = read_vector(&mut buffers, header.vector.0, header.count)?;
+            if !is_sound && index > 0 {
+                // The kernel takes those before it, and says no more.
+                break;
+            }
+            if !is_sound {
+                add(spans, place.0, EACH_MESSAGE, Access::Read);
+                add(spans, header.vector.0, header.count * size_of::<IoVector>() as u64, Access::Read);
+                return None;
+            }
             vectors.push((header.vector.0, header.count * size_of::<IoVector>() as u64));
             counts.push(buffers.len() - before);
             headers.push(header);
@@ -191,6 +205,28 @@ impl Data {
         part
     }
 
+    /// Of messages that are sent: `true` where the first is longer than this; or only those before the first that is
+    /// are kept, for which the kernel answers.
+    pub fn keep_sendable(&mut self, longest: u64) -> bool {
+        let Form::Messages { headers, counts, single: false } = &mut self.form else {
+            return self.total() > longest;
+        };
+        let mut kept = 0;
+        for (index, count) in counts.iter().enumerate() {
+            let length: u64 = self.buffers[kept..kept + count].iter().map(|buffer| buffer.length).sum();
+            if length > longest {
+                let is_first = index == 0;
+                let (messages, buffers) = if is_first { (1, *count) } else { (index, kept) };
+                headers.truncate(messages);
+                counts.truncate(messages);
+                self.buffers.truncate(buffers);
+                return is_first;
+            }
+            kept += count;
+        }
+        false
+    }
+
     /// So many bytes are done.
     pub fn advance(&mut self, mut bytes: u64) {
         let mut whole = 0;
@@ -208,12 +244,21 @@ impl Data {
     }
 }
 
-/// Adds what a vector of the program's has. `None`: the kernel says what is wrong with it.
-fn read_vector(buffers: &mut Vec<IoVector>, address: u64, count: u64) -> Option<()> {
+/// Adds what a vector of the program's has. `None`, and `false` where all of it can be read: the kernel says what is
+/// wrong with it.
+fn read_vector(buffers: &mut Vec<IoVector>, address: u64, count: u64) -> Option<bool> {
     if count > VECTOR_LIMIT {
         return None;
     }
     let vector = user_memory::read_array::<IoVector>(UserAddress(address), count as usize).ok()?;
-    buffers.extend(vector);
-    Some(())
+    if vector.iter().any(|buffer| buffer.length > i64::MAX as u64) {
+        return Some(false);
+    }
+    let mut left = MOST_AT_ONCE;
+    buffers.extend(vector.into_iter().map(|IoVector { base, length }| {
+        let length = length.min(left);
+        left -= length;
+        IoVector { base, length }
+    }));
+    Some(true)
 }

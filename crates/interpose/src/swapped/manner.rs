@@ -3,7 +3,7 @@
 
 use crate::swapped::data::{Data, Form};
 use usring_swap::Access;
-use usring_sys::message::{PEEK, WAIT_ALL};
+use usring_sys::message::{self, ERROR_QUEUE, PEEK, WAIT_ALL};
 use usring_sys::{SystemCall, UserAddress};
 use usring_uapi::general as linux;
 
@@ -24,7 +24,7 @@ pub struct Manner {
     pub continues: bool,
     /// Whether the kernel may look at what it was given after the call.
     pub lingers: bool,
-    /// Whether it may leave buffers as they are and count bytes all the same (MSG_TRUNC on TCP).
+    /// Whether it leaves buffers as they are and counts bytes all the same (MSG_TRUNC on TCP).
     pub passes_over: bool,
     /// Whether what is written to a file has its place only as one: it is appended.
     pub appends: bool,
@@ -32,6 +32,8 @@ pub struct Manner {
     pub messages: UserAddress,
     /// Most bytes of a part, if it is known.
     pub most: u64,
+    /// Of messages that are sent: a longer one is refused for its length.
+    pub longest: Option<u64>,
 }
 
 /// Bytes that go to or come from a stream at a time, where it takes parts.
@@ -44,10 +46,10 @@ const FIONREAD: u32 = 0x541b;
 /// MSG_OOB, MSG_TRUNC, MSG_ZEROCOPY.
 const URGENT: u64 = 1;
 const TRUNCATE: u64 = 0x20;
+const ZERO_COPY: u64 = 0x400_0000;
 
 /// Of the flags of pwritev2(2).
 const RWF_NOAPPEND: u32 = 0x20;
-const ZERO_COPY: u64 = 0x400_0000;
 
 // fstat(2)'s.
 const KIND: u32 = 0o170_000;
@@ -63,7 +65,16 @@ impl Manner {
     pub fn of(call: &SystemCall, data: &mut Data) -> Option<Manner> {
         let messages = UserAddress::NULL;
         let (lingers, passes_over, appends) = (false, false, false);
-        let manner = |kind, continues| Manner { kind, continues, lingers, passes_over, appends, messages, most: MOST };
+        let manner = |kind, continues| Manner {
+            kind,
+            continues,
+            lingers,
+            passes_over,
+            appends,
+            messages,
+            most: MOST,
+            longest: None,
+        };
         let descriptor = call.arguments[0] as i32;
         match call.number {
             linux::__NR_getrandom => return Some(manner(Kind::File, true)),
@@ -81,27 +92,21 @@ impl Manner {
             _ => {}
         }
         let sends = data.access == Access::Read;
-        let flags = match (&data.form, call.number) {
-            (_, linux::__NR_sendto | linux::__NR_recvfrom | linux::__NR_sendmmsg | linux::__NR_recvmmsg) => {
-                call.arguments[3]
-            }
-            (Form::Messages { .. }, _) => call.arguments[2],
-            _ => 0,
-        };
+        let flags = flags_of_transfer(call, &data.form);
         let peeks = flags & u64::from(PEEK) != 0;
         let waits_for_all = flags & u64::from(WAIT_ALL) != 0;
         let is_one = !matches!(&data.form, Form::Messages { single: false, .. });
         // (What comes with the bytes of a message is told once.)
         let is_plain = !matches!(&data.form, Form::Messages { .. });
         let stream = manner(Kind::Stream, sends || waits_for_all && is_plain && !peeks);
-        let message = manner(Kind::Message, false);
+        let as_messages = manner(Kind::Message, false);
         let manner = match Descriptor::of(descriptor)? {
             // (An urgent byte is the last one of a call.)
             Descriptor { kind: SOCKET, .. } if is_one && flags & URGENT == 0 && is_stream(descriptor) => stream,
             Descriptor { kind: FIFO, .. } => manner(Kind::Stream, sends),
             other if other.is_terminal() => manner(Kind::Stream, sends),
             other if other.is_file() => manner(Kind::File, true),
-            _ => message,
+            _ => as_messages,
         };
         let lingers = sends && flags & ZERO_COPY != 0;
         let most = match manner.kind {
@@ -110,9 +115,23 @@ impl Manner {
             Kind::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
             _ => MOST,
         };
-        let passes_over = !sends && flags & TRUNCATE != 0;
+        let counts_alone = !sends && flags & TRUNCATE != 0 && flags & u64::from(ERROR_QUEUE) == 0;
+        let passes_over = counts_alone && message::passes_over(descriptor);
+        let longest = if manner.kind == Kind::Message && sends { message::longest_message(descriptor) } else { None };
         let appends = manner.kind == Kind::File && sends && is_appended(call);
-        Some(Manner { lingers, passes_over, appends, messages: UserAddress(call.arguments[1]), most, ..manner })
+        let messages = UserAddress(call.arguments[1]);
+        Some(Manner { lingers, passes_over, appends, messages, most, longest, ..manner })
+    }
+}
+
+/// MSG_* of a call that sends or receives.
+fn flags_of_transfer(call: &SystemCall, form: &Form) -> u64 {
+    match (form, call.number) {
+        (_, linux::__NR_sendto | linux::__NR_recvfrom | linux::__NR_sendmmsg | linux::__NR_recvmmsg) => {
+            call.arguments[3]
+        }
+        (Form::Messages { .. }, _) => call.arguments[2],
+        _ => 0,
     }
 }
 

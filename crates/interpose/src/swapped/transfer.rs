@@ -7,14 +7,14 @@
 //! | streams (pipes, stream sockets, terminals) | by way of memory of ours ([`super::bounce`]); sent in parts |
 //! | messages (datagrams, devices, queues, event descriptors) | by way of memory of ours, as one |
 //!
-//! So what may wait for ever keeps nothing in memory meanwhile. Parts follow each other where the kernel would go on by itself,
+//! (So much that neither will do is appended in parts.) What may wait for ever keeps nothing in memory meanwhile. Parts follow each other where the kernel would go on by itself,
 //! and only so long as no signal has come.
 
-use crate::swapped::bounce::Bounce;
+use crate::swapped::bounce::{Bounce, Use};
 use crate::swapped::data::{Data, EACH_MESSAGE, Form};
 use crate::swapped::few::Few;
 use crate::swapped::managed;
-use crate::swapped::manner::{Kind, Manner};
+use crate::swapped::manner::{self, Kind, Manner};
 use crate::swapped::pointers::{self, Arguments, Spans};
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -112,7 +112,7 @@ impl Transfer {
     pub fn of(mut data: Data, call: &SystemCall, mappings: &Mappings) -> Option<Transfer> {
         let manner = Manner::of(call, &mut data)?;
         let most = match manner.kind {
-            Kind::File if manner.appends => data.total(),
+            Kind::File if manner.appends => data.total().min((mappings.most_pinned().1 as u64).max(manner::MOST)),
             Kind::File => mappings.most_pinned().0 as u64,
             Kind::Stream | Kind::Message => manner.most,
         };
@@ -131,7 +131,7 @@ impl Transfer {
             Kind::File => self.pin(mappings)?,
             Kind::Stream | Kind::Message => self.bounce()?,
         }
-        self.asked = self.part.iter().map(|buffer| buffer.length).sum();
+        self.asked = length_of(&self.part);
         *call = self.call;
         let arguments = &mut call.arguments;
         match &mut self.data.form {
@@ -151,6 +151,8 @@ impl Transfer {
                     if self.done > 0 {
                         (headers[0].control, headers[0].control_length) = (UserAddress::NULL, 0);
                     }
+                } else {
+                    arguments[2] = headers.len() as u64;
                 }
                 self.headers.clear();
                 let mut vector = self.vector.as_ptr() as u64;
@@ -196,17 +198,51 @@ impl Transfer {
     }
 
     fn bounce(&mut self) -> Result<(), Errno> {
-        let total = self.data.total();
-        let is_sent = self.data.access == Access::Read;
-        let is_whole =
-            self.manner.kind == Kind::Message && (is_sent || matches!(self.data.form, Form::Messages { .. }));
-        // As the kernel would have it: however much it is. (What is not written to is not there.)
-        let most = if is_whole { total } else { self.most };
-        self.part = self.data.front(most);
-        let mut bounce = Bounce::new(total.min(most), self.manner.lingers)?;
-        if is_sent || self.manner.passes_over {
-            bounce.fill(&self.part)?;
+        if self.data.access == Access::Write {
+            // As the kernel would have it: however much it is. (What is not written to is not there.)
+            let is_whole = self.manner.kind == Kind::Message && matches!(self.data.form, Form::Messages { .. });
+            self.part = self.data.front(if is_whole { u64::MAX } else { self.most });
+            return self.stand_in(Use::Offered);
         }
+        let its_use = if self.manner.lingers { Use::Lingers } else { Use::Filled };
+        if self.manner.kind != Kind::Message {
+            return self.fill_what_can_be(its_use);
+        }
+        let is_refused = self.manner.longest.is_some_and(|longest| self.data.keep_sendable(longest));
+        self.part = self.data.front(u64::MAX);
+        if is_refused {
+            return self.stand_in(Use::Refused);
+        }
+        self.stand_in(its_use)?;
+        let Hold::Bounced(bounce) = &mut self.hold else { return Ok(()) };
+        if bounce.fill(&self.part) < length_of(&self.part) { Err(Errno::EFAULT) } else { Ok(()) }
+    }
+
+    /// The kernel, too, takes what it can read before it finds something that it cannot.
+    fn fill_what_can_be(&mut self, its_use: Use) -> Result<(), Errno> {
+        loop {
+            self.part = self.data.front(self.most);
+            match self.stand_in(its_use) {
+                Ok(()) => break,
+                Err(Errno::ENOMEM) if self.most > LEAST_PART => self.most = (self.most / 2).max(LEAST_PART),
+                Err(error) => return Err(error),
+            }
+        }
+        let asked = length_of(&self.part);
+        let Hold::Bounced(bounce) = &mut self.hold else { return Ok(()) };
+        let filled = bounce.fill(&self.part);
+        if filled == 0 && asked > 0 {
+            return Err(Errno::EFAULT);
+        }
+        if filled < asked {
+            self.part = self.data.front(filled);
+            self.vector = bounce.stand_in(&self.part);
+        }
+        Ok(())
+    }
+
+    fn stand_in(&mut self, its_use: Use) -> Result<(), Errno> {
+        let bounce = Bounce::new(length_of(&self.part), its_use)?;
         self.vector = bounce.stand_in(&self.part);
         self.hold = Hold::Bounced(bounce);
         Ok(())
@@ -232,9 +268,10 @@ impl Transfer {
     /// Gives the program what the kernel has answered with.
     fn hand_over(&mut self, mut bounce: Bounce, answer: u64) -> Result<(), Errno> {
         let fills = self.data.access == Access::Write;
+        let gives = fills && !self.manner.passes_over;
         let Form::Messages { counts, single, .. } = &self.data.form else {
             let header = if let Form::Buffer(buffer) = &self.data.form { buffer.header } else { 0 };
-            return if fills { bounce.empty(0, &self.part, answer + header) } else { Ok(()) };
+            return if gives { bounce.empty(0, &self.part, answer + header) } else { Ok(()) };
         };
         let messages = self.manner.messages;
         let (mut offset, mut first) = (0, 0);
@@ -245,8 +282,10 @@ impl Transfer {
             let buffers = &self.part[first..first + count];
             let length = if *single { answer } else { u64::from(numbered.length) };
             let place = messages.offset(index as u64 * EACH_MESSAGE);
-            if fills {
+            if gives {
                 bounce.empty(offset, buffers, length)?;
+            }
+            if fills {
                 user_memory::write(place.offset(NAME_LENGTH_OFFSET), numbered.header.name_length)?;
                 user_memory::write(place.offset(CONTROL_LENGTH_OFFSET), numbered.header.control_length)?;
                 user_memory::write(place.offset(FLAGS_OFFSET), numbered.header.flags)?;
@@ -270,6 +309,10 @@ impl Transfer {
         self.hold = Hold::Nothing;
         self.done
     }
+}
+
+fn length_of(buffers: &[IoVector]) -> u64 {
+    buffers.iter().map(|buffer| buffer.length).sum()
 }
 
 /// Has vmsplice(2) move content instead of pages.
