@@ -40,6 +40,11 @@ fn children_leave_the_parents_rings_alone_and_are_served_themselves() {
 }
 
 #[test]
+fn every_call_comes_to_its_end_under_a_storm_of_signals() {
+    holds("door_storm.c", 6);
+}
+
+#[test]
 fn call_sites_are_rewritten_while_threads_run_through_them() {
     require(&LIBURING);
     let stage = Stage::new();

@@ -53,6 +53,7 @@ impl UserAddress {
 /// A system call as a value: what an operation would ask of the kernel, run in
 /// place or handed to a worker.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct SystemCall {
     pub number: u32,
     pub arguments: [u64; 6],

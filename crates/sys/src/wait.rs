@@ -272,21 +272,6 @@ pub fn briefly(call: &SystemCall, cancelled: &AtomicU32) -> Option<Result<u64, E
     }
 }
 
-/// Runs a system call that ends this program's image or thread if it succeeds
-/// (execve), unless a signal has been put off: `None`, and nothing was done.
-/// The mask that is in force while a signal is put off must not outlive us.
-pub fn unless_interrupted(call: &SystemCall) -> Option<Result<u64, Errno>> {
-    match run(&DEFERRED, call) {
-        Ended::Answered(answer) => Some(answer),
-        Ended::Aborted if signals::interrupted() => None,
-        // Another thread's, which cannot last long.
-        Ended::Aborted => match run(&NEVER, call) {
-            Ended::Answered(answer) => Some(answer),
-            Ended::Aborted => None,
-        },
-    }
-}
-
 /// What the SIGSYS of [`interrupt_worker`] carries: "usringwk".
 const INTERRUPT: u64 = u64::from_le_bytes(*b"usringwk");
 

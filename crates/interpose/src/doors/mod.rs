@@ -6,8 +6,10 @@
 //! first, the real ones found by [`libc`]), [`stack_symbol`] (the one such
 //! function whose further arguments lie on the stack) and [`exports`] (our own). All of them meet in [`door`],
 //! which saves what a system call leaves alone, moves to a stack that is large
-//! enough ([`stacks`]), and calls [`crate::dispatch`].
+//! enough ([`stacks`]), and calls [`crate::dispatch`]. An exec, which does not come back, is made by
+//! [`departure`].
 
+pub mod departure;
 pub mod door;
 pub mod exports;
 pub mod filter;

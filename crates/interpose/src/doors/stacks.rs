@@ -4,12 +4,14 @@
 //! doors run each call on a stack of ours, one per thread.
 //!
 //! A thread is known by its thread pointer. A vfork child has its parent's, and
-//! uses its parent's stack, which the parent cannot need meanwhile; since it
-//! never comes back from a successful exec, exec sets the stack free first.
+//! uses its parent's stack, which the parent cannot need meanwhile. It never comes
+//! back from a successful exec, so the kernel sets the stack free then.
 
 use crate::doors::libc;
+use crate::program::process;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use usring_sys::{UserAddress, thread, user_memory};
+use usring_sys::{SystemCall, UserAddress, thread, user_memory};
+use usring_uapi::general as linux;
 
 /// Threads that can have a stack of ours; a power of two, and more than the
 /// 10,000 that Go's runtime makes at most. (Rows cost memory where used.)
@@ -58,13 +60,17 @@ fn in_use() -> Option<&'static AtomicU32> {
     None
 }
 
-/// Runs `exec`, which comes back only if it fails, with the thread's stack
-/// marked free: the parent of a vfork child is to find it so.
-pub fn free_during<T>(exec: impl FnOnce() -> T) -> T {
-    let Some(word) = in_use() else { return exec() };
-    let before = word.swap(0, Ordering::Relaxed);
+/// Runs `exec`, which returns only if it fails. If it succeeds in a vfork child, the kernel
+/// clears the word of the child's stack of ours (set_tid_address(2)): the parent, which has that
+/// stack too, finds it free. Until then handlers of the child's find it in use.
+pub fn given_back_by<T>(exec: impl FnOnce() -> T) -> T {
+    let Some(word) = in_use().filter(|_| !process::is_own()) else { return exec() };
+    let clear_at_end = |word: u64| {
+        let _ = SystemCall::new(linux::__NR_set_tid_address, [word, 0, 0, 0, 0]).run_once();
+    };
+    clear_at_end(word.as_ptr() as u64);
     let result = exec();
-    word.store(before, Ordering::Relaxed);
+    clear_at_end(0);
     result
 }
 

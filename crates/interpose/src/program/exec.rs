@@ -13,14 +13,14 @@
 //! parent. So the new environment is built on the stack, by steps in size.
 
 use crate::doors::door::{Call, Outcome};
-use crate::doors::{own_signal, stacks};
+use crate::doors::{departure, own_signal, stacks};
 use crate::message;
 use crate::program::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
 use crate::program::executable::{self, Runtime, Verdict};
 use crate::signals::{self, IGNORE, OWN};
 use alloc::vec;
 use usring_sys::syscall::PASS_MARK;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory, wait};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
 /// The arguments that the two calls share.
@@ -61,12 +61,7 @@ pub fn execute(call: &mut Call) -> Outcome {
         }
     };
     let runtime = runtime.as_ref().map_or(&[][..], Runtime::name);
-    match with_library(&execution, runtime) {
-        Some(result) => result.into(),
-        // Not before the signal has been delivered: the mask that is in force
-        // meanwhile would be the next program's.
-        None => Outcome { answer: 0, kind: Outcome::AGAIN },
-    }
+    with_library(&execution, runtime).into()
 }
 
 fn judge(execution: &Execution) -> Verdict {
@@ -99,15 +94,12 @@ fn refuse(execution: &Execution, why: &str) {
 
 /// Executes with an environment that names the library, and before it the
 /// sanitizer's runtime, if that has a name.
-fn with_library(execution: &Execution, runtime: &[u8]) -> Option<Result<u64, Errno>> {
+fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
     let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else {
         return run(execution, execution.call.arguments[execution.environment]);
     };
-    let size = match measure(execution.call.arguments[execution.environment], kept, runtime) {
-        Ok(size) => size,
-        // The kernel says the same of a bad array.
-        Err(error) => return Some(Err(error)),
-    };
+    // The kernel gives the same error for a bad array.
+    let size = measure(execution.call.arguments[execution.environment], kept, runtime)?;
     if size.variables <= 64 && size.bytes <= 512 {
         on_stack::<64, 512>(execution, kept, &size)
     } else if size.variables <= 512 && size.bytes <= 4096 {
@@ -123,7 +115,7 @@ fn on_stack<const VARIABLES: usize, const BYTES: usize>(
     execution: &Execution,
     kept: &Kept,
     size: &Size<'_>,
-) -> Option<Result<u64, Errno>> {
+) -> Result<u64, Errno> {
     let (mut variables, mut bytes) = ([0u64; VARIABLES], [0u8; BYTES]);
     build(execution, kept, size, &mut variables, &mut bytes)
 }
@@ -213,21 +205,16 @@ fn build(
     size: &Size<'_>,
     variables: &mut [u64],
     bytes: &mut [u8],
-) -> Option<Result<u64, Errno>> {
+) -> Result<u64, Errno> {
     let array = execution.call.arguments[execution.environment];
     for (index, place) in variables[..size.given].iter_mut().enumerate() {
-        match variable(array, index) {
-            Ok(address) => *place = address,
-            Err(error) => return Some(Err(error)),
-        }
+        *place = variable(array, index)?;
     }
     let mut end = size.given;
     let place = size.preload.map_or(end, |(index, _)| index);
     if !size.names_library {
         let (preload, runtime) = bytes.split_at_mut(bytes.len() - size.runtime.len() - RUNTIME.len() - 1);
-        if let Err(error) = write_preload(kept, size, variables[place], preload) {
-            return Some(Err(error));
-        }
+        write_preload(kept, size, variables[place], preload)?;
         variables[place] = preload.as_ptr() as u64;
         end = end.max(place + 1);
         if !size.runtime.is_empty() {
@@ -273,8 +260,8 @@ fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
     })
 }
 
-/// The call itself. `None`: a signal has to be delivered first.
-fn run(execution: &Execution, environment: u64) -> Option<Result<u64, Errno>> {
+/// Makes the call; returns only if it failed.
+fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     let mut call = execution.call;
     call.arguments[execution.environment] = environment;
     // What the program ignores stays ignored in the next one; the kernel does
@@ -284,7 +271,7 @@ fn run(execution: &Execution, environment: u64) -> Option<Result<u64, Errno>> {
     for (signal, _) in ignored() {
         own_signal::uninstall(*signal, IGNORE);
     }
-    let result = stacks::free_during(|| wait::unless_interrupted(&call));
+    let result = stacks::given_back_by(|| departure::call(&call));
     for (signal, _) in ignored() {
         let _ = own_signal::install(*signal);
     }

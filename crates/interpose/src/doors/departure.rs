@@ -1,0 +1,64 @@
+//! The system call by which a program leaves this image: execve(2), made as the door makes a call.
+//!
+//! The mask at the moment of a successful exec is the next program's, so it has to be the program's own.
+//! The kernel holds signals back while it prepares an exec. The engine does so by putting them off:
+//! 1. A signal that arrives during the preparation is put off, and closes all others.
+//! 2. [`call`] enters the doors' section with the preparation done, and lets in what was put off.
+//! 3. A signal that arrives from there on runs its handler, which returns to the next instruction.
+//!
+//! So nothing is prepared twice, and a program that execs under a storm of signals makes progress.
+//!
+//! A handler may leave by `siglongjmp`: the caller of [`call`] holds no lock.
+
+use core::arch::global_asm;
+use core::mem::offset_of;
+use usring_sys::signals::DEFERRED;
+use usring_sys::{Errno, SystemCall, syscall};
+
+// usring_depart(rdi: *const SystemCall) -> the kernel's answer. C calling convention.
+global_asm!(
+    ".pushsection usring_door,\"ax\",@progbits",
+    ".globl usring_depart",
+    ".hidden usring_depart",
+    ".type usring_depart,@function",
+    ".p2align 4",
+    "usring_depart:",
+    ".cfi_startproc",
+    "push rbx",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbx, -16",
+    "mov rbx, rdi",
+    "cmp dword ptr [rip + {deferred}], 0",
+    "je 2f",
+    "call usring_settle",
+    "2:",
+    "mov eax, [rbx + {number}]",
+    "mov rdi, [rbx + {arguments}]",
+    "mov rsi, [rbx + {arguments} + 8]",
+    "mov rdx, [rbx + {arguments} + 16]",
+    "mov r10, [rbx + {arguments} + 24]",
+    "mov r8, [rbx + {arguments} + 32]",
+    "mov r9, [rbx + {arguments} + 40]",
+    "syscall",
+    "xor r9d, r9d", // the mark goes nowhere else
+    "pop rbx",
+    ".cfi_def_cfa_offset 8",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_depart, . - usring_depart",
+    ".popsection",
+    deferred = sym DEFERRED,
+    number = const offset_of!(SystemCall, number),
+    arguments = const offset_of!(SystemCall, arguments),
+);
+
+unsafe extern "C" {
+    fn usring_depart(call: *const SystemCall) -> u64;
+}
+
+/// Makes an exec, after the handlers of the signals that were put off; returns only if it failed.
+pub fn call(call: &SystemCall) -> Result<u64, Errno> {
+    // SAFETY: 1. `usring_depart` keeps the C ABI, and the call lives across it. 2. The kernel checks
+    // the arguments. 3. The handlers that run in between find nothing of ours held or half done.
+    syscall::check(unsafe { usring_depart(call) })
+}
