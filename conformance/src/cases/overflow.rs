@@ -1,9 +1,11 @@
 //! More completions than the CQ holds: the backlog, which loses nothing.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use usring_uapi::io_uring as u;
 
+use super::message_ring::message;
+use super::reg;
 use crate::case::{Case, case};
 use crate::files;
 use crate::names;
@@ -23,6 +25,12 @@ pub const CASES: &[Case] = &[
     case("overflow.wide_entries", wide_entries),
     case("overflow.ring_goes_away", ring_goes_away),
     case("overflow.smallest_ring", smallest_ring),
+    case("overflow.flush_is_an_edge", flush_is_an_edge),
+    case("overflow.growth_is_an_edge", growth_is_an_edge),
+    case("overflow.flush_is_an_edge_beside_an_sq_thread", flush_is_an_edge_beside_an_sq_thread),
+    case("overflow.flush_counts_an_eventfd", flush_counts_an_eventfd),
+    case("overflow.flush_of_messages_is_an_edge", flush_of_messages_is_an_edge),
+    case("overflow.flush_is_an_edge_where_work_is_deferred", flush_is_an_edge_where_work_is_deferred),
 ];
 
 fn state(t: &mut Transcript, ring: &Ring) {
@@ -224,4 +232,150 @@ fn smallest_ring(t: &mut Transcript) {
         t.in_order(&ring.reap());
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     }
+}
+
+/// An epoll set that watches one descriptor, edge-triggered.
+struct Edges {
+    set: OwnedFd,
+}
+
+impl Edges {
+    fn of(fd: i32) -> Edges {
+        // SAFETY: a fresh descriptor, which nobody else owns.
+        let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        // SAFETY: one event of ours.
+        let answer = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) };
+        assert_eq!(answer, 0, "the set takes the descriptor");
+        Edges { set }
+    }
+
+    /// Whether an edge comes within so many milliseconds.
+    fn comes(&self, timeout: i32) -> bool {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: one event of ours.
+        unsafe { libc::epoll_wait(self.set.as_raw_fd(), &mut event, 1, timeout) == 1 }
+    }
+}
+
+/// A ring with an SQ of two and a CQ of four.
+fn tiny(flags: u32) -> Ring {
+    Ring::with(2, |params| {
+        params.flags = flags | u::IORING_SETUP_CQSIZE;
+        params.cq_entries = 4;
+    })
+    .expect("a ring with a small CQ")
+}
+
+/// An event loop: sleeps for an edge, takes what is there, has the backlog moved. Prints
+/// what it has got; an edge that does not come ends it.
+fn reap_by_edges(t: &mut Transcript, ring: &mut Ring, count: usize) {
+    let edges = Edges::of(ring.fd);
+    let mut all = Vec::new();
+    while all.len() < count && edges.comes(5_000) {
+        all.extend(ring.reap());
+        if ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0 {
+            ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        }
+    }
+    t.say(format_args!("{} of {count}", all.len()));
+    state(t, ring);
+}
+
+fn flush_is_an_edge(t: &mut Transcript) {
+    let mut ring = tiny(0);
+    for user_data in 0..50 {
+        ring.push(nop(user_data));
+        ring.submit();
+    }
+    reap_by_edges(t, &mut ring, 50);
+}
+
+/// What only the backlog has room for is an edge, too; a flush that moves nothing is none.
+fn growth_is_an_edge(t: &mut Transcript) {
+    let mut ring = tiny(0);
+    let edges = Edges::of(ring.fd);
+    let edge = |t: &mut Transcript, what: &str| t.say(format_args!("{what}: {}", edges.comes(0)));
+    for user_data in 1..=6 {
+        ring.push(nop(user_data));
+        ring.submit();
+        edge(t, "completion");
+    }
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    edge(t, "flush without room");
+    t.in_order(&ring.reap());
+    edge(t, "reaped");
+    ring.push(nop(7));
+    ring.submit();
+    edge(t, "behind the backlog");
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    edge(t, "flush");
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    edge(t, "nothing to flush");
+    t.in_order(&ring.reap());
+}
+
+fn flush_is_an_edge_beside_an_sq_thread(t: &mut Transcript) {
+    let mut ring = tiny(u::IORING_SETUP_SQPOLL);
+    for user_data in 0..50 {
+        ring.push(nop(user_data));
+        ring.forget_pending();
+        ring.enter(0, 0, u::IORING_ENTER_SQ_WAKEUP | u::IORING_ENTER_SQ_WAIT);
+    }
+    crate::time::until(|| ring.sq_head() == ring.sq_tail());
+    reap_by_edges(t, &mut ring, 50);
+}
+
+/// How far a flush counts is not printed: one is promised, and the kernel now and then adds more.
+fn flush_counts_an_eventfd(t: &mut Transcript) {
+    for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
+        let mut ring = tiny(0);
+        let event = files::eventfd(0);
+        let number = event.as_raw_fd();
+        t.result("register", ring.register(opcode, &raw const number, 1));
+        for user_data in 1..=10 {
+            ring.push(nop(user_data));
+            ring.submit();
+        }
+        t.say(format_args!("counted {}", files::event_count(&event) > 0));
+        for _ in 0..4 {
+            t.say(format_args!("ready {}", ring.reap().len()));
+            ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+            t.say(format_args!("flushed: counted {}", files::event_count(&event) > 0));
+        }
+    }
+}
+
+/// The backlog is of CQEs that another ring has sent.
+fn flush_of_messages_is_an_edge(t: &mut Transcript) {
+    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+        let mut ring = tiny(flags);
+        let mut sender = Ring::new(4);
+        let event = files::eventfd(0);
+        let number = event.as_raw_fd();
+        t.result("register", ring.register(reg::EVENTFD, &raw const number, 1));
+        let mut sent = 0;
+        for user_data in 0..20 {
+            sent += i32::from(sender.one(message(ring.fd, 0, user_data, 1)).res == 0);
+        }
+        t.say(format_args!("sent {sent}"));
+        let mut all = Vec::new();
+        if flags != 0 {
+            ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        }
+        while all.len() < 20 && crate::time::until(|| files::event_count(&event) > 0) {
+            all.extend(ring.reap());
+            ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        }
+        t.say(format_args!("by the eventfd {}", all.len()));
+    }
+}
+
+fn flush_is_an_edge_where_work_is_deferred(t: &mut Transcript) {
+    let mut ring = tiny(u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+    for user_data in 0..50 {
+        ring.push(nop(user_data));
+        ring.submit();
+    }
+    reap_by_edges(t, &mut ring, 50);
 }

@@ -372,15 +372,33 @@ impl<'a> LockedRing<'a> {
             self.finish_rest();
         }
         if self.cq.publish() {
-            self.posted = true;
-            if self.cq.has_overflow() {
-                // Who is woken for the one sees the other.
-                let _ = self.cq.take_growth();
-            }
-            self.tell();
+            self.notify_published();
         } else if self.cq.has_overflow() {
-            // Sleepers are to move it into the ring.
-            self.posted |= self.cq.take_growth();
+            self.notify_of_backlog();
+        }
+    }
+
+    /// Notifies the watchers of CQEs that were published just now: sleepers when the lock is
+    /// released, the ring's descriptor, the registered eventfd and the requests' own eventfds
+    /// at once. Every publication comes by here.
+    #[inline(always)]
+    fn notify_published(&mut self) {
+        self.posted = true;
+        if self.cq.has_overflow() {
+            // A watcher that is woken for the CQEs sees the backlog, too.
+            let _ = self.cq.take_growth();
+        }
+        self.tell();
+    }
+
+    /// Notifies sleepers and the watchers of the ring's descriptor, whose next call moves the
+    /// backlog into the CQ. A registered eventfd counts only what the CQ holds.
+    #[cold]
+    fn notify_of_backlog(&mut self) {
+        if self.cq.take_growth() {
+            self.posted = true;
+            self.completed_by_worker = false;
+            self.ring.readiness.signal();
         }
     }
 
@@ -438,13 +456,10 @@ impl<'a> LockedRing<'a> {
         self.polls.expected.begin_anew();
     }
 
-    /// Moves the backlog into the ring, as far as the program has made room.
+    /// Moves the backlog into the CQ, as far as the program has made room.
     pub fn flush_overflow(&mut self) {
-        if self.cq.has_overflow() {
-            // Not by what is ready: the program takes CQEs meanwhile.
-            let before = self.cq.published();
-            self.cq.flush_overflow();
-            self.posted |= self.cq.published() != before;
+        if self.cq.has_overflow() && self.cq.flush_overflow() {
+            self.notify_published();
         }
     }
 
@@ -536,6 +551,7 @@ impl<'a> LockedRing<'a> {
 
     #[inline(always)]
     fn release(mut self) -> Farewell<'a> {
+        debug_assert!(!self.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");
         let news = self.take_news();
         let ring = self.ring;
         drop(self.state);

@@ -157,6 +157,12 @@ impl CompletionQueue {
         true
     }
 
+    /// Whether CQEs were added that nobody was notified of: in the CQ since the last
+    /// [`CompletionQueue::publish`], or in the backlog since [`CompletionQueue::take_growth`].
+    pub fn has_unannounced(&self) -> bool {
+        self.published != self.tail || self.has_grown
+    }
+
     /// Slots that a new CQE could have now: none while there is a backlog.
     #[inline]
     pub fn room(&mut self) -> u32 {
@@ -182,11 +188,11 @@ impl CompletionQueue {
         self.memory.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
     }
 
-    /// Moves CQEs from the backlog into the ring as far as there is room, and
-    /// publishes. `true` says that no backlog is left.
+    /// Moves CQEs from the backlog into the CQ, as far as there is room, and publishes them.
+    /// Returns whether any CQE was published.
     pub fn flush_overflow(&mut self) -> bool {
         if self.backlog.is_empty() {
-            return true;
+            return false;
         }
         self.free = self.unused();
         while self.free > 0
@@ -194,13 +200,12 @@ impl CompletionQueue {
         {
             self.fill(cqe, || extension);
         }
-        self.publish();
+        let published = self.publish();
         if self.backlog.is_empty() {
             self.backlog = VecDeque::new();
             self.memory.clear_flag(flags::CQ_OVERFLOW);
-            return true;
         }
-        false
+        published
     }
 
     /// How far CQEs have been added, in the backlog none of them.

@@ -83,6 +83,32 @@ fn epoll_reports_each_completion_by_level_and_by_edge() {
     });
 }
 
+/// An event loop that sleeps for edges alone, as tokio-uring's does, with far more completions than the queue holds.
+#[test]
+fn a_backlog_that_is_moved_into_the_queue_is_an_edge() {
+    bounded(|| {
+        let mut ring: IoUring = IoUring::builder().setup_cqsize(4).build(2).unwrap();
+        // SAFETY: no memory is named, and the number is new.
+        let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        // SAFETY: the structure.
+        let added = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, ring.as_raw_fd(), &mut event) };
+        assert_eq!(added, 0);
+        for number in 0..50 {
+            submit(&mut ring, &[nop(number)]);
+        }
+        let mut all = Vec::new();
+        while all.len() < 50 {
+            // SAFETY: one event, as its count says.
+            let count = unsafe { libc::epoll_wait(set.as_raw_fd(), &mut event, 1, LONG) };
+            assert_eq!(count, 1, "{} of 50 came", all.len());
+            all.extend(ring.completion().map(|entry| entry.user_data()));
+            ring.submit().unwrap();
+        }
+        assert!(all.into_iter().eq(0..50));
+    });
+}
+
 #[test]
 fn a_ring_polls_another_ring() {
     bounded(|| {

@@ -136,6 +136,8 @@ fn begin(locked: &mut LockedRing, others: &mut Vec<Load>) -> Option<Load> {
         let Some(delivery) = queue.channel.begin_delivery() else {
             if queue.is_behind && queue.away == 0 {
                 submit_backlog(locked, index);
+                // What a device refuses at once is complete; the lock is released next.
+                locked.finish_batch();
             }
             continue;
         };
