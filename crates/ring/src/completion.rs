@@ -141,6 +141,17 @@ impl CompletionQueue {
         core::mem::take(&mut self.has_grown)
     }
 
+    /// Shows the program the CQEs added so far, but for the last. That one is left
+    /// to [`CompletionQueue::publish`], which therefore reports the batch. Not for
+    /// AIO contexts.
+    pub fn publish_early(&mut self) {
+        let shown = self.tail.wrapping_sub(1);
+        if self.published != self.tail && self.published != shown && !self.memory.layout.has_events() {
+            self.published = shown;
+            self.memory.completions.header_word(layout::CQ_TAIL).store(shown, Edge::CqTail.release());
+        }
+    }
+
     /// Shows the program every CQE added so far; says whether there was any.
     #[inline]
     pub fn publish(&mut self) -> bool {

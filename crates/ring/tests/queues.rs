@@ -127,6 +127,21 @@ fn a_head_that_the_program_writes_is_not_believed() {
 }
 
 #[test]
+fn a_batch_that_is_shown_early_keeps_its_last_cqe_for_the_end() {
+    let (mut queue, mut half, _) = completion(8, 0);
+    queue.publish_early();
+    (1..=3).for_each(|number| queue.post(cqe(number)));
+    queue.publish_early();
+    assert_eq!(half.len(), 2);
+    assert_eq!((half.next(), half.next(), half.next()), (Some(cqe(1)), Some(cqe(2)), None));
+    queue.publish_early();
+    assert_eq!(half.len(), 0);
+    assert!(queue.publish(), "the batch is reported though its CQEs were seen");
+    assert_eq!(half.next(), Some(cqe(3)));
+    assert!(!queue.publish());
+}
+
+#[test]
 fn wide_sqes_carry_their_second_half() {
     let (mut half, mut queue, _) = submission(2, IORING_SETUP_SQE128);
     for number in 0..5 {

@@ -39,6 +39,9 @@ const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 /// several of them, and what it finds is found that much later.
 const SPINS: u32 = 16;
 
+/// CQEs of a batch that a waiter beside an SQ thread sees before the batch ends.
+const SHOWN_TOGETHER: usize = 8;
+
 /// Looks that find nothing, though a device says that there may be something.
 const PATIENCE: u32 = 64;
 /// After which they go on, in nanoseconds.
@@ -382,7 +385,7 @@ fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     let mut completions = core::mem::take(&mut locked.devices.completions);
     loop {
-        for completion in completions.as_slice() {
+        for (number, completion) in completions.as_slice().iter().enumerate() {
             let queue = &mut locked.devices.channels[index];
             let Some(request) = queue.out[completion.token as usize].take() else { continue };
             queue.free.push(completion.token);
@@ -390,6 +393,9 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
             locked.statistics.count_polled(request.sqe.opcode);
             let failed = crate::op::is_failure(&request, completion.result);
             complete::complete(locked, request, Answer { result: completion.result, failed });
+            if number % SHOWN_TOGETHER == SHOWN_TOGETHER - 1 && locked.ring.is_polled_by_thread() {
+                publish_early(locked);
+            }
         }
         let has_had_room = completions.has_room();
         completions.clear();
@@ -406,6 +412,14 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     }
     locked.devices.completions = completions;
     true
+}
+
+/// Shows the CQEs posted so far to a waiter that looks at the CQ in memory, and wakes
+/// one that sleeps: it comes back while the rest of the batch is posted.
+fn publish_early(locked: &mut LockedRing) {
+    locked.cq.publish_early();
+    // Without a barrier: a sleeper that is overlooked here is woken at the batch's end.
+    locked.ring.wakers.wake_all(locked.ring.memory.ready());
 }
 
 /// Room has come, or its last delivery is back: what waited goes first, and nothing
