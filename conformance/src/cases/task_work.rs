@@ -35,6 +35,10 @@ pub const CASES: &[Case] = &[
     case("task_work.sleeper_is_told_by_event", sleeper_is_told_by_event),
     case("task_work.sleeper_is_told_of_message", sleeper_is_told_of_message),
     case("task_work.deferred_sleeper_in_another_call", deferred_sleeper_in_another_call),
+    case("task_work.own_write_is_seen_by_enter", own_write_is_seen_by_enter),
+    case("task_work.own_close_is_seen_by_enter", own_close_is_seen_by_enter),
+    case("task_work.own_write_is_seen_beside_a_completion", own_write_is_seen_beside_a_completion),
+    case("task_work.own_write_is_seen_after_many_waits", own_write_is_seen_after_many_waits),
 ];
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
@@ -358,4 +362,85 @@ fn sleeper_is_told_of_message(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
         t.result("sent", sender.join().unwrap_or(1));
     }
+}
+
+const OWN_CALLS: u32 = 200;
+
+/// The program's own call makes a file ready, and the next enter, which has nothing to do,
+/// finds the completion there: each time, whichever other thread may be about to bring it.
+fn own_write_is_seen_by_enter(t: &mut Transcript) {
+    for (name, flags) in TELLING {
+        let mut ring = Ring::flags(8, flags);
+        let (reader, writer) = files::pipe();
+        let mut byte = [0u8; 1];
+        let mut seen = 0;
+        for round in 0..OWN_CALLS {
+            let polls = round % 2 == 0;
+            ring.push(match polls {
+                true => poll(reader.as_raw_fd(), libc::POLLIN, 1),
+                false => crate::sqe::read(reader.as_raw_fd(), &mut byte, 0, 1),
+            });
+            ring.submit();
+            files::put(&writer, b"x");
+            ring.enter(0, 0, 0);
+            seen += u32::from(ring.ready() == 1);
+            ring.wait(1);
+            if polls {
+                let _ = files::take(&reader, 1);
+            }
+        }
+        t.say(format_args!("{name}: {seen} of {OWN_CALLS}"));
+    }
+}
+
+/// What the call does is close the other end.
+fn own_close_is_seen_by_enter(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let mut byte = [0u8; 1];
+    let mut seen = 0;
+    for _ in 0..OWN_CALLS {
+        let (reader, writer) = files::pipe();
+        ring.push(crate::sqe::read(reader.as_raw_fd(), &mut byte, 0, 1));
+        ring.submit();
+        drop(writer);
+        ring.enter(0, 0, 0);
+        seen += u32::from(ring.ready() == 1);
+        ring.wait(1);
+    }
+    t.say(format_args!("{seen} of {OWN_CALLS}"));
+}
+
+/// The queue holds something already, and the enter asks for events without waiting.
+fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::pipe();
+    let mut seen = 0;
+    for _ in 0..OWN_CALLS {
+        ring.push(nop(2));
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+        ring.submit();
+        files::put(&writer, b"x");
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        seen += u32::from(ring.ready() == 2);
+        ring.wait(2);
+        let _ = files::take(&reader, 1);
+    }
+    t.say(format_args!("{seen} of {OWN_CALLS}"));
+}
+
+/// The program has waited in the ring many times in a row before.
+fn own_write_is_seen_after_many_waits(t: &mut Transcript) {
+    let mut seen = 0;
+    for _ in 0..20 {
+        let (mut ring, _reader, writer) = polling(0);
+        for _ in 0..100 {
+            ring.push(nop(2));
+            ring.submit_and_wait(1);
+            ring.reap();
+        }
+        files::put(&writer, b"x");
+        ring.enter(0, 0, 0);
+        seen += u32::from(ring.ready() == 1);
+    }
+    t.say(format_args!("{seen} of 20"));
 }

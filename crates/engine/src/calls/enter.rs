@@ -113,8 +113,22 @@ impl Ring {
             }
             return self.wait_for_events(locked, taken, call);
         }
+        if call.to_submit == 0 {
+            self.look_for_own(&mut locked);
+        }
         locked.leave();
         Ok(taken)
+    }
+
+    /// Completes what the program's earlier calls have made ready (a write to a pipe that a
+    /// request reads), so that a caller with nothing to submit finds it in the CQ. The kernel
+    /// completes it before such a call returns. The owner of a ring that defers asks with
+    /// GETEVENTS.
+    #[inline(never)]
+    fn look_for_own(&self, locked: &mut LockedRing) {
+        if !self.defers_task_work() && !self.is_polled() {
+            crate::task_work::run_all(locked);
+        }
     }
 
     /// What is probably there is taken along, as the kernel runs task work that waits: the program

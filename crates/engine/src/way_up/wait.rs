@@ -44,7 +44,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         bring_what_is_there(&mut locked, call.completions);
         // Who is going to sleep sees in the epoll set what is there already.
         let sleeps = locked.cq.ready() < call.completions;
-        let asks = call.completions == 0 && (locked.cq.ready() == 0 || ring.defers_task_work());
+        let asks = call.completions == 0;
         let is_due = |locked: &mut LockedRing| ring.is_left_to_owner() && locked.is_due_for_a_look();
         if !looked && !sleeps && locked.polls.armed() > 0 && (asks || is_due(&mut locked)) {
             looked = true;
