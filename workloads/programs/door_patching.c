@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "ring.h"
+#include <elf.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdatomic.h>
@@ -18,6 +19,7 @@ enum { SITES = 256, THREADS = 4, CALLS = 200 };
 __asm__(".text\n"
 	".balign 64\n"
 	"sites:\n"
+	".cfi_startproc\n"
 	".rept 128\n"
 	"0: mov %rcx, %r10\n" /* 3 */
 	"mov $426, %eax\n"    /* 5 */
@@ -31,7 +33,8 @@ __asm__(".text\n"
 	"syscall\n"           /* 2 */
 	"ret\n"               /* 1 */
 	".skip 37 - (. - 1b), 0xcc\n"
-	".endr\n");
+	".endr\n"
+	".cfi_endproc\n");
 extern char sites[];
 
 typedef long site(int descriptor, unsigned submit, unsigned wait, unsigned flags);
@@ -96,7 +99,7 @@ static void sites_are_rewritten_under_way(void)
 
 /* Other code at an address that was rewritten: a library that was unloaded and
  * another one loaded there. Offsets in a page. */
-enum { SITE = 64, MOV_IN_IT = 3 };
+enum { TABLE = 512, ENTRY = 544, SITE = 1024, MOV_IN_IT = 3 };
 static const unsigned char enters[] = { 0x49, 0x89, 0xca,		/* mov %rcx, %r10 */
 					0xb8, 0xaa, 0x01, 0x00, 0x00,	/* mov $426, %eax */
 					0x0f, 0x05, 0xc3 };		/* syscall; ret */
@@ -106,17 +109,34 @@ static const unsigned char faults[] = { 0x90, 0x90, 0x90,		/* nop */
 static const unsigned char traps_no_longer[] = { 0x90, 0x90, 0x90,
 						 0xb8, 7, 0, 0, 0, 0x90, 0x90, 0xc3 }; /* mov $7, %eax */
 
+static void put(int file, const void *bytes, size_t size, off_t place)
+{
+	EQUAL(pwrite(file, bytes, size, place), (ssize_t)size);
+}
+
 static unsigned char *load(unsigned char *where, const void *code, size_t size)
 {
 	int file = open(".", O_TMPFILE | O_RDWR, 0700);
 	HOLDS(file >= 0);
 	EQUAL(ftruncate(file, 4096), 0);
-	EQUAL(pwrite(file, code, size, SITE), (ssize_t)size);
+	put(file, code, size, SITE);
+	/* A library as far as its function is found by it: headers, unwind table, entry. */
+	Elf64_Ehdr header = { .e_ident = ELFMAG, .e_phoff = sizeof header, .e_phentsize = sizeof(Elf64_Phdr), .e_phnum = 2 };
+	Elf64_Phdr segments[] = { { .p_type = PT_LOAD }, { .p_type = PT_GNU_EH_FRAME, .p_vaddr = TABLE } };
+	int32_t table[] = { 0x3b031b01, 0, 1, SITE - TABLE, ENTRY - TABLE };
+	int32_t entry[] = { 12, 0, SITE - (ENTRY + 8), size };
+	put(file, &header, sizeof header, 0);
+	put(file, segments, sizeof segments, sizeof header);
+	put(file, table, sizeof table, TABLE);
+	put(file, entry, sizeof entry, ENTRY);
 	unsigned char *page = mmap(where, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | (where ? MAP_FIXED : 0), file, 0);
 	HOLDS(page != MAP_FAILED);
 	close(file);
 	return page;
 }
+
+/* Sites beside the 256 that were rewritten. */
+static int others;
 
 static sigjmp_buf before_fault;
 
@@ -152,6 +172,77 @@ static void other_code_may_come_where_a_site_was(void)
 	}
 	EQUAL(munmap(page, 4096), 0);
 	io_uring_queue_exit(&ring);
+	others += is_rewritten;
+}
+
+/* Instructions that end in the bytes of `mov $426,%eax`, or hold them, right before a call; and
+ * two that end before it. Each function answers a number of its own, which a changed instruction
+ * would change. */
+__asm__(".text\n"
+	".macro function name\n"
+	".balign 64\n"
+	"\\name:\n"
+	".cfi_startproc\n"
+	"mov %rcx, %r10\n"
+	"mov $426, %eax\n"
+	"xor %r11d, %r11d\n"
+	"nop\n" /* the number's own instruction stays what it is */
+	".endm\n"
+	".macro end\n"
+	"ret\n"
+	".cfi_endproc\n"
+	".endm\n"
+	"function stores\n" /* c7 44 24 b8 aa 01 00 00 */
+	"movl $426, -0x48(%rsp)\n"
+	"syscall\n"
+	"mov -0x48(%rsp), %eax\n"
+	"end\n"
+	"function stores_far\n"
+	"movq $426, -0x48(%rsp)\n"
+	"mov %edx, %edx\n"
+	"syscall\n"
+	"mov -0x48(%rsp), %rax\n"
+	"end\n"
+	"function loads_another\n" /* 41 b8 aa 01 00 00 */
+	"mov $426, %r8d\n"
+	"syscall\n"
+	"mov %r8d, %eax\n"
+	"end\n"
+	"function compares\n" /* 48 81 7c 24 b8 aa 01 00 00 */
+	"movq $426, -0x48(%rsp)\n"
+	"cmpq $426, -0x48(%rsp)\n"
+	"syscall\n"
+	"mov -0x48(%rsp), %eax\n"
+	"end\n");
+extern char stores[], stores_far[], loads_another[], compares[];
+
+/* The instruction before is whole, and looks like the beginning of a longer one. */
+__asm__(".text\n"
+	".balign 64\n"
+	"behind_zeroes:\n"
+	".cfi_startproc\n"
+	"mov %rcx, %r10\n"
+	"mov $8, %r9d\n" /* …00 b8 aa 01 00 00 would be add %bh,426(%rax) */
+	"0: mov $426, %eax\n"
+	"syscall\n"
+	"ret\n"
+	".cfi_endproc\n"
+	"behind_zeroes_number = 0b\n");
+extern char behind_zeroes[], behind_zeroes_number[];
+
+static void only_whole_instructions_are_rewritten(void)
+{
+	char *const kept[] = { stores, stores_far, loads_another, compares };
+	for (size_t index = 0; index < sizeof kept / sizeof *kept; index++) {
+		char before[64];
+		memcpy(before, kept[index], sizeof before);
+		for (int call = 0; call < 40; call++)
+			EQUAL(((site *)kept[index])(-1, 0, 0, 0), 426);
+		EQUAL(memcmp(before, kept[index], sizeof before), 0);
+	}
+	for (int call = 0; call < 40; call++)
+		EQUAL(((site *)behind_zeroes)(-1, 0, 0, 0), -EBADF);
+	others += (unsigned char)*behind_zeroes_number != 0xb8;
 }
 
 /* Says how many sites are not as they were compiled. */
@@ -160,12 +251,13 @@ static void tell_how_many(void)
 	int changed = 0;
 	for (int index = 0; index < SITES; index++)
 		changed += (unsigned char)sites[37 * index + (index % 2 ? 0 : 3)] != 0xb8;
-	printf("%d sites were rewritten\n", changed);
+	printf("%d sites were rewritten, and %d others\n", changed, others);
 }
 
 static const struct check checks[] = {
 	{ "sites are rewritten under way", sites_are_rewritten_under_way },
 	{ "other code may come where a site was", other_code_may_come_where_a_site_was },
+	{ "only whole instructions are rewritten", only_whole_instructions_are_rewritten },
 	{ "tell how many", tell_how_many },
 };
 

@@ -36,7 +36,7 @@ const FLOORS: [Floor; 9] = [
 const BESIDE: [&str; 4] = ["conformance", "fuzz", "workloads", "xtask"];
 
 /// What a freestanding crate may take from elsewhere: nothing that calls libc.
-const FREESTANDING_DEPENDENCIES: [&str; 2] = ["linux-raw-sys", "loom"];
+const FREESTANDING_DEPENDENCIES: [&str; 4] = ["linux-raw-sys", "loom", "yaxpeax-arch", "yaxpeax-x86"];
 
 pub fn run() -> Outcome {
     let metadata = MetadataCommand::new()

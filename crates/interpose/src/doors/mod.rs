@@ -2,18 +2,20 @@
 //!
 //! A file per door: [`filter`] (the seccomp program that makes calls trap) and
 //! [`own_signal`] (what happens then), [`patch`] (call sites rewritten after
-//! their first trap), [`symbols`] (functions of libc that the loader binds to us
+//! their first trap, found by [`code`] and [`maps`]), [`symbols`] (functions of libc that the loader binds to us
 //! first, the real ones found by [`libc`]), [`stack_symbol`] (the one such
 //! function whose further arguments lie on the stack) and [`exports`] (our own). All of them meet in [`door`],
 //! which saves what a system call leaves alone, moves to a stack that is large
 //! enough ([`stacks`]), and calls [`crate::dispatch`]. An exec, which does not come back, is made by
 //! [`departure`].
 
+mod code;
 pub mod departure;
 pub mod door;
 pub mod exports;
 pub mod filter;
 pub mod libc;
+mod maps;
 pub mod own_signal;
 pub mod patch;
 pub mod stack_symbol;

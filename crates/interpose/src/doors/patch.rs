@@ -16,24 +16,21 @@
 //! of the other, whatever the alignment, and a child forked in between goes on
 //! by way of the handler.
 //!
-//! Sites that cannot be rewritten (another form, no room near by, a policy
-//! that forbids writable code) keep trapping, which is slower and no less right.
+//! Which bytes are the `mov` is decided by [`code`].
+//!
+//! Sites that cannot be rewritten (another form, code that is not exactly understood, no room near
+//! by, a policy that forbids writable code) keep trapping, which is slower and no less right.
 
+use crate::doors::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
 use crate::doors::door::{self, Call};
+use crate::doors::maps::{self, Area};
 use crate::program::{environment, process};
 use crate::text;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
-use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::PAGE;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 
-/// `mov $imm32,%eax` and `syscall`.
-const MOV_EAX: u8 = 0xb8;
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
-const MOV: usize = 5;
-/// So many bytes may stand between the two.
-const MOST_BETWEEN: usize = 12;
 const JUMP: u8 = 0xe9;
 const HALT: u8 = 0xf4;
 
@@ -152,9 +149,8 @@ pub fn rewrite_ahead(function: usize, number: u32) {
     }
     // All of it on one page: what lies behind may be nothing.
     let end = (function + REACH).min((function / PAGE + 1) * PAGE - 1);
-    for address in function + MOV..end {
-        if [byte(address), byte(address + 1)] == SYSCALL
-            && Form::of(address, number).is_some()
+    for address in code::calls_in(function..end) {
+        if Form::of(function, address, number).is_some()
             && let Some(site) = place_of(address)
         {
             rewrite(site, address, number);
@@ -164,9 +160,10 @@ pub fn rewrite_ahead(function: usize, number: u32) {
 
 fn rewrite(site: &Site, address: usize, number: u32) {
     let mut patching = process::current().patching.lock();
-    let Some(area) = area_of(address).filter(Area::may_be_rewritten) else { return };
+    let Some(area) = maps::area_of(address).filter(Area::may_be_rewritten) else { return };
+    let Some(function) = code::function_around(address, &area) else { return };
     // Under the lock: another thread may have come first.
-    let Some(form) = Form::of(address, number) else { return };
+    let Some(form) = Form::of(function, address, number) else { return };
     if !*patching.get_or_insert_with(register_for_membarrier) {
         return;
     }
@@ -181,72 +178,9 @@ fn rewrite(site: &Site, address: usize, number: u32) {
     }
 }
 
-fn byte(address: usize) -> u8 {
-    // SAFETY: a thread has just executed what lies there, or on the same page (or a
-    // function of libc's begins on it);
-    // code that a library unmaps while a call of its own is under way is its
-    // own undoing.
-    unsafe { (*(address as *const AtomicU8)).load(Ordering::Relaxed) }
-}
-
-/// The four bytes behind an opcode.
-fn immediate(address: usize) -> [u8; 4] {
-    [1, 2, 3, 4].map(|offset| byte(address + offset))
-}
-
 /// What a jump at `address` to the stub has to say.
 fn distance(address: usize, stub: usize) -> i32 {
     (stub as i64 - (address as i64 + 5)) as i32
-}
-
-/// A site that can be rewritten.
-struct Form {
-    number: u32,
-    /// Address of the `mov`, and of what follows the `syscall`.
-    start: usize,
-    end: usize,
-    /// What stands between the two.
-    between: [u8; MOST_BETWEEN],
-    length: usize,
-}
-
-impl Form {
-    /// The form of the site whose `syscall` is at `address`, if it has one.
-    fn of(address: usize, number: u32) -> Option<Form> {
-        (0..=MOST_BETWEEN).find_map(|length| {
-            let start = address.checked_sub(MOV + length)?;
-            // All of it, and the byte before, on one page.
-            if start % PAGE == 0 || start / PAGE != (address + 1) / PAGE || byte(start) != MOV_EAX {
-                return None;
-            }
-            // A prefix would make it another instruction: the byte before may
-            // be one, or the end of the instruction before. In doubt, no.
-            let prefix = matches!(byte(start - 1), 0x40..=0x4f | 0x66 | 0x67 | 0xf2 | 0xf3);
-            let syscall = [byte(address), byte(address + 1)];
-            if prefix || immediate(start) != number.to_le_bytes() || syscall != SYSCALL {
-                return None;
-            }
-            let mut between = [0; MOST_BETWEEN];
-            for (offset, place) in between[..length].iter_mut().enumerate() {
-                *place = byte(start + MOV + offset);
-            }
-            let form = Form { number, start, end: address + SYSCALL.len(), between, length };
-            are_between_registers(&form.between[..length]).then_some(form)
-        })
-    }
-}
-
-/// Whether these are whole instructions that do the same at any address: `mov`
-/// and `xor` from one register to another.
-fn are_between_registers(mut code: &[u8]) -> bool {
-    while !code.is_empty() {
-        code = match code {
-            [0x40..=0x4f, 0x89 | 0x8b | 0x31 | 0x33, 0xc0..=0xff, rest @ ..] => rest,
-            [0x89 | 0x8b | 0x31 | 0x33, 0xc0..=0xff, rest @ ..] => rest,
-            _ => return false,
-        };
-    }
-    true
 }
 
 /// Overwrites the `mov` by a jump, see the head of this file.
@@ -288,109 +222,6 @@ fn synchronise() {
 
 fn membarrier(command: u32) -> bool {
     SystemCall::new(linux::__NR_membarrier, [u64::from(command), 0, 0, 0, 0]).run().is_ok()
-}
-
-/// A mapping, as /proc/self/maps tells of it.
-struct Area {
-    protection: u32,
-    /// Private to this process, of a file.
-    is_private_file: bool,
-    /// Where the free room next below it ends.
-    room_below: usize,
-}
-
-impl Area {
-    /// Ordinary code: read-only, of a file, and copied when written. (What a
-    /// compiler at run time makes is its own to rewrite.)
-    fn may_be_rewritten(&self) -> bool {
-        self.is_private_file && self.protection == linux::PROT_READ | linux::PROT_EXEC
-    }
-}
-
-/// The mapping that holds an address.
-fn area_of(address: usize) -> Option<Area> {
-    let path = c"/proc/self/maps";
-    let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
-    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
-    let file = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run().ok()? as i32);
-    let mut lines = Lines { file, buffer: [0; 1024], start: 0, end: 0 };
-    let mut end_before = 0;
-    let mut room_below = 0;
-    loop {
-        let line = Line::parse(lines.next()?)?;
-        // The kernel lists mappings in order. Two pages of room at least: the
-        // lower one stays free, so that nothing grows right into the stubs.
-        if line.start >= end_before + 2 * PAGE && line.start <= address {
-            room_below = line.start;
-        }
-        end_before = line.end;
-        if (line.start..line.end).contains(&address) {
-            return Some(Area { protection: line.protection, is_private_file: line.is_private_file, room_below });
-        }
-    }
-}
-
-/// The lines of a file, each cut at the buffer's size.
-struct Lines {
-    file: OwnedDescriptor,
-    buffer: [u8; 1024],
-    start: usize,
-    end: usize,
-}
-
-impl Lines {
-    fn next(&mut self) -> Option<&[u8]> {
-        loop {
-            let rest = &self.buffer[self.start..self.end];
-            if let Some(length) = rest.iter().position(|byte| *byte == b'\n') {
-                let line = self.start..self.start + length;
-                self.start += length + 1;
-                return Some(&self.buffer[line]);
-            }
-            self.buffer.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-            if self.end == self.buffer.len() {
-                // A path longer than all this: what matters stands in front.
-                self.end = 128;
-            }
-            let room = &mut self.buffer[self.end..];
-            let arguments = [self.file.number() as u64, room.as_mut_ptr() as u64, room.len() as u64, 0, 0];
-            match SystemCall::new(linux::__NR_read, arguments).run() {
-                Ok(0) | Err(_) => return None,
-                Ok(length) => self.end += length as usize,
-            }
-        }
-    }
-}
-
-struct Line {
-    start: usize,
-    end: usize,
-    protection: u32,
-    is_private_file: bool,
-}
-
-impl Line {
-    /// `7f00-7f10 r-xp 00001000 08:01 1234   /usr/lib/x.so`
-    fn parse(line: &[u8]) -> Option<Line> {
-        let mut words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
-        let range = words.next()?;
-        let dash = range.iter().position(|byte| *byte == b'-')?;
-        let flags = words.next()?;
-        let is_file = words.nth(3).is_some_and(|path| path.first() == Some(&b'/'));
-        let protection = [linux::PROT_READ, linux::PROT_WRITE, linux::PROT_EXEC];
-        let granted = protection.iter().zip(flags).filter(|(_, flag)| **flag != b'-');
-        Some(Line {
-            start: hexadecimal(&range[..dash])?,
-            end: hexadecimal(&range[dash + 1..])?,
-            protection: granted.map(|(bit, _)| bit).sum(),
-            is_private_file: is_file && flags.get(3) == Some(&b'p'),
-        })
-    }
-}
-
-fn hexadecimal(digits: &[u8]) -> Option<usize> {
-    usize::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()
 }
 
 /// The pages of stubs. The lock `patching` is held by whoever is in here.

@@ -1,0 +1,194 @@
+//! The code around a call site: which bytes before a `syscall` are an instruction of their own.
+//!
+//! x86 code cannot be read backwards: five bytes that look like `mov $number,%eax` may be the end of
+//! a longer instruction (`movl $426,-0x48(%rsp)`). So the code is decoded forward, from an address that
+//! certainly begins an instruction: the start of the function, which the unwind tables name.
+//! 1. The program headers of the file lead to `.eh_frame_hdr`, a sorted table of functions' starts.
+//! 2. The entry (FDE) of the function gives its extent; the site has to lie inside.
+//! 3. From the start on, each instruction is decoded up to the `syscall`. Compilers put no data there.
+//!
+//! Where a step fails (no table, an encoding that compilers do not use, a byte sequence that the
+//! decoder does not know) the answer is no, and the site keeps trapping.
+
+use crate::doors::maps::Area;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU8, Ordering};
+use usring_sys::mapping::PAGE;
+use usring_sys::plain::Plain;
+use usring_sys::{UserAddress, user_memory};
+use yaxpeax_arch::LengthedInstruction;
+use yaxpeax_x86::long_mode::InstDecoder;
+
+/// `mov $imm32,%eax` and `syscall`.
+pub const MOV_EAX: u8 = 0xb8;
+pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
+pub const MOV: usize = 5;
+/// The largest distance between the two, in bytes.
+pub const MOST_BETWEEN: usize = 12;
+
+/// The longest instruction of x86.
+const LONGEST: usize = 15;
+/// Code that is decoded for one site, at most.
+const MOST_CODE: usize = 256 * 1024;
+
+pub fn byte(address: usize) -> u8 {
+    // SAFETY: a thread has just executed what lies there, or on the same page or in the same function (or
+    // a function of libc's begins there);
+    // code that a library unmaps while a call of its own is under way is its
+    // own undoing.
+    unsafe { (*(address as *const AtomicU8)).load(Ordering::Relaxed) }
+}
+
+/// The four bytes behind an opcode.
+pub fn immediate(address: usize) -> [u8; 4] {
+    [1, 2, 3, 4].map(|offset| byte(address + offset))
+}
+
+/// The start and length of each instruction, from one that begins `code` to the first that is
+/// unknown or does not lie inside.
+fn instructions(code: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+    let mut at = code.start;
+    core::iter::from_fn(move || {
+        let mut bytes = [0; LONGEST];
+        let within = LONGEST.min(code.end.checked_sub(at)?);
+        for (offset, place) in bytes[..within].iter_mut().enumerate() {
+            *place = byte(at + offset);
+        }
+        let instruction = InstDecoder::default().decode_slice(&bytes[..within]).ok()?;
+        let found = (at, instruction.len().to_const() as usize);
+        at += found.1;
+        Some(found)
+    })
+}
+
+fn is_call((start, length): (usize, usize)) -> bool {
+    length == SYSCALL.len() && [byte(start), byte(start + 1)] == SYSCALL
+}
+
+/// Addresses of the `syscall` instructions of code that begins with an instruction.
+pub fn calls_in(code: Range<usize>) -> impl Iterator<Item = usize> {
+    instructions(code).filter(|found| is_call(*found)).map(|(start, _)| start)
+}
+
+/// A site that can be rewritten.
+pub struct Form {
+    pub number: u32,
+    /// Address of the `mov`, and of what follows the `syscall`.
+    pub start: usize,
+    pub end: usize,
+    /// What stands between the two.
+    pub between: [u8; MOST_BETWEEN],
+    pub length: usize,
+}
+
+impl Form {
+    /// The form of the site whose `syscall` is at `address` in the function that begins at `function`.
+    pub fn of(function: usize, address: usize, number: u32) -> Option<Form> {
+        if address.checked_sub(function)? > MOST_CODE {
+            return None;
+        }
+        // The last `mov` of the number, and nothing but moves between registers since.
+        let (mut start, mut call) = (None, None);
+        for (at, length) in instructions(function..address + SYSCALL.len()) {
+            if at >= address {
+                call = is_call((at, length)).then_some(at);
+                break;
+            } else if length == MOV && byte(at) == MOV_EAX {
+                start = (immediate(at) == number.to_le_bytes()).then_some(at);
+            } else if !is_between_registers(at, length) {
+                start = None;
+            }
+        }
+        let start = start.filter(|_| call == Some(address))?;
+        let length = address - start - MOV;
+        // All of it on one page.
+        if length > MOST_BETWEEN || start / PAGE != (address + 1) / PAGE {
+            return None;
+        }
+        let mut between = [0; MOST_BETWEEN];
+        for (offset, place) in between[..length].iter_mut().enumerate() {
+            *place = byte(start + MOV + offset);
+        }
+        Some(Form { number, start, end: address + SYSCALL.len(), between, length })
+    }
+}
+
+/// Whether an instruction is `mov` or `xor` from one register to another, which does the same at any
+/// address.
+fn is_between_registers(start: usize, length: usize) -> bool {
+    let has_prefix = matches!(byte(start), 0x40..=0x4f);
+    let opcode = start + usize::from(has_prefix);
+    length == 2 + usize::from(has_prefix)
+        && matches!(byte(opcode), 0x89 | 0x8b | 0x31 | 0x33)
+        && matches!(byte(opcode + 1), 0xc0..=0xff)
+}
+
+// ELF64: offsets in the header and in a program header.
+const PHOFF: u64 = 32;
+const PHENTSIZE: u64 = 54;
+const PHNUM: u64 = 56;
+const PROGRAM_HEADER: u64 = 56;
+const PT_LOAD: u32 = 1;
+const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
+const MOST_HEADERS: u16 = 64;
+
+fn read<T: Plain>(address: u64) -> Option<T> {
+    user_memory::read(UserAddress(address)).ok()
+}
+
+/// Address of `.eh_frame_hdr` of the file that is mapped at `image`.
+fn unwind_table(image: u64) -> Option<u64> {
+    const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
+    if read::<u32>(image)? != ELF || u64::from(read::<u16>(image + PHENTSIZE)?) != PROGRAM_HEADER {
+        return None;
+    }
+    let headers = image.checked_add(read(image + PHOFF)?)?;
+    let (mut first, mut table) = (None, None);
+    for index in 0..read::<u16>(image + PHNUM)?.min(MOST_HEADERS) {
+        let [kind, _offset, address, ..] = read::<[u64; 7]>(headers + u64::from(index) * PROGRAM_HEADER)?;
+        match kind as u32 {
+            PT_LOAD if first.is_none() => first = Some(address / PAGE as u64 * PAGE as u64),
+            PT_GNU_EH_FRAME => table = Some(address),
+            _ => {}
+        }
+    }
+    Some(image.wrapping_sub(first?).wrapping_add(table?))
+}
+
+/// What linkers write at the beginning of `.eh_frame_hdr`: version 1; the address of `.eh_frame` as four
+/// bytes relative to their place; the count as four bytes; the table as pairs of four bytes
+/// relative to the beginning.
+const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+const COUNT: u64 = 8;
+const TABLE: u64 = 12;
+
+fn relative(base: u64, offset: i32) -> u64 {
+    base.wrapping_add_signed(i64::from(offset))
+}
+
+/// Start of the function that holds an address of `area`.
+pub fn function_around(address: usize, area: &Area) -> Option<usize> {
+    let address = address as u64;
+    let header = unwind_table(area.image? as u64)?;
+    if read::<[u8; 4]>(header)? != HEADER {
+        return None;
+    }
+    let entry = |index: u64| read::<[i32; 2]>(header + TABLE + 8 * index);
+    let (mut low, mut high) = (0, u64::from(read::<u32>(header + COUNT)?));
+    while low < high {
+        let middle = low.midpoint(high);
+        if relative(header, entry(middle)?[0]) <= address {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    let [start, description] = entry(low.checked_sub(1)?)?;
+    let (start, description) = (relative(header, start), relative(header, description));
+    // The entry: length, distance of its CIE, start relative to this word, and size.
+    let [length, _, own_start, size] = read::<[i32; 4]>(description)?;
+    let is_one = length > 0 && relative(description + 8, own_start) == start;
+    let holds = is_one && address + SYSCALL.len() as u64 <= start + u64::from(size as u32);
+    let start = start as usize;
+    (holds && area.code.contains(&start)).then_some(start)
+}
