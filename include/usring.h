@@ -95,7 +95,9 @@ struct usring_swap_options {
 	size_t size;
 	/* Most bytes of it that are resident; 64 pages at least. */
 	size_t limit;
-	/* Where its pages go, as `usring run --device` takes it. What was there is lost. */
+	/* Where its pages go, as `usring run --device` takes it: room for the region, and
+	 * for a header of 4 KiB in a file. What it holds is lost; unless usring wrote it, or
+	 * it is zeroes, the text has to say `overwrite=on`. */
 	const char *backing;
 	/* "userfault", "guard", "mprotect", "compat"; NULL: the best that works here. */
 	const char *mechanism;
@@ -108,8 +110,14 @@ struct usring_swap_options {
 /* For `readahead`: none. */
 #define USRING_SWAP_NO_READAHEAD ((size_t)-1)
 
-/* -EINVAL: an option that cannot be; -EOPNOTSUPP: no mechanism works here; what
- * opening the backing answers; -ENOMEM. */
+/* Errors, of the backing:
+ *   -ENODATA  it keeps nothing that is written to it (`null`, whatever is around it)
+ *   -ENOSPC   it is smaller than the region and its header
+ *   -EEXIST   it holds data that usring did not write, or the kernel's swap space
+ *   -EBUSY    another region has it, or it is mounted
+ *   -EROFS    it is read-only
+ * and what opening it answers. -EINVAL: an option that cannot be; -EOPNOTSUPP: no
+ * mechanism works here; -ENOMEM. */
 int usring_swap_map(const struct usring_swap_options *options, struct usring_swap **swap);
 
 /* Gives the region up, and its memory. Nobody touches it any more. */

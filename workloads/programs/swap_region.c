@@ -182,6 +182,12 @@ static void options_that_cannot_be_are_refused(void)
 	EQUAL(usring_swap_map(&options, &swap), -ENOENT);
 	options.backing = (const char *)8;
 	EQUAL(usring_swap_map(&options, &swap), -EFAULT);
+	options.backing = "null:size=1G";
+	EQUAL(usring_swap_map(&options, &swap), -ENODATA);
+	options.backing = "error(null:size=1G,eio=1%)";
+	EQUAL(usring_swap_map(&options, &swap), -ENODATA);
+	options.backing = "ram:size=512K";
+	EQUAL(usring_swap_map(&options, &swap), -ENOSPC);
 	options.backing = "ram:size=1M";
 	options.limit = 4096;
 	EQUAL(usring_swap_map(&options, &swap), -EINVAL);

@@ -39,6 +39,8 @@ pub struct Features {
     /// WRITE ZEROES without a buffer.
     pub write_zeroes: bool,
     pub read_only: bool,
+    /// What is written is thrown away.
+    pub forgets: bool,
     /// The kernel has a request's memory until it has answered: memory that comes and goes
     /// ([`usring_sys::kept_memory`]) is not for this device.
     pub lends_memory: bool,

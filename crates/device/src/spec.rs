@@ -2,7 +2,7 @@
 //! reads it again:
 //!
 //! ```text
-//! SPEC    = LAYER ("," "poll=" POLICY)?
+//! SPEC    = LAYER ("," "poll=" POLICY)? ("," "overwrite=" SWITCH)?
 //! LAYER   = DEVICE ":" OPTION ("," OPTION)* | WRAPPER "(" LAYER ("," OPTION)* ")"
 //! OPTION  = NAME "=" VALUE
 //! ```
@@ -10,7 +10,7 @@
 //! parentheses of the value (`latency=uniform(5us,20us)`) or behind a backslash
 //! (`path=/a\,b`); a backslash itself is written twice. Inside a wrapper an
 //! option that the device knows is the device's, any other is the wrapper's: the
-//! names of the two never meet. `poll=` belongs to the whole.
+//! names of the two never meet. `poll=` and `overwrite=` belong to the whole.
 //!
 //! What a kind of device takes stands beside that kind, as a [`Kind`]; the list
 //! of them is [`KINDS`].
@@ -80,6 +80,7 @@ pub fn nothing_to_check(_: &Layer) -> Result<(), &'static str> {
 pub struct Spec {
     outermost: Layer,
     poll: Option<PollPolicy>,
+    overwrite: Option<bool>,
 }
 
 /// A device, or one wrapper of it with what is inside, and its options.
@@ -107,6 +108,16 @@ impl Spec {
     /// How the device is waited for until somebody changes it.
     pub fn policy(&self) -> PollPolicy {
         self.poll.unwrap_or_default()
+    }
+
+    /// Whether swapped memory may go there whatever the device holds.
+    pub fn overwrites(&self) -> bool {
+        self.overwrite == Some(true)
+    }
+
+    /// Whether the text says anything of that, which only swapped memory asks for.
+    pub fn is_for_swap(&self) -> bool {
+        self.overwrite.is_some()
     }
 
     /// The same device for a process in another folder: `absolute` is given each
@@ -252,8 +263,11 @@ impl fmt::Display for Layer {
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.outermost)?;
-        match &self.poll {
-            Some(policy) => write!(f, ",poll={policy}"),
+        if let Some(policy) = &self.poll {
+            write!(f, ",poll={policy}")?;
+        }
+        match self.overwrite {
+            Some(on) => write!(f, ",overwrite={}", Value::Switch(on)),
             None => Ok(()),
         }
     }

@@ -10,7 +10,7 @@
 //! | the way of a fault | `pager`, [`page`] (whose a page is), `lane` (its request), `courtesy` (to other threads) |
 //! | evicting | `evict`, [`gate`] (between it and faults), `watermarks` (when), `discard` (for good) |
 //! | reading ahead, and several pages at once | `readahead`, `run` |
-//! | where pages go | `store`, `slots` |
+//! | where pages go | [`backing`] (whose a store is), `store`, `slots` |
 //! | what a forked child has | [`heritage`], `family` (whose a slot is) |
 //! | how the kernel is made to tell of touches | `mechanism` |
 //! | threads of our own | `background` |
@@ -29,6 +29,7 @@ extern crate alloc;
 mod address_space;
 mod arena;
 mod background;
+pub mod backing;
 pub mod counters;
 mod courtesy;
 mod discard;
@@ -52,6 +53,7 @@ mod surrender;
 mod watermarks;
 
 pub use arena::Arena;
+pub use backing::Refusal;
 pub use counters::Statistics;
 pub use mechanism::{Kind as Mechanism, probe};
 pub use region::{Access, Builder, LEAST_QUEUES, Pin, SwapRegion};

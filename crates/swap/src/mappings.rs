@@ -14,6 +14,7 @@ mod changes;
 pub use changes::{Changes, Owner, Part};
 
 use crate::address_space::{AddressSpace, Kind};
+use crate::backing::{Backing, Refusal};
 use crate::mechanism;
 use crate::region::{self, Access, SwapRegion};
 use alloc::boxed::Box;
@@ -24,11 +25,11 @@ use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::AtomicBool;
 use usring_device::control::{Control, RemoteSupply};
-use usring_device::{Device, OwnSupply, PolicyWord, Spec, Supply, spec};
+use usring_device::{Device, OwnSupply, Supply, spec};
 use usring_sys::descriptor::HeldDescriptor;
 use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
-use usring_sys::{Errno, UserAddress, file, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory};
 
 /// Where such memory lies: far from all places that Linux, loaders and runtimes choose by
 /// themselves, and the same in every process, so that a filter can know it.
@@ -57,20 +58,6 @@ pub struct Options<'a> {
     pub statistics: Option<&'a CStr>,
     /// Path of the socket of who is connected to the back end, if there is one.
     pub socket: Option<&'a [u8]>,
-}
-
-/// Why there is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
-    /// Another process's pages go there.
-    InUse,
-    Failed(Errno),
-}
-
-impl From<Errno> for Obstacle {
-    fn from(error: Errno) -> Self {
-        Obstacle::Failed(error)
-    }
 }
 
 /// Of a program, with a store of so many bytes.
@@ -108,20 +95,21 @@ static ZEROES: [u8; PAGE] = [0; PAGE];
 impl Mappings {
     /// Opens the backing store, which holds what its last user had put there and is this
     /// process's alone from now on.
-    pub fn open(options: &Options) -> Result<Self, Obstacle> {
+    pub fn open(options: &Options) -> Result<Self, Refusal> {
         let spec = spec::parse(options.backing).map_err(|_| Errno::EINVAL)?;
-        let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
-        let driver = spec.open(supply(options.socket)?)?;
-        let claim = claim(&spec)?;
-        let mut mappings = Mappings::on(Arc::new(Device::new(driver, policy, true)), options)?;
-        mappings.claim = claim;
-        Ok(mappings)
+        let Backing { device, claim, header, .. } = Backing::open(&spec, supply(options.socket)?)?;
+        let mappings = Mappings::behind_header(device, header, options)?;
+        Ok(Mappings { claim, ..mappings })
     }
 
-    /// The same on a device that is open, and nobody else's; `backing` is not looked at.
-    pub fn on(device: Arc<Device>, options: &Options) -> Result<Self, Obstacle> {
-        let size = addresses(device.geometry().size, options.limit);
-        let mut builder = SwapRegion::builder().size(size).limit(options.limit).device(device);
+    /// On a device that is open, and nobody else's; `backing` is not looked at.
+    pub fn on(device: Arc<Device>, options: &Options) -> Result<Self, Refusal> {
+        Self::behind_header(device, 0, options)
+    }
+
+    fn behind_header(device: Arc<Device>, header: u64, options: &Options) -> Result<Self, Refusal> {
+        let size = addresses(device.geometry().size - header, options.limit);
+        let mut builder = SwapRegion::builder().size(size).limit(options.limit).behind_header(device, header);
         if let Some(mechanism) = options.mechanism {
             builder = builder.mechanism(mechanism);
         }
@@ -271,24 +259,11 @@ fn write_zeroes(range: &Range<usize>) -> Result<(), Errno> {
 }
 
 /// What the device needs of who is connected to its back end, which is this process's alone then.
-fn supply(socket: Option<&[u8]>) -> Result<Box<dyn Supply>, Obstacle> {
+fn supply(socket: Option<&[u8]>) -> Result<Box<dyn Supply>, Refusal> {
     let Some(socket) = socket else { return Ok(Box::new(OwnSupply)) };
     match RemoteSupply::of_swap(Control::at(socket)) {
         Ok(supply) => Ok(Box::new(supply)),
-        Err(Errno::EBUSY) => Err(Obstacle::InUse),
-        Err(error) => Err(Obstacle::Failed(error)),
-    }
-}
-
-/// Has the file of a device for this process alone. (Memory is this process's anyway.)
-fn claim(spec: &Spec) -> Result<Option<HeldDescriptor>, Obstacle> {
-    let Some(path) = spec.device().text("path") else { return Ok(None) };
-    let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
-    const READ_WRITE: u32 = 2;
-    let opened = file::open(&path, READ_WRITE)?;
-    match file::claim(opened.number()) {
-        Ok(()) => Ok(Some(opened)),
-        Err(Errno::EAGAIN) => Err(Obstacle::InUse),
-        Err(error) => Err(Obstacle::Failed(error)),
+        Err(Errno::EBUSY) => Err(Refusal::InUse),
+        Err(error) => Err(error.into()),
     }
 }

@@ -1,6 +1,7 @@
 //! A region as a program has it.
 
 use crate::background::Background;
+use crate::backing::{self, Refusal};
 use crate::counters::{self, Counter, Counters, Statistics};
 use crate::lane::Lane;
 use crate::mechanism::{self, Kind, Prepared};
@@ -15,6 +16,7 @@ use core::ffi::CStr;
 use core::fmt;
 use core::ops::Range;
 use usring_device::{Device, OwnSupply, PolicyWord, PollPolicy, Spec, SpecError, Supply, spec};
+use usring_sys::descriptor::HeldDescriptor;
 use usring_sys::page_fault::{self, Registration};
 use usring_sys::paged_memory::Window;
 use usring_sys::sync::{AtomicUsize, Ordering};
@@ -64,7 +66,8 @@ enum Backing {
     #[default]
     None,
     Text(Spec),
-    Device(Arc<Device>),
+    /// A device, and the bytes in front of its first slot.
+    Open(Arc<Device>, u64),
 }
 
 impl Builder {
@@ -81,7 +84,8 @@ impl Builder {
     }
 
     /// Where its pages go, as `usring run --device` takes it:
-    /// `file:path=/var/tmp/swap,size=1G`.
+    /// `file:path=/var/tmp/swap,size=1G`. `overwrite=on` has a file or device taken that holds
+    /// data of somebody's.
     pub fn backing(mut self, text: &str) -> Result<Self, SpecError> {
         self.backing = Backing::Text(spec::parse(text)?);
         Ok(self)
@@ -93,9 +97,15 @@ impl Builder {
         self
     }
 
-    /// The same, of a device that is open. Nobody else uses it from now on.
-    pub fn device(mut self, device: Arc<Device>) -> Self {
-        self.backing = Backing::Device(device);
+    /// A device that is open, instead of one in words. Its owner vouches that nothing else uses
+    /// it; it may be smaller than the region.
+    pub fn device(self, device: Arc<Device>) -> Self {
+        self.behind_header(device, 0)
+    }
+
+    /// A device that is open, with its first slot behind so many bytes.
+    pub(crate) fn behind_header(mut self, device: Arc<Device>, header: u64) -> Self {
+        self.backing = Backing::Open(device, header);
         self
     }
 
@@ -127,24 +137,30 @@ impl Builder {
         self
     }
 
-    /// Makes the region. What the backing store held before is lost, and so is
-    /// what it holds when the region is gone.
+    /// Makes the region. What the backing store holds when the region is gone is of no use.
     ///
-    /// Errors: `EINVAL` where the size is 0, the limit less than 64 pages, or the
+    /// Errors: what a store is refused for ([`Refusal`]), which has room for all of the region;
+    /// `EINVAL` where the size is 0, the limit less than 64 pages, or the
     /// device cannot be written to in pages; `EOPNOTSUPP` where no mechanism works here;
     /// what opening the device, its queue pairs, or the mechanism that was asked
     /// for answers; `ENOMEM`.
-    pub fn build(self) -> Result<SwapRegion, Errno> {
+    pub fn build(self) -> Result<SwapRegion, Refusal> {
         user_memory::install_fault_handler();
-        let (device, policy) = self.open()?;
+        let backing::Backing { device, policy, claim, header } = self.open()?;
         let (kind, unit, prepared) = self.prepare()?;
         let Prepared { window, mechanism, events } = prepared;
+        if matches!(self.backing, Backing::Text(_)) {
+            let (needed, found) = (header + window.memory().length() as u64, device.geometry().size);
+            if found < needed {
+                return Err(Refusal::TooSmall { needed, found });
+            }
+        }
         if self.address.is_none() {
             mechanism.extend(window.memory().length())?;
         }
         let limit = self.limit / unit;
         if limit < LEAST_LIMIT {
-            return Err(Errno::EINVAL);
+            return Err(Errno::EINVAL.into());
         }
         let lanes = self.lanes.unwrap_or_else(|| LANES * processor::count() as usize);
         let lanes = lanes.min(device.geometry().queues.saturating_sub(OWN_QUEUES).max(1) as usize);
@@ -152,7 +168,7 @@ impl Builder {
         // more queue pairs than the store takes.
         let evictor = Lane::new(&device, unit)?;
         let reader = Lane::new(&device, run::MOST * unit)?;
-        let store = Store::new(device, unit, lanes, self.unknown_threads)?;
+        let store = Store::new(device, header, unit, lanes, self.unknown_threads)?;
         let memory = window.memory().clone();
         let readahead = self.readahead.unwrap_or(READAHEAD) / unit;
         let counters = counters_in(self.statistics.as_deref())?;
@@ -160,26 +176,25 @@ impl Builder {
         let pager = Pager::new(Parts { kind, memory, mechanism, store, limit, readahead, counters, unused })?;
         let mut region = SwapRegion::start(window, pager, [evictor, reader], self.unknown_threads)?;
         region.policy = policy;
+        region.claim = claim;
         if let Some(events) = events {
             region.background.serve(events)?;
         }
         Ok(region)
     }
 
-    fn open(&self) -> Result<(Arc<Device>, Option<&'static PolicyWord>), Errno> {
+    fn open(&self) -> Result<backing::Backing, Refusal> {
         match &self.backing {
-            Backing::None => Err(Errno::EINVAL),
-            Backing::Device(device) => Ok((device.clone(), None)),
+            Backing::None => Err(Errno::EINVAL.into()),
+            Backing::Open(device, header) => {
+                Ok(backing::Backing { device: device.clone(), policy: None, claim: None, header: *header })
+            }
             Backing::Text(spec) => {
-                // A device has its policy where other processes may have it, too:
-                // for good.
                 let supply: Box<dyn Supply> = match &self.supply {
                     Some(supply) => Box::new(supply.clone()),
                     None => Box::new(OwnSupply),
                 };
-                let driver = spec.open(supply)?;
-                let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
-                Ok((Arc::new(Device::new(driver, policy, true)), Some(policy)))
+                backing::Backing::open(spec, supply)
             }
         }
     }
@@ -244,6 +259,8 @@ pub struct SwapRegion {
     background: Background,
     /// The device's, where the region opened it.
     policy: Option<&'static PolicyWord>,
+    /// Keeps other regions from the backing store, where this one opened it.
+    claim: Option<HeldDescriptor>,
     pub(crate) pager: Arc<Pager>,
 }
 
@@ -269,6 +286,7 @@ impl SwapRegion {
             registration: Some(registration),
             background,
             policy: None,
+            claim: None,
             pager,
         };
         region.background.spawn("usring-evictor", move |pager| pager.evict_in_background(evictor))?;

@@ -17,6 +17,8 @@ use usring_sys::paged_memory::Bounce;
 pub struct Store {
     device: Arc<Device>,
     pub slots: Slots,
+    /// Bytes in front of the first slot.
+    header: u64,
     /// Bytes of a slot.
     unit: usize,
     lanes: Vec<Mutex<Lane>>,
@@ -30,32 +32,38 @@ const WIDE: usize = 128 << 10;
 const LANES_OF_WIDE: usize = 4;
 
 impl Store {
-    /// With up to so many lanes: as many as the device has queue pairs for. Forked children
+    /// Slots behind so many bytes, with up to so many lanes: as many as the device has queue pairs for. Forked children
     /// may come to have the slots, too, where there is a `family`.
     ///
     /// Errors: `EINVAL` where a unit is no whole number of blocks, or the device
     /// has no room for one; what opening the first queue pair answers.
-    pub fn new(device: Arc<Device>, unit: usize, lanes: usize, family: bool) -> Result<Self, Errno> {
+    pub fn new(device: Arc<Device>, header: u64, unit: usize, lanes: usize, family: bool) -> Result<Self, Errno> {
         let geometry = device.geometry();
         if geometry.features.read_only || !unit.is_multiple_of(geometry.block as usize) || geometry.segments == 0 {
             return Err(Errno::EINVAL);
         }
-        let count = u32::try_from(geometry.size / unit as u64).unwrap_or(u32::MAX);
+        let count = u32::try_from(geometry.size.saturating_sub(header) / unit as u64).unwrap_or(u32::MAX);
         if count == 0 {
             return Err(Errno::EINVAL);
         }
         // Without shared memory there is no family.
         let shared = if family { Slots::with_family(count).ok() } else { None };
         let slots = shared.map_or_else(|| Slots::new(count), Ok)?;
-        Self::with_slots(device, unit, lanes, slots)
+        Self::with_slots(device, header, unit, lanes, slots)
     }
 
     /// In a forked child: the same slots of the same device, by lanes of its own.
     pub fn inherit(&self, slots: Slots) -> Result<Self, Errno> {
-        Self::with_slots(self.device.clone(), self.unit, self.lanes.len(), slots)
+        Self::with_slots(self.device.clone(), self.header, self.unit, self.lanes.len(), slots)
     }
 
-    fn with_slots(device: Arc<Device>, unit: usize, lanes: usize, slots: Slots) -> Result<Self, Errno> {
+    fn with_slots(
+        device: Arc<Device>,
+        header: u64,
+        unit: usize,
+        lanes: usize,
+        slots: Slots,
+    ) -> Result<Self, Errno> {
         let mut open = Vec::new();
         for _ in 0..lanes {
             match Lane::new(&device, unit) {
@@ -66,7 +74,7 @@ impl Store {
         }
         let wide = (0..open.len().div_ceil(LANES_OF_WIDE)).map(|_| Bounce::new(WIDE.max(unit)).map(Mutex::new));
         let wide = wide.collect::<Result<_, _>>()?;
-        Ok(Store { slots, unit, lanes: open, wide, device })
+        Ok(Store { slots, header, unit, lanes: open, wide, device })
     }
 
     pub fn device(&self) -> &Arc<Device> {
@@ -75,7 +83,7 @@ impl Store {
 
     /// Where a slot begins.
     pub fn offset(&self, slot: u32) -> u64 {
-        u64::from(slot) * self.unit as u64
+        self.header + u64::from(slot) * self.unit as u64
     }
 
     pub fn unit(&self) -> usize {

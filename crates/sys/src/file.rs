@@ -100,6 +100,16 @@ pub fn resize(number: i32, size: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_ftruncate, [number as u64, size, 0, 0, 0]).run().map(drop)
 }
 
+/// Where data begin, from an offset on (SEEK_DATA); `None` where only a hole follows. `EINVAL` for
+/// what has no holes: a block device.
+pub fn next_data(number: i32, offset: u64) -> Result<Option<u64>, Errno> {
+    let arguments = [number as u64, offset, u64::from(linux::SEEK_DATA), 0, 0];
+    match SystemCall::new(linux::__NR_lseek, arguments).run() {
+        Err(Errno::ENXIO) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
 /// preadv2(2) into memory of the program; `flags` are `RWF_*`.
 pub fn read_at(number: i32, offset: u64, segments: &[IoVector], flags: u32) -> Result<u32, Errno> {
     transfer([linux::__NR_preadv, linux::__NR_preadv2], number, offset, segments, flags)

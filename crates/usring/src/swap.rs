@@ -13,7 +13,7 @@
 //! let mut region = SwapRegion::builder()
 //!     .size(64 << 20)
 //!     .limit(16 << 20)
-//!     .backing(&format!("file:path={path},size=64M"))?
+//!     .backing(&format!("file:path={path},size=65M"))?
 //!     .build()?;
 //! for page in region.as_mut_slice().chunks_mut(4096) {
 //!     page[0] = 7;
@@ -48,6 +48,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use usring_swap::Refusal;
 #[cfg(feature = "vhost-user")]
 use usring_device::driver::vhost_user::Options;
 pub use usring_swap::{Access, Mechanism, Pin, Statistics};
@@ -79,7 +80,8 @@ impl Builder {
 
     /// Where its pages go, as `usring run --device` takes it:
     /// `file:path=/var/tmp/pages,size=1G`, `ram:size=1G`. `poll=` says how a
-    /// page is waited for. What was there before is lost. A device of another process
+    /// page is waited for. It has room for the region, and a file for a header of 4 KiB besides. A file, a device or a back end that holds data which usring did not
+    /// write is refused by [`Builder::build`], unless the text says `overwrite=on`. A device of another process
     /// (`vhost-user:socket=…`) is connected to here, and has to have three queues
     /// at least.
     ///
@@ -109,14 +111,26 @@ impl Builder {
 
     /// Makes the region.
     ///
-    /// Errors: `EINVAL` where the size is 0, the limit too small, or there is no backing
+    /// Errors: `InvalidInput` with the reason, where the backing keeps nothing (`null`), cannot
+    /// be written to, holds less than the region, or holds somebody's data; `ResourceBusy` where another
+    /// region has it, or it is mounted; `EINVAL` where the size is 0, the limit too small, or there is no backing
     /// that can be written to in pages; `EOPNOTSUPP` where no mechanism works here; what
     /// opening the backing, or the mechanism that was asked for, answers; `ENOMEM`.
     pub fn build(self) -> io::Result<SwapRegion> {
         process::prepare_threads();
-        let region = self.builder.build().map_err(os_error)?;
+        let region = self.builder.build().map_err(refused)?;
         Ok(SwapRegion { region, back_end: self.back_end })
     }
+}
+
+/// With the reason.
+fn refused(refusal: Refusal) -> io::Error {
+    let kind = match refusal {
+        Refusal::Failed(error) => return os_error(error),
+        Refusal::InUse | Refusal::Mounted => io::ErrorKind::ResourceBusy,
+        _ => io::ErrorKind::InvalidInput,
+    };
+    io::Error::new(kind, refusal)
 }
 
 #[cfg(feature = "vhost-user")]

@@ -111,6 +111,7 @@ impl FileDriver {
             discard: !options.read_only && file::can_discard(file.number(), &file::measure(file.number())?),
             write_zeroes: !options.read_only,
             read_only: options.read_only,
+            forgets: false,
             // (By a read or write that is a call of its own it is kept for that.)
             lends_memory: direct.is_some(),
         };

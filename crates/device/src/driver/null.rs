@@ -40,7 +40,14 @@ struct Null {
 impl Null {
     fn new(layer: &Layer) -> Null {
         ticks::calibrate();
-        let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, ..Features::default() };
+        let features = Features {
+            polls: true,
+            flush: true,
+            discard: true,
+            write_zeroes: true,
+            forgets: true,
+            ..Features::default()
+        };
         Null {
             geometry: Geometry {
                 size: layer.size("size").unwrap_or(0),

@@ -39,8 +39,8 @@ pub enum Problem {
         found: Option<char>,
         expected: &'static str,
     },
-    /// `poll=` inside a wrapper.
-    PollInside,
+    /// An option of the whole device inside a wrapper.
+    WholeInside(&'static str),
     TooDeep,
     /// The values do not fit together.
     Together {
@@ -109,8 +109,8 @@ impl fmt::Display for SpecError {
             Problem::Unexpected { found: None, expected } => {
                 write!(f, "the text ends at column {column}, where {expected} should be")
             }
-            Problem::PollInside => {
-                write!(f, "'poll' at column {column} is of the whole device: it goes behind the last parenthesis")
+            Problem::WholeInside(option) => {
+                write!(f, "'{option}' at column {column} is of the whole device: it goes behind the last parenthesis")
             }
             Problem::TooDeep => write!(f, "too many wrappers around each other at column {column}"),
             Problem::Together { kind, what } => write!(f, "{} at column {column}: {what}", kind.name),

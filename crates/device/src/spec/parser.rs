@@ -11,14 +11,16 @@ use alloc::vec::Vec;
 
 /// Most wrappers around each other.
 const DEEPEST: usize = 8;
-/// The option of the whole device.
+/// The options of the whole device.
 const POLL: &str = "poll";
+const OVERWRITE: &str = "overwrite";
 
 struct Parser<'a> {
     text: &'a str,
     /// In bytes.
     at: usize,
     poll: Option<PollPolicy>,
+    overwrite: Option<bool>,
 }
 
 /// Where a layer stands.
@@ -29,12 +31,13 @@ struct Place {
 }
 
 pub fn parse(text: &str) -> Result<Spec, SpecError> {
-    let mut parser = Parser { text, at: 0, poll: None };
+    let mut parser = Parser { text, at: 0, poll: None, overwrite: None };
     let outermost = parser.layer(Place { wrapper: None, depth: 0 })?;
     while parser.skip(',') {
         let start = parser.at;
         match parser.name() {
             POLL => parser.policy(start, Place { wrapper: None, depth: 0 })?,
+            OVERWRITE => parser.overwrite(start, Place { wrapper: None, depth: 0 })?,
             // Only behind a wrapper's parenthesis: a device reads its options itself.
             found => {
                 let (found, kind) = (found.to_owned(), outermost.kind);
@@ -45,7 +48,7 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
     if parser.at < text.len() {
         return Err(parser.unexpected("the end"));
     }
-    Ok(Spec { outermost, poll: parser.poll })
+    Ok(Spec { outermost, poll: parser.poll, overwrite: parser.overwrite })
 }
 
 impl Parser<'_> {
@@ -124,6 +127,8 @@ impl Parser<'_> {
                 self.option(layer, row, start)?;
             } else if name == POLL {
                 self.policy(start, place)?;
+            } else if name == OVERWRITE {
+                self.overwrite(start, place)?;
             } else if place.wrapper.is_some_and(|wrapper| wrapper.row(&name).is_some()) {
                 self.at = before;
                 return Ok(());
@@ -143,9 +148,24 @@ impl Parser<'_> {
         Ok(())
     }
 
+    fn overwrite(&mut self, start: usize, place: Place) -> Result<(), SpecError> {
+        if place.depth > 0 {
+            return Err(self.error(start, Problem::WholeInside(OVERWRITE)));
+        }
+        if self.overwrite.is_some() {
+            return Err(self.error(start, Problem::OptionTwice(OVERWRITE)));
+        }
+        let read = |text: &str| match Value::read(ValueKind::Switch, text) {
+            Some(Value::Switch(on)) => Some(on),
+            _ => None,
+        };
+        self.overwrite = Some(self.value(OVERWRITE, ValueKind::Switch, read)?);
+        Ok(())
+    }
+
     fn policy(&mut self, start: usize, place: Place) -> Result<(), SpecError> {
         if place.depth > 0 {
-            return Err(self.error(start, Problem::PollInside));
+            return Err(self.error(start, Problem::WholeInside(POLL)));
         }
         if self.poll.is_some() {
             return Err(self.error(start, Problem::OptionTwice(POLL)));

@@ -16,7 +16,8 @@ use crate::swapped::{forked, guarded, swap_filter};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use usring_swap::Mechanism;
-use usring_swap::mappings::{Mappings, Obstacle, Options, WINDOW};
+use usring_swap::mappings::{Mappings, Options, WINDOW};
+use usring_swap::Refusal;
 use usring_sys::Errno;
 use usring_sys::kept_memory;
 use usring_sys::mutex::Mutex;
@@ -173,22 +174,18 @@ pub fn made() -> Option<&'static Mappings> {
             publish(mappings);
             known()
         }
-        Err(obstacle) => {
+        Err(refusal) => {
             ON.store(false, Ordering::Relaxed);
             let process = process::id();
-            match obstacle {
-                Obstacle::InUse => message::say(format_args!(
-                    "swap: the memory of process {process} stays as it is: {} is in use by another process",
-                    options.backing
-                )),
-                Obstacle::Failed(Errno::ENOMEM) => message::say(format_args!(
+            match refusal {
+                Refusal::Failed(Errno::ENOMEM) => message::say(format_args!(
                     "swap: the memory of process {process} stays as it is: there are no addresses for four times what \
                      {} and the limit hold (ENOMEM); does a limit (ulimit -v) forbid it?",
                     options.backing
                 )),
-                Obstacle::Failed(error) => message::say(format_args!(
-                    "swap: the memory of process {process} stays as it is: {} cannot be used ({error})",
-                    options.backing
+                refusal => message::say(format_args!(
+                    "swap: the memory of process {process} stays as it is: {}",
+                    refusal.of(&options.backing)
                 )),
             }
             None

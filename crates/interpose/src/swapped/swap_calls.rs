@@ -8,7 +8,7 @@ use crate::doors::exports::exported;
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::ops::Range;
-use usring_swap::{Access, Arena, Mechanism, SwapRegion};
+use usring_swap::{Access, Arena, Mechanism, Refusal, SwapRegion};
 use usring_sys::{Errno, UserAddress, user_memory};
 
 /// The numbers from here on stand for these functions in a [`Call`].
@@ -105,7 +105,7 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     if lanes != 0 {
         builder = builder.lanes(lanes as usize);
     }
-    let region = Box::into_raw(Box::new(builder.build()?));
+    let region = Box::into_raw(Box::new(builder.build().map_err(Refusal::errno)?));
     user_memory::write(UserAddress(place), region as u64).map(|()| 0).inspect_err(|_| {
         // SAFETY: nobody was told of it.
         drop(unsafe { Box::from_raw(region) });

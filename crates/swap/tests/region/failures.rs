@@ -1,12 +1,17 @@
 //! What goes wrong: devices that fail, stores that are full. Nothing is lost, and
 //! no page is ever made up.
 
-use crate::common::{MIB, PAGE, factor, is_child, mechanisms, region, run_child, word};
+use crate::common::{MIB, PAGE, device, factor, is_child, mechanisms, region, run_child, word};
 use crate::switch;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Output;
 use std::sync::atomic::Ordering;
-use usring_swap::{Mechanism, SwapRegion};
+use usring_swap::{Builder, Mechanism, SwapRegion};
+
+/// A region on memory that has no room for all of it.
+fn small(size: usize, limit: usize, store: usize) -> Builder {
+    SwapRegion::builder().size(size).limit(limit).device(device(&format!("ram:size={store}")).0)
+}
 
 /// Writes to each page a number of its own.
 fn number_pages(region: &SwapRegion) {
@@ -26,7 +31,7 @@ fn check_pages(region: &SwapRegion) {
 fn a_full_store_stops_eviction_and_loses_no_page() {
     for mechanism in mechanisms() {
         let limit = MIB / 2 * factor(mechanism);
-        let region = region(8 * limit, limit, &format!("ram:size={}", 2 * limit)).mechanism(mechanism).build().unwrap();
+        let region = small(8 * limit, limit, 2 * limit).mechanism(mechanism).build().unwrap();
         number_pages(&region);
         let statistics = region.statistics();
         assert!(statistics.over_limit > 0, "{statistics:?}");

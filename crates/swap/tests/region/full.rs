@@ -1,11 +1,11 @@
 //! Stores that have no room for what there is, or take nothing: what does not fit stays in memory, at the price of
 //! memory alone.
 
-use crate::common::{Random, factor, is_child, mechanisms, region, run_child, word};
+use crate::common::{Random, device, factor, is_child, mechanisms, run_child, word};
 use crate::switch;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use usring_swap::{Mechanism, SwapRegion};
+use usring_swap::{Builder, Mechanism, SwapRegion};
 
 /// The least limit there is, in pages.
 const LEAST_LIMIT: usize = 64;
@@ -28,6 +28,11 @@ fn in_child(test: &str, work: fn(Mechanism)) {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{mechanism}: {:?} {said}", output.status);
     }
+}
+
+/// A region on a store that has no room for all of it, which one in words has to have.
+fn small(size: usize, limit: usize, store: &str) -> Builder {
+    SwapRegion::builder().size(size).limit(limit).device(device(store).0)
 }
 
 /// Pages that all hold words of their own.
@@ -54,7 +59,7 @@ fn check_pages(region: &SwapRegion) {
 fn what_is_touched_far_beyond_a_full_store_comes_in_without_a_search_for_each_page() {
     in_child("what_is_touched_far_beyond_a_full_store_comes_in_without_a_search_for_each_page", |mechanism| {
         const LIMIT: usize = 8 << 20;
-        let region = region(8 * LIMIT, LIMIT, "ram:size=16M").mechanism(mechanism).build().unwrap();
+        let region = small(8 * LIMIT, LIMIT, "ram:size=16M").mechanism(mechanism).build().unwrap();
         number_pages(&region);
         let statistics = region.statistics();
         assert_eq!(statistics.slots_taken, statistics.slots, "{statistics:?}");
@@ -109,7 +114,7 @@ fn an_instruction_that_needs_two_pages_has_both_also_with_a_full_store() {
     in_child("an_instruction_that_needs_two_pages_has_both_also_with_a_full_store", |mechanism| {
         let limit = 2 * LEAST_LIMIT * mechanism.unit(0);
         let store = format!("ram:size={}", 2 * limit);
-        let region = region(4 * limit, limit, &store).readahead(0).mechanism(mechanism).build().unwrap();
+        let region = small(4 * limit, limit, &store).readahead(0).mechanism(mechanism).build().unwrap();
         let unit = region.page_size();
         number_pages(&region);
         let mut random = Random(1);

@@ -1,6 +1,7 @@
 //! Regions, by what a program sees of them.
 
 mod arena;
+mod backing;
 mod calls;
 mod common;
 mod failures;

@@ -3,7 +3,7 @@
 //! - [`run`] starts a program under usring; [`executable`] decides whether it
 //!   can be served, [`library`] finds what is loaded into it, [`environment`]
 //!   tells it, [`deny`] closes the kernel's io_uring, [`supervise`] stays beside
-//!   it and [`statistics`] prints what was counted.
+//!   it and [`statistics`] prints what was counted. [`stores`] looks at the files that are given.
 //! - [`devices`] are what `run --device` makes and `ctl` looks at, [`swap`] is `run --swap`.
 //! - [`doctor`] says what works here, by way of [`probe`] and [`swap_probe`]; [`demo`] shows it,
 //!   [`bench`] measures it; all three start [`child`]ren, as any user would.
@@ -30,6 +30,7 @@ mod library;
 mod probe;
 mod run;
 mod statistics;
+mod stores;
 mod supervise;
 mod swap;
 mod swap_probe;

@@ -10,7 +10,7 @@ use super::executable::{self, Executable};
 use super::statistics::StatisticsFile;
 use super::supervise::Supervisor;
 use super::swap::{self, Checked, CountedFile, SwapOption};
-use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library};
+use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library, stores};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::convert::Infallible;
@@ -110,6 +110,8 @@ pub fn run(options: &Options) -> Outcome {
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
+    stores::check_distinct(&options.devices, options.swap.as_ref())?;
+    options.swap.iter().for_each(stores::warn_of_modes);
     // Before signals are blocked: a mechanism is tried by what it raises.
     let checked = options.swap.as_ref().map(SwapOption::check).transpose()?;
     if let (Some(swap), false) = (&options.swap, options.stats) {

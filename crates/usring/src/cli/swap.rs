@@ -15,8 +15,11 @@ use usring_device::driver::vhost_user;
 use usring_device::{OwnSupply, Spec, Supply, spec};
 use usring_swap::counters::run;
 use usring_swap::mappings::{LEAST_LIMIT, LEAST_MINIMUM, least};
-use usring_swap::{LEAST_QUEUES, Mechanism};
+use usring_swap::{LEAST_QUEUES, Mechanism, Refusal, backing};
 use usring_sys::Errno;
+
+/// Writing to the kernel's swap space.
+const ETXTBSY: Errno = Errno::new(26);
 
 /// Unless `min=` says otherwise.
 const MINIMUM: usize = 1 << 20;
@@ -53,11 +56,6 @@ pub fn parse(text: &str) -> Result<SwapOption, String> {
     let spec = spec::parse(&rest.join(",")).map_err(|error| format!("{error}; {of_swap}"))?;
     let limit = limit.ok_or("limit= is missing: how much of the memory may be resident, for example limit=256M")?;
     let spec = spec.with_paths(absolute)?;
-    if spec.device().kind() == "null" {
-        return Err(
-            "null keeps nothing that is written to it: swapped memory would be lost; file: and ram: keep it".into()
-        );
-    }
     Ok(SwapOption { spec, limit, minimum: minimum.unwrap_or(MINIMUM), mechanism })
 }
 
@@ -103,6 +101,10 @@ fn mechanism_of(name: &str) -> Result<Mechanism, String> {
 }
 
 impl SwapOption {
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
     /// Tries what each process will do: whether the backing store is to be had, and the
     /// mechanism works.
     pub fn check(&self) -> Result<Checked, Failure> {
@@ -123,11 +125,7 @@ impl SwapOption {
     }
 
     fn check_store(&self, supply: Box<dyn Supply>, mechanism: Mechanism) -> Result<(), Failure> {
-        let driver = self.spec.open(supply).map_err(|error| self.cannot_be_opened(error))?;
-        let geometry = driver.geometry();
-        if geometry.features.read_only {
-            return Err(Failure::new(format!("{} is read-only: swapped memory has to go somewhere", self.spec)));
-        }
+        let (geometry, capacity) = backing::try_out(&self.spec, supply).map_err(|refusal| self.refused(refusal))?;
         if geometry.queues < LEAST_QUEUES {
             return Err(Failure::new(format!(
                 "{} has {} of the {LEAST_QUEUES} queues that swapped memory needs; start its back end with \
@@ -135,9 +133,10 @@ impl SwapOption {
                 self.spec, geometry.queues
             )));
         }
-        let (store, limit) = least(geometry.size, self.limit, mechanism);
-        if geometry.size < store {
-            return Err(Failure::new(format!("{} holds {} bytes, less than a page", self.spec, geometry.size)));
+        let (store, limit) = least(capacity, self.limit, mechanism);
+        if capacity < store {
+            let size = geometry.size;
+            return Err(Failure::new(format!("{} holds {size} bytes, less than a header and a page", self.spec)));
         }
         if self.limit < limit {
             let name = mechanism.name();
@@ -162,6 +161,14 @@ impl SwapOption {
         })
     }
 
+    fn refused(&self, refusal: Refusal) -> Failure {
+        match (refusal, self.spec.device().text("path")) {
+            (Refusal::Failed(error), _) => self.cannot_be_opened(error),
+            (refusal, Some(path)) => Failure::new(refusal.of(&path).to_string()),
+            (refusal, None) => Failure::new(refusal.of(&self.spec).to_string()),
+        }
+    }
+
     fn cannot_be_opened(&self, error: Errno) -> Failure {
         let Some(path) = self.spec.device().text("path") else {
             return Failure::new(format!("cannot open {} for swapped memory ({error})", self.spec));
@@ -173,6 +180,7 @@ impl SwapOption {
             Errno::EISDIR => format!("{path} is a folder; {make} {path}/swap`"),
             Errno::EINVAL if is_file => format!("{path} is too small to hold anything; {make} swap`"),
             Errno::EINVAL => format!("{path} is neither a file nor a block device; {make} swap`"),
+            ETXTBSY => format!("{path} is swap space that the kernel uses; say `swapoff {path}` first"),
             Errno::EACCES | Errno::EPERM => {
                 format!("{path} cannot be written to ({error}), and swapped memory has to go somewhere")
             }
@@ -270,6 +278,5 @@ mod tests {
         assert!(wrong("ram:size=1G,limit=8M,min=4K").contains("128K at least"));
         assert!(wrong("ram:size=1G,limit=8M,mechanism=magic").contains("userfault, guard"));
         assert!(wrong("ram,limit=8M").contains("an option should be"));
-        assert!(wrong("delay(null:size=1G,read=1us),limit=8M").contains("null keeps nothing"));
     }
 }

@@ -11,6 +11,7 @@ mod devices;
 mod ending;
 mod inheritance;
 mod refusal;
+mod stores;
 mod tools;
 
 use std::os::unix::fs::PermissionsExt;

@@ -149,6 +149,7 @@ impl Parameters {
                 discard: self.discard_sectors > 0,
                 write_zeroes: self.zeroes_sectors > 0,
                 read_only: self.has(feature::READ_ONLY),
+                forgets: false,
                 lends_memory: false,
             },
         }

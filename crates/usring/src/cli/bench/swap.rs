@@ -121,7 +121,7 @@ fn cases() -> Vec<Case> {
     }
     for threads in [1, 2, 8] {
         let modes = if threads == 2 { &MODES[..2] } else { &MODES };
-        cases.extend(regions(FILE, "file:path={folder}/file", threads, modes));
+        cases.extend(regions(FILE, "file:path={folder}/file,overwrite=on", threads, modes));
         cases.push(on(FILE, threads, KERNEL, &format!("--by kernel-file {ON_FILE}")));
     }
     for threads in [1, 2] {

@@ -42,6 +42,9 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
         return Err("the PATH before '=' is empty".into());
     }
     let spec = spec::parse(spec).map_err(|error| error.to_string())?;
+    if spec.is_for_swap() {
+        return Err("overwrite= is for --swap: a device keeps what it holds".into());
+    }
     // Processes of the run read it again, each in the folder where it is then.
     let spec = spec.with_paths(absolute)?;
     Ok(DeviceOption { path: path.into(), spec })
@@ -50,6 +53,17 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
 pub fn absolute(path: &str) -> Result<String, String> {
     let resolved = std::path::absolute(path).map_err(|error| format!("{path}: {error}"))?;
     resolved.into_os_string().into_string().map_err(|_| format!("{path}: the way to it is not UTF-8; give all of it"))
+}
+
+impl DeviceOption {
+    /// As the user knows it.
+    pub fn name(&self) -> String {
+        format!("--device {}", self.path.display())
+    }
+
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
 }
 
 /// One device of the run.

@@ -1,0 +1,382 @@
+//! A region's backing store, from its text to an open device: whose the store is, and whether it
+//! holds data that its owner may still want.
+//!
+//! A file, a block device or a back end begins with a header of ours ([`SIGNATURE`]), in front of
+//! the first slot. A store with the header is ours, also after a run that was killed. A store that
+//! reads as zeroes is free: a file made by truncate(1) or fallocate(1). Anything else is refused
+//! unless the text says `overwrite=on`. Memory (`ram`) is new each time and has no header.
+//!
+//! | store | examined | claimed by |
+//! |---|---|---|
+//! | regular file | all of its data; holes are skipped | F_OFD_SETLK |
+//! | block device | its first and its last MiB | O_EXCL, which a mounted device refuses |
+//! | back end | its first and its last MiB | the launcher, which lends it to one process |
+//!
+//! A file is examined before its device is opened, because opening may make the file longer.
+
+use crate::lane::{Lane, Waiting};
+use alloc::boxed::Box;
+use alloc::ffi::CString;
+use alloc::sync::Arc;
+use core::ffi::CStr;
+use core::fmt;
+use usring_device::{Device, Geometry, PolicyWord, Spec, Supply};
+use usring_sys::descriptor::HeldDescriptor;
+use usring_sys::file::{self, Kind};
+use usring_sys::paged_memory::Bounce;
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, user_memory};
+
+/// How the header of a store begins; zeroes follow.
+const SIGNATURE: &[u8] = b"usring swap store, version 1\n";
+/// Bytes of the header, where no block is larger.
+const HEADER: u32 = 4096;
+/// Where mkswap(8) puts its signature, and the signatures that Linux knows.
+const KERNEL_SWAP_AT: usize = 4086;
+const KERNEL_SWAP: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
+
+/// Bytes that are examined at either end of what has no holes.
+const END: u64 = 1 << 20;
+/// Bytes of one read.
+const CHUNK: usize = 256 << 10;
+
+const O_RDONLY: u32 = 0;
+const O_RDWR: u32 = 2;
+const O_EXCL: u32 = 0o200;
+
+/// Why a store cannot have swapped memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// What the kernel or the device answered.
+    Failed(Errno),
+    /// Another region's pages go there.
+    InUse,
+    /// A block device that is mounted, or that another program has for itself.
+    Mounted,
+    ReadOnly,
+    /// What is written there cannot be read back.
+    KeepsNothing,
+    /// The kernel's swap space.
+    KernelSwap,
+    /// Data that are not ours, at this byte.
+    HoldsData(u64),
+    /// In bytes.
+    TooSmall {
+        needed: u64,
+        found: u64,
+    },
+}
+
+impl From<Errno> for Refusal {
+    fn from(error: Errno) -> Self {
+        Refusal::Failed(error)
+    }
+}
+
+impl Refusal {
+    /// Its error number, for C.
+    pub fn errno(self) -> Errno {
+        match self {
+            Refusal::Failed(error) => error,
+            Refusal::InUse | Refusal::Mounted => Errno::EBUSY,
+            Refusal::ReadOnly => Errno::EROFS,
+            Refusal::KeepsNothing => Errno::ENODATA,
+            Refusal::KernelSwap | Refusal::HoldsData(_) => Errno::EEXIST,
+            Refusal::TooSmall { .. } => Errno::ENOSPC,
+        }
+    }
+
+    /// The sentence, about a store of this name.
+    pub fn of<'a>(&self, store: &'a dyn fmt::Display) -> impl fmt::Display + 'a {
+        Sentence(*self, store)
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, store: &dyn fmt::Display) -> fmt::Result {
+        match self {
+            Refusal::Failed(error) => write!(f, "{store} cannot be used ({error})"),
+            Refusal::InUse => write!(f, "{store} is in use by another process"),
+            Refusal::Mounted => {
+                write!(f, "{store} is mounted or has another user; swapped memory needs a device of its own")
+            }
+            Refusal::ReadOnly => write!(f, "{store} is read-only: swapped memory has to go somewhere"),
+            Refusal::KeepsNothing => write!(
+                f,
+                "{store} keeps nothing that is written to it: swapped memory would be lost; file: and ram: keep it"
+            ),
+            Refusal::KernelSwap => write!(
+                f,
+                "{store} is swap space of the kernel's (mkswap); after swapoff, say overwrite=on to use it all the same"
+            ),
+            Refusal::HoldsData(byte) => write!(
+                f,
+                "{store} holds data that usring did not write (at byte {byte}); give another, or say overwrite=on if \
+                 the data are not wanted any more"
+            ),
+            Refusal::TooSmall { needed, found } => write!(
+                f,
+                "{store} holds {found} bytes, and {needed} are needed: what it has no room for would stay in memory, \
+                 above the limit"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, &"the backing store")
+    }
+}
+
+impl core::error::Error for Refusal {}
+
+struct Sentence<'a>(Refusal, &'a dyn fmt::Display);
+
+impl fmt::Display for Sentence<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.write(f, self.1)
+    }
+}
+
+/// What a store is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Pages will go there.
+    Swapping,
+    /// To say beforehand what is wrong with it.
+    Trial,
+}
+
+/// A store that is open.
+pub struct Backing {
+    pub device: Arc<Device>,
+    /// The device's policy, where nobody else has it.
+    pub policy: Option<&'static PolicyWord>,
+    /// Keeps every other process from swapping to the store.
+    pub claim: Option<HeldDescriptor>,
+    /// Bytes in front of the first slot.
+    pub header: u64,
+}
+
+impl Backing {
+    /// Opens a store, claims it for this process and writes the header, if it is not there.
+    pub fn open(spec: &Spec, supply: Box<dyn Supply>) -> Result<Self, Refusal> {
+        Self::open_for(Purpose::Swapping, spec, supply)
+    }
+
+    /// Bytes for slots.
+    pub fn capacity(&self) -> u64 {
+        self.device.geometry().size.saturating_sub(self.header)
+    }
+
+    fn open_for(purpose: Purpose, spec: &Spec, supply: Box<dyn Supply>) -> Result<Self, Refusal> {
+        let overwrite = spec.overwrites();
+        let mut found = None;
+        let mut claim = None;
+        if let Some(path) = spec.device().text("path") {
+            let mut file = StoreFile::open(path, purpose)?;
+            found = Some(examine(&mut file, overwrite)?);
+            claim = file.claim;
+        }
+        let driver = spec.open(supply)?;
+        let geometry = driver.geometry();
+        if geometry.features.read_only {
+            return Err(Refusal::ReadOnly);
+        }
+        if geometry.features.forgets {
+            return Err(Refusal::KeepsNothing);
+        }
+        // A device has its policy where other processes may have it, too: for good.
+        let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
+        let device = Arc::new(Device::new(driver, policy, true));
+        let mut backing = Backing { device, policy: Some(policy), claim, header: 0 };
+        if spec.device().kind() != "ram" {
+            backing.header = u64::from(geometry.block.max(HEADER));
+            backing.mark(found, overwrite, purpose)?;
+        }
+        Ok(backing)
+    }
+
+    /// Has the store begin with the header.
+    fn mark(&self, found: Option<Content>, overwrite: bool, purpose: Purpose) -> Result<(), Refusal> {
+        let size = self.device.geometry().size;
+        if size < self.header {
+            return Err(Refusal::TooSmall { needed: self.header, found: size });
+        }
+        let lane = Lane::new(&self.device, CHUNK)?;
+        let mut content = DeviceContent { device: &self.device, lane };
+        let found = found.map_or_else(|| examine(&mut content, overwrite), Ok)?;
+        if found == Content::Ours {
+            return Ok(());
+        }
+        content.write_header(self.header)?;
+        // A back end may keep nothing, as `null` does.
+        if purpose == Purpose::Trial && !content.read(0, self.header as usize)?.starts_with(SIGNATURE) {
+            return Err(Refusal::KeepsNothing);
+        }
+        Ok(())
+    }
+}
+
+/// Opens a store as a process that swaps to it will, without keeping it from any. The header is
+/// written, so the process finds it. Answers the device's geometry, and the bytes for slots.
+pub fn try_out(spec: &Spec, supply: Box<dyn Supply>) -> Result<(Geometry, u64), Refusal> {
+    let backing = Backing::open_for(Purpose::Trial, spec, supply)?;
+    Ok((*backing.device.geometry(), backing.capacity()))
+}
+
+/// Of a store that may have swapped memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// It begins with our header.
+    Ours,
+    /// Zeroes, or nothing that is wanted.
+    Free,
+}
+
+/// What can be examined.
+trait Examined {
+    fn size(&self) -> u64;
+
+    /// Reads so many bytes, fewer at the end.
+    fn read(&mut self, offset: u64, length: usize) -> Result<&[u8], Errno>;
+
+    /// Where data begin, from an offset on; `None` behind the last. Whoever knows no holes
+    /// answers `EINVAL`.
+    fn next_data(&self, offset: u64) -> Result<Option<u64>, Errno>;
+}
+
+/// Errors: [`Refusal::KernelSwap`], [`Refusal::HoldsData`] unless it is to be overwritten.
+fn examine(store: &mut impl Examined, overwrite: bool) -> Result<Content, Refusal> {
+    let start = store.read(0, HEADER as usize)?;
+    if start.starts_with(SIGNATURE) {
+        return Ok(Content::Ours);
+    }
+    if overwrite {
+        return Ok(Content::Free);
+    }
+    if start.get(KERNEL_SWAP_AT..).is_some_and(|end| KERNEL_SWAP.contains(&end)) {
+        return Err(Refusal::KernelSwap);
+    }
+    match first_data(store)? {
+        Some(byte) => Err(Refusal::HoldsData(byte)),
+        None => Ok(Content::Free),
+    }
+}
+
+/// The first byte that is not 0.
+fn first_data(store: &mut impl Examined) -> Result<Option<u64>, Errno> {
+    let size = store.size();
+    let knows_holes = store.next_data(0).is_ok();
+    let mut offset = 0;
+    while offset < size {
+        if knows_holes {
+            match store.next_data(offset)? {
+                Some(data) => offset = data,
+                None => return Ok(None),
+            }
+        } else if (END..size.saturating_sub(END)).contains(&offset) {
+            offset = size - END;
+        }
+        let bytes = store.read(offset, CHUNK)?;
+        if let Some(position) = bytes.iter().position(|byte| *byte != 0) {
+            return Ok(Some(offset + position as u64));
+        }
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        offset += bytes.len() as u64;
+    }
+    Ok(None)
+}
+
+/// A store that has a path.
+struct StoreFile {
+    claim: Option<HeldDescriptor>,
+    number: i32,
+    size: u64,
+    buffer: Bounce,
+}
+
+impl StoreFile {
+    fn open(path: &str, purpose: Purpose) -> Result<Self, Refusal> {
+        let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
+        let probe = file::open(&path, O_RDONLY)?;
+        let measure = file::measure(probe.number())?;
+        let opened = match measure.kind {
+            Kind::Other => return Err(Refusal::Failed(Errno::EINVAL)),
+            Kind::Regular => file::open(&path, O_RDWR)?,
+            Kind::BlockDevice => match file::open(&path, O_RDWR | O_EXCL) {
+                Err(Errno::EBUSY) => return Self::open_busy(&path, measure.size, purpose),
+                other => other?,
+            },
+        };
+        if measure.kind == Kind::Regular && purpose == Purpose::Swapping {
+            match file::claim(opened.number()) {
+                Err(Errno::EAGAIN) => return Err(Refusal::InUse),
+                other => other?,
+            }
+        }
+        Self::of(opened, measure.size)
+    }
+
+    fn of(opened: HeldDescriptor, size: u64) -> Result<Self, Refusal> {
+        Ok(StoreFile { number: opened.number(), claim: Some(opened), size, buffer: Bounce::new(CHUNK)? })
+    }
+
+    /// A block device that has a user: another run's process, or a file system.
+    fn open_busy(path: &CStr, size: u64, purpose: Purpose) -> Result<Self, Refusal> {
+        let mut file = Self::of(file::open(path, O_RDWR)?, size)?;
+        let is_ours = file.read(0, HEADER as usize)?.starts_with(SIGNATURE);
+        match (is_ours, purpose) {
+            (false, _) => Err(Refusal::Mounted),
+            (true, Purpose::Swapping) => Err(Refusal::InUse),
+            (true, Purpose::Trial) => Ok(file),
+        }
+    }
+}
+
+impl Examined for StoreFile {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&mut self, offset: u64, length: usize) -> Result<&[u8], Errno> {
+        let segment = IoVector { base: self.buffer.address() as u64, length: length as u64 };
+        let read = file::read_at(self.number, offset, &[segment], 0)?;
+        Ok(self.buffer.bytes(read as usize))
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<u64>, Errno> {
+        file::next_data(self.number, offset)
+    }
+}
+
+/// A store that only its device reaches.
+struct DeviceContent<'a> {
+    device: &'a Device,
+    lane: Lane,
+}
+
+impl DeviceContent<'_> {
+    fn write_header(&mut self, length: u64) -> Result<(), Errno> {
+        let page = Bounce::new(length as usize)?;
+        let address = page.address() as u64;
+        user_memory::copy_out(usring_sys::UserAddress(address), SIGNATURE)?;
+        self.lane.write(self.device, 0, &mut [IoVector { base: address, length }])
+    }
+}
+
+impl Examined for DeviceContent<'_> {
+    fn size(&self) -> u64 {
+        self.device.geometry().size
+    }
+
+    fn read(&mut self, offset: u64, length: usize) -> Result<&[u8], Errno> {
+        let length = (length as u64).min(self.size() - offset) as usize;
+        self.lane.read(self.device, offset, length, Waiting::Asleep)
+    }
+
+    fn next_data(&self, _: u64) -> Result<Option<u64>, Errno> {
+        Err(Errno::EINVAL)
+    }
+}

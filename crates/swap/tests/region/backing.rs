@@ -1,0 +1,147 @@
+//! Which stores a region takes: those that keep what is written, have room for all of it, and hold
+//! nothing that somebody may want.
+
+use crate::common::{MIB, PAGE, region, word};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use tempfile::TempDir;
+use usring_swap::{Refusal, SwapRegion};
+use usring_sys::Errno;
+
+const SIZE: usize = 2 * MIB;
+const LIMIT: usize = MIB;
+/// With the header.
+const ROOM: usize = SIZE + PAGE;
+
+struct Store(TempDir);
+
+impl Store {
+    /// A file of zeroes, as truncate(1) makes it.
+    fn new() -> Store {
+        let store = Store(tempfile::tempdir().unwrap());
+        File::create(store.path()).unwrap().set_len(ROOM as u64).unwrap();
+        store
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("store")
+    }
+
+    fn write(&self, bytes: &[u8], offset: u64) {
+        File::options().write(true).open(self.path()).unwrap().write_all_at(bytes, offset).unwrap();
+    }
+
+    fn text(&self) -> String {
+        format!("file:path={}", self.path().display())
+    }
+}
+
+fn build(backing: &str) -> Result<SwapRegion, Refusal> {
+    region(SIZE, LIMIT, backing).build()
+}
+
+fn refused(backing: &str) -> Refusal {
+    build(backing).err().unwrap_or_else(|| panic!("{backing} is accepted"))
+}
+
+/// Writes to all pages, and reads them back.
+fn use_all(region: &SwapRegion) {
+    for offset in (0..SIZE).step_by(PAGE) {
+        word(region, offset).store(offset as u64 + 1, Ordering::Relaxed);
+    }
+    for offset in (0..SIZE).step_by(PAGE) {
+        assert_eq!(word(region, offset).load(Ordering::Relaxed), offset as u64 + 1, "{:?}", region.statistics());
+    }
+    assert!(region.statistics().evicted > 0 && region.statistics().over_limit == 0, "{:?}", region.statistics());
+}
+
+#[test]
+fn what_keeps_nothing_is_refused_whatever_is_around_it() {
+    for backing in ["null:size=1G", "delay(null:size=1G,read=1us)", "error(delay(null:size=1G),eio=1%)"] {
+        assert_eq!(refused(backing), Refusal::KeepsNothing, "{backing}");
+    }
+    assert!(Refusal::KeepsNothing.to_string().contains("keeps nothing that is written to it"));
+    assert_eq!(Refusal::KeepsNothing.errno(), Errno::ENODATA);
+}
+
+#[test]
+fn a_store_without_room_for_the_region_is_refused() {
+    let found = SIZE as u64 - PAGE as u64;
+    let backing = format!("ram:size={found}");
+    let refusal = refused(&backing);
+    assert_eq!(refusal, Refusal::TooSmall { needed: SIZE as u64, found });
+    assert_eq!(refusal.errno(), Errno::ENOSPC);
+    assert!(refused(&format!("delay({backing})")).to_string().contains("above the limit"));
+    let store = Store::new();
+    File::options().write(true).open(store.path()).unwrap().set_len(SIZE as u64).unwrap();
+    assert_eq!(refused(&store.text()), Refusal::TooSmall { needed: ROOM as u64, found: SIZE as u64 });
+}
+
+#[test]
+fn a_read_only_store_is_refused() {
+    let store = Store::new();
+    assert_eq!(refused(&format!("{},read-only=on", store.text())), Refusal::ReadOnly);
+}
+
+#[test]
+fn a_file_of_zeroes_is_taken_and_known_again_by_its_header() {
+    let store = Store::new();
+    // As dd(1) makes it: data that are zeroes.
+    store.write(&vec![0; ROOM], 0);
+    use_all(&build(&store.text()).unwrap());
+    let left = std::fs::read(store.path()).unwrap();
+    assert!(left.starts_with(b"usring swap store"), "no header");
+    assert!(left[PAGE..].iter().any(|byte| *byte != 0), "nothing was swapped");
+    // The pages of an earlier run, killed or not, are no obstacle.
+    use_all(&build(&store.text()).unwrap());
+}
+
+#[test]
+fn data_of_somebody_s_are_refused_where_they_lie_and_left_as_they_are() {
+    for offset in [0, 4096, MIB as u64 + 1, ROOM as u64 - 1] {
+        let store = Store::new();
+        store.write(b"x", offset);
+        let before = std::fs::read(store.path()).unwrap();
+        let refusal = refused(&store.text());
+        assert_eq!(refusal, Refusal::HoldsData(offset));
+        assert!(refusal.to_string().contains("overwrite=on"), "{refusal}");
+        assert_eq!(refusal.errno(), Errno::EEXIST);
+        assert!(std::fs::read(store.path()).unwrap() == before, "it has been changed");
+        use_all(&build(&format!("{},overwrite=on", store.text())).unwrap());
+        use_all(&build(&store.text()).unwrap());
+    }
+}
+
+#[test]
+fn a_file_that_is_refused_does_not_grow() {
+    let store = Store::new();
+    std::fs::write(store.path(), "notes").unwrap();
+    assert_eq!(refused(&format!("{},size=4M", store.text())), Refusal::HoldsData(0));
+    assert_eq!(std::fs::metadata(store.path()).unwrap().size(), 5);
+    std::fs::write(store.path(), "").unwrap();
+    use_all(&build(&format!("{},size=4M", store.text())).unwrap());
+}
+
+#[test]
+fn swap_space_of_the_kernel_s_is_refused() {
+    let store = Store::new();
+    store.write(b"SWAPSPACE2", 4086);
+    assert_eq!(refused(&store.text()), Refusal::KernelSwap);
+    assert!(Refusal::KernelSwap.to_string().contains("swapoff"));
+    use_all(&build(&format!("{},overwrite=on", store.text())).unwrap());
+}
+
+#[test]
+fn two_regions_never_share_a_store() {
+    let store = Store::new();
+    let first = build(&store.text()).unwrap();
+    assert_eq!(refused(&store.text()), Refusal::InUse);
+    let other_name = Path::new(&store.path()).with_extension("link");
+    std::fs::hard_link(store.path(), &other_name).unwrap();
+    assert_eq!(refused(&format!("file:path={}", other_name.display())), Refusal::InUse);
+    use_all(&first);
+    drop(first);
+    use_all(&build(&store.text()).unwrap());
+}

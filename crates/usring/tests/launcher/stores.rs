@@ -1,0 +1,84 @@
+//! The files in which swapped memory and devices lie: whose they are is found out before the
+//! program starts.
+
+use crate::{run, text};
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use tempfile::TempDir;
+
+fn file(folder: &TempDir, name: &str, mode: u32) -> String {
+    let path = folder.path().join(name);
+    File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// `run --swap file:path=PATH… true`: its status, and what it says.
+fn swap_to(path: &str, more: &str) -> (Option<i32>, String) {
+    let output = run(&["--swap", &format!("file:path={path},limit=8M{more}"), "true"]);
+    (output.status.code(), text(&output.stderr))
+}
+
+#[test]
+fn a_swap_file_that_others_may_read_is_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = file(&folder, "open", 0o644);
+    let (status, said) = swap_to(&open, "");
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains(&format!("{open}: insecure permissions 0644, 0600 suggested")), "{said}");
+    let closed = file(&folder, "closed", 0o600);
+    assert_eq!(swap_to(&closed, ""), (Some(0), String::new()));
+    if nix::unistd::geteuid().is_root() {
+        std::os::unix::fs::chown(&closed, Some(1234), None).unwrap();
+        let (status, said) = swap_to(&closed, "");
+        assert_eq!(status, Some(0), "{said}");
+        assert!(said.contains("insecure file owner 1234, 0 suggested"), "{said}");
+    }
+}
+
+#[test]
+fn a_swap_file_with_data_is_refused_unless_they_may_be_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(&folder, "accounts", 0o600);
+    let content = vec![b'x'; 16 << 20];
+    std::fs::write(&path, &content).unwrap();
+    let (status, said) = swap_to(&path, "");
+    assert_eq!(status, Some(125), "{said}");
+    assert!(said.contains("holds data that usring did not write (at byte 0)"), "{said}");
+    assert!(std::fs::read(&path).unwrap() == content, "it has been changed");
+    let (status, said) = swap_to(&path, ",overwrite=on");
+    assert_eq!(status, Some(0), "{said}");
+    // It is usring's now.
+    assert_eq!(swap_to(&path, ""), (Some(0), String::new()));
+}
+
+#[test]
+fn one_file_is_given_to_one_device_whatever_its_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(&folder, "disk", 0o600);
+    let name = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::hard_link(&path, name("hard")).unwrap();
+    symlink(Path::new("disk"), name("soft")).unwrap();
+    for other in [&path, &name("hard"), &name("soft")] {
+        let first = format!("{}=file:path={path}", name("a"));
+        let second = format!("{}=delay(file:path={other})", name("b"));
+        let swap = format!("file:path={other},limit=8M");
+        for options in [["--device", &first, "--device", &second], ["--device", &first, "--swap", &swap]] {
+            let output = run(&[&options[..], &["true"]].concat());
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(125), "{options:?}: {said}");
+            assert!(said.contains("would overwrite each other's data") && said.lines().count() == 1, "{said}");
+        }
+    }
+}
+
+#[test]
+fn to_overwrite_is_said_of_swapped_memory_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(&folder, "disk", 0o600);
+    let device = format!("{}=file:path={path},overwrite=on", folder.path().join("device").display());
+    let output = run(&["--device", &device, "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("overwrite= is for --swap"), "{}", text(&output.stderr));
+}
