@@ -1,8 +1,12 @@
 //! How the library is linked: by itself, without libc and its start files, and
-//! such that the loader runs its constructor before anybody else's.
+//! such that the loader runs its constructor before anybody else's. It has the identity of this build.
+
+include!("../usring/build_identity.rs");
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=../usring/build_identity.rs");
+    provide_identity();
     for argument in [
         // No libc at link time: what is missing must show here, not at run time.
         "-nostartfiles",

@@ -16,6 +16,7 @@ mod allocator;
 mod dispatch;
 mod doors;
 mod files;
+mod identity;
 mod memory;
 mod message;
 mod program;

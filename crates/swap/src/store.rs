@@ -57,13 +57,7 @@ impl Store {
         Self::with_slots(self.device.clone(), self.header, self.unit, self.lanes.len(), slots)
     }
 
-    fn with_slots(
-        device: Arc<Device>,
-        header: u64,
-        unit: usize,
-        lanes: usize,
-        slots: Slots,
-    ) -> Result<Self, Errno> {
+    fn with_slots(device: Arc<Device>, header: u64, unit: usize, lanes: usize, slots: Slots) -> Result<Self, Errno> {
         let mut open = Vec::new();
         for _ in 0..lanes {
             match Lane::new(&device, unit) {

@@ -48,9 +48,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use usring_swap::Refusal;
 #[cfg(feature = "vhost-user")]
 use usring_device::driver::vhost_user::Options;
+use usring_swap::Refusal;
 pub use usring_swap::{Access, Mechanism, Pin, Statistics};
 
 /// Makes a [`SwapRegion`].

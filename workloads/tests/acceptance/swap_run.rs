@@ -2,8 +2,7 @@
 //! (`usring run --swap`): what they do comes out as it does without, and what of their
 //! memory is resident stays within the limit, as we count and as the kernel counts.
 
-use std::fs::{File, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -22,8 +21,7 @@ impl Swapped {
     pub fn new(capacity: u64, limit: u64, more: &str) -> Swapped {
         let stage = Stage::new();
         let path = stage.write("swap", "");
-        let file = File::options().write(true).open(&path).unwrap();
-        file.set_len(capacity * MIB).and_then(|()| file.set_permissions(Permissions::from_mode(0o600))).unwrap();
+        File::options().write(true).open(&path).and_then(|file| file.set_len(capacity * MIB)).unwrap();
         let options = format!("--swap=file:path={},limit={limit}M{more}", path.display());
         Swapped { stage, options }
     }

@@ -5,11 +5,12 @@
 //! it starts: it would run half-intercepted or not at all.
 
 use super::{Failure, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND};
+use nix::libc;
 use nix::unistd::{AccessFlags, eaccess};
 use object::elf::{self, EM_X86_64, FileHeader32, FileHeader64, ProgramHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, ReadCache, ReadRef};
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -57,6 +58,7 @@ pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure
     } else {
         search(command, &std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()))?
     };
+    check_own_ids()?;
     let Started { needs_shell, runtime } = check(&path, new_privileges, MOST_INTERPRETERS)?;
     Ok(Executable { path, needs_shell, runtime })
 }
@@ -140,8 +142,39 @@ fn interpreter(start: &[u8]) -> Option<OsString> {
     (!name.is_empty()).then(|| OsString::from_vec(name.to_vec()))
 }
 
+/// Where the effective ids are not the real ones, the kernel sets AT_SECURE for every program.
+fn check_own_ids() -> Result<(), Failure> {
+    use nix::unistd::{getegid, geteuid, getgid, getuid};
+    if getuid() == geteuid() && getgid() == getegid() {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "usring runs with other effective ids ({}:{}) than real ones ({}:{}), and the loader ignores LD_PRELOAD then; make \
+         them the same (setpriv --reuid --regid)",
+        geteuid(),
+        getegid(),
+        getuid(),
+        getgid()
+    )))
+}
+
+/// Whether the file has capabilities (setcap(8)), which execve(2) grants to anyone but root.
+fn grants_capabilities(path: &Path) -> bool {
+    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: both names end with NUL; no value is asked for.
+    let size = unsafe { libc::getxattr(name.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
+    size > 0 && !nix::unistd::geteuid().is_root()
+}
+
 /// A program that gains privileges runs without LD_PRELOAD.
 fn check_privileges(path: &Path) -> Result<(), Failure> {
+    if grants_capabilities(path) {
+        return Err(Failure::new(format!(
+            "{} would gain capabilities when it starts (setcap), and the loader ignores LD_PRELOAD then; with --deny-kernel it \
+             gains none",
+            path.display()
+        )));
+    }
     let Ok(found) = std::fs::metadata(path) else { return Ok(()) };
     let mode = found.permissions().mode();
     let gains_user = mode & 0o4000 != 0 && found.uid() != nix::unistd::geteuid().as_raw();
@@ -207,6 +240,22 @@ pub fn is_library(file: &File) -> bool {
         Ok(dynamic.is_some() && header.e_machine(endian) == EM_X86_64)
     };
     inspect().unwrap_or(false)
+}
+
+/// The content of the ELF note with this name and type.
+pub fn note(file: &File, name: &[u8], kind: u32) -> Option<Vec<u8>> {
+    let cache = ReadCache::new(file);
+    let header = FileHeader64::<Endianness>::parse(&cache).ok()?;
+    let endian = header.endian().ok()?;
+    for segment in header.program_headers(endian, &cache).ok()? {
+        let Ok(Some(mut notes)) = segment.notes(endian, &cache) else { continue };
+        while let Ok(Some(note)) = notes.next() {
+            if note.name() == name && note.n_type(endian).0 == kind {
+                return Some(note.desc().to_vec());
+            }
+        }
+    }
+    None
 }
 
 /// The first library that a program needs, if it is a sanitizer's runtime: those

@@ -9,6 +9,12 @@ use std::path::{Path, PathBuf};
 /// The file's name, as cargo builds it.
 const NAME: &str = "libusring.so";
 
+/// The ELF note by which the library says which build it is of (`usring_interpose::identity`).
+const NOTE: &[u8] = b"usring";
+const NOTE_KIND: u32 = 1;
+/// Which build this executable is of.
+const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
+
 /// The library beside this executable, by its absolute path: a build tree or
 /// an archive has both in one folder, an installed package has the library
 /// under `../lib/usring`.
@@ -40,6 +46,7 @@ fn check(library: &Path) -> Result<(), Failure> {
             library.display()
         )));
     }
+    check_identity(library, executable::note(&file, NOTE, NOTE_KIND).as_deref())?;
     if let Some(byte) = separator_in(library.as_os_str()) {
         return Err(Failure::new(format!(
             "the path {} contains `{}`, which the dynamic loader takes for a separator; install usring under a path without it",
@@ -55,6 +62,24 @@ fn check(library: &Path) -> Result<(), Failure> {
         )));
     }
     Ok(())
+}
+
+/// A library of another build would misread what we say to it, and let the program through to the
+/// kernel's io_uring.
+fn check_identity(library: &Path, found: Option<&[u8]>) -> Result<(), Failure> {
+    let library = library.display();
+    match found {
+        Some(found) if found == IDENTITY.as_bytes() => Ok(()),
+        Some(found) => Err(Failure::new(format!(
+            "{library} is of another build ({}) than this usring ({IDENTITY}); build both with `cargo xtask build`, or \
+             install both of one release",
+            String::from_utf8_lossy(found)
+        ))),
+        None => Err(Failure::new(format!(
+            "{library} is not usring's library, or an old one; build it with `cargo xtask build`, or install both of one \
+             release"
+        ))),
+    }
 }
 
 /// LD_PRELOAD is split at blanks and colons, and `$` begins a token in it.

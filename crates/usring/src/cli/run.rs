@@ -8,7 +8,7 @@ use super::devices::{self, Devices};
 use super::environment::Environment;
 use super::executable::{self, Executable};
 use super::statistics::StatisticsFile;
-use super::supervise::Supervisor;
+use super::supervise::{Ended, Supervisor};
 use super::swap::{self, Checked, CountedFile, SwapOption};
 use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library, stores};
 use nix::errno::Errno;
@@ -141,8 +141,12 @@ pub fn run(options: &Options) -> Outcome {
     // Before anything that may end us: a closed standard error, or the signal
     // by which the program ended.
     drop(devices);
+    let was_served = probe.read().is_ok();
+    if let (false, Ended::Exited(0)) = (was_served, &ended) {
+        return Err(Failure::new("the program was not served: it ended before libusring.so had been loaded"));
+    }
     if let Some(statistics) = &statistics {
-        report(statistics, &probe);
+        report(statistics, was_served);
     }
     if let Some(counted) = &counted {
         report_swap(counted);
@@ -181,12 +185,12 @@ pub fn denied(options: &DeniedOptions) -> Outcome {
     launch.execute().map(|never| match never {})
 }
 
-fn report(statistics: &StatisticsFile, probe: &EventFd) {
+fn report(statistics: &StatisticsFile, was_served: bool) {
     let mut errors = std::io::stderr();
     // Beyond this point nothing may change the program's exit status, so who
     // has closed standard error is told nothing.
     let _ = match statistics.read() {
-        Ok(snapshot) if probe.read().is_err() && !snapshot.was_used() => {
+        Ok(snapshot) if !was_served && !snapshot.was_used() => {
             writeln!(errors, "usring: the program ended before libusring.so had been loaded")
         }
         Ok(snapshot) => write!(errors, "{snapshot}"),

@@ -14,6 +14,7 @@ mod refusal;
 mod stores;
 mod tools;
 
+use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -30,10 +31,18 @@ fn installation() -> &'static Installation {
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         copy(Path::new(env!("CARGO_BIN_EXE_usring")), &folder.path().join("usring"));
         let installation = Installation(folder);
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/launcher/stub.c");
-        installation.compile(&["-shared", "-fPIC", source], "libusring.so");
+        installation.compile(&stub(IDENTITY), "libusring.so");
         installation
     })
+}
+
+/// Of the launcher, and so of the library that goes with it.
+const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
+const STUB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/launcher/stub.c");
+
+/// How the stub of a build is compiled.
+fn stub(identity: &str) -> [String; 4] {
+    ["-shared".into(), "-fPIC".into(), format!("-DIDENTITY=\"{identity}\""), STUB.into()]
 }
 
 impl Installation {
@@ -42,7 +51,7 @@ impl Installation {
     }
 
     /// Runs the C compiler; the result lies beside the launcher.
-    fn compile(&self, arguments: &[&str], name: &str) -> PathBuf {
+    fn compile(&self, arguments: &[impl AsRef<OsStr> + std::fmt::Debug], name: &str) -> PathBuf {
         let result = self.path(name);
         let status = Command::new("cc").args(arguments).arg("-o").arg(&result).status().expect("a C compiler");
         assert!(status.success(), "cc {arguments:?}");

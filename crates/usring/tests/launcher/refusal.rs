@@ -1,7 +1,9 @@
 //! Programs that cannot be served never start.
 
-use crate::{copy, installation, run, text, usring, utf8};
+use crate::{STUB, copy, installation, run, stub, text, usring, utf8};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 /// A dynamic x86-64 program's file, for spoiling.
 fn true_bytes() -> Vec<u8> {
@@ -98,6 +100,58 @@ fn a_program_that_gains_privileges_is_refused_unless_they_are_denied() {
     }
     assert_refused(&[utf8(&program)], 125, "gain privileges");
     assert_eq!(run(&["--deny-kernel", utf8(&program)]).status.code(), Some(0));
+}
+
+#[test]
+fn a_program_that_gains_capabilities_is_refused_unless_they_are_denied() {
+    let program = installation().write("capable", &true_bytes(), 0o755);
+    let set = Command::new("setcap").arg("cap_net_raw+ep").arg(&program).status();
+    if !set.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: only root can give a file capabilities");
+        return;
+    }
+    let as_nobody = |arguments: &[&str]| {
+        let mut command = usring(&["run"]);
+        command.args(arguments).uid(65534).gid(65534).output().unwrap()
+    };
+    let output = as_nobody(&[utf8(&program)]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("would gain capabilities"), "{}", text(&output.stderr));
+    assert_eq!(as_nobody(&["--deny-kernel", utf8(&program)]).status.code(), Some(0));
+}
+
+#[test]
+fn a_user_whose_effective_id_is_another_s_is_refused() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can take another effective id");
+        return;
+    }
+    let mut command = usring(&["run", "true"]);
+    let own_id = || Ok(nix::unistd::seteuid(nix::unistd::Uid::from_raw(65534))?);
+    // SAFETY: a system call, between fork and exec.
+    unsafe { command.pre_exec(own_id) };
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("other effective ids (65534:0)"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_library_of_another_build_or_of_somebody_else_s_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("usring");
+    copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);
+    let older = stub("0.0.9-0123456789abcdef");
+    let nameless = ["-shared", "-fPIC", STUB].map(String::from);
+    for (arguments, reason) in
+        [(&older[..], "is of another build (0.0.9-0123456789abcdef)"), (&nameless, "not usring's")]
+    {
+        let library = installation().compile(arguments, "other-build.so");
+        copy(&library, &folder.path().join("libusring.so"));
+        let output = Command::new(&alone).args(["run", "true"]).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        assert!(said.contains(reason) && said.contains("cargo xtask build") && said.lines().count() == 1, "{said}");
+    }
 }
 
 #[test]

@@ -31,6 +31,15 @@ static void count(const char *path)
 	shared->blocks[7][READ][3] = 5;
 }
 
+#ifdef IDENTITY
+/* The note by which the launcher knows the library. */
+__attribute__((section(".note.usring"), used, aligned(4))) static const struct {
+	uint32_t name_size, content_size, kind;
+	char name[8];
+	char content[(sizeof IDENTITY + 2) / 4 * 4];
+} note = { 7, sizeof IDENTITY - 1, 1, "usring", IDENTITY };
+#endif
+
 __attribute__((constructor)) static void loaded(void)
 {
 	const char *probe = getenv("USRING_PROBE_FD");

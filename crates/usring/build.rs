@@ -1,0 +1,9 @@
+//! Gives the launcher the identity of this build.
+
+include!("build_identity.rs");
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=build_identity.rs");
+    provide_identity();
+}

@@ -1,0 +1,48 @@
+// What makes two halves of one build known to each other: `usring` (the launcher) and
+// `libusring.so`. The build scripts of both include this file, so both have the identity of what
+// they were made from: the version, and a hash over the sources of the library and of what the
+// launcher says to it.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+/// Below `crates/`.
+const SOURCES: [&str; 10] = [
+    "uapi/src",
+    "sys/src",
+    "device/src",
+    "ring/src",
+    "engine/src",
+    "aio/src",
+    "swap/src",
+    "interpose/src",
+    "usring/src/cli/environment.rs",
+    "usring/src/cli/swap.rs",
+];
+
+/// Sets `USRING_BUILD_IDENTITY` for the crate that is being built.
+fn provide_identity() {
+    let crates = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo runs build scripts")).join("..");
+    let mut hasher = DefaultHasher::new();
+    for source in SOURCES {
+        let path = crates.join(source);
+        println!("cargo:rerun-if-changed={}", path.display());
+        hash(&path, &mut hasher);
+    }
+    let version = std::env::var("CARGO_PKG_VERSION").expect("cargo runs build scripts");
+    println!("cargo:rustc-env=USRING_BUILD_IDENTITY={version}-{:016x}", hasher.finish());
+}
+
+/// A file, or all files of a folder in the order of their names. What is not there (a crate by
+/// itself) adds nothing.
+fn hash(path: &Path, hasher: &mut impl Hasher) {
+    let Ok(entries) = std::fs::read_dir(path) else {
+        path.file_name().hash(hasher);
+        std::fs::read(path).ok().hash(hasher);
+        return;
+    };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths.iter().for_each(|path| hash(path, hasher));
+}
