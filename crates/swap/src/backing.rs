@@ -18,7 +18,6 @@ use crate::lane::{Lane, Waiting};
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use alloc::sync::Arc;
-use core::ffi::CStr;
 use core::fmt;
 use usring_device::{Device, Geometry, PolicyWord, Spec, Supply};
 use usring_sys::descriptor::HeldDescriptor;
@@ -40,7 +39,6 @@ const END: u64 = 1 << 20;
 /// Bytes of one read.
 const CHUNK: usize = 256 << 10;
 
-const O_RDONLY: u32 = 0;
 const O_RDWR: u32 = 2;
 const O_EXCL: u32 = 0o200;
 
@@ -300,23 +298,26 @@ struct StoreFile {
 impl StoreFile {
     fn open(path: &str, purpose: Purpose) -> Result<Self, Refusal> {
         let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
-        let probe = file::open(&path, O_RDONLY)?;
-        let measure = file::measure(probe.number())?;
-        let opened = match measure.kind {
-            Kind::Other => return Err(Refusal::Failed(Errno::EINVAL)),
-            Kind::Regular => file::open(&path, O_RDWR)?,
-            Kind::BlockDevice => match file::open(&path, O_RDWR | O_EXCL) {
-                Err(Errno::EBUSY) => return Self::open_busy(&path, measure.size, purpose),
-                other => other?,
-            },
+        let opened = match file::open(&path, O_RDWR) {
+            // A kernel that lets nobody write to what is mounted.
+            Err(Errno::EBUSY) => return Err(Refusal::Mounted),
+            other => other?,
         };
-        if measure.kind == Kind::Regular && purpose == Purpose::Swapping {
-            match file::claim(opened.number()) {
-                Err(Errno::EAGAIN) => return Err(Refusal::InUse),
-                other => other?,
-            }
+        let measure = file::measure(opened.number())?;
+        match (measure.kind, purpose) {
+            (Kind::Other, _) => Err(Refusal::Failed(Errno::EINVAL)),
+            (Kind::Regular, Purpose::Trial) => Self::of(opened, measure.size),
+            (Kind::Regular, Purpose::Swapping) => match file::claim(opened.number()) {
+                Ok(()) => Self::of(opened, measure.size),
+                Err(Errno::EAGAIN) => Err(Refusal::InUse),
+                Err(error) => Err(error.into()),
+            },
+            (Kind::BlockDevice, _) => match file::open(&path, O_RDWR | O_EXCL) {
+                Ok(alone) => Self::of(alone, measure.size),
+                Err(Errno::EBUSY) => Self::of(opened, measure.size)?.check_user(purpose),
+                Err(error) => Err(error.into()),
+            },
         }
-        Self::of(opened, measure.size)
     }
 
     fn of(opened: HeldDescriptor, size: u64) -> Result<Self, Refusal> {
@@ -324,13 +325,12 @@ impl StoreFile {
     }
 
     /// A block device that has a user: another run's process, or a file system.
-    fn open_busy(path: &CStr, size: u64, purpose: Purpose) -> Result<Self, Refusal> {
-        let mut file = Self::of(file::open(path, O_RDWR)?, size)?;
-        let is_ours = file.read(0, HEADER as usize)?.starts_with(SIGNATURE);
+    fn check_user(mut self, purpose: Purpose) -> Result<Self, Refusal> {
+        let is_ours = self.read(0, HEADER as usize)?.starts_with(SIGNATURE);
         match (is_ours, purpose) {
             (false, _) => Err(Refusal::Mounted),
             (true, Purpose::Swapping) => Err(Refusal::InUse),
-            (true, Purpose::Trial) => Ok(file),
+            (true, Purpose::Trial) => Ok(self),
         }
     }
 }

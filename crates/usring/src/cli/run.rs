@@ -4,7 +4,7 @@
 //! process id, no second process); with them, it stays beside the program, see
 //! [`super::supervise`].
 
-use super::devices::{self, Devices};
+use super::devices::{self, Connected, Devices};
 use super::environment::Environment;
 use super::executable::{self, Executable};
 use super::statistics::StatisticsFile;
@@ -18,6 +18,7 @@ use std::ffi::{CString, OsString};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
+use usring::control::vhost_user::VhostUser;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -122,8 +123,10 @@ pub fn run(options: &Options) -> Outcome {
         let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
         return launch.execute().map(|never| match never {});
     }
+    // A back end that does not answer is waited for with signals open: an interrupt ends that.
+    let back_ends = BackEnds::connect(options, checked.as_ref().filter(|_| is_remote))?;
     let supervisor = Supervisor::begin()?;
-    let devices = devices_of(options, checked.as_ref().filter(|_| is_remote), &mut environment)?;
+    let devices = devices_of(options, back_ends, &mut environment)?;
     let counted = match &options.swap {
         Some(swap) if options.stats => {
             let counted = CountedFile::create()?;
@@ -154,21 +157,35 @@ pub fn run(options: &Options) -> Outcome {
     Ok(ended.mirror())
 }
 
+/// What serves devices and swapped memory in other processes.
+struct BackEnds {
+    devices: Vec<Connected>,
+    swap: Option<VhostUser>,
+}
+
+impl BackEnds {
+    fn connect(options: &Options, remote_swap: Option<&Checked>) -> Result<BackEnds, Failure> {
+        let devices = options.devices.iter().map(Connected::to).collect::<Result<_, _>>()?;
+        let swap = match (&options.swap, remote_swap) {
+            (Some(swap), Some(checked)) => swap.connect(checked)?,
+            _ => None,
+        };
+        Ok(BackEnds { devices, swap })
+    }
+}
+
 /// What the program's processes will ask us for: devices, and a back end for swapped memory.
 fn devices_of(
     options: &Options,
-    remote_swap: Option<&Checked>,
+    back_ends: BackEnds,
     environment: &mut Environment,
 ) -> Result<Option<Devices>, Failure> {
-    let back_end = match (&options.swap, remote_swap) {
-        (Some(swap), Some(checked)) => swap.connect(checked)?,
-        _ => None,
-    };
-    let (has_devices, has_back_end) = (!options.devices.is_empty(), back_end.is_some());
+    let (has_devices, has_back_end) = (!options.devices.is_empty(), back_ends.swap.is_some());
     if !has_devices && !has_back_end {
         return Ok(None);
     }
-    let devices = Devices::create(&options.devices, options.iopoll_fallback, back_end)?;
+    let connected = options.devices.iter().zip(back_ends.devices);
+    let devices = Devices::create(connected, options.iopoll_fallback, back_ends.swap)?;
     if has_devices {
         environment.devices(devices.socket_path());
     }

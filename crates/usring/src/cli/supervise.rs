@@ -4,10 +4,11 @@
 use super::run::Launch;
 use super::{Failure, STATUS_FAILED};
 use nix::libc;
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
 use nix::sys::signalfd::SignalFd;
-use nix::unistd::{ForkResult, Pid, fork};
+use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 
 /// How the program ended.
 pub enum Ended {
@@ -40,15 +41,29 @@ impl Supervisor {
 
     /// Runs the program to its end; `started` runs here once it has been started.
     pub fn run(&self, launch: &Launch, started: impl FnOnce() -> Result<(), Failure>) -> Result<Ended, Failure> {
+        let launcher = getpid();
         // SAFETY: the child only makes system calls, and allocates, which
         // libc's fork provides for; our other threads hold nothing else of it.
         match unsafe { fork() }.map_err(failed)? {
-            ForkResult::Child => become_program(launch, &self.program_mask, &self.program_sigchld),
+            ForkResult::Child => {
+                die_with(launcher);
+                become_program(launch, &self.program_mask, &self.program_sigchld)
+            }
             ForkResult::Parent { child } => {
                 started().inspect_err(|_| send(child, libc::SIGKILL))?;
                 wait(child, &self.signals)
             }
         }
+    }
+}
+
+/// In the child: it is killed when the launcher dies, also by SIGKILL, for nobody would serve its
+/// devices any more, nor take its signals to it. The launcher may be dead already: then the child
+/// has another parent.
+fn die_with(launcher: Pid) {
+    let armed = set_pdeathsig(Signal::SIGKILL);
+    if armed.is_ok() && getppid() != launcher {
+        std::process::exit(STATUS_FAILED.into());
     }
 }
 

@@ -4,16 +4,17 @@
 //! itself.)
 
 use crate::backend::{self, Backend, LIMIT};
-use crate::{text, usring};
+use crate::{run, text, usring};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use usring_device::control::{Control, RemoteSupply};
 use usring_device::{
@@ -71,6 +72,39 @@ fn program(child: &mut Child) -> i32 {
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     line.trim().parse().unwrap()
+}
+
+/// Takes connections and answers none.
+fn silent(folder: &Path) -> (UnixListener, String) {
+    let socket = folder.join("silent").to_str().unwrap().to_owned();
+    (UnixListener::bind(&socket).unwrap(), socket)
+}
+
+#[test]
+fn a_back_end_that_does_not_answer_is_named_and_a_signal_ends_the_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_listener, socket) = silent(folder.path());
+    let device = format!("{}=vhost-user:socket={socket}", folder.path().join("disk").display());
+    let swap = format!("vhost-user:socket={socket},limit=8M");
+    for options in [["--device", &device], ["--swap", &swap]] {
+        let output = run(&[&options[..], &["true"]].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        assert!(said.contains("does not answer within 5 s; is it stopped, or does it serve another"), "{said}");
+
+        let mut child = usring(&["run"]).args(options).arg("true").stderr(Stdio::null()).spawn().unwrap();
+        // It waits for the back end once it is connected.
+        let queue = format!(" {socket}");
+        let connected = || std::fs::read_to_string("/proc/net/unix").unwrap().matches(&queue).count() > 1;
+        let start = Instant::now();
+        while !connected() && start.elapsed() < Duration::from_secs(60) {
+            std::thread::yield_now();
+        }
+        // (Where a shell has put the tests into the background, an interrupt is ignored.)
+        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(15), "{options:?}");
+    }
+    assert!(!folder.path().join("disk").exists());
 }
 
 #[test]

@@ -49,6 +49,24 @@ fn wait_for_state(process: u32, wanted: char) {
     }
 }
 
+/// Whether a process has gone, or only waits to be reaped.
+fn has_ended(process: u32) -> bool {
+    !Path::new(&format!("/proc/{process}")).exists() || state(process) == 'Z'
+}
+
+#[test]
+fn a_program_goes_with_a_supervisor_that_is_killed() {
+    let (mut child, mut lines) = start("echo ready; echo $$; read -r go; echo went on");
+    let program: u32 = line(&mut lines).trim().parse().unwrap();
+    kill("-KILL", child.id());
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    let start = Instant::now();
+    while !has_ended(program) {
+        assert!(start.elapsed() < PATIENCE, "process {program} outlives its supervisor");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn exit_statuses_are_the_programs_own() {
     for status in [0, 1, 42, 125, 255] {

@@ -35,7 +35,7 @@ fn a_region_without_a_back_end_says_what_is_missing() {
         return;
     }
     // The evictor's, the reader's, and none for whoever faults.
-    let backend = Backend::start("raw", MEGABYTE, 2);
+    let backend = Backend::start("raw", 2 * MEGABYTE, 2);
     let text = format!("vhost-user:socket={}", backend.socket());
     let builder = SwapRegion::builder().size(1 << 20).limit(1 << 20).backing(&text).unwrap();
     assert_eq!(builder.build().err().unwrap().raw_os_error(), Some(libc::EBUSY));

@@ -93,14 +93,17 @@ pub struct Devices {
 
 impl Devices {
     /// Opens the devices and makes their files. `swap`: what has swapped memory.
-    pub fn create(options: &[DeviceOption], fallback: bool, swap: Option<VhostUser>) -> Result<Devices, Failure> {
+    pub fn create<'a>(
+        options: impl ExactSizeIterator<Item = (&'a DeviceOption, Connected)>,
+        fallback: bool,
+        swap: Option<VhostUser>,
+    ) -> Result<Devices, Failure> {
         if options.len() > MOST {
             return Err(Failure::new(format!("at most {MOST} devices can be given")));
         }
         let (mut list, mut back_ends) = (Vec::new(), Vec::new());
-        for option in options {
-            let (device, back_end) = RunDevice::create(option)?;
-            list.push(Arc::new(device));
+        for (option, Connected { supply, back_end }) in options {
+            list.push(Arc::new(RunDevice::create(option, supply)?));
             back_ends.extend(back_end);
         }
         let policies = Policies::create(list.iter().map(|device| device.spec.policy()))?;
@@ -137,21 +140,20 @@ impl Drop for Devices {
 }
 
 impl RunDevice {
-    fn create(option: &DeviceOption) -> Result<(RunDevice, Option<VhostUser>), Failure> {
+    fn create(option: &DeviceOption, supply: Arc<dyn Supply>) -> Result<RunDevice, Failure> {
         let path = std::path::absolute(&option.path)
             .map_err(|error| Failure::new(format!("{}: {error}", option.path.display())))?;
         if option.spec.to_string().len() + path.as_os_str().len() > control::LONGEST / 2 {
             let most = control::LONGEST / 2;
             return Err(Failure::new(format!("SPEC and PATH of a device have {most} bytes at most, together")));
         }
-        let (supply, back_end) = supply_for(option)?;
         let driver = option.spec.open(Box::new(supply.clone())).map_err(|error| {
             let why = why_not_opened(&option.spec, error);
             Failure::new(format!("cannot open the device {} for {}: {why}", option.spec, path.display()))
         })?;
         let geometry = driver.geometry();
         let placeholder = Placeholder::create(&path, geometry.size)?;
-        Ok((RunDevice { path, spec: option.spec.clone(), geometry, placeholder, supply }, back_end))
+        Ok(RunDevice { path, spec: option.spec.clone(), geometry, placeholder, supply })
     }
 }
 
@@ -169,12 +171,19 @@ fn why_not_opened(spec: &Spec, error: Errno) -> String {
 
 /// What the device's drivers will ask for, in all processes of the run, and the
 /// connection to its back end.
-fn supply_for(option: &DeviceOption) -> Result<(Arc<dyn Supply>, Option<VhostUser>), Failure> {
-    let Some(options) = vhost_user::Options::of(option.spec.device()) else {
-        return Ok((Arc::new(KeptSupply::default()), None));
-    };
-    let back_end = connect(&options, option.path.display().to_string())?;
-    Ok((Arc::from(back_end.supply()), Some(back_end)))
+pub struct Connected {
+    supply: Arc<dyn Supply>,
+    back_end: Option<VhostUser>,
+}
+
+impl Connected {
+    pub fn to(option: &DeviceOption) -> Result<Connected, Failure> {
+        let Some(options) = vhost_user::Options::of(option.spec.device()) else {
+            return Ok(Connected { supply: Arc::new(KeptSupply::default()), back_end: None });
+        };
+        let back_end = connect(&options, option.path.display().to_string())?;
+        Ok(Connected { supply: Arc::from(back_end.supply()), back_end: Some(back_end) })
+    }
 }
 
 /// Connects to the back end of what the user knows by this name.

@@ -2,10 +2,12 @@
 //! vhost-user protocol wants them. Whoever gets an error here gives the
 //! connection up.
 
+use super::patience::{self, Patience};
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::path::Path;
+use std::sync::Arc;
 use usring_device::driver::vhost_user::arena::{self, Arena, Parameters, QueueArea};
 use usring_device::driver::vhost_user::block::{CONFIGURATION, feature};
 use vhost::vhost_user::message::{
@@ -17,9 +19,6 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// What went wrong, to stand behind "the back end on PATH".
 pub type Failure = String;
-
-/// A back end that says nothing for so long is given up.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the protocol offers beside the plain queues, and we make use of.
 const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
@@ -45,6 +44,7 @@ pub struct Signals<'a> {
 pub struct Connection {
     frontend: Frontend,
     socket: UnixStream,
+    patience: Arc<Patience>,
     /// What the back end offers.
     features: u64,
     protocol: VhostUserProtocolFeatures,
@@ -61,13 +61,19 @@ impl Connection {
     /// it has in flight, which takes it some time for each request, only for one
     /// that comes back.
     pub fn open(path: &str, comes_back: bool) -> Result<Connection, Failure> {
-        let prepare = || {
-            let stream = UnixStream::connect(path)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-            Ok((stream.try_clone()?, stream))
-        };
-        let (socket, stream) = prepare().map_err(|error: std::io::Error| format!("cannot be reached ({error})"))?;
+        let stream = patience::connect(Path::new(path))?;
+        let socket = stream.try_clone().map_err(failed("let its socket be watched"))?;
+        let patience = Arc::new(Patience::with(&socket)?);
+        patience.clone().during(|| Self::greet(socket, stream, patience, comes_back))
+    }
+
+    /// Finds out what the back end can do, and becomes its front end.
+    fn greet(
+        socket: UnixStream,
+        stream: UnixStream,
+        patience: Arc<Patience>,
+        comes_back: bool,
+    ) -> Result<Connection, Failure> {
         let mut frontend = Frontend::from_stream(stream, 1);
         let features = frontend
             .get_features()
@@ -99,7 +105,12 @@ impl Connection {
             0
         };
         frontend.set_owner().map_err(failed("take an owner"))?;
-        Ok(Connection { frontend, socket, features, protocol, queues: queues as u32, memory_slots })
+        Ok(Connection { frontend, socket, patience, features, protocol, queues: queues as u32, memory_slots })
+    }
+
+    /// Runs an exchange that the back end has to answer in time.
+    fn in_time<T>(&mut self, exchange: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
+        self.patience.clone().during(|| exchange(self))
     }
 
     /// Readable or hung up when the back end goes.
@@ -110,8 +121,10 @@ impl Connection {
     /// Agrees on everything that both sides know, and reads what the device is like.
     pub fn agree(&mut self, queues: u32) -> Result<Parameters, Failure> {
         let features = self.features & feature::WANTED;
-        self.accept(features)?;
-        self.configuration(features, queues)
+        self.in_time(|connection| {
+            connection.accept(features)?;
+            connection.configuration(features, queues)
+        })
     }
 
     /// Agrees on what was agreed on with the back end before this one.
@@ -119,8 +132,10 @@ impl Connection {
         if parameters.features & !self.features != 0 || parameters.queues > self.queues {
             return Err("is not like the one before it: features or queues are missing".into());
         }
-        self.accept(parameters.features)?;
-        let present = self.configuration(parameters.features, parameters.queues)?;
+        let present = self.in_time(|connection| {
+            connection.accept(parameters.features)?;
+            connection.configuration(parameters.features, parameters.queues)
+        })?;
         if present.size < parameters.size || present.block != parameters.block {
             return Err("is not like the one before it: its size or block has changed".into());
         }
@@ -152,9 +167,12 @@ impl Connection {
             return Ok(None);
         }
         let wanted = VhostUserInflight::new(0, 0, queues as u16, arena::QUEUE_SIZE);
-        let (record, file) = self.frontend.get_inflight_fd(&wanted).map_err(failed("make a record of requests"))?;
-        self.set_record(&record, &file)?;
-        Ok(Some((record, file)))
+        self.in_time(|connection| {
+            let record = connection.frontend.get_inflight_fd(&wanted);
+            let (record, file) = record.map_err(failed("make a record of requests"))?;
+            connection.set_record(&record, &file)?;
+            Ok(Some((record, file)))
+        })
     }
 
     /// Gives it the record of the back end before it; `false` if it keeps none.
@@ -162,7 +180,7 @@ impl Connection {
         if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             return Ok(false);
         }
-        self.set_record(record, file).map(|()| true)
+        self.in_time(|connection| connection.set_record(record, file).map(|()| true))
     }
 
     fn set_record(&mut self, record: &VhostUserInflight, file: &File) -> Result<(), Failure> {
@@ -182,6 +200,10 @@ impl Connection {
 
     /// All memory at once, before a queue is at work.
     pub fn set_memory<'a>(&mut self, regions: impl Iterator<Item = &'a Region>) -> Result<(), Failure> {
+        self.in_time(|connection| connection.set_all_memory(regions))
+    }
+
+    fn set_all_memory<'a>(&mut self, regions: impl Iterator<Item = &'a Region>) -> Result<(), Failure> {
         let mut regions = regions.map(describe);
         if !self.has_memory_slots() {
             let all: Vec<_> = regions.collect();
@@ -193,11 +215,15 @@ impl Connection {
     }
 
     pub fn add_memory(&mut self, region: &Region) -> Result<(), Failure> {
-        self.frontend.add_mem_region(&describe(region)).map(drop).map_err(failed("take memory"))
+        self.in_time(|connection| {
+            connection.frontend.add_mem_region(&describe(region)).map(drop).map_err(failed("take memory"))
+        })
     }
 
     pub fn remove_memory(&mut self, region: &Region) -> Result<(), Failure> {
-        self.frontend.remove_mem_region(&describe(region)).map_err(failed("give memory back"))
+        self.in_time(|connection| {
+            connection.frontend.remove_mem_region(&describe(region)).map_err(failed("give memory back"))
+        })
     }
 
     /// Sets a queue to work, from what its rings say is still to be done.
@@ -220,8 +246,7 @@ impl Connection {
             log_addr: None,
         };
         let queue = index as usize;
-        let frontend = &mut self.frontend;
-        let mut set_up = || {
+        let set_up = |frontend: &mut Frontend| {
             frontend.set_vring_num(queue, arena::QUEUE_SIZE)?;
             frontend.set_vring_base(queue, used)?;
             frontend.set_vring_addr(queue, &addresses)?;
@@ -230,7 +255,7 @@ impl Connection {
             frontend.set_vring_kick(queue, signals.kick)?;
             frontend.set_vring_enable(queue, true)
         };
-        set_up().map_err(failed("start a queue"))?;
+        self.in_time(|connection| set_up(&mut connection.frontend).map_err(failed("start a queue")))?;
         // Whatever was published while nobody looked.
         let _ = signals.kick.write(1);
         Ok(())
@@ -238,12 +263,11 @@ impl Connection {
 
     /// When this has returned the back end has let go of the queue.
     pub fn stop_queue(&mut self, index: u32) -> Result<(), Failure> {
-        let frontend = &mut self.frontend;
-        let mut stop = || {
+        let stop = |frontend: &mut Frontend| {
             frontend.set_vring_enable(index as usize, false)?;
             frontend.get_vring_base(index as usize)
         };
-        stop().map(drop).map_err(failed("stop a queue"))
+        self.in_time(|connection| stop(&mut connection.frontend).map(drop).map_err(failed("stop a queue")))
     }
 }
 

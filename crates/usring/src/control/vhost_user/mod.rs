@@ -8,6 +8,7 @@
 //! [`usring_device::driver::vhost_user::generation`].
 
 mod connection;
+mod patience;
 mod record;
 
 use connection::{Connection, Failure, Region, Signals, duplicate};
@@ -103,9 +104,7 @@ impl VhostUser {
             Shared::connect(options, report).map_err(|failure| format!("the back end on {socket} {failure}"))?;
         let shared = Arc::new(shared);
         let watched = Arc::clone(&shared);
-        let attendant = std::thread::Builder::new()
-            .name("vhost-user".into())
-            .spawn(move || watched.attend())
+        let attendant = patience::spawn("vhost-user", move || watched.attend())
             .map_err(|error| format!("cannot start a thread for the back end on {socket} ({error})"))?;
         Ok(VhostUser { shared, attendant: Some(attendant) })
     }

@@ -1,0 +1,138 @@
+//! Bounds on what a back end is waited for. A back end that is stopped, or serves another front end,
+//! takes the connection and never answers, and the `vhost` crate reads on after a socket's own
+//! timeout. So a thread beside the connection shuts the socket down once an exchange has taken
+//! [`PATIENCE`]; the exchange then fails.
+
+use super::connection::{Failure, duplicate};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use usring_sys::{Errno, socket, thread};
+
+/// A back end that says nothing for so long is given up.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How often a listener whose queue is full is tried again.
+const RETRY: Duration = Duration::from_millis(20);
+
+const UNANSWERED: &str = "does not answer within 5 s; is it stopped, or does it serve another front end? It serves one";
+
+/// Connects as connect(2) does, but to a listener whose queue is full only for as long as the
+/// patience lasts.
+pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
+    let unreachable = |error: std::io::Error| format!("cannot be reached ({error})");
+    let of = |error: Errno| unreachable(std::io::Error::from_raw_os_error(-error.negative()));
+    let kind = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as u32;
+    let opened = socket::open(libc::AF_UNIX, kind, 0).map_err(of)?;
+    let address = address(path).map_err(of)?;
+    let start = Instant::now();
+    loop {
+        match socket::connect_now(opened.number(), &address) {
+            Ok(()) => break,
+            Err(Errno::EAGAIN) if start.elapsed() < PATIENCE => std::thread::sleep(RETRY),
+            Err(Errno::EAGAIN) => return Err(UNANSWERED.into()),
+            Err(error) => return Err(of(error)),
+        }
+    }
+    duplicate(opened.number()).map(|file| UnixStream::from(OwnedFd::from(file))).map_err(unreachable)
+}
+
+/// `struct sockaddr_un`.
+fn address(path: &Path) -> Result<Vec<u8>, Errno> {
+    const LONGEST: usize = 107;
+    let path = path.as_os_str().as_bytes();
+    if path.len() > LONGEST {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    let family = (libc::AF_UNIX as libc::sa_family_t).to_ne_bytes();
+    Ok([&family[..], path, b"\0"].concat())
+}
+
+/// Watches a connection's exchanges, one at a time.
+pub struct Patience {
+    shared: Arc<Shared>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    socket: UnixStream,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Of the exchange that is being made.
+    deadline: Option<Instant>,
+    has_expired: bool,
+    is_over: bool,
+}
+
+impl Patience {
+    pub fn with(socket: &UnixStream) -> Result<Patience, Failure> {
+        let failed = |error: std::io::Error| format!("cannot be watched ({error})");
+        let socket = socket.try_clone().map_err(failed)?;
+        let shared = Arc::new(Shared { socket, state: Mutex::default(), changed: Condvar::new() });
+        let watched = Arc::clone(&shared);
+        let watcher = spawn("vhost-patience", move || watched.watch()).map_err(failed)?;
+        Ok(Patience { shared, watcher: Some(watcher) })
+    }
+
+    /// What an exchange answers, or that the back end has not answered in time.
+    pub fn during<T>(&self, exchange: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        self.shared.set(Some(Instant::now() + PATIENCE));
+        let outcome = exchange();
+        let has_expired = self.shared.set(None);
+        outcome.map_err(|failure| if has_expired { UNANSWERED.into() } else { failure })
+    }
+}
+
+impl Drop for Patience {
+    fn drop(&mut self) {
+        self.shared.lock().is_over = true;
+        self.shared.changed.notify_one();
+        if let Some(watcher) = self.watcher.take() {
+            let _ = watcher.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers whether the deadline before has passed.
+    fn set(&self, deadline: Option<Instant>) -> bool {
+        let mut state = self.lock();
+        state.deadline = deadline;
+        self.changed.notify_one();
+        state.has_expired
+    }
+
+    fn watch(&self) {
+        let mut state = self.lock();
+        while !state.is_over {
+            let left = state.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            state = match left {
+                Some(Duration::ZERO) => {
+                    (state.deadline, state.has_expired) = (None, true);
+                    let _ = self.socket.shutdown(Shutdown::Both);
+                    state
+                }
+                Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+}
+
+/// A thread on which no handler of the program's runs.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    let _closed = thread::close_signals();
+    std::thread::Builder::new().name(name.into()).spawn(work)
+}
