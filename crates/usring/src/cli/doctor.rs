@@ -8,7 +8,6 @@ use nix::libc;
 use nix::sys::resource::{Resource, getrlimit};
 use std::process::Command;
 use std::time::Duration;
-use usring_sys::descriptor::RESERVED_BASE;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -157,7 +156,7 @@ fn report_usring() -> bool {
         }
         Err(why) => {
             say("usring", &format!("does not work: {why}"));
-            if let Some(remedy) = remedy() {
+            if let Some(remedy) = super::limits::too_low() {
                 say("", &remedy);
             }
             false
@@ -168,15 +167,6 @@ fn report_usring() -> bool {
         Err(why) => say("  without patching", &format!("does not work: {why}")),
     }
     works
-}
-
-/// What can be done about usring's not working, as far as that is seen from here.
-fn remedy() -> Option<String> {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
-    // A ring has more than one descriptor up there.
-    let least = RESERVED_BASE as u64 + 8;
-    let raise = "raise the limit of open files (ulimit -Hn, docker run --ulimit nofile=1024)";
-    (most < least).then(|| format!("rings have descriptors from {RESERVED_BASE} on, and {most} is the limit: {raise}"))
 }
 
 /// The mechanisms by which swapped memory comes back, and whether a program has some.

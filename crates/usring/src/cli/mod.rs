@@ -2,7 +2,7 @@
 //!
 //! - [`run`] starts a program under usring; [`executable`] decides whether it
 //!   can be served, [`library`] finds what is loaded into it, [`environment`]
-//!   tells it, [`deny`] closes the kernel's io_uring, [`supervise`] stays beside
+//!   tells it, [`limits`] says whether rings have room, [`deny`] closes the kernel's io_uring, [`supervise`] stays beside
 //!   it and [`statistics`] prints what was counted. [`stores`] looks at the files that are given.
 //! - [`devices`] are what `run --device` makes and `ctl` looks at, [`swap`] is `run --swap`.
 //! - [`doctor`] says what works here, by way of [`probe`] and [`swap_probe`]; [`demo`] shows it,
@@ -27,6 +27,7 @@ mod doctor;
 mod environment;
 mod executable;
 mod library;
+mod limits;
 mod probe;
 mod run;
 mod statistics;

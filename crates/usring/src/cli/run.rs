@@ -10,7 +10,7 @@ use super::executable::{self, Executable};
 use super::statistics::StatisticsFile;
 use super::supervise::{Ended, Supervisor};
 use super::swap::{self, Checked, CountedFile, SwapOption};
-use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library, stores};
+use super::{Failure, Outcome, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND, deny, library, limits, stores};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::convert::Infallible;
@@ -98,6 +98,9 @@ pub struct Launch {
 /// The subcommand. Without `--stats` it only returns if something failed.
 pub fn run(options: &Options) -> Outcome {
     let library = library::find()?;
+    if let Some(sentence) = limits::too_low() {
+        return Err(Failure::new(sentence));
+    }
     let new_privileges = !options.deny_kernel && !nix::sys::prctl::get_no_new_privs().unwrap_or(false);
     let executable = executable::find(&options.command[0], new_privileges)?;
     let mut environment = Environment::inherited();

@@ -155,6 +155,21 @@ fn a_library_of_another_build_or_of_somebody_else_s_is_refused() {
 }
 
 #[test]
+fn a_hard_limit_of_open_files_without_room_for_rings_is_refused() {
+    let limited = |limit: &str| {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={limit}")).arg(installation().path("usring")).args(["run", "true"]);
+        command.output().unwrap()
+    };
+    let output = limited("400:500");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("rings have descriptors from 600 on, and 500 is the limit: raise"), "{said}");
+    // The soft limit is no obstacle.
+    assert_eq!(limited("400:1024").status.code(), Some(0));
+}
+
+#[test]
 fn a_misspelt_run_is_125_and_help_is_0() {
     assert_eq!(run(&[]).status.code(), Some(125));
     assert_eq!(run(&["--no-such-option", "true"]).status.code(), Some(125));
