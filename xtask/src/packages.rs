@@ -6,11 +6,12 @@ use std::process::{Command, ExitStatus};
 
 /// A package, and a file by which it is recognised (however it was
 /// installed); `*` stands for what may differ within one name.
-const PACKAGES: [(&str, &str); 18] = [
+const PACKAGES: [(&str, &str); 19] = [
     ("bsdutils", "/usr/bin/script"),
     ("fio", "/usr/bin/fio"),
     ("gcc", "/usr/bin/cc"),
     ("golang-go", "/usr/bin/go"),
+    ("libcap2-bin", "/usr/sbin/setcap"),
     ("libc6-dev", "/usr/lib/x86_64-linux-gnu/libc.a"),
     ("liburing-dev", "/usr/include/liburing.h"),
     ("libpython3.11-testsuite", "/usr/lib/python3.11/test/test_subprocess.py"),
