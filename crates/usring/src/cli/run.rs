@@ -97,25 +97,10 @@ pub struct Launch {
 
 /// The subcommand. Without `--stats` it only returns if something failed.
 pub fn run(options: &Options) -> Outcome {
-    let library = library::find()?;
-    if let Some(sentence) = limits::too_low() {
-        return Err(Failure::new(sentence));
-    }
-    let new_privileges = !options.deny_kernel && !nix::sys::prctl::get_no_new_privs().unwrap_or(false);
-    let executable = executable::find(&options.command[0], new_privileges)?;
-    let mut environment = Environment::inherited();
-    environment.preload(&library, executable.runtime.as_deref());
-    if options.no_patch {
-        environment.forbid_patching();
-    }
-    if options.aio_poll {
-        environment.poll_for_aio();
-    }
+    let (executable, mut environment) = prepare(options)?;
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
-    stores::check_distinct(&options.devices, options.swap.as_ref())?;
-    options.swap.iter().for_each(stores::warn_of_modes);
     // Before signals are blocked: a mechanism is tried by what it raises.
     let checked = options.swap.as_ref().map(SwapOption::check).transpose()?;
     if let (Some(swap), false) = (&options.swap, options.stats) {
@@ -158,6 +143,28 @@ pub fn run(options: &Options) -> Outcome {
         report_swap(counted);
     }
     Ok(ended.mirror())
+}
+
+/// Refuses what cannot be served, as far as that is seen from outside; answers the program's file
+/// and its environment.
+fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
+    let library = library::find()?;
+    if let Some(sentence) = limits::too_low() {
+        return Err(Failure::new(sentence));
+    }
+    let new_privileges = !options.deny_kernel && !nix::sys::prctl::get_no_new_privs().unwrap_or(false);
+    let executable = executable::find(&options.command[0], new_privileges)?;
+    stores::check_distinct(&options.devices, options.swap.as_ref())?;
+    options.swap.iter().for_each(stores::warn_of_modes);
+    let mut environment = Environment::inherited();
+    environment.preload(&library, executable.runtime.as_deref());
+    if options.no_patch {
+        environment.forbid_patching();
+    }
+    if options.aio_poll {
+        environment.poll_for_aio();
+    }
+    Ok((executable, environment))
 }
 
 /// What serves devices and swapped memory in other processes.
