@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use crate::buffers::{Group, SIZE, group_of, incremental_group_of};
-use crate::case::{Case, case};
+use crate::case::{Case, case, differs};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
@@ -45,6 +45,11 @@ pub const CASES: &[Case] = &[
     case("bundle.receive_wait_all_is_shut", receive_wait_all_is_shut),
     case("bundle.empty_buffers", empty_buffers),
     case("bundle.receive_wait_all_ends_short", receive_wait_all_ends_short),
+    differs(
+        "bundle.receive_wait_all_beside_another",
+        receive_wait_all_beside_another,
+        "a bundle with MSG_WAITALL keeps the buffers that it waits to fill; 6.18 leaves them in the group",
+    ),
     case("bundle.send_empty_at_the_end", send_empty_at_the_end),
 ];
 
@@ -522,6 +527,31 @@ fn receive_wait_all_ends_short(t: &mut Transcript) {
             t.entry(&ring.one(receiving(&reader, 0, 2)));
             head(t, &ring);
         }
+    }
+}
+
+/// Another receive takes a buffer while the first one waits for more. When that ends short,
+/// what it has not filled is not handed out again: a later buffer is another request's.
+fn receive_wait_all_beside_another(t: &mut Transcript) {
+    let memory = Pages::new(1);
+    let (mut ring, _group) = ring_of(&memory, 6);
+    let (first, first_peer) = files::sockets();
+    let (second, second_peer) = files::sockets();
+    files::put(&first_peer, b"0123");
+    ring.push(receiving(&first, 64, 1).op_flags(libc::MSG_WAITALL as u32));
+    ring.submit();
+    head(t, &ring);
+    for user_data in 2..4 {
+        files::put(&second_peer, b"more");
+        t.entry(&ring.one(receiving(&second, 0, user_data)));
+        head(t, &ring);
+    }
+    drop(first_peer);
+    t.in_order(&ring.wait(1));
+    for user_data in 5..8 {
+        files::put(&second_peer, b"more");
+        t.entry(&ring.one(receiving(&second, 0, user_data)));
+        head(t, &ring);
     }
 }
 

@@ -23,6 +23,7 @@ pub const CASES: &[Case] = &[
     case("cancel.by_descriptor_all", by_descriptor_all),
     case("cancel.by_descriptor_in_a_sandbox", by_descriptor_in_a_sandbox),
     case("cancel.descriptor_means_file", descriptor_means_file),
+    case("cancel.by_descriptor_without_a_file", by_descriptor_without_a_file),
     case("cancel.by_fixed_file", by_fixed_file),
     case("cancel.any", any),
     case("cancel.by_opcode", by_opcode),
@@ -196,6 +197,21 @@ fn descriptor_means_file(t: &mut Transcript) {
     ring.push(on_fd(second.as_raw_fd(), 0, 3));
     ring.submit();
     t.sorted(&ring.wait(2));
+}
+
+/// A request of no file has a number in its SQE all the same, which names nothing.
+fn by_descriptor_without_a_file(t: &mut Transcript) {
+    for flags in [FD, FD | ALL] {
+        let mut ring = Ring::new(8);
+        let (reader, _writer) = files::pipe();
+        ring.push(timeout(&LONG, 0, 0, 1).with(|sqe| sqe.fd = reader.as_raw_fd()));
+        ring.submit();
+        t.entry(&ring.one(cancel(0, flags, 2).with(|sqe| sqe.fd = reader.as_raw_fd())));
+        t.say(format_args!("ready {}", ring.ready()));
+        ring.push(cancel(1, 0, 3));
+        ring.submit();
+        t.sorted(&ring.wait(2));
+    }
 }
 
 fn by_fixed_file(t: &mut Transcript) {

@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     case("overflow.flushed_only_by_getevents", flushed_only_by_getevents),
     case("overflow.wait_counts_the_backlog", wait_counts_the_backlog),
     case("overflow.multishot_ends", multishot_ends),
+    case("overflow.multishot_ends_behind_a_backlog", multishot_ends_behind_a_backlog),
     case("overflow.large", large),
     case("overflow.wide_entries", wide_entries),
     case("overflow.ring_goes_away", ring_goes_away),
@@ -167,6 +168,29 @@ fn multishot_ends(t: &mut Transcript) {
     t.in_order(&all);
     // It is gone.
     t.entry(&ring.one(crate::sqe::poll_remove(1, 9)));
+}
+
+/// The CQ has room again, but a backlog is before it: the multishot ends all the same.
+fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
+    let (reader, writer) = files::sockets();
+    let mut ring = tiny(0);
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 9).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI));
+    ring.submit();
+    for user_data in 1..=5 {
+        ring.push(nop(user_data));
+        ring.submit();
+    }
+    let mut all = ring.reap();
+    state(t, &ring);
+    files::put(&writer, b"x");
+    // A call without GETEVENTS leaves the backlog where it is.
+    ring.enter(0, 0, 0);
+    crate::time::long_enough_to_notice();
+    state(t, &ring);
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    all.extend(ring.reap());
+    t.in_order(&all);
+    t.entry(&ring.one(crate::sqe::poll_remove(9, 10)));
 }
 
 fn large(t: &mut Transcript) {

@@ -201,6 +201,7 @@ fn cqes_that_do_not_fit_are_kept_in_order_until_there_is_room() {
     assert_eq!(half.lost(), 0, "they are not lost");
     assert!(!queue.flush_overflow(), "no room");
     assert_eq!(pop(&mut half), [0, 1]);
+    assert!(queue.is_full() && !queue.try_post(cqe(6)), "room in the ring is the backlog's");
     queue.post(cqe(7));
     assert_eq!(pop(&mut half), [], "a new one goes behind those that wait");
     assert!(queue.flush_overflow() && queue.has_overflow());

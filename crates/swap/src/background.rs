@@ -93,7 +93,7 @@ impl Pager {
         while self.limit.wait_for_work() {
             let mut pause = LEAST_PAUSE;
             loop {
-                let (changes, ended) = (self.limit.changes(), self.evictions_ended());
+                let (changes, ended) = (self.limit.changes(), self.evictions.ended());
                 self.limit.lower();
                 if self.limit.resident() <= self.limit.low() || self.limit.is_stopped() {
                     break;
@@ -104,7 +104,7 @@ impl Pager {
                 if outcome.freed > 0 {
                     courtesy.give_way(Ticks::now());
                 } else if outcome.obstacle.is_none() && outcome.met_others {
-                    let _ = futex::wait(&self.evictions, ended, Some(LEAST_PAUSE));
+                    self.evictions.wait(ended, LEAST_PAUSE);
                 } else {
                     // Threads that find no room say so.
                     self.limit.pause(changes, pause);

@@ -1,6 +1,6 @@
 //! Giving pages up: what they hold is not wanted any more.
 
-use crate::evict::{Aim, MOST, MOST_FAILURES, Obstacle};
+use crate::evict::{Aim, MOST, MOST_FAILURES, Obstacle, PATIENCE};
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
 use core::ops::Range;
@@ -119,7 +119,7 @@ impl Pager {
         let place = page_fault::place();
         loop {
             // Before the count is read: what others evict after that is seen below.
-            let ended = self.evictions_ended();
+            let ended = self.evictions.ended();
             if self.limit.resident() <= pages {
                 return Ok(());
             }
@@ -131,7 +131,7 @@ impl Pager {
                 _ if outcome.freed > 0 => {}
                 Some(Obstacle::Full) => return Err(Errno::ENOSPC),
                 Some(Obstacle::Failed(error)) => return Err(error),
-                None if outcome.met_others || self.others_evict_since(ended) => self.wait_for_others(ended),
+                None if outcome.met_others || self.evictions.any_since(ended) => self.evictions.wait(ended, PATIENCE),
                 None if self.store.slots.are_all_taken() => return Err(Errno::ENOSPC),
                 None => return Err(Errno::EBUSY),
             }

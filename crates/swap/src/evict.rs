@@ -31,9 +31,9 @@ use crate::slots::Run;
 use crate::watermarks::LEAST_CHUNK;
 use core::ops::Range;
 use core::sync::atomic::AtomicU32;
+use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 use usring_sys::sync::Ordering;
-use usring_sys::{Errno, futex};
 
 /// Pages of the largest cluster.
 pub const MOST: usize = 64;
@@ -42,7 +42,7 @@ pub const MOST: usize = 64;
 pub const MOST_FAILURES: u32 = 8;
 
 /// How long a thread that found nothing to evict sleeps while others evict, at most.
-const PATIENCE: u64 = 1_000_000;
+pub const PATIENCE: u64 = 1_000_000;
 
 /// How often a process says that its limit cannot be kept, for each reason.
 static COMPLAINTS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
@@ -112,7 +112,7 @@ impl Pager {
     /// waits for those that do. Where nothing can go, or so little that one instruction may need more, there is room
     /// beyond the limit afterwards, for many pages.
     pub fn evict_directly(&self, place: usize) -> Room {
-        let ended = self.evictions_ended();
+        let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
         let outcome = {
             let mut lane = self.store.lane(place);
@@ -126,8 +126,8 @@ impl Pager {
             }
             return Room::Taken;
         }
-        if outcome.obstacle.is_none() && (outcome.met_others || self.others_evict_since(ended)) {
-            self.wait_for_others(ended);
+        if outcome.obstacle.is_none() && (outcome.met_others || self.evictions.any_since(ended)) {
+            self.evictions.wait(ended, PATIENCE);
             return Room::Perhaps;
         }
         // Somebody may have given back what room there was.
@@ -168,22 +168,6 @@ impl Pager {
         if self.failed_writes.load(Ordering::Relaxed) != 0 {
             self.failed_writes.store(0, Ordering::Relaxed);
         }
-    }
-
-    /// How many evictions have brought something, so far.
-    pub fn evictions_ended(&self) -> u32 {
-        self.evictions.load(Ordering::Acquire)
-    }
-
-    /// Whether somebody else has evicted since that number was read, or does.
-    /// (The evictor counts its eviction before it is no longer at it.)
-    pub fn others_evict_since(&self, ended: u32) -> bool {
-        self.evicting.load(Ordering::Acquire) != 0 || self.evictions_ended() != ended
-    }
-
-    /// Sleeps until one of them ends, if none has since.
-    pub fn wait_for_others(&self, ended: u32) {
-        let _ = futex::wait(&self.evictions, ended, Some(PATIENCE));
     }
 
     fn report(&self, obstacle: Option<Obstacle>) {
@@ -262,7 +246,7 @@ impl Pager {
             return None;
         }
         let mut claim = self.gate(cluster).claim()?;
-        self.evicting.fetch_add(1, Ordering::Relaxed);
+        self.evictions.begin();
         let cluster = self.cluster(cluster);
         let mut batch = Batch { cluster, taken: [const { None }; MOST], next: [State::Dirty; MOST] };
         let closed = self.close(&mut batch, aim, &claim.shut());
@@ -272,15 +256,8 @@ impl Pager {
         drop(claim);
         self.limit.give_back(freed.saturating_sub(aim.kept));
         self.counters.add(place, Counter::Evicted, freed as u64);
-        self.end_eviction(freed > 0);
+        self.evictions.end(freed > 0);
         Some(Outcome { freed, obstacle: written.and(dropped).err(), met_others: false })
-    }
-
-    /// Of one that `evicting` counts: who waits for others looks again.
-    pub fn end_eviction(&self, has_brought: bool) {
-        self.evictions.fetch_add(u32::from(has_brought), Ordering::Release);
-        self.evicting.fetch_sub(1, Ordering::Release);
-        futex::wake(&self.evictions, u32::MAX);
     }
 
     /// Takes what may go, and ends writes to it.

@@ -190,7 +190,7 @@ struct Quiet<'a>(&'a Pager);
 
 impl<'a> Quiet<'a> {
     fn begin(pager: &'a Pager) -> Self {
-        pager.evicting.fetch_add(1, Ordering::Relaxed);
+        pager.evictions.begin();
         pager.wanted_whole.fetch_add(1, Ordering::Relaxed);
         Quiet(pager)
     }
@@ -199,7 +199,7 @@ impl<'a> Quiet<'a> {
 impl Drop for Quiet<'_> {
     fn drop(&mut self) {
         self.0.wanted_whole.fetch_sub(1, Ordering::Relaxed);
-        self.0.end_eviction(true);
+        self.0.evictions.end(true);
     }
 }
 

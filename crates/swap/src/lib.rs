@@ -34,6 +34,7 @@ pub mod counters;
 mod courtesy;
 mod discard;
 mod evict;
+mod evictions;
 mod family;
 pub mod gate;
 pub mod heritage;

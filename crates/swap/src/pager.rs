@@ -22,6 +22,7 @@
 
 use crate::counters::{Counter, Counters};
 use crate::evict::Room;
+use crate::evictions::Evictions;
 use crate::gate::Gate;
 use crate::lane::Waiting;
 use crate::mechanism::{Kind, Mechanism};
@@ -76,9 +77,7 @@ pub struct Pager {
     pub limit: Limit,
     pub counters: Counters,
     pub streams: Streams,
-    /// Evictions that are under way, and how many have brought something.
-    pub evicting: AtomicU32,
-    pub evictions: AtomicU32,
+    pub evictions: Evictions,
     /// Writes that have failed since one did not, and what the last of them was answered.
     pub failed_writes: AtomicU32,
     pub last_failure: AtomicU32,
@@ -129,8 +128,7 @@ impl Pager {
                 parts.counters
             },
             streams: Streams::new(parts.readahead)?,
-            evicting: AtomicU32::new(0),
-            evictions: AtomicU32::new(0),
+            evictions: Evictions::new(),
             failed_writes: AtomicU32::new(0),
             last_failure: AtomicU32::new(0),
             wanted_whole: AtomicU32::new(0),

@@ -71,10 +71,10 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     }
 }
 
-/// Posts one of many CQEs of a multishot request. `false`: it did not fit and
+/// Posts one of many CQEs of a multishot request. `false`: it would go to the backlog, and
 /// the request must end; its last CQE is then posted without F_MORE.
 pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, flags: u32) -> bool {
-    if locked.cq.is_full() || locked.cq.has_overflow() {
+    if locked.cq.is_full() {
         return false;
     }
     locked.cq.post(Cqe { user_data, res: result, flags: flags | IORING_CQE_F_MORE });
