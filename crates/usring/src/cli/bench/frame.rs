@@ -5,6 +5,7 @@
 use super::child::{self, System};
 use super::metric::{Metric, Sample};
 use super::paired::{self, Figure, Ratio, rand::Random};
+use super::priority::Priority;
 use super::server;
 use super::stage::Stage;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -75,6 +76,8 @@ impl Row {
 pub struct Results {
     pub metrics: &'static [Metric],
     pub rows: Vec<Row>,
+    /// The priority that the cases ran with, in words.
+    pub priority: &'static str,
 }
 
 /// A promise that a figure is held to.
@@ -165,6 +168,8 @@ impl Results {
 pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     let cases = &benchmark.cases;
+    // Before a back end is started: all children inherit it.
+    let priority = Priority::raise();
     let stage = Stage::set(benchmark.props)?;
     prove(cases, &folder, &stage)?;
     let rounds = if effort.rounds == 0 { benchmark.rounds } else { effort.rounds };
@@ -190,7 +195,8 @@ pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results,
     }
     progress.finish_and_clear();
     let row = |(case, samples): (&Case, _)| Row { case: case.clone(), samples };
-    Ok(Results { metrics: benchmark.metrics, rows: cases.iter().zip(samples).map(row).collect() })
+    let rows = cases.iter().zip(samples).map(row).collect();
+    Ok(Results { metrics: benchmark.metrics, rows, priority: priority.words() })
 }
 
 fn is_ours(case: &Case) -> bool {

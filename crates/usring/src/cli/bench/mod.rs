@@ -14,6 +14,7 @@ mod nop;
 mod paired;
 mod polled_aio;
 mod polling;
+mod priority;
 mod report;
 mod server;
 mod sqpoll_iopoll;

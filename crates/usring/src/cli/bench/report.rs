@@ -15,7 +15,8 @@ pub struct Table<'a> {
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "usring bench {}: medians on {}", self.benchmark.name, machine_name())?;
+        let (name, priority) = (self.benchmark.name, self.results.priority);
+        writeln!(f, "usring bench {name}: medians on {}, {priority}", machine_name())?;
         writeln!(f)?;
         let mut lines = vec![self.head()];
         lines.extend(self.results.rows.iter().map(|row| self.cells(row)));
@@ -115,6 +116,7 @@ pub fn json(benchmark: &Benchmark, results: &Results, bars: &[Bar]) -> String {
     let value = json!({
         "bench": benchmark.name,
         "machine": machine(),
+        "priority": results.priority,
         "units": results.metrics.iter().map(unit).collect::<Map<_, _>>(),
         "rows": results.rows.iter().map(|row| row_value(results, row)).collect::<Vec<_>>(),
         "bars": bars.iter().map(bar).collect::<Vec<_>>(),
@@ -178,7 +180,7 @@ mod tests {
         let row = |case: &Case| Row { case: case.clone(), samples: Ok(samples()) };
         let rows = benchmark.cases.iter().map(row).collect();
         let metrics = benchmark.metrics;
-        (benchmark, Results { metrics, rows })
+        (benchmark, Results { metrics, rows, priority: "ordinary priority" })
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! clients that drive it from outside and print the sample.
 
 use super::child;
+use super::priority;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -50,8 +51,9 @@ fn port(output: ChildStdout) -> Result<String, String> {
     port.ok_or_else(|| format!("the server said {line:?} and not where it listens"))
 }
 
-/// Starts a child that keeps to this one of our processors, so that server and
-/// clients neither share one nor are moved about. If we have only one, so be it.
+/// Starts a child that keeps to this one of our processors, as a real-time process
+/// where that is allowed. So server and clients neither share a processor nor are moved
+/// about nor wait for other processes. With a single processor it is an ordinary child.
 fn start_on_processor(index: usize, command: &mut Command) -> Result<Child, String> {
     let this_thread = Pid::from_raw(0);
     let ours = sched_getaffinity(this_thread).unwrap_or_default();
@@ -62,6 +64,11 @@ fn start_on_processor(index: usize, command: &mut Command) -> Result<Child, Stri
         let _ = sched_setaffinity(this_thread, &one);
     }
     let child = child::start(command);
+    if processors.len() > 1
+        && let Ok(child) = &child
+    {
+        priority::make_realtime(child);
+    }
     let _ = sched_setaffinity(this_thread, &ours);
     child
 }
