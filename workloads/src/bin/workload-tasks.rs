@@ -2,10 +2,10 @@
 //! request and each answer is a message, which is queued on the ring of another
 //! thread, and that thread has to be told.
 //!
-//! `workload-tasks [--threads N] [--depth N] [--told own|shared] [--milliseconds N]`
+//! `workload-tasks [--threads N] [--depth N] [--told own|signal|shared] [--milliseconds N]`
 //!
 //! Each thread keeps `depth` requests open, all with the next thread. How it is
-//! told is all that differs:
+//! notified differs:
 //! * `own`: it sleeps in io_uring_enter(2), and who sends has done what has to be
 //!   done by sending: whom to tell is the affair of that one ring.
 //! * `shared`: as kernels before 5.11 told a thread of task work. Who sends takes
@@ -13,6 +13,9 @@
 //!   one is on its way already; the thread sleeps until it has a signal, in
 //!   sigwaitinfo(2), which spares it a handler. Its ring is asked for events
 //!   without waiting, so that sending to it wakes nobody.
+//! * `signal`: as `shared`, without the lock. The difference of the two is the lock's
+//!   cost; the difference to `own` is that of a signal, and of calls of its own to
+//!   send it and to wait for it.
 
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 use std::os::fd::AsRawFd;
@@ -41,6 +44,7 @@ const WITHIN: [u64; 3] = [200, 300, 400];
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Told {
     Own,
+    Signal,
     Shared,
 }
 
@@ -50,6 +54,7 @@ impl FromStr for Told {
     fn from_str(name: &str) -> Result<Told, ()> {
         match name {
             "own" => Ok(Told::Own),
+            "signal" => Ok(Told::Signal),
             "shared" => Ok(Told::Shared),
             _ => Err(()),
         }
@@ -174,20 +179,20 @@ impl Party<'_> {
             drop(submission);
             match self.common.told {
                 Told::Own => enter(self.ring.as_raw_fd(), to_submit, 1)?,
-                Told::Shared => {
+                Told::Signal | Told::Shared => {
                     self.common.signalled[self.index].store(false, Ordering::SeqCst);
                     enter(self.ring.as_raw_fd(), to_submit, 0)?;
                     told.drain(..).for_each(|other| self.tell(other));
                 }
             }
-            if self.take(&mut told)? == 0 && self.common.told == Told::Shared {
+            if self.take(&mut told)? == 0 && self.common.told != Told::Own {
                 wait_for_signal();
             }
         }
         // What was sent last.
         let to_submit = self.ring.submission().len() as u32;
         enter(self.ring.as_raw_fd(), to_submit, 0)?;
-        if self.common.told == Told::Shared {
+        if self.common.told != Told::Own {
             told.drain(..).for_each(|other| self.tell(other));
         }
         Ok(())
@@ -277,13 +282,13 @@ impl Party<'_> {
         Ok(())
     }
 
-    /// The lock that all share, and a signal in it.
+    /// Sends a signal, in `shared` mode under the lock that all threads share.
     fn tell(&self, other: usize) {
         let signalled = &self.common.signalled[other];
         if signalled.load(Ordering::SeqCst) {
             return;
         }
-        let _shared = self.common.lock.lock();
+        let _shared = (self.common.told == Told::Shared).then(|| self.common.lock.lock());
         if !signalled.swap(true, Ordering::SeqCst) {
             let thread = self.common.threads[other].load(Ordering::Relaxed);
             // SAFETY: a signal to a thread of this process, which has it blocked.
