@@ -36,6 +36,7 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
         "mapped-file" => ("mapping", None),
         _ => return Ok(false),
     };
+    let one_by_one = if area.is_some() { Some(PageCluster::of_one()?) } else { None };
     let limit = if shape.once { 2 * shape.size } else { shape.limit };
     let group = ControlGroup::make(limit + OVERHEAD)?;
     let ourselves = std::env::current_exe().map_err(|error| error.to_string())?;
@@ -48,7 +49,7 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
         }
     }
     let ended = command.status().map_err(|error| error.to_string());
-    drop((group, area));
+    drop((group, area, one_by_one));
     if ended?.success() { Ok(true) } else { Err("the process that does the work has failed".into()) }
 }
 
@@ -71,6 +72,25 @@ struct Area {
     path: PathBuf,
     /// The number of a zram device that is ours.
     zram: Option<u32>,
+}
+
+/// The system's swap readahead, switched off while it lasts: the accesses are at random.
+struct PageCluster(String);
+
+impl PageCluster {
+    const PATH: &'static str = "/proc/sys/vm/page-cluster";
+
+    fn of_one() -> Result<PageCluster, String> {
+        let before = read(Path::new(Self::PATH))?;
+        write(Path::new(Self::PATH), "0")?;
+        Ok(PageCluster(before))
+    }
+}
+
+impl Drop for PageCluster {
+    fn drop(&mut self) {
+        let _ = write(Path::new(Self::PATH), &self.0);
+    }
 }
 
 /// Before all others.
