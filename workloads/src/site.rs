@@ -1,12 +1,16 @@
 //! The call sites by which a program reaches io_uring_enter(2).
 
+use io_uring::IoUring;
 use std::arch::asm;
+use std::os::fd::AsRawFd;
 use std::str::FromStr;
 
 /// Wait for completions.
 pub const GETEVENTS: u32 = 1;
 /// Wake the SQ thread.
 pub const SQ_WAKEUP: u32 = 2;
+/// The ring is named by its index among the thread's registered rings.
+const REGISTERED_RING: u32 = 1 << 4;
 
 /// A kind of call site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +56,61 @@ impl Site {
             }
         }
     }
+}
+
+/// How a ring is named in io_uring_enter(2).
+#[derive(Clone, Copy, Debug)]
+pub struct Entrance {
+    number: i32,
+    flags: u32,
+}
+
+impl Entrance {
+    /// By its descriptor.
+    pub fn plain(ring: &IoUring) -> Entrance {
+        Entrance { number: ring.as_raw_fd(), flags: 0 }
+    }
+
+    /// By its index, after registering it with this thread: the call need not look
+    /// the descriptor up.
+    pub fn registered(ring: &IoUring) -> Result<Entrance, String> {
+        const REGISTER_RING_FDS: u32 = 20;
+        /// `io_uring_rsrc_update`.
+        #[repr(C)]
+        struct Update {
+            offset: u32,
+            reserved: u32,
+            data: u64,
+        }
+        // The kernel chooses the index and writes it here.
+        let mut update = Update { offset: u32::MAX, reserved: 0, data: ring.as_raw_fd() as u64 };
+        // SAFETY: the call reads and writes one `io_uring_rsrc_update`.
+        let answer = unsafe {
+            libc::syscall(libc::SYS_io_uring_register, ring.as_raw_fd(), REGISTER_RING_FDS, &raw mut update, 1)
+        };
+        match answer {
+            1 => Ok(Entrance { number: update.offset as i32, flags: REGISTERED_RING }),
+            _ => Err(format!("the ring is not registered: {}", std::io::Error::last_os_error())),
+        }
+    }
+
+    /// Submits and waits, with the call's flags; what the call answers.
+    #[inline]
+    pub fn enter(self, site: Site, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
+        site.enter_with(self.number, to_submit, min_complete, flags | self.flags)
+    }
+}
+
+/// A ring, and how it is entered. `best`: as it is fastest on the kernel, for one
+/// thread, with deferred task work and registered.
+pub fn ring(entries: u32, best: bool) -> Result<(IoUring, Entrance), String> {
+    let mut builder = IoUring::builder();
+    if best {
+        builder.setup_single_issuer().setup_defer_taskrun();
+    }
+    let ring = builder.build(entries).map_err(|error| format!("no ring: {error}"))?;
+    let entrance = if best { Entrance::registered(&ring)? } else { Entrance::plain(&ring) };
+    Ok((ring, entrance))
 }
 
 /// A function of its own around these instructions, which make the call.

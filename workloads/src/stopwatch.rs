@@ -1,6 +1,9 @@
 //! How long something takes per operation.
 
+use crate::options::Options;
+use crate::sockets;
 use std::fmt;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Runs `step`, which does some operations and says how many, for about
@@ -14,16 +17,20 @@ pub fn print(span: Duration, step: impl FnMut() -> Result<u64, String>) -> Resul
 pub struct Sample {
     pub operations: u64,
     pub time: Duration,
-    /// What this thread alone has used of a processor.
+    /// Processor time of all threads of the process that is measured, and of the
+    /// process that serves it, if there is one: see [`count_server`].
     pub processor: Duration,
+    /// Processor time of the thread that submits, where that is told apart.
+    pub thread: Option<Duration>,
 }
 
 impl fmt::Display for Sample {
     /// As members of a JSON object.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Sample { operations, time, processor } = self;
+        let Sample { operations, time, processor, thread } = self;
         let (time, processor) = (time.as_nanos(), processor.as_nanos());
-        write!(f, "\"operations\": {operations}, \"nanoseconds\": {time}, \"processor\": {processor}")
+        write!(f, "\"operations\": {operations}, \"nanoseconds\": {time}, \"processor\": {processor}")?;
+        thread.map_or(Ok(()), |thread| write!(f, ", \"thread\": {}", thread.as_nanos()))
     }
 }
 
@@ -32,7 +39,7 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
     // The clock is read once per so many steps, so that it weighs nothing.
     const STEPS: u32 = 16;
     let mut repeat = |span: Duration| {
-        let (start, processor, mut operations) = (Instant::now(), processor_time(), 0);
+        let (start, processor, thread, mut operations) = (Instant::now(), all_time(), thread_time(), 0);
         loop {
             for _ in 0..STEPS {
                 operations += step()?;
@@ -40,7 +47,8 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
             let time = start.elapsed();
             // On a busy machine nothing may have been done yet, which is no measure.
             if time >= span && operations > 0 {
-                return Ok(Sample { operations, time, processor: processor_time() - processor });
+                let (processor, thread) = (all_time() - processor, Some(thread_time() - thread));
+                return Ok(Sample { operations, time, processor, thread });
             }
         }
     };
@@ -48,7 +56,25 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
     repeat(span)
 }
 
-fn processor_time() -> Duration {
+/// The process that serves this one, such as a device's back end; 0: none.
+static SERVER: AtomicI32 = AtomicI32::new(0);
+
+/// Counts the processor time of the process named by `--server` from now on, too.
+pub fn count_server(options: &Options) -> Result<(), String> {
+    SERVER.store(options.value("server", 0)?, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Processor time of this process and its server.
+fn all_time() -> Duration {
+    let server = match SERVER.load(Ordering::Relaxed) {
+        0 => Duration::ZERO,
+        process => sockets::processor_time(process).unwrap_or_default(),
+    };
+    process_time() + server
+}
+
+fn thread_time() -> Duration {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 

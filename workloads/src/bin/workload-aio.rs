@@ -30,6 +30,7 @@ fn workload(options: &Options) -> Result<(), String> {
     let path: PathBuf = options.value("path", PathBuf::new())?;
     let polled = options.value("polled", 0)? != 0;
     stopwatch::pin();
+    stopwatch::count_server(options)?;
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
     let file = opened.map_err(|error| format!("{}: {error}", path.display()))?;
     let blocks = file.metadata().map_err(|error| error.to_string())?.len() / BLOCK as u64;

@@ -24,6 +24,7 @@ fn workload(options: &Options) -> Result<(), String> {
     let depth: usize = options.value("depth", 32)?;
     let span = Duration::from_millis(options.value("milliseconds", 200)?);
     stopwatch::pin();
+    stopwatch::count_server(options)?;
     let mut device = connect(&path).map_err(|error| error.message().to_owned())?;
     let mut reader = Reader::new(&mut device, depth).map_err(|error| error.message().to_owned())?;
     reader.batch = options.value("batch", depth)?.clamp(1, depth);

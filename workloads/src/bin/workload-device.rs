@@ -5,10 +5,12 @@
 //!
 //! `workload-device --path FILE [--depth N] [--batch N] [--wait N]
 //! [--polled 0|1] [--sq-thread 0|1] [--registered 0|1] [--order random|sequential]
-//! [--latencies 0|1] [--direct 0|1] [--milliseconds N]`
+//! [--latencies 0|1] [--direct 0|1] [--best 0|1] [--server PID] [--milliseconds N]`
 //!
 //! `--by copy --size BYTES` copies blocks from random places of memory instead:
-//! the floor of a device in memory. `--fill 1` first writes all of the file.
+//! the floor of a device in memory. `--fill 1` first writes all of the file. `--best 1` sets
+//! the ring up as it is fastest on the kernel; `--server` names the device's back end, whose
+//! processor time counts.
 
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::{File, OpenOptions};
@@ -21,7 +23,7 @@ use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
 use workloads::options::{self, Options};
 use workloads::random::Random;
-use workloads::site::{GETEVENTS, SQ_WAKEUP, Site};
+use workloads::site::{Entrance, GETEVENTS, SQ_WAKEUP, Site};
 use workloads::stopwatch;
 
 const BLOCK: usize = 4096;
@@ -37,6 +39,7 @@ fn workload(options: &Options) -> Result<(), String> {
         return copies(options.value("size", 1 << 28)?, span);
     }
     let shape = Shape::from(options)?;
+    stopwatch::count_server(options)?;
     if !shape.sq_thread {
         stopwatch::pin();
     }
@@ -65,6 +68,7 @@ struct Shape {
     random: bool,
     latencies: bool,
     direct: bool,
+    best: bool,
 }
 
 impl Shape {
@@ -84,6 +88,7 @@ impl Shape {
             random: order == "random",
             latencies: flag("latencies", 0)?,
             direct: flag("direct", 1)?,
+            best: flag("best", 0)?,
         })
     }
 
@@ -93,7 +98,7 @@ impl Shape {
         opened.map_err(|error| format!("{}: {error}", self.path.display()))
     }
 
-    fn ring(&self) -> Result<IoUring, String> {
+    fn ring(&self) -> Result<(IoUring, Entrance), String> {
         let mut builder = IoUring::builder();
         if self.polled {
             builder.setup_iopoll();
@@ -101,7 +106,12 @@ impl Shape {
         if self.sq_thread {
             builder.setup_sqpoll(1000);
         }
-        builder.build(self.depth).map_err(|error| format!("no ring: {error}"))
+        if self.best {
+            builder.setup_single_issuer().setup_defer_taskrun();
+        }
+        let ring = builder.build(self.depth).map_err(|error| format!("no ring: {error}"))?;
+        let entrance = if self.best { Entrance::registered(&ring)? } else { Entrance::plain(&ring) };
+        Ok((ring, entrance))
     }
 }
 
@@ -165,6 +175,7 @@ impl Source {
 struct Generator<'a> {
     shape: &'a Shape,
     ring: IoUring,
+    entrance: Entrance,
     source: Source,
     slots: Vec<Slot>,
     /// Held for the slots, which point into them.
@@ -175,7 +186,7 @@ struct Generator<'a> {
 
 impl Generator<'_> {
     fn new(shape: &Shape, file: File, blocks: u64) -> Result<Generator<'_>, String> {
-        let ring = shape.ring()?;
+        let (ring, entrance) = shape.ring()?;
         let mut buffers = vec![Buffer([1; BLOCK]); shape.depth as usize];
         let submitted = Instant::now();
         let slots: Vec<_> =
@@ -192,6 +203,7 @@ impl Generator<'_> {
         Ok(Generator {
             shape,
             ring,
+            entrance,
             source: Source {
                 file,
                 registered: shape.registered,
@@ -255,7 +267,7 @@ impl Generator<'_> {
                 return Ok(());
             }
         }
-        match Site::Inline.enter_with(self.ring.as_raw_fd(), submitted, wanted, flags) {
+        match self.entrance.enter(Site::Inline, submitted, wanted, flags) {
             answer if answer == i64::from(submitted) => Ok(()),
             answer => Err(format!("of {submitted} reads {answer} were submitted")),
         }

@@ -102,7 +102,7 @@ impl Clients {
             }
         }
         let processor = processor().map_err(words)? - before;
-        Ok(Sample { operations, time: start.elapsed(), processor })
+        Ok(Sample { operations, time: start.elapsed(), processor, thread: None })
     }
 
     fn ask(&mut self, place: usize, now: Instant) -> Result<(), String> {

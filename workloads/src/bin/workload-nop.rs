@@ -1,14 +1,15 @@
 //! NOPs, submitted and reaped in batches: what a request costs when it does
 //! nothing.
 //!
-//! `workload-nop [--batch N] [--site inline|bare|libc] [--milliseconds N]`
+//! `workload-nop [--batch N] [--site inline|bare|libc] [--best 0|1] [--milliseconds N]`
+//!
+//! `--best 1` sets the ring up as it is fastest on the kernel.
 
-use io_uring::{IoUring, opcode};
-use std::os::fd::AsRawFd;
+use io_uring::opcode;
 use std::process::ExitCode;
 use std::time::Duration;
 use workloads::options::{self, Options};
-use workloads::site::Site;
+use workloads::site::{self, GETEVENTS, Site};
 use workloads::stopwatch;
 
 fn main() -> ExitCode {
@@ -20,8 +21,7 @@ fn workload(options: &Options) -> Result<(), String> {
     let site = options.value("site", Site::Inline)?;
     let span = Duration::from_millis(options.value("milliseconds", 200)?);
     stopwatch::pin();
-    let mut ring = IoUring::new(batch).map_err(|error| format!("no ring: {error}"))?;
-    let number = ring.as_raw_fd();
+    let (mut ring, entrance) = site::ring(batch, options.value("best", 0)? != 0)?;
     let (_, mut submission, mut completion) = ring.split();
     let nop = opcode::Nop::new().build().user_data(1);
     stopwatch::print(span, || {
@@ -30,7 +30,7 @@ fn workload(options: &Options) -> Result<(), String> {
             unsafe { submission.push(&nop) }.map_err(|_| "the SQ is full")?;
         }
         submission.sync();
-        let submitted = site.enter(number, batch, batch);
+        let submitted = entrance.enter(site, batch, batch, GETEVENTS);
         completion.sync();
         let completed = completion.by_ref().filter(|entry| entry.user_data() == 1 && entry.result() == 0).count();
         submission.sync();

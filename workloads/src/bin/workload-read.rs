@@ -1,12 +1,15 @@
 //! Random 4 KiB reads of a file that lies in the page cache: what a ring adds
 //! to the copy.
 //!
-//! `workload-read [--batch N] [--by ring|pread|preadv2] [--milliseconds N] [--folder DIR]`
+//! `workload-read [--batch N] [--by ring|pread|preadv2] [--best 0|1] [--milliseconds N] [--folder DIR]`
+//!
+//! `--best 1` sets the ring up as it is fastest on the kernel, with a registered file
+//! and registered buffers.
 //!
 //! `preadv2` is asked for with RWF_NOWAIT: the one ordinary call that reads and
 //! cannot be made to wait, and so what a ring in user space is built on.
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -16,7 +19,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use workloads::options::{self, Options};
 use workloads::random::Random;
-use workloads::site::Site;
+use workloads::site::{self, GETEVENTS, Site};
 use workloads::stopwatch;
 
 const BLOCK: usize = 4096;
@@ -34,7 +37,7 @@ fn workload(options: &Options) -> Result<(), String> {
     stopwatch::pin();
     let file = make_file(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     match by.as_str() {
-        "ring" => by_ring(&file, batch, span),
+        "ring" => by_ring(&file, batch, options.value("best", 0)? != 0, span),
         "pread" => by_call(span, |buffer, offset| file.read_at(buffer, offset)),
         "preadv2" => by_call(span, |buffer, offset| read_without_waiting(&file, buffer, offset)),
         other => Err(format!("--by cannot be {other}")),
@@ -59,24 +62,58 @@ fn first_bytes(bytes: &[u8]) -> u64 {
     bytes[..8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-fn by_ring(file: &File, batch: u32, span: Duration) -> Result<(), String> {
-    let mut ring = IoUring::new(batch).map_err(|error| format!("no ring: {error}"))?;
-    let number = ring.as_raw_fd();
-    let (_, mut submission, mut completion) = ring.split();
+/// Where the reads go.
+#[derive(Clone, Copy)]
+enum Target {
+    File(types::Fd),
+    /// The file and the buffers are registered.
+    Registered,
+}
+
+impl Target {
+    fn register(ring: &IoUring, file: &File, buffers: &mut [[u8; BLOCK]]) -> Result<Target, String> {
+        let vector = |buffer: &mut [u8; BLOCK]| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BLOCK };
+        let vectors: Vec<_> = buffers.iter_mut().map(vector).collect();
+        // SAFETY: the buffers live as long as the ring.
+        let registered = unsafe { ring.submitter().register_buffers(&vectors) };
+        registered
+            .and_then(|()| ring.submitter().register_files(&[file.as_raw_fd()]))
+            .map_err(|why| why.to_string())?;
+        Ok(Target::Registered)
+    }
+
+    #[inline]
+    fn read(self, index: usize, buffer: &mut [u8; BLOCK], offset: u64) -> squeue::Entry {
+        let (address, length) = (buffer.as_mut_ptr(), BLOCK as u32);
+        match self {
+            Target::File(file) => opcode::Read::new(file, address, length).offset(offset).build(),
+            Target::Registered => {
+                opcode::ReadFixed::new(types::Fixed(0), address, length, index as u16).offset(offset).build()
+            }
+        }
+    }
+}
+
+fn by_ring(file: &File, batch: u32, best: bool, span: Duration) -> Result<(), String> {
     let mut buffers = vec![[0u8; BLOCK]; batch as usize];
+    let (mut ring, entrance) = site::ring(batch, best)?;
+    let target = match best {
+        true => Target::register(&ring, file, &mut buffers)?,
+        false => Target::File(types::Fd(file.as_raw_fd())),
+    };
+    let (_, mut submission, mut completion) = ring.split();
     let mut random = Random::default();
-    let file = types::Fd(file.as_raw_fd());
     stopwatch::print(span, || {
         for (index, buffer) in buffers.iter_mut().enumerate() {
             let block = random.below(BLOCKS);
-            let read = opcode::Read::new(file, buffer.as_mut_ptr(), BLOCK as u32).offset(block * BLOCK as u64);
-            let read = read.build().user_data(block << 32 | index as u64);
+            let read = target.read(index, buffer, block * BLOCK as u64);
+            let read = read.user_data(block << 32 | index as u64);
             // SAFETY: the buffer lives as long as the ring, and is looked at
             // only after its completion.
             unsafe { submission.push(&read) }.map_err(|_| "the SQ is full")?;
         }
         submission.sync();
-        let submitted = Site::Inline.enter(number, batch, batch);
+        let submitted = entrance.enter(Site::Inline, batch, batch, GETEVENTS);
         completion.sync();
         let mut right = 0;
         for entry in completion.by_ref() {

@@ -36,7 +36,7 @@ fn workload(options: &Options) -> Result<(), String> {
     let time = start.elapsed();
     // What the server still does for connections that we have closed is its work, too.
     let processor = settled(processor).map_err(words)? - before;
-    println!("{{{}}}", Sample { operations: connections, time, processor });
+    println!("{{{}}}", Sample { operations: connections, time, processor, thread: None });
     Ok(())
 }
 

@@ -56,15 +56,17 @@ fn cases() -> Vec<Case> {
         ..case(workload, FLOOR, None, "")
     };
     const CACHED: &str = "--path {folder}/file --polled 0 --direct 0";
+    /// The kernel's ring as it is fastest.
+    const BEST: &str = "--best 1";
     const UNCACHED: &str = "--path {folder}/file --polled 0";
     vec![
         floor(CALL, "workload-floor", "--of system-call", Vec::new()),
         floor(COPY, "workload-device", "--by copy --size 268435456", vec![("block size", 4096)]),
         case(NULL, USRING, Some("null:size=1T"), ""),
         case(RAM, USRING, Some("ram:size=256M"), "--fill 1"),
-        case(CACHE, KERNEL, None, CACHED),
+        case(CACHE, KERNEL, None, &format!("{CACHED} {BEST}")),
         case(CACHE, USRING, None, CACHED),
-        case(DIRECT, KERNEL, None, UNCACHED),
+        case(DIRECT, KERNEL, None, &format!("{UNCACHED} {BEST}")),
         case(DIRECT, USRING, None, UNCACHED),
         case(FILE_DEVICE, USRING, Some("file:path={folder}/file"), ""),
     ]

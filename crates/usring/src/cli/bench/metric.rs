@@ -11,8 +11,10 @@ pub struct Sample {
     operations: u64,
     /// On the clock.
     nanoseconds: u64,
-    /// Of a processor, by the thread that submits, or by the whole server.
+    /// Processor time of the whole process that is measured, and of what serves it.
     processor: Option<u64>,
+    /// Processor time of the thread that submits.
+    thread: Option<u64>,
     /// Latencies: half of them, 95 and 99 of 100, are shorter.
     p50: Option<u64>,
     p95: Option<u64>,
@@ -28,8 +30,8 @@ pub struct Sample {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     Time,
-    /// What one operation takes of a processor: the same as its time, where
-    /// nobody else wants the processor and nobody sleeps.
+    /// Processor time of one operation, by all threads of the process that is
+    /// measured and of its back end.
     ProcessorTime,
     Rate,
     Bandwidth,
@@ -37,8 +39,10 @@ pub enum Metric {
     /// 95 of 100 latencies are shorter.
     Most,
     Tail,
-    /// Share of the time in which the submitting thread had a processor.
+    /// Processor time as a share of the clock's: above 100 %, where several threads run.
     Processor,
+    /// The submitting thread's part of it.
+    Thread,
     /// Share of latencies up to 200 µs, 300 and 400.
     Within200,
     Within300,
@@ -57,6 +61,7 @@ impl Metric {
             Metric::Most => "latency, 95 of 100",
             Metric::Tail => "latency, 99 of 100",
             Metric::Processor => "processor",
+            Metric::Thread => "submitting thread's",
             Metric::Within200 => "up to 0.2 ms",
             Metric::Within300 => "up to 0.3 ms",
             Metric::Within400 => "up to 0.4 ms",
@@ -69,7 +74,7 @@ impl Metric {
             Metric::Time | Metric::ProcessorTime | Metric::Median | Metric::Most | Metric::Tail => "ns",
             Metric::Rate => "1/s",
             Metric::Bandwidth => "MB/s",
-            Metric::Processor | Metric::Within200 | Metric::Within300 | Metric::Within400 => "%",
+            Metric::Processor | Metric::Thread | Metric::Within200 | Metric::Within300 | Metric::Within400 => "%",
             Metric::Wakes => "1",
         }
     }
@@ -92,6 +97,7 @@ impl Metric {
             Metric::Median => sample.p50.map(|latency| latency as f64),
             Metric::Most => sample.p95.map(|latency| latency as f64),
             Metric::Tail => sample.p99.map(|latency| latency as f64),
+            Metric::Thread => Some(sample.thread? as f64 / nanoseconds * 100.0),
             Metric::Processor => processor().map(|time| time / nanoseconds * 100.0),
             Metric::Within200 => within(0),
             Metric::Within300 => within(1),
@@ -119,13 +125,15 @@ mod tests {
 
     #[test]
     fn figures_are_those_of_the_sample() {
-        let text = r#"{"operations": 2000, "nanoseconds": 4000000, "processor": 1000000, "p50": 1500}"#;
+        let text =
+            r#"{"operations": 2000, "nanoseconds": 4000000, "processor": 1000000, "thread": 400000, "p50": 1500}"#;
         let sample: Sample = serde_json::from_str(text).unwrap();
         assert_eq!(Metric::Time.of(&sample), Some(2000.0));
         assert_eq!(Metric::ProcessorTime.of(&sample), Some(500.0));
         assert_eq!(Metric::Rate.of(&sample), Some(500_000.0));
         assert_eq!(Metric::Bandwidth.of(&sample), Some(2048.0));
         assert_eq!(Metric::Processor.of(&sample), Some(25.0));
+        assert_eq!(Metric::Thread.of(&sample), Some(10.0));
         assert_eq!(Metric::Median.of(&sample), Some(1500.0));
         assert_eq!(Metric::Tail.of(&sample), None);
         let text = r#"{"operations": 1, "nanoseconds": 1, "within": [0.5, 0.75, 1.0], "wakes": 3, "completions": 12}"#;

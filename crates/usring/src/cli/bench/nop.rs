@@ -41,6 +41,10 @@ fn case(
 fn cases() -> Vec<Case> {
     const NOP: &str = "workload-nop";
     const NOP_ONE: &str = "--batch 1 --site inline";
+    /// The kernel's rings as they are fastest.
+    const NOP_ONE_BEST: &str = "--batch 1 --site inline --best 1";
+    const NOP_BATCH_BEST: &str = "--batch 32 --site inline --best 1";
+    const RING_BEST: &str = "--by ring --batch 32 --best 1";
     const NOP_BARE: &str = "--batch 1 --site bare";
     const NOP_BATCH: &str = "--batch 32 --site inline";
     const RING: &str = "--by ring --batch 32";
@@ -52,12 +56,12 @@ fn cases() -> Vec<Case> {
     vec![
         case(FLOOR_CALL, "floor", System::Kernel, "workload-floor", "--of system-call", &[]),
         case(FLOOR_COPY, "floor", System::Kernel, "workload-floor", "--of copy", BLOCK),
-        case(ONE, KERNEL, System::Kernel, NOP, NOP_ONE, DEPTH_1),
+        case(ONE, KERNEL, System::Kernel, NOP, NOP_ONE_BEST, DEPTH_1),
         case(ONE, USRING, USRING_RUN, NOP, NOP_ONE, DEPTH_1),
         case(ONE, TRAP, USRING_RUN, NOP, NOP_BARE, DEPTH_1),
-        case(BATCH, KERNEL, System::Kernel, NOP, NOP_BATCH, DEPTH_32),
+        case(BATCH, KERNEL, System::Kernel, NOP, NOP_BATCH_BEST, DEPTH_32),
         case(BATCH, USRING, USRING_RUN, NOP, NOP_BATCH, DEPTH_32),
-        case(READ, KERNEL, System::Kernel, "workload-read", RING, BLOCK_32),
+        case(READ, KERNEL, System::Kernel, "workload-read", RING_BEST, BLOCK_32),
         case(READ, USRING, USRING_RUN, "workload-read", RING, BLOCK_32),
         case(READ, CALL, System::Kernel, "workload-read", "--by pread", BLOCK_1),
         case(READ, CALL_WITHOUT_WAITING, System::Kernel, "workload-read", "--by preadv2", BLOCK_1),

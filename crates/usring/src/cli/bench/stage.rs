@@ -53,9 +53,10 @@ impl Stage {
         self.missing.is_none()
     }
 
-    /// A word with the folder's name in it.
+    /// A word with the folder's name in it, or the back end's process id.
     pub fn fill_in(&self, word: &str) -> String {
-        word.replace("{folder}", &self.folder.to_string_lossy())
+        let server = self.back_end.as_ref().map_or(0, Child::id);
+        word.replace("{folder}", &self.folder.to_string_lossy()).replace("{server}", &server.to_string())
     }
 
     fn make_file(&self, size: usize) -> std::io::Result<()> {

@@ -26,7 +26,7 @@ pub fn benchmark() -> Benchmark {
 
 fn case(label: &'static str, depth: u32) -> Case {
     let ours = label == USRING;
-    let shape = format!("--depth {depth} --batch {depth} --wait 1 --latencies 1");
+    let shape = format!("--depth {depth} --batch {depth} --wait 1 --latencies 1 --server {{server}}");
     Case {
         workload: WORKLOAD.into(),
         label,
