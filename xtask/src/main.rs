@@ -8,6 +8,7 @@ mod loom;
 mod packages;
 mod product;
 mod size;
+mod skipped;
 mod step;
 
 use clap::{Parser, Subcommand};
@@ -69,6 +70,8 @@ enum Soak {
         #[arg(default_value = "")]
         rooms: String,
     },
+    /// Swap for unmodified programs with a GiB of memory: the tests that take minutes
+    Swap,
     /// Build the echo server and load it on usring with the kernel's io_uring denied: connections that come and go, and peers that reset, stall and send garbage
     Sockets {
         /// How long
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Chore::Soak { what: Soak::Sockets { seconds, connections, server } } => {
             product::soak_sockets(seconds, connections, &server)
         }
+        Chore::Soak { what: Soak::Swap } => product::soak_swap(),
         Chore::Soak { what: Soak::Interleavings { rounds, rooms } } => product::soak_interleavings(rounds, &rooms),
         Chore::Demo { arguments } => return product::run("demo", &["usring"], &[], &arguments),
         Chore::Bench { arguments } => {

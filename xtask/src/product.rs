@@ -47,6 +47,14 @@ pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outc
     step::run(&mut command)
 }
 
+/// The tests of swap that are ignored because they take minutes.
+pub fn soak_swap() -> Outcome {
+    build(true)?;
+    let mut command = step::cargo(&["test", "--package", "workloads", "--test", "acceptance", "swap_run::"]);
+    command.args(["--", "--ignored", "--test-threads=1"]).env("USRING_BIN", folder(true).join("usring"));
+    step::run(&mut command)
+}
+
 /// The conformance cases on a build that holds threads up at random
 /// (`usring_sys::ordering`); a build tree of its own keeps that out of the other.
 pub fn soak_interleavings(rounds: u32, rooms: &str) -> Outcome {

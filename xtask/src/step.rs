@@ -1,24 +1,27 @@
 //! Runs commands, shows what they print as they print it, and remembers what
 //! the tests among them said.
 
-use crate::Outcome;
+use crate::{Outcome, skipped};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How many tests have run, by what `cargo test` says at the end of each file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub passed: usize,
     pub failed: usize,
     pub ignored: usize,
+    /// Of those that passed: the names of tests that found something missing, and what.
+    pub skipped: Vec<String>,
 }
 
 impl Tally {
     /// Adds what a line such as `test result: ok. 3 passed; 0 failed; 1
-    /// ignored; …` says; other lines say nothing.
+    /// ignored; …` says, or that of a test that was skipped; other lines say nothing.
     fn add_line(&mut self, line: &str) {
+        self.skipped.extend(skipped::read(line).map(str::to_owned));
         let Some((_, counts)) = line.split_once("test result: ").and_then(|(_, rest)| rest.split_once(". ")) else {
             return;
         };
@@ -39,6 +42,7 @@ impl Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.ignored += other.ignored;
+        self.skipped.extend(other.skipped);
     }
 }
 
@@ -128,16 +132,22 @@ impl Report {
             let word = if outcome.is_ok() { "ok" } else { "FAILED" };
             println!("{name:width$}  {:>7.1} s  {word}", time.as_secs_f64());
         }
-        println!("{:width$}  {:>7.1} s  {} tests ignored", "total", total.as_secs_f64(), self.tally.ignored);
+        println!("{:width$}  {:>7.1} s", "total", total.as_secs_f64());
+        self.tally.skipped.iter().for_each(|what| println!("skipped: {what}"));
+        if self.tally.ignored != 0 {
+            println!("skipped: {} tests that take minutes (`cargo xtask soak swap`)", self.tally.ignored);
+        }
         let failed_steps = self.lines.iter().filter(|(.., outcome)| outcome.is_err()).count();
         let not_run = self.steps - self.lines.len();
         if not_run != 0 {
             println!("{not_run} steps were not run");
         }
-        let passed = self.tally.passed + self.lines.len() - failed_steps;
+        // A test that is skipped in the middle has passed as well, if its harness is to be believed.
+        let skipped = self.tally.skipped.len().min(self.tally.passed);
+        let passed = self.tally.passed - skipped + self.lines.len() - failed_steps;
         // A step that fails for its tests is not counted a second time.
         let failed = self.tally.failed.max(failed_steps);
-        println!("{passed} passed, {failed} failed");
+        println!("{passed} passed, {failed} failed, {} skipped", skipped + self.tally.ignored);
         failed == 0 && not_run == 0
     }
 }
@@ -151,7 +161,9 @@ mod tests {
         let mut tally = Tally::default();
         tally.add_line("test result: ok. 9 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s");
         tally.add_line("test nothing ... ok");
+        tally.add_line("test another ... skipped test another: no loop device may be made here");
         tally.add_line("test result: FAILED. 29 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
-        assert_eq!(tally, Tally { passed: 38, failed: 2, ignored: 1 });
+        let skipped = vec!["another: no loop device may be made here".to_owned()];
+        assert_eq!(tally, Tally { passed: 38, failed: 2, ignored: 1, skipped });
     }
 }
