@@ -25,7 +25,7 @@ const ROUNDS: usize = 200;
 
 /// Who is held up by another waits until the next connection, which is offered when
 /// this one has been served.
-const HELD_UP: Duration = Duration::from_secs(20);
+const HELD_UP: Duration = Duration::from_secs(30);
 
 /// One after another, so many connections are offered to a ring and to somebody
 /// who takes them by ordinary blocking calls on the same listener. Whoever gets

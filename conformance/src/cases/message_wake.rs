@@ -177,7 +177,7 @@ fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
         let senders = senders_to(target.fd);
         let mut left = SENDERS * EACH;
         while left > 0 {
-            if !files::is_readable_within(watched, Duration::from_secs(20)) {
+            if !files::is_readable_within(watched, Duration::from_secs(30)) {
                 break;
             }
             eventfd.as_ref().map(files::event_count);

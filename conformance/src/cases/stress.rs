@@ -373,14 +373,14 @@ fn min_wait(t: &mut Transcript) {
                 unsafe { libc::write(number, (&raw const one).cast(), 8) };
             }
         });
-        let time = milliseconds(40_000);
+        let time = milliseconds(55_000);
         let mut argument: u::io_uring_getevents_arg = crate::memory::zeroed();
         argument.ts = &raw const time as u64;
-        argument.min_wait_usec = 30_000_000;
+        argument.min_wait_usec = 45_000_000;
         let flags = u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG;
         let start = Instant::now();
         ring.enter_with(0, 3, flags, (&raw const argument).cast(), size_of_val(&argument));
-        slow += u32::from(start.elapsed() > Duration::from_secs(20));
+        slow += u32::from(start.elapsed() > Duration::from_secs(30));
         let _ = thread.join();
         if slow > 0 {
             break;

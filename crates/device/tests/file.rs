@@ -6,9 +6,13 @@ mod file {
     pub mod place;
 }
 
+#[path = "../../../xtask/src/skipped.rs"]
+mod skipped;
+
 use common::Subject;
 use common::harness::{LONGEST, Memory, Rig, Traffic, is_error, is_readable, transfer};
 use file::place::{Place, answer_for_kernel, denied, in_child, loop_device, with_small_file_system};
+use skipped::skip;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
@@ -78,8 +82,7 @@ fn a_block_device_does_all_that_a_file_does() {
     parts.extend([common::traffic_with_interrupts_is_answered_once_and_right as fn(&Subject)]);
     for part in parts {
         let Some(device) = loop_device(SIZE) else {
-            eprintln!("skipped: no loop device may be made here");
-            return;
+            return skip("no loop device may be made here");
         };
         let text = format!("file:path={}", device.path);
         assert_eq!(open(&text).geometry().size, SIZE);
@@ -183,7 +186,7 @@ fn a_full_file_system_is_an_answer() {
         }
     });
     if !ran {
-        eprintln!("skipped: no file system may be mounted here");
+        skip("no file system may be mounted here");
     }
 }
 

@@ -141,11 +141,11 @@ fn a_sleeper_is_woken_for_what_comes_due_earlier_than_what_it_waits_for() {
     rig.submit(&read(0));
     rig.queue.ring_doorbell();
     assert!(rig.queue.arm_interrupt());
-    // Among so many at least one is due within a second.
+    // Among so many one is due soon.
     (1..256).for_each(|token| rig.submit(&read(token)));
     rig.queue.ring_doorbell();
     let number = rig.queue.interrupt().unwrap();
-    assert!(common::harness::is_readable(number, Duration::from_secs(1)));
+    assert!(common::harness::is_readable(number, common::harness::LONGEST));
     assert_ne!(rig.wait()[0].token, 0);
 }
 

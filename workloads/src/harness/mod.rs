@@ -12,6 +12,8 @@
 
 mod debian;
 mod run;
+#[path = "../../../xtask/src/skipped.rs"]
+pub mod skipped;
 mod stage;
 mod statistics;
 

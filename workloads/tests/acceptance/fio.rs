@@ -2,7 +2,6 @@
 //! own, maps the rings in three pieces, and checks what it wrote.
 
 use serde_json::Value;
-use std::time::Duration;
 use workloads::harness::{FIO, Finished, Run, Stage, World, require};
 
 const BLOCK: u64 = 4096;
@@ -201,9 +200,8 @@ fn fio_writes_blocks_of_many_sizes() {
 #[test]
 fn fio_fails_where_the_kernels_io_uring_is_denied_and_usring_is_not_there() {
     let stage = Stage::new();
-    let finished = fio(&stage, World::ConfinedBare, &["size=64k", "name=refused", "filename=refused", "rw=write"])
-        .limit(Duration::from_secs(20))
-        .finish();
+    let finished =
+        fio(&stage, World::ConfinedBare, &["size=64k", "name=refused", "filename=refused", "rw=write"]).finish();
     assert!(!finished.status.success(), "{}", finished.report());
     assert!(finished.stdout.contains("Operation not permitted"), "{}", finished.report());
 }

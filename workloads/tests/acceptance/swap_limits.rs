@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::time::Duration;
 use workloads::control_group::ControlGroup;
+use workloads::harness::skipped::skip;
 use workloads::harness::{Finished, Stage, World, is_root, python};
 
 const LIMIT: u64 = 16;
@@ -88,7 +89,7 @@ fn a_control_group_of_the_limit_and_the_slack_holds_four_times_as_much_memory() 
     for mechanism in mechanisms() {
         let group = match ControlGroup::make((LIMIT * MIB + slack() + OF_ITS_OWN) as usize) {
             Ok(group) => group.without_swap(),
-            Err(why) => return eprintln!("skipped: {why}"),
+            Err(why) => return skip(&why.to_string()),
         };
         let swapped = Swapped::new(512, LIMIT, &format!(",mechanism={mechanism}"));
         let run = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "3000"]);

@@ -12,4 +12,6 @@ mod increments;
 mod mappings;
 mod polling;
 mod process;
+#[path = "../../../../xtask/src/skipped.rs"]
+mod skipped;
 mod switch;

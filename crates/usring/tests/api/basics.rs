@@ -2,7 +2,6 @@
 
 use crate::ring::{IoUring, Probe, cqueue, opcode, squeue};
 use crate::support::*;
-use std::time::Instant;
 
 #[test]
 fn each_nop_completes_once_with_its_user_data() {
@@ -10,7 +9,6 @@ fn each_nop_completes_once_with_its_user_data() {
         const BATCH: u64 = 32;
         const ROUNDS: u64 = 4_000;
         let mut ring = IoUring::new(BATCH as u32).unwrap();
-        let before = Instant::now();
         for round in 0..ROUNDS {
             let entries: Vec<_> = (0..BATCH).map(|index| nop(round * BATCH + index)).collect();
             push(&mut ring, &entries);
@@ -19,9 +17,6 @@ fn each_nop_completes_once_with_its_user_data() {
             seen.sort_unstable();
             assert!(seen.into_iter().eq(round * BATCH..(round + 1) * BATCH));
         }
-        // A few microseconds each without optimisation; a call to another
-        // thread for each would show.
-        assert!(before.elapsed() < PATIENCE / 3, "{} NOPs took {:?}", BATCH * ROUNDS, before.elapsed());
     });
 }
 

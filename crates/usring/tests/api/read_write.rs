@@ -1,6 +1,7 @@
 //! READ, WRITE and their vectored kin on files, pipes and eventfds.
 
 use crate::ring::{IoUring, opcode, squeue, types};
+use crate::support::skipped::skip;
 use crate::support::*;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -141,7 +142,7 @@ fn direct_io_works_where_the_file_system_has_it() {
         let mut options = File::options();
         options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT);
         let Ok(file) = options.open(directory.path().join("direct")) else {
-            return eprintln!("skipped: no O_DIRECT here");
+            return skip("no O_DIRECT here");
         };
         #[repr(align(4096))]
         struct Block([u8; 4096]);

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Far more than a ring may be held up, far less than a test may take.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(30);
 
 /// So many connections make it likely that ring and rival see one at the same
 /// time; and no more than there is time for.

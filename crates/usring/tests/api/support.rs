@@ -1,5 +1,8 @@
 //! What the tests share: bounds, ways to drive a ring, files.
 
+#[path = "../../../../xtask/src/skipped.rs"]
+pub mod skipped;
+
 use crate::ring::{IoUring, cqueue, opcode, squeue, types};
 use std::fs::File;
 use std::io::{self, Write};

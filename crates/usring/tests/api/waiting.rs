@@ -75,7 +75,7 @@ fn a_wait_ends_with_an_absolute_time() {
 #[test]
 fn after_the_minimum_time_one_completion_is_enough() {
     bounded(|| {
-        let (mut ring, time, (reader, writer)) = (ring(), timespec(Duration::from_secs(20)), pipe());
+        let (mut ring, time, (reader, writer)) = (ring(), timespec(Duration::from_secs(50)), pipe());
         let mut buffer = [0; 4];
         push(&mut ring, &[read(&reader, &mut buffer)]);
         let before = Instant::now();
@@ -84,7 +84,7 @@ fn after_the_minimum_time_one_completion_is_enough() {
         assert_eq!(ring.submitter().submit_with_args(8, &args).unwrap(), 1);
         other.join().unwrap();
         let passed = before.elapsed();
-        assert!((Duration::from_millis(39)..Duration::from_secs(15)).contains(&passed), "{passed:?}");
+        assert!((Duration::from_millis(39)..Duration::from_secs(40)).contains(&passed), "{passed:?}");
         assert_eq!(ring.completion().len(), 1);
     });
 }

@@ -11,6 +11,8 @@ mod devices;
 mod ending;
 mod inheritance;
 mod refusal;
+#[path = "../../../../xtask/src/skipped.rs"]
+mod skipped;
 mod stores;
 mod tools;
 

@@ -1,5 +1,6 @@
 //! Programs that cannot be served never start.
 
+use crate::skipped::skip;
 use crate::{STUB, copy, installation, run, stub, text, usring, utf8};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -95,8 +96,7 @@ fn a_program_that_gains_privileges_is_refused_unless_they_are_denied() {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o6755);
     std::fs::set_permissions(&program, mode).unwrap();
     if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(&program).unwrap()) != 12345 {
-        eprintln!("skipped: only root can give a file away");
-        return;
+        return skip("only root can give a file away");
     }
     assert_refused(&[utf8(&program)], 125, "gain privileges");
     assert_eq!(run(&["--deny-kernel", utf8(&program)]).status.code(), Some(0));
@@ -106,9 +106,8 @@ fn a_program_that_gains_privileges_is_refused_unless_they_are_denied() {
 fn a_program_that_gains_capabilities_is_refused_unless_they_are_denied() {
     let program = installation().write("capable", &true_bytes(), 0o755);
     let set = Command::new("setcap").arg("cap_net_raw+ep").arg(&program).status();
-    if !set.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: only root can give a file capabilities");
-        return;
+    if !set.expect("setcap; as root: apt-get install libcap2-bin").success() {
+        return skip("only root can give a file capabilities");
     }
     let as_nobody = |arguments: &[&str]| {
         let mut command = usring(&["run"]);
@@ -123,8 +122,7 @@ fn a_program_that_gains_capabilities_is_refused_unless_they_are_denied() {
 #[test]
 fn a_user_whose_effective_id_is_another_s_is_refused() {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: only root can take another effective id");
-        return;
+        return skip("only root can take another effective id");
     }
     let mut command = usring(&["run", "true"]);
     let own_id = || Ok(nix::unistd::seteuid(nix::unistd::Uid::from_raw(65534))?);

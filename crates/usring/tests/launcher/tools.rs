@@ -1,6 +1,7 @@
 //! `doctor`, `demo` and `bench` with a library that serves nothing: they must
 //! notice, and never take the kernel's io_uring for usring's.
 
+use crate::skipped::skip;
 use crate::{installation, text, usring};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -58,8 +59,7 @@ fn the_demos_program_verifies_what_it_reads() {
     let file = folder.path().join("file");
     let output = usring(&["demo-program", "--blocks", "2048", "--file"]).arg(&file).output().unwrap();
     if text(&output.stderr).contains("io_uring_setup answers") {
-        eprintln!("skipped: the kernel's io_uring is not to be had here");
-        return;
+        return skip("the kernel's io_uring is not to be had here");
     }
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(std::fs::metadata(&file).unwrap().len(), 2048 * 4096);

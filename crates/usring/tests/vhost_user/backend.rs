@@ -22,17 +22,10 @@ pub struct Backend {
     queues: u32,
 }
 
-/// Whether there is a back end to test with. `cargo xtask check` installs it.
-pub fn is_there() -> bool {
-    let found = Path::new("/usr/bin/qemu-storage-daemon").exists();
-    if !found {
-        eprintln!("skipped: there is no qemu-storage-daemon (Debian: qemu-system-common)");
-    }
-    found
-}
-
 impl Backend {
     pub fn start(format: &'static str, size: u64, queues: u32) -> Backend {
+        let daemon = Path::new("/usr/bin/qemu-storage-daemon");
+        assert!(daemon.exists(), "it is missing; as root: apt-get install qemu-system-common");
         let folder = tempfile::tempdir().unwrap();
         let mut backend = Backend { daemon: None, folder, format, queues };
         let image = backend.image();

@@ -9,7 +9,7 @@ mod resending;
 mod swap;
 mod user;
 
-use backend::{Backend, LIMIT, is_there};
+use backend::{Backend, LIMIT};
 use std::io::{Read, Seek, SeekFrom};
 use std::time::Instant;
 use user::{Pages, Traffic, read, request, run, vector, wait, wait_asleep};
@@ -21,9 +21,6 @@ const MEGABYTE: u64 = 1 << 20;
 #[test]
 fn blocks_hold_what_was_written_whatever_the_depth() {
     for format in ["raw", "qcow2"] {
-        if !is_there() {
-            return;
-        }
         let backend = Backend::start(format, 16 * MEGABYTE, 1);
         let device = backend.connect("");
         assert_eq!(device.driver.geometry().size, 16 * MEGABYTE);
@@ -41,9 +38,6 @@ fn blocks_hold_what_was_written_whatever_the_depth() {
 
 #[test]
 fn the_file_behind_a_raw_device_has_its_blocks() {
-    if !is_there() {
-        return;
-    }
     let backend = Backend::start("raw", 4 * MEGABYTE, 1);
     let device = backend.connect("");
     let mut queue = device.queue(false);
@@ -67,9 +61,6 @@ fn the_file_behind_a_raw_device_has_its_blocks() {
 
 #[test]
 fn what_is_discarded_or_cleared_reads_as_zeroes() {
-    if !is_there() {
-        return;
-    }
     for format in ["raw", "qcow2"] {
         // More than the back end clears in one request.
         let backend = Backend::start(format, 64 * MEGABYTE, 1);
@@ -94,9 +85,6 @@ fn what_is_discarded_or_cleared_reads_as_zeroes() {
 
 #[test]
 fn a_sleeper_is_woken_and_who_only_polls_needs_no_interrupt() {
-    if !is_there() {
-        return;
-    }
     let backend = Backend::start("raw", MEGABYTE, 1);
     let device = backend.connect("");
     assert_eq!(device.queue(false).interrupt(), None);
@@ -115,9 +103,6 @@ fn a_sleeper_is_woken_and_who_only_polls_needs_no_interrupt() {
 
 #[test]
 fn two_queues_serve_two_threads() {
-    if !is_there() {
-        return;
-    }
     let backend = Backend::start("raw", 16 * MEGABYTE, 2);
     let device = backend.connect("");
     std::thread::scope(|scope| {
@@ -134,9 +119,6 @@ fn two_queues_serve_two_threads() {
 
 #[test]
 fn users_beyond_the_queues_are_told_so_once_and_a_returned_queue_serves_the_next() {
-    if !is_there() {
-        return;
-    }
     let backend = Backend::start("raw", MEGABYTE, 1);
     let device = backend.connect("");
     let options = QueueOptions { depth: 8, interrupts: false };
@@ -162,9 +144,6 @@ fn users_beyond_the_queues_are_told_so_once_and_a_returned_queue_serves_the_next
 
 #[test]
 fn registered_memory_reaches_the_back_end_without_a_copy() {
-    if !is_there() {
-        return;
-    }
     let backend = Backend::start("raw", MEGABYTE, 1);
     let device = backend.connect(",zero-copy=on");
     let pages = Pages::new(64 * 1024, 0x5a);
@@ -194,9 +173,6 @@ fn registered_memory_reaches_the_back_end_without_a_copy() {
 
 #[test]
 fn a_back_end_that_dies_ends_every_request_with_an_error() {
-    if !is_there() {
-        return;
-    }
     for asleep in [false, true] {
         let mut backend = Backend::start("raw", MEGABYTE, 1);
         let device = backend.connect("");
@@ -236,9 +212,6 @@ fn a_back_end_that_dies_ends_every_request_with_an_error() {
 
 #[test]
 fn requests_survive_a_back_end_that_is_killed_and_started_again() {
-    if !is_there() {
-        return;
-    }
     for format in ["raw", "qcow2"] {
         let mut backend = Backend::start(format, 16 * MEGABYTE, 2);
         let device = backend.connect(",reconnect=on");
@@ -267,9 +240,6 @@ fn requests_survive_a_back_end_that_is_killed_and_started_again() {
 
 #[test]
 fn a_queue_that_is_opened_while_the_back_end_is_away_waits_for_it() {
-    if !is_there() {
-        return;
-    }
     let mut backend = Backend::start("raw", MEGABYTE, 1);
     let device = backend.connect(",reconnect=on");
     backend.kill();

@@ -1,16 +1,13 @@
 //! Swap regions whose pages another process keeps.
 
 use crate::MEGABYTE;
-use crate::backend::{Backend, is_there};
+use crate::backend::Backend;
 use usring::swap::SwapRegion;
 
 const PAGE: usize = 4096;
 
 #[test]
 fn pages_of_a_swap_region_go_to_a_back_end_and_come_back() {
-    if !is_there() {
-        return;
-    }
     let backend = Backend::start("raw", 16 * MEGABYTE, 4);
     for policy in ["classic", "interrupt"] {
         let text = format!("vhost-user:socket={},poll={policy}", backend.socket());
@@ -31,9 +28,6 @@ fn pages_of_a_swap_region_go_to_a_back_end_and_come_back() {
 fn a_region_without_a_back_end_says_what_is_missing() {
     let error = SwapRegion::builder().backing("vhost-user:socket=/nowhere").err().unwrap();
     assert!(error.to_string().contains("/nowhere"), "{error}");
-    if !is_there() {
-        return;
-    }
     // The evictor's, the reader's, and none for whoever faults.
     let backend = Backend::start("raw", 2 * MEGABYTE, 2);
     let text = format!("vhost-user:socket={}", backend.socket());
