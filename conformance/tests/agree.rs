@@ -42,7 +42,7 @@ rooms! {
     workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor fork
     exec exit signals stress hostile kinds disk threads
     aio_context aio_submit aio_events
-    message_ring message_file message_wake epoll_wait socket_command napi
+    message_ring message_file message_wake epoll_wait socket_command napi rights
     pipe splice attributes wait_id
     socket accept accept_address accept_direct accept_multishot accept_shared connect
 }

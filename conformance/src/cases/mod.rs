@@ -63,6 +63,7 @@ pub mod reg;
 mod registered_buffers;
 mod registered_files;
 mod restrictions;
+mod rights;
 mod ring_fds;
 mod rw_flags;
 mod selected_buffer;
@@ -153,6 +154,7 @@ pub const ROOMS: &[&[Case]] = &[
     workers::CASES,
     clock::CASES,
     personality::CASES,
+    rights::CASES,
     sq_thread::CASES,
     iopoll::CASES,
     uring_cmd::CASES,

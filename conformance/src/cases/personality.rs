@@ -2,19 +2,23 @@
 
 use std::os::fd::AsRawFd;
 
-use super::reg;
+use super::{reg, rights};
 use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::Ring;
-use crate::sqe::{Change, nop, read};
+use crate::sqe::{Change, nop, read, sqe};
 use crate::transcript::Transcript;
+use usring_uapi::opcode;
 
 pub const CASES: &[Case] = &[
     case("personality.register", register),
     case("personality.use", use_it),
     case("personality.wrong", wrong),
     case("personality.gone", gone),
+    case("personality.rights", rights),
+    case("personality.of_another_thread", of_another_thread),
+    case("personality.install", install),
 ];
 
 const NONE: *const u8 = std::ptr::null();
@@ -56,4 +60,54 @@ fn gone(t: &mut Transcript) {
     t.result("unregister", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
     t.entry(&ring.one(nop(1).with(|sqe| sqe.personality = 1)));
     t.result("again", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
+}
+
+/// Requests with a personality have the rights of the thread that registered it, when it did.
+fn rights(t: &mut Transcript) {
+    let place = rights::Place::new();
+    rights::alone(t, |t| {
+        let mut ring = Ring::new(8);
+        t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
+        rights::set_file_system_user(rights::NOBODY);
+        t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
+        rights::opens_as(t, &mut ring, "own", &place, 0);
+        rights::opens_as(t, &mut ring, "first", &place, 1);
+        rights::opens_as(t, &mut ring, "second", &place, 2);
+        rights::opens_as(t, &mut ring, "third", &place, 3);
+        rights::set_file_system_user(0);
+        rights::opens_as(t, &mut ring, "own", &place, 0);
+        rights::opens_as(t, &mut ring, "second", &place, 2);
+        t.result("unregister", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
+        rights::opens_as(t, &mut ring, "first", &place, 1);
+        rights::opens_as(t, &mut ring, "second", &place, 2);
+    });
+}
+
+/// Also after its thread has ended.
+fn of_another_thread(t: &mut Transcript) {
+    let place = rights::Place::new();
+    rights::alone(t, |t| {
+        let mut ring = Ring::new(8);
+        std::thread::scope(|scope| {
+            let (t, ring) = (&mut *t, &mut ring);
+            scope.spawn(move || {
+                rights::set_file_system_user(rights::NOBODY);
+                t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
+            });
+        });
+        rights::opens_as(t, &mut ring, "own", &place, 0);
+        rights::opens_as(t, &mut ring, "of the thread", &place, 1);
+    });
+}
+
+/// A descriptor may not be handed to the program by another personality.
+fn install(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let file = files::memory_file(b"0123");
+    let number = file.as_raw_fd();
+    t.result("files", ring.register(reg::FILES, &raw const number, 1));
+    t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
+    let install = sqe(opcode::FIXED_FD_INSTALL, 0, 1).fixed();
+    t.entry(&ring.one(install.with(|sqe| sqe.personality = 1)));
+    t.entry(&ring.one(install.with(|sqe| sqe.personality = 2)));
 }

@@ -33,8 +33,8 @@ mod way_up;
 // The rooms go by their own names, whichever corridor they lie on.
 use registered::{buffer_group, napi, registered_buffers, registered_files, restrictions};
 use waiting::{
-    attendant, cancel, cq_wait, device_queues, fast_poll, iopoll, poll_table, rounds, sq_thread, stuck_calls, timeout,
-    workers,
+    attendant, cancel, cq_wait, device_queues, fast_poll, iopoll, poll_table, rights, rounds, sq_thread, stuck_calls,
+    timeout, workers,
 };
 use way_down::{drain, issue, link, opcode_table, submit};
 use way_up::{complete, task_work, told, wait};

@@ -21,6 +21,7 @@ use crate::registered_buffers::{self, RegisteredBuffers};
 use crate::registered_files::{self, RegisteredFile, RegisteredFiles};
 use crate::request::{Hold, Request, RequestEntry, RequestPool};
 use crate::restrictions::Restrictions;
+use crate::rights::RingRights;
 use crate::sq_thread::SqThreadHandle;
 use crate::stuck_calls::StuckCalls;
 use crate::task_work::Wakers;
@@ -126,9 +127,7 @@ pub(crate) struct RingState {
     pub stuck_calls: StuckCalls,
     /// Clock of the waits' timeouts (REGISTER_CLOCK).
     pub wait_clock: usring_sys::clock::Clock,
-    /// Personalities handed out (REGISTER_PERSONALITY): credentials are the
-    /// process's own, so only the numbers are kept.
-    pub personalities: u32,
+    pub rights: RingRights,
 }
 
 /// What is known of a file of the program's.

@@ -12,6 +12,7 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::sync::{AtomicU32, Ordering};
+use usring_sys::thread::Credentials;
 use usring_sys::ticks::Ticks;
 use usring_sys::userfault::UserFault;
 use usring_sys::{Errno, eventfd, futex, page_fault, processor, thread};
@@ -41,7 +42,7 @@ impl Background {
             futex::wake(&running, u32::MAX);
         };
         let spawn = if self.unknown { thread::spawn_unknown } else { thread::spawn };
-        let started = spawn(name, Box::new(work));
+        let started = spawn(name, Credentials::Following, Box::new(work));
         if started.is_err() {
             self.running.fetch_sub(1, Ordering::Relaxed);
         }

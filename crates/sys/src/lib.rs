@@ -18,6 +18,7 @@ extern crate alloc;
 pub mod bulk_memory;
 pub mod capability;
 pub mod clock;
+pub mod credentials;
 pub mod descriptor;
 pub mod epoll;
 mod errno;

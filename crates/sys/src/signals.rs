@@ -111,6 +111,12 @@ pub fn thread_id() -> u32 {
     SystemCall::new(linux::__NR_gettid, [0; 5]).run_once().unwrap_or(0) as u32
 }
 
+/// Whether the process has a thread of this id.
+pub fn is_alive(thread: u32) -> bool {
+    let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return true };
+    SystemCall::new(linux::__NR_tgkill, [process, u64::from(thread), 0, 0, 0]).run_once().is_ok()
+}
+
 fn slot_of(thread: u32) -> Option<&'static Slot> {
     TABLE.iter().find(|slot| slot.owner.load(Ordering::Relaxed) == thread)
 }
@@ -179,14 +185,6 @@ pub fn take() -> Option<PutOff> {
     slot.owner.store(0, Ordering::Release);
     DEFERRED.fetch_sub(1, Ordering::Relaxed);
     Some(put_off)
-}
-
-/// Notes again what [`take`] took, when the call has to go on after all.
-pub fn put_off_again(what: &PutOff) {
-    put_off(what.original_mask, what.resend, what.note);
-    if let Some(mask) = what.delivery_mask {
-        set_delivery_mask(mask);
-    }
 }
 
 /// In a fork child, before anything else runs there: the slots of the

@@ -1,14 +1,17 @@
 //! Threads of our own: workers, SQ threads, the attendant.
 //!
-//! Where the program has a libc its threads come from there (`set_spawner`),
-//! so that tools and libc itself know them; otherwise they are bare: clone(2)
-//! with a stack and a thread-local block of our own mapping.
+//! They are bare: clone(2) with a small stack and a thread-local block of our own mapping. No libc
+//! counts them among the program's threads, so the program ends with the last of its own, and
+//! making one never enters libc's malloc. The Rust API, whose allocator is the program's, makes
+//! them by the standard library instead (`set_spawner`).
 //!
 //! Every thread of ours blocks every signal but those that its own
 //! instructions cause (SIGSYS, SIGSEGV, SIGBUS) and [`CHANGE_USER`]: the
 //! program's handlers run on the program's threads.
 
+use crate::credentials::Place;
 use crate::mapping::{PAGE, private_pages, unmap};
+use crate::syscall::PASS_MARK;
 use crate::{Errno, SystemCall, syscall};
 use alloc::boxed::Box;
 use core::arch::{asm, global_asm};
@@ -31,6 +34,18 @@ pub fn current() -> ThreadId {
     ThreadId(pointer)
 }
 
+/// Whose credentials a thread of ours has. It is born with those of the thread that makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Credentials {
+    /// Every change by a thread of the program is followed ([`crate::credentials`]).
+    Following,
+    /// Those that it was born with: it carries out requests of threads that have them.
+    OfBirth,
+    /// Those that it was born with, and it submits by them: it counts as a thread of the program.
+    OfSubmitter,
+}
+
 /// Starts a thread that calls `entry(argument)` once and ends when it returns.
 pub type Spawner = fn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno>;
 
@@ -41,13 +56,10 @@ pub fn set_spawner(spawner: Spawner) {
     SPAWNER.store(spawner as *mut (), Ordering::Release);
 }
 
-fn spawner() -> Spawner {
+fn spawner() -> Option<Spawner> {
     let spawner = SPAWNER.load(Ordering::Acquire);
-    if spawner.is_null() {
-        return spawn_bare;
-    }
     // SAFETY: only `set_spawner` stores here, and it stores a `Spawner`.
-    unsafe { core::mem::transmute::<*mut (), Spawner>(spawner) }
+    (!spawner.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Spawner>(spawner) })
 }
 
 /// prctl(2)'s option; `linux-raw-sys` has it only in a module of its own.
@@ -59,27 +71,42 @@ const NAME_MAX: usize = 15;
 struct Start {
     name: [u8; NAME_MAX + 1],
     work: Box<dyn FnOnce() + Send>,
+    place: Place,
+    /// It ends without any libc, and the kernel gives its place up.
+    is_bare: bool,
 }
 
 /// Starts a thread; `name` is cut to 15 bytes.
-pub fn spawn(name: &str, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
-    spawn_by(spawner(), name, work)
+///
+/// Errors: `ENOMEM`; `EAGAIN`, also where there are too many threads of ours.
+pub fn spawn(name: &str, credentials: Credentials, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
+    spawn_by(spawner(), name, credentials, work)
 }
 
-/// The same, of a thread that libc does not know: for who may be inside libc's
-/// malloc, which making a thread of libc's would enter again.
-pub fn spawn_unknown(name: &str, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
-    spawn_by(spawn_bare, name, work)
+/// Starts a thread that libc does not know: for a caller that may be inside libc's malloc, which
+/// making a thread of libc's would enter again.
+pub fn spawn_unknown(name: &str, credentials: Credentials, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
+    spawn_by(None, name, credentials, work)
 }
 
-fn spawn_by(spawner: Spawner, name: &str, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
-    let mut start = Box::new(Start { name: [0; NAME_MAX + 1], work });
+fn spawn_by(
+    spawner: Option<Spawner>,
+    name: &str,
+    credentials: Credentials,
+    work: Box<dyn FnOnce() + Send>,
+) -> Result<(), Errno> {
+    let place = Place::reserve(credentials)?;
+    let thread_word = place.thread_word();
+    let mut start = Box::new(Start { name: [0; NAME_MAX + 1], work, place, is_bare: spawner.is_none() });
     let length = name.len().min(NAME_MAX);
     start.name[..length].copy_from_slice(&name.as_bytes()[..length]);
     let argument = Box::into_raw(start);
     // A thread starts with its creator's mask.
     let mask = block_signals();
-    let result = spawner(run, argument.cast());
+    let result = match spawner {
+        Some(spawner) => spawner(run, argument.cast()),
+        None => spawn_bare(run, argument.cast(), thread_word),
+    };
     restore_signals(mask);
     if result.is_err() {
         // SAFETY: no thread was started, so it is still ours.
@@ -91,10 +118,14 @@ fn spawn_by(spawner: Spawner, name: &str, work: Box<dyn FnOnce() + Send>) -> Res
 extern "C" fn run(argument: *mut c_void) {
     // SAFETY: `spawn` gave it to this thread alone.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
+    let Start { name, work, place, is_bare } = *start;
+    place.begin();
     block_signals();
-    let name = start.name.as_ptr() as u64;
-    let _ = SystemCall::new(linux::__NR_prctl, [PR_SET_NAME, name, 0, 0, 0]).run();
-    (start.work)();
+    let _ = SystemCall::new(linux::__NR_prctl, [PR_SET_NAME, name.as_ptr() as u64, 0, 0, 0]).run();
+    work();
+    if is_bare {
+        core::mem::forget(place);
+    }
 }
 
 /// The signal that libc's setuid() and its kin send to every thread that libc
@@ -150,7 +181,7 @@ global_asm!(
     ".globl usring_clone, usring_leave",
     ".hidden usring_clone, usring_leave",
     // rdi flags, rsi stack, rdx thread pointer, rcx entry, r8 argument,
-    // r9 mapping, [rsp + 8] its length.
+    // r9 mapping, [rsp + 8] its length, [rsp + 16] where the thread's id goes.
     ".p2align 4",
     "usring_clone:",
     "mov r10, [rsp + 8]",
@@ -162,8 +193,8 @@ global_asm!(
     "mov [rsi + 16], r9",
     "mov [rsi + 24], r10",
     "mov r8, rdx",
-    "xor edx, edx",
-    "xor r10d, r10d",
+    "mov rdx, [rsp + 16]",
+    "mov r10, rdx",
     "mov eax, 56",
     "syscall",
     "test rax, rax",
@@ -174,7 +205,17 @@ global_asm!(
     "pop rcx",
     "pop rdi",
     "call rcx",
-    // The mapping that holds this stack goes, so from here on there is none.
+    // The mapping that holds this stack goes. From then on there is none, so no signal may come.
+    "mov rax, -1",
+    "push rax",
+    "mov rsi, rsp",
+    "mov edi, {set_mask}",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "pop rax",
     "pop rdi",
     "pop rsi",
     "mov eax, 11",
@@ -184,6 +225,9 @@ global_asm!(
     "syscall",
     "ud2",
     ".popsection",
+    set_mask = const linux::SIG_SETMASK,
+    mark = const PASS_MARK,
+    rt_sigprocmask = const linux::__NR_rt_sigprocmask,
 );
 
 unsafe extern "C" {
@@ -195,12 +239,14 @@ unsafe extern "C" {
         argument: *mut c_void,
         mapping: *mut u8,
         length: usize,
+        thread_word: *mut u32,
     ) -> u64;
 }
 
 /// A thread that no libc knows: guard page, stack, thread-locals in one
-/// mapping, which the thread itself unmaps at its end.
-fn spawn_bare(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
+/// mapping, which the thread itself unmaps at its end. Its id stands in `thread_word` for as long as
+/// it lives.
+fn spawn_bare(entry: extern "C" fn(*mut c_void), argument: *mut c_void, thread_word: *mut u32) -> Result<(), Errno> {
     let length = PAGE + STACK + 2 * LOCALS;
     let mapping = private_pages(length)?;
     let guard = SystemCall::new(linux::__NR_mprotect, [mapping as u64, PAGE as u64, 0, 0, 0]).run();
@@ -211,15 +257,28 @@ fn spawn_bare(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Resul
         | linux::CLONE_SIGHAND
         | linux::CLONE_THREAD
         | linux::CLONE_SYSVSEM
-        | linux::CLONE_SETTLS;
+        | linux::CLONE_SETTLS
+        | linux::CLONE_PARENT_SETTID
+        | linux::CLONE_CHILD_CLEARTID;
     let started = guard.and_then(|_| {
         // SAFETY: 1. The mapping is fresh, and big enough for each part.
         // 2. The new thread has it to itself until it unmaps it. 3. Signals
         // are blocked by `spawn`, so no handler of the program runs on it.
+        // 4. `thread_word` is a static word.
         unsafe {
             pointer.cast::<usize>().write(pointer as usize);
             let stack = (mapping + PAGE + STACK) as *mut u8;
-            syscall::check(usring_clone(u64::from(flags), stack, pointer, entry, argument, mapping as *mut u8, length))
+            let flags = u64::from(flags);
+            syscall::check(usring_clone(
+                flags,
+                stack,
+                pointer,
+                entry,
+                argument,
+                mapping as *mut u8,
+                length,
+                thread_word,
+            ))
         }
     });
     if started.is_err() {

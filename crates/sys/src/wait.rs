@@ -275,6 +275,9 @@ pub fn briefly(call: &SystemCall, cancelled: &AtomicU32) -> Option<Result<u64, E
 /// What the SIGSYS of [`interrupt_worker`] carries: "usringwk".
 const INTERRUPT: u64 = u64::from_le_bytes(*b"usringwk");
 
+/// What the SIGSYS of a change of credentials carries ([`crate::credentials`]): "usringcr".
+const FOLLOW: u64 = u64::from_le_bytes(*b"usringcr");
+
 /// The part of a `siginfo_t` that is looked at.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -302,18 +305,32 @@ impl SignalInformation {
         self.signal == linux::SIGSYS as i32
             && (self.code == QUEUED && self.value == INTERRUPT || self.code == 0 && self.process == 0)
     }
+
+    /// Whether this is the SIGSYS that asks a service thread to follow a change of credentials.
+    /// Where the limit of queued signals was used up, only a look at the change tells.
+    pub fn asks_to_follow(&self) -> bool {
+        self.signal == linux::SIGSYS as i32
+            && (self.code == QUEUED && self.value == FOLLOW || self.code == 0 && self.process == 0)
+    }
+
+    /// Asks a service thread to follow a change of credentials.
+    pub(crate) fn follow() -> SignalInformation {
+        SignalInformation { value: FOLLOW, ..Default::default() }
+    }
+
+    /// Sends it as SIGSYS to a thread of this process, unless the thread has ended.
+    pub(crate) fn send_to(mut self, thread: u32) {
+        let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return };
+        (self.signal, self.code, self.process) = (linux::SIGSYS as i32, QUEUED, process as i32);
+        let arguments = [process, u64::from(thread), u64::from(linux::SIGSYS), &raw const self as u64, 0];
+        let _ = SystemCall::new(linux::__NR_rt_tgsigqueueinfo, arguments).run_once();
+    }
 }
 
 /// Wakes a thread out of [`blocking`] or [`briefly`]; its `cancelled` word must
 /// be set.
 pub fn interrupt_worker(thread: u32) {
-    let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return };
-    let mut information = SignalInformation { code: QUEUED, process: process as i32, ..Default::default() };
-    information.value = INTERRUPT;
-    information.signal = linux::SIGSYS as i32;
-    let arguments = [process, u64::from(thread), u64::from(linux::SIGSYS), &raw const information as u64, 0];
-    // A thread that is gone has nothing left to interrupt.
-    let _ = SystemCall::new(linux::__NR_rt_tgsigqueueinfo, arguments).run_once();
+    SignalInformation { value: INTERRUPT, ..Default::default() }.send_to(thread);
 }
 
 /// Gives the process a SIGSYS handler that serves [`interrupt_worker`], where

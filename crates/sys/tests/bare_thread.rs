@@ -65,7 +65,7 @@ fn start(name: &str) -> Arc<Report> {
         theirs.done.store(1, Ordering::Release);
         futex::wake(&theirs.done, 1);
     };
-    thread::spawn(name, Box::new(work)).unwrap();
+    thread::spawn(name, thread::Credentials::Following, Box::new(work)).unwrap();
     report
 }
 

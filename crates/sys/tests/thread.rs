@@ -27,7 +27,7 @@ fn threads_come_from_the_spawner_that_was_set_and_a_refusal_frees_the_work() {
     let (sender, receiver) = mpsc::channel();
     let to_main = sender.clone();
     let work = move || to_main.send((thread::current(), std::fs::read_to_string("/proc/thread-self/comm"))).unwrap();
-    thread::spawn("usring-test", Box::new(work)).unwrap();
+    thread::spawn("usring-test", thread::Credentials::Following, Box::new(work)).unwrap();
     let (id, name) = receiver.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_ne!(id, thread::current());
     assert_eq!(name.unwrap(), "usring-test\n");
@@ -37,7 +37,7 @@ fn threads_come_from_the_spawner_that_was_set_and_a_refusal_frees_the_work() {
     let held = sender.clone();
     drop(sender);
     let work = move || drop(held);
-    assert_eq!(thread::spawn("usring-test", Box::new(work)), Err(Errno::EAGAIN));
+    assert_eq!(thread::spawn("usring-test", thread::Credentials::Following, Box::new(work)), Err(Errno::EAGAIN));
     let end = receiver.recv_timeout(Duration::from_secs(60));
     assert_eq!(end.map(drop), Err(mpsc::RecvTimeoutError::Disconnected), "the refused work was dropped");
 }

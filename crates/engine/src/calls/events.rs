@@ -25,13 +25,13 @@ use crate::process::process;
 use crate::ring::{EventDescriptor, LockedRing, Ring};
 use crate::submit;
 use crate::wait::{self, WaitCall};
-use crate::{complete, host, task_work, workers};
+use crate::{complete, host, rights, task_work, workers};
 use alloc::sync::Arc;
 use usring_ring::{Layout, Memory};
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::sleep::Sleeper;
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress, descriptor, per_process, processor};
+use usring_sys::{Errno, UserAddress, credentials, descriptor, per_process, processor};
 use usring_uapi::io_uring::IORING_SETUP_IOPOLL;
 use usring_uapi::{Sqe, general as linux, opcode};
 
@@ -117,6 +117,9 @@ impl Ring {
         task_work::run(&mut locked);
         locked.status = None;
         locked.opened.begin_submission();
+        if credentials::differ() {
+            rights::begin_submission(&mut locked);
+        }
         Ok(Submission { locked: Some(locked) })
     }
 
@@ -278,6 +281,7 @@ impl<'a> Submission<'a> {
             locked.pool.give_back(request);
             return Err(error);
         }
+        rights::mark(locked, &mut request);
         locked.statistics.count_submitted(sqe.opcode);
         locked.told.begin(&told);
         request.told = told;
@@ -312,6 +316,9 @@ impl Drop for Submission<'_> {
         if let Some(mut locked) = self.locked.take() {
             issue::run_issuable(&mut locked);
             locked.opened.end_submission();
+            if credentials::differ() {
+                rights::end_submission(&mut locked);
+            }
             let ring = locked.ring;
             // Who sleeps there meanwhile is to look now; who delivers says so before.
             let looked_for = ring.looks_for_events && locked.devices.in_flight() > 0 && !locked.devices.owes_delivery();

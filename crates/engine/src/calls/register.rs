@@ -6,6 +6,7 @@ use crate::process::process;
 use crate::registered_buffers;
 use crate::registered_files;
 use crate::restrictions::RECORD_SIZE;
+use crate::rights;
 use crate::ring::{EventDescriptor, LockedRing, Ring};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -93,8 +94,7 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
         n if n == number(op::IORING_REGISTER_PROBE) => probe(call),
         n if n == number(op::IORING_REGISTER_PERSONALITY) => {
             call.need_nothing()?;
-            locked.personalities += 1;
-            Ok(locked.personalities)
+            rights::register(locked)
         }
         n if n == number(op::IORING_UNREGISTER_PERSONALITY) => unregister_personality(locked, call),
         n if n == number(op::IORING_REGISTER_ENABLE_RINGS) => enable(locked, call),
@@ -222,13 +222,10 @@ fn probe(call: Call) -> Result<u32, Errno> {
 }
 
 fn unregister_personality(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
-    if !call.argument.is_null() || call.count == 0 || call.count > locked.personalities {
+    if !call.argument.is_null() {
         return Err(Errno::EINVAL);
     }
-    if call.count == locked.personalities {
-        locked.personalities -= 1;
-    }
-    Ok(0)
+    rights::unregister(locked, call.count).map(|()| 0)
 }
 
 fn enable(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {

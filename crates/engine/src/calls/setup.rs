@@ -9,7 +9,7 @@ use crate::registered_files;
 use crate::request::Request;
 use crate::ring::{Ring, RingState};
 use crate::timeout;
-use crate::{attendant, sq_thread, task_work, wait, workers};
+use crate::{attendant, rights, sq_thread, task_work, wait, workers};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -152,6 +152,7 @@ impl Ring {
         drop(timeout::take_all(&mut locked));
         while let workers::Cancelled::Waiting(_) = workers::cancel(self, |_| true) {}
         workers::interrupt(self, |_| true);
+        rights::forget(&mut locked);
         locked.issuable.clear();
         locked.successors.clear();
         locked.drain.clear();
@@ -240,6 +241,6 @@ fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
         devices: Default::default(),
         stuck_calls: Default::default(),
         wait_clock: Clock::Monotonic,
-        personalities: 0,
+        rights: Default::default(),
     }
 }

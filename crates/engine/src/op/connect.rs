@@ -71,6 +71,12 @@ pub(crate) fn issue_bind(_: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::of(socket::bind(request.file.number, address.bytes()).map(|()| 0))
 }
 
+/// By a worker that has the request's rights.
+pub(crate) fn work_bind(request: &mut Request, _: &Blocking) -> i32 {
+    let Operation::Bind(address) = &request.operation else { return Errno::EINVAL.negative() };
+    socket::bind(request.file.number, address.bytes()).map_or_else(Errno::negative, |()| 0)
+}
+
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let address = prepare_address(request)?;
     request.begin_operation(Operation::Connect(Connect { address, under_way: false }));

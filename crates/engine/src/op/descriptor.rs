@@ -2,6 +2,7 @@
 
 use crate::issue::IssueOutcome;
 use crate::request::Request;
+use crate::rights;
 use crate::ring::LockedRing;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring::IORING_FIXED_FD_NO_CLOEXEC;
@@ -17,6 +18,10 @@ pub(crate) fn prepare_install(_: &mut LockedRing, request: &mut Request) -> Resu
     }
     if sqe.op_flags & !IORING_FIXED_FD_NO_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
+    }
+    // By a personality of its own.
+    if request.has_flag(rights::HAS_GROUP) {
+        return Err(Errno::EPERM);
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 
 use crate::request::Request;
 use core::mem::needs_drop;
+use usring_sys::descriptor::OwnedDescriptor;
 
 pub(crate) mod accept;
 pub(crate) mod attributes;
@@ -62,6 +63,7 @@ pub(crate) enum Operation {
     Accept(accept::Accept),
     Bind(connect::SocketAddress),
     Connect(connect::Connect),
+    Socket(Option<OwnedDescriptor>),
     Splice(splice::Source),
     WaitId(wait_id::WaitId),
 }
@@ -78,6 +80,7 @@ impl Operation {
             Operation::ReadWrite(_) => true,
             Operation::Message(message) => message.owns_memory(),
             Operation::Call(_) | Operation::Open(_) | Operation::Accept(_) | Operation::Splice(_) => true,
+            Operation::Socket(made) => made.is_some(),
             Operation::Bind(address) => address.owns_memory(),
             Operation::Connect(connect) => connect.address.owns_memory(),
             Operation::WaitId(wait) => wait.owns_memory(),

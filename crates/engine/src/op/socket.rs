@@ -1,9 +1,11 @@
 //! SOCKET, LISTEN, SHUTDOWN: done in place, for none of them waits.
 
+use super::Operation;
 use crate::issue::{Answer, IssueOutcome};
 use crate::registered_files::Slot;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::workers::Blocking;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::{Errno, socket};
 use usring_uapi::Sqe;
@@ -51,6 +53,26 @@ pub(crate) fn issue_socket(locked: &mut LockedRing, request: &mut Request) -> Is
     IssueOutcome::of(made.and_then(|made| place(locked, slot, made)))
 }
 
+/// By a worker that has the request's rights.
+pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
+    let Sqe { fd: domain, off: kind, len: protocol, .. } = request.sqe;
+    let slot = Slot::from_sqe(request.sqe.file_index);
+    match socket::open(domain, flags_for(kind as u32, slot), protocol as i32) {
+        Err(error) => error.negative(),
+        Ok(made) => {
+            request.operation = Operation::Socket(Some(made));
+            0
+        }
+    }
+}
+
+/// Gives the program what a worker has made.
+pub(crate) fn finish_socket(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
+    let Operation::Socket(made) = &mut request.operation else { return result };
+    let Some(made) = made.take() else { return result };
+    place(locked, Slot::from_sqe(request.sqe.file_index), made).unwrap_or_else(Errno::negative)
+}
+
 pub(crate) fn prepare_listen(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.addr != 0 || sqe.off != 0 {
@@ -61,6 +83,11 @@ pub(crate) fn prepare_listen(_: &mut LockedRing, request: &mut Request) -> Resul
 
 pub(crate) fn issue_listen(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     IssueOutcome::of(socket::listen(request.file.number, request.sqe.len as i32).map(|()| 0))
+}
+
+/// By a worker that has the request's rights: the other side of a connection may ask for its user.
+pub(crate) fn work_listen(request: &mut Request, _: &Blocking) -> i32 {
+    socket::listen(request.file.number, request.sqe.len as i32).map_or_else(Errno::negative, |()| 0)
 }
 
 pub(crate) fn prepare_shutdown(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {

@@ -15,7 +15,7 @@
 //! back, even those are too much: `rounds`.
 
 use crate::device_queues;
-use crate::process::process;
+use crate::process::{self, process};
 use crate::ring::{LockedRing, Ring};
 use crate::rounds::{self, Habit, Rounds};
 use crate::task_work;
@@ -23,24 +23,29 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::mutex::Mutex;
-use usring_sys::{Errno, eventfd, thread};
+use usring_sys::thread::Credentials;
+use usring_sys::{Errno, credentials, eventfd, thread};
 use usring_uapi::io_uring as abi;
 
 type Action = Box<dyn FnOnce() + Send>;
 
 /// What the attendant is asked to do.
 enum Errand {
-    Birth { name: &'static str, life: Action, stillborn: Action },
+    Birth { name: &'static str, credentials: Credentials, life: Action, stillborn: Action },
     Run(Action),
 }
 
 #[derive(Default)]
 pub(crate) struct Attendant {
     post: Mutex<Option<Arc<Post>>>,
+    /// The bell's number plus 1, for [`Attendant::note_change`].
+    bell: AtomicI32,
+    /// A thread has changed its credentials.
+    has_changed: AtomicBool,
     /// The thread, as [`thread::current`] names it.
     thread: AtomicUsize,
 }
@@ -89,6 +94,13 @@ impl Attendance {
     }
 }
 
+/// A thread has changed its credentials.
+fn note_change() {
+    if let Some(process) = process::existing() {
+        process.attendant.note_change();
+    }
+}
+
 impl Attendant {
     /// Makes sure that the thread exists; called when a ring is set up.
     pub fn start(&'static self) -> Result<(), Errno> {
@@ -109,27 +121,37 @@ impl Attendant {
             rounds: Rounds::default(),
         });
         fresh.set.add(fresh.bell.number(), epoll::IN, BELL)?;
+        self.bell.store(fresh.bell.number() + 1, Ordering::Release);
+        credentials::set_observer(note_change);
         descriptor::set_keeper(&RING_THE_BELL);
         let theirs = fresh.clone();
         let life = move || {
             self.thread.store(thread::current().0, Ordering::Relaxed);
             theirs.attend();
         };
-        thread::spawn("usring-attend", Box::new(life))?;
+        thread::spawn("usring-attend", Credentials::Following, Box::new(life))?;
         *post = Some(fresh.clone());
         Ok(fresh)
     }
 
     /// Starts a thread soon; `stillborn` runs if that is impossible.
-    pub fn start_thread(&'static self, name: &'static str, life: Action, stillborn: Action) {
+    pub fn start_thread(&'static self, name: &'static str, credentials: Credentials, life: Action, stillborn: Action) {
         let Ok(post) = self.post() else { return stillborn() };
-        post.ask(Errand::Birth { name, life, stillborn });
+        post.ask(Errand::Birth { name, credentials, life, stillborn });
     }
 
     /// Whether the calling thread is the attendant: what it asks of itself is
     /// not done before it is back from what it does.
     pub fn is_current(&self) -> bool {
         self.thread.load(Ordering::Relaxed) == thread::current().0
+    }
+
+    /// Has the attendant look after groups of rights that are no more. For a signal handler.
+    fn note_change(&self) {
+        self.has_changed.store(true, Ordering::Release);
+        if let number @ 1.. = self.bell.load(Ordering::Acquire) {
+            eventfd::signal(number - 1);
+        }
     }
 
     fn ring_the_bell(&'static self) {
@@ -180,12 +202,15 @@ impl Post {
 
     fn run_errands(&self) {
         eventfd::drain(self.bell.number());
+        if process().attendant.has_changed.swap(false, Ordering::Acquire) {
+            process().groups.sweep();
+        }
         let errands = core::mem::take(&mut *self.errands.lock());
         for errand in errands {
             match errand {
                 Errand::Run(action) => action(),
-                Errand::Birth { name, life, stillborn } => {
-                    if thread::spawn(name, life).is_err() {
+                Errand::Birth { name, credentials, life, stillborn } => {
+                    if thread::spawn(name, credentials, life).is_err() {
                         stillborn();
                     }
                 }

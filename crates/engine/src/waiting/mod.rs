@@ -1,6 +1,6 @@
 //! Who waits for what: a file to be ready (`fast_poll`), a device (`device_queues`,
 //! polled by `iopoll`; beside an SQ thread, which does that, `cq_wait`), a thread that may block (`workers`), time (`timeout`), the program itself (`sq_thread`); who
-//! watches while nobody is inside (`attendant`; of a ring to which its program keeps coming back, at intervals: `rounds`), who gets a driver out of a call that should not have slept (`stuck_calls`), and who ends a wait (`cancel`).
+//! watches while nobody is inside (`attendant`; of a ring to which its program keeps coming back, at intervals: `rounds`), who gets a driver out of a call that should not have slept (`stuck_calls`), and who ends a wait (`cancel`). By whose rights a worker works: `rights`.
 
 pub(crate) mod attendant;
 pub(crate) mod cancel;
@@ -11,6 +11,7 @@ pub(crate) mod fast_poll;
 pub(crate) mod iopoll;
 mod poll_slot;
 pub(crate) mod poll_table;
+pub(crate) mod rights;
 pub(crate) mod rounds;
 pub(crate) mod sq_thread;
 pub(crate) mod stuck_calls;

@@ -9,10 +9,9 @@
 
 use crate::device_queues;
 use crate::host;
-use crate::process::process;
 use crate::ring::Ring;
-use crate::submit;
 use crate::task_work;
+use crate::{rights, submit};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,6 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use usring_sys::clock::Nanoseconds;
 use usring_sys::mutex::Mutex;
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
+use usring_sys::thread::{self, Credentials};
 use usring_sys::ticks::{self, Ticks};
 use usring_sys::{Errno, processor, timer_slack, wait};
 use usring_uapi::io_uring as abi;
@@ -66,6 +66,11 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         let other = host::ring_to_attach_to(params.wq_fd as i32)?;
         let shared = other.sq_thread.thread.lock().clone().ok_or(Errno::EINVAL)?;
         shared.idle.fetch_max(idle, Ordering::Relaxed);
+        // The thread has the credentials of the other ring's creator.
+        let mut locked = ring.lock();
+        let own_rights = rights::submit_for_creator(&mut locked);
+        locked.unlock();
+        own_rights?;
         if shared.add(ring) {
             *ring.sq_thread.thread.lock() = Some(shared);
             return Ok(());
@@ -88,11 +93,13 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
     let added = own.add(ring);
     debug_assert!(added, "a thread that was never alive has died");
     *ring.sq_thread.thread.lock() = Some(own.clone());
-    let stillborn = own.clone();
-    let life = Box::new(move || own.live());
-    let stillborn = Box::new(move || stillborn.die());
-    process().attendant.start_thread("iou-sqp", life, stillborn);
-    Ok(())
+    // Born of the ring's creator, whose credentials it keeps, as the kernel's does.
+    let theirs = own.clone();
+    let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
+    if started.is_err() {
+        own.die();
+    }
+    started
 }
 
 /// Takes a ring away from its thread, which ends with its last ring.

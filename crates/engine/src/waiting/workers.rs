@@ -1,22 +1,24 @@
 //! Threads that may block (the kernel's io-wq): a bounded pool for regular
 //! files and block devices, whose work ends by itself, and an unbounded one
-//! for everything that may wait for ever. Threads are born on demand, by the
-//! attendant, and end when idle. Writes to one buffered file run in order.
+//! for everything that may wait for ever. Each group of requests with the same
+//! rights (`rights`) has both. Threads are born on demand, by the group's anchor,
+//! and end when idle. Writes to one buffered file run in order, whosever they are.
 //!
 //! A waiting job belongs to the pool's queue; a running one to its worker; a
 //! finished one goes back to its ring as task work.
 
 use crate::process::process;
 use crate::request::{Progress, Request, RequestEntry, RequestId};
+use crate::rights::{self, Group, GroupState};
 use crate::ring::{LockedRing, Ring};
 use crate::task_work;
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::descriptor::{self, FileIdentity};
-use usring_sys::mutex::{Guard, Mutex};
+use usring_sys::mutex::Mutex;
 use usring_sys::processor::Mask;
 use usring_sys::{Errno, SystemCall, futex, processor, signals, wait};
 use usring_uapi::Sqe;
@@ -41,6 +43,8 @@ struct Job {
     request: RequestEntry,
     ring: Arc<Ring>,
     order: Option<OrderKey>,
+    /// Lives for as long as there is work for it.
+    group: Arc<Group>,
 }
 
 /// What is remembered of a job while a worker has it.
@@ -99,13 +103,14 @@ struct ClassState {
     queue: VecDeque<Job>,
     threads: u32,
     idle: u32,
-    /// 0: not yet decided.
-    limit: u32,
 }
 
 #[derive(Default)]
 struct PoolState {
-    classes: [ClassState; 2],
+    /// By the groups' serial numbers.
+    groups: BTreeMap<u32, [ClassState; 2]>,
+    /// Most workers of each group; 0: not yet decided.
+    limits: [u32; 2],
     running: Vec<Running>,
     placement: Placement,
 }
@@ -122,8 +127,6 @@ struct Placement {
 #[derive(Default)]
 pub(crate) struct WorkerPool {
     state: Mutex<PoolState>,
-    /// Futex words of the idle workers, one per class; counted up per job.
-    signals: [AtomicU32; 2],
 }
 
 /// Gives a request to a worker.
@@ -131,7 +134,10 @@ pub(crate) fn hand_over(locked: &mut LockedRing, request: RequestEntry) {
     let row = request.row;
     debug_assert!(row.work.is_some(), "an opcode without blocking work was handed to a worker");
     let (class, order) = classify(&request);
-    let job = Job { request, ring: locked.ring.clone(), order };
+    let Some(group) = rights::group_of(&request) else {
+        return finish(request, locked.ring.clone(), Errno::EAGAIN.negative());
+    };
+    let job = Job { request, ring: locked.ring.clone(), order, group };
     process().workers.enqueue(class, job);
 }
 
@@ -155,38 +161,42 @@ fn classify(request: &Request) -> (Class, Option<OrderKey>) {
 
 impl WorkerPool {
     fn enqueue(&'static self, class: Class, job: Job) {
+        let group = job.group.clone();
         let mut state = self.state.lock();
-        let pool = &mut state.classes[class as usize];
+        let limit = state.limit(class);
+        let pool = state.pool(&group.state, class);
         pool.queue.push_back(job);
-        pool.decide_limit(class);
         let wake = pool.idle > 0;
-        let births = pool.grow().min(1);
+        let births = pool.grow(limit).min(1);
         pool.threads += births;
-        self.signals[class as usize].fetch_add(1, Ordering::SeqCst);
+        let signal = &group.state.signals[class as usize];
+        signal.fetch_add(1, Ordering::SeqCst);
         drop(state);
         if wake {
-            futex::wake(&self.signals[class as usize], 1);
+            futex::wake(signal, 1);
         }
-        self.start(class, births);
+        self.start(&group, class, births);
     }
 
-    fn start(&'static self, class: Class, births: u32) {
+    fn start(&'static self, group: &Group, class: Class, births: u32) {
         for _ in 0..births {
-            process().attendant.start_thread(
-                "iou-wrk",
-                Box::new(move || self.work(class)),
-                Box::new(move || self.not_born(class)),
+            let (theirs, stillborn) = (group.state.clone(), group.state.clone());
+            group.start_worker(
+                &process().attendant,
+                Box::new(move || self.work(class, &theirs)),
+                Box::new(move || self.not_born(class, &stillborn)),
             );
         }
     }
 
-    /// The attendant could not start a thread: what waits and has nobody to
-    /// run it fails with EAGAIN, as the kernel answers without workers.
-    fn not_born(&self, class: Class) {
+    /// A thread could not be started: what waits and has nobody to run it
+    /// fails with EAGAIN, as the kernel answers without workers.
+    fn not_born(&self, class: Class, group: &GroupState) {
         let mut state = self.state.lock();
-        let pool = &mut state.classes[class as usize];
+        let pool = state.pool(group, class);
         pool.threads -= 1;
         let stranded = if pool.threads == 0 { core::mem::take(&mut pool.queue) } else { VecDeque::new() };
+        state.forget_if_over(group);
         drop(state);
         for job in stranded {
             finish(job.request, job.ring, Errno::EAGAIN.negative());
@@ -194,52 +204,62 @@ impl WorkerPool {
     }
 
     /// The life of a worker.
-    fn work(&self, class: Class) {
+    fn work(&self, class: Class, group: &GroupState) {
         let slot = Arc::new(WorkerSlot::default());
         slot.thread.store(signals::thread_id(), Ordering::Relaxed);
+        let signal = &group.signals[class as usize];
         let mut placed = 0;
         let mut state = self.state.lock();
         loop {
-            if let Some(job) = state.next_job(class, &slot) {
+            if let Some(job) = state.next_job(group, class, &slot) {
                 let placement = state.placement;
                 drop(state);
                 if placement.version != placed {
                     placed = placement.version;
                     processor::stay_among(&placement.processors);
                 }
-                state = self.run_job(job, &slot);
+                self.run_job(job, &slot);
+                state = self.state.lock();
                 continue;
             }
-            let seen = self.signals[class as usize].load(Ordering::SeqCst);
-            state.classes[class as usize].idle += 1;
+            let seen = signal.load(Ordering::SeqCst);
+            let is_over = group.is_retired() && state.pool(group, class).queue.is_empty();
+            if is_over {
+                return state.end_worker(group, class);
+            }
+            state.pool(group, class).idle += 1;
             drop(state);
-            let outcome = futex::wait(&self.signals[class as usize], seen, Some(IDLE_LIMIT));
+            let outcome = futex::wait(signal, seen, Some(IDLE_LIMIT));
             state = self.state.lock();
-            let pool = &mut state.classes[class as usize];
+            let pool = state.pool(group, class);
             pool.idle -= 1;
             if outcome == Err(Errno::ETIMEDOUT) && pool.queue.is_empty() {
-                pool.threads -= 1;
-                return;
+                return state.end_worker(group, class);
             }
         }
     }
 
-    fn run_job(&self, mut job: Job, slot: &WorkerSlot) -> Guard<'_, PoolState> {
+    fn run_job(&self, mut job: Job, slot: &WorkerSlot) {
         let id = job.request.id;
-        let order = job.order;
         let result = match job.request.row.work {
             Some(work) => work(&mut job.request, &Blocking { cancelled: &slot.cancelled }),
             None => Errno::EINVAL.negative(),
         };
         let mut state = self.state.lock();
         state.running.retain(|running| running.view.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
-        if order.is_some() {
-            // The next of this file may be waiting for us and for no one else.
-            self.signals[Class::Bounded as usize].fetch_add(1, Ordering::SeqCst);
-        }
+        // The next of this file may be waiting for us and for no one else: here, or in other groups.
+        let successors = if job.order.is_some() { state.held_up(job.order) } else { Vec::new() };
         drop(state);
-        finish(job.request, job.ring, result);
-        self.state.lock()
+        for group in successors {
+            let signal = &group.state.signals[Class::Bounded as usize];
+            signal.fetch_add(1, Ordering::SeqCst);
+            if !Arc::ptr_eq(&group, &job.group) {
+                futex::wake(signal, 1);
+            }
+        }
+        let Job { request, ring, group, .. } = job;
+        finish(request, ring, result);
+        drop(group);
     }
 
     /// From now on workers run on these processors only, or on all again.
@@ -253,46 +273,74 @@ impl WorkerPool {
     /// queued for want of workers gets those that a raised limit allows.
     pub fn exchange_limits(&'static self, new: [u32; 2]) -> [u32; 2] {
         let mut state = self.state.lock();
-        let mut old = [0; 2];
-        let mut births = [0; 2];
+        let old = [Class::Bounded, Class::Unbounded].map(|class| state.limit(class));
+        let mut births = Vec::new();
         for (index, class) in [Class::Bounded, Class::Unbounded].into_iter().enumerate() {
-            let pool = &mut state.classes[index];
-            pool.decide_limit(class);
-            old[index] = pool.limit;
-            if new[index] != 0 {
-                pool.limit = new[index];
+            let limit = if new[index] == 0 { old[index] } else { new[index] };
+            state.limits[index] = limit;
+            for pools in state.groups.values_mut() {
+                let pool = &mut pools[index];
+                let count = pool.grow(limit);
+                pool.threads += count;
+                // What is queued knows its group.
+                births.extend(pool.queue.front().map(|job| (job.group.clone(), class, count)));
             }
-            births[index] = pool.grow();
-            pool.threads += births[index];
         }
         drop(state);
-        self.start(Class::Bounded, births[0]);
-        self.start(Class::Unbounded, births[1]);
+        for (group, class, count) in births {
+            self.start(&group, class, count);
+        }
         old
     }
 }
 
 impl ClassState {
     /// How many more threads what waits could use, and the limit allows.
-    fn grow(&self) -> u32 {
+    fn grow(&self, limit: u32) -> u32 {
         let wanted = (self.queue.len() as u32).saturating_sub(self.idle);
-        wanted.min(self.limit.saturating_sub(self.threads))
-    }
-
-    fn decide_limit(&mut self, class: Class) {
-        if self.limit == 0 {
-            self.limit = match class {
-                Class::Bounded => 4 * processor::count(),
-                Class::Unbounded => DEFAULT_UNBOUNDED,
-            };
-        }
+        wanted.min(limit.saturating_sub(self.threads))
     }
 }
 
 impl PoolState {
+    /// Most workers of a group.
+    fn limit(&mut self, class: Class) -> u32 {
+        let limit = &mut self.limits[class as usize];
+        if *limit == 0 {
+            *limit = match class {
+                Class::Bounded => 4 * processor::count(),
+                Class::Unbounded => DEFAULT_UNBOUNDED,
+            };
+        }
+        *limit
+    }
+
+    fn pool(&mut self, group: &GroupState, class: Class) -> &mut ClassState {
+        &mut self.groups.entry(group.serial).or_default()[class as usize]
+    }
+
+    fn end_worker(&mut self, group: &GroupState, class: Class) {
+        self.pool(group, class).threads -= 1;
+        self.forget_if_over(group);
+    }
+
+    /// Forgets a group that has neither work nor workers.
+    fn forget_if_over(&mut self, group: &GroupState) {
+        let is_over = |pools: &[ClassState; 2]| pools.iter().all(|pool| pool.threads == 0 && pool.queue.is_empty());
+        if self.groups.get(&group.serial).is_some_and(is_over) {
+            self.groups.remove(&group.serial);
+        }
+    }
+
+    /// The groups in which work of this order waits.
+    fn held_up(&self, order: Option<OrderKey>) -> Vec<Arc<Group>> {
+        let queues = self.groups.values().map(|pools| &pools[Class::Bounded as usize].queue);
+        queues.filter_map(|queue| queue.iter().find(|job| job.order == order)).map(|job| job.group.clone()).collect()
+    }
+
     /// The oldest job that overtakes nobody.
-    fn next_job(&mut self, class: Class, slot: &Arc<WorkerSlot>) -> Option<Job> {
-        let queue = &mut self.classes[class as usize].queue;
+    fn next_job(&mut self, group: &GroupState, class: Class, slot: &Arc<WorkerSlot>) -> Option<Job> {
+        let queue = &mut self.groups.get_mut(&group.serial)?[class as usize].queue;
         let running = &self.running;
         let mut blocked: Vec<OrderKey> = Vec::new();
         let position = queue.iter().position(|job| {
@@ -340,7 +388,7 @@ pub(crate) enum Cancelled {
 /// Finds one request of this ring that `matches`.
 pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Cancelled {
     let mut state = process().workers.state.lock();
-    for pool in &mut state.classes {
+    for pool in state.groups.values_mut().flatten() {
         let position =
             pool.queue.iter().position(|job| Arc::ptr_eq(&job.ring, ring) && matches(&JobView::of(&job.request)));
         if let Some(job) = position.and_then(|position| pool.queue.remove(position)) {
@@ -357,7 +405,7 @@ pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Ca
 pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
     let state = process().workers.state.lock();
     let is_of_ring = |other: &Arc<Ring>| Arc::ptr_eq(other, ring);
-    let waits = state.classes.iter().any(|pool| pool.queue.iter().any(|job| is_of_ring(&job.ring)));
+    let waits = state.groups.values().flatten().any(|pool| pool.queue.iter().any(|job| is_of_ring(&job.ring)));
     waits || state.running.iter().any(|running| is_of_ring(&running.ring))
 }
 

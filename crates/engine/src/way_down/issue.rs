@@ -6,7 +6,7 @@ use crate::fast_poll::Turn;
 use crate::op::{self, Operation, block_device, message_ring};
 use crate::request::{Hold, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::{device_queues, fast_poll, timeout, workers};
+use crate::{device_queues, fast_poll, rights, timeout, workers};
 use usring_sys::{Errno, descriptor};
 use usring_uapi::{opcode, sqe_flags};
 
@@ -81,7 +81,8 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     {
         return complete::complete(locked, request, error.negative().into());
     }
-    let forced = if request.has_flag(sqe_flags::ASYNC) { force_async(locked, &mut request) } else { None };
+    let has_to_go = request.has_flag(sqe_flags::ASYNC | rights::HAS_GROUP);
+    let forced = if has_to_go { send_elsewhere(locked, &mut request) } else { None };
     let outcome = match forced {
         Some(outcome) => outcome,
         None => (row.issue)(locked, &mut request),
@@ -132,11 +133,21 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
     }
 }
 
+/// A request that another thread has to carry out: for its rights, or because it asks for that.
+#[cold]
+fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
+    // What waits for its file has been tried; nothing of what is left asks for a right.
+    let asks = request.row.bears_rights && request.progress == Progress::New && request.place == 0;
+    if asks && !request.has_flag(sqe_flags::BUFFER_SELECT) && rights::is_foreign(locked, request) {
+        return Some(IssueOutcome::NeedsWorker);
+    }
+    if request.has_flag(sqe_flags::ASYNC) { force_async(locked, request) } else { None }
+}
+
 /// IOSQE_ASYNC: do not even try. But what can be polled occupies no worker
 /// while it waits (the kernel's workers poll such files too), and a request
 /// that takes something of the ring's when it is issued (its buffer, another
 /// file) has to be issued. A device's queue pair takes the place of a worker.
-#[cold]
 fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if block_device::is_possible(locked) && block_device::concerns(locked, request) {
         return None;

@@ -41,6 +41,9 @@ pub(crate) struct Row {
     /// Takes something of the ring's, or what a number means, when it is issued, and
     /// is never left to a worker before.
     pub takes_of_ring: bool,
+    /// What its thread may do decides what it answers: a thread with other rights leaves it to a
+    /// worker. (One that never is issued in place is a worker's anyway.)
+    pub bears_rights: bool,
     /// What a worker answers breaks no link, and is silent where success is to
     /// be, though it be an error: as on the kernel.
     pub breaks_no_chain: bool,
@@ -61,6 +64,7 @@ const UNSUPPORTED: Row = Row {
     hashes_regular_file: false,
     waits_for_ever: false,
     takes_of_ring: false,
+    bears_rights: false,
     breaks_no_chain: false,
     allowed_on_polled_ring: false,
     supported: false,
@@ -90,6 +94,7 @@ const SEND: Row = Row {
     prepare: send_receive::prepare_send,
     issue: send::issue,
     work: Some(send::work),
+    bears_rights: true,
     poll_events: usring_sys::epoll::OUT,
     takes_ioprio: true,
     ..ON_FILE
@@ -221,9 +226,31 @@ const fn waits(rows: &mut [Row; COUNT]) {
 
 /// What makes sockets and joins them.
 const fn sockets(rows: &mut [Row; COUNT]) {
-    rows[opcode::SOCKET as usize] = Row { prepare: socket::prepare_socket, issue: socket::issue_socket, ..PLAIN };
-    rows[opcode::BIND as usize] = Row { prepare: connect::prepare_bind, issue: connect::issue_bind, ..ON_FILE };
-    rows[opcode::LISTEN as usize] = Row { prepare: socket::prepare_listen, issue: socket::issue_listen, ..ON_FILE };
+    rows[opcode::SOCKET as usize] = Row {
+        prepare: socket::prepare_socket,
+        issue: socket::issue_socket,
+        work: Some(socket::work_socket),
+        finish: Some(socket::finish_socket),
+        takes_of_ring: true,
+        bears_rights: true,
+        ..PLAIN
+    };
+    rows[opcode::BIND as usize] = Row {
+        prepare: connect::prepare_bind,
+        issue: connect::issue_bind,
+        work: Some(connect::work_bind),
+        takes_of_ring: true,
+        bears_rights: true,
+        ..ON_FILE
+    };
+    rows[opcode::LISTEN as usize] = Row {
+        prepare: socket::prepare_listen,
+        issue: socket::issue_listen,
+        work: Some(socket::work_listen),
+        takes_of_ring: true,
+        bears_rights: true,
+        ..ON_FILE
+    };
     rows[opcode::SHUTDOWN as usize] =
         Row { prepare: socket::prepare_shutdown, issue: socket::issue_shutdown, ..ON_FILE };
     rows[opcode::CONNECT as usize] = CONNECT;
@@ -245,6 +272,7 @@ const COMMAND: Row = Row {
     prepare: uring_cmd::prepare,
     issue: uring_cmd::issue,
     work: Some(uring_cmd::work),
+    bears_rights: true,
     selects_buffer: true,
     allowed_on_polled_ring: true,
     ..ON_FILE
@@ -254,6 +282,7 @@ const CONNECT: Row = Row {
     prepare: connect::prepare,
     issue: connect::issue,
     work: Some(connect::work),
+    bears_rights: true,
     poll_events: usring_sys::epoll::OUT,
     ..ON_FILE
 };
@@ -268,8 +297,13 @@ const ACCEPT: Row = Row {
     ..ON_FILE
 };
 
-const OPEN: Row =
-    Row { issue: open_close::issue_open, work: Some(open_close::work_open), breaks_no_chain: false, ..CALL };
+const OPEN: Row = Row {
+    issue: open_close::issue_open,
+    work: Some(open_close::work_open),
+    bears_rights: true,
+    breaks_no_chain: false,
+    ..CALL
+};
 
 /// The row of a known opcode; the row that refuses for every other byte.
 #[inline]
@@ -279,14 +313,14 @@ pub(crate) fn row(opcode: u8) -> &'static Row {
 }
 
 /// Every supported row can be carried out: what polls has a file, and what
-/// finishes a worker's result has work for one.
+/// finishes a worker's result, or may be left to one for its rights, has work for one.
 const fn is_sound(rows: &[Row; COUNT]) -> bool {
     let mut index = 0;
     while index < COUNT {
         let row = &rows[index];
         let polls_nothing = row.poll_events != 0 && !row.needs_file;
-        let finishes_nothing = row.finish.is_some() && row.work.is_none();
-        if row.supported && (polls_nothing || finishes_nothing) {
+        let needs_work = row.finish.is_some() || row.bears_rights;
+        if row.supported && (polls_nothing || needs_work && row.work.is_none()) {
             return false;
         }
         index += 1;

@@ -7,14 +7,29 @@ use crate::link;
 use crate::opcode_table;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::LockedRing;
-use crate::timeout;
-use usring_sys::Errno;
+use crate::{rights, timeout};
+use usring_sys::{Errno, credentials};
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 use usring_uapi::{Sqe, sqe_flags};
 
 /// Submits up to `wanted` entries and answers how many were taken. An entry
 /// that is refused gets its CQE and, without SUBMIT_ALL, ends the batch.
 pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
+    if credentials::differ() { submit_by_group(locked, wanted) } else { submit_batch::<false>(locked, wanted) }
+}
+
+/// The entries are the calling thread's alone: it differs from other threads.
+#[cold]
+#[inline(never)]
+fn submit_by_group(locked: &mut LockedRing, wanted: u32) -> u32 {
+    rights::begin_submission(locked);
+    let taken = submit_batch::<true>(locked, wanted);
+    rights::end_submission(locked);
+    taken
+}
+
+#[inline(always)]
+fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.sq.pending().min(wanted);
     locked.status = None;
     locked.opened.begin_submission();
@@ -31,7 +46,7 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
         };
         request.begin();
         taken += 1;
-        if !submit_one(locked, request) && !submit_all {
+        if !submit_one::<BY_GROUP>(locked, request) && !submit_all {
             break;
         }
     }
@@ -44,7 +59,7 @@ pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
 
 /// Whether the batch goes on behind the entry.
 #[inline(always)]
-fn submit_one(locked: &mut LockedRing, mut request: RequestEntry) -> bool {
+fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: RequestEntry) -> bool {
     locked.statistics.count_submitted(request.sqe.opcode);
     let mut ends_batch = false;
     let accepted = match prepare(locked, &mut request) {
@@ -57,6 +72,9 @@ fn submit_one(locked: &mut LockedRing, mut request: RequestEntry) -> bool {
             false
         }
     };
+    if BY_GROUP {
+        rights::mark(locked, &mut request);
+    }
     locked.drain.admit();
     if link::takes(locked, &request) {
         link::append(locked, request);
@@ -99,8 +117,8 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut RequestEntry) -> Re
     if sqe.ioprio != 0 && !row.takes_ioprio {
         return Err(Errno::EINVAL);
     }
-    if sqe.personality != 0 && u32::from(sqe.personality) > locked.personalities {
-        return Err(Errno::EINVAL);
+    if sqe.personality != 0 {
+        rights::adopt(locked, request)?;
     }
     (row.prepare)(locked, request)
 }

@@ -129,7 +129,7 @@ enum File {
 
 /// In the order in which the filter looks. The kernel remembers which numbers
 /// are allowed whatever their arguments and does not run the filter for them.
-const RULES: [(u32, When); 21] = [
+const RULES: [(u32, When); 34] = [
     (linux::__NR_mmap, When::MapsReserved),
     (linux::__NR_close, When::Reserved(0)),
     (linux::__NR_fcntl, When::DuplicatesReserved),
@@ -151,6 +151,19 @@ const RULES: [(u32, When); 21] = [
     (linux::__NR_execve, When::Always),
     (linux::__NR_execveat, When::Always),
     (linux::__NR_close_range, When::Reserved(1)),
+    (linux::__NR_setuid, When::Always),
+    (linux::__NR_setgid, When::Always),
+    (linux::__NR_setreuid, When::Always),
+    (linux::__NR_setregid, When::Always),
+    (linux::__NR_setresuid, When::Always),
+    (linux::__NR_setresgid, When::Always),
+    (linux::__NR_setfsuid, When::Always),
+    (linux::__NR_setfsgid, When::Always),
+    (linux::__NR_setgroups, When::Always),
+    (linux::__NR_capset, When::Always),
+    (linux::__NR_landlock_restrict_self, When::Always),
+    (linux::__NR_unshare, When::Always),
+    (linux::__NR_setns, When::Always),
 ];
 
 /// What traps besides where the run has devices: whatever moves a file's bytes,

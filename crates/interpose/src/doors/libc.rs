@@ -1,5 +1,5 @@
 //! The few things that the doors take from the program's libc, if it has one:
-//! the functions behind our symbols, `errno`, and threads.
+//! the functions behind our symbols, and `errno`.
 //!
 //! Nothing is linked against. What the loader can bind it writes into a small
 //! table (weak references: zero without a libc); the functions behind our own
@@ -9,14 +9,13 @@
 
 use crate::text;
 use core::arch::global_asm;
-use core::ffi::{CStr, c_void};
+use core::ffi::CStr;
 use core::sync::atomic::Ordering;
-use usring_sys::signals;
-use usring_sys::{Errno, thread};
+use usring_sys::thread;
 
 global_asm!(
     ".pushsection .data.rel.ro.usring_libc,\"aw\",@progbits",
-    ".weak pthread_create, pthread_detach, __errno_location, mallopt",
+    ".weak __errno_location, mallopt",
     ".weak _r_debug, _dl_debug_addr, gnu_get_libc_version, __environ",
     ".weak __asan_init, __tsan_init, __lsan_init, __msan_init, __hwasan_init",
     ".globl usring_libc",
@@ -24,8 +23,6 @@ global_asm!(
     ".p2align 3",
     "usring_libc:",
     ".quad __errno_location",
-    ".quad pthread_create",
-    ".quad pthread_detach",
     ".quad _r_debug",
     ".quad _dl_debug_addr",
     ".quad gnu_get_libc_version",
@@ -39,15 +36,11 @@ global_asm!(
     ".popsection",
 );
 
-type Start = extern "C" fn(*mut c_void) -> *mut c_void;
-
 /// What the loader binds.
 #[repr(C)]
 #[allow(dead_code, reason = "assembler reads it")]
 pub struct Bound {
     errno_location: Option<extern "C" fn() -> *mut i32>,
-    pthread_create: Option<unsafe extern "C" fn(*mut usize, *const c_void, Start, *mut c_void) -> i32>,
-    pthread_detach: Option<unsafe extern "C" fn(usize) -> i32>,
     /// glibc's name for it, and musl's, by one step more.
     loader: Option<&'static LoaderState>,
     loader_address: Option<&'static &'static LoaderState>,
@@ -259,51 +252,9 @@ pub fn next(name: &CStr) -> Option<usize> {
     None
 }
 
-/// Gives the engine's threads to libc, so that it and tools know them: a
-/// program that changes its user has libc change it in every thread.
-pub fn provide_threads() {
+/// Says by which signal this libc changes the user of every thread.
+pub fn name_change_of_user() {
     if !is_glibc() {
         thread::CHANGE_USER.store(thread::CHANGE_USER_MUSL, Ordering::Relaxed);
     }
-    if bound().pthread_create.is_some() && bound().pthread_detach.is_some() {
-        thread::set_spawner(spawn);
-    }
-}
-
-/// What the new thread is handed.
-struct Beginning {
-    entry: extern "C" fn(*mut c_void),
-    argument: *mut c_void,
-}
-
-extern "C" fn begin(beginning: *mut c_void) -> *mut c_void {
-    // SAFETY: `spawn` made it for this thread.
-    let Beginning { entry, argument } = *unsafe { alloc::boxed::Box::from_raw(beginning.cast::<Beginning>()) };
-    entry(argument);
-    core::ptr::null_mut()
-}
-
-/// Called with all signals blocked.
-fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
-    let (Some(create), Some(detach)) = (bound().pthread_create, bound().pthread_detach) else {
-        return Err(Errno::ENOSYS);
-    };
-    // libc changes the mask by calls that come through our doors, which must
-    // not take them for the end of the call that we are in.
-    let put_off = signals::take();
-    let beginning = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(Beginning { entry, argument }));
-    let mut thread = 0;
-    // SAFETY: as pthread_create(3) wants it; `begin` takes `beginning` over.
-    let error = unsafe { create(&raw mut thread, core::ptr::null(), begin, beginning.cast()) };
-    if error == 0 {
-        // SAFETY: the thread was just made, and nobody joins it.
-        unsafe { detach(thread) };
-    } else {
-        // SAFETY: no thread was made that would take it over.
-        drop(unsafe { alloc::boxed::Box::from_raw(beginning) });
-    }
-    if let Some(put_off) = put_off {
-        signals::put_off_again(&put_off);
-    }
-    if error == 0 { Ok(()) } else { Err(Errno::new(error as u32)) }
 }

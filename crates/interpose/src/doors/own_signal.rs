@@ -11,16 +11,22 @@
 
 use crate::doors::filter::TAG;
 use crate::doors::{door, patch};
+use crate::program::process;
 use crate::signals::{self, Action, CONTEXT_MASK, DEFAULT, IGNORE};
 use crate::text;
 use core::arch::global_asm;
+use usring_sys::credentials;
 use usring_sys::signals::{Noted, SignalSet, set_of};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::wait::{self, CONTEXT_INSTRUCTION_POINTER, SignalInformation};
 use usring_sys::{Errno, user_memory};
 use usring_uapi::general as linux;
 
-/// Where a `ucontext_t` keeps rcx.
+/// Where a `ucontext_t` keeps registers.
+const CONTEXT_RDI: usize = 104;
+const CONTEXT_RSI: usize = 112;
+const CONTEXT_RDX: usize = 136;
+const CONTEXT_RAX: usize = 144;
 const CONTEXT_RCX: usize = 152;
 
 /// `si_code` of a call trapped by seccomp (SYS_SECCOMP).
@@ -78,7 +84,7 @@ global_asm!(
     "jz 3f",
     "xor r9d, r9d", // the mark is not the handler's
     "xor eax, eax",
-    "jmp usring_run_handler",
+    "jmp rcx",
     "3:",
     "ret",
     ".cfi_endproc",
@@ -160,6 +166,11 @@ extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut 
 fn serve_trap(arrival: &mut Arrival) -> bool {
     let information = arrival.information;
     if information.code == SECCOMP && information.data == TAG {
+        let number = *arrival.word(CONTEXT_RAX) as u32;
+        if credentials::CALLS.contains(&number) {
+            change_credentials(arrival, number);
+            return true;
+        }
         // A system call leaves the return address in rcx, so the door finds
         // it there; rax holds the number again.
         let return_address = arrival.instruction_pointer();
@@ -167,13 +178,29 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
         arrival.continue_at(door::trap_door() as usize);
         return true;
     }
+    let follows = information.asks_to_follow();
+    if follows {
+        credentials::follow();
+    }
     if !information.is_worker_interrupt() {
-        return false;
+        return follows;
     }
     if let Some(way_out) = wait::way_out(arrival.instruction_pointer()) {
         arrival.continue_at(way_out);
     }
     true
+}
+
+/// Makes the program's call here, in the handler. glibc changes the user of all threads by a signal
+/// of its own, which may find a thread in the engine: there no door may be entered.
+fn change_credentials(arrival: &mut Arrival, number: u32) {
+    let arguments = [CONTEXT_RDI, CONTEXT_RSI, CONTEXT_RDX].map(|register| *arrival.word(register));
+    *arrival.word(CONTEXT_RAX) = if process::is_own_by_now() {
+        credentials::change(number, arguments)
+    } else {
+        // A vfork child changes itself alone; a forked one has no other thread yet.
+        credentials::change_alone(number, arguments)
+    };
 }
 
 fn serve_fault(arrival: &mut Arrival) -> bool {

@@ -12,6 +12,7 @@ use crate::signals::frames;
 use crate::swapped::managed;
 use core::sync::atomic::{AtomicBool, Ordering};
 use usring_engine::readiness;
+use usring_sys::credentials;
 use usring_sys::descriptor;
 use usring_sys::kept_memory;
 use usring_sys::mutex::Mutex;
@@ -57,6 +58,7 @@ fn begin() -> &'static Process {
     if HAS_TABLES.swap(true, Ordering::Relaxed) && is_first {
         // A child is born with one thread, and libc's fork() makes a call that
         // comes by here before it returns in the child: nobody else is about.
+        credentials::forget_after_fork();
         signals::forget_after_fork();
         frames::forget_after_fork();
         stacks::forget_after_fork();
@@ -82,6 +84,12 @@ fn begin() -> &'static Process {
 /// The id of the calling process: in a vfork child not that of [`current`].
 pub fn id() -> u32 {
     getpid()
+}
+
+/// Whether the caller is known to be the process whose memory this is. For signal handlers: makes
+/// nothing, so a forked child that has made no call of ours yet gets `false`.
+pub fn is_own_by_now() -> bool {
+    PROCESS.get().is_some_and(|process| process.id == getpid())
 }
 
 /// Whether the caller is the process whose memory this is, and not a vfork

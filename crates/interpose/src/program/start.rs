@@ -8,7 +8,7 @@ use crate::swapped::managed;
 use crate::{message, signals, text};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::Host;
-use usring_sys::{Errno, SystemCall, per_process};
+use usring_sys::{Errno, SystemCall, credentials, per_process};
 use usring_uapi::general as linux;
 
 /// Whether the doors are open; the symbols then take calls.
@@ -70,7 +70,7 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     per_process::prepare().map_err(|_| "the system lends no page that is emptied at fork (MADV_WIPEONFORK)")?;
     process::current();
     usring_engine::set_host(&HOST);
-    libc::provide_threads();
+    libc::name_change_of_user();
     symbols::resolve();
     signals::take_over().map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
     stacks::look(auxiliary);
@@ -80,6 +80,7 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
             return Err("io_uring_enter does not reach usring although the trap filter was accepted");
         }
     }
+    credentials::see_all();
     environment::count_for(process::id());
     devices::learn()?;
     managed::prepare()?;

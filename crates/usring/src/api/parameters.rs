@@ -57,8 +57,13 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_RW_CUR_POS)
     }
 
-    /// Requests run with the credentials of who submits them: usring has no
-    /// others. Always true.
+    /// A request that is carried out in place runs with the credentials of the thread that submits
+    /// it. One that a worker carries out runs with those that the thread that made the process's
+    /// first ring had then, unless it names a personality. Always true.
+    ///
+    /// libc's setuid(2) and its like reach workers, too. The Rust API does not see what a thread
+    /// changes by itself (capabilities, Landlock, a file system view of its own): do so before the
+    /// first ring is made, or register a personality afterwards.
     pub fn is_feature_cur_personality(&self) -> bool {
         self.promises(abi::IORING_FEAT_CUR_PERSONALITY)
     }

@@ -253,8 +253,11 @@ impl Submitter<'_> {
         self.register_raw(op::IORING_REGISTER_PROBE as u32, address, Probe::COUNT as u32).map(drop)
     }
 
-    /// A number for [`Entry::personality`](crate::squeue::Entry::personality).
-    /// Requests run with the credentials of this process whatever it is.
+    /// A number for [`Entry::personality`](crate::squeue::Entry::personality): requests that name
+    /// it run with the credentials that the calling thread has now.
+    ///
+    /// # Errors
+    /// Those of a thread that cannot be started.
     pub fn register_personality(&self) -> io::Result<u16> {
         self.register_nothing(op::IORING_REGISTER_PERSONALITY).map(|number| number as u16)
     }

@@ -13,6 +13,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::Mutex;
+use usring_sys::thread::Credentials;
 use usring_sys::{Errno, futex};
 
 /// An idle carrier ends after this long.
@@ -53,7 +54,7 @@ impl Carriers {
         }
         if is_another_needed {
             let (life, stillborn) = (Box::new(|| self.carry()), Box::new(|| self.not_born()));
-            process().attendant.start_thread("usring-deliver", life, stillborn);
+            process().attendant.start_thread("usring-deliver", Credentials::Following, life, stillborn);
         }
         true
     }

@@ -1,0 +1,550 @@
+//! What requests may do: the credentials, root, directory and namespaces of the thread that
+//! submits, at the moment of its submission. Each case runs in a forked child that may give all
+//! of these up. They need a superuser.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+
+use usring_uapi::io_uring as u;
+use usring_uapi::{Sqe, opcode, sqe_flags};
+
+use crate::case::{Case, case};
+use crate::files::{self, Scratch};
+use crate::process;
+use crate::ring::{Entry, Ring};
+use crate::sqe::{Change, sqe, timeout};
+use crate::time::milliseconds;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("rights.capabilities", capabilities),
+    case("rights.user_of_the_process", user_of_the_process),
+    case("rights.user_of_the_only_thread", user_of_the_only_thread),
+    case("rights.file_system_user", file_system_user),
+    case("rights.landlock", landlock),
+    case("rights.thread_of_its_own", thread_of_its_own),
+    case("rights.thread_inherits", thread_inherits),
+    case("rights.shared_directory", shared_directory),
+    case("rights.own_directory", own_directory),
+    case("rights.own_root", own_root),
+    case("rights.own_mounts", own_mounts),
+    case("rights.behind_a_timeout", behind_a_timeout),
+    case("rights.behind_a_timeout_of_a_thread", behind_a_timeout_of_a_thread),
+    case("rights.sq_thread", sq_thread),
+    case("rights.connection", connection),
+];
+
+pub(super) const NOBODY: u32 = 65534;
+/// Of [`Place`].
+const SECRET: &CStr = c"secret";
+const CLOSED: &CStr = c"closed/file";
+const LOCKED: &CStr = c"locked";
+
+/// A directory that anybody may enter, with things in it that only the superuser may use.
+pub(super) struct Place {
+    scratch: Scratch,
+    directory: OwnedFd,
+}
+
+impl Place {
+    pub(super) fn new() -> Place {
+        let scratch = Scratch::new();
+        let allow = |name: &str, mode| {
+            let permissions = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(scratch.path.join(name), permissions).expect("a mode of our own file");
+        };
+        scratch.file("secret", b"secret");
+        allow("secret", 0o600);
+        std::fs::create_dir(scratch.path.join("closed")).expect("a directory");
+        scratch.file("closed/file", b"closed");
+        allow("closed", 0o700);
+        // For its owner, too, only by a capability.
+        scratch.file("locked", b"locked");
+        allow("locked", 0);
+        allow("", 0o755);
+        let path = scratch.path_of("");
+        // SAFETY: the path is a C string; the descriptor is new.
+        let directory = unsafe { OwnedFd::from_raw_fd(libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC)) };
+        Place { scratch, directory }
+    }
+
+    fn fd(&self) -> i32 {
+        self.directory.as_raw_fd()
+    }
+}
+
+fn open(directory: i32, path: &CStr, flags: i32) -> Sqe {
+    Sqe {
+        addr: path.as_ptr() as u64,
+        len: 0o600,
+        op_flags: (flags | libc::O_CLOEXEC) as u32,
+        ..sqe(opcode::OPENAT, directory, 0)
+    }
+}
+
+fn describe(entry: &Entry) -> String {
+    if entry.res >= 0 { "done".into() } else { crate::names::result(entry.res) }
+}
+
+/// Opens, inline and by a worker.
+fn opens(t: &mut Transcript, ring: &mut Ring, what: &str, directory: i32, path: &CStr) {
+    open_both_ways(t, ring, what, open(directory, path, libc::O_RDONLY));
+}
+
+/// Opens what only the superuser may open, with a personality.
+pub(super) fn opens_as(t: &mut Transcript, ring: &mut Ring, what: &str, place: &Place, personality: u16) {
+    open_both_ways(t, ring, what, Sqe { personality, ..open(place.fd(), SECRET, libc::O_RDONLY) });
+}
+
+fn open_both_ways(t: &mut Transcript, ring: &mut Ring, what: &str, sqe: Sqe) {
+    for (way, flags) in [("", 0), (", forced async", sqe_flags::ASYNC)] {
+        let entry = ring.one(sqe.flagged(flags));
+        t.say(format_args!("{what}{way}: {}", describe(&entry)));
+        shut(entry.res);
+    }
+}
+
+fn shut(number: i32) {
+    if number >= 0 {
+        // SAFETY: a descriptor that a request has just opened.
+        unsafe { libc::close(number) };
+    }
+}
+
+/// Everything that asks for a right, by paths.
+fn tries(t: &mut Transcript, ring: &mut Ring, place: &Place) {
+    let fd = place.fd();
+    opens(t, ring, "open", fd, SECRET);
+    let mut result: libc::statx = crate::memory::zeroed();
+    let path = |op, path: &CStr| Sqe { addr: path.as_ptr() as u64, ..sqe(op, fd, 0) };
+    let two = |op, first: &CStr, second: &CStr| Sqe { off: second.as_ptr() as u64, len: fd as u32, ..path(op, first) };
+    let asked = [
+        ("create", open(fd, c"made", libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY)),
+        ("truncate", open(fd, SECRET, libc::O_WRONLY | libc::O_TRUNC)),
+        ("stat", Sqe { off: &raw mut result as u64, len: libc::STATX_BASIC_STATS, ..path(opcode::STATX, CLOSED) }),
+        ("unlink", path(opcode::UNLINKAT, c"made")),
+        ("mkdir", Sqe { len: 0o700, ..path(opcode::MKDIRAT, c"made") }),
+        ("rmdir", path(opcode::UNLINKAT, c"made").op_flags(libc::AT_REMOVEDIR as u32)),
+        ("symlink", Sqe { off: c"made".as_ptr() as u64, ..path(opcode::SYMLINKAT, c"nowhere") }),
+        ("rename", two(opcode::RENAMEAT, c"made", c"renamed")),
+        ("unlink", path(opcode::UNLINKAT, c"renamed")),
+        ("link", two(opcode::LINKAT, SECRET, c"linked")),
+        ("unlink", path(opcode::UNLINKAT, c"linked")),
+    ];
+    for (what, sqe) in asked {
+        let entry = ring.one(sqe);
+        t.say(format_args!("{what}: {}", describe(&entry)));
+        if sqe.opcode == opcode::OPENAT {
+            shut(entry.res);
+        }
+    }
+}
+
+/// Runs a case in a child that may lose what it likes.
+pub(super) fn alone(t: &mut Transcript, work: impl FnOnce(&mut Transcript)) {
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        t.say("needs a superuser");
+        return;
+    }
+    let ending = process::forked(|| {
+        // SAFETY: changes a number.
+        unsafe { libc::umask(0o022) };
+        work(t);
+        0
+    });
+    t.say(ending);
+}
+
+fn call(t: &mut Transcript, what: &str, answer: i64) {
+    let answer = if answer < 0 { -i64::from(crate::door::errno()) } else { answer };
+    t.say(format_args!("{what}: {}", crate::names::result(answer as i32)));
+}
+
+/// setfsuid(2) of this thread; it answers the number before.
+pub(super) fn set_file_system_user(user: u32) {
+    // SAFETY: changes no memory.
+    unsafe { libc::syscall(libc::SYS_setfsuid, user) };
+}
+
+fn drop_capabilities(t: &mut Transcript) {
+    // Version 3, this thread; no set has any.
+    let header = [0x2008_0522u32, 0];
+    let sets = [0u32; 6];
+    // SAFETY: both are as capset(2) wants them.
+    let answer = unsafe { libc::syscall(libc::SYS_capset, &raw const header, &raw const sets) };
+    call(t, "capset", answer);
+}
+
+fn capabilities(t: &mut Transcript) {
+    let place = Place::new();
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        opens(t, &mut ring, "before", place.fd(), LOCKED);
+        drop_capabilities(t);
+        opens(t, &mut ring, "after", place.fd(), LOCKED);
+        opens(t, &mut Ring::new(8), "by a new ring", place.fd(), LOCKED);
+    });
+}
+
+/// By libc, in all threads: also in one that has used the ring.
+fn user_of_the_process(t: &mut Transcript) {
+    let place = Place::new();
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        tries(t, &mut ring, &place);
+        let (go, wait) = std::sync::mpsc::channel();
+        let (done, answered) = std::sync::mpsc::channel();
+        let fd = place.fd();
+        let other = std::thread::spawn(move || {
+            let mut ring = Ring::new(8);
+            done.send(describe(&ring.one(open(fd, SECRET, libc::O_RDONLY).forced_async()))).expect("a listener");
+            let () = wait.recv().expect("a word");
+            done.send(describe(&ring.one(open(fd, SECRET, libc::O_RDONLY).forced_async()))).expect("a listener");
+        });
+        t.say(format_args!("another thread: {}", answered.recv().expect("an answer")));
+        // SAFETY: changes no memory.
+        call(t, "setresuid", i64::from(unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) }));
+        go.send(()).expect("a listener");
+        t.say(format_args!("another thread: {}", answered.recv().expect("an answer")));
+        other.join().expect("no panic");
+        tries(t, &mut ring, &place);
+        opens(t, &mut Ring::new(8), "by a new ring", place.fd(), SECRET);
+    });
+}
+
+/// By the system call, which concerns the calling thread.
+fn user_of_the_only_thread(t: &mut Transcript) {
+    let place = Place::new();
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        tries(t, &mut ring, &place);
+        // SAFETY: changes no memory.
+        call(t, "setresuid", unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) });
+        tries(t, &mut ring, &place);
+    });
+}
+
+/// There and back, as servers do for each of their clients.
+fn file_system_user(t: &mut Transcript) {
+    let place = Place::new();
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        for user in [0, NOBODY, 0, NOBODY, 0] {
+            set_file_system_user(user);
+            opens(t, &mut ring, &format!("user {user}"), place.fd(), SECRET);
+        }
+    });
+}
+
+/// Forbids everything to this thread that Landlock forbids.
+fn restrict(t: &mut Transcript) {
+    // struct landlock_ruleset_attr, of its first version: all rights to files.
+    let handled = 0x1fffu64;
+    // SAFETY: the rules are read; the numbers are landlock_create_ruleset(2)'s and
+    // landlock_restrict_self(2)'s.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        let rules = libc::syscall(libc::SYS_landlock_create_ruleset, &raw const handled, 8, 0);
+        call(t, "restrict", libc::syscall(libc::SYS_landlock_restrict_self, rules, 0));
+    }
+}
+
+fn landlock(t: &mut Transcript) {
+    let place = Place::new();
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        tries(t, &mut ring, &place);
+        restrict(t);
+        tries(t, &mut ring, &place);
+    });
+}
+
+/// Two threads submit to one ring, and one of them has given up its rights.
+fn thread_of_its_own(t: &mut Transcript) {
+    let place = Place::new();
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        opens(t, &mut ring, "before", place.fd(), SECRET);
+        let (first, second) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        let shared = std::sync::Mutex::new((t, ring));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                set_file_system_user(NOBODY);
+                for _ in 0..2 {
+                    let (t, ring) = &mut *shared.lock().expect("no panic");
+                    opens(t, ring, "restricted", place.fd(), SECRET);
+                }
+                first.wait();
+                second.wait();
+                let (t, ring) = &mut *shared.lock().expect("no panic");
+                opens(t, ring, "restricted", place.fd(), SECRET);
+            });
+            first.wait();
+            {
+                let (t, ring) = &mut *shared.lock().expect("no panic");
+                opens(t, ring, "free", place.fd(), SECRET);
+            }
+            second.wait();
+        });
+    });
+}
+
+/// A thread has what the thread had that made it.
+fn thread_inherits(t: &mut Transcript) {
+    let place = Place::new();
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        opens(t, &mut ring, "before", place.fd(), SECRET);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                set_file_system_user(NOBODY);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| opens(t, &mut ring, "its thread", place.fd(), SECRET));
+                });
+            });
+        });
+        opens(t, &mut ring, "after", place.fd(), SECRET);
+    });
+}
+
+fn change_directory(path: &CString) {
+    // SAFETY: the path is a C string.
+    assert_eq!(unsafe { libc::chdir(path.as_ptr()) }, 0);
+}
+
+fn unshare(t: &mut Transcript, what: i32) {
+    // SAFETY: no memory is involved.
+    call(t, "unshare", i64::from(unsafe { libc::unshare(what) }));
+}
+
+/// Makes a file by a path without a directory, and says what its mode is.
+fn makes(t: &mut Transcript, ring: &mut Ring, place: &Place, who: &str) {
+    let sqe = open(libc::AT_FDCWD, c"here", libc::O_CREAT | libc::O_WRONLY).with(|sqe| sqe.len = 0o666);
+    let entry = ring.one(sqe);
+    shut(entry.res);
+    t.say(format_args!("{who}: {}", describe(&entry)));
+    for directory in ["", "one", "two"] {
+        let path = place.scratch.path.join(directory).join("here");
+        if let Ok(found) = std::fs::metadata(&path) {
+            t.say(format_args!("  found in {directory:?}, mode {:o}", found.permissions().mode() & 0o777));
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn with_two_directories() -> Place {
+    let place = Place::new();
+    for name in ["one", "two"] {
+        std::fs::create_dir(place.scratch.path.join(name)).expect("a directory");
+    }
+    place
+}
+
+/// A process's directory and mask are those of all its threads.
+fn shared_directory(t: &mut Transcript) {
+    let place = with_two_directories();
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        change_directory(&place.scratch.path_of("one"));
+        makes(t, &mut ring, &place, "first");
+        let path = place.scratch.path_of("two");
+        std::thread::spawn(move || {
+            change_directory(&path);
+            // SAFETY: changes a number.
+            unsafe { libc::umask(0o077) };
+        })
+        .join()
+        .expect("no panic");
+        makes(t, &mut ring, &place, "second");
+    });
+}
+
+fn own_directory(t: &mut Transcript) {
+    let place = with_two_directories();
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        change_directory(&place.scratch.path_of("one"));
+        makes(t, &mut ring, &place, "before");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                unshare(t, libc::CLONE_FS);
+                makes(t, &mut ring, &place, "unshared");
+                change_directory(&place.scratch.path_of("two"));
+                // SAFETY: changes a number.
+                unsafe { libc::umask(0o077) };
+                makes(t, &mut ring, &place, "elsewhere");
+            });
+        });
+        makes(t, &mut ring, &place, "after");
+    });
+}
+
+fn own_root(t: &mut Transcript) {
+    let place = with_two_directories();
+    place.scratch.file("one/file", b"");
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        opens(t, &mut ring, "before", libc::AT_FDCWD, c"/file");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                unshare(t, libc::CLONE_FS);
+                opens(t, &mut ring, "unshared", libc::AT_FDCWD, c"/file");
+                let root = place.scratch.path_of("one");
+                // SAFETY: the path is a C string.
+                call(t, "chroot", i64::from(unsafe { libc::chroot(root.as_ptr()) }));
+                opens(t, &mut ring, "in it", libc::AT_FDCWD, c"/file");
+            });
+        });
+        opens(t, &mut ring, "after", libc::AT_FDCWD, c"/file");
+    });
+}
+
+fn own_mounts(t: &mut Transcript) {
+    let place = with_two_directories();
+    place.scratch.file("one/file", b"");
+    alone(t, |t| {
+        let mut ring = Ring::new(8);
+        let (file, target) = (place.scratch.path_of("one/file"), place.scratch.path_of("one"));
+        opens(t, &mut ring, "before", libc::AT_FDCWD, &file);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                unshare(t, libc::CLONE_NEWNS);
+                // SAFETY: the paths are C strings.
+                let answer = unsafe {
+                    let flags = libc::MS_REC | libc::MS_PRIVATE;
+                    libc::mount(std::ptr::null(), c"/".as_ptr(), std::ptr::null(), flags, std::ptr::null());
+                    libc::mount(c"none".as_ptr(), target.as_ptr(), c"tmpfs".as_ptr(), 0, std::ptr::null())
+                };
+                call(t, "mount", i64::from(answer));
+                opens(t, &mut ring, "behind the mount", libc::AT_FDCWD, &file);
+            });
+        });
+        opens(t, &mut ring, "after", libc::AT_FDCWD, &file);
+    });
+}
+
+/// What its thread may do when a request's turn comes counts, and not what it might before.
+fn behind_a_timeout(t: &mut Transcript) {
+    let place = Place::new();
+    alone(t, |t| {
+        let time = milliseconds(20);
+        for enters in [true, false] {
+            let mut ring = Ring::new(8);
+            ring.push(timeout(&time, 0, 0, 1).flagged(sqe_flags::IO_HARDLINK));
+            ring.push(open(place.fd(), SECRET, libc::O_RDONLY).with(|sqe| sqe.user_data = 2));
+            ring.submit();
+            set_file_system_user(NOBODY);
+            let seen = if enters { ring.wait(2) } else { seen_in_memory(&mut ring, 2) };
+            let last = seen.iter().find(|entry| entry.user_data == 2);
+            t.say(format_args!("enters {enters}: {}", last.map_or("nothing".into(), describe)));
+            set_file_system_user(0);
+        }
+    });
+}
+
+fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
+    ring.watch(count);
+    ring.reap()
+}
+
+/// Whoever else enters meanwhile lends its rights to no request of another thread's.
+fn behind_a_timeout_of_a_thread(t: &mut Transcript) {
+    let place = Place::new();
+    alone(t, |t| {
+        for enters in [true, false] {
+            let mut ring = Ring::new(8);
+            let time = milliseconds(20);
+            std::thread::scope(|scope| {
+                let (over, wait) = std::sync::mpsc::channel::<()>();
+                let (submitted, go) = std::sync::mpsc::channel();
+                let ring = &mut ring;
+                let place = &place;
+                let time = &time;
+                scope.spawn(move || {
+                    set_file_system_user(NOBODY);
+                    ring.push(timeout(time, 0, 0, 1).flagged(sqe_flags::IO_HARDLINK));
+                    ring.push(open(place.fd(), SECRET, libc::O_RDONLY).with(|sqe| sqe.user_data = 2));
+                    ring.submit();
+                    submitted.send(ring).expect("a listener");
+                    let _ = wait.recv();
+                });
+                let ring = go.recv().expect("a ring");
+                let seen = if enters { ring.wait(2) } else { seen_in_memory(ring, 2) };
+                let last = seen.iter().find(|entry| entry.user_data == 2);
+                t.say(format_args!("enters {enters}: {}", last.map_or("nothing".into(), describe)));
+                drop(over);
+            });
+        }
+    });
+}
+
+/// An SQ thread has the credentials that the ring's creator had when the ring was made.
+fn sq_thread(t: &mut Transcript) {
+    let place = Place::new();
+    let polled = || {
+        let mut ring = Ring::flags(8, u::IORING_SETUP_SQPOLL);
+        ring.enter_flags = u::IORING_ENTER_SQ_WAKEUP;
+        ring
+    };
+    alone(t, |t| {
+        let mut ring = polled();
+        opens(t, &mut ring, "before", place.fd(), SECRET);
+        set_file_system_user(NOBODY);
+        opens(t, &mut ring, "after", place.fd(), SECRET);
+        opens(t, &mut polled(), "by a new ring", place.fd(), SECRET);
+        let number = ring.fd;
+        let attached = Ring::with(8, |params| {
+            params.flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_ATTACH_WQ;
+            params.wq_fd = number as u32;
+        });
+        let Ok(mut attached) = attached else { return t.say("no attached ring") };
+        attached.enter_flags = u::IORING_ENTER_SQ_WAKEUP;
+        opens(t, &mut attached, "by an attached ring", place.fd(), SECRET);
+    });
+}
+
+/// The user that the other side of a unix socket sees.
+fn connection(t: &mut Transcript) {
+    let place = Place::new();
+    let path = place.scratch.path_of("socket");
+    alone(t, |t| {
+        let listener = std::os::unix::net::UnixListener::bind(place.scratch.path.join("socket")).expect("a socket");
+        let anybody = std::fs::Permissions::from_mode(0o777);
+        std::fs::set_permissions(place.scratch.path.join("socket"), anybody).expect("a mode of our own file");
+        let mut ring = Ring::new(8);
+        for user in [0, NOBODY] {
+            // SAFETY: changes no memory.
+            unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
+            for flags in [0, sqe_flags::ASYNC] {
+                let socket = files::socket(libc::AF_UNIX, libc::SOCK_STREAM);
+                let mut address: libc::sockaddr_un = crate::memory::zeroed();
+                address.sun_family = libc::AF_UNIX as u16;
+                for (to, from) in address.sun_path.iter_mut().zip(path.as_bytes()) {
+                    *to = *from as libc::c_char;
+                }
+                let sqe = Sqe {
+                    addr: &raw const address as u64,
+                    off: size_of::<libc::sockaddr_un>() as u64,
+                    ..sqe(opcode::CONNECT, socket.as_raw_fd(), 0)
+                };
+                let entry = ring.one(sqe.flagged(flags));
+                if entry.res != 0 {
+                    t.say(format_args!("user {user}: {}", describe(&entry)));
+                    continue;
+                }
+                let (accepted, _) = listener.accept().expect("a connection");
+                t.say(format_args!("user {user}: {}, seen as {}", describe(&entry), peer(accepted.as_raw_fd())));
+            }
+        }
+    });
+}
+
+fn peer(socket: i32) -> u32 {
+    let mut seen: libc::ucred = crate::memory::zeroed();
+    let mut length = size_of::<libc::ucred>() as u32;
+    // SAFETY: both are ours to write.
+    unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut seen).cast(), &mut length) };
+    seen.uid
+}

@@ -1,0 +1,220 @@
+/* A program that gives up its user or its capabilities is left with no thread
+ * that has them: neither its own nor the library's. Each check does so in a
+ * child, which has a ring and workers, idle and busy, and with an argument also
+ * more memory than may be resident.
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <dirent.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+enum { NOBODY = 65534, SECONDS = 40 };
+
+static size_t memory;
+
+/* The line of a thread's status that begins so, from the first figure on. */
+static int line_of(const char *thread, const char *name, char *line, size_t size)
+{
+	char path[300];
+	snprintf(path, sizeof path, "/proc/self/task/%s/status", thread);
+	FILE *file = fopen(path, "r");
+	int found = 0;
+	while (file != NULL && !found && fgets(line, (int)size, file) != NULL)
+		found = strncmp(line, name, strlen(name)) == 0;
+	if (file != NULL)
+		fclose(file);
+	return found;
+}
+
+/* A worker of the kernel's, which runs no code of the program's and keeps what it has. */
+static int is_kernel_worker(const char *thread)
+{
+	char line[200];
+	return line_of(thread, "Name:\tiou-", line, sizeof line) && strchr(line + 10, '-') != NULL;
+}
+
+/* How many threads have a line that is not this one. */
+static int threads_unlike(const char *wanted)
+{
+	char line[200], name[16];
+	int count = 0;
+	DIR *tasks = opendir("/proc/self/task");
+	HOLDS(tasks != NULL);
+	snprintf(name, sizeof name, "%.*s", (int)strcspn(wanted, "\t"), wanted);
+	for (struct dirent *task; (task = readdir(tasks)) != NULL;)
+		if (task->d_name[0] != '.' && line_of(task->d_name, name, line, sizeof line))
+			count += strcmp(line, wanted) != 0 && !is_kernel_worker(task->d_name);
+	closedir(tasks);
+	return count;
+}
+
+static void only_threads_like(const char *wanted)
+{
+	long long end = milliseconds_now() + SECONDS * 1000;
+	int left;
+	while ((left = threads_unlike(wanted)) != 0 && milliseconds_now() < end)
+		usleep(1000);
+	if (left != 0) {
+		char command[60];
+		snprintf(command, sizeof command, "grep -E 'Name|Uid|CapEff' /proc/%d/task/*/status >&2", getpid());
+		HOLDS(system(command) == 0);
+	}
+	EQUAL(left, 0);
+}
+
+struct busy {
+	struct io_uring ring;
+	char fifo[64];
+};
+
+/* A ring, an idle worker, and one that waits for somebody to write. */
+static struct busy begin(void)
+{
+	struct busy busy = { .ring = new_ring(8, 0) };
+	if (memory != 0) {
+		char *bytes = malloc(memory);
+		HOLDS(bytes != NULL);
+		for (size_t at = 0; at < memory; at += 4096)
+			bytes[at] = (char)at;
+	}
+	struct io_uring_sqe *sqe = request(&busy.ring);
+	io_uring_prep_openat(sqe, AT_FDCWD, ".", O_DIRECTORY | O_RDONLY, 0);
+	named(sqe, 1, IOSQE_ASYNC);
+	EQUAL(io_uring_submit(&busy.ring), 1);
+	HOLDS(answer_to(&busy.ring, 1).res >= 0);
+	snprintf(busy.fifo, sizeof busy.fifo, "/tmp/dropped-rights-%d", getpid());
+	EQUAL(mkfifo(busy.fifo, 0666), 0);
+	EQUAL(chmod(busy.fifo, 0666), 0);
+	sqe = request(&busy.ring);
+	io_uring_prep_openat(sqe, AT_FDCWD, busy.fifo, O_RDONLY, 0);
+	named(sqe, 2, IOSQE_ASYNC);
+	EQUAL(io_uring_submit(&busy.ring), 1);
+	return busy;
+}
+
+/* The busy worker has its answer, and goes. */
+static void release(struct busy *busy)
+{
+	int writer = open(busy->fifo, O_WRONLY);
+	HOLDS(writer >= 0);
+	HOLDS(answer_to(&busy->ring, 2).res >= 0);
+	close(writer);
+}
+
+static void in_child(void (*work)(void))
+{
+	pid_t child = fork();
+	HOLDS(child >= 0);
+	if (child == 0) {
+		alarm(SECONDS_PER_CHECK);
+		work();
+		_exit(0);
+	}
+	int status;
+	EQUAL(waitpid(child, &status, 0), child);
+	char fifo[64];
+	snprintf(fifo, sizeof fifo, "/tmp/dropped-rights-%d", child);
+	unlink(fifo);
+	HOLDS(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static const char *const AS_NOBODY = "Uid:\t65534\t65534\t65534\t65534\n";
+
+static void user(void)
+{
+	struct busy busy = begin();
+	EQUAL(setgroups(0, NULL), 0);
+	EQUAL(setresgid(NOBODY, NOBODY, NOBODY), 0);
+	EQUAL(setresuid(NOBODY, NOBODY, NOBODY), 0);
+	release(&busy);
+	only_threads_like(AS_NOBODY);
+	only_threads_like("Gid:\t65534\t65534\t65534\t65534\n");
+	only_threads_like("CapEff:\t0000000000000000\n");
+	only_threads_like("CapPrm:\t0000000000000000\n");
+}
+
+static void *waits(void *ring)
+{
+	struct io_uring_cqe *cqe;
+	int answer;
+	/* libc's signal may end the wait. */
+	while ((answer = io_uring_wait_cqe(ring, &cqe)) == -EINTR)
+		;
+	EQUAL(answer, 0);
+	return (void *)(intptr_t)cqe->res;
+}
+
+/* libc has another thread change its user, too: one that waits for a ring. */
+static void user_of_a_waiting_thread(void)
+{
+	struct busy busy = begin();
+	struct io_uring other = new_ring(8, 0);
+	int ends[2];
+	char byte;
+	new_pipe(ends);
+	struct io_uring_sqe *sqe = request(&other);
+	io_uring_prep_read(sqe, ends[0], &byte, 1, 0);
+	EQUAL(io_uring_submit(&other), 1);
+	pthread_t thread;
+	EQUAL(pthread_create(&thread, NULL, waits, &other), 0);
+	EQUAL(setresuid(NOBODY, NOBODY, NOBODY), 0);
+	release(&busy);
+	only_threads_like(AS_NOBODY);
+	EQUAL(write(ends[1], "x", 1), 1);
+	void *result;
+	EQUAL(pthread_join(thread, &result), 0);
+	EQUAL((intptr_t)result, 1);
+}
+
+static void capabilities(void)
+{
+	struct busy busy = begin();
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct none[2] = { { 0, 0, 0 }, { 0, 0, 0 } };
+	EQUAL(syscall(SYS_capset, &header, none), 0);
+	release(&busy);
+	only_threads_like("CapEff:\t0000000000000000\n");
+	only_threads_like("CapPrm:\t0000000000000000\n");
+}
+
+/* There and back, and for good. */
+static void user_for_a_while(void)
+{
+	struct busy busy = begin();
+	for (int round = 0; round < 20; round++) {
+		EQUAL(seteuid(NOBODY), 0);
+		EQUAL(seteuid(0), 0);
+	}
+	EQUAL(setresuid(NOBODY, NOBODY, NOBODY), 0);
+	release(&busy);
+	only_threads_like(AS_NOBODY);
+}
+
+#define CHILD(work) static void in_child_##work(void) { in_child(work); }
+CHILD(user)
+CHILD(user_of_a_waiting_thread)
+CHILD(capabilities)
+CHILD(user_for_a_while)
+
+static const struct check checks[] = {
+	{ "setresuid", in_child_user },
+	{ "setresuid with a thread that waits", in_child_user_of_a_waiting_thread },
+	{ "capset", in_child_capabilities },
+	{ "seteuid to and fro", in_child_user_for_a_while },
+};
+
+int main(int count, char **arguments)
+{
+	if (count > 1)
+		memory = strtoull(arguments[1], NULL, 0) << 20;
+	if (geteuid() != 0) {
+		puts("needs a superuser");
+		return 0;
+	}
+	return RUN(checks, 1, arguments);
+}
