@@ -225,12 +225,6 @@ impl CompletionQueue {
         self.tail
     }
 
-    /// How far the program has been shown CQEs.
-    #[inline]
-    pub fn published(&self) -> u32 {
-        self.published
-    }
-
     /// CQEs that are published and that the program has not consumed.
     #[inline]
     pub fn ready(&self) -> u32 {
@@ -254,10 +248,5 @@ impl CompletionQueue {
     /// CQEs in the backlog.
     pub fn overflow_length(&self) -> usize {
         self.backlog.len()
-    }
-
-    /// CQEs that were lost because there was no memory for the backlog.
-    pub fn lost(&self) -> u32 {
-        self.lost
     }
 }

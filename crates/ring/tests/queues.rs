@@ -138,7 +138,8 @@ fn a_batch_that_is_shown_early_keeps_its_last_cqe_for_the_end() {
     assert_eq!(half.len(), 0);
     assert!(queue.publish(), "the batch is reported though its CQEs were seen");
     assert_eq!(half.next(), Some(cqe(3)));
-    assert!(!queue.publish());
+    queue.publish_early();
+    assert!(!queue.publish() && !queue.has_unannounced(), "nothing is taken back");
 }
 
 #[test]
@@ -298,4 +299,51 @@ fn a_program_on_another_thread_gets_every_cqe_of_every_sqe() {
             }
         }
     });
+}
+
+/// What a driver asks before it notifies: CQEs in the CQ that are not published, and CQEs that
+/// went to the backlog since it asked last.
+#[test]
+fn what_nobody_was_notified_of_is_known() {
+    let (mut queue, _half, _memory) = completion(2, 0);
+    assert!(!queue.has_unannounced() && !queue.take_growth());
+    queue.post(cqe(0));
+    assert!(queue.has_unannounced());
+    assert!(queue.publish() && !queue.has_unannounced());
+    queue.post(cqe(1));
+    queue.post(cqe(2));
+    assert!(queue.publish() && queue.has_unannounced(), "one is in the backlog");
+    assert!(queue.take_growth() && !queue.has_unannounced());
+    assert!(!queue.take_growth(), "it was asked about already");
+    assert!(!queue.publish() && queue.has_overflow());
+}
+
+#[test]
+fn the_program_sees_what_it_has_to_enter_for() {
+    let memory = memory(2, 2, 0);
+    let (mut half, mut queue) = (SubmissionHalf::new(&memory), CompletionQueue::new(&memory));
+    let mut completions = CompletionHalf::new(&memory);
+    assert!(half.is_empty() && !half.has_overflow() && !half.has_task_work());
+    half.push(&sqe(1)).unwrap();
+    assert!(!half.is_empty());
+    (0..3).for_each(|number| queue.post(cqe(number)));
+    queue.publish();
+    assert!(half.has_overflow() && !half.has_task_work());
+    assert_eq!(pop(&mut completions), [0, 1]);
+    assert!(queue.flush_overflow() && !half.has_overflow());
+    memory.set_flag(flags::TASKRUN);
+    assert!(half.has_task_work() && !half.has_overflow());
+    scribble(&memory, memory.layout().cq_offsets(0).overflow, 7);
+    assert_eq!(completions.lost(), 7);
+}
+
+#[test]
+fn the_queue_knows_how_far_it_has_been_filled() {
+    let (mut queue, _half, _memory) = completion(2, 0);
+    for number in 0..2 {
+        assert_eq!(queue.tail(), number);
+        queue.post(cqe(u64::from(number)));
+    }
+    queue.post(cqe(2));
+    assert_eq!(queue.tail(), 2, "what is in the backlog is not in the queue");
 }
