@@ -339,11 +339,15 @@ fn the_program_sees_what_it_has_to_enter_for() {
 
 #[test]
 fn the_queue_knows_how_far_it_has_been_filled() {
-    let (mut queue, _half, _memory) = completion(2, 0);
+    let (mut queue, mut half, _memory) = completion(2, 0);
     for number in 0..2 {
+        assert!(!queue.is_full());
         assert_eq!(queue.tail(), number);
         queue.post(cqe(u64::from(number)));
     }
-    queue.post(cqe(2));
-    assert_eq!(queue.tail(), 2, "what is in the backlog is not in the queue");
+    assert!(queue.publish() && queue.is_full());
+    assert_eq!(pop(&mut half), [0, 1]);
+    assert!(!queue.is_full(), "the program has made room");
+    (2..5).for_each(|number| queue.post(cqe(number)));
+    assert_eq!(queue.tail(), 4, "what is in the backlog is not in the queue");
 }
