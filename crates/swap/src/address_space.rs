@@ -1,21 +1,22 @@
-//! Which addresses of a region are a program's, as mmap(2) and munmap(2) have it.
+//! The address allocator of a region: which addresses a program has mapped.
 //!
-//! Extents of the same kind that touch are one, so there are few; the lowest room that is
-//! large enough is given, so what is in use stays together. A unit (bytes that come and go
-//! together) is given once nothing is left of what was in it.
+//! - Adjacent extents of one kind are merged, so there are few.
+//! - The lowest room that is large enough is allocated, so mappings stay together.
+//! - A unit (bytes that are brought in and evicted together) is allocated only when no
+//!   extent is left in it.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// What an extent is.
+/// Kind of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The program's.
+    /// Mapped by the program, and paged.
     Mapped,
-    /// Given up by the program, while a system call still uses it.
+    /// Unmapped by the program, while a system call still uses it.
     Leaving,
-    /// The program's, and the kernel's to keep.
+    /// Mapped by the program, and released to the kernel.
     Given,
 }
 
@@ -23,12 +24,12 @@ pub enum Kind {
 pub struct AddressSpace {
     range: Range<usize>,
     unit: usize,
-    /// By their starts: ends and kinds.
+    /// By start: end and kind.
     extents: BTreeMap<usize, (usize, Kind)>,
 }
 
 impl AddressSpace {
-    /// Nothing of the range is given yet; it is whole units.
+    /// Makes an allocator for a range of whole units, all of it free.
     pub fn new(range: Range<usize>, unit: usize) -> Self {
         AddressSpace { range, unit, extents: BTreeMap::new() }
     }
@@ -41,7 +42,7 @@ impl AddressSpace {
         self.range.start + (address - self.range.start).next_multiple_of(self.unit)
     }
 
-    /// Gives the lowest room of so many bytes.
+    /// Allocates `length` bytes in the lowest room that is large enough.
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let mut room = self.range.start;
         for (start, (end, _)) in &self.extents {
@@ -57,8 +58,8 @@ impl AddressSpace {
         Some(room)
     }
 
-    /// Gives what follows a mapping, if nobody has it. (Of the unit in which the mapping
-    /// ends, what follows may hold something.)
+    /// Extends the mapping that ends at `end`, if the addresses behind it are free. The rest of its
+    /// last unit may hold content of an earlier mapping.
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
         let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
         let wanted = end..self.up(stop);
@@ -85,7 +86,7 @@ impl AddressSpace {
         self.extents.insert(start, (end, kind));
     }
 
-    /// What of a range is of this kind, in order.
+    /// Returns the parts of a range that are of this kind, in order.
     pub fn parts(&self, range: &Range<usize>, kind: Kind) -> Vec<Range<usize>> {
         let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
         let extents = self.extents.range(first..range.end.max(first)).filter(|(_, (_, other))| *other == kind);
@@ -93,7 +94,7 @@ impl AddressSpace {
         parts.filter(|part| part.start < part.end).collect()
     }
 
-    /// What of a range nobody has, in order.
+    /// Returns the free parts of a range, in order.
     pub fn holes(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let mut holes = Vec::new();
         let mut start = range.start;
@@ -110,7 +111,7 @@ impl AddressSpace {
         holes
     }
 
-    /// The units that a range touches.
+    /// Returns the units that a range touches.
     pub fn units(&self, range: &Range<usize>) -> Range<usize> {
         self.down(range.start)..self.up(range.end)
     }
@@ -119,13 +120,13 @@ impl AddressSpace {
         [Kind::Mapped, Kind::Leaving, Kind::Given].iter().all(|kind| self.parts(range, *kind).is_empty())
     }
 
-    /// The extent of the program's that an address is in.
+    /// Returns the mapped extent around an address.
     pub fn around(&self, address: usize) -> Option<Range<usize>> {
         let (start, (end, kind)) = self.extents.range(..=address).next_back()?;
         (*kind == Kind::Mapped && address < *end).then_some(*start..*end)
     }
 
-    /// Takes back what of a range is of this kind; answers it, in order.
+    /// Frees the parts of a range that are of this kind; returns them, in order.
     pub fn free(&mut self, range: &Range<usize>, kind: Kind) -> Vec<Range<usize>> {
         let parts = self.parts(range, kind);
         for part in &parts {
@@ -142,12 +143,12 @@ impl AddressSpace {
         parts
     }
 
-    /// Puts what was taken back under another kind.
+    /// Inserts a freed part under another kind.
     pub fn keep(&mut self, range: &Range<usize>, kind: Kind) {
         self.insert(range.start, range.end, kind);
     }
 
-    /// The units that a range touches and nobody has anything of.
+    /// Returns the units that a range touches and that are free as a whole.
     pub fn idle_units(&self, range: &Range<usize>) -> Range<usize> {
         let (mut start, mut end) = (self.down(range.start), self.up(range.end));
         let is_idle = |unit: usize| self.is_free(&(unit..unit + self.unit));
@@ -160,12 +161,12 @@ impl AddressSpace {
         start..end
     }
 
-    /// Everything of this kind.
+    /// Returns all extents of this kind, in order.
     pub fn all(&self, kind: Kind) -> Vec<Range<usize>> {
         self.parts(&self.range.clone(), kind)
     }
 
-    /// Where the last extent ends.
+    /// Returns the end of the last extent.
     pub fn end(&self) -> usize {
         self.extents.last_key_value().map_or(self.range.start, |(_, (end, _))| *end)
     }

@@ -1,11 +1,10 @@
-//! An allocator whose memory is a region, and whose books are not: looking for
-//! room, or freeing, brings no page back.
+//! An allocator for the memory of a region. Its metadata lies outside the region, so
+//! allocating and freeing bring no page in.
 //!
-//! Blocks of up to half a page come in eight sizes, each a power of two, a page
-//! full of one size at a time; what is larger is whole pages. Whole pages that
-//! are freed are discarded, so they take neither memory nor slots, and hold
-//! zeroes when they are handed out again. Freed small blocks are kept for their
-//! size.
+//! - Blocks of up to half a page have eight sizes, all powers of two. A page holds blocks
+//!   of one size. A freed block is kept for its size.
+//! - Larger blocks are whole pages. Freed pages are discarded: they take neither memory nor
+//!   slots, and hold zeroes when they are allocated again.
 
 use crate::region::SwapRegion;
 use core::ops::Range;
@@ -20,8 +19,8 @@ const CLASSES: usize = 8;
 const MOST_BLOCKS: usize = 256;
 const WORDS: usize = MOST_BLOCKS / 64;
 
-/// What a page is, in the two highest bits of its entry: nothing of its own, the
-/// first of several, or one of small blocks.
+/// Kind of a page, in the two highest bits of its entry: none, the first of a run of
+/// pages, or a page of small blocks.
 const KIND: u32 = 3 << 30;
 const RUN: u32 = 1 << 30;
 const SMALL: u32 = 2 << 30;
@@ -31,27 +30,27 @@ pub struct Arena {
     region: SwapRegion,
     page: usize,
     pages: usize,
-    /// Held only while the books are looked at.
+    /// Protects the metadata; never held while pages are discarded.
     state: Mutex<State>,
-    /// Which pages are handed out, a bit each.
+    /// Allocated pages, a bit each.
     used: PageArray<AtomicU64>,
-    /// What each page is, and how many pages, or which size.
+    /// By page: its kind, and the number of pages or the size class.
     entries: PageArray<AtomicU32>,
-    /// Of pages of small blocks: which are handed out.
+    /// By page of small blocks: the allocated blocks, a bit each.
     blocks: PageArray<AtomicU64>,
-    /// Of those with a free block: the next of the same size, plus one.
+    /// By page with a free block: the next such page of its size class, plus one.
     links: PageArray<AtomicU32>,
 }
 
 struct State {
-    /// Where to look for pages first.
+    /// The page at which the next search begins.
     next: usize,
-    /// Of each size, a page with a free block, plus one.
+    /// By size class: the first page with a free block, plus one.
     partial: [u32; CLASSES],
 }
 
 impl Arena {
-    /// Takes over a region. Errors: `ENOMEM`.
+    /// Makes an allocator on a region. Errors: `ENOMEM`; `EINVAL` for a region with too many pages.
     pub fn new(region: SwapRegion) -> Result<Self, Errno> {
         let page = region.page_size();
         let pages = region.size() / page;
@@ -74,7 +73,7 @@ impl Arena {
         &self.region
     }
 
-    /// Whether an address is the arena's.
+    /// Whether an address lies in the arena.
     pub fn contains(&self, address: usize) -> bool {
         address.wrapping_sub(self.region.as_ptr() as usize) < self.region.size()
     }
@@ -83,8 +82,8 @@ impl Arena {
         (self.page / MOST_BLOCKS) << class
     }
 
-    /// A block of so many bytes, so aligned; its address, and whether it is known to
-    /// hold zeroes. `None` if there is no room, or the alignment is beyond a page.
+    /// Allocates a block. Returns its address, and whether it is known to hold zeroes. `None` if
+    /// there is no room, or the alignment is larger than a page.
     pub fn allocate(&self, size: usize, alignment: usize) -> Option<(usize, bool)> {
         if alignment > self.page {
             return None;
@@ -132,8 +131,7 @@ impl Arena {
         if count > self.pages {
             return None;
         }
-        // Single pages, most of which are kept for small blocks, stay together at
-        // the front.
+        // Single pages, most of them for small blocks, stay together at the front.
         let from_next = if count == 1 { None } else { self.find(state.next..self.pages, count) };
         let first = from_next.or_else(|| self.find(0..self.pages, count))?;
         for page in first..first + count {
@@ -145,7 +143,7 @@ impl Arena {
         Some(first)
     }
 
-    /// So many free pages that follow each other.
+    /// Finds `count` adjacent free pages.
     fn find(&self, within: Range<usize>, count: usize) -> Option<usize> {
         let (mut page, mut found) = (within.start, 0);
         while page < within.end {
@@ -164,7 +162,7 @@ impl Arena {
         None
     }
 
-    /// Bytes of the block at an address, at least as many as were asked for.
+    /// Returns the size of the block at an address: at least the size requested.
     ///
     /// # Panics
     /// If no block starts there.
@@ -177,7 +175,7 @@ impl Arena {
         }
     }
 
-    /// The page of a block, and its number in it.
+    /// Returns the page of a block, and the index of the block in it.
     fn locate(&self, address: usize) -> (usize, usize) {
         assert!(self.contains(address), "{address:#x} is no block of this arena");
         let offset = address - self.region.as_ptr() as usize;
@@ -198,7 +196,7 @@ impl Arena {
         (page, index)
     }
 
-    /// Takes a block back.
+    /// Frees a block.
     ///
     /// # Panics
     /// If no block starts there.
@@ -210,8 +208,8 @@ impl Arena {
         }
         let count = (entry & !KIND) as usize;
         self.entries[page].store(0, Ordering::Relaxed);
-        // While nobody else can be given them. Pages that are pinned are never
-        // given to anybody again: somebody uses them still.
+        // Discarded before they can be allocated again. Pinned pages are still in use and are
+        // never allocated again.
         if self.region.discard_shared(page * self.page..(page + count) * self.page).is_ok() {
             let _state = self.state.lock();
             for page in page..page + count {

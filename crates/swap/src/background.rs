@@ -1,5 +1,5 @@
-//! A region's own threads: the evictor, the reader, and for the mechanism
-//! `compat` the one that serves faults. They end before the region does.
+//! The threads of a region: the evictor, the reader, and for the mechanism `compat` the
+//! pager thread, which serves faults. They end before the region does.
 
 use crate::courtesy::Courtesy;
 use crate::evict::{Aim, MOST_FAILURES};
@@ -20,9 +20,9 @@ use usring_sys::{Errno, eventfd, futex, page_fault, processor, thread};
 pub struct Background {
     pager: Arc<Pager>,
     running: Arc<AtomicU32>,
-    /// Ends the thread that serves faults, if there is one.
+    /// Eventfd that ends the pager thread, if there is one.
     end_of_service: Option<Arc<OwnedDescriptor>>,
-    /// Its threads are none of libc's.
+    /// Whether the threads are made without libc.
     unknown: bool,
 }
 
@@ -49,7 +49,7 @@ impl Background {
         started
     }
 
-    /// Starts the thread that serves faults which the kernel tells of by events.
+    /// Starts the pager thread, which reads the kernel's fault events.
     pub fn serve(&mut self, events: Arc<UserFault>) -> Result<(), Errno> {
         let end = Arc::new(eventfd::create()?.into_private()?);
         let set = Epoll::new()?;
@@ -62,7 +62,7 @@ impl Background {
         })
     }
 
-    /// Ends all threads, and waits for them.
+    /// Ends all threads and waits for them.
     pub fn stop(&self) {
         self.pager.limit.stop();
         self.pager.streams.stop();
@@ -78,16 +78,17 @@ impl Background {
     }
 }
 
-/// What is ready, in the set of the thread that serves faults.
+/// Event data in the pager thread's epoll set.
 const FAULT: u64 = 0;
 const END: u64 = 1;
 
-/// How long the evictor leaves alone what could not be evicted: at first, and where the store has taken nothing for long.
+/// The evictor's pause after an eviction that freed nothing. It doubles up to [`MOST_PAUSE`] while
+/// the store takes nothing.
 const LEAST_PAUSE: Nanoseconds = 10_000_000;
 const MOST_PAUSE: Nanoseconds = 1_000_000_000;
 
 impl Pager {
-    /// The evictor's life.
+    /// Runs the evictor thread.
     pub fn evict_in_background(&self, mut lane: Lane) {
         let place = page_fault::place();
         let mut courtesy = Courtesy::default();
@@ -99,7 +100,7 @@ impl Pager {
                 if self.limit.resident() <= self.limit.low() || self.limit.is_stopped() {
                     break;
                 }
-                // It alone finds out whether a store that takes nothing does again: for all, and not for each of their pages.
+                // Only this thread tests a failing store, with one write, on behalf of all threads.
                 let failures = if self.store_fails() { 1 } else { MOST_FAILURES };
                 let outcome = self.evict(&mut lane, Aim { pages: 1, kept: 0, failures }, place);
                 if outcome.freed > 0 {
@@ -107,7 +108,7 @@ impl Pager {
                 } else if outcome.obstacle.is_none() && outcome.met_others {
                     self.evictions.wait(ended, LEAST_PAUSE);
                 } else {
-                    // Threads that find no room say so.
+                    // The threads that find no room report it.
                     self.limit.pause(changes, pause);
                     pause = if self.takes_nothing() { (2 * pause).min(MOST_PAUSE) } else { LEAST_PAUSE };
                 }

@@ -1,11 +1,11 @@
-//! What a region counts: by place, so that threads that fault write to no
-//! common cache line.
+//! The counters of a region: a row for each place, so that faulting threads share no
+//! cache line.
 
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU64, Ordering};
 
-/// See [`crate::Statistics`] for what each means.
+/// A counter; [`crate::Statistics`] has the meaning of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     FirstTouches,
@@ -23,11 +23,11 @@ pub enum Counter {
 }
 
 const COUNTERS: usize = 12;
-/// In the first row, behind the counters.
+/// Words of the first row behind the counters.
 const PEAK: usize = 12;
 const LIMIT: usize = 13;
 const UNIT: usize = 14;
-/// Of a row: whole cache lines.
+/// Words of a row: whole cache lines.
 const WORDS: usize = 16;
 /// A power of two.
 const ROWS: usize = 64;
@@ -39,19 +39,19 @@ impl Counters {
         Ok(Counters(PageArray::new(ROWS * WORDS)?))
     }
 
-    /// In memory that outlives the process.
+    /// Makes counters in memory that outlives the process.
     pub fn of(words: PageArray<AtomicU64>) -> Self {
         assert!(words.len() == ROWS * WORDS);
         Counters(words)
     }
 
-    /// What a reader has to know beside them.
+    /// Stores the limit and the unit, which a reader of the counters needs.
     pub fn tell(&self, limit: usize, unit: usize) {
         self.0[LIMIT].store(limit as u64, Ordering::Relaxed);
         self.0[UNIT].store(unit as u64, Ordering::Relaxed);
     }
 
-    /// So many pages are resident.
+    /// Notes that `resident` pages are resident.
     #[inline]
     pub fn raise_peak(&self, resident: usize) {
         let peak = &self.0[PEAK];
@@ -76,8 +76,8 @@ impl Counters {
 
 const _: () = assert!(Counter::OverLimit as usize == COUNTERS - 1 && COUNTERS <= WORDS);
 
-/// What has happened to a region since it was made. Pages are units: 4 KiB, but
-/// for the mechanism `mprotect`.
+/// The counters of a region since it was made. A page is one unit: 4 KiB, except with the
+/// mechanism `mprotect`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
@@ -85,17 +85,17 @@ pub struct Statistics {
     pub pages: u64,
     /// Bytes of a page.
     pub page_size: u64,
-    /// Most of them that may be resident.
+    /// Most pages that may be resident.
     pub limit: u64,
-    /// That are resident now.
+    /// Pages resident now.
     pub resident: u64,
-    /// Most that were resident at a time.
+    /// Most pages resident at any time.
     pub peak: u64,
-    /// That must not be evicted now.
+    /// Pages pinned now.
     pub pinned: u64,
-    /// Of the backing store.
+    /// Slots of the backing store.
     pub slots: u64,
-    /// That hold a page.
+    /// Slots that hold a page.
     pub slots_taken: u64,
     /// Pages that were touched for the first time.
     pub first_touches: u64,
@@ -103,9 +103,9 @@ pub struct Statistics {
     pub swap_ins: u64,
     /// First writes to pages that had been clean.
     pub write_faults: u64,
-    /// Faults on pages that somebody else had brought in meanwhile.
+    /// Faults on pages that another thread had brought in meanwhile.
     pub late_faults: u64,
-    /// Pages that were read before anybody touched them.
+    /// Pages that were read before a thread touched them.
     pub read_ahead: u64,
     /// Pages that were evicted, written or not.
     pub evicted: u64,
@@ -113,19 +113,19 @@ pub struct Statistics {
     pub written: u64,
     /// Requests that wrote them.
     pub write_requests: u64,
-    /// Clusters that a thread had to evict from before it could have its page.
+    /// Clusters that a faulting thread evicted from to make room for its page.
     pub direct_evictions: u64,
-    /// Pages that could not be read; their threads got a SIGBUS.
+    /// Pages that could not be read; the touching threads got SIGBUS.
     pub read_errors: u64,
-    /// Requests that could not be written; their pages stayed in memory.
+    /// Write requests that failed; their pages stayed in memory.
     pub write_errors: u64,
-    /// Pages that came in although the limit was reached, because nothing could be
-    /// evicted: the backing store is full, or fails, or too much is pinned.
+    /// Pages that came in above the limit, because nothing could be evicted: the backing
+    /// store is full or fails, or too much is pinned.
     pub over_limit: u64,
 }
 
-/// A file in which the processes of a run count, each in a part of its own: what it holds
-/// is there when they have ended, however.
+/// A file in which each process of a run has a part to count in. The counts outlive the
+/// processes, however these end.
 pub mod run {
     use super::*;
     use alloc::vec::Vec;
@@ -133,20 +133,21 @@ pub mod run {
     use usring_sys::page_array::PageArray;
     use usring_sys::{Errno, mapping};
 
-    /// Processes that are counted; more run uncounted.
+    /// Most processes that are counted; others run uncounted.
     pub const MOST: usize = 64;
-    /// Bytes of the file: a page whose first word says how many parts are taken, and the parts.
+    /// Bytes of the file: a page whose first word counts the parts in use, then the parts.
     pub const SIZE: usize = mapping::PAGE + MOST * PART;
     const PART: usize = ROWS * WORDS * size_of::<u64>();
 
-    /// What one process has counted.
+    /// The counts of one process.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Sums {
         pub page_size: u64,
         pub limit: u64,
         pub peak: u64,
-        /// Pages brought in by the thread that touched them, and ahead of it.
+        /// Pages brought in by the thread that touched them.
         pub swap_ins: u64,
+        /// Pages brought in by the reader.
         pub read_ahead: u64,
         pub first_touches: u64,
         pub evicted: u64,
@@ -154,7 +155,7 @@ pub mod run {
         pub over_limit: u64,
     }
 
-    /// A part for the calling process; `None` if all are taken, or the file is not to be had.
+    /// Takes a part for the calling process. `None` if all are in use, or opening the file fails.
     pub fn take(path: &CStr) -> Option<Counters> {
         let file = usring_sys::file::open_shared(path).ok()?;
         let part = mapping::shared_words(&file).ok()?[0].fetch_add(1, Ordering::Relaxed) as usize;
@@ -162,7 +163,7 @@ pub mod run {
         words.map(Counters::of).ok()
     }
 
-    /// What the file's words say.
+    /// Returns the counts of each process in the file.
     pub fn sums(words: &[u64]) -> Result<Vec<Sums>, Errno> {
         let parts = words.get(mapping::PAGE / size_of::<u64>()..).ok_or(Errno::EINVAL)?;
         let taken = (words[0] as usize).min(MOST);

@@ -1,32 +1,33 @@
-//! Giving the processor away, between two looks or two clusters: with more threads
-//! than processors, one waits for its page while another computes, evicts, or waits for
-//! its own. The kernel's polling ends where its thread is to be rescheduled; this is
-//! as near as a process comes to that.
+//! Yields the processor between two polls of a device, or between two clusters.
+//! With more threads than processors, a polling thread would otherwise keep another
+//! from computing, evicting or polling. The kernel ends its own polling when the
+//! scheduler wants the processor; a process can only yield.
 //!
-//! It is worth it among threads that all do so. Somebody who computes keeps the
-//! processor for a time slice of some milliseconds, and after one of these nothing
-//! is given away for a while: twice as long as it took, and twice that each time
-//! that he is still there then.
+//! Yielding pays among threads that all yield. A computing thread keeps the processor
+//! for a time slice of some milliseconds. After such a long turn there is a pause
+//! without yields:
+//! - The first pause is twice as long as the turn.
+//! - If the next yield meets a long turn again, the pause doubles, up to
+//!   [`MOST_TURNS`] turns.
 
 use usring_sys::processor;
 use usring_sys::ticks::Ticks;
 
-/// Whoever had the processor for longer than this, in nanoseconds, did not give it back
-/// by himself.
+/// A yield that takes longer, in nanoseconds, met a thread that does not yield.
 const LONG_TURN: u64 = 1_000_000;
 
-/// Longest time in which nothing is given away, in turns.
+/// Longest pause without yields, in turns.
 const MOST_TURNS: u64 = 64;
 
 #[derive(Debug, Default)]
 pub struct Courtesy {
     crowded_until: Ticks,
-    /// How long it was for, the last time, in nanoseconds.
+    /// Length of the last pause, in nanoseconds.
     pause: u64,
 }
 
 impl Courtesy {
-    /// Lets others run. `false`, if they would for too long.
+    /// Yields the processor. `false` during a pause: the caller should sleep instead.
     pub fn give_way(&mut self, now: Ticks) -> bool {
         if now < self.crowded_until {
             return false;

@@ -1,4 +1,4 @@
-//! Giving pages up: what they hold is not wanted any more.
+//! Drops the content of pages that is no longer needed, and evicts down to a lower limit.
 
 use crate::evict::{Aim, MOST, MOST_FAILURES, Obstacle, PATIENCE};
 use crate::page::{Pins, State, Taken};
@@ -6,22 +6,22 @@ use crate::pager::Pager;
 use core::ops::Range;
 use usring_sys::{Errno, page_fault};
 
-/// What has kept the rest of a cluster's pages.
+/// Why pages of a cluster were not discarded.
 enum Look {
     Done,
-    /// Somebody has this page, and needs the gate to get on.
+    /// Another thread has taken this page, and needs the gate to go on.
     WaitFor(usize),
     Pinned,
 }
 
-/// Pages in the hand of who gives them up.
+/// Pages that the discarding thread has taken.
 struct Given<'a> {
     first: usize,
     taken: [Option<Taken<'a>>; MOST],
 }
 
 impl Pager {
-    /// The pages hold zeroes from now on.
+    /// Discards pages; they hold zeroes from now on. Errors: `EBUSY` at a pinned page.
     pub fn discard(&self, pages: Range<usize>) -> Result<(), Errno> {
         let mut page = pages.start;
         while page < pages.end {
@@ -53,7 +53,7 @@ impl Pager {
         }
     }
 
-    /// With the gate shut: gives up pages of one cluster, up to one that cannot be.
+    /// Discards pages of one cluster, up to the first that cannot be. The gate is shut.
     fn discard_some(&self, pages: Range<usize>) -> Result<Look, Errno> {
         let mut given = Given { first: pages.start, taken: [const { None }; MOST] };
         let mut look = Look::Done;
@@ -79,7 +79,7 @@ impl Pager {
     fn give_up(&self, mut given: Given) -> Result<(), Errno> {
         let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
         let gone = match (given.taken.iter().position(is_resident), given.taken.iter().rposition(is_resident)) {
-            // What lies between two of them is theirs, too, or not in memory.
+            // A page between two of them is taken, too, or not in memory.
             (Some(first), Some(last)) => {
                 let (offset, length) = (self.offset(given.first + first), (last + 1 - first) * self.unit());
                 self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
@@ -104,7 +104,7 @@ impl Pager {
         gone
     }
 
-    /// A resident page that could not go, open: it is dirty.
+    /// Releases a resident page that could not be discarded, writable and dirty.
     pub fn keep(&self, index: usize, taken: Taken) {
         let before = taken.before();
         let opened = self.mechanism.open(self.offset(index), self.unit());
@@ -114,11 +114,12 @@ impl Pager {
         taken.release(if opened.is_ok() { State::Dirty } else { before });
     }
 
-    /// Brings the number of resident pages down.
+    /// Evicts until at most `pages` pages are resident. Errors: `ENOSPC` where the store is full;
+    /// `EBUSY` where the rest is pinned; the device's errors.
     pub fn evict_down_to(&self, pages: usize) -> Result<(), Errno> {
         let place = page_fault::place();
         loop {
-            // Before the count is read: what others evict after that is seen below.
+            // Read before `resident`: an eviction that ends later is then noticed below.
             let ended = self.evictions.ended();
             if self.limit.resident() <= pages {
                 return Ok(());

@@ -1,25 +1,23 @@
-//! Evicting: which cluster, and how its pages go.
+//! Eviction: selects a cluster and moves its pages to the backing store.
 //!
-//! A clock over aligned clusters with a second chance: the hand passes one that
-//! was used since it came by last. (Used means that a page of it was brought in or
-//! written to for the first time: a process cannot see the processor's own
-//! marks.) From the cluster that it stops at, all resident pages that nobody has
-//! pinned go together:
+//! A clock with a second chance runs over aligned clusters. The hand passes a cluster
+//! that was used since its last visit: one of whose pages was brought in, or written to
+//! for the first time. (A process cannot see the processor's accessed bits.) All resident
+//! and unpinned pages of the selected cluster are evicted together:
 //!
-//! 1. with the gate shut, they are taken, and closed to writers by one call for
-//!    each run;
-//! 2. with the gate open, those that have no copy in a slot are written to
-//!    consecutive slots, by one request. (Pages of zeroes are not: they
-//!    become untouched.);
-//! 3. with the gate shut, their memory is freed, by one call for each run.
+//! 1. Gate shut: take the pages and write-protect them, one call for each run.
+//! 2. Gate open: write the pages that have no slot to consecutive slots, by one request.
+//!    A page of zeroes is not written and becomes `Untouched`.
+//! 3. Gate shut: free their memory, one call for each run.
 //!
-//! A run ends only at a resident page that stays, or one that is not paged any more: what lies between two pages that
-//! go and is out itself, or is being read by somebody who waits outside, loses
-//! nothing.
+//! A run ends at a resident page that stays, or at a page that is no longer paged. A page
+//! between two victims that is out loses nothing. Neither does one that a thread outside
+//! the gate is reading.
 //!
-//! If the pages cannot be written they are opened again, and nothing is lost. That is remembered: who has no room for a
-//! page does not try it again, but has room for many beyond the limit ([`Limit::raise`](crate::watermarks::Limit::raise)). The evictor alone finds out, now and
-//! then, whether pages go again.
+//! If the pages cannot be written, they are made writable again and nothing is lost. A
+//! faulting thread then does not try again: the limit is raised for many pages
+//! ([`Limit::raise`](crate::watermarks::Limit::raise)). Only the background evictor tests
+//! whether the store works again.
 
 use crate::counters::Counter;
 use crate::gate::Shut;
@@ -35,65 +33,64 @@ use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 use usring_sys::sync::Ordering;
 
-/// Pages of the largest cluster.
+/// Most pages in a cluster.
 pub const MOST: usize = 64;
 
-/// Clusters that may fail to be written before their evictor gives up for now, and the store is known to take nothing.
+/// Failed writes after which an evictor gives up for now, and the store counts as failing.
 pub const MOST_FAILURES: u32 = 8;
 
-/// How long a thread that found nothing to evict sleeps while others evict, at most.
+/// Longest sleep, in nanoseconds, of a thread that found no victim while other threads evict.
 pub const PATIENCE: u64 = 1_000_000;
 
-/// How often a process says that its limit cannot be kept, for each reason.
+/// How often the process has reported that its limit cannot be kept, by reason.
 static COMPLAINTS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
 const MOST_COMPLAINTS: [u32; 3] = [1, 8, 1];
 
-/// Pages that could not go.
+/// Why pages could not be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// There is no slot left.
+    /// No slot is free.
     Full,
-    /// The device, or the kernel.
+    /// The device or the kernel answered this error.
     Failed(Errno),
 }
 
-/// What came of looking for room for a page.
+/// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// Of a page that has gone: the looker's, so that no two threads evict each other's pages for ever where more is
-    /// kept in memory than the limit.
+    /// The caller has the room of a page that it evicted. Otherwise two threads could evict each
+    /// other's pages for ever where more is kept in memory than the limit.
     Taken,
-    /// There may be some now.
+    /// There may be room now.
     Perhaps,
 }
 
-/// What an eviction is for.
+/// The purpose of an eviction, and when it ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Aim {
-    /// It ends when so many have gone.
+    /// The eviction ends when it has freed this number of pages.
     pub pages: usize,
-    /// Of the room that this makes, the caller has that of so many (or of as many as have gone); the rest is
-    /// given back.
+    /// Most pages whose room the caller keeps; room beyond that is released.
     pub kept: usize,
-    /// Or when so many clusters could not be written; 0: none is written.
+    /// The eviction also ends when this number of clusters could not be written; 0: write none.
     pub failures: u32,
 }
 
-/// What evicting has brought.
+/// Result of an eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub freed: usize,
     pub obstacle: Option<Obstacle>,
-    /// Somebody else was at one of the clusters.
+    /// Another thread had claimed one of the clusters.
     pub met_others: bool,
 }
 
-/// The resident pages of a cluster, in the evictor's hand.
+/// The resident pages of a cluster that the evictor has taken.
 struct Batch<'a> {
     cluster: Range<usize>,
-    /// By their position in the cluster.
+    /// Indexed by position in the cluster.
     taken: [Option<Taken<'a>>; MOST],
-    /// What becomes of each: `Out`, `Untouched`, or what it was, if it stays.
+    /// The next state of each: `Out`, `Untouched`, or the previous state if the page stays.
     next: [State; MOST],
 }
 
@@ -108,9 +105,9 @@ impl Batch<'_> {
 }
 
 impl Pager {
-    /// For a thread that has no room for its page: evicts from one cluster, or
-    /// waits for those that do. Where nothing can go, or so little that one instruction may need more, there is room
-    /// beyond the limit afterwards, for many pages.
+    /// Makes room for a faulting thread: evicts from one cluster, or waits for threads that evict.
+    /// Raises the limit by many pages where nothing can be evicted, or fewer pages than one
+    /// instruction may need.
     pub fn evict_directly(&self, place: usize) -> Room {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
@@ -130,7 +127,7 @@ impl Pager {
             self.evictions.wait(ended, PATIENCE);
             return Room::Perhaps;
         }
-        // Somebody may have given back what room there was.
+        // Another thread may have released room meanwhile.
         if !self.limit.has_room() {
             self.exceed_limit(outcome.obstacle);
         }
@@ -144,17 +141,18 @@ impl Pager {
         self.limit.raise();
     }
 
-    /// Whether no write has succeeded of late.
+    /// Whether the last writes have all failed.
     pub fn store_fails(&self) -> bool {
         self.failed_writes.load(Ordering::Relaxed) >= MOST_FAILURES
     }
 
-    /// Whether only what has a slot can go, for all that is known.
+    /// Whether only clean pages can be evicted, as far as is known.
     pub fn takes_nothing(&self) -> bool {
         self.store_fails() || self.store.slots.are_all_taken()
     }
 
-    /// For a thread that wants its page: whether the store works again, the evictor finds out.
+    /// Returns the failures allowed to a faulting thread: none while the store fails, because only
+    /// the evictor tests whether it works again.
     pub fn failures_allowed(&self) -> u32 {
         if self.store_fails() { 0 } else { MOST_FAILURES }
     }
@@ -193,9 +191,8 @@ impl Pager {
         }
     }
 
-    /// Moves the hand on until so many pages are out, or it has been everywhere
-    /// twice, and once more without giving any cluster a second chance: others may use each
-    /// as fast as the hand goes round.
+    /// Moves the hand on until the aim is reached, or for three rounds. The third round gives no
+    /// second chance: other threads may use each cluster as fast as the hand goes round.
     pub fn evict(&self, lane: &mut Lane, aim: Aim, place: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
@@ -223,8 +220,8 @@ impl Pager {
         outcome
     }
 
-    /// Whether it is worth being closed: with no slot left only what has one can go. (Who closes a
-    /// cluster of which nothing can go keeps others waiting, who then do the same to him.)
+    /// Whether a page of the cluster can be evicted. The gate of a cluster without a victim stays
+    /// open, so that threads do not make each other wait in vain.
     fn has_victim(&self, cluster: usize, aim: Aim) -> bool {
         let victims = self.victims(aim);
         self.cluster(cluster)
@@ -240,7 +237,7 @@ impl Pager {
         }
     }
 
-    /// Evicts what can go of a cluster; `None`: somebody else does.
+    /// Evicts the victims of a cluster. `None` if another thread has claimed it.
     fn evict_cluster(&self, cluster: usize, lane: &mut Lane, aim: Aim, place: usize) -> Option<Outcome> {
         if self.wanted_whole.load(Ordering::Relaxed) != 0 {
             return None;
@@ -260,7 +257,7 @@ impl Pager {
         Some(Outcome { freed, obstacle: written.and(dropped).err(), met_others: false })
     }
 
-    /// Takes what may go, and ends writes to it.
+    /// Takes the victims and write-protects them.
     fn close<'a>(&'a self, batch: &mut Batch<'a>, aim: Aim, _: &Shut) -> Result<(), Obstacle> {
         let mut any_dirty = false;
         let victims = self.victims(aim);
@@ -275,7 +272,7 @@ impl Pager {
                 any_dirty |= state == State::Dirty;
             }
         }
-        // Clean pages cannot be written to as they are.
+        // Clean pages are write-protected already.
         if !any_dirty {
             return Ok(());
         }
@@ -283,8 +280,7 @@ impl Pager {
         self.for_runs(batch, is_taken, |offset, length| self.mechanism.close(offset, length))
     }
 
-    /// Runs of pages that are `in_run`, with what lies between them and is not in
-    /// memory.
+    /// Calls `act` for each run of pages that are `in_run`. A run spans pages that are out.
     fn for_runs(
         &self,
         batch: &Batch,
@@ -306,14 +302,14 @@ impl Pager {
         run.map_or(Ok(()), act)
     }
 
-    /// All dirty pages of the batch, and nothing between them: memory that is read where
-    /// none is would be made.
+    /// Makes the dirty pages of the batch readable through the alias. Pages between them are left
+    /// out: reading where there is no memory would allocate it.
     fn prepare_reading(&self, batch: &Batch) -> Result<(), Obstacle> {
         let is_dirty = |position: usize| batch.is_dirty(position);
         self.for_neighbours(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))
     }
 
-    /// Runs of pages that are `in_run`, and of nothing else.
+    /// Calls `act` for each run of adjacent pages that are `in_run`.
     fn for_neighbours(
         &self,
         batch: &Batch,
@@ -332,7 +328,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Gives each page that goes its place, and writes those that have none yet.
+    /// Gives each victim a slot, and writes the pages that had none.
     fn write_out(&self, batch: &mut Batch, lane: &mut Lane, place: usize) -> Result<(), Obstacle> {
         self.prepare_reading(batch)?;
         let mut wanted = 0;
@@ -368,8 +364,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Writes the next dirty pages from a position on to these slots; answers
-    /// the position behind them.
+    /// Writes the next dirty pages, from position `start` on, to the slots of `run`. Returns the
+    /// position behind them.
     fn write_run(&self, batch: &mut Batch, start: usize, run: Run, lane: &mut Lane) -> Result<usize, Errno> {
         let mut segments = [IoVector { base: 0, length: 0 }; MOST];
         let (mut count, mut given, mut position) = (0, 0, start);
@@ -405,22 +401,22 @@ impl Pager {
         Ok(position)
     }
 
-    /// Frees the memory of what goes, and opens what stays.
+    /// Frees the memory of the evicted pages, and makes the others writable again.
     fn drop_pages(&self, batch: &mut Batch, _: &Shut) -> Result<(), Obstacle> {
         let goes = |position: usize| batch.goes(position);
         let dropped = self.for_runs(batch, goes, |offset, length| self.mechanism.discard(offset, length));
         if let Err(obstacle) = dropped {
-            // No kernel refuses this; one that does has pages that nobody can
-            // say are there. Their slots can.
+            // No known kernel refuses this. Whether these pages are still in memory is then
+            // unknown; their slots are valid.
             say(format_args!("swap: pages cannot be given back ({obstacle:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.goes(position);
-        // Whoever touches what could not be opened tries again.
+        // A touch of a page that stays protected makes it writable again.
         self.for_neighbours(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
         dropped
     }
 
-    /// Gives all pages back; says how many have gone.
+    /// Releases all pages; returns how many were evicted.
     fn release(&self, mut batch: Batch) -> usize {
         let mut freed = 0;
         for (taken, next) in batch.taken.iter_mut().zip(batch.next) {

@@ -1,24 +1,23 @@
-//! Slots that a process has together with the children that it has forked, and they with
-//! theirs: one table of them all, in memory that they share.
+//! The slot table that processes related by fork share, in shared memory.
 //!
-//! # Whose a slot is
-//! Each process is a *member* and has a bit for each slot that it uses; a slot says how many
-//! members do, and is free when it is nobody's. Its content is written once, by who took it,
-//! before anybody else can know of it. So what a parent and its child have both in a slot stays there
-//! until neither wants it, and either may read it at any time.
+//! # Who uses a slot
+//! - Each process is a *member* and has one bit for each slot that it uses.
+//! - A slot counts its members, and is free at 0.
+//! - The member that allocates a slot writes its content once, before another member can
+//!   know of it. So every member may read its slots at any time.
 //!
-//! # When a member is gone
-//! A member has claimed the byte of its number in the table's file, by a description of
-//! its own, which only it has open: exec, exit and SIGKILL end the claim alike. Whoever needs
-//! slots then gives back what the table says was that member's. A process that is killed
-//! within a call on the table leaves slots taken for good, at most one word of them.
+//! # When a member ends
+//! A member holds an F_OFD_SETLK lock on the byte of its number in the table's file. It alone
+//! has that open file description, so exec, exit and SIGKILL all end the lock. A member
+//! that needs slots then frees those of the members without a lock. A process that is killed
+//! while it changes the table may leave up to one word of slots allocated for good.
 //!
-//! | order of a change | what a kill in between does |
-//! |---|---|
-//! | take: the table's bit, the counts, the own bit | the slot is nobody's and taken |
-//! | give back: the own bit, the count of holders, the table's bit, the count of slots | the same |
+//! | change | order | effect of a kill in between |
+//! |---|---|---|
+//! | allocate | table's bit, counts, member's bit | the slot stays allocated without a member |
+//! | free | member's bit, count of members, table's bit, count of slots | the slot stays allocated without a member |
 //!
-//! So never are fewer slots counted than are taken of those that somebody has.
+//! So the count of slots is never less than the number of slots that have a member.
 
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::{PAGE, memory_file};
@@ -29,33 +28,33 @@ use usring_sys::{Errno, file};
 /// Processes that share a table at the same time.
 pub const MEMBERS: usize = 32;
 
-/// What a member's number is used for. `TAKEN_BY + n`: member n prepares or clears it.
+/// State of a member's number. `TAKEN_BY + n`: member n prepares or clears it.
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
-/// Above that: how often the number has been given out.
+/// The bits above the state count how often the number was assigned.
 const ONE_USE: u64 = 1 << 32;
 
 const fn use_of(word: u64) -> u64 {
     word % ONE_USE
 }
 
-/// In the head: how many slots are taken, and what each number is used for.
+/// Words of the head: the number of allocated slots, then the state of each number.
 const TAKEN: usize = 0;
 const NUMBERS: usize = 1;
 const HEAD: usize = PAGE / size_of::<u64>();
 
-/// What all members have.
+/// The tables that all members share.
 pub struct Tables {
     head: PageArray<AtomicU64>,
-    /// How many members have a slot.
+    /// By slot: how many members use it.
     holders: PageArray<AtomicU32>,
-    /// A row of bits for each member.
+    /// By member: a row of bits, one for each slot.
     own: PageArray<AtomicU64>,
     row: usize,
 }
 
-/// A number, claimed; and the file of the tables.
+/// A member's number with its lock, and the file of the tables.
 #[derive(Debug)]
 pub struct Member {
     number: usize,
@@ -68,15 +67,15 @@ impl Member {
         file::claim_byte(file.number(), number).map(|()| Member { number, file })
     }
 
-    /// To be kept open by the process whose number it is, and by nobody else.
+    /// Returns the descriptor that the member's process alone keeps open.
     pub fn descriptor(&self) -> i32 {
         self.file.number()
     }
 }
 
 impl Tables {
-    /// Tables for so many words of slots, with the calling process as the only member; and
-    /// those words, all free.
+    /// Makes tables for `words` words of slots, with the calling process as the only member. Also
+    /// returns these words; all slots are free.
     pub fn new(words: usize) -> Result<(Tables, Member, PageArray<AtomicU64>), Errno> {
         let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
         let row = words.next_multiple_of(PAGE / size_of::<u64>());
@@ -105,7 +104,7 @@ impl Tables {
         &self.own[number * self.row..(number + 1) * self.row]
     }
 
-    /// These slots of a word are the member's alone from now on.
+    /// Gives slots of a word to one member, their only one.
     pub fn take(&self, member: &Member, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].store(1, Ordering::Relaxed);
@@ -113,7 +112,7 @@ impl Tables {
         self.row(member.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Slots of a word that the caller has are the member's, too.
+    /// Adds a member to slots of a word that the caller uses.
     pub fn lend(&self, member: &Member, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].fetch_add(1, Ordering::Relaxed);
@@ -121,7 +120,7 @@ impl Tables {
         self.row(member.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// The member has a slot no more; `true` if nobody else has.
+    /// Removes a member from a slot. `true` if it was the last.
     pub fn give_back(&self, member: &Member, slot: u32) -> bool {
         let bit = 1 << (slot % 64);
         let before = self.row(member.number)[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
@@ -133,9 +132,9 @@ impl Tables {
         self.holders[slot as usize].fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// A number for a child, whose slots are given back once nobody has its descriptor open.
+    /// Assigns a number to a child. Its slots are freed once no process has the descriptor open.
     ///
-    /// Errors: `EAGAIN` where there are as many as can be; what opening the file again answers.
+    /// Errors: `EAGAIN` where all numbers are in use; those of reopening the file.
     pub fn admit(&self, by: &Member) -> Result<Member, Errno> {
         let taken_by = TAKEN_BY + by.number as u64;
         let numbers = &self.head[NUMBERS..NUMBERS + MEMBERS];
@@ -152,7 +151,7 @@ impl Tables {
         admitted
     }
 
-    /// Gives back what members had that are gone. `free` is told of each slot that is nobody's now.
+    /// Frees the slots of members that have ended. Calls `free` for each slot without a member.
     pub fn reap(&self, by: &Member, mut free: impl FnMut(u32)) {
         let taken_by = TAKEN_BY + by.number as u64;
         for number in (0..MEMBERS).filter(|number| *number != by.number) {
@@ -162,7 +161,7 @@ impl Tables {
             if used == FREE || !self.is_gone(by, number, used) {
                 continue;
             }
-            // It is this use of the number that has ended.
+            // The number may have been assigned anew: only the use that was seen has ended.
             if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
@@ -178,7 +177,7 @@ impl Tables {
         }
     }
 
-    /// Whether a number is used by nobody alive, nor being prepared or cleared by somebody who is.
+    /// Whether no living process uses the number, prepares it or clears it.
     fn is_gone(&self, by: &Member, number: usize, used: u64) -> bool {
         let is_claimed = |number: usize| file::is_byte_claimed(by.file.number(), number).unwrap_or(true);
         let in_hand = |owner: usize| owner == by.number || is_claimed(owner);

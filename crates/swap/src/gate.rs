@@ -1,21 +1,22 @@
-//! The gate of a cluster: between threads that bring single pages of it in, any
-//! number at a time, and the one that evicts from it.
+//! The gate of a cluster: excludes the one evicting thread from the threads that
+//! bring single pages in. Any number of these are inside at once.
 //!
-//! Evicting works on the whole cluster at once, in two moments: all that may go
-//! is write-protected by one call, and, when it has been written, dropped by one
-//! call. A page that another thread put in place at that moment would be caught in
-//! it. So who changes a page's mapping stands inside the gate, and the evictor
-//! shuts it for those two moments; not while the pages are written.
+//! An eviction changes the mapping of the whole cluster twice: one call
+//! write-protects the victims, and a later call drops them. A page that another
+//! thread mapped at that moment would be dropped with them. So:
+//! - A thread that changes a page's mapping is inside the gate.
+//! - The evictor shuts the gate for each of the two calls, and not for the write
+//!   between them.
 //!
 //! One word:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0–15 | inside | threads that are changing the mapping of a page of theirs |
-//! | 28 | `referenced` | somebody was inside since the clock's hand passed |
-//! | 29 | `claimed` | some thread evicts from the cluster; nobody waits for that |
-//! | 30 | `waited` | somebody sleeps until the gate opens |
-//! | 31 | `shut` | nobody may go in |
+//! | 0–15 | inside | threads that are changing the mapping of a page they own |
+//! | 28 | `referenced` | a thread was inside since the clock's hand passed |
+//! | 29 | `claimed` | a thread evicts from the cluster; no thread waits for that |
+//! | 30 | `waited` | a thread sleeps until the gate opens |
+//! | 31 | `shut` | no thread may enter |
 
 use usring_sys::futex;
 use usring_sys::ordering::Edge;
@@ -27,21 +28,21 @@ const CLAIMED: u32 = 1 << 29;
 const WAITED: u32 = 1 << 30;
 const SHUT: u32 = 1 << 31;
 
-/// As long as the system calls take that are made inside.
+/// Polls before a waiter sleeps: about as long as the system calls made inside take.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 #[derive(Clone, Copy, Debug)]
 pub struct Gate<'a>(&'a AtomicU32);
 
-/// Being inside.
+/// The caller is inside the gate until this is dropped.
 #[derive(Debug)]
 pub struct Inside<'a>(Gate<'a>);
 
-/// Being the one that evicts.
+/// The caller is the cluster's evictor until this is dropped.
 #[derive(Debug)]
 pub struct Claim<'a>(Gate<'a>);
 
-/// Being the one that evicts, with nobody inside.
+/// The caller is the evictor and no thread is inside, until this is dropped.
 #[derive(Debug)]
 pub struct Shut<'a>(Gate<'a>);
 
@@ -50,7 +51,7 @@ impl<'a> Gate<'a> {
         Gate(word)
     }
 
-    /// Goes in; waits while the gate is shut.
+    /// Enters; waits while the gate is shut.
     #[inline]
     pub fn enter(self) -> Inside<'a> {
         let mut spins = SPINS;
@@ -73,14 +74,14 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// Becomes the one that evicts, if nobody is.
+    /// Makes the caller the evictor. `None` if the cluster has one.
     pub fn claim(self) -> Option<Claim<'a>> {
         let before = self.0.fetch_or(CLAIMED, Edge::Gate.acquire());
-        // Not `then_some`: a claim that is dropped is given up.
+        // `then_some` would build and drop a claim, which clears the bit.
         (before & CLAIMED == 0).then(|| Claim(self))
     }
 
-    /// Whether the cluster was used since the last time this was asked.
+    /// Returns whether a thread was inside since the previous call.
     pub fn second_chance(self) -> bool {
         self.0.load(Ordering::Relaxed) & REFERENCED != 0
             && self.0.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
@@ -103,7 +104,7 @@ impl Drop for Inside<'_> {
 pub struct Resting<'a>(Gate<'a>);
 
 impl<'a> Claim<'a> {
-    /// Shuts the gate for longer than this thread can keep an eye on it.
+    /// Shuts the gate beyond the life of this claim, until the result is dropped.
     pub fn rest(mut self) -> Resting<'a> {
         core::mem::forget(self.shut());
         let gate = self.0;
@@ -120,7 +121,7 @@ impl Drop for Resting<'_> {
 }
 
 impl Claim<'_> {
-    /// Shuts the gate, and waits until nobody is inside.
+    /// Shuts the gate and waits until no thread is inside.
     pub fn shut(&mut self) -> Shut<'_> {
         let word = self.0.0;
         let mut now = word.fetch_or(SHUT, Edge::Gate.acquire()) | SHUT;

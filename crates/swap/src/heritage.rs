@@ -1,23 +1,23 @@
-//! What a forked child has of its parent's swapped memory: a copy, as of all other memory.
+//! Fork of a process with swapped memory: the child gets a copy, as of all other memory.
 //!
-//! 1. Before the fork everything comes to rest ([`Mappings::hold`]): all clusters are claimed, then all
-//!    gates are shut. So nobody evicts, nobody changes a mapping, and a page that is busy is
-//!    not in memory. The slots of pages that are out become the child's, too (`family`).
-//! 2. The fork: the kernel copies what is resident, by copy-on-write, and the tables. Where it does not copy
-//!    that (memory that is a file's), we have, before: each resident page is taken for it,
-//!    and given back afterwards. Those that are pinned are not, so a system call of another thread may be
-//!    writing to them.
-//! 3. In the child touches of what is not there are told of at once ([`Held::inherit`]), before anything of
-//!    the program runs. That is all for a child that soon executes or exits.
-//! 4. When the child first touches what is out, or says something of such memory, it has a
-//!    pager of its own made ([`Heritage::adopt`]): its lanes, its threads, and its limit.
+//! 1. Before the fork, [`Mappings::hold`] claims all clusters and then shuts all gates. So no
+//!    thread evicts or changes a mapping, and a busy page is not in memory. The child becomes
+//!    a member of the slots of pages that are out (`family`).
+//! 2. At the fork, the kernel copies resident pages by copy-on-write, and the tables. It does
+//!    not copy pages of a memory file, so the parent copies these before: it takes each
+//!    resident page and releases it after the fork. Pinned pages cannot be taken; a system
+//!    call of another thread may be writing to them.
+//! 3. In the child, [`Held::inherit`] registers the memory for faults before the program runs.
+//!    A child that soon calls execve or exit needs no more.
+//! 4. At its first touch of a page that is out, or its first call on such memory, the child
+//!    makes a pager with lanes and threads of its own ([`Heritage::adopt`]).
 //!
-//! All clusters are claimed before a gate is shut: who has a claim may wait for a page whose
-//! owner waits for a lane, and who has that for a gate. A claim that is kept for too long is a device that
-//! does not answer: then there is no fork.
+//! Lock order: claim → page → lane → gate. So all clusters are claimed before any gate is shut.
+//! If a claim cannot be had in time, the device does not answer, and the fork fails.
 //!
-//! Between 1 and 2 any copy of this process has the memory, with zeroes where pages are out. A kernel that does not
-//! take that back afterwards leaves it so; then copies that do not inherit give it up ([`Withheld`]).
+//! Between 1 and 2 every child inherits the memory, with zeroes where pages are out. If the
+//! kernel does not undo that after the fork, children without a copy unmap the memory
+//! ([`Withheld`]).
 
 use crate::address_space::{AddressSpace, Kind};
 use crate::family::Member;
@@ -39,24 +39,25 @@ use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::ticks::Ticks;
 
-/// Swapped memory at rest, until this is dropped: a fork now gives the child a copy. In
-/// the child, [`Held::inherit`].
+/// Swapped memory at rest until this is dropped: a fork now gives the child a copy. The
+/// child calls [`Held::inherit`].
 pub struct Held {
     mappings: &'static Mappings,
     member: Option<Member>,
     /// Private descriptors that the child needs.
     descriptors: Vec<i32>,
-    /// What is paged, as offsets.
+    /// The paged parts, as offsets.
     parts: Vec<Range<usize>>,
-    /// Where we copy it: what is resident, in this thread's hand, and the copy.
+    /// The resident pages that this thread has taken, if the parent copies them.
     taken: Option<(Vec<Taken<'static>>, Resident)>,
+    /// The file with the copy.
     copy: Option<OwnedDescriptor>,
     _gates: Vec<Resting<'static>>,
     _quiet: Quiet<'static>,
     _space: Guard<'static, AddressSpace>,
 }
 
-/// A copy that nobody has touched yet where it is out.
+/// The child's copy before its first touch of a page that is out.
 pub struct Heritage {
     parent: &'static Mappings,
     prepared: Prepared,
@@ -64,12 +65,11 @@ pub struct Heritage {
 }
 
 impl Mappings {
-    /// Brings all to rest, for which it waits no longer than this. The caller touches nothing of the memory, runs
-    /// no handler that might, and forks once.
+    /// Brings the memory to rest; waits at most `patience`. The caller touches none of the memory,
+    /// runs no signal handler that might, and forks once.
     ///
-    /// Errors: `EOPNOTSUPP` where a child cannot have a copy, by the mechanism or by the
-    /// device; `EAGAIN` where as many processes have one as can; `EBUSY` where it has not come to rest, as the device
-    /// has not answered; `ENOMEM`.
+    /// Errors: `EOPNOTSUPP` where the mechanism or the device allows no copy; `EAGAIN` where the
+    /// most processes have a copy; `EBUSY` where the device has not answered in time; `ENOMEM`.
     pub fn hold(&'static self, patience: Nanoseconds) -> Result<Held, Errno> {
         let pager = &*self.region.pager;
         let mut descriptors = Vec::new();
@@ -82,7 +82,7 @@ impl Mappings {
         let space = self.space.lock();
         let we_copy = pager.mechanism.copies_resident();
         if we_copy && space.around((&raw const we_copy).addr()).is_some() {
-            // This stack would be closed.
+            // The copy would close this thread's stack.
             return Err(Errno::EOPNOTSUPP);
         }
         let quiet = Quiet::begin(pager);
@@ -111,9 +111,9 @@ impl Mappings {
         Ok(held)
     }
 
-    /// For a fork of which the child does not inherit: what it is to give up, if there is anything that it would
-    /// have all the same. Nobody changes mappings until that is dropped, unless who forks borrows this memory (vfork):
-    /// he may be killed meanwhile. (What is paged only then, children do not have.)
+    /// Prepares a fork whose child gets no copy. Returns the memory that the child would inherit
+    /// all the same and must unmap. No mapping changes until the result is dropped, unless the
+    /// forking process borrows this memory (vfork): it could be killed with the lock held.
     pub fn withhold(&'static self, is_ours: bool) -> Option<Withheld> {
         if !self.exposed.load(Ordering::Relaxed) {
             return None;
@@ -128,13 +128,13 @@ impl Mappings {
         self.exposed.load(Ordering::Relaxed).then_some(withheld)
     }
 
-    /// From now on a child that knows nothing of us finds nothing there, if the kernel can be had to do that.
+    /// Asks the kernel to leave the memory out of future children, and notes whether it did.
     fn take_back(&self, parts: &[Range<usize>]) {
         let taken_back = self.region.pager.mechanism.hand_down(parts, false);
         self.exposed.store(taken_back.is_err(), Ordering::Relaxed);
     }
 
-    /// What is not the kernel's.
+    /// Returns the parts that are not released to the kernel, as offsets.
     fn parts(&self, space: &AddressSpace) -> Vec<Range<usize>> {
         let range = self.range();
         let mut parts = Vec::new();
@@ -150,19 +150,20 @@ impl Mappings {
 }
 
 impl Held {
-    /// Those that have to stay open in the child.
+    /// Returns the descriptors that have to stay open in the child.
     pub fn descriptors(&self) -> &[i32] {
         &self.descriptors
     }
 
-    /// In the child, which has the descriptors and nothing else of usring's that its parent had.
+    /// In the child, which has these descriptors and none of the parent's threads: registers the
+    /// memory for faults.
     ///
-    /// Errors: what the kernel says; and what it says where the child cannot even give the memory up ([`Withheld::renounce`]).
+    /// Errors: the kernel's, and the result of unmapping the memory ([`Withheld::renounce`]).
     pub fn inherit(mut self) -> Result<Heritage, (Errno, Result<(), Errno>)> {
-        // What the parent undoes is not to be undone here.
+        // Empty parts: only the parent's drop undoes what `hold` did.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
-        // Nor is what it has in its hand in this one's.
+        // The child owns none of the parent's pages.
         let taken = self.taken.take();
         let copy = self.copy.take().zip(taken).map(|(file, (_, resident))| Copied { file, resident });
         let inherited = mechanism.inherit(&parts, copy).and_then(|prepared| {
@@ -184,8 +185,8 @@ impl Drop for Held {
     }
 }
 
-/// Nobody begins to evict: they would take clusters again and again, of which there are fewer and fewer left. Who needs room
-/// waits until this is dropped, as for an eviction.
+/// Keeps threads from beginning an eviction: they would contend for ever fewer unclaimed
+/// clusters. A thread that needs room waits until this is dropped, as for an eviction.
 struct Quiet<'a>(&'a Pager);
 
 impl<'a> Quiet<'a> {
@@ -203,7 +204,7 @@ impl Drop for Quiet<'_> {
     }
 }
 
-/// Memory that a child would have without knowing what of it is out.
+/// Memory that a child inherits without a pager, so that pages that are out read as zeroes.
 pub struct Withheld {
     mappings: &'static Mappings,
     parts: Vec<Range<usize>>,
@@ -211,18 +212,18 @@ pub struct Withheld {
 }
 
 impl Withheld {
-    /// In the child: nothing is there any more.
+    /// In the child: unmaps the memory.
     ///
-    /// Errors: what the kernel says. Such a child reads zeroes where its parent has something else.
+    /// Errors: the kernel's. The child then reads zeroes where its parent has other content.
     pub fn renounce(self) -> Result<(), Errno> {
         self.mappings.region.pager.mechanism.renounce(&self.parts)
     }
 }
 
 impl Heritage {
-    /// The memory with a pager of its own, which counts in this file.
+    /// Makes the child's pager, which counts in the file `statistics`.
     ///
-    /// Errors: what opening queue pairs of the device answers; `ENOMEM`.
+    /// Errors: those of opening queue pairs of the device; `ENOMEM`.
     pub fn adopt(self, statistics: Option<&CStr>) -> Result<Mappings, Errno> {
         let Heritage { parent, prepared: Prepared { window, mechanism, .. }, member } = self;
         let old = &*parent.region.pager;
@@ -247,7 +248,7 @@ impl Heritage {
         }
         let region = SwapRegion::start(window, pager, lanes, true)?;
         let claim = parent.claim.as_ref().map(|claim| {
-            // The parent's, of which this process has the number.
+            // The parent's open file description, under the number that this process inherited.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
         });
         let mappings = Mappings { region, space: Mutex::new(space), claim, exposed: AtomicBool::new(false) };
@@ -256,7 +257,8 @@ impl Heritage {
 }
 
 impl Pager {
-    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` where somebody keeps one of them for longer.
+    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` where another thread holds a
+    /// claim for longer than `patience`.
     fn rest(&self, patience: Nanoseconds) -> Result<Vec<Resting<'_>>, Errno> {
         let start = Ticks::now();
         let left = || patience.saturating_sub(Ticks::now().since(start));
@@ -269,14 +271,14 @@ impl Pager {
         0..self.cluster(self.clusters() - 1).end
     }
 
-    /// Takes all that is in memory, and nobody has pinned.
+    /// Takes all resident pages that are not pinned.
     fn take_resident(&self) -> (Vec<Taken<'_>>, Resident) {
         let (mut all, mut resident) = (Vec::new(), Resident::default());
         let extend = |runs: &mut Vec<Range<usize>>, start: usize, end: usize| match runs.last_mut() {
             Some(last) if last.end == start => last.end = end,
             _ => runs.push(start..end),
         };
-        // Where the span ends to which the next page may belong.
+        // The end of the span that the next page may extend.
         let mut span_end = None;
         for index in self.pages_in_use() {
             let (page, offset) = (self.page(index), self.offset(index));
@@ -301,7 +303,8 @@ impl Pager {
         (all, resident)
     }
 
-    /// Opens it again, and gives it back. (What cannot be opened, who touches it opens.)
+    /// Makes the pages writable again and releases them. If that fails, the next write fault on a
+    /// page makes it writable.
     fn give_back_resident(&self, all: Vec<Taken>, resident: &Resident) {
         for run in &resident.taken {
             let _ = self.mechanism.open(run.start, run.len());
@@ -312,14 +315,14 @@ impl Pager {
         }
     }
 
-    /// What is out is the child's, too. (What is in memory besides its slot, the child has in
-    /// memory alone.)
+    /// Makes the child a member of the slots of pages that are out. Of a clean page, the child has
+    /// only the copy in memory.
     fn lend_to(&self, member: &Member) {
         let is_out = |page: &usize| self.page(*page).at_rest() == State::Out;
         self.store.slots.lend(member, self.pages_in_use().filter(is_out).map(|page| self.slot_at_rest(page)));
     }
 
-    /// Has all pages be what another pager's are, whose gates were shut.
+    /// Copies the states and slots of all pages of another pager, whose gates were shut.
     fn copy_pages(&self, other: &Pager) {
         self.set_extent(other.pages_in_use().end);
         let mut resident = 0;

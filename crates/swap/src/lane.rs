@@ -1,9 +1,9 @@
-//! A queue pair of the backing store with all that a transfer on it needs, made
-//! ahead: a thread in a signal handler may not allocate.
+//! A lane: one queue pair of the backing store with the buffers that a transfer
+//! needs. Lanes are made ahead, because a thread in a signal handler must not allocate.
 //!
-//! One page for a thread that waits for it is waited for as the device's policy
-//! says, that is: polled, but not for ever. Everything else (pages brought in
-//! ahead, pages written out) is one larger request, and its thread sleeps.
+//! A thread that faults on one page waits as the device's polling policy says, and
+//! polls for at most [`LONGEST_POLL`]. Every other transfer (read-ahead, eviction) is
+//! one larger request, and its thread sleeps.
 
 use crate::courtesy::Courtesy;
 use usring_device::{
@@ -14,18 +14,18 @@ use usring_sys::plain::IoVector;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll, kept_memory, processor, timer_slack};
 
-/// Requests in flight on a lane; one at a time is made, and its wrappers may
-/// want room.
+/// Queue depth. A lane makes one request at a time; the device's wrappers may use
+/// the rest.
 const DEPTH: u32 = 4;
 
-/// Nanoseconds of polling after which its thread sleeps: what took so long is
-/// made longer by a wake-up, some tens of microseconds, by a few per cent.
+/// Nanoseconds of polling after which the thread sleeps. A wake-up costs some tens
+/// of microseconds, which adds a few per cent to a transfer that is this slow.
 const LONGEST_POLL: u64 = 1_000_000;
 
-/// How a request is waited for.
+/// How a thread waits for its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// As the device's policy says.
+    /// As the device's polling policy says.
     ByPolicy,
     Asleep,
 }
@@ -41,7 +41,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// With a bounce buffer of so many bytes.
+    /// Makes a lane with a bounce buffer of `bounce` bytes.
     pub fn new(device: &Device, bounce: usize) -> Result<Self, Errno> {
         let geometry = *device.geometry();
         let options = QueueOptions { depth: DEPTH, interrupts: true };
@@ -60,14 +60,14 @@ impl Lane {
         })
     }
 
-    /// Reads so many bytes of the device, and answers them.
+    /// Reads `length` bytes of the device into the lane's bounce buffer and returns them.
     pub fn read(&mut self, device: &Device, offset: u64, length: usize, waiting: Waiting) -> Result<&[u8], Errno> {
         let segment = IoVector { base: self.bounce.address() as u64, length: length as u64 };
         self.whole(device, Operation::Read, offset, &mut [segment], waiting)?;
         Ok(self.bounce.bytes(length))
     }
 
-    /// The same into a larger bounce buffer, asleep.
+    /// Reads `length` bytes of the device into a larger bounce buffer. The thread sleeps meanwhile.
     pub fn read_to<'a>(
         &mut self,
         bounce: &'a mut Bounce,
@@ -80,12 +80,12 @@ impl Lane {
         Ok(bounce.bytes(length))
     }
 
-    /// Writes these bytes. What the segments are afterwards means nothing.
+    /// Writes the segments to the device. Their values are unspecified afterwards.
     pub fn write(&mut self, device: &Device, offset: u64, segments: &mut [IoVector]) -> Result<(), Errno> {
         self.whole(device, Operation::Write, offset, segments, Waiting::Asleep)
     }
 
-    /// All of a transfer, in as many requests as the device wants.
+    /// Makes a whole transfer, in as many requests as the device's limits require.
     fn whole(
         &mut self,
         device: &Device,
@@ -94,7 +94,7 @@ impl Lane {
         mut segments: &mut [IoVector],
         waiting: Waiting,
     ) -> Result<(), Errno> {
-        // What is written may be the very pages that nobody else can have now.
+        // The pin hook must not wait for these pages: this thread owns them.
         let _exempt = kept_memory::exempt();
         while !segments.is_empty() {
             let (count, cut, length) = self.piece(segments);
@@ -111,7 +111,7 @@ impl Lane {
             };
             let done = self.one(device, &request, waiting)?;
             segments[count - 1].length = rest;
-            // A short transfer that makes no whole blocks is none.
+            // A short transfer counts only in whole blocks.
             let done = done - done % self.block;
             if done == 0 {
                 return Err(Errno::EIO);
@@ -122,8 +122,8 @@ impl Lane {
         Ok(())
     }
 
-    /// How many segments go into the next request, how much of the last of
-    /// them, and how many bytes that makes.
+    /// Returns the extent of the next request: its number of segments, the bytes
+    /// used of the last one, and the bytes in all.
     fn piece(&self, segments: &[IoVector]) -> (usize, u64, u64) {
         let mut length = 0;
         for (index, segment) in segments.iter().take(self.segments).enumerate() {
@@ -151,8 +151,8 @@ impl Lane {
         u64::try_from(result).map_err(|_| Errno::new(result.unsigned_abs()))
     }
 
-    /// The result of the request that is out.
-    /// Who polls gives way between two looks, and sleeps where that does not pay.
+    /// Waits for the request in flight and returns its result. A polling thread yields
+    /// the processor between two polls, and sleeps where yielding takes too long.
     fn wait(&mut self, waiting: Waiting) -> i32 {
         let mut wait = self.channel.begin_wait();
         let start = Ticks::now();
@@ -181,13 +181,13 @@ impl Lane {
         if self.channel.arm_interrupt()
             && let Some(interrupt) = self.channel.interrupt()
         {
-            // It fails where the kernel has no memory: then this spins.
+            // This fails where the kernel has no memory; the caller then polls.
             let _ = epoll::wait_readable(interrupt);
         }
     }
 }
 
-/// What is left of segments when the first bytes are done.
+/// Returns the segments without their first `done` bytes.
 fn advance(mut segments: &mut [IoVector], mut done: u64) -> &mut [IoVector] {
     while let Some(first) = segments.first_mut() {
         if done < first.length {

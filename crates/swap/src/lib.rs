@@ -1,26 +1,26 @@
-//! Memory larger than what of it may be resident: a region of a process whose
-//! pages go to a device or a file and come back when they are touched. The thread
-//! that touches a page that is out reads that page itself, and polls for it; it
-//! needs no privilege and no swap of the system's.
+//! A region of memory that is larger than its resident limit. Its pages go to a
+//! device or a file, and come back when a thread touches them. The touching thread
+//! reads the page itself and polls for the completion. No privilege is needed, and
+//! no swap of the system.
 //!
 //! | part | files |
 //! |---|---|
 //! | what a program uses | `region`, `arena` (an allocator over one) |
-//! | for programs that know nothing of it | [`mappings`], `address_space`, `moving` (mremap), `surrender` (to the kernel, and back) |
-//! | the way of a fault | `pager`, [`page`] (whose a page is), `lane` (its request), `courtesy` (to other threads) |
-//! | evicting | `evict`, [`gate`] (between it and faults), `watermarks` (when), `discard` (for good) |
-//! | reading ahead, and several pages at once | `readahead`, `run` |
-//! | where pages go | [`backing`] (whose a store is), `store`, `slots` |
-//! | what a forked child has | [`heritage`], `family` (whose a slot is) |
-//! | how the kernel is made to tell of touches | `mechanism` |
-//! | threads of our own | `background` |
+//! | for unmodified programs | [`mappings`], `address_space`, `moving` (mremap), `surrender` (release to the kernel, and back) |
+//! | fault path | `pager`, [`page`] (who owns a page), `lane` (its queue pair and buffers), `courtesy` (yields between polls) |
+//! | eviction | `evict`, [`gate`] (excludes faults), `watermarks` (when to evict), `discard` (drops content) |
+//! | read-ahead and requests for several pages | `readahead`, `run` |
+//! | backing store | [`backing`] (opens a store, or refuses it), `store`, `slots` |
+//! | fork | [`heritage`] (what a child inherits), `family` (which processes use a slot) |
+//! | how the kernel reports a touch | `mechanism` |
+//! | threads of the region | `background` |
 //!
-//! # Promises
-//! - A page's content is in memory or in its slot, never in neither; what cannot
-//!   be written stays in memory, what cannot be read is no zeroes but a SIGBUS.
-//! - Threads that fault share no lock: each has a queue pair of its own, and a page
+//! # Invariants
+//! - A page's content is in memory or in its slot, or in both. A page that cannot be
+//!   written stays in memory. A page that cannot be read raises SIGBUS.
+//! - Faulting threads share no lock: each has its own queue pair, and a page's state
 //!   is one word.
-//! - Nothing on the way of a fault allocates or touches memory that it pages.
+//! - The fault path neither allocates nor touches memory that the region pages.
 #![cfg_attr(not(any(test, loom)), no_std)]
 #![forbid(unsafe_code)]
 

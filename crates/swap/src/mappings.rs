@@ -1,13 +1,11 @@
-//! The anonymous memory of a program that knows nothing of it: what it maps is given
-//! out of one region, at addresses that are told apart from all others by two
-//! comparisons ([`WINDOW`]).
+//! The swapped anonymous memory of an unmodified program. Its mappings are allocated in
+//! one region, whose addresses two comparisons recognise ([`WINDOW`]).
 //!
-//! What a pager cannot give (another protection, a lock, something else mapped there) the kernel does, in
-//! place: such parts are the program's as others are, and come back when they are unmapped.
-//!
-//! The words are mmap(2)'s. Nothing here makes a promise that the kernel does not: what
-//! is unmapped or thrown away while a system call of another thread uses it leaves when
-//! that call is over.
+//! - Where the program wants what a pager cannot give (another protection, a lock, another
+//!   mapping), the part is released to the kernel in place. It comes back when the program
+//!   unmaps it.
+//! - The terms are those of mmap(2), and so are the promises. Memory that is unmapped while
+//!   a system call of another thread uses it goes when that call ends.
 
 mod changes;
 
@@ -31,51 +29,52 @@ use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// Where such memory lies: far from all places that Linux, loaders and runtimes choose by
-/// themselves, and the same in every process, so that a filter can know it.
+/// Addresses of swapped memory: far from all that Linux, loaders and runtimes choose, and
+/// equal in every process, so that a constant seccomp filter can recognise them.
 pub const WINDOW: Range<usize> = 0x2000_0000_0000..0x2100_0000_0000;
 
-/// Least limit: what system calls pin is a small part of it.
+/// Least limit, so that the pins of system calls are a small part of it.
 pub const LEAST_LIMIT: usize = 4 << 20;
 /// Most bytes that a transfer pins at a time.
 const MOST_PINNED: usize = 1 << 20;
-/// Least size of a mapping that can be asked for.
+/// Least value of the option `min`.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
-/// Addresses for each byte that can be held, so that there is room between holes.
+/// Bytes of addresses for each byte of capacity, so that fragments leave room.
 const ROOM: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
-/// What the launcher says.
+/// Options that the launcher passes on.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
     pub backing: &'a str,
     pub limit: usize,
-    /// Bytes of the smallest mapping that is given out of it; the caller's to keep.
+    /// Bytes of the smallest mapping that is swapped. The caller enforces it.
     pub minimum: usize,
     pub mechanism: Option<mechanism::Kind>,
     /// File to count in.
     pub statistics: Option<&'a CStr>,
-    /// Path of the socket of who is connected to the back end, if there is one.
+    /// Path of the launcher's socket, if the store is a back end's.
     pub socket: Option<&'a [u8]>,
 }
 
-/// Of a program, with a store of so many bytes.
+/// Returns the bytes of addresses for a store of `capacity` bytes.
 fn addresses(capacity: u64, limit: usize) -> usize {
     let held = (capacity as usize).saturating_add(limit);
     held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)
 }
 
-/// The least store and the least limit with which a mechanism works, where these are wanted.
+/// Returns the least store and the least limit with which a mechanism works, for a store of
+/// `capacity` bytes and the limit `limit`.
 pub fn least(capacity: u64, limit: usize, mechanism: mechanism::Kind) -> (u64, usize) {
     let unit = mechanism.unit(addresses(capacity, limit));
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
 }
 
-/// How many pages may be pinned at the same time.
+/// How many pages may be pinned at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pins {
-    /// What many calls need a little of, for as long as they last: as many as that takes.
+    /// Any number: for the few pages that each of many calls needs.
     Needed,
     /// Half of the limit.
     Fitting,
@@ -84,17 +83,17 @@ pub enum Pins {
 pub struct Mappings {
     pub(crate) region: SwapRegion,
     pub(crate) space: Mutex<AddressSpace>,
-    /// Says that the backing store is this process's, and its children's.
+    /// The lock by which this process and its children own the backing store.
     pub(crate) claim: Option<HeldDescriptor>,
-    /// A child would have the memory without knowing of it (`crate::heritage`).
+    /// Whether a child inherits the memory without a copy (`crate::heritage`).
     pub(crate) exposed: AtomicBool,
 }
 
 static ZEROES: [u8; PAGE] = [0; PAGE];
 
 impl Mappings {
-    /// Opens the backing store, which holds what its last user had put there and is this
-    /// process's alone from now on.
+    /// Opens the backing store and makes this process its only user. The store still holds the
+    /// pages of its last user.
     pub fn open(options: &Options) -> Result<Self, Refusal> {
         let spec = spec::parse(options.backing).map_err(|_| Errno::EINVAL)?;
         let Backing { device, claim, header, .. } = Backing::open(&spec, supply(options.socket)?)?;
@@ -102,7 +101,7 @@ impl Mappings {
         Ok(Mappings { claim, ..mappings })
     }
 
-    /// On a device that is open, and nobody else's; `backing` is not looked at.
+    /// Sets up swapped memory on an open device that has no other user; ignores `backing`.
     pub fn on(device: Arc<Device>, options: &Options) -> Result<Self, Refusal> {
         Self::behind_header(device, 0, options)
     }
@@ -124,13 +123,14 @@ impl Mappings {
         &self.region
     }
 
-    /// Bytes that a transfer should pin at a time, whole pages; and what of a single call fits at all.
+    /// Returns the bytes, in whole pages, that a transfer should pin at once, and the most bytes
+    /// that a single call can pin.
     pub fn most_pinned(&self) -> (usize, usize) {
         let limit = self.region.limit() * self.region.page_size();
         ((limit / 16).min(MOST_PINNED) / PAGE * PAGE, limit / 2)
     }
 
-    /// Where the unit ends in which a mapping ends.
+    /// Returns the end of the unit in which a mapping ends.
     fn unit_end(&self, end: usize) -> usize {
         let base = self.region.as_ptr() as usize;
         base + (end - base).next_multiple_of(self.region.page_size())
@@ -141,17 +141,17 @@ impl Mappings {
         range.start - start..range.end - start
     }
 
-    /// Changes what is mapped; nobody else does meanwhile.
+    /// Locks the mappings for changes.
     pub fn change(&self) -> Changes<'_> {
         Changes { mappings: self, space: self.space.lock() }
     }
 
-    /// The mapped neighbourhood of an address.
+    /// Returns the mapped extent around an address.
     pub fn around(&self, address: usize) -> Option<Range<usize>> {
         self.space.lock().around(address)
     }
 
-    /// Has mapped memory hold zeroes from now on.
+    /// Fills mapped memory with zeroes.
     pub fn zero(&self, part: &Range<usize>) -> Result<(), Errno> {
         let unit = self.region.page_size();
         let base = self.region.as_ptr() as usize;
@@ -174,13 +174,13 @@ impl Mappings {
         }
     }
 
-    /// Whether the page at an address of ours is in memory.
+    /// Returns whether the page at an address of the region is in memory.
     pub fn is_resident(&self, address: usize) -> bool {
         self.region.is_resident(address - self.region.as_ptr() as usize)
     }
 
-    /// Brings what of a range is mapped in and keeps it there until each part that `keep`
-    /// was given is unpinned; the rest is the kernel's, or nobody's. Errors: as [`SwapRegion::pin`].
+    /// Pins the paged parts of a range and calls `keep` with each; the caller unpins them. Skips
+    /// parts that are released to the kernel or not mapped. Errors: those of [`SwapRegion::pin`].
     pub fn pin(
         &self,
         range: &Range<usize>,
@@ -196,7 +196,7 @@ impl Mappings {
         while let Some(part) = self.first(&(start..range.end)) {
             match self.region.pin_among(self.offsets(&part), access, most) {
                 Ok(pin) => core::mem::forget(pin),
-                // A part of it has just become the kernel's: another look waits until it has.
+                // Another thread is releasing a page of it: the retry takes the lock, so it waits.
                 Err(Errno::ENXIO) => continue,
                 Err(error) => return Err(error),
             }
@@ -208,7 +208,7 @@ impl Mappings {
         Ok(())
     }
 
-    /// The first part of a range that is mapped.
+    /// Returns the first part of a range that is mapped.
     fn first(&self, range: &Range<usize>) -> Option<Range<usize>> {
         if range.is_empty() {
             return None;
@@ -220,8 +220,8 @@ impl Mappings {
         )
     }
 
-    /// Whether what was just pinned has not been unmapped meanwhile; or it is not pinned
-    /// any more, and holds nothing that a later mapping would find.
+    /// Returns whether a part that was just pinned is still mapped. If not, unpins it and drops the
+    /// content that the pin brought in, so that no later mapping finds it.
     fn is_still_mapped(&self, part: &Range<usize>) -> bool {
         let space = self.space.lock();
         if space.around(part.start).is_some_and(|around| part.end <= around.end) {
@@ -229,7 +229,7 @@ impl Mappings {
         }
         self.unpin(part);
         for unit in part.clone().step_by(self.region.page_size()) {
-            // Another call may have it: it is thrown away with that.
+            // Another call may still pin it: then the content goes when that call ends.
             let _ = self.region.discard_shared(self.offsets(&space.idle_units(&(unit..unit + 1))));
         }
         false
@@ -239,13 +239,13 @@ impl Mappings {
         let _ = self.region.unpin(self.offsets(range));
     }
 
-    /// The addresses that the region has.
+    /// Returns the addresses of the region.
     pub fn range(&self) -> Range<usize> {
         let start = self.region.as_ptr() as usize;
         start..start + self.region.size()
     }
 
-    /// What is mapped and paged now.
+    /// Returns the extents that are mapped and paged.
     pub fn mapped(&self) -> Vec<Range<usize>> {
         self.space.lock().all(Kind::Mapped)
     }
@@ -258,7 +258,8 @@ fn write_zeroes(range: &Range<usize>) -> Result<(), Errno> {
     })
 }
 
-/// What the device needs of who is connected to its back end, which is this process's alone then.
+/// Returns the source of a back end's queues: the launcher, which lends the back end to this
+/// process alone.
 fn supply(socket: Option<&[u8]>) -> Result<Box<dyn Supply>, Refusal> {
     let Some(socket) = socket else { return Ok(Box::new(OwnSupply)) };
     match RemoteSupply::of_swap(Control::at(socket)) {

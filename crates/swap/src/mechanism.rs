@@ -1,16 +1,16 @@
-//! How a page is put in front of the program and taken away again: what differs
-//! between the ways that a kernel and a sandbox leave open. Everything else (who
-//! may do so, when, with which content) is the pager's.
+//! Mechanisms: how a page is mapped for the program and taken away again. Kernels and
+//! sandboxes allow different ways. Everything else (which thread, when, which content) is
+//! the pager's work.
 //!
 //! | mechanism | memory | a page that is out | needs |
 //! |---|---|---|---|
-//! | [`Kind::UserFault`] | anonymous | is missing: SIGBUS in the thread | userfaultfd for user mode (Linux 5.11), as any user |
-//! | [`Kind::Guard`] | file, seen twice | has a guard marker: SIGSEGV | guard regions on files (Linux 6.15), as any user, also in Docker's default profile |
-//! | [`Kind::Protect`] | file, seen twice | may not be touched: SIGSEGV | nothing, but a mapping of the kernel's for each part, so units are large |
-//! | [`Kind::Thread`] | anonymous | is missing: its thread waits for a thread of ours | userfaultfd for kernel mode, a privilege |
+//! | [`Kind::UserFault`] | anonymous | is missing: SIGBUS in the touching thread | userfaultfd for user mode (Linux 5.11), as any user |
+//! | [`Kind::Guard`] | file with two mappings | has a guard marker: SIGSEGV | guard regions on files (Linux 6.15), as any user, also in Docker's default profile |
+//! | [`Kind::Protect`] | file with two mappings | has no access: SIGSEGV | one kernel mapping for each part, so units are large |
+//! | [`Kind::Thread`] | anonymous | is missing: the touching thread waits for the pager thread | userfaultfd for kernel mode, a privilege |
 //!
-//! The first keeps written pages apart from clean ones; the two with files write
-//! every page that they evict.
+//! With userfaultfd, the pager distinguishes clean pages from dirty ones. With a file, every
+//! evicted page is written.
 
 mod aliased;
 mod anonymous;
@@ -27,94 +27,94 @@ use usring_sys::page_fault::Cause;
 use usring_sys::paged_memory::Window;
 use usring_sys::userfault::UserFault;
 
-/// Offsets and lengths are whole units within the memory.
+/// The operations on a region's mapping. Offsets and lengths are whole units within the memory.
 ///
-/// The caller has the pages to itself, and is inside their cluster's gate or has
-/// claimed it.
+/// The caller has taken the pages, and is inside their cluster's gate or has claimed it.
 pub trait Mechanism: Send + Sync {
-    /// So many bytes from the start can be touched from now on, and are out as far as they could
-    /// not before. What it takes to keep them closed is taken for no more than these. It never
-    /// becomes less; one thread at a time calls this.
+    /// Makes the first `length` bytes touchable; those that were not before are out. Page tables
+    /// are allocated for no more than these. The length never shrinks. For one thread at a time.
     fn extend(&self, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Whether a page can be kept from being written to: otherwise none is ever clean.
+    /// Whether resident pages can be write-protected. If not, no page is ever clean.
     fn tracks_writes(&self) -> bool;
 
-    /// Puts pages in place that are out.
+    /// Maps pages that are out, with this content.
     fn fill(&self, offset: usize, content: &[u8], protected: bool) -> Result<(), Errno>;
 
-    /// Puts a page in place that was never touched.
+    /// Maps pages of zeroes that were never touched.
     fn fill_zero(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Lets a resident page be written to, and touched at all.
+    /// Makes resident pages readable and writable.
     fn open(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// A page that should be resident was not found by its toucher. Either it
-    /// has come meanwhile, or somebody threw it away behind our back: then it
-    /// holds zeroes from now on, and the answer is `true`.
+    /// Handles a fault on a missing page that should be resident. `false` if the page has come
+    /// meanwhile. `true` if the program dropped it without a call that usring saw; it then holds
+    /// zeroes.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno>;
 
-    /// Ends writes to resident pages. What is out within the range stays out.
+    /// Write-protects resident pages. Pages of the range that are out stay out.
     fn close(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Lets us read what resident pages of one cluster hold that were closed.
+    /// Makes write-protected resident pages of one cluster readable for the pager.
     fn prepare_reading(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Frees the memory of pages that were closed or are clean.
+    /// Frees the memory of write-protected pages.
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Something of the kernel's was put in place of pages: frees what is left of their memory.
+    /// Frees the memory of pages whose place in the mapping the kernel's memory has taken.
     fn leave(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Puts pages back in that place, all of them out.
+    /// Puts the region's memory back in that place; all pages are out.
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Whether a child that is forked now has the resident pages of these parts. All gates are
-    /// shut. `EOPNOTSUPP`: it cannot have them.
+    /// Sets whether a forked child inherits the resident pages of these parts. All gates are shut.
+    /// Errors: `EOPNOTSUPP` if it cannot inherit them.
     fn hand_down(&self, parts: &[Range<usize>], handed_down: bool) -> Result<(), Errno> {
         let _ = (parts, handed_down);
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Whether the kernel copies nothing for a forked child: what is resident is to be copied before.
+    /// Whether the parent has to copy resident pages before a fork, because the kernel does not.
     fn copies_resident(&self) -> bool {
         false
     }
 
-    /// Closes pages that were taken, and copies what is resident, for a child that is forked next. All gates are shut; the
-    /// caller opens the pages when the child has been forked, or this has failed.
+    /// Write-protects the pages that were taken, and copies the resident pages for a child that is
+    /// forked next. All gates are shut. The caller opens the pages after the fork, or when this
+    /// fails.
     fn copy(&self, resident: &Resident) -> Result<OwnedDescriptor, Errno> {
         let _ = resident;
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// In that child: the memory, in which what is resident can be written to; of a copy if there is one.
+    /// In that child: returns the memory, with its resident pages writable, from the copy if there
+    /// is one.
     fn inherit(&self, parts: &[Range<usize>], copy: Option<Copied>) -> Result<Prepared, Errno> {
         let _ = (parts, copy);
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// In that child, which does not inherit: nothing is mapped in those parts any more.
+    /// In a child without a copy: unmaps these parts.
     fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
         let _ = parts;
         Ok(())
     }
 }
 
-/// What is in memory when the process forks, as offsets of whole pages.
+/// The resident pages when the process forks, as offsets of whole pages.
 #[derive(Debug, Default)]
 pub struct Resident {
-    /// Pages that the caller has taken: nobody uses them until the process has forked.
+    /// Pages that the caller has taken: no thread uses them until the process has forked.
     pub taken: Vec<Range<usize>>,
-    /// The same with what lies between two of them and is not in memory: few ranges, and long ones.
+    /// The taken pages together with pages between them that are out: few and long ranges.
     pub spans: Vec<Range<usize>>,
-    /// Pages that system calls use. They may be written to, and stay open.
+    /// Pages that system calls have pinned. They stay writable.
     pub pinned: Vec<Range<usize>>,
 }
 
@@ -124,29 +124,29 @@ impl Resident {
     }
 }
 
-/// A file of memory with what was resident.
+/// A memory file with a copy of the resident pages.
 pub struct Copied {
     pub file: OwnedDescriptor,
     pub resident: Resident,
 }
 
-/// In the order in which they are tried.
+/// The mechanisms, in the order in which they are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     UserFault,
     Guard,
     Protect,
-    /// Only where it is asked for: it is the slowest, and the only one in which
-    /// a system call can touch a page that is out.
+    /// Used only on request: the slowest mechanism, and the only one with which a system call can
+    /// touch a page that is out.
     Thread,
 }
 
 impl Kind {
-    /// Those that are chosen without being asked for.
+    /// The mechanisms that are tried by default.
     pub const BY_ITSELF: [Kind; 3] = [Kind::UserFault, Kind::Guard, Kind::Protect];
     pub const ALL: [Kind; 4] = [Kind::UserFault, Kind::Guard, Kind::Protect, Kind::Thread];
 
-    /// By which it is known outside.
+    /// Returns the name for users.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::UserFault => "userfault",
@@ -156,8 +156,8 @@ impl Kind {
         }
     }
 
-    /// How the kernel tells a thread that it has touched what is out; anything else it
-    /// may say of the memory is not our doing.
+    /// Returns the cause of a fault on a page that is out. A fault with another cause is not the
+    /// region's.
     pub fn cause(self) -> Option<Cause> {
         match self {
             Kind::UserFault => Some(Cause::Missing),
@@ -171,7 +171,7 @@ impl Kind {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Bytes that come and go together, in a region of this length.
+    /// Returns the unit (bytes brought in and evicted together) in a region of this length.
     pub fn unit(self, length: usize) -> usize {
         match self {
             Kind::Protect => (length / MOST_PARTS).next_power_of_two().max(LEAST_PROTECTED),
@@ -195,14 +195,14 @@ const LEAST_PROTECTED: usize = 64 << 10;
 pub struct Prepared {
     pub window: Window,
     pub mechanism: Box<dyn Mechanism>,
-    /// Whose events the handler thread reads.
+    /// The userfaultfd whose events the pager thread reads, if there is one.
     pub events: Option<Arc<UserFault>>,
 }
 
-/// Memory of this length, a multiple of the unit, all of it out once it is extended to that
-/// ([`Mechanism::extend`]); at this address if one is given.
+/// Makes memory of this length, a multiple of the unit, at address `at` if there is one. All of it
+/// is out once [`Mechanism::extend`] has made it touchable.
 ///
-/// Errors: what the kernel or a sandbox answers where it cannot be.
+/// Errors: those of the kernel or the sandbox.
 pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
     match kind {
         Kind::UserFault | Kind::Thread => anonymous::prepare(kind, length, at),
@@ -210,7 +210,7 @@ pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared,
     }
 }
 
-/// Whether it works here: tried on two pages.
+/// Tries a mechanism on two pages. Errors: those of the kernel or the sandbox.
 pub fn probe(kind: Kind) -> Result<(), Errno> {
     prepare(kind, 2 * kind.unit(0), None).map(drop)
 }

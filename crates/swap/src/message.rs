@@ -1,4 +1,4 @@
-//! Sentences for standard error out of a signal handler: no allocation, one
+//! Writes messages to standard error from a signal handler: without allocation, by one
 //! write(2).
 
 use core::fmt::{self, Write};
@@ -13,7 +13,7 @@ struct Line {
 }
 
 impl Write for Line {
-    /// What does not fit is left out.
+    /// Appends text, as far as there is room.
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let room = LONGEST - 1 - self.length;
         let taken = text.len().min(room);
@@ -23,7 +23,7 @@ impl Write for Line {
     }
 }
 
-/// Says it, as a line of its own.
+/// Writes one line to standard error.
 pub fn say(text: fmt::Arguments) {
     let mut line = Line { bytes: [0; LONGEST], length: 0 };
     let _ = line.write_str("usring: ");

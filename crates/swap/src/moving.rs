@@ -1,7 +1,8 @@
-//! Moving contents from pages to pages, for a mapping that is moved (mremap(2)).
+//! Moves content between pages, for mremap(2).
 //!
-//! What is out moves by its slot's number alone. What is in memory is copied, put in place, and only then
-//! given up. Where one page cannot be moved, those before it go back.
+//! - A page that is out moves by its slot number.
+//! - A resident page is copied, mapped at the target, and then freed at the source.
+//! - If a page cannot be moved, the pages before it are moved back.
 
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
@@ -10,14 +11,14 @@ use core::ops::Range;
 use usring_sys::{Errno, UserAddress, page_fault, thread, user_memory};
 
 impl Pager {
-    /// The target's pages hold nothing, and nobody knows of them yet; what others do to
-    /// the source's meanwhile is lost or not, as with mremap(2). One mover at a time.
+    /// Moves the content of pages. The target pages hold nothing, and no other thread knows of
+    /// them. A concurrent write to the source may be lost, as with mremap(2). A pinned page is
+    /// copied, and stays at the source. For one thread at a time.
     ///
-    /// What is pinned stays where it is as well. Errors: what the kernel says where it has no
-    /// memory; then all is as it was.
+    /// Errors, which change nothing: the kernel's where it has no memory.
     pub fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let mut bounce = vec![0; self.unit()];
-        // A handler could touch the page that this thread has.
+        // A signal handler could touch the page that this thread owns.
         let _closed = thread::close_signals();
         for (step, page) in from.clone().enumerate() {
             if let Err(error) = self.move_page(page, to + step, &mut bounce) {
@@ -47,7 +48,7 @@ impl Pager {
                     return Ok(());
                 }
                 State::Clean | State::Dirty => {
-                    // In this order: room, then the cluster, then pages.
+                    // Lock order: room → claim → page.
                     self.make_room(page_fault::place());
                     match self.move_resident(from, to, bounce) {
                         Ok(Moved::Copied) => return Ok(()),
@@ -67,9 +68,9 @@ impl Pager {
         }
     }
 
-    /// With room for one page more.
+    /// Moves a resident page. The caller has room for one more page.
     fn move_resident(&self, from: usize, to: usize, bounce: &mut [u8]) -> Result<Moved, Errno> {
-        // Nobody shuts this gate, be it the target's, too.
+        // The claim keeps other threads from shutting this gate, which may also be the target's.
         let _claim = self.claim_cluster(self.cluster_of(from));
         let page = self.page(from);
         let before = page.state();
@@ -77,7 +78,7 @@ impl Pager {
             return Ok(Moved::Not);
         }
         let Some(source) = page.take(before, Pins::Ignored) else { return Ok(Moved::Not) };
-        // Pins are put on pages that nobody has.
+        // No pin can be added while this thread owns the page.
         let goes = !page.is_pinned();
         let is_clean = goes && before == State::Clean;
         let copied = self.copy_to(from, to, is_clean, bounce);
@@ -94,7 +95,7 @@ impl Pager {
             return Ok(Moved::Copied);
         }
         if self.mechanism.discard(self.offset(from), self.unit()).is_err() {
-            // No kernel refuses this; here it has its content a second time.
+            // No known kernel refuses this. The source then keeps a copy.
             self.reopen(from, source, State::Dirty);
             return Ok(Moved::Copied);
         }
@@ -102,7 +103,7 @@ impl Pager {
         Ok(Moved::Gone)
     }
 
-    /// Puts a copy of a taken page in another's place, who is answered taken.
+    /// Maps a copy of a taken page at `to`; returns the target page, taken.
     fn copy_to(&self, from: usize, to: usize, is_clean: bool, bounce: &mut [u8]) -> Result<Taken<'_>, Errno> {
         let target = self.page(to).take(State::Untouched, Pins::Ignored).ok_or(Errno::EEXIST)?;
         let content = UserAddress(self.memory.content(self.offset(from), self.unit()) as u64);
@@ -120,7 +121,7 @@ impl Pager {
         }
     }
 
-    /// Gives a page back that stays. (One that cannot be opened is opened by who touches it.)
+    /// Releases a page that stays. If it cannot be made writable, the next write fault does it.
     fn reopen(&self, index: usize, taken: Taken, state: State) {
         if state == State::Dirty {
             let _ = self.mechanism.open(self.offset(index), self.unit());
@@ -128,26 +129,26 @@ impl Pager {
         taken.release(state);
     }
 
-    /// What was moved goes back. What somebody has touched there meanwhile does not count.
+    /// Moves content back to its source, whatever a concurrent touch has made of the source.
     fn move_back(&self, from: usize, to: usize, bounce: &mut [u8]) {
         if self.page(from).state() == State::Untouched {
             return;
         }
         let back = match self.discard(to..to + 1) {
             Ok(()) => self.move_page(from, to, bounce),
-            // It is still there, too.
+            // The source still has the content.
             Err(_) => self.discard(from..from + 1),
         };
         assert!(back.is_ok(), "a page that was just in memory goes back there: {back:?}");
     }
 }
 
-/// What became of a page that was in memory.
+/// Result of moving a resident page.
 enum Moved {
-    /// The room that was taken is the source's now.
+    /// Moved: the source's room is free, in place of the caller's.
     Gone,
-    /// The source stays, too.
+    /// Copied: the source stays in memory.
     Copied,
-    /// It is not in memory any more, or somebody has it.
+    /// Not moved: the page is no longer in memory, or another thread has taken it.
     Not,
 }

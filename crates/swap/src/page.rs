@@ -1,21 +1,21 @@
-//! The state of a page, in one word that whoever touches the page agrees on.
+//! The state of a page, in one word that all threads use to agree on its owner.
 //!
 //! ```text
 //!            ┌── first touch ──►┐                  ┌──► Clean ──┐
 //! Untouched ─┤                  ├──► Busy ─────────┤            ├──► Busy ──► Out
-//!            └◄── holds zeroes ─┘    (somebody's)  └──► Dirty ──┘
+//!            └◄── holds zeroes ─┘  (has an owner)  └──► Dirty ──┘
 //! ```
-//! `Busy` is the only state in which anything about the page changes, and it
-//! belongs to one thread: who took the page out of another state by
-//! compare-and-swap. That thread alone may map or unmap it, reads and writes
-//! the page's slot number, and leaves by [`Taken::release`]. All others wait for
-//! the word.
+//! Invariants:
+//! - A page changes only while it is `Busy`, and a busy page has one owner: the thread
+//!   that took it out of another state by compare-and-swap.
+//! - The owner alone maps and unmaps the page, and reads and writes its slot number.
+//! - The owner ends the state by [`Taken::release`]. All other threads wait for the word.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0–2 | state | as above |
-//! | 3 | `waited` | somebody sleeps until the page is no longer busy |
-//! | 8–31 | pins | how often it must not go out; only ever put on a resident page |
+//! | 3 | `waited` | a thread sleeps until the page is no longer busy |
+//! | 8–31 | pins | number of pins; a pinned page is resident and is not evicted |
 
 use usring_sys::futex;
 use usring_sys::ordering::Edge;
@@ -25,27 +25,28 @@ use usring_sys::sync::{AtomicU32, Ordering, relax};
 pub enum State {
     /// Holds zeroes, and takes no memory and no slot.
     Untouched,
-    /// In its slot, and nowhere else.
+    /// In its slot only.
     Out,
-    /// Some thread's.
+    /// Owned by one thread, which is changing it.
     Busy,
-    /// In memory, as it is in its slot; cannot be written to.
+    /// In memory and in its slot, with equal content; write-protected.
     Clean,
-    /// In memory alone.
+    /// In memory only.
     Dirty,
-    /// Not paged any more: what lies there is the kernel's (`crate::surrender`).
+    /// No longer paged: the kernel manages what is mapped there (`crate::surrender`).
     Given,
 }
 
 const STATE: u32 = 7;
-/// Busy, and untouched before that; or in memory. (All else that is busy has `bits_of(State::Busy)`.)
+/// Busy, and `Untouched` before that.
 const BUSY_UNTOUCHED: u32 = 6;
+/// Busy, and `Clean` or `Dirty` before that. A page that was `Out` has `bits_of(State::Busy)`.
 const BUSY_RESIDENT: u32 = 7;
 const WAITED: u32 = 1 << 3;
 const ONE_PIN: u32 = 1 << 8;
 
-/// How often a busy page is looked at before its user sleeps: about as long as
-/// putting a page in place takes.
+/// Polls of a busy page before the waiter sleeps: about as long as putting a page
+/// in place takes.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 fn state_of(word: u32) -> State {
@@ -71,7 +72,7 @@ const fn bits_of(state: State) -> u32 {
 }
 
 impl State {
-    /// Whether dropping it would lose something.
+    /// Whether there is memory that must not be dropped.
     pub fn has_memory(self) -> bool {
         self.is_resident() || self == State::Given
     }
@@ -81,12 +82,12 @@ impl State {
     }
 }
 
-/// Whether pins keep a page from being taken.
+/// Whether a pinned page can be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pins {
-    /// It stays in memory.
+    /// Yes: the owner leaves the page in memory.
     Ignored,
-    /// It goes out.
+    /// No: the owner is going to evict the page.
     Respected,
 }
 
@@ -94,7 +95,7 @@ pub enum Pins {
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a>(&'a AtomicU32);
 
-/// A busy page, in its owner's hand.
+/// A busy page, held by its owner.
 #[derive(Debug)]
 #[must_use = "everybody who wants the page waits for its release"]
 pub struct Taken<'a> {
@@ -112,21 +113,22 @@ impl<'a> Page<'a> {
         state_of(self.0.load(Ordering::Relaxed))
     }
 
-    /// What a page is whose cluster's gate is shut. If it has an owner, that is who has shut the
-    /// gate; or it waits outside, and the page is out, or was never touched.
+    /// Returns the state of a page whose cluster's gate is shut. A busy page belongs either to the
+    /// thread that shut the gate, or to a thread that waits for the gate. In the second case the
+    /// page is `Out` or `Untouched`.
     pub fn at_rest(&self) -> State {
         let word = self.0.load(Ordering::Relaxed);
         match word & STATE {
             BUSY_UNTOUCHED => State::Untouched,
-            // Whether it was clean, its owner knows.
+            // Only the owner knows whether the page was clean.
             BUSY_RESIDENT => State::Dirty,
             _ if state_of(word) == State::Busy => State::Out,
             _ => state_of(word),
         }
     }
 
-    /// Makes a page that nobody knows of yet what another one is at rest; but clean it is not, nor
-    /// pinned: who has pinned that one does not know of this one.
+    /// Copies the resting state of another page into this page, which no thread uses yet. The copy
+    /// is never clean and never pinned: a pin belongs to the original alone.
     pub fn copy_at_rest(&self, other: Page) {
         let state = match other.at_rest() {
             State::Clean => State::Dirty,
@@ -139,7 +141,7 @@ impl<'a> Page<'a> {
         self.0.load(Ordering::Relaxed) >= ONE_PIN
     }
 
-    /// Takes the page if it is in this state.
+    /// Takes the page if it is in the state `from`.
     #[inline]
     pub fn take(&self, from: State, pins: Pins) -> Option<Taken<'a>> {
         let mut word = self.0.load(Ordering::Relaxed);
@@ -160,7 +162,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Waits while the page is somebody's.
+    /// Waits while the page is busy.
     pub fn wait(&self) {
         for _ in 0..SPINS {
             if self.state() != State::Busy {
@@ -180,8 +182,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Keeps the page in memory from now on, if it is there; one that is to be
-    /// written to has to be dirty.
+    /// Pins the page if it is resident. For `write` it must be dirty.
     pub fn pin(&self, write: bool) -> Pinned {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -198,7 +199,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Takes a pin back. `true` if it was the last.
+    /// Removes a pin. Returns whether it was the last one.
     pub fn unpin(&self) -> bool {
         let before = self.0.fetch_sub(ONE_PIN, Edge::Page.release());
         assert!(before >= ONE_PIN, "who unpins has pinned");
@@ -206,24 +207,24 @@ impl<'a> Page<'a> {
     }
 }
 
-/// What came of pinning.
+/// Result of [`Page::pin`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pinned {
     First,
     Again,
-    /// It is not there, or not writable.
+    /// The page is not resident, or not writable. Holds the page's state.
     No(State),
     TooOften,
 }
 
 impl Taken<'_> {
-    /// The state out of which it was taken.
+    /// Returns the state that the page had before it was taken.
     #[inline]
     pub fn before(&self) -> State {
         self.before
     }
 
-    /// Gives the page back, to whoever comes next.
+    /// Puts the page into `state` and wakes the threads that wait for it.
     #[inline]
     pub fn release(self, state: State) {
         let word = self.page.0;

@@ -1,24 +1,25 @@
-//! A region as the threads meet that work on it: its pages' words, and the way
-//! of a fault.
+//! The shared state of a region, and the path of a fault.
 //!
-//! # Who owns what
-//! | what | whose |
+//! # Owners
+//! | what | owner |
 //! |---|---|
-//! | a page's word, slot number and mapping | who has taken the page ([`crate::page`]) |
+//! | a page's word, slot number and mapping | the thread that has taken the page ([`crate::page`]) |
 //! | a taken slot | the page that has its number |
-//! | a cluster's two moments of eviction | who has claimed its gate, with nobody inside ([`crate::gate`]) |
-//! | room below the limit | who counted `resident` up; the page's, once it is in |
-//! | a lane | who has its lock ([`crate::store`]) |
+//! | the two mapping changes of an eviction | the thread that has claimed and shut the cluster's gate ([`crate::gate`]) |
+//! | room below the limit | the thread that raised `resident`; then the page that came in |
+//! | a lane | the thread that holds its lock ([`crate::store`]) |
 //!
-//! In this order only: room, then a claim, then a page, then a lane, then the gate. Who evicts
-//! waits for no page; who has a page waits for nothing that needs another. None of
-//! it is done with signals open: a handler that touched a page would wait for its
-//! own thread.
+//! Lock order: room → claim → page → lane → gate.
 //!
-//! **A page becomes resident, and one that is resident is taken and given back,
-//! only inside its cluster's gate, or by who has claimed the gate.** So a busy page that
-//! is not the evictor's own is not in memory while the gate is shut, and may lie in
-//! a run that is dropped.
+//! # Invariants
+//! - An evicting thread waits for no page. A thread that owns a page waits for nothing
+//!   that needs another page.
+//! - Signals are closed throughout: a handler that touched a page would wait for its
+//!   own thread.
+//! - A page becomes resident only inside its cluster's gate. A resident page is taken
+//!   and released only there, or by the thread that has claimed the gate.
+//! - So a busy page that the evictor does not own is not in memory while the gate is
+//!   shut, and may lie in a run that the evictor drops.
 
 use crate::counters::{Counter, Counters};
 use crate::evict::Room;
@@ -41,31 +42,31 @@ use usring_sys::paged_memory::PagedMemory;
 use usring_sys::set_once::SetOnce;
 use usring_sys::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Bytes of a cluster: what is evicted together, if it is resident.
+/// Bytes of a cluster, whose resident pages are evicted together.
 const CLUSTER: usize = 256 << 10;
 
-/// Of a word of bits.
+/// Bits in a word of `in_use`.
 const BITS: usize = 64;
 
-/// What a thread does that a page does not allow, or that it is not there for.
+/// An access that faulted.
 #[derive(Clone, Copy, Debug)]
 pub struct Touch {
     pub write: bool,
-    /// A page was there.
+    /// The page was mapped, but write-protected.
     pub present: bool,
     pub place: usize,
 }
 
-/// A page that cannot be had.
+/// Why a page could not be brought in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// `None`: it has none, there was no memory for it.
+    /// The slot that could not be read; `None` if the kernel had no memory for the page.
     pub slot: Option<u32>,
     pub error: Errno,
 }
 
 impl Lost {
-    /// It is not in use.
+    /// The page is not in use: no mapping of the program covers it.
     pub const UNUSED: Lost = Lost { slot: None, error: Errno::EFAULT };
 }
 
@@ -78,10 +79,11 @@ pub struct Pager {
     pub counters: Counters,
     pub streams: Streams,
     pub evictions: Evictions,
-    /// Writes that have failed since one did not, and what the last of them was answered.
+    /// Failed writes since the last success.
     pub failed_writes: AtomicU32,
+    /// The errno of the last failed write.
     pub last_failure: AtomicU32,
-    /// Somebody wants all clusters: nobody begins to evict.
+    /// Threads that want to claim all clusters; while there is one, no eviction begins.
     pub wanted_whole: AtomicU32,
     /// The clock's hand, in clusters.
     pub hand: AtomicUsize,
@@ -92,13 +94,13 @@ pub struct Pager {
     gates: PageArray<AtomicU32>,
     /// Clusters from the first to the last in use.
     extent: AtomicUsize,
-    /// In a forked child: has what it inherited served; `false` if that is nothing.
+    /// In a forked child: makes a pager for the inherited memory. `false` if nothing was inherited.
     heir: SetOnce<fn() -> bool>,
-    /// Where not all pages are in use: which are, a bit each.
+    /// One bit for each page that is in use; `None` if all are.
     in_use: Option<PageArray<AtomicU64>>,
 }
 
-/// What a pager is made of.
+/// The parts from which [`Pager::new`] makes a pager.
 pub struct Parts {
     pub kind: Kind,
     pub memory: Arc<PagedMemory>,
@@ -108,7 +110,7 @@ pub struct Parts {
     pub limit: usize,
     pub readahead: usize,
     pub counters: Counters,
-    /// Whether no page is in use until it is said so.
+    /// Whether pages are unused until [`Pager::set_in_use`] names them.
     pub unused: bool,
 }
 
@@ -140,7 +142,7 @@ impl Pager {
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
             heir: SetOnce::new(),
-            // A touch that the kernel tells a thread of ours of has no other answer than a page.
+            // With `Kind::Thread` the only answer to a fault is a page.
             in_use: match parts.unused && parts.kind != Kind::Thread {
                 true => Some(PageArray::new(count.div_ceil(BITS))?),
                 false => None,
@@ -156,20 +158,20 @@ impl Pager {
         self.pages.len()
     }
 
-    /// Those that can have pages in memory.
+    /// Returns the number of clusters that can have pages in memory.
     pub fn clusters(&self) -> usize {
         self.extent.load(Ordering::Relaxed)
     }
 
-    /// Pages behind these are not in use. (Some may still be in memory; that they are
-    /// not evicted any more does no harm, for whoever gives pages up discards them.)
+    /// Declares the pages behind the first `pages` unused. Some of them may still be in memory and
+    /// are no longer evicted: the thread that unmaps them discards them.
     pub fn set_extent(&self, pages: usize) {
         let clusters = pages.div_ceil(self.per_cluster).clamp(1, self.gates.len());
         self.extent.store(clusters, Ordering::Relaxed);
     }
 
-    /// Says of which pages a touch is one of memory. Those that are no longer in use are given up afterwards: who has
-    /// touched one before is waited for then, and who comes later sees this.
+    /// Marks pages as used or unused. The caller discards pages that become unused afterwards: it
+    /// waits for a fault that came earlier, and a later fault sees the mark.
     pub fn set_in_use(&self, pages: Range<usize>, in_use: bool) {
         let Some(words) = &self.in_use else { return };
         let mut page = pages.start;
@@ -196,7 +198,7 @@ impl Pager {
         page / self.per_cluster
     }
 
-    /// The pages of a cluster.
+    /// Returns the pages of a cluster.
     pub fn cluster(&self, index: usize) -> Range<usize> {
         let first = index * self.per_cluster;
         first..(first + self.per_cluster).min(self.pages())
@@ -206,7 +208,7 @@ impl Pager {
         Page::new(&self.pages[index])
     }
 
-    /// Of the cluster that a page is in.
+    /// Returns the gate of the cluster that contains the page.
     pub fn gate_of(&self, page: usize) -> Gate<'_> {
         self.gate(self.cluster_of(page))
     }
@@ -215,7 +217,7 @@ impl Pager {
         Gate::new(&self.gates[cluster])
     }
 
-    /// The slot of a page, for who has taken it.
+    /// Returns the slot of a page that the caller has taken.
     pub fn slot(&self, _: &Taken, page: usize) -> u32 {
         self.slots[page].load(Ordering::Relaxed)
     }
@@ -224,18 +226,19 @@ impl Pager {
         self.slots[page].store(slot, Ordering::Relaxed);
     }
 
-    /// The same while all gates are shut, or nobody uses the pager.
+    /// Returns the slot of a page while all gates are shut, or no thread uses the pager.
     pub fn slot_at_rest(&self, page: usize) -> u32 {
         self.slots[page].load(Ordering::Relaxed)
     }
 
-    /// Has a page be what another pager's is, whose gates are shut. Nobody uses this one yet.
+    /// Copies a page's state and slot from another pager, whose gates are shut. No thread uses this
+    /// pager yet.
     pub fn copy_at_rest(&self, other: &Pager, page: usize) {
         self.page(page).copy_at_rest(other.page(page));
         self.slots[page].store(other.slot_at_rest(page), Ordering::Relaxed);
     }
 
-    /// Who is asked, in a forked child, to have what it inherited served.
+    /// Sets the function that a forked child calls at its first touch of inherited memory.
     pub fn set_heir(&self, heir: &'static fn() -> bool) {
         self.heir.set(heir);
     }
@@ -244,14 +247,14 @@ impl Pager {
         page * self.unit
     }
 
-    /// Makes a page resident, and writable if that is wanted: the way of a fault.
+    /// Makes a page resident, and writable for a write: the path of a fault.
     pub fn bring_in(&self, index: usize, touch: Touch) -> Result<(), Lost> {
         let page = self.page(index);
         let mut has_room = false;
         let outcome = loop {
             match page.state() {
                 State::Busy => page.wait(),
-                // It finds what is there now.
+                // The retried access finds what the kernel has mapped there.
                 State::Given => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
                     if let Some(outcome) = self.let_in(index, state, touch) {
@@ -282,7 +285,8 @@ impl Pager {
         outcome
     }
 
-    /// The page is resident; its toucher wants to write, or came late.
+    /// Serves a fault on a resident page: a write to a clean page, or a fault that raced with the
+    /// thread that brought the page in. `None` if the page's state has changed.
     fn let_in(&self, index: usize, state: State, touch: Touch) -> Option<Result<(), Lost>> {
         if state == State::Clean && !touch.write && touch.present {
             return Some(Ok(()));
@@ -352,8 +356,8 @@ impl Pager {
         Ok(())
     }
 
-    /// A page has been put in place out of its slot. Its owner is still inside
-    /// the gate.
+    /// Releases a page that was mapped with the content of its slot. The caller is still inside the
+    /// gate.
     pub fn settle(&self, taken: Taken, slot: u32, clean: bool) {
         if clean {
             taken.release(State::Clean);
@@ -363,13 +367,13 @@ impl Pager {
         }
     }
 
-    /// Takes room for one page, evicting for it if there is none.
+    /// Takes room for one page, and evicts where there is none.
     pub fn make_room(&self, place: usize) {
         while !self.take_one(place) && self.evict_directly(place) == Room::Perhaps {}
         self.limit.wake_evictor();
     }
 
-    /// Takes room for one page, if there is.
+    /// Takes room for one page if there is any.
     #[inline]
     pub fn take_one(&self, place: usize) -> bool {
         match self.limit.take(1) {
@@ -383,7 +387,7 @@ impl Pager {
         true
     }
 
-    /// Says what became of a page, on standard error.
+    /// Reports on standard error why a page was lost.
     pub fn complain(&self, index: usize, lost: Lost) {
         let offset = self.offset(index);
         match lost.slot {
@@ -406,7 +410,7 @@ impl FaultServer for Pager {
             if self.heir.get().is_some_and(|serves| serves()) {
                 return Served::Again;
             }
-            // The child may have something else there by now.
+            // The child may have mapped something else there.
             if page_fault::is_mapped(fault.address) {
                 return Served::Foreign;
             }
@@ -426,7 +430,7 @@ impl FaultServer for Pager {
         }
         let index = (fault.address - self.memory.address()) / self.unit;
         if self.page(index).state() == State::Given {
-            // Either it was touched before it was given away, or this is the kernel's answer.
+            // Either the touch came before the release to the kernel, or the kernel refuses it.
             let is_allowed = page_fault::allows(fault.address, fault.write);
             return if is_allowed { Served::Again } else { Served::Foreign };
         }

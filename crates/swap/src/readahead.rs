@@ -1,10 +1,10 @@
-//! Reading ahead: when a thread's faults follow each other in memory, the pages
-//! behind are brought in before it comes to them, by a thread of ours that sleeps
-//! until its one larger request is done. Nobody polls for them.
+//! Read-ahead: when a thread's faults are sequential, the reader thread brings in the
+//! next pages by one larger request. It sleeps until the request is done.
 //!
-//! Each place remembers where its last faults were. One right behind the last
-//! doubles what is read ahead, from 4 pages up; any other ends it. What has been
-//! asked for and was not begun yet is replaced by what is asked for later.
+//! - Each place remembers the page at which its faults would continue.
+//! - A fault on that page doubles the length of the read-ahead, from 4 pages on. A fault
+//!   elsewhere ends it.
+//! - A job that the reader has not begun is replaced by the next job of its place.
 
 use crate::counters::Counter;
 use crate::lane::{Lane, Waiting};
@@ -18,21 +18,21 @@ use usring_sys::ordering::{Edge, Side};
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// A power of two; several places share one, at the price of a guess.
+/// A power of two. Places that share a row spoil each other's predictions, no more.
 const ROWS: usize = 64;
 const FIRST: usize = 4;
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
-/// Bits of a job that count its pages.
+/// Low bits of a job, which count its pages.
 const COUNT_BITS: u32 = 8;
 
 pub struct Streams {
-    /// Of each place: the page that would go on, and how many were read ahead.
+    /// By place: the page that continues the sequence, and the pages last read ahead.
     expected: PageArray<AtomicU64>,
-    /// Of each place: what is to be read, 0 if nothing is.
+    /// By place: the pages to read; 0 for none.
     jobs: PageArray<AtomicU64>,
-    /// Most pages to read ahead; 0: none.
+    /// Most pages to read ahead; 0 turns read-ahead off.
     most: usize,
     reader: AtomicU32,
     stop: AtomicU32,
@@ -61,7 +61,7 @@ impl Streams {
         self.most
     }
 
-    /// A fault at a place has brought this page in; answers the pages to read ahead.
+    /// Notes that a fault of a place has brought `page` in. Returns the pages to read ahead.
     fn next(&self, page: usize, place: usize) -> Option<Range<usize>> {
         let word = &self.expected[place % ROWS];
         let (expected, before) = unpack(word.load(Ordering::Relaxed));
@@ -93,7 +93,7 @@ impl Streams {
         Some(first..first + count)
     }
 
-    /// For the reader: sleeps until there is a job. `None`: it is to end.
+    /// Puts the reader to sleep until there is a job. `None` if it has to end.
     fn wait(&self) -> Option<Range<usize>> {
         loop {
             self.reader.store(ASLEEP, Ordering::Relaxed);
@@ -116,7 +116,7 @@ impl Streams {
 }
 
 impl Pager {
-    /// After a swap-in: has read ahead what its thread is likely to want next.
+    /// After a swap-in: asks the reader for the pages that the thread will probably touch next.
     #[inline]
     pub fn follow(&self, page: usize, place: usize) {
         if self.streams.most() == 0 {
@@ -130,7 +130,7 @@ impl Pager {
         }
     }
 
-    /// The reader's life. Its lane has room for [`MOST`] pages.
+    /// Runs the reader thread. Its lane has room for [`MOST`] pages.
     pub fn read_ahead(&self, mut lane: Lane) {
         while let Some(pages) = self.streams.wait() {
             let end = pages.end.min(self.pages());
@@ -141,19 +141,19 @@ impl Pager {
         }
     }
 
-    /// Brings in the first pages of a range; answers the page behind, or the end if
-    /// there is no room for more.
+    /// Brings in the first pages of a range. Returns the page behind them, or the end if there is
+    /// no more room.
     fn read_ahead_once(&self, pages: Range<usize>, lane: &mut Lane) -> usize {
-        // What is not out is passed over, once.
+        // Pages that are not out are skipped.
         let Some(first) = pages.clone().find(|page| self.page(*page).state() == State::Out) else { return pages.end };
         let Some(run) = self.take_run(first..pages.end, || self.limit.take_spare(1)) else {
-            // No room, or somebody else has it.
+            // There is no room, or another thread has taken the page.
             return if self.page(first).state() == State::Out { pages.end } else { first + 1 };
         };
         let end = first + run.count();
         let (from, length) = self.place_of(&run);
         let content = lane.read(self.store.device(), from, length, Waiting::Asleep);
-        // Who touches a page that did not come hears why.
+        // A page that did not come stays out; the thread that touches it reports the error.
         self.put_in_place(run, content, self.mechanism.tracks_writes(), (Counter::ReadAhead, first));
         end
     }

@@ -1,4 +1,5 @@
-//! A region as a program has it.
+//! [`SwapRegion`] and its [`Builder`]: the interface of a region to Rust programs.
+//! `interpose` builds the interface to C programs on it. `pager` has the region's state.
 
 use crate::background::Background;
 use crate::backing::{self, Refusal};
@@ -22,26 +23,26 @@ use usring_sys::paged_memory::Window;
 use usring_sys::sync::{AtomicUsize, Ordering};
 use usring_sys::{Errno, processor, thread, user_memory};
 
-/// Least limit in units: a few clusters, so that what one thread evicts is not
-/// what another brings in.
+/// Least limit in units: a few clusters, so that one thread does not evict the pages that
+/// another is bringing in.
 pub const LEAST_LIMIT: usize = 64;
 
-/// Bytes read ahead, unless something else is asked for.
+/// Bytes read ahead by default.
 const READAHEAD: usize = 128 << 10;
-/// Lanes for each processor, unless something else is asked for.
+/// Lanes for each processor by default.
 const LANES: usize = 4;
 
 /// Queue pairs of the evictor and of the reader.
 const OWN_QUEUES: u32 = 2;
-/// With one for those who fault.
+/// Queue pairs that a region needs: its own, and one for faulting threads.
 pub const LEAST_QUEUES: u32 = OWN_QUEUES + 1;
 
-/// What is to be done with memory that is kept resident.
+/// How the caller uses memory that is kept resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It is read.
+    /// The caller reads it.
     Read,
-    /// It is read and written.
+    /// The caller reads and writes it.
     Write,
 }
 
@@ -60,7 +61,7 @@ pub struct Builder {
     statistics: Option<CString>,
 }
 
-/// Where pages go.
+/// The backing store.
 #[derive(Clone, Default)]
 enum Backing {
     #[default]
@@ -71,79 +72,81 @@ enum Backing {
 }
 
 impl Builder {
-    /// Bytes of the region; rounded up to whole pages.
+    /// Sets the size of the region in bytes; it is rounded up to whole pages.
     pub fn size(mut self, bytes: usize) -> Self {
         self.size = bytes;
         self
     }
 
-    /// Most bytes of it that are resident.
+    /// Sets the most bytes of the region that are resident.
     pub fn limit(mut self, bytes: usize) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// Where its pages go, as `usring run --device` takes it:
-    /// `file:path=/var/tmp/swap,size=1G`. `overwrite=on` has a file or device taken that holds
-    /// data of somebody's.
+    /// Sets the backing store by a SPEC, as `usring run --device` takes it:
+    /// `file:path=/var/tmp/swap,size=1G`. With `overwrite=on` the region also takes a file or
+    /// device that holds other data.
     pub fn backing(mut self, text: &str) -> Result<Self, SpecError> {
         self.backing = Backing::Text(spec::parse(text)?);
         Ok(self)
     }
 
-    /// What the device in words needs of another process: a back end's queues.
+    /// Sets the source of what a device needs from another process: a back end's queues.
     pub fn supply(mut self, supply: Arc<dyn Supply>) -> Self {
         self.supply = Some(supply);
         self
     }
 
-    /// A device that is open, instead of one in words. Its owner vouches that nothing else uses
-    /// it; it may be smaller than the region.
+    /// Sets the backing store to an open device, which may be smaller than the region. The caller
+    /// guarantees that nothing else uses the device.
     pub fn device(self, device: Arc<Device>) -> Self {
         self.behind_header(device, 0)
     }
 
-    /// A device that is open, with its first slot behind so many bytes.
+    /// Sets the backing store to an open device whose first slot lies behind `header` bytes.
     pub(crate) fn behind_header(mut self, device: Arc<Device>, header: u64) -> Self {
         self.backing = Backing::Open(device, header);
         self
     }
 
-    /// Which mechanism, instead of the best that works here.
+    /// Sets the mechanism; by default, the best that works here.
     pub fn mechanism(mut self, mechanism: Kind) -> Self {
         self.mechanism = Some(mechanism);
         self
     }
 
-    /// Most bytes that are read ahead of a thread whose faults follow each
-    /// other (128 KiB unless said); 0: none.
+    /// Sets the most bytes that are read ahead of a thread whose faults are sequential: 128 KiB by
+    /// default; 0 turns read-ahead off.
     pub fn readahead(mut self, bytes: usize) -> Self {
         self.readahead = Some(bytes);
         self
     }
 
-    /// How many threads fault at the same time without waiting for each other's
-    /// queue pair: four for each processor, unless said.
+    /// Sets how many threads can fault at once without sharing a queue pair: four for each
+    /// processor by default.
     pub fn lanes(mut self, lanes: usize) -> Self {
         self.lanes = Some(lanes.max(1));
         self
     }
 
-    /// At this address, a multiple of 2 MiB where nothing is mapped, counting in this file (`counters::run`), and with threads that
-    /// libc does not know: for memory of a program that knows nothing of it, which may ask
-    /// for some from inside libc's malloc.
+    /// Prepares the region of an unmodified program, which may call from inside libc's malloc.
+    /// The region lies at `address`, a multiple of 2 MiB where nothing is mapped. It counts in the
+    /// file `statistics` (`counters::run`). libc does not know its threads.
     pub(crate) fn beneath_program(mut self, address: usize, statistics: Option<CString>) -> Self {
         (self.address, self.unknown_threads, self.statistics) = (Some(address), true, statistics);
         self
     }
 
-    /// Makes the region. What the backing store holds when the region is gone is of no use.
+    /// Makes the region. The content of the backing store means nothing once the region is gone.
     ///
-    /// Errors: what a store is refused for ([`Refusal`]), which has room for all of the region;
-    /// `EINVAL` where the size is 0, the limit less than 64 pages, or the
-    /// device cannot be written to in pages; `EOPNOTSUPP` where no mechanism works here;
-    /// what opening the device, its queue pairs, or the mechanism that was asked
-    /// for answers; `ENOMEM`.
+    /// Errors:
+    /// - [`Refusal`]: the store cannot be used, or has no room for all of the region.
+    /// - `EINVAL`: the size is 0, the limit is below 64 pages, or the device cannot be
+    ///   written in pages.
+    /// - `EOPNOTSUPP`: no mechanism works here.
+    /// - `ENOMEM`.
+    /// - The error of opening the device, its queue pairs, or the chosen mechanism.
     pub fn build(self) -> Result<SwapRegion, Refusal> {
         user_memory::install_fault_handler();
         let backing::Backing { device, policy, claim, header } = self.open()?;
@@ -164,8 +167,8 @@ impl Builder {
         }
         let lanes = self.lanes.unwrap_or_else(|| LANES * processor::count() as usize);
         let lanes = lanes.min(device.geometry().queues.saturating_sub(OWN_QUEUES).max(1) as usize);
-        // The evictor's and the reader's own come first: the device may have no
-        // more queue pairs than the store takes.
+        // The evictor's and the reader's lanes come first: the store takes all queue pairs that
+        // are left.
         let evictor = Lane::new(&device, unit)?;
         let reader = Lane::new(&device, run::MOST * unit)?;
         let store = Store::new(device, header, unit, lanes, self.unknown_threads)?;
@@ -215,7 +218,8 @@ impl Builder {
                 for kind in Kind::BY_ITSELF {
                     match prepare(kind) {
                         Ok(prepared) => return Ok(prepared),
-                        // Of memory there would be more elsewhere, of mechanisms not.
+                        // A lack of memory is what the caller can mend; report that rather than
+                        // the lack of a mechanism.
                         Err(Errno::ENOMEM) => failed = Errno::ENOMEM,
                         Err(_) => {}
                     }
@@ -226,38 +230,38 @@ impl Builder {
     }
 }
 
-/// Those of the run, or of this process alone.
+/// Returns the counters of the run in `file`, or counters of this process alone.
 pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
     file.and_then(counters::run::take).map_or_else(Counters::new, Ok)
 }
 
 /// Memory of which only a part is resident.
 ///
-/// It is used as any memory is; what a thread touches that is out comes back
-/// before its next instruction. Three things differ:
-/// - **A system call** does not bring pages back (but with the mechanism `compat`): it
-///   answers `EFAULT`, or a part. What it is given is kept resident by
-///   [`SwapRegion::with_resident`] or [`SwapRegion::pin`].
-/// - **A forked child** does not have the memory: touching it ends the child.
-/// - **A page that cannot be read back** is a SIGBUS, as of a file that is mapped;
-///   standard error says which slot.
+/// A program uses it like any memory: a page that is out comes back when a thread touches it.
+/// Three things differ:
+/// - **System calls** do not bring pages back, except with the mechanism `compat`. They answer
+///   `EFAULT`, or transfer a part. [`SwapRegion::with_resident`] and [`SwapRegion::pin`] keep
+///   memory resident for them.
+/// - **A forked child** does not have the memory: a touch ends the child.
+/// - **A page that cannot be read back** raises SIGBUS, as a mapped file does. Standard error
+///   names the slot.
 ///
-/// It does not grow: it is made as large as it may become, as what was never touched takes
+/// A region does not grow. Make it as large as it may become: pages that were never touched take
 /// neither memory nor room on the device.
 ///
-/// What is no longer wanted is given up by [`SwapRegion::discard`]. MADV_DONTNEED knows nothing of
-/// slots: a page that is out comes back as it was, and one that goes out at that
-/// moment may end the process.
+/// Use [`SwapRegion::discard`] for content that is no longer needed. MADV_DONTNEED does not free
+/// slots: a page that is out comes back with its content, and a page that is being evicted may end
+/// the process.
 ///
-/// Signals: SIGBUS and SIGSEGV must not be blocked by a thread that touches it, and
-/// who takes their handlers away takes the pages along.
+/// Threads that touch the memory must not block SIGBUS or SIGSEGV. The program must not replace
+/// the handlers of these signals.
 pub struct SwapRegion {
     window: Window,
     /// Pages that are pinned at least once.
     pinned: AtomicUsize,
     registration: Option<Registration>,
     background: Background,
-    /// The device's, where the region opened it.
+    /// The polling policy of the device, if the region opened it.
     policy: Option<&'static PolicyWord>,
     /// Keeps other regions from the backing store, where this one opened it.
     claim: Option<HeldDescriptor>,
@@ -269,7 +273,7 @@ impl SwapRegion {
         Builder::default()
     }
 
-    /// Has touches of the memory served by a pager, and its threads work, by these lanes.
+    /// Registers the pager for faults on the memory, and starts the evictor and the reader.
     pub(crate) fn start(
         window: Window,
         pager: Pager,
@@ -300,7 +304,7 @@ impl SwapRegion {
         self.pager.kind
     }
 
-    /// Bytes that come and go together.
+    /// Returns the bytes that are brought in and evicted together.
     pub fn page_size(&self) -> usize {
         self.pager.unit()
     }
@@ -309,7 +313,7 @@ impl SwapRegion {
         self.pager.memory.address() as *mut u8
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> usize {
         self.pager.memory.length()
     }
@@ -322,8 +326,8 @@ impl SwapRegion {
         self.window.as_mut_slice()
     }
 
-    /// How pages are waited for from now on, in the words of `poll=`. `false`
-    /// if it is none, or the device's owner has the policy.
+    /// Sets the polling policy, in the words of `poll=`. `false` if `policy` is not one, or if the
+    /// region did not open the device.
     pub fn set_policy(&self, policy: &str) -> bool {
         match (self.policy, PollPolicy::parse(policy)) {
             (Some(word), Some(policy)) => {
@@ -334,15 +338,15 @@ impl SwapRegion {
         }
     }
 
-    /// Where its pages go.
+    /// Returns the backing store.
     pub fn device(&self) -> &Arc<Device> {
         self.pager.store.device()
     }
 
-    /// Changes the limit; a lower one is kept when this returns.
+    /// Changes the limit. A lower limit holds when this returns.
     ///
-    /// Errors: `EINVAL` where it is less than 64 pages; `ENOSPC` where the backing store has no
-    /// room for what has to go; `EBUSY` where too much is pinned; what the device answers.
+    /// Errors: `EINVAL` for less than 64 pages; `ENOSPC` where the backing store is full; `EBUSY`
+    /// where too much is pinned; the device's errors.
     pub fn set_limit(&self, bytes: usize) -> Result<(), Errno> {
         let limit = bytes / self.pager.unit();
         if limit < LEAST_LIMIT {
@@ -353,7 +357,7 @@ impl SwapRegion {
         self.pager.evict_down_to(limit)
     }
 
-    /// In units.
+    /// Returns the limit in units.
     pub(crate) fn limit(&self) -> usize {
         self.pager.limit.get()
     }
@@ -366,16 +370,16 @@ impl SwapRegion {
         Ok(range.start / unit..range.end.div_ceil(unit))
     }
 
-    /// Brings a range of bytes in and keeps it resident until the pin is dropped. What is
-    /// out is read by requests of up to 128 KiB, not polled for.
+    /// Brings a range of bytes in and keeps it resident until the pin is dropped. Pages that are
+    /// out are read by requests of up to 128 KiB; the thread sleeps meanwhile.
     ///
-    /// Errors: `EINVAL` where it is not within the region; `ENOMEM` where more than half of
-    /// the limit would be pinned; `EIO` where a page cannot be read back.
+    /// Errors: `EINVAL` for a range outside the region; `ENOMEM` where more than half of the limit
+    /// would be pinned; `EIO` where a page cannot be read back.
     pub fn pin(&self, range: Range<usize>, access: Access) -> Result<Pin<'_>, Errno> {
         self.pin_among(range, access, self.pager.limit.get() / 2)
     }
 
-    /// The same where up to so many pages may be pinned by then.
+    /// Pins a range as [`SwapRegion::pin`] does, where up to `most` pages may be pinned in all.
     pub(crate) fn pin_among(&self, range: Range<usize>, access: Access, most: usize) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };
@@ -386,7 +390,7 @@ impl SwapRegion {
         Ok(pin)
     }
 
-    /// Pins the first of some pages, and may bring in those that follow it, too.
+    /// Pins the first of `pages`, and may bring in the pages behind it with the same request.
     fn pin_first(&self, pages: Range<usize>, write: bool, most: usize) -> Result<(), Errno> {
         let index = pages.start;
         let touch = Touch { write, present: true, place: page_fault::place() };
@@ -403,7 +407,7 @@ impl SwapRegion {
                 Pinned::TooOften => return Err(Errno::ENOMEM),
                 Pinned::No(State::Given) => return Err(Errno::ENXIO),
                 Pinned::No(_) => {
-                    // A handler could touch the page that this thread has.
+                    // A signal handler could touch the page that this thread owns.
                     let _closed = thread::close_signals();
                     if self.pager.bring_in_together(pages.clone(), touch) {
                         continue;
@@ -420,11 +424,11 @@ impl SwapRegion {
         }
     }
 
-    /// Takes back a [`Pin`] of this range that was forgotten: for languages that cannot
-    /// hold one. Errors: `EINVAL` where it is not within the region.
+    /// Removes a [`Pin`] of this range that was forgotten: for languages that cannot hold one.
+    /// Errors: `EINVAL` for a range outside the region.
     ///
     /// # Panics
-    /// If there was none.
+    /// If a page of the range is not pinned.
     pub fn unpin(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pages(&range)?.for_each(|page| self.unpin_page(page));
         Ok(())
@@ -436,15 +440,15 @@ impl SwapRegion {
         }
     }
 
-    /// Gives `work` a part of the memory, all of which stays resident meanwhile:
-    /// for system calls, which do not bring pages back. Errors: as [`SwapRegion::pin`].
+    /// Calls `work` with a part of the memory that stays resident meanwhile: for system calls,
+    /// which do not bring pages back. Errors: those of [`SwapRegion::pin`].
     pub fn with_resident<R>(
         &mut self,
         range: Range<usize>,
         access: Access,
         work: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, Errno> {
-        // Not in a `Pin`, which would borrow the whole.
+        // A `Pin` would borrow the whole region.
         let pages = self.pages(&range)?;
         let pin = self.pin(range.clone(), access)?;
         core::mem::forget(pin);
@@ -453,17 +457,17 @@ impl SwapRegion {
         Ok(result)
     }
 
-    /// The content of whole pages is no longer wanted: they hold zeroes from now
-    /// on, and take neither memory nor slots.
+    /// Drops the content of whole pages. They hold zeroes from now on, and take neither memory nor
+    /// slots.
     ///
-    /// Errors: `EINVAL` where the range is not whole pages of the region; `EBUSY` where one
-    /// is pinned (those before it are gone).
+    /// Errors: `EINVAL` for a range that is not whole pages of the region; `EBUSY` at a pinned page
+    /// (the pages before it are dropped).
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Errno> {
         self.discard_shared(range)
     }
 
-    /// The same while others may use the region; what they write to the range
-    /// meanwhile may be there afterwards, or not.
+    /// Drops the content of whole pages while other threads may use the region. A concurrent write
+    /// to the range may be dropped or kept. Errors: those of [`SwapRegion::discard`].
     pub fn discard_shared(&self, range: Range<usize>) -> Result<(), Errno> {
         let unit = self.pager.unit();
         let pages = self.pages(&range)?;
@@ -474,55 +478,57 @@ impl SwapRegion {
         self.pager.discard(pages)
     }
 
-    /// Has whole pages hold what they hold, and be the kernel's from now on: they count to no
-    /// limit, and whatever is done to them is the caller's and the kernel's affair.
+    /// Releases whole pages to the kernel with their content: ordinary memory takes their place,
+    /// and no limit counts them.
     ///
-    /// Errors: `EBUSY` where one is pinned, or the kernel's already; `EIO`; `ENOMEM`. Then nothing has changed.
+    /// Errors, which change nothing: `EBUSY` where a page is pinned or released already; `EIO`;
+    /// `ENOMEM`.
     pub(crate) fn surrender(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pager.surrender(self.pages(&range)?)
     }
 
-    /// Who is asked, in a forked child, to have what it inherited served.
+    /// Sets the function that a forked child calls at its first touch of inherited memory.
     pub fn set_heir(&self, heir: &'static fn() -> bool) {
         self.pager.set_heir(heir);
     }
 
-    /// The same without what they hold, if `act` puts something in their place; some may be the kernel's
-    /// already. Errors: `EBUSY` where one is pinned; what `act` answers. Then nothing has changed.
+    /// Releases whole pages to the kernel without their content: `act` maps something there. Some
+    /// may be released already. Errors, which change nothing: `EBUSY` where a page is pinned; the
+    /// error of `act`.
     pub(crate) fn replace<R>(&self, range: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.pager.replace(self.pages(&range)?, act)
     }
 
-    /// Takes pages back from the kernel; they hold zeroes. Errors: `ENOMEM`, `EINVAL` where one is not the
-    /// kernel's.
+    /// Takes released pages back; they hold zeroes. Errors: `ENOMEM`; `EINVAL` for a page that was
+    /// not released.
     pub(crate) fn reclaim(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pager.reclaim(self.pages(&range)?)
     }
 
-    /// Whether the page at an offset is in memory.
+    /// Returns whether the page at an offset is in memory.
     pub(crate) fn is_resident(&self, offset: usize) -> bool {
         self.pager.page(offset / self.pager.unit()).state().is_resident()
     }
 
-    /// Only so many bytes from the start are in use: eviction looks no further, and touches behind
-    /// what was ever in use are not served. For one thread at a time.
+    /// Declares only the first `bytes` bytes used. Eviction looks no further, and touches beyond
+    /// the largest extent ever set are not served. For one thread at a time.
     ///
-    /// Errors: `ENOMEM`; then nothing has changed.
+    /// Errors, which change nothing: `ENOMEM`.
     pub(crate) fn set_extent(&self, bytes: usize) -> Result<(), Errno> {
         self.pager.mechanism.extend(bytes)?;
         self.pager.set_extent(bytes.div_ceil(self.pager.unit()));
         Ok(())
     }
 
-    /// Whether touches of whole pages are touches of memory: where that is not so yet (`beneath_program`), or no
-    /// longer, when they are given up.
+    /// Marks whole pages as mapped or unmapped for the program (`beneath_program`): a touch of an
+    /// unmapped page raises SIGSEGV.
     pub(crate) fn set_in_use(&self, range: Range<usize>, in_use: bool) {
         let unit = self.pager.unit();
         self.pager.set_in_use(range.start / unit..range.end.div_ceil(unit), in_use);
     }
 
-    /// Has the content of whole pages move to others that hold nothing; what nobody has
-    /// in memory moves without coming in, what is pinned stays as well. Errors: `ENOMEM`; then all is as it was.
+    /// Moves the content of whole pages to pages that hold nothing. A page that is out moves
+    /// without coming in; a pinned page also stays. Errors, which change nothing: `ENOMEM`.
     pub(crate) fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let unit = self.pager.unit();
         self.pager.move_pages(self.pages(&from)?, to / unit)
@@ -562,7 +568,7 @@ impl Drop for SwapRegion {
         if self.pager.memory.is_ours() {
             self.background.stop();
         } else if let Some(registration) = registration {
-            // A child's copy: it has neither the threads nor the memory.
+            // In a forked child: it has neither the threads nor the memory.
             registration.forget();
         }
     }

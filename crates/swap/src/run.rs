@@ -1,6 +1,6 @@
-//! Pages that come in together: neighbours whose slots are neighbours, too, by one
-//! larger request that nobody polls for. For pages that are read ahead, and for those
-//! that a system call is about to use.
+//! Brings in several pages by one request: adjacent pages whose slots are adjacent, too.
+//! The thread sleeps until the request is done. Used for read-ahead, and for memory that
+//! a system call is about to use.
 
 use crate::counters::Counter;
 use crate::evict::Aim;
@@ -12,7 +12,7 @@ use usring_sys::Errno;
 /// Most pages of a request.
 pub const MOST: usize = 64;
 
-/// Pages in the hand of who brings them in, with room for each.
+/// Pages that the caller has taken and has room for.
 pub struct Run<'a> {
     first: usize,
     slot: u32,
@@ -27,8 +27,8 @@ impl Run<'_> {
 }
 
 impl Pager {
-    /// Takes pages from the first of a range on, while they are out and their slots
-    /// follow each other. `take_room` takes room for one.
+    /// Takes pages from the first of a range on, while they are out and in consecutive slots.
+    /// `take_room` takes room for one page.
     pub fn take_run(&self, pages: Range<usize>, mut take_room: impl FnMut() -> bool) -> Option<Run<'_>> {
         let mut run = Run { first: pages.start, slot: 0, pages: [const { None }; MOST], count: 0 };
         for page in pages.take(MOST) {
@@ -53,13 +53,13 @@ impl Pager {
         (run.count > 0).then_some(run)
     }
 
-    /// Where on the device a run begins, and how many bytes it has.
+    /// Returns the device's byte at which a run begins, and the length of the run in bytes.
     pub fn place_of(&self, run: &Run) -> (u64, usize) {
         (self.store.offset(run.slot), run.count * self.unit())
     }
 
-    /// Puts pages in place and gives them back; `false` if one could not be, which is out
-    /// as before. Each that could is counted.
+    /// Maps the pages of a run with their content, releases them, and counts them. `false` if one
+    /// could not be mapped; that page stays out.
     pub fn put_in_place(
         &self,
         mut run: Run,
@@ -86,8 +86,8 @@ impl Pager {
         all
     }
 
-    /// Brings in pages from the first of a range on, all of which are wanted. `false`: not
-    /// the first; it is to be had by itself, or known why not.
+    /// Brings in pages from the first of a range on. `false` if the first page did not come: the
+    /// caller brings it in by itself, which also reports the error.
     pub fn bring_in_together(&self, pages: Range<usize>, touch: Touch) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();
@@ -108,7 +108,7 @@ impl Pager {
         self.put_in_place(run, content, clean, (Counter::SwapIns, touch.place))
     }
 
-    /// Takes room for up to so many pages, evicting for it; says for how many.
+    /// Takes room for up to `most` pages and evicts for it. Returns the number of pages.
     fn take_room(&self, most: usize, place: usize) -> usize {
         let mut room = 0;
         while room < most {

@@ -1,12 +1,12 @@
-//! Which slots of the backing store are taken: a bit each. Slots are handed out
-//! in runs, and from where the last run ended, so that what is evicted together
-//! is written, and read ahead, as one request.
+//! The allocator of slots: one bit for each slot of the backing store. Slots are
+//! allocated in runs, beginning where the last run ended. So pages that are evicted
+//! together are written, and later read ahead, by one request.
 //!
-//! Any thread takes and frees at any time, by one compare-and-swap. A slot that
-//! is taken belongs to the page that has its number, and so to whoever has the
-//! page.
-//!
-//! Processes that have forked each other may have the slots together (`crate::family`).
+//! Invariants:
+//! - Any thread allocates and frees at any time, by one atomic operation on a word.
+//! - An allocated slot belongs to the page that has its number, and so to the thread that
+//!   has taken the page.
+//! - Processes related by fork may share the slots (`crate::family`).
 
 use crate::family::{Member, Tables};
 use alloc::sync::Arc;
@@ -17,22 +17,22 @@ use usring_sys::sync::{AtomicU64, AtomicUsize, Ordering};
 /// Longest run; the slots of a word.
 pub const LONGEST: u32 = 64;
 
-/// Words that are looked at for a run of the wanted length before a shorter one is good enough.
+/// Words that are searched for a run of the wanted length before a shorter one is taken.
 const LOOKED_AT: usize = 64;
 
 pub struct Slots {
     table: Arc<Table>,
     count: u32,
-    /// The word to look at first.
+    /// The word at which the next search begins.
     next: AtomicUsize,
-    /// Who the process is among those that have the slots.
+    /// This process among those that share the slots; `None` if no other process does.
     member: Option<Member>,
 }
 
-/// What all who have the slots share.
+/// The part that all processes share.
 struct Table {
     words: PageArray<AtomicU64>,
-    /// Where nobody shares them.
+    /// Allocated slots, if no other process shares them; else `tables` counts.
     taken: AtomicU64,
     tables: Option<Tables>,
 }
@@ -51,9 +51,9 @@ impl Slots {
         Ok(Self::of(table, count, None))
     }
 
-    /// The same, of slots that forked children may come to have, too.
+    /// Makes an allocator that forked children can share.
     ///
-    /// Errors: where the system lends no memory that can be shared.
+    /// Errors: those of making shared memory.
     pub fn with_family(count: u32) -> Result<Self, Errno> {
         let (tables, member, words) = Tables::new(count.div_ceil(64) as usize)?;
         let table = Table { words, taken: AtomicU64::new(0), tables: Some(tables) };
@@ -73,16 +73,16 @@ impl Slots {
         self.table.tables.as_ref().zip(self.member.as_ref())
     }
 
-    /// A place for a child that is to be forked: what it has is given back once nobody has
-    /// the member's descriptor open. Errors: `EOPNOTSUPP` where the slots are this
-    /// process's alone; as [`Tables::admit`].
+    /// Adds a child that is about to be forked. Its slots are freed once no process has the
+    /// member's descriptor open. Errors: `EOPNOTSUPP` where the slots cannot be shared; those of
+    /// [`Tables::admit`].
     pub fn admit(&self) -> Result<Member, Errno> {
         self.reap();
         let (tables, own) = self.family().ok_or(Errno::EOPNOTSUPP)?;
         tables.admit(own)
     }
 
-    /// Slots of ours are the child's, too. (They are cheapest in order.)
+    /// Shares slots of this process with a child. Ascending order costs least.
     pub fn lend(&self, member: &Member, slots: impl Iterator<Item = u32>) {
         let Some((tables, _)) = self.family() else { return };
         let (mut word, mut bits) = (0, 0);
@@ -96,13 +96,13 @@ impl Slots {
         tables.lend(member, word, bits);
     }
 
-    /// In the child: the slots, as it has them.
+    /// In the child: returns its view of the slots.
     pub fn inherit(&self, member: Member) -> Slots {
         let next = AtomicUsize::new(self.next.load(Ordering::Relaxed));
         Slots { table: self.table.clone(), count: self.count, next, member: Some(member) }
     }
 
-    /// Takes back what processes had that are gone.
+    /// Frees the slots of processes that have ended.
     pub fn reap(&self) {
         if let Some((tables, own)) = self.family() {
             tables.reap(own, |slot| self.release(slot));
@@ -121,17 +121,17 @@ impl Slots {
         self.count_taken().load(Ordering::Relaxed) as usize
     }
 
-    /// (A member that is killed may leave more counted than there are.)
+    /// Whether no slot is free. A killed process may leave the count too high.
     pub fn are_all_taken(&self) -> bool {
         self.taken() >= self.count as usize
     }
 
-    /// Takes up to `wanted` consecutive slots, at least one; `None` if there is none left.
+    /// Allocates up to `wanted` consecutive slots, at least one. `None` if no slot is free.
     pub fn take(&self, wanted: u32) -> Option<Run> {
         let wanted = wanted.clamp(1, LONGEST);
         loop {
             let found = self.find(wanted).or_else(|| {
-                // Whatever the count says.
+                // Not only where the count says so: a killed process may have left it too high.
                 self.reap();
                 self.find(wanted)
             });
@@ -139,7 +139,7 @@ impl Slots {
             let bits = mask(run.length) << run.first;
             let took = self.table.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
-                // Before they are anybody's: whoever gives them back counts them down.
+                // Before the slots have an owner, who may free them and lower the count.
                 self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 if let Some((tables, own)) = self.family() {
                     tables.take(own, index, bits);
@@ -151,7 +151,7 @@ impl Slots {
         }
     }
 
-    /// A free run, with the word that it lies in and what that held.
+    /// Returns a free run, the index of its word, and the value of that word.
     fn find(&self, wanted: u32) -> Option<(usize, u64, Run)> {
         let start = self.next.load(Ordering::Relaxed);
         let all = &self.table.words;
@@ -177,7 +177,7 @@ impl Slots {
         }
     }
 
-    /// The slot is nobody's.
+    /// Frees a slot that no process uses.
     fn release(&self, slot: u32) {
         let bit = 1 << (slot % 64);
         let before = self.table.words[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
@@ -190,7 +190,7 @@ fn mask(length: u32) -> u64 {
     if length >= 64 { u64::MAX } else { (1 << length) - 1 }
 }
 
-/// Where runs of so many bits begin.
+/// Returns the bits at which runs of `length` free bits begin.
 #[inline]
 fn starts(free: u64, length: u32) -> u64 {
     let (mut starts, mut known) = (free, 1);
@@ -202,8 +202,7 @@ fn starts(free: u64, length: u32) -> u64 {
     starts
 }
 
-/// The first run of `wanted` bits, or else the longest that there is, if it has
-/// `least` of them, which are no more.
+/// Returns the first run of `wanted` bits, else the longest run of at least `least` bits.
 #[inline]
 fn longest_run(free: u64, least: u32, wanted: u32) -> Option<Run> {
     let (mut found, mut length) = (starts(free, least), least);

@@ -1,8 +1,8 @@
-//! Where pages go: a device, cut into slots of one unit each, and its lanes.
+//! The backing store: a device that is divided into slots of one unit, and its lanes.
 //!
-//! A thread that faults finds a lane by its place ([`usring_sys::page_fault`]),
-//! so as long as there are enough of them no two threads want the same; one whose
-//! lane is in use takes the next that is free.
+//! A faulting thread finds its lane by its place ([`usring_sys::page_fault`]). Where
+//! there are enough lanes, no two threads use the same one. A thread whose lane is in
+//! use takes the next free one.
 
 use crate::lane::Lane;
 use crate::run::MOST;
@@ -26,17 +26,17 @@ pub struct Store {
     wide: Vec<Mutex<Bounce>>,
 }
 
-/// Bytes of a request for several pages that are about to be used.
+/// Bytes of a request for several pages.
 const WIDE: usize = 128 << 10;
-/// Lanes that share a bounce buffer for them. (Its memory stays.)
+/// Lanes that share one bounce buffer of that size, whose memory is never returned.
 const LANES_OF_WIDE: usize = 4;
 
 impl Store {
-    /// Slots behind so many bytes, with up to so many lanes: as many as the device has queue pairs for. Forked children
-    /// may come to have the slots, too, where there is a `family`.
+    /// Makes a store whose slots lie behind `header` bytes, with up to `lanes` lanes, as far as the
+    /// device has queue pairs. With `family`, forked children can share the slots.
     ///
-    /// Errors: `EINVAL` where a unit is no whole number of blocks, or the device
-    /// has no room for one; what opening the first queue pair answers.
+    /// Errors: `EINVAL` where a unit is not a multiple of the device's block, or the device holds
+    /// less than one unit; the error of opening the first queue pair.
     pub fn new(device: Arc<Device>, header: u64, unit: usize, lanes: usize, family: bool) -> Result<Self, Errno> {
         let geometry = device.geometry();
         if geometry.features.read_only || !unit.is_multiple_of(geometry.block as usize) || geometry.segments == 0 {
@@ -46,13 +46,13 @@ impl Store {
         if count == 0 {
             return Err(Errno::EINVAL);
         }
-        // Without shared memory there is no family.
+        // Without shared memory, children cannot share the slots.
         let shared = if family { Slots::with_family(count).ok() } else { None };
         let slots = shared.map_or_else(|| Slots::new(count), Ok)?;
         Self::with_slots(device, header, unit, lanes, slots)
     }
 
-    /// In a forked child: the same slots of the same device, by lanes of its own.
+    /// In a forked child: makes a store on the device and the slots of the parent, with new lanes.
     pub fn inherit(&self, slots: Slots) -> Result<Self, Errno> {
         Self::with_slots(self.device.clone(), self.header, self.unit, self.lanes.len(), slots)
     }
@@ -75,7 +75,7 @@ impl Store {
         &self.device
     }
 
-    /// Where a slot begins.
+    /// Returns the byte at which a slot begins.
     pub fn offset(&self, slot: u32) -> u64 {
         self.header + u64::from(slot) * self.unit as u64
     }
@@ -84,23 +84,23 @@ impl Store {
         self.unit
     }
 
-    /// The lane of a place, or another.
+    /// Locks the lane of a place, or another free one.
     pub fn lane(&self, place: usize) -> Guard<'_, Lane> {
         one_of(&self.lanes, place)
     }
 
-    /// A bounce buffer for [`Store::wide_pages`].
+    /// Locks a bounce buffer for [`Store::wide_pages`].
     pub fn wide_bounce(&self, place: usize) -> Guard<'_, Bounce> {
         one_of(&self.wide, place)
     }
 
-    /// Pages of a request for several.
+    /// Returns the most pages of a request for several pages.
     pub fn wide_pages(&self) -> usize {
         (WIDE / self.unit).clamp(1, MOST)
     }
 }
 
-/// A place's own, or the next that is free.
+/// Locks the element of a place, or the next free one; waits for its own where none is free.
 fn one_of<T>(all: &[Mutex<T>], place: usize) -> Guard<'_, T> {
     let one = |step: usize| &all[(place + step) % all.len()];
     let free = (0..all.len()).find_map(|step| one(step).try_lock());

@@ -1,15 +1,14 @@
-//! Parts of a region that cease to be paged, and become so again: a user wants of memory
-//! what a pager cannot give (another protection, a lock, something else mapped there), so
-//! the kernel has it in its place.
+//! Releases parts of a region to the kernel, and takes them back. A program may want of
+//! memory what a pager cannot give: another protection, a lock, another mapping.
 //!
-//! Nobody evicts from the part meanwhile: who hands it over has claimed its clusters. Nor
-//! does anybody touch it, who would wait: its pages are taken, and closed if they are in
-//! memory. Only when the kernel's memory is in place are they marked [`State::Given`],
-//! their memory freed, and their slots. Until then nothing is lost, and whatever fails
-//! leaves all as it was.
+//! The steps of a release; each undoes the steps before it if it fails:
+//! 1. Claim the clusters, so that no thread evicts from the part.
+//! 2. Take the pages, and write-protect those in memory. A thread that touches one waits.
+//! 3. Put the kernel's memory in their place, with a copy of the content if it is wanted.
+//! 4. Mark the pages [`State::Given`], and free their memory and their slots.
 //!
-//! Who touches a page that is given away a moment later touches it again; who is not
-//! allowed to hears so from the kernel (`Pager::serve`).
+//! A fault that raced with the release is retried. If the kernel then forbids the access,
+//! it raises SIGSEGV (`Pager::serve`).
 
 use crate::gate::Claim;
 use crate::page::{Pins, State, Taken};
@@ -22,13 +21,14 @@ use usring_sys::mapping::{PAGE, private_pages, unmap};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory, wait};
 
-/// How long who claims a cluster gives way to who has it, before it sleeps, in nanoseconds.
+/// Nanoseconds for which a thread that wants a claimed cluster yields before it sleeps, and the
+/// length of its sleeps.
 const SOON: Nanoseconds = 200_000;
 
-/// Pages in the hand of who hands them over, from the first on.
+/// The pages of a part that the caller has taken, from page `first` on.
 struct Grip<'a> {
     first: usize,
-    /// None of those that are the kernel's already.
+    /// `None` for a page that was released already.
     taken: Vec<Option<Taken<'a>>>,
     _claims: Vec<Claim<'a>>,
 }
@@ -44,13 +44,13 @@ impl Grip<'_> {
 }
 
 impl Pager {
-    /// The kernel's from now on, with what they hold. Errors: as `SwapRegion::surrender`.
+    /// Releases pages to the kernel with their content. Errors: those of `SwapRegion::surrender`.
     pub fn surrender(&self, pages: Range<usize>) -> Result<(), Errno> {
         let length = pages.len() * self.unit();
         let copy = private_pages(length)?;
         let surrendered = self.give_over(pages.clone(), |grip| {
             self.copy_held(grip, &pages, copy)?;
-            // (mremap(2) counts mappings before it takes the first away.)
+            // mremap(2) counts the new mapping before it removes the old one.
             self.memory.replace(self.offset(pages.start), length, copy)
         });
         if surrendered.is_err() {
@@ -59,18 +59,18 @@ impl Pager {
         surrendered
     }
 
-    /// The same without what they hold, once `act` has put something of the kernel's in their place.
+    /// Releases pages to the kernel without their content, once `act` has mapped something there.
     pub fn replace<R>(&self, pages: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.give_over(pages, |_| act())
     }
 
     fn give_over<R>(&self, pages: Range<usize>, act: impl FnOnce(&Grip) -> Result<R, Errno>) -> Result<R, Errno> {
-        // A handler could touch a page that this thread has.
+        // A signal handler could touch a page that this thread owns.
         let _closed = thread::close_signals();
         let grip = self.grasp(pages.clone())?;
         match act(&grip) {
             Ok(answer) => {
-                // Where it fails, what is left is memory that nobody sees.
+                // A failure leaves memory allocated that no mapping of the program shows.
                 let _ = self.mechanism.leave(self.offset(pages.start), pages.len() * self.unit());
                 self.let_go(grip);
                 Ok(answer)
@@ -82,8 +82,8 @@ impl Pager {
         }
     }
 
-    /// Pages that were the kernel's are paged again, and hold zeroes. Errors: what the kernel says;
-    /// then they are its own as before, and hold nothing that can be relied on.
+    /// Takes released pages back; they hold zeroes. Errors: `EINVAL` for a page that was not
+    /// released; the kernel's errors. The pages then stay released, with unspecified content.
     pub fn reclaim(&self, pages: Range<usize>) -> Result<(), Errno> {
         let _closed = thread::close_signals();
         let _claims = self.claim_clusters(&pages);
@@ -99,7 +99,7 @@ impl Pager {
         reclaimed
     }
 
-    /// Claims come before pages: who has one may wait for a page.
+    /// Claims the clusters of the pages. Lock order: claim → page.
     fn claim_clusters(&self, pages: &Range<usize>) -> Vec<Claim<'_>> {
         let clusters = self.cluster_of(pages.start)..self.cluster_of(pages.end - 1) + 1;
         clusters.map(|cluster| self.claim_cluster(cluster)).collect()
@@ -113,7 +113,7 @@ impl Pager {
         }
     }
 
-    /// Claims a cluster that somebody else has for less than this long.
+    /// Claims a cluster; `None` if another thread holds the claim for longer than `patience`.
     pub fn claim_within(&self, cluster: usize, patience: Nanoseconds) -> Option<Claim<'_>> {
         let gate = self.gate(cluster);
         if let Some(claim) = gate.claim() {
@@ -160,7 +160,8 @@ impl Pager {
         Ok(grip)
     }
 
-    /// As it was. (What was closed and stays so is opened by who touches it next.)
+    /// Returns the pages to their states. A page that stays write-protected is opened by the next
+    /// write fault.
     fn put_back(&self, grip: Grip) {
         for (step, taken) in grip.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };
@@ -186,8 +187,8 @@ impl Pager {
         }
     }
 
-    /// Copies what pages hold to memory that holds zeroes. Errors: `EBUSY` where one is the
-    /// kernel's already.
+    /// Copies the content of pages to memory that holds zeroes. Errors: `EBUSY` for a page that was
+    /// released already.
     fn copy_held(&self, grip: &Grip, pages: &Range<usize>, copy: usize) -> Result<(), Errno> {
         let target = |page: usize| UserAddress((copy + (page - pages.start) * self.unit()) as u64);
         let mut bounce = vec![0; PAGE];
@@ -209,15 +210,15 @@ impl Pager {
         Ok(())
     }
 
-    /// Resident pages of one cluster.
+    /// Returns the first pages of the range that are resident and in one cluster.
     fn run_of(&self, grip: &Grip, pages: Range<usize>) -> Range<usize> {
         let end = self.cluster(self.cluster_of(pages.start)).end.min(pages.end);
         let count = (pages.start..end).take_while(|page| grip.is_resident(*page)).count();
         pages.start..pages.start + count
     }
 
-    /// Ends writes to taken pages of one cluster that are resident, and has what they hold where it can be
-    /// read.
+    /// Write-protects resident pages of one cluster that the caller has taken, and makes them
+    /// readable through the alias.
     pub fn close_for_reading(&self, pages: &Range<usize>) -> Result<(), Errno> {
         let (offset, length) = (self.offset(pages.start), pages.len() * self.unit());
         self.mechanism.close(offset, length)?;
@@ -233,7 +234,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Of pages that are out, while their slots follow each other; says how many.
+    /// Copies the first pages of the range that are out and in consecutive slots. Returns their
+    /// number.
     fn copy_slots(&self, grip: &Grip, pages: Range<usize>, target: UserAddress) -> Result<usize, Errno> {
         let slot = |page: usize| match &grip.taken[page - grip.first] {
             Some(taken) if taken.before() == State::Out => Some(self.slot(taken, page)),

@@ -5,12 +5,16 @@
 //! 0 ............ low ....... high ......... limit
 //!                 ▲ evictor stops   ▲ a fault wakes it   ▲ a fault evicts by itself
 //! ```
-//! Room is taken before a page comes in and given back after one has gone, so
-//! `resident` is never less than what is in memory, and passes the limit only
-//! where nothing can be evicted: then there is an `excess` that pages may come in by besides ([`Limit::raise`]). It is
-//! raised by a chunk at a time, so that what cannot go is not searched for, or written in vain, for each page; and so
-//! that the pages that one instruction needs find room beside each other where none but they could make way. The
-//! evictor lowers it as pages go.
+//! A thread takes room before a page comes in, and releases it after a page has gone. So
+//! `resident` is never less than the number of pages in memory.
+//!
+//! Where nothing can be evicted, [`Limit::raise`] adds an `excess` to the limit, one chunk of
+//! pages at a time, for two reasons:
+//! - Threads do not search for victims, or write in vain, for each page.
+//! - The pages that one instruction needs find room together, where they could only
+//!   displace each other.
+//!
+//! The evictor lowers the excess as pages go.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;
@@ -20,21 +24,22 @@ use usring_sys::sync::{AtomicU32, AtomicUsize, Ordering};
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
-/// Most of a limit, in its parts, that is kept free for faults.
+/// A fault wakes the evictor when less than `1/HIGH` of the limit is free. The evictor
+/// stops when `1/LOW` is free.
 const HIGH: usize = 32;
 const LOW: usize = 16;
-/// In units, whatever the limit.
+/// Most units that are kept free, whatever the limit.
 const MOST_FREE: usize = 16 << 10;
-/// Of a limit, in its parts, by which it is exceeded at a time, and in units at least.
+/// [`Limit::raise`] adds `1/CHUNK` of the limit, at least [`LEAST_CHUNK`] units.
 const CHUNK: usize = 32;
 pub const LEAST_CHUNK: usize = 64;
 
-/// What has come of asking for room.
+/// Result of [`Limit::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Below the limit; so many pages are resident then.
+    /// Room below the limit. Holds the number of pages that are resident then.
     Within(usize),
-    /// Of the excess.
+    /// Room in the excess. Holds the number of pages that are resident then.
     Beyond(usize),
     None,
 }
@@ -42,9 +47,9 @@ pub enum Share {
 pub struct Limit {
     resident: AtomicUsize,
     limit: AtomicUsize,
-    /// How many more may be resident for now.
+    /// Pages that may be resident beyond the limit for now.
     excess: AtomicUsize,
-    /// What the evictor sleeps on while it leaves alone what cannot go.
+    /// Futex word on which the evictor sleeps between two attempts at a failing store.
     changes: AtomicU32,
     /// Whether the evictor sleeps.
     evictor: AtomicU32,
@@ -75,7 +80,7 @@ impl Limit {
         self.limit.store(limit, Ordering::Relaxed);
         self.excess.store(0, Ordering::Relaxed);
         self.change();
-        // `wake_evictor` takes it for granted that a read-modify-write came before.
+        // `wake_evictor` relies on a read-modify-write before it; there was none.
         Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
     }
@@ -93,7 +98,7 @@ impl Limit {
         self.below(HIGH)
     }
 
-    /// Takes room for so many pages, if there is.
+    /// Takes room for `pages` pages if there is any.
     #[inline]
     pub fn take(&self, pages: usize) -> Share {
         let resident = self.resident.fetch_add(pages, Ordering::Relaxed) + pages;
@@ -108,23 +113,24 @@ impl Limit {
         Share::None
     }
 
-    /// Whether there is room for a page, be it beyond the limit.
+    /// Whether there is room for a page, within the limit or in the excess.
     pub fn has_room(&self) -> bool {
         self.resident() < self.get() + self.excess.load(Ordering::Relaxed)
     }
 
-    /// Nothing more can go: has room for a chunk of pages beside what is resident.
+    /// Raises the excess, so that a chunk of pages has room beside the resident ones. For a caller
+    /// that can evict nothing.
     pub fn raise(&self) {
         let excess = self.excess.load(Ordering::Relaxed);
         let limit = self.get();
         let needed = (self.resident() + (limit / CHUNK).max(LEAST_CHUNK)).saturating_sub(limit);
         if needed > excess {
-            // Who else does so at this moment has done it for both.
+            // If this fails, another thread has raised the excess for both.
             let _ = self.excess.compare_exchange(excess, needed, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// What has gone does not come back by right.
+    /// Lowers the excess to what is resident beyond the limit.
     pub fn lower(&self) {
         let excess = self.excess.load(Ordering::Relaxed);
         let needed = self.resident().saturating_sub(self.get());
@@ -133,13 +139,12 @@ impl Limit {
         }
     }
 
-    /// Takes room only where the evictor has nothing to do: for pages that
-    /// nobody has asked for.
+    /// Takes room only where the evictor has nothing to do: for pages that are read ahead.
     pub fn take_spare(&self, pages: usize) -> bool {
         self.resident() + pages <= self.high() && self.take(pages) != Share::None
     }
 
-    /// Takes room that need not be there.
+    /// Takes room whether or not there is any.
     pub fn exceed(&self, pages: usize) {
         self.resident.fetch_add(pages, Ordering::Relaxed);
     }
@@ -148,7 +153,7 @@ impl Limit {
         self.resident.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Lets the evictor work, if it has to and does not.
+    /// Wakes the evictor if it sleeps and there is work for it.
     #[inline]
     pub fn wake_evictor(&self) {
         if self.resident() <= self.high() {
@@ -165,7 +170,7 @@ impl Limit {
         }
     }
 
-    /// For the evictor: sleeps until there is work. `false`: it is to end.
+    /// Puts the evictor to sleep until there is work. `false` if it has to end.
     pub fn wait_for_work(&self) -> bool {
         loop {
             self.evictor.store(ASLEEP, Ordering::Relaxed);
@@ -184,12 +189,12 @@ impl Limit {
         futex::wake(&self.changes, 1);
     }
 
-    /// How often the limit has changed, or the evictor was to end.
+    /// Returns how often the limit has changed or the evictor was stopped.
     pub fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// For the evictor: sleeps for so many nanoseconds, or until there is a change after these.
+    /// Puts the evictor to sleep for `time`, or until [`Limit::changes`] differs from `changes`.
     pub fn pause(&self, changes: u32, time: Nanoseconds) {
         let _ = futex::wait(&self.changes, changes, Some(time));
     }

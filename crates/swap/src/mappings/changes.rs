@@ -1,5 +1,5 @@
-//! What munmap(2), mremap(2), mprotect(2) and their kin do to mappings, by whoever may change
-//! them just now.
+//! The effects of mmap(2), munmap(2), mremap(2), mprotect(2) and related calls on swapped
+//! mappings, made under the lock that [`Changes`] holds.
 
 use super::{Mappings, write_zeroes};
 use crate::address_space::{AddressSpace, Kind};
@@ -9,13 +9,14 @@ use usring_sys::mapping::{PAGE, unmap};
 use usring_sys::mutex::Guard;
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// Whose a part is.
+/// The owner of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// The program's, and the pager's.
+    /// Mapped by the program, and paged.
     Pager,
-    /// The kernel's to answer for: memory given to it, and what lies outside the region.
+    /// Managed by the kernel: released memory, and addresses outside the region.
     Kernel,
+    /// Not mapped.
     Nobody,
 }
 
@@ -25,21 +26,21 @@ pub struct Part {
     pub owner: Owner,
 }
 
-/// The right to change what is mapped.
+/// The lock under which mappings change.
 pub struct Changes<'a> {
     pub(super) mappings: &'a Mappings,
     pub(super) space: Guard<'a, AddressSpace>,
 }
 
 impl Changes<'_> {
-    /// What of a range is the region's.
+    /// Returns the part of a range that lies in the region.
     fn within(&self, range: &Range<usize>) -> Range<usize> {
         let region = self.mappings.range();
         let start = range.start.clamp(region.start, region.end);
         start..range.end.clamp(start, region.end)
     }
 
-    /// A range in parts that are one owner's each, in order.
+    /// Splits a range into parts with one owner each, in order.
     pub fn parts(&self, range: &Range<usize>) -> Vec<Part> {
         let within = self.within(range);
         let mut parts = Vec::new();
@@ -58,7 +59,7 @@ impl Changes<'_> {
         parts
     }
 
-    /// How far from its start on a range is mapped: there a call stops that changes mappings.
+    /// Returns the end of the mapped start of a range, where a call that changes mappings stops.
     pub fn mapped_end(&self, range: &Range<usize>) -> usize {
         let hole = self.parts(range).into_iter().find(|part| part.owner == Owner::Nobody);
         hole.map_or(range.end, |part| part.range.start)
@@ -72,25 +73,25 @@ impl Changes<'_> {
         self.mappings.region.set_in_use(self.mappings.offsets(range), in_use);
     }
 
-    /// Looks at the addresses up to there, at least. Errors: `ENOMEM`.
+    /// Extends the used part of the region to `end`, at least. Errors: `ENOMEM`.
     fn reach(&self, end: usize) -> Result<(), Errno> {
         self.mappings.region.set_extent(end.max(self.space.end()) - self.mappings.region.as_ptr() as usize)
     }
 
-    /// Looks no further than it must.
+    /// Shrinks the used part of the region to the last mapping.
     fn set_extent(&self) {
-        // It was this far before.
+        // This cannot fail: the region was larger before.
         let _ = self.reach(0);
     }
 
-    /// Of what was just taken. Errors: `ENOMEM`; then it is given back.
+    /// Makes a newly allocated range usable. Errors: `ENOMEM`; the range is then free again.
     fn begin(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reach(range.end).inspect_err(|_| drop(self.space.free(range, Kind::Mapped)))?;
         self.set_in_use(range, true);
         Ok(())
     }
 
-    /// Zeroed memory; `None` if there is no room in the region.
+    /// Allocates zeroed memory. `None` if there is no room in the region.
     pub fn map(&mut self, length: usize) -> Option<usize> {
         let length = length.checked_next_multiple_of(PAGE)?;
         self.reap();
@@ -99,8 +100,8 @@ impl Changes<'_> {
         Some(start)
     }
 
-    /// munmap(2) of whole pages of the region; what of them is not mapped does not matter. Errors: the
-    /// kernel's, where it does not take back what it has; what lies before is unmapped.
+    /// Carries out munmap(2) of whole pages of the region, some of which may not be mapped. Errors:
+    /// the kernel's for a released part; the parts before it are then unmapped.
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);
@@ -114,17 +115,18 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Gives up what was just freed. What a system call has of it leaves when that is over.
+    /// Drops the content of a part that was just freed. Pages that a system call has pinned follow
+    /// when that call ends.
     fn vacate(&mut self, part: &Range<usize>) {
         let idle = self.space.idle_units(part);
         self.set_in_use(&idle, false);
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
-            // What is gone already is gone twice.
+            // The pages that were dropped already are dropped again, without effect.
             self.space.keep(part, Kind::Leaving);
         }
     }
 
-    /// Takes back what system calls had when it was given up.
+    /// Drops parts that system calls had pinned when they were unmapped.
     fn reap(&mut self) {
         for part in self.space.all(Kind::Leaving) {
             self.space.free(&part, Kind::Leaving);
@@ -132,7 +134,8 @@ impl Changes<'_> {
         }
     }
 
-    /// Pages of which nothing is left become the region's again; others of the kernel's, holes.
+    /// Unmaps a released part. Units without another mapping return to the region; the rest become
+    /// holes of the kernel's.
     fn unmap_given(&mut self, part: &Range<usize>) -> Result<(), Errno> {
         self.space.free(part, Kind::Given);
         let idle = self.space.idle_units(part);
@@ -152,8 +155,8 @@ impl Changes<'_> {
         unmapped
     }
 
-    /// Has what of a range is mapped hold what it holds, and be the kernel's from now on.
-    /// Errors: as `SwapRegion::surrender`.
+    /// Releases the mapped parts of a range to the kernel with their content. Errors: those of
+    /// `SwapRegion::surrender`.
     pub fn surrender(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);
@@ -165,7 +168,8 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Units are the kernel's; of them, what was mapped, and `more`. What is left is a hole of the kernel's.
+    /// Notes that units were released to the kernel. Their mapped parts and `more` are the
+    /// program's; the rest is unmapped.
     fn are_given(&mut self, units: &Range<usize>, more: &[Range<usize>]) {
         for part in self.space.free(units, Kind::Mapped) {
             self.space.keep(&part, Kind::Given);
@@ -175,14 +179,14 @@ impl Changes<'_> {
             self.space.keep(part, Kind::Given);
         }
         for hole in self.space.holes(units) {
-            // Where that fails there is memory that nobody was promised.
+            // A failure leaves memory mapped that the program does not use.
             let _ = unmap(hole.start, hole.len());
         }
         self.set_extent();
     }
 
-    /// Has the kernel put something in place of all that a range holds, and answers for that. Errors:
-    /// `EBUSY` where a system call has some of it; what `act` answers. Then it holds what it held.
+    /// Releases a range to the kernel without its content: `act` maps something there. Errors,
+    /// which change nothing: `EBUSY` where a system call has pinned a page; the error of `act`.
     pub fn replace<R>(&mut self, range: &Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.reap();
         let within = self.within(range);
@@ -191,7 +195,7 @@ impl Changes<'_> {
         }
         let units = self.space.units(&within);
         self.reach(units.end)?;
-        // What else there is of its first and its last unit.
+        // The parts of the first and the last unit that lie outside the range.
         for edge in [units.start..within.start, within.end..units.end] {
             self.surrender(&edge)?;
         }
@@ -200,8 +204,9 @@ impl Changes<'_> {
         Ok(answer)
     }
 
-    /// mmap(2) of zeroed memory over whatever there is. `false`: it must be the kernel's; nothing has changed
-    /// but that this is not paged any more. Errors: `ENOMEM`, `EIO`; a part is lost then.
+    /// Maps zeroed memory over a range, whatever it holds. `false` if the kernel has to map it:
+    /// then only released parts have changed. Errors: `ENOMEM`, `EIO`; a part of the content is
+    /// then lost.
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
         self.reap();
         self.reach(range.end)?;
@@ -219,8 +224,8 @@ impl Changes<'_> {
         self.mappings.zero(range).map(|()| true)
     }
 
-    /// mremap(2) within the region, of a range that is paged. Errors: `ENOMEM` where there is
-    /// no room, or no memory; `EFAULT` where a page cannot be read back. Then all is as it was.
+    /// Carries out mremap(2) of a paged range within the region. Errors, which change nothing:
+    /// `ENOMEM` where there is no room or no memory; `EFAULT` where a page cannot be read back.
     pub fn remap(&mut self, old: &Range<usize>, length: usize, may_move: bool) -> Result<usize, Errno> {
         if length <= old.len() {
             self.unmap(&(old.start + length..old.end))?;
@@ -230,7 +235,7 @@ impl Changes<'_> {
         if self.space.extend(old.end, length - old.len()) {
             let added = old.end..old.start + length;
             self.begin(&added)?;
-            // Of its last unit something may be left of what was there.
+            // The last unit may hold content of an earlier mapping.
             let rest = old.end..self.mappings.unit_end(old.end).min(added.end);
             return write_zeroes(&rest).map(|()| old.start).inspect_err(|_| self.give_back(&added));
         }
@@ -256,7 +261,7 @@ impl Changes<'_> {
         if region.page_size() == PAGE {
             return region.move_pages(self.mappings.offsets(old), new - region.as_ptr() as usize);
         }
-        // Parts of units: as memory.
+        // Ranges that are not whole units are copied.
         let mut bounce = alloc::vec![0; PAGE];
         for offset in (0..old.len()).step_by(PAGE) {
             user_memory::copy_in(&mut bounce, UserAddress((old.start + offset) as u64))?;
@@ -265,17 +270,17 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// The kernel has moved away, or unmapped, what it had of a range.
+    /// Notes that the kernel has moved or unmapped the released parts of a range.
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
         for part in self.space.parts(&range, Kind::Given) {
-            // Where the region cannot have it back it stays the kernel's.
+            // A failure leaves the part released.
             let _ = self.unmap_given(&part);
         }
         self.set_extent();
     }
 
-    /// The kernel has mapped what follows memory that it had.
+    /// Notes that the kernel has extended a released part into this range.
     pub fn has_grown(&mut self, range: &Range<usize>) {
         for hole in self.space.holes(&self.within(range)) {
             self.space.keep(&hole, Kind::Given);

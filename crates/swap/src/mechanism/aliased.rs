@@ -1,15 +1,15 @@
-//! A file of memory seen twice: the program's view is closed where a page is
-//! out, by guard markers or by protection. Contents are written through the other
-//! view before the program's is opened, so no thread sees half of a page.
+//! Mechanisms on a memory file with two mappings, the program's and the pager's.
 //!
-//! Guard markers stay when the file's pages are freed, if nothing maps a page
-//! through the other view just then. `usring_sys::paged_memory` says why, and how its
-//! reads keep from it; before they did, 3 of 100 short runs lost increments (seen by
-//! a test of its own there).
-//!
-//! A forked child has a file of its own, into which what is resident is copied when it is forked: two processes
-//! would share the one. No page of it can be written to while it is copied and until the child has been forked, so that the child finds
-//! all memory as it was at one moment; but for pages that a system call of another thread uses.
+//! - The program's mapping is closed where a page is out: by guard markers, or by protection.
+//! - The pager writes content through its own mapping before it opens the program's. So no
+//!   thread sees half of a page.
+//! - Guard markers survive freeing the file's pages only if no page is mapped through the
+//!   other mapping at that moment. `usring_sys::paged_memory` explains how its reads avoid
+//!   that; a test there shows the loss.
+//! - A forked child has a file of its own, because both processes would share the parent's.
+//!   The parent copies the resident pages into it. Until the fork, these are write-protected,
+//!   so the child sees one moment of memory. The exception is a page that a system call of
+//!   another thread has pinned.
 
 use super::{Copied, Kind, Mechanism, Prepared, Resident};
 use alloc::boxed::Box;
@@ -24,12 +24,12 @@ use usring_sys::{Errno, UserAddress, user_memory};
 struct Aliased {
     memory: Arc<PagedMemory>,
     guards: bool,
-    /// Bytes from the start that have markers. What lies behind may not be touched at all: a
-    /// marker is an entry of a page table, which is a page of the kernel's for 2 MiB.
+    /// Bytes from the start that have markers. The memory behind has no access: markers are
+    /// page-table entries, and a page table takes one page for each 2 MiB.
     extent: AtomicUsize,
 }
 
-/// What a page table is for.
+/// Bytes that one page table covers.
 const TABLE: usize = 2 << 20;
 
 pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
@@ -43,9 +43,8 @@ pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared,
 }
 
 impl Aliased {
-    /// A kernel that only nods (one of a sandbox) is found out here, before
-    /// anybody relies on it: what is closed cannot be read, also after its
-    /// memory was given back.
+    /// Checks that a closed page cannot be read, also after its memory was freed. A sandbox's
+    /// kernel may accept the calls and do nothing.
     fn check(&self) -> Result<(), Errno> {
         user_memory::install_fault_handler();
         self.memory.discard(0, PAGE)?;
@@ -56,7 +55,7 @@ impl Aliased {
         }
     }
 
-    /// Opens what is resident of parts that are mapped anew, and may not be touched at all yet.
+    /// Opens the resident pages of parts that were mapped anew without access.
     fn show(&self, parts: &[Range<usize>], resident: &Resident) -> Result<(), Errno> {
         let extent = if self.guards { self.extent.load(Ordering::Relaxed) } else { 0 };
         for part in parts.iter().filter(|part| part.start < extent) {
@@ -75,7 +74,7 @@ impl Mechanism for Aliased {
         if !self.guards || length <= before {
             return Ok(());
         }
-        // Markers first: there is no moment at which a touch finds neither.
+        // Markers first, so that a touch always meets a marker or a mapping without access.
         self.memory.guard(before, length - before)?;
         self.memory.permit(before, length - before, true)?;
         self.extent.store(length, Ordering::Relaxed);
@@ -91,7 +90,7 @@ impl Mechanism for Aliased {
         self.open(offset, content.len())
     }
 
-    /// The file has a hole there.
+    /// The file has a hole there, which reads as zeroes.
     fn fill_zero(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.open(offset, length)
     }
@@ -100,7 +99,7 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.unguard(offset, length) } else { self.memory.permit(offset, length, true) }
     }
 
-    /// What is thrown away behind our back, the file still has.
+    /// If the program dropped the page from its mapping, the file still has it.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno> {
         self.open(offset, length).map(|()| false)
     }
@@ -109,8 +108,7 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.guard(offset, length) } else { self.memory.permit(offset, length, false) }
     }
 
-    /// Protection is the mapping's and cannot be lost; kernels that have guard markers for
-    /// files know how to do this.
+    /// Only guard markers can be lost. Kernels that have them for files support this call.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         if self.guards { self.memory.prepare_reading(offset, length) } else { Ok(()) }
     }
@@ -119,7 +117,7 @@ impl Mechanism for Aliased {
         self.memory.discard(offset, length)
     }
 
-    /// The file still has it.
+    /// The file still has the pages.
     fn leave(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.discard(offset, length)
     }
@@ -133,7 +131,7 @@ impl Mechanism for Aliased {
         true
     }
 
-    /// The child finds nothing in any case.
+    /// A child never inherits the mapping.
     fn hand_down(&self, _: &[Range<usize>], _: bool) -> Result<(), Errno> {
         Ok(())
     }
@@ -149,7 +147,7 @@ impl Mechanism for Aliased {
         let Copied { file, resident } = copy.ok_or(Errno::EINVAL)?;
         let window = self.memory.inherit_file(file, parts)?;
         let memory = window.memory().clone();
-        // Where no pager comes of it: it would unmap what lies between the parts, which is not its.
+        // Leaked: dropping it would also unmap memory between the parts, which is not the region's.
         core::mem::forget(memory.clone());
         let extent = AtomicUsize::new(self.extent.load(Ordering::Relaxed));
         let mechanism = Aliased { memory, guards: self.guards, extent };

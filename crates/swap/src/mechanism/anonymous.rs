@@ -1,4 +1,5 @@
-//! Anonymous memory whose missing and write-protected pages userfaultfd(2) tells of.
+//! Mechanisms on anonymous memory, whose missing and write-protected pages userfaultfd(2)
+//! reports.
 
 use super::{Copied, Kind, Mechanism, Prepared};
 use alloc::boxed::Box;
@@ -12,7 +13,7 @@ use usring_sys::userfault::{Telling, UserFault};
 struct Anonymous {
     memory: Arc<PagedMemory>,
     fault: Arc<UserFault>,
-    /// A thread reads its events.
+    /// Whether the pager thread reads its events.
     events: bool,
 }
 
@@ -27,7 +28,7 @@ pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared,
 }
 
 impl Anonymous {
-    /// Has touches of what is not there told of, in a forked child's memory.
+    /// In a forked child: registers the memory for faults on missing pages.
     fn take_over(&self, parts: &[Range<usize>]) -> Result<UserFault, Errno> {
         let fault = UserFault::open(Telling::Signal)?;
         for part in parts {
@@ -71,8 +72,8 @@ impl Mechanism for Anonymous {
         self.fault.protect(self.at(offset), length, true)
     }
 
-    /// What was thrown away behind our back would be a fault of who reads it, who has the
-    /// page. Zeroes are what it holds.
+    /// Maps zeroes for pages that the program dropped. Otherwise this thread, which owns the page,
+    /// would fault on it when it reads it.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         let mut absent = self.memory.absent(offset, length)?;
         while absent != 0 {
@@ -91,29 +92,29 @@ impl Mechanism for Anonymous {
     }
 
     fn hand_down(&self, parts: &[Range<usize>], handed_down: bool) -> Result<(), Errno> {
-        // The child would need the thread before it touches anything.
+        // The child would need the pager thread before its first touch.
         if self.events {
             return Err(Errno::EOPNOTSUPP);
         }
-        // Of each as much as can be.
+        // Continue after an error, to do as many parts as possible.
         let done = parts.iter().map(|part| self.memory.hand_down(part.start, part.len(), handed_down));
         done.fold(Ok(()), Result::and)
     }
 
-    /// The kernel has copied the pages, and not who is told of touches: what is not there
-    /// would hold zeroes.
+    /// The kernel copies the pages at a fork, and not the registration. Without one, missing pages
+    /// would read as zeroes.
     fn inherit(&self, parts: &[Range<usize>], _: Option<Copied>) -> Result<Prepared, Errno> {
         let fault = Arc::new(self.take_over(parts)?);
         let window = self.memory.inherit();
         let memory = window.memory().clone();
-        // Where no pager comes of it: rather that than zeroes.
+        // Leaked: if no pager is made, a touch must raise SIGBUS rather than find zeroes.
         core::mem::forget((memory.clone(), fault.clone()));
         let mechanism = Box::new(Anonymous { memory, fault, events: false });
         Ok(Prepared { window, mechanism, events: None })
     }
 
     fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
-        // Of each as much as can be.
+        // Continue after an error, to do as many parts as possible.
         let renounced = parts.iter().map(|part| self.memory.renounce(part.start, part.len()));
         renounced.fold(Ok(()), Result::and)
     }
