@@ -112,6 +112,9 @@ struct Program {
     cancels: bool,
     /// A LINK_TIMEOUT that comes next.
     watcher: Option<Sqe>,
+    /// Whether the last request's `fd` is a descriptor and no count. A spoiled opcode
+    /// does not say, and a count that equals a descriptor's number says nothing.
+    names_file: bool,
 }
 
 fn pipe() -> [OwnedFd; 2] {
@@ -236,6 +239,7 @@ impl Program {
             drains: seed.is_multiple_of(5),
             cancels: false,
             watcher: None,
+            names_file: false,
         }
     }
 
@@ -400,10 +404,9 @@ impl Program {
         let name = opcode::NAMES.get(usize::from(sqe.opcode)).copied().unwrap_or("?");
         let place = self.files.iter().position(|file| file.fd.as_raw_fd() == sqe.fd);
         let fixed = sqe.flags & sqe_flags::FIXED_FILE != 0;
-        let counts = matches!(sqe.opcode, opcode::REMOVE_BUFFERS | opcode::PROVIDE_BUFFERS);
         let by_file = sqe.opcode != opcode::ASYNC_CANCEL || sqe.op_flags & u::IORING_ASYNC_CANCEL_FD != 0;
         let indexed = sqe.opcode == opcode::ASYNC_CANCEL && sqe.op_flags & u::IORING_ASYNC_CANCEL_FD_FIXED != 0;
-        let on = if fixed || indexed || counts {
+        let on = if fixed || indexed || !self.names_file {
             Some(sqe.fd as usize)
         } else if by_file {
             place

@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     case("selected_buffer.send", send_selected_buffer),
     case("selected_buffer.send_fails", send_selected_buffer_fails),
     case("selected_buffer.first_generation", first_generation),
+    case("selected_buffer.returned_whole", returned_whole),
 ];
 
 const GROUP: u16 = 3;
@@ -196,4 +197,24 @@ fn first_generation(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     drop(other);
     t.entry(&ring.one(select_to_send(other_writer.as_raw_fd(), 4, 9)));
+}
+
+/// A receive of 4 bytes that waits returns its buffer of 16 bytes with all 16.
+fn returned_whole(t: &mut Transcript) {
+    let buffers = Pages::new(1);
+    let mut ring = Ring::new(8);
+    let provide = sqe(opcode::PROVIDE_BUFFERS, 2, 1).with(|sqe| {
+        sqe.addr = buffers.at(0);
+        sqe.len = 16;
+        sqe.buf_index = GROUP;
+    });
+    t.entry(&ring.one(provide));
+    let (reader, _writer) = files::sockets();
+    let (other, other_writer) = files::sockets();
+    ring.push(select(reader.as_raw_fd(), 4, 2));
+    t.result("submit", ring.submit());
+    files::put(&other_writer, b"0123456789abcdefghijklmnopqrstuvwxyz");
+    t.entry(&ring.one(select(other.as_raw_fd(), 0, 3)));
+    let bundle = select_to_send(other_writer.as_raw_fd(), 4, 4);
+    t.entry(&ring.one(bundle.with(|sqe| sqe.ioprio = u::IORING_RECVSEND_BUNDLE as u16)));
 }

@@ -3,15 +3,16 @@
 
 use std::os::fd::AsRawFd;
 
-use usring_uapi::io_uring as u;
+use usring_uapi::{io_uring as u, opcode, sqe_flags};
 
 use super::reg;
 use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
+use crate::names;
 use crate::ring::{Params, Ring};
-use crate::sqe::{Change, nop, read};
+use crate::sqe::{Change, nop, read, sqe};
 use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
@@ -30,6 +31,7 @@ pub const CASES: &[Case] = &[
     case("shapes.no_descriptor", no_descriptor),
     case("shapes.no_descriptor_wrong", no_descriptor_wrong),
     case("shapes.no_descriptor_several", no_descriptor_several),
+    case("shapes.priority_of_every_opcode", priority_of_every_opcode),
 ];
 
 fn wide_cqes(t: &mut Transcript) {
@@ -226,4 +228,28 @@ fn no_descriptor_several(t: &mut Transcript) {
         }
     }
     let _ = nop(0).linked();
+}
+
+/// Opcodes for which a priority changes the answer. The file does not exist and
+/// the addresses are null, so no request does anything.
+fn priority_of_every_opcode(t: &mut Transcript) {
+    const BEST_EFFORT: u16 = 2 << 13 | 4;
+    let mut ring = Ring::new(2);
+    // Futexes and RECV_ZC are refused on purpose; a SEND_ZC posts a second completion.
+    let is_left_out = |code: u8| {
+        matches!(code, opcode::FUTEX_WAIT..=opcode::FUTEX_WAITV | opcode::RECV_ZC)
+            || matches!(code, opcode::SEND_ZC | opcode::SENDMSG_ZC)
+    };
+    for code in (0..opcode::NAMES.len() as u8).filter(|code| !is_left_out(*code)) {
+        let plain = sqe(code, -1, 1);
+        for flags in [0, sqe_flags::BUFFER_SELECT] {
+            let answers = [0, BEST_EFFORT].map(|priority| {
+                let request = plain.with(|sqe| (sqe.flags, sqe.ioprio) = (flags, priority));
+                names::result(ring.one(request).res)
+            });
+            let name = opcode::NAMES[usize::from(code)];
+            let selects = if flags == 0 { "" } else { " SELECT" };
+            t.say(format_args!("{name}{selects}: {} {}", answers[0], answers[1]));
+        }
+    }
 }

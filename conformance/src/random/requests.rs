@@ -19,6 +19,7 @@ impl Program {
     pub(super) fn request(&mut self) -> Sqe {
         self.user_data += 1;
         if let Some(mut watcher) = self.watcher.take() {
+            self.names_file = true;
             watcher.user_data = self.user_data;
             if self.random.percent(30) {
                 watcher.flags |= sqe_flags::IO_LINK;
@@ -43,6 +44,9 @@ impl Program {
             _ => (self.files_update(), None),
         };
         sqe.user_data = self.user_data;
+        let counts = matches!(sqe.opcode, opcode::REMOVE_BUFFERS | opcode::PROVIDE_BUFFERS);
+        let indexes = sqe.opcode == opcode::ASYNC_CANCEL && sqe.op_flags & u::IORING_ASYNC_CANCEL_FD_FIXED != 0;
+        self.names_file = !counts && !indexes;
         self.spoil(&mut sqe);
         self.flag(&mut sqe);
         self.pending.push(Pending { user_data: self.user_data, reads });
@@ -381,7 +385,8 @@ impl Program {
         }
         let number = self.files.iter().position(|file| file.kind != Kind::Closed && file.fd.as_raw_fd() == sqe.fd);
         if let Some(index) = number
-            && !matches!(sqe.opcode, opcode::REMOVE_BUFFERS | opcode::PROVIDE_BUFFERS | opcode::ASYNC_CANCEL)
+            && self.names_file
+            && sqe.opcode != opcode::ASYNC_CANCEL
             && self.random.percent(25)
         {
             sqe.fd = index as i32;

@@ -32,6 +32,7 @@ fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
         id: many.first,
         address: UserAddress::NULL,
         length: 0,
+        whole_length: 0,
         from_ring: many.from_ring,
         usage: if left { Usage::Partial } else { Usage::Whole },
     }

@@ -29,7 +29,10 @@ pub(crate) struct SelectedBuffer {
     pub group: u16,
     pub id: u16,
     pub address: UserAddress,
+    /// Bytes that the request may use.
     pub length: u32,
+    /// Bytes of the whole buffer, with which it returns to a classic group.
+    pub whole_length: u32,
     /// Taken from a buffer ring, which counts how far it has come.
     pub from_ring: bool,
     pub usage: Usage,
@@ -98,11 +101,12 @@ impl BufferGroups {
         match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
             Group::Classic(buffers) => {
                 let Classic { id, address, length } = buffers.pop_front().ok_or(Errno::ENOBUFS)?;
-                Ok(SelectedBuffer { group, id, address, length: bound(length), from_ring: false, usage: Usage::Whole })
+                let (whole_length, usage) = (length, Usage::Whole);
+                Ok(SelectedBuffer { group, id, address, length: bound(length), whole_length, from_ring: false, usage })
             }
             Group::Ring(ring) => {
-                let (address, length, id) = ring.first().ok_or(Errno::ENOBUFS)?;
-                let length = bound(length);
+                let (address, whole_length, id) = ring.first().ok_or(Errno::ENOBUFS)?;
+                let length = bound(whole_length);
                 let usage = if !ring.incremental {
                     ring.head = ring.head.wrapping_add(1);
                     Usage::Whole
@@ -111,7 +115,7 @@ impl BufferGroups {
                 } else {
                     Usage::Open
                 };
-                Ok(SelectedBuffer { group, id, address, length, from_ring: true, usage })
+                Ok(SelectedBuffer { group, id, address, length, whole_length, from_ring: true, usage })
             }
         }
     }
@@ -190,9 +194,11 @@ impl BufferGroups {
 
     /// A buffer that was not used after all is the next to be taken again.
     pub fn give_back(&mut self, buffer: Option<SelectedBuffer>) {
-        let Some(SelectedBuffer { group, id, address, length, from_ring, .. }) = buffer else { return };
+        let Some(SelectedBuffer { group, id, address, whole_length, from_ring, .. }) = buffer else { return };
         match self.groups.get_mut(&group) {
-            Some(Group::Classic(buffers)) if !from_ring => buffers.push_front(Classic { id, address, length }),
+            Some(Group::Classic(buffers)) if !from_ring => {
+                buffers.push_front(Classic { id, address, length: whole_length });
+            }
             // Of an incremental ring it was never taken, or is used up already.
             Some(Group::Ring(ring)) if from_ring && !ring.incremental => ring.head = ring.head.wrapping_sub(1),
             _ => {}

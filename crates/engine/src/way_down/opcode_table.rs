@@ -129,6 +129,7 @@ const fn transfers(rows: &mut [Row; COUNT]) {
         work: None,
         selects_buffer: true,
         allowed_on_polled_ring: false,
+        takes_ioprio: false,
         ..READ
     };
     rows[opcode::READV as usize] = Row { selects_buffer: true, ..READ };
