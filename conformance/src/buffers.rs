@@ -70,7 +70,11 @@ impl Group {
             let entry = self.entries.add(usize::from(slot) * 16);
             (entry.cast::<u64>().read_volatile(), entry.add(8).cast::<u32>().read_volatile())
         };
-        format!("at {} left {length}", address - self.buffers.at(usize::from(slot) * SIZE as usize))
+        // An entry that was never added holds no address of ours.
+        match address.checked_sub(self.buffers.at(usize::from(slot) * SIZE as usize)) {
+            Some(distance) => format!("at {distance} left {length}"),
+            None => format!("elsewhere left {length}"),
+        }
     }
 }
 

@@ -480,7 +480,43 @@ static void changing_the_user_reaches_every_thread(void)
 	io_uring_queue_exit(&ring);
 }
 
+/* A handler that blocks every signal for what follows it, by its ucontext_t. */
+static void block_all_after(int signal, siginfo_t *information, void *context)
+{
+	(void)signal, (void)information;
+	sigfillset(&((ucontext_t *)context)->uc_sigmask);
+	count++;
+}
+
+static void a_handler_may_set_the_mask_that_follows(void)
+{
+	struct sigaction action = { .sa_sigaction = block_all_after, .sa_flags = SA_SIGINFO };
+	sigset_t mask, none;
+	sigemptyset(&none);
+	ring = new_ring(8, 0);
+	count = 0;
+	EQUAL(sigaction(SIGUSR1, &action, NULL), 0);
+	EQUAL(sigaction(SIGSEGV, &action, NULL), 0);
+	for (int round = 0; round < 3; round++) {
+		/* While the program runs, while it waits in a ring, and by a signal of the three that are kept open. */
+		if (round == 1) {
+			send_in_a_moment(SIGUSR1);
+			EQUAL(wait_for_one(), -EINTR);
+		} else {
+			EQUAL(raise(round == 0 ? SIGUSR1 : SIGSEGV), 0);
+		}
+		EQUAL(count, round + 1);
+		EQUAL(sigprocmask(SIG_BLOCK, NULL, &mask), 0);
+		EQUAL(sigismember(&mask, SIGTERM), 1);
+		one_nop();
+		EQUAL(sigprocmask(SIG_SETMASK, &none, NULL), 0);
+	}
+	io_uring_queue_exit(&ring);
+	EQUAL(signal(SIGSEGV, SIG_DFL) == SIG_ERR, 0);
+}
+
 static const struct check checks[] = {
+	{ "a handler may set the mask that follows", a_handler_may_set_the_mask_that_follows },
 	{ "a signal ends a wait", a_signal_ends_a_wait },
 	{ "the mask of a wait lets a signal in", the_mask_of_a_wait_lets_a_signal_in },
 	{ "a handler may enter the ring it interrupted", a_handler_may_enter_the_ring_it_interrupted },

@@ -84,7 +84,7 @@ global_asm!(
     "jz 3f",
     "xor r9d, r9d", // the mark is not the handler's
     "xor eax, eax",
-    "jmp rcx",
+    "jmp usring_run_handler",
     "3:",
     "ret",
     ".cfi_endproc",

@@ -171,7 +171,9 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8, runtime: &[u8]) -> bool {
     let ours = |part: &[u8]| part.is_empty() || part == runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    if rest.is_empty() {
+    // The program's own list was empty, and stays: an exec adds to it behind a separator.
+    let is_given = list.split(separates).any(<[u8]>::is_empty);
+    if rest.is_empty() && !is_given {
         return false;
     }
     // SAFETY: what is left is shorter than what was there.

@@ -130,12 +130,20 @@ struct Size<'a> {
     bytes: usize,
     /// What LD_PRELOAD has to name first; empty if nothing, or it names it already.
     runtime: &'a [u8],
-    /// The program's own LD_PRELOAD: its index and length.
-    preload: Option<(usize, usize)>,
-    /// It names the library (the launcher's does).
-    names_library: bool,
+    /// The program's own LD_PRELOAD, and where there are several, the last: musl's loader goes by
+    /// the first, glibc's by the last.
+    preloads: [Option<Preload>; 2],
     /// Which of our variables the program gives itself, one bit each.
     present: u32,
+}
+
+/// A variable LD_PRELOAD that the program gives.
+#[derive(Clone, Copy)]
+struct Preload {
+    index: usize,
+    length: usize,
+    /// It names the library (the launcher's does).
+    names_library: bool,
 }
 
 /// More variables than any program passes; the kernel's limit is on bytes.
@@ -146,20 +154,22 @@ fn variable(array: u64, index: usize) -> Result<u64, Errno> {
 }
 
 fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a>, Errno> {
-    let (mut given, mut preload, mut names_library, mut present) = (0, None, false, 0);
+    let (mut given, mut present) = (0, 0);
+    let mut preloads: [Option<Preload>; 2] = [None; 2];
     loop {
         // No array at all is an empty one.
         let address = if array == 0 { 0 } else { variable(array, given)? };
         if address == 0 {
             break;
         }
-        if preload.is_none() && starts_with(address, PRELOAD) {
+        if starts_with(address, PRELOAD) {
             let length = length_of(address)?;
-            names_library = names(address, length, kept.path());
+            let names_library = names(address, length, kept.path());
             if names_library || names(address, length, runtime) {
                 runtime = &[];
             }
-            preload = Some((given, length));
+            let place = usize::from(preloads[0].is_some());
+            preloads[place] = Some(Preload { index: given, length, names_library });
         }
         for (index, ours) in kept.variables.iter().enumerate() {
             present |= u32::from(starts_with(address, environment::name_of(ours))) << index;
@@ -169,12 +179,12 @@ fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a
             return Err(Errno::E2BIG);
         }
     }
-    let own = preload.map_or(PRELOAD.len(), |(_, length)| length + 1);
-    // The runtime is named twice, with a colon and with its variable.
-    let bytes = own + kept.library.len() + 2 * runtime.len() + RUNTIME.len() + 2;
+    let own: usize = preloads.iter().map(|preload| preload.map_or(PRELOAD.len(), |preload| preload.length) + 1).sum();
+    // The runtime is named in both with a colon, and with its variable.
+    let bytes = own + 2 * kept.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
     // LD_PRELOAD, the runtime, the padding, the null.
     let variables = given + kept.variables.len() + 4;
-    Ok(Size { given, variables, bytes, runtime, preload, names_library, present })
+    Ok(Size { given, variables, bytes, runtime, preloads, present })
 }
 
 fn starts_with(address: u64, prefix: &[u8]) -> bool {
@@ -210,19 +220,35 @@ fn build(
     for (index, place) in variables[..size.given].iter_mut().enumerate() {
         *place = variable(array, index)?;
     }
+    let end = name_library(kept, size, variables, bytes)?;
+    finish_array(kept, size, variables, end);
+    run(execution, variables.as_ptr() as u64)
+}
+
+/// Has every LD_PRELOAD that a loader goes by name the library, or adds one; returns the new end of the array.
+fn name_library(kept: &Kept, size: &Size<'_>, variables: &mut [u64], bytes: &mut [u8]) -> Result<usize, Errno> {
     let mut end = size.given;
-    let place = size.preload.map_or(end, |(index, _)| index);
-    if !size.names_library {
-        let (preload, runtime) = bytes.split_at_mut(bytes.len() - size.runtime.len() - RUNTIME.len() - 1);
-        write_preload(kept, size, variables[place], preload)?;
-        variables[place] = preload.as_ptr() as u64;
-        end = end.max(place + 1);
-        if !size.runtime.is_empty() {
-            write(runtime, &[RUNTIME, size.runtime, b"\0"]);
-            variables[end] = runtime.as_ptr() as u64;
-            end += 1;
-        }
+    let (mut bytes, runtime) = bytes.split_at_mut(bytes.len() - size.runtime.len() - RUNTIME.len() - 1);
+    let given = size.preloads.iter().flatten().copied().map(Some);
+    let none = size.preloads[0].is_none().then_some(None);
+    for preload in given.chain(none).filter(|preload| !preload.is_some_and(|preload| preload.names_library)) {
+        let own = preload.map(|preload| (variables[preload.index], preload.length));
+        let length = write_preload(kept, size, own, bytes)?;
+        let (written, rest) = bytes.split_at_mut(length);
+        variables[preload.map_or(end, |preload| preload.index)] = written.as_ptr() as u64;
+        end += usize::from(preload.is_none());
+        bytes = rest;
     }
+    if !size.runtime.is_empty() {
+        write(runtime, &[RUNTIME, size.runtime, b"\0"]);
+        variables[end] = runtime.as_ptr() as u64;
+        end += 1;
+    }
+    Ok(end)
+}
+
+/// Adds our variables to the array, and its end.
+fn finish_array(kept: &Kept, size: &Size<'_>, variables: &mut [u64], mut end: usize) {
     for (index, variable) in kept.variables.iter().enumerate() {
         if size.present & 1 << index == 0 {
             variables[end] = variable.as_ptr() as u64;
@@ -235,21 +261,24 @@ fn build(
         end += 1;
     }
     variables[end] = 0;
-    run(execution, variables.as_ptr() as u64)
 }
 
-/// The sanitizer's runtime, what the program preloads, and behind it the library.
-fn write_preload(kept: &Kept, size: &Size<'_>, own: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+/// The sanitizer's runtime, what the program preloads (`own`: the address and length of its variable, which
+/// is another part of the list even if it is empty), and behind it the library. Returns the length, its
+/// NUL included.
+fn write_preload(kept: &Kept, size: &Size<'_>, own: Option<(u64, usize)>, bytes: &mut [u8]) -> Result<usize, Errno> {
     let separator = |length: usize| if length > PRELOAD.len() { &b":"[..] } else { b"" };
     let mut length = write(bytes, &[PRELOAD, size.runtime]);
-    let given = size.preload.map_or(0, |(_, given)| given - PRELOAD.len());
-    if given > 0 {
+    if let Some((address, whole)) = own {
+        let given = whole - PRELOAD.len();
         length += write(&mut bytes[length..], &[separator(length)]);
-        user_memory::copy_in(&mut bytes[length..length + given], UserAddress(own).offset(PRELOAD.len() as u64))?;
+        user_memory::copy_in(&mut bytes[length..length + given], UserAddress(address).offset(PRELOAD.len() as u64))?;
         length += given;
+        length += write(&mut bytes[length..], &[b":"]);
+    } else {
+        length += write(&mut bytes[length..], &[separator(length)]);
     }
-    write(&mut bytes[length..], &[separator(length), &kept.library]);
-    Ok(())
+    Ok(length + write(&mut bytes[length..], &[&kept.library]))
 }
 
 /// Writes one behind the other; says how much that is.

@@ -40,6 +40,9 @@ pub const IGNORE: u64 = 1;
 pub const OWN: [u32; 3] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS];
 pub const KEPT_OPEN: SignalSet = set_of(linux::SIGSYS) | set_of(linux::SIGSEGV) | set_of(linux::SIGBUS);
 
+/// What the kernel takes out of every mask.
+const UNBLOCKABLE: SignalSet = set_of(linux::SIGKILL) | set_of(linux::SIGSTOP);
+
 const RESET_HANDLER: u64 = linux::SA_RESETHAND as u64;
 
 /// `struct sigaction` as the kernel has it.
@@ -206,9 +209,7 @@ global_asm!(
     "xor r9d, r9d", // the mark is not the handler's
     "xor eax, eax",
     "cmp rcx, {ignore}",
-    "jbe 8f",
-    "jmp rcx",
-    "8:",
+    "ja usring_run_handler",
     "ret",
     ".cfi_endproc",
     ".size usring_signal_entry, . - usring_signal_entry",
@@ -234,6 +235,34 @@ global_asm!(
     rt_sigprocmask = const linux::__NR_rt_sigprocmask,
     rt_sigaction = const linux::__NR_rt_sigaction,
 );
+
+// usring_run_handler(rcx: the program's handler; rdi, rsi, rdx: its arguments; rsp: the kernel's frame):
+// runs it and returns to the restorer. A handler may have changed the mask that is to follow, in its
+// ucontext_t; our signals stay open in that one, too.
+global_asm!(
+    ".pushsection usring_door,\"ax\",@progbits",
+    ".globl usring_run_handler",
+    ".hidden usring_run_handler",
+    ".type usring_run_handler,@function",
+    ".p2align 4",
+    "usring_run_handler:",
+    ".cfi_startproc",
+    "sub rsp, 8",
+    ".cfi_def_cfa_offset 16",
+    "call rcx",
+    "add rsp, 8",
+    ".cfi_def_cfa_offset 8",
+    "and dword ptr [rsp + 8 + {mask}], {not_kept_open}",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_run_handler, . - usring_run_handler",
+    ".popsection",
+    mask = const CONTEXT_MASK,
+    not_kept_open = const !(KEPT_OPEN as i32),
+);
+
+/// All of them are in the lower half.
+const _: () = assert!(KEPT_OPEN <= i32::MAX as u64);
 
 /// Offsets in a `ucontext_t`, and its size.
 pub const CONTEXT_STACK_POINTER: usize = 160;
@@ -350,7 +379,7 @@ pub fn queue_again(information: &SignalInformation) {
 pub extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
     let Some(put_off) = signals::take() else { return 0 };
     *delivery = Delivery {
-        delivery_mask: put_off.delivery_mask.unwrap_or(0),
+        delivery_mask: put_off.delivery_mask.unwrap_or(0) & !UNBLOCKABLE,
         original_mask: put_off.original_mask,
         has_delivery_mask: u64::from(put_off.delivery_mask.is_some()),
         resend: put_off.resend,

@@ -35,7 +35,7 @@ const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 // looked through: one that came then would be put off with no way out ahead.
 //
 // The first signal's frame is put back on the stack and its handler entered as
-// the kernel enters it; rt_sigreturn(2) then brings the thread to label 3 with
+// the kernel enters it; rt_sigreturn(2) then brings the thread to label 9 with
 // nothing but rbp to go by. The others the kernel delivers when they are open.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
@@ -76,7 +76,7 @@ global_asm!(
     "sub rsp, [rsp + {frame_room}]",
     "and rsp, -64",
     "mov rsi, rsp",
-    "lea rdx, [rip + 3f]",
+    "lea rdx, [rip + 9f]",
     "mov rcx, rbp",
     "mov rbx, rdi",
     "call {place_put_off}",
@@ -98,7 +98,22 @@ global_asm!(
     "mov edi, [rsi]",
     "xor eax, eax",
     "xor r9d, r9d",
-    "jmp rcx",
+    "jmp usring_run_handler",
+    // The handler has returned. The mask in force is the one of its frame: what it has changed
+    // there is what follows this call.
+    "9:",
+    "lea rsp, [rbp - 40 - {room}]",
+    "lea rsi, [rip + {every}]",
+    "lea rdx, [rsp + {handler_mask}]",
+    "call 8f",
+    "mov rax, [rsp + {handler_mask}]",
+    "cmp qword ptr [rsp + {has_delivery_mask}], 0",
+    "je 4f",
+    "cmp rax, [rsp + {delivery_mask}]",
+    "je 3f",
+    "mov qword ptr [rsp + {has_delivery_mask}], 0",
+    "4:",
+    "mov [rsp + {original_mask}], rax",
     "3:",
     "lea rsp, [rbp - 40 - {room}]",
     "xor edx, edx",
