@@ -39,7 +39,7 @@ rooms! {
     bundle zero_copy sync fixed_io streams read_multishot open_close direct stat poll poll_multishot timeout timeout_remove
     link_timeout link drain skip_success sync_cancel cancel file_life one_file registered_files
     files_update registered_buffers buffer_group buffer_ring eventfd probe restrictions ring_fds
-    workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor fork
+    workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor limits fork
     exec exit signals stress hostile kinds disk threads
     aio_context aio_submit aio_events
     message_ring message_file message_wake epoll_wait socket_command napi rights

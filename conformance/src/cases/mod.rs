@@ -36,6 +36,7 @@ mod fork;
 mod hostile;
 mod iopoll;
 mod kinds;
+mod limits;
 mod link;
 mod link_timeout;
 mod message;
@@ -170,6 +171,7 @@ pub const ROOMS: &[&[Case]] = &[
     stress::CASES,
     hostile::CASES,
     kinds::CASES,
+    limits::CASES,
     disk::CASES,
     threads::CASES,
     message_ring::CASES,

@@ -3,7 +3,7 @@
 use crate::doors::door::{Call, Outcome};
 use crate::doors::{exports, filter, patch};
 use crate::files::{contexts, descriptor_calls, device_calls, devices, rings};
-use crate::program::{exec, process};
+use crate::program::{exec, limits, process};
 use crate::signals;
 use crate::swapped::{forked, guarded, managed, mapping_calls, swap_calls};
 use usring_uapi::general as linux;
@@ -78,6 +78,7 @@ fn serve(call: &mut Call) -> Outcome {
         linux::__NR_dup2 | linux::__NR_dup3 => descriptor_calls::duplicate_onto(call),
         linux::__NR_mmap => descriptor_calls::map(call),
         linux::__NR_epoll_ctl => descriptor_calls::control_epoll(call),
+        linux::__NR_getrlimit | linux::__NR_setrlimit | linux::__NR_prlimit64 => limits::serve(call),
         linux::__NR_execve | linux::__NR_execveat => exec::execute(call),
         _ => call.pass(),
     }

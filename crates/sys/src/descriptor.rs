@@ -1,61 +1,14 @@
 //! File descriptors of our own, kept out of the way of the program's.
 
 use crate::mutex::Mutex;
+use crate::own_numbers;
+pub use crate::own_numbers::{RESERVED_BASE, close, has_private, is_private, leave_to_parent, private_between};
 use crate::per_process::PerProcess;
 use crate::set_once::SetOnce;
 use crate::{Errno, SystemCall, UserAddress};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use linux_raw_sys::general as linux;
-
-/// Descriptors from here on are looked at by the trap filter, and only ring
-/// descriptors and our own live there (a program rarely has 600 files open,
-/// and `select` still takes numbers below 1024).
-pub const RESERVED_BASE: i32 = 600;
-
-/// Where our private duplicates start; above the rings' own numbers where the
-/// process's limit leaves room.
-static PRIVATE_BASE: AtomicI32 = AtomicI32::new(0);
-
-fn private_base() -> i32 {
-    let base = PRIVATE_BASE.load(Ordering::Relaxed);
-    if base != 0 {
-        return base;
-    }
-    let base = match soft_limit() {
-        Ok(limit) if limit > 2048 => {
-            ROOM_TO_SETTLE.store(limit > 2 * SETTLED_ABOVE as u64, Ordering::Relaxed);
-            1024
-        }
-        Ok(limit) if limit > 900 => 800,
-        Ok(limit) if limit > RESERVED_BASE as u64 => RESERVED_BASE,
-        _ => 3,
-    };
-    PRIVATE_BASE.store(base, Ordering::Relaxed);
-    base
-}
-
-/// How far above a number its settled duplicate stands, where the limit leaves
-/// room: beyond the numbers of all but the largest programs, and near enough
-/// that the kernel's table of the process stays small.
-const SETTLED_ABOVE: i32 = 4096;
-
-/// Where the duplicate of a file with this number stands if nothing else does.
-fn settled_number(number: i32) -> i32 {
-    let base = private_base();
-    let base = if ROOM_TO_SETTLE.load(Ordering::Relaxed) { SETTLED_ABOVE } else { base };
-    number.saturating_add(base)
-}
-
-/// The limit was high enough for [`SETTLED_ABOVE`] when it was looked at.
-static ROOM_TO_SETTLE: AtomicBool = AtomicBool::new(false);
-
-fn soft_limit() -> Result<u64, Errno> {
-    let mut limit = [0u64; 2];
-    let address = &raw mut limit as u64;
-    SystemCall::new(linux::__NR_prlimit64, [0, u64::from(linux::RLIMIT_NOFILE), 0, address, 0]).run()?;
-    Ok(limit[0])
-}
 
 /// A descriptor that this process owns and nobody else closes.
 #[derive(Debug)]
@@ -96,27 +49,6 @@ impl Drop for OwnedDescriptor {
     }
 }
 
-/// Which numbers are private duplicates, one bit each: the program may close or
-/// replace any number, but not these.
-static PRIVATE: [AtomicU64; PRIVATE_WORDS] = [const { AtomicU64::new(0) }; PRIVATE_WORDS];
-const PRIVATE_WORDS: usize = 1024;
-
-fn private_bit(number: i32) -> Option<(&'static AtomicU64, u64)> {
-    PRIVATE.get(number as usize / 64).map(|word| (word, 1 << (number % 64)))
-}
-
-/// Whether a number is a private duplicate of ours.
-#[inline]
-pub fn is_private(number: i32) -> bool {
-    number >= 0 && private_bit(number).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
-}
-
-/// The private numbers from `first` to `last`, in order.
-pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
-    let end = last.saturating_add(1).min(PRIVATE_WORDS as u32 * 64);
-    (first..end).filter(|number| is_private(*number as i32))
-}
-
 /// Of the private numbers, those that a child forked now keeps: each less one, so that
 /// there are none at first.
 static HANDED_DOWN: [AtomicI32; MOST_HANDED_DOWN] = [const { AtomicI32::new(0) }; MOST_HANDED_DOWN];
@@ -133,17 +65,7 @@ pub fn hand_down(numbers: &[i32]) -> bool {
 /// In a forked child: closes the private duplicates of its parent, which would
 /// keep the parent's files open.
 pub fn close_private_after_fork() {
-    let is_kept = |number: i32| HANDED_DOWN.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1);
-    for (index, word) in PRIVATE.iter().enumerate() {
-        let mut bits = word.load(Ordering::Relaxed);
-        while bits != 0 {
-            let number = (index * 64) as i32 + bits.trailing_zeros() as i32;
-            if !is_kept(number) {
-                let _ = close(number);
-            }
-            bits &= bits - 1;
-        }
-    }
+    own_numbers::close_after_fork(|number| HANDED_DOWN.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1));
 }
 
 /// pipe2(2): the end to read from, and the one to write to.
@@ -153,38 +75,9 @@ pub fn pipe(flags: u32) -> Result<[OwnedDescriptor; 2], Errno> {
     Ok(numbers.map(OwnedDescriptor::from_raw))
 }
 
-/// close(2), past our own filter.
-pub fn close(number: i32) -> Result<(), Errno> {
-    if number >= 0
-        && let Some((word, bit)) = private_bit(number)
-        && word.load(Ordering::Relaxed) & bit != 0
-    {
-        word.fetch_and(!bit, Ordering::Relaxed);
-    }
-    // Linux frees the number even when close answers EINTR: never twice.
-    SystemCall::new(linux::__NR_close, [number as u64, 0, 0, 0, 0]).run_once().map(drop)
-}
-
-/// A private duplicate of the program's descriptor, closed on exec. Where the
-/// limit leaves no more room in the private range (or was lowered below it)
-/// it gets a number among the rings', or any at all.
+/// A private duplicate of the program's descriptor, closed on exec.
 pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
-    duplicate_private_from(number, private_base())
-}
-
-fn duplicate_private_from(number: i32, lowest: i32) -> Result<OwnedDescriptor, Errno> {
-    let mut duplicate = Err(Errno::EMFILE);
-    for base in [lowest, private_base(), RESERVED_BASE, 3] {
-        duplicate = duplicate_from(number, base);
-        if !matches!(duplicate, Err(Errno::EMFILE | Errno::EINVAL)) {
-            break;
-        }
-    }
-    let duplicate = duplicate?;
-    if let Some((word, bit)) = private_bit(duplicate.number()) {
-        word.fetch_or(bit, Ordering::Relaxed);
-    }
-    Ok(duplicate)
+    own_numbers::duplicate(number, None)
 }
 
 /// Duplicates that may not be closed yet; see [`release`].
@@ -264,7 +157,7 @@ impl HeldDescriptor {
 
     /// Whether the duplicate stands where the one of `number` always does.
     pub fn is_settled(&self, number: i32) -> bool {
-        self.number() == settled_number(number)
+        self.number() == own_numbers::settled(number)
     }
 }
 
@@ -281,17 +174,17 @@ impl Drop for HeldDescriptor {
 /// A private duplicate, for a request that has to wait or to be registered: a
 /// parked one of the same file, or a new one.
 pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
-    hold_at(number, private_base())
+    hold_at(number, None)
 }
 
 /// The same, at a number that follows from the file's own where that one is
 /// free ([`HeldDescriptor::is_settled`]): a file that is held again and again
 /// has the same number each time.
 pub fn hold_settled(number: i32) -> Result<HeldDescriptor, Errno> {
-    hold_at(number, settled_number(number))
+    hold_at(number, Some(own_numbers::settled(number)))
 }
 
-fn hold_at(number: i32, lowest: i32) -> Result<HeldDescriptor, Errno> {
+fn hold_at(number: i32, wish: Option<i32>) -> Result<HeldDescriptor, Errno> {
     if has_parked() {
         let mut parked = parked().lock();
         if let Some(index) = parked.iter().position(|other| is_same_file(other.number(), number)) {
@@ -300,7 +193,7 @@ fn hold_at(number: i32, lowest: i32) -> Result<HeldDescriptor, Errno> {
             return Ok(HeldDescriptor::new(duplicate));
         }
     }
-    duplicate_private_from(number, lowest).map(HeldDescriptor::new)
+    own_numbers::duplicate(number, wish).map(HeldDescriptor::new)
 }
 
 /// Whether there is a record lock on the file, ours or another process's: one
@@ -318,9 +211,9 @@ pub fn duplicate_from(number: i32, lowest: i32) -> Result<OwnedDescriptor, Errno
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| OwnedDescriptor(new as i32))
 }
 
-/// How many descriptors the process may have (its soft limit).
+/// How many descriptors the program may have (its soft limit).
 pub fn limit() -> u64 {
-    soft_limit().unwrap_or(1024)
+    own_numbers::limits().map_or(1024, |[soft, _]| soft)
 }
 
 /// A duplicate among the program's own descriptors; answers its number.

@@ -33,6 +33,7 @@ pub mod membarrier;
 pub mod message;
 pub mod mutex;
 pub mod ordering;
+pub mod own_numbers;
 pub mod owner_lock;
 pub mod page_array;
 pub mod page_fault;

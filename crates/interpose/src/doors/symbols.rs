@@ -11,7 +11,7 @@
 
 use crate::doors::door::{CALL_SIZE, Call};
 use crate::doors::libc::{self, BOUND};
-use crate::doors::stack_symbol;
+use crate::doors::{limit_symbols, stack_symbol};
 use crate::files::descriptors::{self, LOW_ALIASES, UNWATCHED};
 use crate::files::{device_calls, devices};
 use crate::program::process;
@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use usring_engine::readiness::SIGNALLED;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::signals::DEFERRED;
-use usring_sys::{UserAddress, user_memory};
+use usring_sys::{UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;
 
 /// So many numbers, from the reserved base on, may be rings: as a 32-bit
@@ -321,8 +321,8 @@ sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9
 
 static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
-/// libc's `syscall`: io_uring's and libaio's calls go straight to the engine, and a poll by
-/// its number is seen as one.
+/// libc's `syscall`: io_uring's and libaio's calls, and prlimit64 where the limit of open files is
+/// raised, go straight to the engine, and a poll by its number is seen as one.
 ///
 /// # Safety
 /// As for the function of this name in libc.
@@ -339,7 +339,11 @@ pub unsafe extern "C" fn syscall() {
         "cmp eax, 4",
         "jbe 3f",
         "cmp edi, {masked_aio}",
+        "je 3f",
+        "cmp edi, {limits}",
         "jne 2f",
+        "cmp qword ptr [rip + {raised}], 0",
+        "je 2f",
         "3:",
         "cmp dword ptr [rip + {open}], 0",
         "je 2f",
@@ -375,6 +379,8 @@ pub unsafe extern "C" fn syscall() {
         first = const linux::__NR_io_uring_setup,
         first_aio = const linux::__NR_io_setup,
         masked_aio = const linux::__NR_io_pgetevents,
+        limits = const linux::__NR_prlimit64,
+        raised = sym own_numbers::RAISED,
         open = sym OPEN,
         size = const CALL_SIZE,
         trapped = const offset_of!(Call, trapped),
@@ -481,6 +487,7 @@ pub fn resolve() {
     for (name, real) in functions {
         real.store(libc::next(name).unwrap_or(0), Ordering::Release);
     }
+    limit_symbols::resolve();
 }
 
 /// The code of libc's writev(3), once it is found.
@@ -503,6 +510,7 @@ extern "C" fn concerns(call: &Call) -> u64 {
         linux::__NR_dup2 | linux::__NR_dup3 => is_ours(first) || is_ours(second),
         linux::__NR_close | linux::__NR_dup => is_ours(first),
         linux::__NR_open | linux::__NR_openat => device_calls::is_path_of_device(call),
+        linux::__NR_getrlimit | linux::__NR_setrlimit | linux::__NR_prlimit64 => true,
         _ => devices::is_device(first as i32),
     };
     u64::from(ours)

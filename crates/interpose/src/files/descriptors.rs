@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsiz
 use usring_engine::Ring;
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
-use usring_sys::{Errno, SystemCall, eventfd, hazard};
+use usring_sys::{Errno, SystemCall, eventfd, hazard, own_numbers};
 use usring_uapi::general as linux;
 
 /// Numbers beyond this cannot be rings.
@@ -74,7 +74,7 @@ impl File {
         }
         // By a number of our own: the program's may be closed, and reused, at
         // any moment, while an alias keeps the ring alive.
-        if let Ok(private) = private_duplicate(number) {
+        if let Ok(private) = descriptor::duplicate_private(number) {
             // A number leaves the table before it is closed: where it still
             // stands it was not another file's when it was duplicated.
             let stands = entry(number).map(|entry| entry.load(Ordering::Acquire));
@@ -343,10 +343,7 @@ pub fn disown() {
 /// instruction, another process) looks once too often and misses nothing.
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     let low = eventfd::create_readable()?;
-    // EINVAL: the limit, also the hard one, ends below the range. The program
-    // has asked nothing wrong.
-    let no_room = |error| if error == Errno::EINVAL { Errno::EMFILE } else { error };
-    let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true).map_err(no_room)?;
+    let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;
     if reserved.number() as usize >= NUMBERS {
         return Err(Errno::EMFILE);
     }
@@ -357,43 +354,12 @@ pub fn reserve() -> Result<OwnedDescriptor, Errno> {
 pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
     let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
     let lowest = lowest.max(RESERVED_BASE);
-    let duplicate = || {
-        let arguments = [number as u64, u64::from(command), lowest as u64, 0, 0];
-        SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| OwnedDescriptor::from_raw(new as i32))
-    };
-    with_room(duplicate)
-}
-
-fn private_duplicate(number: i32) -> Result<OwnedDescriptor, Errno> {
-    with_room(|| descriptor::duplicate_private(number))
-}
-
-/// Runs `duplicate`; if the program's soft limit leaves no room where our
-/// numbers lie, once more with a higher limit. (Descriptors above the limit
-/// stay valid when it is set back.)
-fn with_room<T>(duplicate: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-    match duplicate() {
-        Err(Errno::EINVAL | Errno::EMFILE) => {}
-        other => return other,
+    let arguments = [number as u64, u64::from(command), lowest as u64, 0, 0];
+    match SystemCall::new(linux::__NR_fcntl, arguments).run() {
+        // The program's soft limit leaves no room there.
+        Err(Errno::EINVAL | Errno::EMFILE) => own_numbers::duplicate_for_program(number, close_on_exec),
+        made => made.map(|new| OwnedDescriptor::from_raw(new as i32)),
     }
-    let _one_at_a_time = process::current().descriptors.lock();
-    let mut limit = [0u64; 2];
-    exchange_limit(None, Some(&mut limit))?;
-    let [soft, hard] = limit;
-    let raised = [hard.min(NUMBERS as u64), hard];
-    if raised[0] <= soft {
-        return duplicate();
-    }
-    exchange_limit(Some(&raised), None)?;
-    let result = duplicate();
-    let _ = exchange_limit(Some(&limit), None);
-    result
-}
-
-fn exchange_limit(new: Option<&[u64; 2]>, old: Option<&mut [u64; 2]>) -> Result<(), Errno> {
-    let new = new.map_or(0, |limit| limit.as_ptr() as u64);
-    let old = old.map_or(0, |limit| limit.as_mut_ptr() as u64);
-    SystemCall::new(linux::__NR_prlimit64, [0, u64::from(linux::RLIMIT_NOFILE), new, old, 0]).run().map(drop)
 }
 
 /// The id that /proc gives for an eventfd; `None` for any other file.

@@ -20,7 +20,7 @@ use crate::program::executable::{self, Runtime, Verdict};
 use crate::signals::{self, IGNORE, OWN};
 use alloc::vec;
 use usring_sys::syscall::PASS_MARK;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;
 
 /// The arguments that the two calls share.
@@ -300,7 +300,7 @@ fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     for (signal, _) in ignored() {
         own_signal::uninstall(*signal, IGNORE);
     }
-    let result = stacks::given_back_by(|| departure::call(&call));
+    let result = stacks::given_back_by(|| own_numbers::with_program_limit(|| departure::call(&call)));
     for (signal, _) in ignored() {
         let _ = own_signal::install(*signal);
     }

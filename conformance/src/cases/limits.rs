@@ -1,0 +1,234 @@
+//! The limit of open files beside requests that wait: each costs the program the
+//! numbers that the kernel's would, and no more.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::reg;
+use crate::case::{Case, case};
+use crate::door;
+use crate::files;
+use crate::process;
+use crate::ring::{Entry, Ring};
+use crate::sqe::{poll, recv};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("limits.waiting_files", waiting_files),
+    case("limits.waiting_files_of_a_low_limit", waiting_files_of_a_low_limit),
+    case("limits.waiting_twice_for_each", waiting_twice_for_each),
+    case("limits.as_the_program_set_it", as_the_program_set_it),
+    case("limits.raised_while_files_wait", raised_while_files_wait),
+    case("limits.lowered_while_files_wait", lowered_while_files_wait),
+    case("limits.of_an_executed_program", of_an_executed_program),
+    case("limits.of_a_forked_child", of_a_forked_child),
+    case("limits.registered_files", registered_files),
+];
+
+fn limit() -> libc::rlimit {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is ours to write.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit
+}
+
+/// Sets the soft limit, which is what a shell's `ulimit -Sn` does.
+fn set_limit(soft: u64) -> i32 {
+    let limit = libc::rlimit { rlim_cur: soft, ..limit() };
+    // SAFETY: the structure is ours.
+    door::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
+}
+
+/// How many more files the program can open: it does so, and closes them.
+fn room() -> usize {
+    let mut opened = Vec::new();
+    loop {
+        // SAFETY: no memory is involved.
+        let number = unsafe { libc::dup(2) };
+        if number < 0 {
+            break;
+        }
+        opened.push(number);
+    }
+    for number in &opened {
+        door::close(*number);
+    }
+    opened.len()
+}
+
+/// As many pairs of sockets as there is room for, with a receive on each that waits.
+fn wait_for_all(ring: &mut Ring, bytes: &mut [[u8; 1]], most: usize) -> Vec<(OwnedFd, OwnedFd)> {
+    let mut pairs = Vec::new();
+    while pairs.len() < most {
+        let mut numbers = [0; 2];
+        // SAFETY: two numbers of ours to write.
+        if unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, numbers.as_mut_ptr()) } != 0 {
+            break;
+        }
+        // SAFETY: the kernel has just handed them out.
+        let [here, there] = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
+        let index = pairs.len();
+        ring.push(recv(there.as_raw_fd(), &mut bytes[index], index as u64));
+        ring.submit();
+        pairs.push((here, there));
+    }
+    pairs
+}
+
+/// Sends to each and says how many were received.
+fn finish(t: &mut Transcript, ring: &mut Ring, pairs: &[(OwnedFd, OwnedFd)]) {
+    let early = ring.reap().len();
+    for (here, _) in pairs {
+        files::put(here, b"x");
+    }
+    let mut entries: Vec<Entry> = Vec::new();
+    while entries.len() < pairs.len() {
+        let more = ring.wait(1);
+        if more.is_empty() {
+            break;
+        }
+        entries.extend(more);
+    }
+    let right = entries.iter().filter(|entry| entry.res == 1).count();
+    t.say(format_args!("before {early}, received by all {}", right == pairs.len()));
+}
+
+const MOST: usize = 1000;
+
+fn waiting_files(t: &mut Transcript) {
+    t.result("limit", set_limit(1024));
+    let mut ring = Ring::new(8);
+    let free = room();
+    let mut bytes = [[0u8; 1]; MOST];
+    let pairs = wait_for_all(&mut ring, &mut bytes, MOST);
+    t.say(format_args!("as many pairs as fit {}, room left {}", pairs.len() == free / 2, room() == free % 2));
+    finish(t, &mut ring, &pairs);
+}
+
+fn waiting_files_of_a_low_limit(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    t.result("limit", set_limit(200));
+    let free = room();
+    let mut bytes = [[0u8; 1]; MOST];
+    let pairs = wait_for_all(&mut ring, &mut bytes, MOST);
+    t.say(format_args!("as many pairs as fit {}, room left {}", pairs.len() == free / 2, room() == free % 2));
+    finish(t, &mut ring, &pairs);
+}
+
+/// To be received from, and polled for something else, at the same time.
+fn waiting_twice_for_each(t: &mut Transcript) {
+    t.result("limit", set_limit(1024));
+    let mut ring = Ring::new(8);
+    let free = room();
+    let mut bytes = [[0u8; 1]; MOST];
+    let pairs = wait_for_all(&mut ring, &mut bytes, 200);
+    for (index, (_, there)) in pairs.iter().enumerate() {
+        ring.push(poll(there.as_raw_fd(), libc::POLLPRI, (MOST + index) as u64));
+        ring.submit();
+    }
+    t.say(format_args!("pairs {}, room as before {}", pairs.len(), room() == free - 400));
+    finish(t, &mut ring, &pairs);
+}
+
+fn as_the_program_set_it(t: &mut Transcript) {
+    let hard = limit().rlim_max;
+    t.result("limit", set_limit(700));
+    let mut ring = Ring::new(8);
+    let mut bytes = [[0u8; 1]; MOST];
+    let pairs = wait_for_all(&mut ring, &mut bytes, 100);
+    t.say(format_args!("soft {}, hard as before {}", limit().rlim_cur, limit().rlim_max == hard));
+    // SAFETY: no memory is involved.
+    let (open_max, table) = unsafe { (libc::sysconf(libc::_SC_OPEN_MAX), libc::getdtablesize()) };
+    t.say(format_args!("sysconf {open_max}, table {table}"));
+    let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let new = libc::rlimit { rlim_cur: 650, rlim_max: hard };
+    // SAFETY: the structures are ours.
+    let answer = unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const new, &raw mut old) };
+    t.result("prlimit", door::answer(answer));
+    t.say(format_args!("was {}, is {}", old.rlim_cur, limit().rlim_cur));
+    // SAFETY: as above; the resource is another one.
+    t.result("another resource", door::answer(unsafe { libc::getrlimit(libc::RLIMIT_CORE, &raw mut old) }));
+    let above = libc::rlimit { rlim_cur: 700, rlim_max: 600 };
+    // SAFETY: as above.
+    t.result("soft above hard", door::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const above) }));
+    t.result("no structure", no_structure());
+    finish(t, &mut ring, &pairs);
+}
+
+fn no_structure() -> i32 {
+    // SAFETY: the kernel says EFAULT.
+    door::answer(unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 8, 0) } as i32)
+}
+
+fn raised_while_files_wait(t: &mut Transcript) {
+    t.result("limit", set_limit(300));
+    let mut ring = Ring::new(8);
+    let mut bytes = [[0u8; 1]; MOST];
+    let mut pairs = wait_for_all(&mut ring, &mut bytes, 100);
+    t.result("limit", set_limit(1200));
+    let mut more = [[0u8; 1]; MOST];
+    let free = room();
+    let later = wait_for_all(&mut ring, &mut more, 400);
+    t.say(format_args!("more pairs {}, room {}", later.len(), room() == free - 800));
+    finish(t, &mut ring, &pairs.drain(..).chain(later).collect::<Vec<_>>());
+}
+
+fn lowered_while_files_wait(t: &mut Transcript) {
+    t.result("limit", set_limit(1100));
+    let mut ring = Ring::new(8);
+    let mut bytes = [[0u8; 1]; MOST];
+    let mut pairs = wait_for_all(&mut ring, &mut bytes, 100);
+    t.result("limit", set_limit(400));
+    let free = room();
+    let mut more = [[0u8; 1]; MOST];
+    let later = wait_for_all(&mut ring, &mut more, MOST);
+    t.say(format_args!("as many pairs as fit {}, room left {}", later.len() == free / 2, room() == free % 2));
+    finish(t, &mut ring, &pairs.drain(..).chain(later).collect::<Vec<_>>());
+}
+
+/// What a child's shell says of its limits.
+fn of_an_executed_program(t: &mut Transcript) {
+    let hard = limit().rlim_max;
+    t.result("limit", set_limit(700));
+    let mut ring = Ring::new(8);
+    let mut bytes = [[0u8; 1]; MOST];
+    let pairs = wait_for_all(&mut ring, &mut bytes, 100);
+    let said = |command: &str| {
+        let output = std::process::Command::new("sh").args(["-c", command]).output().expect("a shell");
+        String::from_utf8_lossy(&output.stdout).trim().to_string()
+    };
+    t.say(format_args!("a child has {}", said("ulimit -Sn")));
+    t.say(format_args!("hard as before {}", said("ulimit -Hn") == hard.to_string()));
+    t.say(format_args!("and sets it to {}", said("ulimit -Sn 500; ulimit -Sn")));
+    finish(t, &mut ring, &pairs);
+}
+
+fn of_a_forked_child(t: &mut Transcript) {
+    t.result("limit", set_limit(700));
+    let mut ring = Ring::new(8);
+    let mut bytes = [[0u8; 1]; MOST];
+    let pairs = wait_for_all(&mut ring, &mut bytes, 100);
+    let free = room();
+    let ending = process::forked(|| {
+        let same = limit().rlim_cur == 700 && room() == free;
+        let mut own = Ring::new(8);
+        // The ring's own number is one of them.
+        let free = free.min(room());
+        let mut bytes = [[0u8; 1]; MOST];
+        let pairs = wait_for_all(&mut own, &mut bytes, MOST);
+        i32::from(!same) + 2 * i32::from(pairs.len() != free / 2)
+    });
+    t.say(format_args!("child: {ending}"));
+    t.say(format_args!("parent's limit {}, room as before {}", limit().rlim_cur, room() == free));
+    finish(t, &mut ring, &pairs);
+}
+
+/// Registered files cost no numbers of the program's.
+fn registered_files(t: &mut Transcript) {
+    t.result("limit", set_limit(700));
+    let ring = Ring::new(8);
+    let free = room();
+    let (here, _there) = files::sockets();
+    let numbers = [here.as_raw_fd(); 600];
+    t.result("register", ring.register(reg::FILES, numbers.as_ptr(), 600));
+    t.say(format_args!("room as before {}", room() == free - 2));
+}

@@ -1,0 +1,109 @@
+//! The functions of libc by which a program asks how many files it may open, or
+//! says how many: where the kernel's limit is raised for our own numbers
+//! ([`own_numbers`]), the program is shown its own.
+//!
+//! A program that makes these calls by instructions of its own sees, and sets,
+//! the kernel's limit.
+
+use crate::doors::libc;
+use core::arch::naked_asm;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use usring_sys::own_numbers::{PROGRAM_LIMIT, RAISED};
+use usring_uapi::general as linux;
+
+/// The resource: how many files.
+const FILES: u32 = linux::RLIMIT_NOFILE;
+
+/// A function that is a system call; `$register` holds its resource.
+macro_rules! limit_call {
+    ($real:ident, $number:expr, $register:literal, $($name:ident)*) => {
+        static $real: AtomicUsize = AtomicUsize::new(0);
+        $(
+            /// # Safety
+            /// As for the function of this name in libc.
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = "usring_door")]
+            pub unsafe extern "C" fn $name() {
+                naked_asm!(
+                    "lea r11, [rip + {real}]",
+                    "cmp qword ptr [r11], 0",
+                    "je 3f",
+                    concat!("cmp ", $register, ", {files}"),
+                    "jne 2f",
+                    "cmp qword ptr [rip + {raised}], 0",
+                    "je 2f",
+                    "mov eax, {number}",
+                    "jmp usring_symbol_call",
+                    "2:",
+                    "jmp [r11]",
+                    // Before libc's function is known: the bare call.
+                    "3:",
+                    "mov r10, rcx",
+                    "mov eax, {number}",
+                    "syscall",
+                    "jmp usring_symbol_answer",
+                    real = sym $real,
+                    files = const FILES,
+                    raised = sym RAISED,
+                    number = const $number,
+                )
+            }
+        )*
+    };
+}
+
+limit_call!(REAL_GETRLIMIT, linux::__NR_getrlimit, "edi", getrlimit getrlimit64);
+limit_call!(REAL_SETRLIMIT, linux::__NR_setrlimit, "edi", setrlimit setrlimit64);
+limit_call!(REAL_PRLIMIT, linux::__NR_prlimit64, "esi", prlimit prlimit64);
+
+/// A function that answers the limit itself, if `$condition` leaves "equal".
+macro_rules! limit_question {
+    ($real:ident, $name:ident, $condition:literal) => {
+        static $real: AtomicUsize = AtomicUsize::new(0);
+
+        /// # Safety
+        /// As for the function of this name in libc.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        #[unsafe(link_section = "usring_door")]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                $condition,
+                "jne 2f",
+                "cmp qword ptr [rip + {raised}], 0",
+                "je 2f",
+                "mov rax, [rip + {limit}]",
+                "ret",
+                "2:",
+                "cmp qword ptr [rip + {real}], 0",
+                "je 3f",
+                "jmp [rip + {real}]",
+                "3:",
+                "mov rax, -1",
+                "ret",
+                real = sym $real,
+                raised = sym RAISED,
+                limit = sym PROGRAM_LIMIT,
+            )
+        }
+    };
+}
+
+// _SC_OPEN_MAX, in glibc and in musl.
+limit_question!(REAL_SYSCONF, sysconf, "cmp edi, 4");
+limit_question!(REAL_GETDTABLESIZE, getdtablesize, "cmp eax, eax");
+
+/// Finds the functions that these stand in front of.
+pub fn resolve() {
+    let functions = [
+        (c"getrlimit", &REAL_GETRLIMIT),
+        (c"setrlimit", &REAL_SETRLIMIT),
+        (c"prlimit", &REAL_PRLIMIT),
+        (c"sysconf", &REAL_SYSCONF),
+        (c"getdtablesize", &REAL_GETDTABLESIZE),
+    ];
+    for (name, real) in functions {
+        real.store(libc::next(name).unwrap_or(0), Ordering::Release);
+    }
+}

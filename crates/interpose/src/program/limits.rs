@@ -1,0 +1,35 @@
+//! How many files the program may open: getrlimit(2), setrlimit(2) and
+//! prlimit(2), where the kernel's limit is raised for our own numbers
+//! ([`own_numbers`]).
+
+use crate::doors::door::{Call, Outcome};
+use crate::program::process;
+use usring_sys::{Errno, UserAddress, own_numbers, user_memory};
+use usring_uapi::general as linux;
+
+/// Answers a call on this process's limit of open files.
+pub fn serve(call: &mut Call) -> Outcome {
+    let [first, second, third, fourth, ..] = call.arguments;
+    let (process, resource, new, old) = match call.number as u32 {
+        linux::__NR_getrlimit => (0, first, 0, second),
+        linux::__NR_setrlimit => (0, first, second, 0),
+        _ => (first as u32, second, third, fourth),
+    };
+    let is_this = process == 0 || process == process::id();
+    // A vfork child sets its own limits, which are not those noted here.
+    if resource as u32 != linux::RLIMIT_NOFILE || !is_this || new != 0 && !process::is_own() {
+        return call.pass();
+    }
+    change(UserAddress(new), UserAddress(old)).map(|()| 0u64).into()
+}
+
+/// Sets the program's limits to `new` and tells the ones before, unless the
+/// address is 0.
+fn change(new: UserAddress, old: UserAddress) -> Result<(), Errno> {
+    let wanted = if new.0 == 0 { None } else { Some(user_memory::read::<[u64; 2]>(new)?) };
+    let before = own_numbers::limits()?;
+    if let Some(wanted) = wanted {
+        own_numbers::set_limits(wanted)?;
+    }
+    if old.0 == 0 { Ok(()) } else { user_memory::write(old, before) }
+}
