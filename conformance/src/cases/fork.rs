@@ -9,7 +9,7 @@ use crate::door;
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
-use crate::sqe::{nop, poll, read, timeout};
+use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
 
@@ -28,6 +28,14 @@ pub const CASES: &[Case] = &[
     case("fork.with_sq_thread", with_sq_thread),
     case("fork.with_workers", with_workers),
     case("fork.parent_exits_first", parent_exits_first),
+    case("fork.child_keeps_no_waiting_file", child_keeps_no_waiting_file),
+    case("fork.bare_child_keeps_no_waiting_file", bare_child_keeps_no_waiting_file),
+    case("fork.cloned_child_keeps_no_waiting_file", cloned_child_keeps_no_waiting_file),
+    case("fork.child_of_a_request_with_a_worker", child_of_a_request_with_a_worker),
+    case("fork.child_shares_descriptors", child_shares_descriptors),
+    case("fork.unseen_child_shares_descriptors", unseen_child_shares_descriptors),
+    case("fork.child_closes_all", child_closes_all),
+    case("fork.vfork_child_closes_all", vfork_child_closes_all),
     differs(
         "fork.child_enters_parents_ring",
         child_enters_parents_ring,
@@ -187,6 +195,178 @@ unsafe fn spawn_sharing(fd: i32) -> i32 {
     }
 }
 
+/// A child that is made by `make`, has closed what it inherited and lives on: the
+/// parent closes a socket that it received from, and the other side is told.
+fn peer_is_told(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, arm: impl FnOnce(&mut Ring, i32)) {
+    let mut ring = Ring::new(8);
+    let (here, there) = files::sockets();
+    let (begun, begins) = files::pipe();
+    let (end, ends) = files::pipe();
+    arm(&mut ring, there.as_raw_fd());
+    let child = make(&|| {
+        door::close(here.as_raw_fd());
+        door::close(there.as_raw_fd());
+        door::close(ends.as_raw_fd());
+        files::put(&begins, b"x");
+        let mut byte = 0u8;
+        // SAFETY: a byte of ours. What the program calls here reaches no door.
+        unsafe { libc::read(end.as_raw_fd(), (&raw mut byte).cast(), 1) };
+        0
+    });
+    t.say(format_args!("a child {}", child > 0));
+    files::take(&begun, 1).expect("the child's word");
+    // IORING_ASYNC_CANCEL_ALL and _ANY.
+    ring.push(crate::sqe::cancel(0, 1 | 4, 9));
+    ring.submit();
+    ring.wait(2);
+    drop(there);
+    t.say(format_args!(
+        "peer is told {}",
+        files::is_readable_within(here.as_raw_fd(), std::time::Duration::from_secs(10))
+    ));
+    drop(ends);
+    t.say(format_args!("child: {}", process::ending(child)));
+}
+
+fn receive(ring: &mut Ring, there: i32) {
+    let byte = Box::leak(Box::new([0u8; 1]));
+    ring.push(crate::sqe::recv(there, byte, 1));
+    ring.push(poll(there, libc::POLLPRI, 2));
+    ring.submit();
+}
+
+fn child_keeps_no_waiting_file(t: &mut Transcript) {
+    peer_is_told(t, |child| process::start(child), receive);
+}
+
+/// A child of `_Fork`, for which libc runs no handlers.
+fn bare_child_keeps_no_waiting_file(t: &mut Transcript) {
+    unsafe extern "C" {
+        fn _Fork() -> i32;
+    }
+    let make = |child: &dyn Fn() -> i32| {
+        // SAFETY: one thread; the child calls what may be called in a signal handler.
+        let number = unsafe { _Fork() };
+        if number == 0 {
+            let status = child();
+            // SAFETY: ends the child here.
+            unsafe { libc::_exit(status) };
+        }
+        number
+    };
+    peer_is_told(t, make, receive);
+}
+
+/// clone(3) with `flags`, on a stack of its own.
+fn cloned(flags: i32, child: &dyn Fn() -> i32) -> i32 {
+    extern "C" fn begin(child: *mut libc::c_void) -> i32 {
+        // SAFETY: the parent's reference, in the child's copy of its memory.
+        let status = unsafe { (*child.cast::<&dyn Fn() -> i32>())() };
+        // SAFETY: ends the child here, and the threads that it has.
+        unsafe { libc::_exit(status) }
+    }
+    let stack = crate::memory::Pages::new(64);
+    // SAFETY: the child has a copy of the stack.
+    unsafe {
+        // libc's functions look above their frames for arguments.
+        let top = stack.address.add(stack.length - 256).cast();
+        libc::clone(begin, top, flags | libc::SIGCHLD, (&raw const child).cast_mut().cast())
+    }
+}
+
+fn cloned_child_keeps_no_waiting_file(t: &mut Transcript) {
+    peer_is_told(t, |child| cloned(0, child), receive);
+}
+
+fn child_of_a_request_with_a_worker(t: &mut Transcript) {
+    let arm = |ring: &mut Ring, there: i32| {
+        let byte = Box::leak(Box::new([0u8; 1]));
+        ring.push(crate::sqe::recv(there, byte, 1).forced_async());
+        ring.submit();
+        crate::time::long_enough_to_notice();
+    };
+    peer_is_told(t, |child| process::start(child), arm);
+}
+
+/// The parent's requests go on when a child has come and gone that shares its descriptors.
+fn shares(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32) {
+    let mut ring = Ring::new(8);
+    let (here, there) = files::sockets();
+    receive(&mut ring, there.as_raw_fd());
+    let before = files::open_numbers();
+    let child = make(&|| {
+        let mut own = Ring::new(8);
+        let right = works(&mut own);
+        own.close();
+        own.abandon();
+        i32::from(!right)
+    });
+    t.say(format_args!("child: {}", process::ending(child)));
+    t.say(format_args!("no fewer numbers {}", files::open_numbers() >= before));
+    files::put(&here, b"x");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+fn child_shares_descriptors(t: &mut Transcript) {
+    shares(t, |child| cloned(libc::CLONE_FILES, child));
+}
+
+/// Made by a system call that no library sees.
+fn unseen_child_shares_descriptors(t: &mut Transcript) {
+    let make = |child: &dyn Fn() -> i32| {
+        // SAFETY: without a stack the child goes on here, in its copy of the memory.
+        let number = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) } as i32;
+        if number == 0 {
+            let status = child();
+            // SAFETY: ends the child here.
+            unsafe { libc::_exit(status) };
+        }
+        number
+    };
+    shares(t, make);
+}
+
+/// A child that closes whatever it finds open: its parent's requests go on.
+fn child_closes_all(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (here, there) = files::sockets();
+    receive(&mut ring, there.as_raw_fd());
+    for flags in [0, libc::CLOSE_RANGE_UNSHARE, libc::CLOSE_RANGE_CLOEXEC] {
+        // SAFETY: numbers of the child's alone.
+        let all = || door::answer(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) } as i32);
+        t.say(format_args!("child: {}", process::forked(|| all().abs())));
+    }
+    let one_by_one = || (3..2000).filter(|number| door::close(*number) == 0).count().min(1) as i32;
+    t.say(format_args!("child: {}", process::forked(one_by_one)));
+    files::put(&here, b"x");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
+/// As posix_spawn's actions do it: in the parent's memory, with descriptors of its own.
+fn vfork_child_closes_all(t: &mut Transcript) {
+    extern "C" fn child(_: *mut libc::c_void) -> i32 {
+        // SAFETY: numbers of the child's alone.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) as i32 }
+    }
+    let mut ring = Ring::new(8);
+    let (here, there) = files::sockets();
+    receive(&mut ring, there.as_raw_fd());
+    let stack = crate::memory::Pages::new(64);
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the stack is ours until the child has ended, which CLONE_VFORK waits for.
+    let number = unsafe {
+        // libc's functions look above their frames for arguments.
+        let top = stack.address.add(stack.length - 256).cast();
+        libc::clone(child, top, flags, std::ptr::null_mut())
+    };
+    t.say(format_args!("child: {}", process::ending(number)));
+    files::put(&here, b"x");
+    t.in_order(&ring.wait(1));
+    t.say(format_args!("parent's ring works {}", works(&mut ring)));
+}
+
 fn child_is_killed(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -257,7 +437,6 @@ fn with_sq_thread(t: &mut Transcript) {
 }
 
 fn with_workers(t: &mut Transcript) {
-    use crate::sqe::Change;
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"0123");
     let mut buffer = [0u8; 4];

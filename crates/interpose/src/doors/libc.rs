@@ -9,7 +9,7 @@
 
 use crate::text;
 use core::arch::global_asm;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_void};
 use core::sync::atomic::Ordering;
 use usring_sys::thread;
 
@@ -17,6 +17,7 @@ global_asm!(
     ".pushsection .data.rel.ro.usring_libc,\"aw\",@progbits",
     ".weak __errno_location, mallopt",
     ".weak _r_debug, _dl_debug_addr, gnu_get_libc_version, __environ",
+    ".weak __register_atfork, pthread_atfork",
     ".weak __asan_init, __tsan_init, __lsan_init, __msan_init, __hwasan_init",
     ".globl usring_libc",
     ".hidden usring_libc",
@@ -28,6 +29,8 @@ global_asm!(
     ".quad gnu_get_libc_version",
     ".quad __environ",
     ".quad mallopt",
+    ".quad __register_atfork",
+    ".quad pthread_atfork",
     ".quad __asan_init",
     ".quad __tsan_init",
     ".quad __lsan_init",
@@ -35,6 +38,9 @@ global_asm!(
     ".quad __hwasan_init",
     ".popsection",
 );
+
+/// What pthread_atfork(3) takes: before the fork, after it in the parent, and in the child.
+type Handler = Option<unsafe extern "C" fn()>;
 
 /// What the loader binds.
 #[repr(C)]
@@ -48,6 +54,9 @@ pub struct Bound {
     glibc: usize,
     environment: Option<&'static *mut *mut u8>,
     mallopt: Option<unsafe extern "C" fn(i32, i32) -> i32>,
+    /// glibc's name for it, with the library that the handlers belong to.
+    register_atfork: Option<unsafe extern "C" fn(Handler, Handler, Handler, *const c_void) -> i32>,
+    atfork: Option<unsafe extern "C" fn(Handler, Handler, Handler) -> i32>,
     /// Only whether they are there.
     sanitizers: [usize; 5],
 }
@@ -250,6 +259,18 @@ pub fn next(name: &CStr) -> Option<usize> {
         }
     }
     None
+}
+
+/// Has libc run `handler` in each child that it forks.
+pub fn run_in_children(handler: unsafe extern "C" fn()) {
+    // SAFETY: pthread_atfork(3); the library is never unloaded.
+    unsafe {
+        match (bound().register_atfork, bound().atfork) {
+            (Some(register), _) => register(None, None, Some(handler), core::ptr::null()),
+            (None, Some(register)) => register(None, None, Some(handler)),
+            (None, None) => return,
+        };
+    }
 }
 
 /// Says by which signal this libc changes the user of every thread.

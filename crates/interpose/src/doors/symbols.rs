@@ -11,7 +11,7 @@
 
 use crate::doors::door::{CALL_SIZE, Call};
 use crate::doors::libc::{self, BOUND};
-use crate::doors::{limit_symbols, stack_symbol};
+use crate::doors::{fork_symbols, limit_symbols, stack_symbol};
 use crate::files::descriptors::{self, LOW_ALIASES, UNWATCHED};
 use crate::files::{device_calls, devices};
 use crate::program::process;
@@ -488,6 +488,7 @@ pub fn resolve() {
         real.store(libc::next(name).unwrap_or(0), Ordering::Release);
     }
     limit_symbols::resolve();
+    fork_symbols::resolve();
 }
 
 /// The code of libc's writev(3), once it is found.

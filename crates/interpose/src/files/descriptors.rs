@@ -96,7 +96,7 @@ impl File {
 
     /// Remembers the eventfd's id, by which a low alias is recognised.
     fn identify(&self, number: i32) {
-        self.identity.store(eventfd_id(number).unwrap_or(0), Ordering::Relaxed);
+        self.identity.store(eventfd_id(None, number).unwrap_or(0), Ordering::Relaxed);
     }
 }
 
@@ -262,7 +262,7 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
 #[inline(never)]
 fn is_still(file: &File, number: i32) -> bool {
     let identity = file.identity.load(Ordering::Relaxed);
-    identity == 0 || eventfd_id(number) == Some(identity)
+    identity == 0 || eventfd_id(None, number) == Some(identity)
 }
 
 /// The ring's file behind a number.
@@ -362,10 +362,16 @@ pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Resu
     }
 }
 
-/// The id that /proc gives for an eventfd; `None` for any other file.
-fn eventfd_id(number: i32) -> Option<u64> {
+/// The id that /proc gives for an eventfd of a process, this one if none is named;
+/// `None` for any other file.
+pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let mut path = PathTo { bytes: [0; 40], length: 0 };
-    path.push(b"/proc/self/fdinfo/");
+    path.push(b"/proc/");
+    match process {
+        Some(process) => path.push_number(process),
+        None => path.push(b"self"),
+    }
+    path.push(b"/fdinfo/");
     path.push_number(number as u32);
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
     let arguments = [linux::AT_FDCWD as u64, path.bytes.as_ptr() as u64, flags, 0, 0];

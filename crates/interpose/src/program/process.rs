@@ -10,10 +10,11 @@ use crate::files::{descriptors, devices, registered};
 use crate::program::environment;
 use crate::signals::frames;
 use crate::swapped::managed;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use usring_engine::readiness;
 use usring_sys::credentials;
 use usring_sys::descriptor;
+use usring_sys::eventfd;
 use usring_sys::kept_memory;
 use usring_sys::mutex::Mutex;
 use usring_sys::page_fault;
@@ -56,14 +57,18 @@ fn begin() -> &'static Process {
     let id = getpid();
     let is_first = !BEGUN.get_or_make(|| AtomicBool::new(false)).swap(true, Ordering::Relaxed);
     if HAS_TABLES.swap(true, Ordering::Relaxed) && is_first {
-        // A child is born with one thread, and libc's fork() makes a call that
-        // comes by here before it returns in the child: nobody else is about.
+        // A child is born with one thread, and comes by here before it makes another
+        // (`doors::fork_symbols`): nobody else is about.
         credentials::forget_after_fork();
         signals::forget_after_fork();
         frames::forget_after_fork();
         stacks::forget_after_fork();
         readiness::SIGNALLED.store(0, Ordering::Relaxed);
-        descriptor::close_private_after_fork();
+        if shares_descriptors() {
+            descriptor::leave_to_parent();
+        } else {
+            descriptor::close_private_after_fork();
+        }
         page_fault::forget_after_fork();
         kept_memory::forget_after_fork();
         descriptors::disown();
@@ -72,6 +77,7 @@ fn begin() -> &'static Process {
         registered::disown();
         environment::count_for(id);
     }
+    LAST_BEGUN.store(id, Ordering::Relaxed);
     PROCESS.get_or_make(|| Process {
         id,
         actions: Mutex::new(()),
@@ -79,6 +85,40 @@ fn begin() -> &'static Process {
         patching: Mutex::new(None),
         registered: Mutex::new(()),
     })
+}
+
+/// How a child was made, as far as its descriptors are concerned.
+#[derive(Clone, Copy)]
+pub enum Birth {
+    Unknown,
+    OwnDescriptors,
+    /// clone(2) with CLONE_FILES: what the child closes is closed for its parent.
+    SharedDescriptors,
+}
+
+/// A [`Birth`]; of this process, or of one that it comes from.
+static BIRTH: AtomicU8 = AtomicU8::new(Birth::Unknown as u8);
+/// The process that was the last to begin: to a child that begins now, its parent.
+static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
+
+/// Begins a child that has just been made, if it has not begun yet.
+pub fn begin_child(birth: Birth) {
+    if PROCESS.get().is_none() {
+        BIRTH.store(birth as u8, Ordering::Relaxed);
+        begin();
+    }
+}
+
+/// Whether this child's descriptors are its parent's. One that was made unseen is
+/// asked: what it opens, its parent has as well.
+fn shares_descriptors() -> bool {
+    let birth = BIRTH.swap(Birth::Unknown as u8, Ordering::Relaxed);
+    if birth != Birth::Unknown as u8 {
+        return birth == Birth::SharedDescriptors as u8;
+    }
+    let Ok(probe) = eventfd::create() else { return false };
+    let own = descriptors::eventfd_id(None, probe.number());
+    own.is_some() && own == descriptors::eventfd_id(Some(LAST_BEGUN.load(Ordering::Relaxed)), probe.number())
 }
 
 /// The id of the calling process: in a vfork child not that of [`current`].

@@ -18,7 +18,7 @@
 
 use crate::doors::door::{Call, Outcome};
 use crate::message;
-use crate::program::process;
+use crate::program::process::{self, Birth};
 use crate::swapped::managed;
 use crate::swapped::outstanding::{self, OfThread};
 use crate::swapped::swap_filter::VFORK_MARKED;
@@ -122,9 +122,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     // SAFETY: the program's own arguments; nothing is shared but, perhaps, descriptors.
     let answer = unsafe { syscall6(call.number as u32, arguments) };
     if answer == 0 {
-        if flags & linux::CLONE_FILES == 0 {
-            process::current();
-        }
+        let shares = flags & linux::CLONE_FILES != 0;
+        process::begin_child(if shares { Birth::SharedDescriptors } else { Birth::OwnDescriptors });
         if withheld.map_or(Ok(()), Withheld::renounce).is_err() {
             die_of_zeroes();
         }

@@ -1,0 +1,154 @@
+//! How a forked child comes to know that it is one before it makes a call that
+//! reaches another door: it closes what was its parent's alone, so that it keeps
+//! no file of the parent's open.
+//!
+//! | the child is made by | and learns of it by |
+//! |---|---|
+//! | `fork`, and what calls it | a handler as pthread_atfork(3) has them |
+//! | `_Fork` | the symbol |
+//! | `clone` without CLONE_VM | the symbol, at the child's first instruction |
+//! | a `syscall` instruction, `syscall(SYS_fork)` | its first call that reaches a door |
+//!
+//! A child that shares its parent's memory (vfork, posix_spawn) has descriptors
+//! of its own, which end with its exec.
+
+use crate::doors::libc;
+use crate::program::process::{self, Birth};
+use core::arch::naked_asm;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use usring_sys::descriptor;
+use usring_sys::signals::DEFERRED;
+use usring_uapi::general as linux;
+
+static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
+static REAL_CLONE: AtomicUsize = AtomicUsize::new(0);
+
+/// In a child whose memory is its own.
+extern "C" fn begin(shares_descriptors: u32) {
+    if descriptor::has_private() {
+        process::begin_child(if shares_descriptors == 0 { Birth::OwnDescriptors } else { Birth::SharedDescriptors });
+    }
+}
+
+/// The handler that libc runs in each forked child.
+#[unsafe(naked)]
+#[unsafe(link_section = "usring_door")]
+unsafe extern "C" fn after_fork() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "xor edi, edi",
+        "call {begin}",
+        "cmp dword ptr [rip + {deferred}], 0",
+        "je 2f",
+        "call usring_settle",
+        "2:",
+        "pop rbp",
+        "ret",
+        begin = sym begin,
+        deferred = sym DEFERRED,
+    )
+}
+
+/// libc's `_Fork`, which runs no handlers.
+///
+/// # Safety
+/// As for the function of this name in libc.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "usring_door")]
+pub unsafe extern "C" fn _Fork() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "cmp qword ptr [rip + {real}], 0",
+        "je 3f",
+        "call [rip + {real}]",
+        "test eax, eax",
+        "jne 2f",
+        "call {after_fork}",
+        "xor eax, eax",
+        "2:",
+        "pop rbp",
+        "ret",
+        "3:",
+        "pop rbp",
+        "mov eax, {number}",
+        "syscall",
+        "jmp usring_symbol_answer",
+        real = sym REAL_FORK,
+        after_fork = sym after_fork,
+        number = const linux::__NR_fork,
+    )
+}
+
+/// libc's `clone`: a child with memory of its own begins in [`begin_clone`]. What
+/// that needs lies on the child's stack, above what libc puts there.
+///
+/// # Safety
+/// As for the function of this name in libc.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "usring_door")]
+pub unsafe extern "C" fn clone() {
+    naked_asm!(
+        "lea r11, [rip + {real}]",
+        "cmp qword ptr [r11], 0",
+        "je 3f",
+        "test edx, {shares_memory}",
+        "jnz 2f",
+        // No function, no stack: libc says so.
+        "test rdi, rdi",
+        "jz 2f",
+        "test rsi, rsi",
+        "jz 2f",
+        "and rsi, -16",
+        "sub rsi, 32",
+        "mov [rsi], rdi",
+        "mov [rsi + 8], rcx",
+        "mov [rsi + 16], edx",
+        "mov rcx, rsi",
+        "lea rdi, [rip + {begin_clone}]",
+        "2:",
+        "jmp [r11]",
+        "3:",
+        "mov rax, -{not_there}",
+        "jmp usring_symbol_answer",
+        real = sym REAL_CLONE,
+        shares_memory = const linux::CLONE_VM,
+        begin_clone = sym begin_clone,
+        not_there = const 38, // ENOSYS
+    )
+}
+
+/// The child's first instructions: rdi is what `clone` has put on its stack.
+#[unsafe(naked)]
+#[unsafe(link_section = "usring_door")]
+unsafe extern "C" fn begin_clone() {
+    naked_asm!(
+        "push rbx",
+        "mov rbx, rdi",
+        "mov edi, [rbx + 16]",
+        "and edi, {shares_descriptors}",
+        "call {begin}",
+        "cmp dword ptr [rip + {deferred}], 0",
+        "je 2f",
+        "call usring_settle",
+        "2:",
+        "mov rax, [rbx]",
+        "mov rdi, [rbx + 8]",
+        "pop rbx",
+        "jmp rax",
+        shares_descriptors = const linux::CLONE_FILES,
+        begin = sym begin,
+        deferred = sym DEFERRED,
+    )
+}
+
+/// Finds the functions that these stand in front of, and has libc run the handler.
+pub fn resolve() {
+    for (name, real) in [(c"_Fork", &REAL_FORK), (c"clone", &REAL_CLONE)] {
+        real.store(libc::next(name).unwrap_or(0), Ordering::Release);
+    }
+    libc::run_in_children(after_fork);
+}
