@@ -8,7 +8,7 @@ use crate::swapped::managed;
 use crate::{message, signals, text};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::Host;
-use usring_sys::{Errno, SystemCall, credentials, own_numbers, per_process};
+use usring_sys::{Errno, SystemCall, credentials, membarrier, own_numbers, per_process};
 use usring_uapi::general as linux;
 
 /// Whether the doors are open; the symbols then take calls.
@@ -73,6 +73,8 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     libc::name_change_of_user();
     symbols::resolve();
     own_numbers::allow_reserve();
+    own_numbers::prepare_table();
+    membarrier::prepare();
     signals::take_over().map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
     stacks::look(auxiliary);
     if !rings::probe() {
