@@ -10,8 +10,17 @@ use workloads::harness::skipped::skip;
 use workloads::harness::{QEMU_STORAGE_DAEMON, Stage, World, on_kernel, require};
 
 /// Rows with these labels are somebody else's, or need what may not be there.
-const OTHERS: [&str; 8] =
-    ["kernel", "kernel, no flags", "kernel, singleshot", "epoll", "blkio", "umap", "mapped file", "floor"];
+const OTHERS: [&str; 9] = [
+    "kernel",
+    "kernel, empty filter",
+    "kernel, no flags",
+    "kernel, singleshot",
+    "epoll",
+    "blkio",
+    "umap",
+    "mapped file",
+    "floor",
+];
 
 fn bench(stage: &Stage, name: &str) -> Value {
     let report = stage.path("report.json");
@@ -59,6 +68,7 @@ fn every_benchmark_measures_what_is_usrings() {
     let stage = Stage::with_release();
     for (name, path) in [
         ("workload-floor", env!("CARGO_BIN_EXE_workload-floor")),
+        ("workload-call", env!("CARGO_BIN_EXE_workload-call")),
         ("workload-nop", env!("CARGO_BIN_EXE_workload-nop")),
         ("workload-read", env!("CARGO_BIN_EXE_workload-read")),
         ("workload-device", env!("CARGO_BIN_EXE_workload-device")),
@@ -72,7 +82,7 @@ fn every_benchmark_measures_what_is_usrings() {
     ] {
         stage.copy(Path::new(path), &format!("tools/{name}"));
     }
-    let of_devices = ["nop", "engine", "sqpoll-iopoll", "polling", "polled-aio", "swap", "vhost-user"];
+    let of_devices = ["nop", "call", "engine", "sqpoll-iopoll", "polling", "polled-aio", "swap", "vhost-user"];
     let of_sockets = ["task-work", "echo", "multishot-accept"];
     for name in of_devices.into_iter().chain(of_sockets) {
         check(&bench(&stage, name), name);

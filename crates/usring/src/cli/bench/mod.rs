@@ -5,6 +5,7 @@
 //! its [`metric`]s; a file per benchmark says which cases there are and which bars
 //! they are held to; [`report`] prints the table and writes the JSON.
 
+mod call;
 mod echo;
 mod engine;
 mod frame;
@@ -63,6 +64,8 @@ pub struct Options {
 enum Name {
     /// What a request costs that does nothing, and page-cache reads beside the kernel's ring
     Nop,
+    /// What a system call costs that has nothing to do with rings
+    Call,
     /// What a polled 4 KiB read costs: of a device that does nothing, of memory, of a file
     Engine,
     /// IOPOLL with SQPOLL: an enter that waits on the CQ against one that polls, too
@@ -101,6 +104,7 @@ impl Name {
     fn benchmark(self) -> Benchmark {
         match self {
             Name::Nop => nop::benchmark(),
+            Name::Call => call::benchmark(),
             Name::Engine => engine::benchmark(),
             Name::SqpollIopoll => sqpoll_iopoll::benchmark(),
             Name::Polling => polling::benchmark(),
