@@ -85,6 +85,11 @@ fn a_process_ends_with_its_last_thread() {
 }
 
 #[test]
+fn a_filter_of_the_programs_own_lets_no_request_hang() {
+    holds("own_filter.c", 6);
+}
+
+#[test]
 fn call_sites_are_rewritten_while_threads_run_through_them() {
     require(&LIBURING);
     let stage = Stage::new();

@@ -8,7 +8,7 @@
 //! (The number is that of the holder's own namespace; a child that shares its parent's memory in a namespace of its
 //! own is not told apart there.)
 
-use crate::{Errno, SystemCall, wait};
+use crate::{Errno, SystemCall, signals, wait};
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -76,5 +76,5 @@ impl Drop for OwnerGuard<'_> {
 }
 
 fn current() -> u32 {
-    SystemCall::new(linux::__NR_gettid, [0; 5]).run_once().unwrap_or(0) as u32
+    signals::thread_id()
 }

@@ -108,7 +108,23 @@ pub enum Noted {
 
 /// The calling thread's id.
 pub fn thread_id() -> u32 {
-    SystemCall::new(linux::__NR_gettid, [0; 5]).run_once().unwrap_or(0) as u32
+    match SystemCall::new(linux::__NR_gettid, [0; 5]).run_once() {
+        Ok(id) => id as u32,
+        Err(_) => thread_id_of_proc(),
+    }
+}
+
+/// The calling thread's id where a filter of the program's denies gettid(2): the end of the link
+/// /proc/thread-self, `PROCESS/task/THREAD`. Without /proc the process's, which is its first thread's.
+#[cold]
+fn thread_id_of_proc() -> u32 {
+    let mut text = [0u8; 48];
+    let path = c"/proc/thread-self".as_ptr() as u64;
+    let arguments = [linux::AT_FDCWD as u64, path, text.as_mut_ptr() as u64, text.len() as u64, 0];
+    let read = SystemCall::new(linux::__NR_readlinkat, arguments).run_once();
+    let digits = read.ok().and_then(|length| text[..length as usize].rsplit(|byte| *byte == b'/').next());
+    let id = digits.and_then(|digits| core::str::from_utf8(digits).ok()?.parse().ok());
+    id.unwrap_or_else(|| SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32)
 }
 
 /// Whether the process has a thread of this id.

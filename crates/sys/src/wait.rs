@@ -228,6 +228,14 @@ pub fn epoll(
     if matches!(answer, Err(Errno::ENOSYS | Errno::EPERM)) && !NO_EPOLL_PWAIT2.swap(true, Ordering::Relaxed) {
         answer = sleep(timeout, |time| SleepCall { call: call(time), timed_out });
     }
+    // A filter of the program's may deny both. Without a mask a third will do.
+    if matches!(answer, Err(Errno::ENOSYS | Errno::EPERM)) && mask.is_none() {
+        answer = sleep(timeout, |time| {
+            let time = time.map_or(u64::MAX, milliseconds);
+            let arguments = [epoll_fd as u64, address, room, time, 0];
+            SleepCall { call: SystemCall::new(linux::__NR_epoll_wait, arguments), timed_out }
+        });
+    }
     if let (Err(Errno::EINTR), Some(mask)) = (&answer, mask) {
         signals::set_delivery_mask(mask);
     }

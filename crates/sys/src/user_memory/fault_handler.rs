@@ -244,6 +244,6 @@ fn set_mask(mask: u64) {
 fn send_again(signal: u32, information: *mut c_void) {
     let run = |number, arguments| SystemCall::new(number, arguments).run().unwrap_or(0);
     let process = run(linux::__NR_getpid, [0; 5]);
-    let thread = run(linux::__NR_gettid, [0; 5]);
+    let thread = u64::from(crate::signals::thread_id());
     run(linux::__NR_rt_tgsigqueueinfo, [process, thread, u64::from(signal), information as u64, 0]);
 }
