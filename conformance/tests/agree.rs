@@ -40,7 +40,7 @@ rooms! {
     link_timeout link drain skip_success sync_cancel cancel file_life one_file registered_files
     files_update registered_buffers buffer_group buffer_ring eventfd probe restrictions ring_fds
     workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor limits fork
-    exec exit signals stress hostile kinds disk threads
+    exec exit signals stress hostile kinds disk direct_io threads
     aio_context aio_submit aio_events
     message_ring message_file message_wake epoll_wait socket_command napi rights
     pipe splice attributes wait_id

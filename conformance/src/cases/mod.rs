@@ -20,6 +20,7 @@ mod clock;
 mod connect;
 mod descriptor;
 mod direct;
+mod direct_io;
 mod disk;
 mod drain;
 mod edges;
@@ -172,6 +173,7 @@ pub const ROOMS: &[&[Case]] = &[
     hostile::CASES,
     kinds::CASES,
     limits::CASES,
+    direct_io::CASES,
     disk::CASES,
     threads::CASES,
     message_ring::CASES,

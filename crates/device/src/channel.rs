@@ -16,6 +16,7 @@ use crate::request::{Completions, DeviceRequest};
 use crate::tracker::{Manner, Tracker};
 use alloc::boxed::Box;
 use usring_sys::clock::Nanoseconds;
+use usring_sys::kernel_aio::Waiter;
 
 /// One user's queue pair.
 pub struct Channel {
@@ -153,6 +154,11 @@ impl Channel {
     /// See [`QueuePair::interrupt`].
     pub fn interrupt(&self) -> Option<i32> {
         self.queue.interrupt()
+    }
+
+    /// See [`QueuePair::waiter`].
+    pub fn waiter(&self) -> Option<Waiter> {
+        self.queue.waiter()
     }
 
     /// See [`QueuePair::arm_interrupt`].

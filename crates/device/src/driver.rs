@@ -15,6 +15,7 @@ use crate::geometry::Geometry;
 use crate::request::{Completions, DeviceRequest};
 use alloc::boxed::Box;
 use usring_sys::Errno;
+use usring_sys::kernel_aio::Waiter;
 use usring_sys::plain::IoVector;
 
 /// Most bytes of one request, where nothing else limits them: what Linux
@@ -125,6 +126,12 @@ pub trait QueuePair: Send {
     /// The descriptor that becomes readable after [`QueuePair::arm_interrupt`];
     /// `None` unless opened with interrupts.
     fn interrupt(&self) -> Option<i32>;
+
+    /// How a thread sleeps for several completions at once, where there is such a way; its
+    /// looks need no armed interrupt.
+    fn waiter(&self) -> Option<Waiter> {
+        None
+    }
 
     /// Asks to be told of the next completion through [`QueuePair::interrupt`].
     /// `false` if there may be a completion already: poll first, the

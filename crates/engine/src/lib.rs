@@ -33,8 +33,8 @@ mod way_up;
 // The rooms go by their own names, whichever corridor they lie on.
 use registered::{buffer_group, napi, registered_buffers, registered_files, restrictions};
 use waiting::{
-    attendant, cancel, cq_wait, device_queues, fast_poll, iopoll, poll_table, rights, rounds, sq_thread, stuck_calls,
-    timeout, workers,
+    attendant, cancel, cq_wait, device_queues, fast_poll, iopoll, lone_wait, poll_table, rights, rounds, sq_thread,
+    stuck_calls, timeout, workers,
 };
 use way_down::{drain, issue, link, opcode_table, submit};
 use way_up::{complete, task_work, told, wait};
@@ -47,6 +47,7 @@ pub use enter::EnterCall;
 pub use events::{Attention, FileUses, Submission};
 pub use host::{Host, set_host};
 pub use iopoll::have_enter_poll;
+pub use lone_wait::{DEFAULT_LIMIT as DEFAULT_SPIN_LIMIT, set_limit as set_spin_limit};
 pub use op::message_ring::send_without_ring;
 pub use readiness::drain_readiness;
 pub use ring::{EventDescriptor, Ring};

@@ -320,8 +320,8 @@ impl Drop for Farewell<'_> {
 }
 
 impl<'a> LockedRing<'a> {
-    /// Whether a request's file is open with O_DIRECT: noted when it was
-    /// registered, else asked once per batch.
+    /// Whether a request's file is a regular file or block device that is open with O_DIRECT.
+    /// Noted when the file was registered, else asked once per batch.
     #[inline]
     pub fn is_direct(&mut self, request: &Request) -> bool {
         if request.has_flag(sqe_flags::FIXED_FILE) {
@@ -330,7 +330,8 @@ impl<'a> LockedRing<'a> {
                 _ => self.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::is_direct),
             };
         }
-        self.status_flags(request.file.number).is_ok_and(|flags| flags & O_DIRECT != 0)
+        let number = request.file.number;
+        self.status_flags(number).is_ok_and(|flags| flags & O_DIRECT != 0) && self.is_stored(number) == Ok(true)
     }
 
     /// The status flags of the program's file, asked once per batch.
@@ -353,8 +354,7 @@ impl<'a> LockedRing<'a> {
         if let Some(is_stored) = self.status.and_then(|known| known.is_stored) {
             return Ok(is_stored);
         }
-        let file = descriptor::identity(number)?;
-        let is_stored = file.is_regular() || file.is_block_device();
+        let is_stored = descriptor::identity(number)?.is_stored();
         if let Some(known) = &mut self.status {
             known.is_stored = Some(is_stored);
         }

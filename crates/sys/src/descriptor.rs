@@ -292,6 +292,11 @@ impl FileIdentity {
         self.mode & linux::S_IFMT == linux::S_IFREG
     }
 
+    /// Whether it is a regular file or a block device.
+    pub fn is_stored(&self) -> bool {
+        self.is_regular() || self.is_block_device()
+    }
+
     /// Whether a transfer may have to wait for another party: anything but
     /// regular files, directories and block devices.
     pub fn can_wait(&self) -> bool {

@@ -46,6 +46,11 @@ pub fn knows_nowait(number: i32, writes: bool) -> bool {
     SystemCall::with_six(call, arguments).run() != Err(Errno::EOPNOTSUPP)
 }
 
+/// The file's position.
+pub fn position(number: i32) -> Result<u64, Errno> {
+    SystemCall::new(linux::__NR_lseek, [number as u64, 0, u64::from(linux::SEEK_CUR), 0, 0]).run()
+}
+
 /// Opens a file, closed on exec, among our private descriptors. Never waits for
 /// another party, as a fifo would have it.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {

@@ -11,22 +11,24 @@
 mod completion_ring;
 
 pub use completion_ring::CompletionRing;
-pub use context::{Batch, Context};
+pub use context::{Batch, Context, Waiter};
 
 mod context {
     use super::CompletionRing;
+    use crate::clock::Nanoseconds;
+    use crate::descriptor::OwnedDescriptor;
     use crate::mapping::PAGE;
     use crate::mutex::Mutex;
     use crate::per_process::PerProcess;
     use crate::plain::IoVector;
     use crate::shared::SharedMemory;
     use crate::sync::Arc;
-    use crate::{Errno, SystemCall, UserAddress, user_memory};
+    use crate::{Errno, SystemCall, UserAddress, epoll, user_memory, wait};
     use alloc::boxed::Box;
     use alloc::vec::Vec;
     use core::sync::atomic::{AtomicBool, Ordering};
     use linux_raw_sys::general as linux;
-    use usring_uapi::aio::{AioRing, IoEvent, Iocb};
+    use usring_uapi::aio::{self, AioRing, IoEvent, Iocb};
 
     /// What this process has: a forked child has its parent's memory but not its
     /// contexts.
@@ -278,9 +280,19 @@ mod context {
             if !self.kernels.is_ours() {
                 return None;
             }
-            let event = self.ring.take()?;
-            self.expected -= 1;
-            Some(event)
+            loop {
+                let event = self.ring.take()?;
+                if event.data != WAKE {
+                    self.expected -= 1;
+                    return Some(event);
+                }
+                self.ring.publish_head();
+            }
+        }
+
+        /// For threads that sleep until the context has completions. `writable`: an eventfd.
+        pub fn waiter(&self, writable: Arc<OwnedDescriptor>) -> Waiter {
+            Waiter { kernels: self.kernels.clone(), writable }
         }
 
         /// Lets the kernel use the room of the completions that were read.
@@ -302,6 +314,46 @@ mod context {
                 self.ring.publish_head();
                 self.kernels.is_settled.store(true, Ordering::Release);
             }
+        }
+    }
+
+    /// In a completion's `data`: it only wakes a [`Waiter`]'s sleeper.
+    const WAKE: u64 = u64::MAX;
+
+    /// Sleeps until a context has completions, and wakes a thread that does. It needs no lock
+    /// that guards the context.
+    #[derive(Clone)]
+    pub struct Waiter {
+        kernels: Arc<Kernels>,
+        /// An eventfd: there is always room in its counter.
+        writable: Arc<OwnedDescriptor>,
+    }
+
+    impl Waiter {
+        /// Most completions that are waited for together. The context needs as much room
+        /// beside its requests.
+        pub const MOST: u32 = 64;
+
+        /// See [`wait::aio_completions`].
+        pub fn sleep(&self, least: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
+            debug_assert!(least <= Self::MOST);
+            wait::aio_completions(self.kernels.address, least, timeout)
+        }
+
+        /// Ends a sleep for `least` completions, by as many that mean nothing: polls of a file
+        /// that is ready.
+        pub fn wake(&self, least: u32) {
+            let mut iocb = Iocb {
+                aio_data: WAKE,
+                aio_lio_opcode: aio::IOCB_CMD_POLL,
+                aio_fildes: self.writable.number() as u32,
+                aio_buf: u64::from(epoll::OUT),
+                ..Iocb::default()
+            };
+            let addresses = [&raw mut iocb as u64; Self::MOST as usize];
+            let count = u64::from(least.min(Self::MOST));
+            let arguments = [self.kernels.address, count, addresses.as_ptr() as u64, 0, 0];
+            let _ = SystemCall::new(linux::__NR_io_submit, arguments).run();
         }
     }
 

@@ -242,6 +242,28 @@ pub fn epoll(
     answer.map(|count| count as usize)
 }
 
+/// Sleeps until a kernel AIO context holds completions, and takes none of them. If it holds
+/// none at first, it is slept until there are `least`; Linux before 6.3 wakes for each.
+///
+/// io_getevents(2) has no way to wait without taking. It is given an address that no program
+/// can have: the kernel leaves in the ring what it cannot copy, and answers `EFAULT`.
+///
+/// `Ok` also when the time is over. `EINTR`: a signal came.
+pub fn aio_completions(context: u64, least: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
+    const NOWHERE: u64 = !0xfff;
+    let answer = sleep(timeout, |time| SleepCall {
+        call: SystemCall::new(
+            linux::__NR_io_getevents,
+            [context, u64::from(least), u64::from(least), NOWHERE, time.map_or(0, at)],
+        ),
+        timed_out: |answer| *answer == Ok(0),
+    });
+    match answer {
+        Ok(_) | Err(Errno::EFAULT) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 static NO_EPOLL_PWAIT2: AtomicBool = AtomicBool::new(false);
 
 /// Rounded up: sleeping a little too long is allowed, spinning is not.

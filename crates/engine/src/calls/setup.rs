@@ -161,6 +161,7 @@ impl Ring {
         locked.told.forget();
         *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
+        self.wakers.end_aio_sleep();
         let departing = Departing::of(&mut locked);
         // Sealed: lets go of what came, or sends it back to where it is from.
         task_work::run(&mut locked);

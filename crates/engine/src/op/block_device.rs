@@ -4,8 +4,8 @@
 //! Whole blocks within the device go to the ring's channel; everything else
 //! (a part of a block, the file position) to a worker, which may block.
 //!
-//! To an AIO context the kernel's own files are a device, too: what goes past the page
-//! cache and what is written goes to its queue pair as it stands.
+//! The kernel's own files are a device, too, by way of the kernel's AIO. A ring's transfers
+//! take it if the file is open with O_DIRECT; an AIO context's also if they write.
 
 use super::Operation;
 use crate::device_queues::ChannelIndex;
@@ -16,7 +16,9 @@ use crate::request::{FileUse, Hold, Request};
 use crate::ring::{LockedRing, RingState};
 use alloc::sync::Arc;
 use usring_device::{OpenDevice, Route};
+use usring_sys::mapping::PAGE;
 use usring_sys::{Errno, descriptor, kept_memory};
+use usring_uapi::io_uring::IORING_SETUP_SQPOLL;
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
 /// Whether a transfer may concern devices at all: asked of every READ and
@@ -108,6 +110,43 @@ pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
     }
 }
 
+/// A direct transfer of one of the kernel's files, on a ring: for the kernel's AIO, if
+/// there is any, else for a worker.
+#[inline]
+pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let ring = locked.ring;
+    let number = request.file.number;
+    let Operation::ReadWrite(transfer) = &mut request.operation else { return IssueOutcome::NeedsWorker };
+    let length = transfer.length();
+    if kept_memory::has_keeper() || transfer.settle_position(number).is_err() {
+        return IssueOutcome::NeedsWorker;
+    }
+    let Ok(index) = locked.devices.channel_to_kernel_files(ring) else {
+        return IssueOutcome::NeedsWorker;
+    };
+    match keep_for_delivery(locked, request, length) {
+        Ok(()) => IssueOutcome::OnDevice(index),
+        Err(error) => IssueOutcome::done(error.negative()),
+    }
+}
+
+/// Keeps the file of a transfer until the kernel has it. The program's own number is good
+/// for as long as the program's call lasts, which is long enough for a transfer that
+/// cannot be split: a part that fails later would need the file once more.
+#[inline]
+fn keep_for_delivery(locked: &mut LockedRing, request: &mut Request, length: u64) -> Result<(), Errno> {
+    if !matches!(request.file.hold, Hold::Submitter) {
+        return Ok(());
+    }
+    if request.has_flag(sqe_flags::FIXED_FILE) {
+        let file = locked.files.share(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+        request.file.hold = Hold::Registered(file);
+        return Ok(());
+    }
+    let is_in_call = locked.opened.is_in_submission() && !locked.ring.has(IORING_SETUP_SQPOLL);
+    if is_in_call && length <= PAGE as u64 { Ok(()) } else { locked.devices.keep_file(&mut request.file) }
+}
+
 /// The channel to the kernel's own files, if a transfer of an AIO context's takes it:
 /// one with O_DIRECT, which is asynchronous there, and every write, for what
 /// io_submit(2) has taken is written, whatever becomes of the program. (Without
@@ -171,6 +210,12 @@ impl OpenedDevices {
     pub fn begin_submission(&mut self) {
         self.forget();
         self.remembers = true;
+    }
+
+    /// Whether the submission under way has not ended.
+    #[inline]
+    pub fn is_in_submission(&self) -> bool {
+        self.remembers
     }
 
     #[inline]

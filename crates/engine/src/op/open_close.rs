@@ -7,7 +7,7 @@ use crate::registered_files::Slot;
 use crate::request::Request;
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
-use crate::{devices, host};
+use crate::{device_queues, devices, host};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_sys::descriptor::{self, OwnedDescriptor};
@@ -205,6 +205,10 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     let sqe = request.sqe;
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.files.remove(sqe.file_index - 1).map(|()| 0));
+    }
+    // What was submitted before it in its batch names the file by this number.
+    if locked.devices.owes_delivery() {
+        device_queues::deliver_inside_batch(locked);
     }
     // What was remembered of the number is of this file.
     locked.opened.forget();

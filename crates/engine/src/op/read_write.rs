@@ -1,9 +1,9 @@
 //! READ, WRITE, READV, WRITEV, each also on registered buffers (_FIXED).
 //!
 //! First tried without blocking (RWF_NOWAIT). A file that is not ready is
-//! polled; a regular file whose pages are not cached, or that is open with
-//! O_DIRECT (the kernel would wait for the disk whatever the flag says), goes
-//! to a worker.
+//! polled; a regular file whose pages are not cached goes to a worker. A file
+//! that is open with O_DIRECT goes to the kernel's AIO (`block_device`), because
+//! preadv2(2) would wait for the disk whatever the flag says.
 
 use super::Operation;
 use super::block_device;
@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use usring_device::{DeviceRequest, NamedFile, OpenDevice, OpenManner, Operation as DeviceOperation, Transfer};
 use usring_sys::plain::IoVector;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
-use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, file, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -153,6 +153,31 @@ impl ReadWrite {
         self.done = 0;
     }
 
+    /// Whether an answer of `EAGAIN` is what the program has asked for (RWF_NOWAIT).
+    pub fn never_waits(&self) -> bool {
+        self.flags & linux::RWF_NOWAIT != 0
+    }
+
+    /// Begins where the file's position is, if it is to. The position stays, as with the
+    /// kernel: an asynchronous transfer has not come to its end when the call returns.
+    #[inline]
+    pub fn settle_position(&mut self, number: i32) -> Result<(), Errno> {
+        if self.is_at_position() {
+            self.offset = file::position(number)?;
+        }
+        Ok(())
+    }
+
+    /// Begins at this offset after all, or wherever the file is.
+    pub fn place_at(&mut self, offset: u64) {
+        self.offset = offset;
+    }
+
+    /// Bytes asked for.
+    pub fn length(&self) -> u64 {
+        self.total
+    }
+
     /// Wherever the file is, instead of at an offset.
     #[inline]
     pub fn is_at_position(&self) -> bool {
@@ -186,9 +211,10 @@ impl ReadWrite {
         self.flags |= linux::RWF_DSYNC;
     }
 
-    /// The same as a queue pair is handed it; the number is that of its file.
+    /// The transfer as a queue pair takes it. `number` is that of its file, and `flags` are
+    /// `RWF_*` beside its own.
     #[inline]
-    pub fn as_device_request(&self, token: u32, registered: bool, number: i32) -> DeviceRequest<'_> {
+    pub fn as_device_request(&self, token: u32, registered: bool, number: i32, flags: u32) -> DeviceRequest<'_> {
         DeviceRequest {
             token,
             operation: if self.writes { DeviceOperation::Write } else { DeviceOperation::Read },
@@ -197,7 +223,7 @@ impl ReadWrite {
             offset: self.offset,
             length: self.total,
             segments: self.members(),
-            file: NamedFile { number, flags: self.flags },
+            file: NamedFile { number, flags: self.flags | flags },
         }
     }
 
@@ -307,7 +333,7 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
         return outcome;
     }
     if may_be_direct(request) && locked.is_direct(request) {
-        return IssueOutcome::NeedsWorker;
+        return block_device::issue_direct(locked, request);
     }
     let number = request.file.number;
     let Operation::ReadWrite(transfer) = &mut request.operation else {
@@ -344,15 +370,17 @@ fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Direct I/O that would wait for the disk in the submitting thread; what is
-/// not aligned for it is not direct, whatever the file is.
+/// Whether a transfer is direct I/O if its file is open with O_DIRECT: the submitting thread
+/// would wait for the disk. The kernel refuses an unaligned one at once.
 #[inline]
 fn may_be_direct(request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let aligned = |value: u64| value.is_multiple_of(DIRECT_ALIGNMENT);
     let first = transfer.first;
-    transfer.flags & linux::RWF_NOWAIT == 0
-        && (transfer.vector.is_some() || aligned(first.base) && aligned(first.length) && aligned(transfer.offset))
+    let has_place = transfer.is_at_position() || aligned(transfer.offset);
+    transfer.flags & linux::RWF_HIPRI == 0
+        && transfer.total != 0
+        && (transfer.vector.is_some() || aligned(first.base) && aligned(first.length) && has_place)
 }
 
 #[inline(always)]
@@ -471,7 +499,7 @@ fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
         return IssueOutcome::WouldBlock;
     }
     match descriptor::identity(request.file.number) {
-        Ok(identity) if identity.is_regular() || identity.is_block_device() => IssueOutcome::NeedsWorker,
+        Ok(identity) if identity.is_stored() => IssueOutcome::NeedsWorker,
         _ => IssueOutcome::WouldBlock,
     }
 }
@@ -482,7 +510,7 @@ fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
 fn without_nowait(transfer: &ReadWrite, number: i32) -> IssueOutcome {
     let events = if transfer.writes { epoll::OUT } else { epoll::IN };
     match descriptor::identity(number) {
-        Ok(identity) if identity.is_regular() || identity.is_block_device() => IssueOutcome::NeedsWorker,
+        Ok(identity) if identity.is_stored() => IssueOutcome::NeedsWorker,
         _ => match epoll::poll_now(number, events) {
             Ok(0) => IssueOutcome::WouldBlock,
             _ => IssueOutcome::NeedsWorker,

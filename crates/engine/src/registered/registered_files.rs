@@ -28,7 +28,7 @@ pub(crate) struct RegisteredFile {
     /// Its places in the ring's epoll set: given up before the number is.
     pub registrations: Mutex<Vec<Registration>>,
     descriptor: HeldDescriptor,
-    /// Opened with O_DIRECT when it was registered.
+    /// A regular file or block device that was open with O_DIRECT when it was registered.
     direct: bool,
     /// A block device of ours.
     device: Option<Arc<OpenDevice>>,
@@ -255,7 +255,8 @@ impl RegisteredFiles {
 impl RegisteredFile {
     /// `device` is what the file stands for, if it is one of ours.
     fn new(descriptor: HeldDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
-        let direct = descriptor::is_direct(descriptor.number());
+        let number = descriptor.number();
+        let direct = descriptor::is_direct(number) && descriptor::identity(number).is_ok_and(|file| file.is_stored());
         RegisteredFile { registrations: Mutex::default(), descriptor, direct, device }
     }
 

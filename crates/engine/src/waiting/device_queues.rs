@@ -10,14 +10,15 @@ mod carriers;
 mod delivery;
 
 pub(crate) use carriers::Carriers;
-pub(crate) use delivery::{Departing, deliver, deliver_or_leave, leave_delivery, left_to_thread};
+pub(crate) use delivery::{Departing, deliver, deliver_inside_batch, deliver_or_leave, leave_delivery, left_to_thread};
 
 use crate::complete;
 use crate::devices;
 use crate::fast_poll;
 use crate::issue::{self, Answer};
+use crate::lone_wait::LoneWaits;
 use crate::op::{Operation, block_device};
-use crate::request::{KeptFiles, RequestEntry, RequestId};
+use crate::request::{FileUse, Hold, KeptFiles, Request, RequestEntry, RequestId};
 use crate::ring::{LockedRing, Ring};
 use crate::timeout;
 use alloc::boxed::Box;
@@ -27,8 +28,10 @@ use alloc::vec::Vec;
 use usring_device::estimate::RingEstimate;
 use usring_device::{Channel, Completions, Device, Pause, QueueOptions, Submission, Wait};
 use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::kernel_aio::Waiter;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll};
+use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
 /// Requests that may be out on one channel: as many as the CQ has room for, or as
@@ -69,6 +72,7 @@ pub(crate) struct DeviceQueues {
     /// The channel to the kernel's own files, or why there is none, once one was
     /// asked for; an answer that may soon be another is not kept.
     kernel_files: Option<Result<ChannelIndex, Errno>>,
+    pub lone_waits: LoneWaits,
 }
 
 /// IORING_SETUP_HYBRID_IOPOLL as the kernel has it: one estimate for the ring,
@@ -105,6 +109,8 @@ struct DeviceQueue {
     is_behind: bool,
     /// To tell the device may sleep: it is done without the ring's lock.
     is_delivered_to: bool,
+    /// `RWF_*` that its requests have beside their own.
+    added_flags: u32,
     /// So many requests are to be delivered.
     owes: u32,
     /// Deliveries that are being made.
@@ -114,6 +120,22 @@ struct DeviceQueue {
     /// The interrupt was armed, and neither has it fired nor has anything
     /// completed since.
     armed: bool,
+}
+
+impl DeviceQueue {
+    /// Whether a failure may only say that the transfer would have to wait, or that its file
+    /// takes no RWF_NOWAIT. The program's own number stands for the file as long as the
+    /// call that submitted the transfer lasts: until its delivery is back.
+    #[cold]
+    fn needs_worker(&self, request: &Request, result: i32) -> bool {
+        const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
+        const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
+        // Also of a buffered write: O_DIRECT has been taken away since.
+        const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
+        let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
+        let has_file = self.away != 0 || !matches!(request.file.hold, Hold::Submitter);
+        self.added_flags != 0 && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG) && is_ours && has_file
+    }
 }
 
 /// Names a channel of the ring.
@@ -153,6 +175,7 @@ impl DeviceQueues {
 
     #[cold]
     fn open(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
+        let is_of_kernel = Arc::ptr_eq(device, devices::kernel_files());
         let expected = ring.memory.layout().cq_entries.max(ring.expected_requests);
         let depth = expected.clamp(*DEPTHS.start(), *DEPTHS.end());
         let interrupts = !ring.is_polled() || device.waits_when_polled();
@@ -164,6 +187,8 @@ impl DeviceQueues {
             device: device.clone(),
             wait: channel.begin_wait(),
             is_delivered_to: channel.is_delivered_to(),
+            // As the kernel's ring does: what would wait within io_submit(2) is a worker's.
+            added_flags: if is_of_kernel && !ring.has_events() { linux::RWF_NOWAIT } else { 0 },
             owes: 0,
             away: 0,
             channel,
@@ -175,6 +200,11 @@ impl DeviceQueues {
             armed: false,
         });
         Ok(ChannelIndex(self.channels.len() as u32 - 1))
+    }
+
+    /// Keeps a file of the program's, which shares its duplicate with other requests.
+    pub fn keep_file(&mut self, file: &mut FileUse) -> Result<(), Errno> {
+        self.kept.keep(file)
     }
 
     /// When somebody has to come by who looks at the devices once more.
@@ -254,16 +284,26 @@ impl DeviceQueues {
     }
 
     /// Spins until one of the devices may have completed something, a short
-    /// while at most.
+    /// while at most. Whether one may have.
     #[inline]
-    pub fn spin(&mut self) {
+    pub fn spin(&mut self) -> bool {
         for _ in 0..SPINS {
             core::hint::spin_loop();
             let busy = self.channels.iter_mut().filter(|queue| queue.channel.in_flight() > 0);
             if busy.map(|queue| &mut queue.channel).any(Channel::has_news) {
-                return;
+                return true;
             }
         }
+        false
+    }
+
+    /// How to sleep for completions of the kernel's files, and how many of them are to come,
+    /// if no other device has anything to do.
+    pub fn waiter(&self) -> Option<(Waiter, u32)> {
+        let mut busy = self.channels.iter().map(|queue| &queue.channel).filter(|channel| channel.in_flight() > 0);
+        let (only, None) = (busy.next()?, busy.next()) else { return None };
+        let count = (self.in_flight == only.in_flight()).then_some(self.in_flight)?;
+        Some((only.waiter()?, count))
     }
 
     /// Tells the devices of what was accepted, once per batch; but for what is
@@ -311,7 +351,7 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
     let submission = match &request.operation {
         Operation::ReadWrite(transfer) => {
             let (registered, number) = (request.fixed_buffer.is_any(), request.file.number);
-            queue.channel.submit(&transfer.as_device_request(token, registered, number))
+            queue.channel.submit(&transfer.as_device_request(token, registered, number, queue.added_flags))
         }
         _ => Submission::Refused(Errno::EINVAL),
     };
@@ -387,9 +427,17 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     loop {
         for (number, completion) in completions.as_slice().iter().enumerate() {
             let queue = &mut locked.devices.channels[index];
-            let Some(request) = queue.out[completion.token as usize].take() else { continue };
+            let Some(mut request) = queue.out[completion.token as usize].take() else { continue };
             queue.free.push(completion.token);
             locked.devices.in_flight -= 1;
+            if completion.result < 0 && locked.devices.channels[index].needs_worker(&request, completion.result) {
+                let Request { operation, sqe, .. } = &mut *request;
+                if let Operation::ReadWrite(transfer) = operation {
+                    transfer.place_at(sqe.off);
+                }
+                issue::hand_to_worker(locked, request);
+                continue;
+            }
             locked.statistics.count_polled(request.sqe.opcode);
             let failed = crate::op::is_failure(&request, completion.result);
             complete::complete(locked, request, Answer { result: completion.result, failed });

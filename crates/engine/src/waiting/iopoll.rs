@@ -143,7 +143,7 @@ fn look_until<'a>(
         looks += 1;
         locked = match locked.devices.pause(looks == 1) {
             Pause::Spin if looks % LOOKS_PER_TURN != 0 && !locked.devices.owes_delivery() => {
-                locked.devices.spin();
+                let _ = locked.devices.spin();
                 locked
             }
             Pause::Sleep(span) => {

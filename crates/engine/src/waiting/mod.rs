@@ -1,4 +1,5 @@
-//! Who waits for what: a file to be ready (`fast_poll`), a device (`device_queues`,
+//! Who waits for what: a file to be ready (`fast_poll`), a device (`device_queues`;
+//! one lone transfer is looked for by `lone_wait` before its waiter sleeps;
 //! polled by `iopoll`; beside an SQ thread, which does that, `cq_wait`), a thread that may block (`workers`), time (`timeout`), the program itself (`sq_thread`); who
 //! watches while nobody is inside (`attendant`; of a ring to which its program keeps coming back, at intervals: `rounds`), who gets a driver out of a call that should not have slept (`stuck_calls`), and who ends a wait (`cancel`). By whose rights a worker works: `rights`.
 
@@ -9,6 +10,7 @@ pub(crate) mod device_queues;
 mod expected;
 pub(crate) mod fast_poll;
 pub(crate) mod iopoll;
+pub(crate) mod lone_wait;
 mod poll_slot;
 pub(crate) mod poll_table;
 pub(crate) mod rights;

@@ -4,12 +4,14 @@
 
 use crate::device_queues;
 use crate::ring::{LockedRing, Ring};
-use crate::{attendant, fast_poll, task_work, timeout};
+use crate::{attendant, fast_poll, lone_wait, task_work, timeout};
 use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::epoll::Event;
+use usring_sys::kernel_aio::Waiter;
 use usring_sys::queue::Rest;
 use usring_sys::sleep::{Sleeper, Wake};
+use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, wait};
 
 /// What a waiter waits for.
@@ -34,6 +36,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // What others have to be delivered may take longer; nobody waits for what he has not submitted.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let mut looked = false;
+    // When the wait for a lone transfer began, if it is one.
+    let mut lone: Option<Ticks> = None;
     // Timeouts that had ended when this call began to wait.
     let mut ended = None;
     loop {
@@ -59,6 +63,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         let timed_out = *ended.get_or_insert(locked.timeouts.ended) != locked.timeouts.ended;
         let is_to_look = call.until_devices && locked.devices.in_flight() > 0;
         if ready >= call.completions || timed_out || is_to_look {
+            locked.devices.lone_waits.record(lone.filter(|_| ready >= call.completions));
             locked.leave();
             return Ok(());
         }
@@ -67,10 +72,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             // Time is up: one look all the same.
             Err(_) if !looked && locked.polls.armed() > 0 => {
                 looked = true;
-                fast_poll::look(&mut locked);
-                locked.finish_batch();
-                device_queues::leave_delivery(&mut locked);
-                locked.depart();
+                look_and_depart(locked);
                 continue;
             }
             Err(error) => {
@@ -78,12 +80,21 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
                 return if ready > 0 { Ok(()) } else { Err(error) };
             }
         };
+        let Some(locked) = lone_wait::look(ring, locked, call.completions, &mut lone) else { continue };
         match sleep(locked, &call, span) {
             Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),
             Err(error) => return Err(error),
         }
     }
+}
+
+/// One look at the ring's files for a waiter whose time is up.
+fn look_and_depart(mut locked: LockedRing) {
+    fast_poll::look(&mut locked);
+    locked.finish_batch();
+    device_queues::leave_delivery(&mut locked);
+    locked.depart();
 }
 
 /// Completes what others have brought and what is known, or expected, to be
@@ -172,6 +183,19 @@ fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     }
 }
 
+/// How to sleep where completions of the kernel's files are all that the ring waits for, and how
+/// many to wait for at most: one system call, woken once. On a ring that defers nobody but
+/// its owner can add a file or a timer to watch meanwhile.
+fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
+    if !locked.ring.defers_task_work() || locked.polls.armed() != 0 || call.mask.is_some() {
+        return None;
+    }
+    let (waiter, to_come) = locked.devices.waiter()?;
+    // What a worker has may come first, and counts, too.
+    let is_all = locked.drain.outstanding() == u64::from(to_come);
+    Some((waiter, if is_all { to_come.min(Waiter::MOST) } else { 1 }))
+}
+
 /// Sleeps once. Takes the lock's guard: the announcement is made before the
 /// lock is given up, the last look at the task-work list after it.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
@@ -181,7 +205,8 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         return Ok(());
     }
     let watches_devices = locked.devices.in_flight() > 0 && !ring.is_polled_by_thread();
-    if watches_devices && !device_queues::arm_interrupts(&mut locked) {
+    let waiter = if watches_devices { aio_waiter(&locked, call) } else { None };
+    if watches_devices && waiter.is_none() && !device_queues::arm_interrupts(&mut locked) {
         // Something is there already.
         locked.leave();
         return Ok(());
@@ -200,33 +225,47 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     // Before the announcement, or this waiter would wake itself for what it
     // has published.
     locked.wake_others();
-    let ticket = ring.wakers.sleep.announce(kind, needed(&mut locked, call));
+    let needed = needed(&mut locked, call);
+    let waiter = waiter.filter(|_| leads).map(|(waiter, most)| (waiter, needed.min(most)));
+    if let Some((waiter, least)) = &waiter {
+        ring.wakers.begin_aio_sleep(waiter, *least);
+    }
+    let ticket = ring.wakers.sleep.announce(kind, needed);
     locked.unlock();
 
     let mut events = [Event::default(); fast_poll::EVENTS];
     let outcome = if !ring.task_work.is_empty() {
         Ok(0)
+    } else if let Some((waiter, least)) = &waiter {
+        waiter.sleep(*least, span).map(|()| 0)
     } else if leads {
         wait::epoll(set, &mut events, span, call.mask)
     } else {
         wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0)
     };
     let _ = ring.wakers.sleep.retract(ticket);
-    let count = *outcome.as_ref().unwrap_or(&0);
+    if waiter.is_some() {
+        ring.wakers.end_aio_sleep();
+    }
     if leads {
-        let mut locked = ring.lock();
-        locked.has_looked();
-        fast_poll::dispatch(&mut locked, &events[..count]);
-        locked.finish_batch();
-        let successor = ring.wakers.sleep.resign();
-        // What is owed is the next round's: the successor does not wait for it.
-        locked.let_go();
-        if successor == Wake::Futex {
-            ring.wakers.sleep.wake_futex();
-        }
+        stop_leading(&ring, &events[..*outcome.as_ref().unwrap_or(&0)]);
     }
     match outcome {
         Err(Errno::EINTR) => Err(Errno::EINTR),
         _ => Ok(()),
+    }
+}
+
+/// The leader is awake: deals with what the epoll set reported, and wakes a successor.
+fn stop_leading(ring: &Arc<Ring>, events: &[Event]) {
+    let mut locked = ring.lock();
+    locked.has_looked();
+    fast_poll::dispatch(&mut locked, events);
+    locked.finish_batch();
+    let successor = ring.wakers.sleep.resign();
+    // What is owed is the next round's: the successor does not wait for it.
+    locked.let_go();
+    if successor == Wake::Futex {
+        ring.wakers.sleep.wake_futex();
     }
 }

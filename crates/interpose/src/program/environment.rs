@@ -21,6 +21,7 @@ const LIBRARY: &[u8] = b"libusring.so";
 const NO_PATCH: &[u8] = b"USRING_NO_PATCH=";
 const POLLING_ENTER: &[u8] = b"USRING_POLLING_ENTER=";
 const AIO_POLL: &[u8] = b"USRING_AIO_POLL=";
+const SPIN: &[u8] = b"USRING_SPIN=";
 const PROBE: &[u8] = b"USRING_PROBE_FD=";
 /// Only there to make the number of our variables even.
 const PAD: &[u8] = b"USRING_PAD=";
@@ -155,6 +156,12 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8, runtime: &[u8]) -> bool {
         if value == b"1" {
             usring_aio::have_events_looked_for();
         }
+        kept.variables.push(whole.into());
+        return false;
+    }
+    if let Some(value) = value(SPIN) {
+        let limit = core::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        limit.into_iter().for_each(usring_engine::set_spin_limit);
         kept.variables.push(whole.into());
         return false;
     }

@@ -13,6 +13,8 @@ const NO_PATCH: &str = "USRING_NO_PATCH";
 pub const POLLING_ENTER: &str = "USRING_POLLING_ENTER";
 /// Contexts of libaio look at devices for their events.
 pub const AIO_POLL: &str = "USRING_AIO_POLL";
+/// Longest expected wait, in nanoseconds, for a lone transfer that is looked through.
+const SPIN: &str = "USRING_SPIN";
 /// An eventfd: the first process probes its doors, writes 1 here and closes
 /// it; if the probe fails it says why and exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
@@ -79,6 +81,10 @@ impl Environment {
         *self.entry(AIO_POLL) = "1".into();
     }
 
+    pub fn spin(&mut self, limit: u64) {
+        *self.entry(SPIN) = limit.to_string().into();
+    }
+
     pub fn probe(&mut self, descriptor: i32) {
         *self.entry(PROBE) = descriptor.to_string().into();
     }
@@ -104,7 +110,7 @@ impl Environment {
     fn is_for_library(&self, (name, value): &(OsString, OsString)) -> bool {
         let runtime = usize::from(self.0.iter().any(|(name, _)| name == RUNTIME));
         let alone = || parts(value).count() == 1 + runtime;
-        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, RUNTIME]
+        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, SPIN, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, RUNTIME]
             .iter()
             .any(|known| name == known)
             || (name == PRELOAD && alone())

@@ -19,6 +19,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use usring::control::vhost_user::VhostUser;
+use usring_engine::DEFAULT_SPIN_LIMIT;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -74,6 +75,12 @@ pub struct Options {
     #[arg(long)]
     pub aio_poll: bool,
 
+    /// A thread that waits in io_uring_enter for a single transfer of a file open with O_DIRECT looks for its completion
+    /// instead of sleeping, where such transfers are expected to take no longer than this. A longer span costs
+    /// processor time and saves the microseconds that a wake-up takes; 0us: always sleep.
+    #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "15us")]
+    pub spin: u64,
+
     /// The program, looked up in PATH, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
     pub command: Vec<OsString>,
@@ -93,6 +100,10 @@ pub struct Launch {
     environment: Vec<CString>,
     needs_shell: bool,
     deny_kernel: bool,
+}
+
+fn parse_span(text: &str) -> Result<u64, String> {
+    usring_device::span::parse(text).ok_or_else(|| "a span is a number with ns, us, ms or s".into())
 }
 
 /// The subcommand. Without `--stats` it only returns if something failed.
@@ -163,6 +174,9 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     }
     if options.aio_poll {
         environment.poll_for_aio();
+    }
+    if options.spin != DEFAULT_SPIN_LIMIT {
+        environment.spin(options.spin);
     }
     Ok((executable, environment))
 }

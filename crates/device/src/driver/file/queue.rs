@@ -10,7 +10,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
-use usring_sys::kernel_aio::{Batch, Context};
+use usring_sys::kernel_aio::{Batch, Context, Waiter};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, eventfd, file};
 use usring_uapi::aio::{self, IoEvent, Iocb};
@@ -124,9 +124,9 @@ impl DeviceTarget {
 }
 
 impl AioQueue {
-    /// The context of a queue pair.
+    /// The context of a queue pair: for its requests, and what wakes who sleeps for them.
     pub fn context(depth: u32) -> Result<Context, Errno> {
-        Context::new(depth.max(1))
+        Context::new(depth + Waiter::MOST)
     }
 
     pub fn open(context: Context, target: Target, depth: u32, eventfd: Option<OwnedDescriptor>) -> Result<Self, Errno> {
@@ -334,6 +334,11 @@ impl QueuePair for AioQueue {
 
     fn interrupt(&self) -> Option<i32> {
         number_of(&self.interrupt)
+    }
+
+    fn waiter(&self) -> Option<Waiter> {
+        let interrupt = self.interrupt.as_ref()?;
+        Some(self.context.waiter(interrupt.eventfd.clone()))
     }
 
     fn arm_interrupt(&mut self) -> bool {

@@ -1,0 +1,96 @@
+//! Looking for a lone transfer's completion before the thread that waits for it sleeps.
+//!
+//! To sleep and to be woken takes a thread some ten microseconds. So where a transfer of the
+//! kernel's files takes hardly longer, the waiter looks for its completion in the kernel's AIO
+//! ring, which is memory. How long transfers take is estimated from the waits before; a look
+//! lasts at most twice as long, and there is none above a limit ([`set_limit`]). A look
+//! in vain makes the estimate longer, so the next ones cease by themselves.
+
+use crate::ring::{LockedRing, Ring};
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+use usring_sys::clock::Nanoseconds;
+use usring_sys::ticks::Ticks;
+use usring_sys::{processor, signals};
+
+/// Longest expected wait that is looked through, unless [`set_limit`] says otherwise.
+pub const DEFAULT_LIMIT: Nanoseconds = 15_000;
+static LIMIT: AtomicU64 = AtomicU64::new(DEFAULT_LIMIT);
+
+/// Sets the limit for the process (`usring run --spin`); 0: no looks.
+pub fn set_limit(limit: Nanoseconds) {
+    LIMIT.store(limit, Ordering::Relaxed);
+}
+
+/// How long such waits of a ring have taken.
+#[derive(Default)]
+pub(crate) struct LoneWaits {
+    /// Mean length, the latest eight or so weighing most; 0: there has been none.
+    mean: Nanoseconds,
+}
+
+impl LoneWaits {
+    /// A wait that began then, if it was one for a lone transfer, has ended with its completion.
+    pub fn record(&mut self, began: Option<Ticks>) {
+        let Some(began) = began else { return };
+        let length = Ticks::now().since(began).max(1);
+        self.mean = if self.mean == 0 { length } else { (7 * self.mean + length.min(4 * self.mean)).div_ceil(8) };
+    }
+
+    /// How long to look; 0: not at all.
+    fn budget(&self) -> Nanoseconds {
+        let is_short = self.mean != 0 && self.mean <= LIMIT.load(Ordering::Relaxed);
+        if is_short && !processor::is_only() { 2 * self.mean } else { 0 }
+    }
+}
+
+/// Looks for the completion that a waiter waits for, if that is a lone transfer's and the wait has
+/// only begun, which `began` notes. `None`: there is something to do, and the lock is given up.
+/// The lock is also given up now and then for others that want it.
+#[inline]
+pub(crate) fn look<'a>(
+    ring: &'a Arc<Ring>,
+    locked: LockedRing<'a>,
+    wanted: u32,
+    began: &mut Option<Ticks>,
+) -> Option<LockedRing<'a>> {
+    if began.is_some() || !is_lone(&locked, wanted) {
+        return Some(locked);
+    }
+    let start = *began.insert(Ticks::now());
+    match locked.devices.lone_waits.budget() {
+        0 => Some(locked),
+        budget => look_until(ring, locked, start.after(budget)),
+    }
+}
+
+/// Whether a wait for one more completion waits for a single transfer of the kernel's files,
+/// and for nothing else that the ring would have to watch.
+#[inline]
+fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
+    locked.devices.in_flight() == 1
+        && wanted == locked.cq.ready() + 1
+        && locked.polls.armed() == 0
+        && locked.devices.waiter().is_some()
+}
+
+fn look_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, end: Ticks) -> Option<LockedRing<'a>> {
+    const LOOKS_PER_TURN: u32 = 16;
+    loop {
+        for _ in 0..LOOKS_PER_TURN {
+            if locked.devices.spin() || ring.has_work_left() || signals::interrupted() {
+                locked.unlock();
+                return None;
+            }
+            if Ticks::now() >= end {
+                return Some(locked);
+            }
+        }
+        locked.unlock();
+        locked = ring.lock();
+        if locked.devices.in_flight() != 1 {
+            locked.unlock();
+            return None;
+        }
+    }
+}
