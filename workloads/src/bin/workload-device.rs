@@ -1,11 +1,11 @@
-//! Reads of 4 KiB from a file or block device through a ring, as fio's
+//! Reads or writes of 4 KiB of a file or block device through a ring, as fio's
 //! t/io_uring makes them: so many in flight, submitted and reaped in batches,
 //! with registered buffers and files. The lightest generator that ordinary
 //! calls allow, so that what is measured is the ring and the device.
 //!
 //! `workload-device --path FILE [--depth N] [--batch N] [--wait N]
 //! [--polled 0|1] [--sq-thread 0|1] [--registered 0|1] [--order random|sequential]
-//! [--latencies 0|1] [--direct 0|1] [--best 0|1] [--server PID] [--milliseconds N]`
+//! [--latencies 0|1] [--direct 0|1] [--writes 0|1] [--best 0|1] [--server PID] [--milliseconds N]`
 //!
 //! `--by copy --size BYTES` copies blocks from random places of memory instead:
 //! the floor of a device in memory. `--fill 1` first writes all of the file. `--best 1` sets
@@ -68,6 +68,7 @@ struct Shape {
     random: bool,
     latencies: bool,
     direct: bool,
+    writes: bool,
     best: bool,
 }
 
@@ -88,6 +89,7 @@ impl Shape {
             random: order == "random",
             latencies: flag("latencies", 0)?,
             direct: flag("direct", 1)?,
+            writes: flag("writes", 0)?,
             best: flag("best", 0)?,
         })
     }
@@ -146,6 +148,7 @@ struct Slot {
 struct Source {
     file: File,
     registered: bool,
+    writes: bool,
     blocks: u64,
     /// In sequence, or anywhere.
     next: Option<u64>,
@@ -163,10 +166,12 @@ impl Source {
             None => self.random.below(self.blocks),
         };
         let (length, offset) = (BLOCK as u32, block * BLOCK as u64);
-        let entry = if self.registered {
-            opcode::ReadFixed::new(types::Fixed(0), slot.buffer, length, index as u16).offset(offset).build()
-        } else {
-            opcode::Read::new(types::Fd(self.file.as_raw_fd()), slot.buffer, length).offset(offset).build()
+        let (file, first) = (types::Fd(self.file.as_raw_fd()), types::Fixed(0));
+        let entry = match (self.registered, self.writes) {
+            (true, false) => opcode::ReadFixed::new(first, slot.buffer, length, index as u16).offset(offset).build(),
+            (true, true) => opcode::WriteFixed::new(first, slot.buffer, length, index as u16).offset(offset).build(),
+            (false, false) => opcode::Read::new(file, slot.buffer, length).offset(offset).build(),
+            (false, true) => opcode::Write::new(file, slot.buffer, length).offset(offset).build(),
         };
         entry.user_data(u64::from(index))
     }
@@ -207,6 +212,7 @@ impl Generator<'_> {
             source: Source {
                 file,
                 registered: shape.registered,
+                writes: shape.writes,
                 blocks,
                 next: (!shape.random).then_some(0),
                 random: Random::default(),

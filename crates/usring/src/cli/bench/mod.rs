@@ -8,6 +8,7 @@
 mod call;
 mod echo;
 mod engine;
+mod file;
 mod frame;
 mod metric;
 mod multishot_accept;
@@ -68,6 +69,8 @@ enum Name {
     Call,
     /// What a polled 4 KiB read costs: of a device that does nothing, of memory, of a file
     Engine,
+    /// Files open with O_DIRECT, beside the kernel's ring at its best
+    File,
     /// IOPOLL with SQPOLL: an enter that waits on the CQ against one that polls, too
     SqpollIopoll,
     /// Interrupts, classic polling and the hybrids, by queue depth and latency
@@ -106,6 +109,7 @@ impl Name {
             Name::Nop => nop::benchmark(),
             Name::Call => call::benchmark(),
             Name::Engine => engine::benchmark(),
+            Name::File => file::benchmark(),
             Name::SqpollIopoll => sqpoll_iopoll::benchmark(),
             Name::Polling => polling::benchmark(),
             Name::PolledAio => polled_aio::benchmark(),

@@ -1,0 +1,81 @@
+//! `usring bench file`: 4 KiB transfers of an ordinary file that is open with
+//! O_DIRECT, through the kernel's ring at its best (SINGLE_ISSUER with DEFER_TASKRUN,
+//! registered ring, file and buffers) and through usring's, which hands them to the
+//! kernel's AIO.
+
+use super::Benchmark;
+use super::child::System;
+use super::frame::{Bar, Case, Results};
+use super::metric::Metric;
+use super::stage::Prop;
+
+const KERNEL: &str = "kernel";
+const USRING: &str = "usring";
+/// The waiter looks for a lone transfer's completion instead of sleeping.
+const SPINNING: &str = "usring, --spin 200us";
+
+const READS: &str = "reads";
+const WRITES: &str = "writes";
+const DEPTHS: [u32; 3] = [1, 32, 128];
+const FILE_SIZE: usize = 256;
+
+pub fn benchmark() -> Benchmark {
+    Benchmark {
+        name: "file",
+        metrics: &[Metric::Rate, Metric::ProcessorTime],
+        rounds: 9,
+        props: &[Prop::File(FILE_SIZE)],
+        rival: KERNEL,
+        cases: cases(),
+        bars,
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for workload in [READS, WRITES] {
+        for depth in DEPTHS {
+            cases.extend([KERNEL, USRING].map(|label| case(workload, label, depth)));
+        }
+        cases.push(case(workload, SPINNING, 1));
+    }
+    cases
+}
+
+fn case(workload: &str, label: &'static str, depth: u32) -> Case {
+    let system = match label {
+        KERNEL => System::Kernel,
+        SPINNING => System::Usring(&["--spin=200us"]),
+        _ => System::Usring(&[]),
+    };
+    let together = depth.div_ceil(4);
+    Case {
+        workload: workload.into(),
+        label,
+        system,
+        device: None,
+        environment: &[],
+        program: "workload-device",
+        arguments: format!(
+            "--path {{folder}}/file --polled 0 --best 1 --writes {} --depth {depth} --batch {together} --wait {together}",
+            u32::from(workload == WRITES)
+        ),
+        clients: None,
+        parameters: vec![("block size", 4096), ("queue depth", depth)],
+    }
+}
+
+fn bars(results: &Results) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    for workload in [READS, WRITES] {
+        for depth in DEPTHS {
+            let ratio = |metric| results.ratio(metric, workload, [USRING, KERNEL], Some(depth));
+            let name = |what| format!("{workload}, depth {depth}: {what} against the kernel's ring");
+            bars.push(Bar::times_at_least(name("rate"), ratio(Metric::Rate), 0.97));
+            bars.push(Bar::times_at_most(name("processor time"), ratio(Metric::ProcessorTime), 1.15));
+        }
+        let ratio = results.ratio(Metric::Rate, workload, [SPINNING, KERNEL], Some(1));
+        bars.push(Bar::times_at_least(format!("{workload}, depth 1: rate, spinning"), ratio, 1.15));
+    }
+    bars
+}
