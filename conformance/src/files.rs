@@ -116,6 +116,11 @@ pub fn shut_down(fd: &OwnedFd, how: i32) {
     unsafe { libc::shutdown(fd.as_raw_fd(), how) };
 }
 
+/// /dev/null.
+pub fn null() -> OwnedFd {
+    std::fs::File::options().read(true).write(true).open("/dev/null").expect("it is there").into()
+}
+
 /// An eventfd with this count.
 pub fn eventfd(count: u32) -> OwnedFd {
     // SAFETY: no memory is involved.

@@ -12,6 +12,7 @@ mod aio_context;
 mod aio_events;
 mod aio_submit;
 mod attributes;
+mod broken_pipe;
 mod buffer_group;
 mod buffer_ring;
 mod bundle;
@@ -114,6 +115,7 @@ pub const ROOMS: &[&[Case]] = &[
     sync::CASES,
     fixed_io::CASES,
     streams::CASES,
+    broken_pipe::CASES,
     read_multishot::CASES,
     send_receive::CASES,
     message::CASES,

@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     case("rw_flags.not_on_this_file", not_on_this_file),
     case("rw_flags.hipri_on_kinds", hipri_on_kinds),
     case("rw_flags.hipri_ends_no_batch", hipri_ends_no_batch),
+    case("rw_flags.of_nothing", of_nothing),
 ];
 
 const HIPRI: u32 = 0x1;
@@ -191,4 +192,33 @@ fn hipri_ends_no_batch(t: &mut Transcript) {
     ring.push(crate::sqe::nop(3));
     t.result("submit", ring.submit());
     t.sorted(&ring.reap());
+}
+
+/// Flags are looked at though there is nothing to move.
+fn of_nothing(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let (reader, writer) = files::pipe();
+    let (one, other) = files::sockets();
+    let (memory, event) = (files::memory_file(b"text"), files::eventfd(1));
+    let null = files::null();
+    let kinds = [
+        ("memory", &memory, &memory),
+        ("pipe", &reader, &writer),
+        ("socket", &one, &other),
+        ("eventfd", &event, &event),
+        ("null", &null, &null),
+        ("wrong end", &writer, &reader),
+    ];
+    let all =
+        [0, HIPRI, DSYNC, SYNC, NOWAIT, APPEND, NOAPPEND, APPEND | NOAPPEND, ATOMIC, DONTCACHE, 0x100, 0x200, 1 << 31];
+    for (name, from, to) in kinds {
+        for flags in all {
+            for forced in [0, usring_uapi::sqe_flags::ASYNC] {
+                let reading = ring.one(read(from.as_raw_fd(), &mut [], 0, 1).op_flags(flags).flagged(forced)).res;
+                let writing = ring.one(write(to.as_raw_fd(), &[], 0, 1).op_flags(flags).flagged(forced)).res;
+                let (reading, writing) = (crate::names::result(reading), crate::names::result(writing));
+                t.say(format_args!("{name} {flags:#x} {forced:#x}: {reading} {writing}"));
+            }
+        }
+    }
 }

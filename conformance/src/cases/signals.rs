@@ -48,7 +48,7 @@ extern "C" fn count(_signal: i32) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
 }
 
-fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
+pub fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
     // SAFETY: the handler only touches atomics and the ring meant for it.
     unsafe {
         let mut action: libc::sigaction = zeroed();

@@ -30,6 +30,8 @@ pub const CASES: &[Case] = &[
     case("streams.timerfd", timerfd),
     case("streams.data_before_submit_of_many", data_before_submit_of_many),
     case("streams.shut_datagrams", shut_datagrams),
+    case("streams.offset_of_a_socket", offset_of_a_socket),
+    case("streams.offset_of_other_files", offset_of_other_files),
 ];
 
 fn shown(buffer: &[u8]) -> String {
@@ -344,4 +346,48 @@ fn shut_datagrams(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     files::put(&writer, b"abcd");
     t.entry(&ring.one(read(reader.as_raw_fd(), &mut bytes, 0, 4)));
+}
+
+/// READ and WRITE of one kind after the other, at these offsets.
+fn at_offsets(t: &mut Transcript, reader: &std::os::fd::OwnedFd, writer: &std::os::fd::OwnedFd, text: &[u8]) {
+    let mut bytes = [0u8; 8];
+    let parts = [crate::sqe::vector(bytes.as_mut_ptr() as u64, 4), crate::sqe::vector(bytes.as_mut_ptr() as u64, 0)];
+    for offset in [0, 1, 1 << 40, i64::MAX as u64, 1 << 63, u64::MAX - 1, CURRENT] {
+        for flags in [0, usring_uapi::sqe_flags::ASYNC] {
+            let mut ring = Ring::new(8);
+            assert_eq!(ring.register(super::reg::BUFFERS, &parts[0], 1), 0);
+            let (from, to) = (reader.as_raw_fd(), writer.as_raw_fd());
+            for (name, request) in [
+                ("write", write(to, text, offset, 1)),
+                ("read", read(from, &mut bytes, offset, 2)),
+                ("writev", crate::sqe::writev(to, &parts, offset, 3)),
+                ("readv", crate::sqe::readv(from, &parts, offset, 4)),
+                ("write of nothing", write(to, &[], offset, 5)),
+                ("read of nothing", read(from, &mut [], offset, 6)),
+            ] {
+                // What finds nothing is not to wait.
+                let request = if name.starts_with("read") { request.op_flags(0x8) } else { request };
+                let entry = ring.one(request.flagged(flags));
+                t.say(format_args!("{name} at {offset:#x} flags {flags:#x}: {}", crate::names::result(entry.res)));
+            }
+        }
+    }
+}
+
+fn offset_of_a_socket(t: &mut Transcript) {
+    for (name, (reader, writer)) in
+        [("stream", files::sockets()), ("packets", files::sockets_of(libc::SOCK_SEQPACKET)), ("tcp", files::tcp())]
+    {
+        t.say(name);
+        at_offsets(t, &reader, &writer, b"text");
+    }
+}
+
+fn offset_of_other_files(t: &mut Transcript) {
+    t.say("pipe");
+    let (reader, writer) = files::pipe();
+    at_offsets(t, &reader, &writer, b"text");
+    t.say("eventfd");
+    let event = files::eventfd(1);
+    at_offsets(t, &event, &event, &1u64.to_ne_bytes());
 }

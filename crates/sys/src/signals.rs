@@ -222,6 +222,13 @@ pub fn set_mask(mask: SignalSet) -> SignalSet {
     old
 }
 
+/// Sends a signal to this process: any thread that does not block it takes it.
+pub fn send_to_process(signal: u32) {
+    let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return };
+    // Cannot fail: the process is there, and its own.
+    let _ = SystemCall::new(linux::__NR_kill, [process, u64::from(signal), 0, 0, 0]).run_once();
+}
+
 /// Sends a signal to one thread of this process. `ESRCH`: it is gone.
 pub fn send_to_thread(thread: u32, signal: u32) -> Result<(), Errno> {
     let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once()?;

@@ -5,11 +5,15 @@
 //! that is open with O_DIRECT goes to the kernel's AIO (`block_device`), because
 //! preadv2(2) would wait for the disk whatever the flag says.
 
+mod nothing;
+
+use self::nothing::move_nothing;
 use super::Operation;
 use super::block_device;
 use super::vector;
 use crate::device_file;
 use crate::issue::{Answer, IssueOutcome};
+use crate::process::process;
 use crate::registered_files::RegisteredFile;
 use crate::request::{Hold, Request};
 use crate::ring::LockedRing;
@@ -18,7 +22,7 @@ use alloc::vec::Vec;
 use usring_device::{DeviceRequest, NamedFile, OpenDevice, OpenManner, Operation as DeviceOperation, Transfer};
 use usring_sys::plain::IoVector;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
-use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, file, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, file, signals, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
@@ -31,6 +35,8 @@ const DIRECT_ALIGNMENT: u64 = 512;
 const KNOWN_FLAGS: u32 = 0x1ff;
 /// Those among them that any file takes: up to RWF_NOAPPEND.
 const COMMON_FLAGS: u32 = 0x3f;
+/// RWF_NOSIGNAL: no SIGPIPE, only EPIPE. From Linux 6.18 on.
+const NO_SIGNAL: u32 = 0x100;
 /// Where the level stands in `ioprio`; without a class there is none.
 const PRIORITY_LEVEL_MASK: u16 = 7;
 /// Where the class stands in `ioprio`, and the highest there is (idle).
@@ -40,6 +46,8 @@ const HIGHEST_PRIORITY_CLASS: u16 = 3;
 /// A transfer under way.
 pub(crate) struct ReadWrite {
     writes: bool,
+    /// [`NO_SIGNAL`] was not asked for, but added: see [`raise_nothing`].
+    is_silenced: bool,
     /// Byte offset, or [`FILE_POSITION`].
     offset: u64,
     flags: u32,
@@ -101,6 +109,7 @@ fn begin(request: &mut Request, first: IoVector, vector: Option<Vec<IoVector>>, 
     let (offset, flags) = (sqe.off, sqe.op_flags);
     request.begin_operation(Operation::ReadWrite(ReadWrite {
         writes,
+        is_silenced: false,
         offset,
         flags,
         first,
@@ -225,6 +234,35 @@ impl ReadWrite {
             segments: self.members(),
             file: NamedFile { number, flags: self.flags | flags },
         }
+    }
+
+    /// The flags that the program asks for.
+    fn asked_flags(&self) -> u32 {
+        if self.is_silenced { self.flags & !NO_SIGNAL } else { self.flags }
+    }
+
+    /// A write found nobody who could read. The kernel has raised SIGPIPE in the
+    /// thread that made the call; one of ours has it blocked, so the process
+    /// gets it as it would from the thread that submitted the write.
+    #[cold]
+    fn signal_broken_pipe(&self) {
+        if self.flags & NO_SIGNAL == 0 && process().attendant.is_current() {
+            signals::send_to_process(linux::SIGPIPE);
+        }
+    }
+
+    /// The offset counts for nothing on a stream (preadv2(2) refuses it), but
+    /// is checked all the same; a socket takes no other than 0.
+    #[cold]
+    fn forget_offset(&mut self, number: i32) -> Result<(), Errno> {
+        if self.total != 0 && (self.offset as i64).checked_add(self.total as i64).is_none() {
+            return Err(Errno::EINVAL);
+        }
+        if self.offset != 0 && descriptor::identity(number)?.is_socket() {
+            return Err(Errno::ESPIPE);
+        }
+        self.offset = FILE_POSITION;
+        Ok(())
     }
 
     /// Whether a result breaks a link: an error or less than asked for.
@@ -417,7 +455,7 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
             }
             Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
             // Not for want of RWF_NOWAIT, which would be a reason to wait.
-            Err(Errno::EOPNOTSUPP) if is_refused_for_flags(transfer.flags, number) => {
+            Err(Errno::EOPNOTSUPP) if is_refused_for_flags(transfer.asked_flags(), number) => {
                 return transfer.answer(transfer.result(Errno::EOPNOTSUPP));
             }
             Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
@@ -429,9 +467,17 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                     outcome => outcome,
                 };
             }
-            // A stream has no offset and the ring does not mind.
-            Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => transfer.offset = FILE_POSITION,
-            Err(error) => return transfer.answer(transfer.result(error)),
+            Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => {
+                if let Err(error) = transfer.forget_offset(number) {
+                    return transfer.answer(error.negative());
+                }
+            }
+            Err(error) => {
+                if error == Errno::EPIPE {
+                    transfer.signal_broken_pipe();
+                }
+                return transfer.answer(transfer.result(error));
+            }
         }
         attempted = transfer.call(number, linux::RWF_NOWAIT).run();
     }
@@ -441,42 +487,6 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
 /// and those that nobody knows.
 fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
-}
-
-/// An empty write means something to a datagram socket, and an empty read is too
-/// short for a counter; preadv2(2) and pwritev2(2) ask neither of them.
-#[cold]
-#[inline(never)]
-fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
-    let identity = match descriptor::identity(number) {
-        Ok(identity) => identity,
-        Err(error) => return IssueOutcome::done(error.negative()),
-    };
-    if transfer.writes && identity.is_socket() {
-        let call = SystemCall::new(linux::__NR_write, [number as u64, transfer.first.base, 0, 0, 0]);
-        return IssueOutcome::of(call.run().map(|bytes| bytes as i32));
-    }
-    let mut answer = transfer.call(number, 0).run();
-    if answer == Err(Errno::ESPIPE) && transfer.offset != FILE_POSITION {
-        transfer.offset = FILE_POSITION;
-        answer = transfer.call(number, 0).run();
-    }
-    if answer == Ok(0) && !transfer.writes && identity.is_anonymous() {
-        answer = read_too_little(number);
-    }
-    IssueOutcome::of(answer.map(|bytes| bytes as i32))
-}
-
-/// One byte, which no counter, timer and the like gives.
-fn read_too_little(number: i32) -> Result<u64, Errno> {
-    let mut byte = 0u8;
-    let part = IoVector { base: &raw mut byte as u64, length: 1 };
-    let flags = u64::from(linux::RWF_NOWAIT) | PASS_MARK_ABOVE_FLAGS;
-    let arguments = [number as u64, &raw const part as u64, 1, FILE_POSITION, 0, flags];
-    match SystemCall::with_six(linux::__NR_preadv2, arguments).run() {
-        Err(Errno::EINVAL) => Err(Errno::EINVAL),
-        _ => Ok(0),
-    }
 }
 
 /// Pages that are not cached are a worker's to wait for; anything else says
@@ -518,6 +528,19 @@ fn without_nowait(transfer: &ReadWrite, number: i32) -> IssueOutcome {
     }
 }
 
+/// From now on a write raises no SIGPIPE: in the kernel a worker, which takes no
+/// signals, makes it. Where the flag is not known a worker of ours does.
+#[cold]
+pub(crate) fn raise_nothing(request: &mut Request) {
+    if let Operation::ReadWrite(transfer) = &mut request.operation
+        && transfer.writes
+        && transfer.flags & NO_SIGNAL == 0
+    {
+        transfer.flags |= NO_SIGNAL;
+        transfer.is_silenced = true;
+    }
+}
+
 /// Does it, blocking, as often as a regular file needs to give all of it.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
@@ -528,6 +551,12 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     if transfer.flags & linux::RWF_HIPRI != 0 {
         return transfer.refuse_to_poll(number).negative();
     }
+    if transfer.total == 0
+        && let IssueOutcome::Done(answer) = move_nothing(transfer, number)
+    {
+        return answer.result;
+    }
+    transfer.flags = transfer.asked_flags();
     loop {
         match blocking.run(&transfer.call(number, 0)) {
             Ok(bytes) => {
@@ -537,7 +566,11 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
                     return transfer.done as i32;
                 }
             }
-            Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => transfer.offset = FILE_POSITION,
+            Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => {
+                if let Err(error) = transfer.forget_offset(number) {
+                    return error.negative();
+                }
+            }
             Err(error) => return transfer.result(error),
         }
     }

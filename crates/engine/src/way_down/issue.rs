@@ -3,7 +3,7 @@
 
 use crate::complete;
 use crate::fast_poll::Turn;
-use crate::op::{self, Operation, block_device, message_ring};
+use crate::op::{self, Operation, block_device, message_ring, read_write};
 use crate::request::{Hold, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::{device_queues, fast_poll, rights, timeout, workers};
@@ -163,7 +163,11 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
         return Some(IssueOutcome::done(Errno::EBADFD.negative()));
     }
     let works = request.row.work.is_some() && request.progress == Progress::New && !takes_of_ring;
-    (works && !polls()).then_some(IssueOutcome::NeedsWorker)
+    if polls() {
+        read_write::raise_nothing(request);
+        return None;
+    }
+    works.then_some(IssueOutcome::NeedsWorker)
 }
 
 /// Hands a request that cannot be done now to whoever will wake it.

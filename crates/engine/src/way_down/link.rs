@@ -3,6 +3,7 @@
 
 use crate::complete;
 use crate::issue::{self, Answer};
+use crate::op::read_write;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submit;
@@ -110,6 +111,10 @@ pub(crate) fn advance(locked: &mut LockedRing, completed: &mut Request, answer: 
     if answer.failed && !completed.has_flag(sqe_flags::IO_HARDLINK) {
         cancel_rest(locked, next, completed.has_flag(sqe_flags::CQE_SKIP_SUCCESS));
     } else {
+        if completed.progress == Progress::Ran {
+            // The kernel's worker goes on with the chain.
+            read_write::raise_nothing(&mut next);
+        }
         locked.successors.push_back(next);
     }
 }

@@ -1,0 +1,260 @@
+//! Writing where nobody can read any more: the answer is EPIPE, and SIGPIPE
+//! comes where the submitting thread makes the attempt, not where a worker or
+//! an SQ thread does.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use usring_uapi::{io_uring as u, opcode};
+
+use super::reg;
+use super::signals::handle;
+use crate::aio::{self, Context};
+use crate::case::{Case, case};
+use crate::files;
+use crate::ring::{Entry, Ring};
+use crate::sqe::{CURRENT, Change, message, nop, send, sqe, vector, write, writev};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("broken_pipe.in_place", in_place),
+    case("broken_pipe.forced_async", forced_async),
+    case("broken_pipe.forced_async_waits", forced_async_waits),
+    case("broken_pipe.waits", waits),
+    case("broken_pipe.waits_unattended", waits_unattended),
+    case("broken_pipe.waits_deferred", waits_deferred),
+    case("broken_pipe.part_of_it", part_of_it),
+    case("broken_pipe.behind_a_worker", behind_a_worker),
+    case("broken_pipe.sends", sends),
+    case("broken_pipe.splice", splice),
+    case("broken_pipe.sq_thread", sq_thread),
+    case("broken_pipe.aio", aio_writes),
+];
+
+const NO_SIGNAL: u32 = 0x100;
+
+static CAUGHT: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn caught(_signal: i32) {
+    CAUGHT.fetch_add(1, Ordering::SeqCst);
+}
+
+fn catch() {
+    handle(libc::SIGPIPE, caught, libc::SA_RESTART);
+}
+
+/// What the signal handler has counted since it was last asked.
+fn signals(t: &mut Transcript) {
+    t.say(format_args!("signals {}", CAUGHT.swap(0, Ordering::SeqCst)));
+}
+
+fn show(t: &mut Transcript, entries: &[Entry]) {
+    t.in_order(entries);
+    signals(t);
+}
+
+/// A name, an end that can only be written to in vain, and what keeps it so.
+fn broken() -> Vec<(&'static str, OwnedFd)> {
+    let (pipe_reader, pipe) = files::pipe();
+    let (peer, stream) = files::sockets();
+    let (packet_peer, packets) = files::sockets_of(libc::SOCK_SEQPACKET);
+    let (tcp_peer, tcp) = files::tcp();
+    files::shut_down(&tcp, libc::SHUT_WR);
+    drop((pipe_reader, peer, packet_peer, tcp_peer));
+    vec![("pipe", pipe), ("stream", stream), ("packets", packets), ("tcp", tcp)]
+}
+
+const TEXT: [u8; 4] = *b"text";
+
+fn in_place(t: &mut Transcript) {
+    catch();
+    for (name, end) in broken() {
+        t.say(name);
+        each_write(t, &end, 0);
+    }
+}
+
+fn forced_async(t: &mut Transcript) {
+    catch();
+    for (name, end) in broken() {
+        t.say(name);
+        each_write(t, &end, usring_uapi::sqe_flags::ASYNC);
+    }
+}
+
+fn each_write(t: &mut Transcript, end: &OwnedFd, flags: u8) {
+    let mut ring = Ring::new(4);
+    let (fd, vectors) = (end.as_raw_fd(), [vector(TEXT.as_ptr() as u64, 1), vector(TEXT.as_ptr() as u64, 3)]);
+    let mut bytes = TEXT.to_vec();
+    assert_eq!(ring.register(reg::BUFFERS, &vector(bytes.as_mut_ptr() as u64, 4), 1), 0);
+    let fixed = write(fd, &bytes, CURRENT, 3).with(|sqe| sqe.opcode = opcode::WRITE_FIXED);
+    for request in [
+        write(fd, &TEXT, 0, 1),
+        writev(fd, &vectors, 0, 2),
+        fixed,
+        write(fd, &TEXT, CURRENT, 4),
+        write(fd, &TEXT, CURRENT, 5).op_flags(NO_SIGNAL),
+        write(fd, &[], CURRENT, 6),
+    ] {
+        ring.push(request.flagged(flags));
+        ring.submit();
+        let entries = ring.wait(1);
+        show(t, &entries);
+    }
+}
+
+/// An end that has no room, and the other one.
+fn full() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
+    let (pipe_reader, pipe) = files::pipe();
+    let (peer, stream) = files::sockets();
+    files::fill(&pipe);
+    files::fill(&stream);
+    vec![("pipe", pipe_reader, pipe), ("stream", peer, stream)]
+}
+
+fn wait_and_break(t: &mut Transcript, flags: u32, request_flags: u8, unattended: bool) {
+    catch();
+    for (name, reader, writer) in full() {
+        t.say(name);
+        let mut ring = Ring::flags(4, flags);
+        ring.push(write(writer.as_raw_fd(), &TEXT, CURRENT, 1).flagged(request_flags));
+        ring.submit();
+        crate::time::long_enough_to_notice();
+        t.say(format_args!("ready {}", ring.ready()));
+        drop(reader);
+        if unattended {
+            t.say(format_args!("it comes {}", ring.watch(1)));
+            crate::time::until(|| request_flags != 0 || CAUGHT.load(Ordering::SeqCst) > 0);
+        }
+        let entries = ring.wait(1);
+        show(t, &entries);
+    }
+}
+
+fn waits(t: &mut Transcript) {
+    wait_and_break(t, 0, 0, false);
+}
+
+fn waits_unattended(t: &mut Transcript) {
+    wait_and_break(t, 0, 0, true);
+}
+
+fn waits_deferred(t: &mut Transcript) {
+    wait_and_break(t, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN, 0, false);
+}
+
+fn forced_async_waits(t: &mut Transcript) {
+    for unattended in [false, true] {
+        wait_and_break(t, 0, usring_uapi::sqe_flags::ASYNC, unattended);
+    }
+}
+
+/// What has been written counts, and the next attempt breaks.
+fn part_of_it(t: &mut Transcript) {
+    catch();
+    let (reader, writer) = files::pipe();
+    let bytes = vec![b'x'; 200_000];
+    let mut ring = Ring::new(4);
+    ring.push(write(writer.as_raw_fd(), &bytes, CURRENT, 1));
+    ring.push(write(writer.as_raw_fd(), &bytes, CURRENT, 2));
+    ring.submit();
+    crate::time::long_enough_to_notice();
+    drop(reader);
+    let entries = ring.wait(2);
+    show(t, &entries);
+}
+
+/// The chain goes on in the thread that submitted it.
+fn behind_a_worker(t: &mut Transcript) {
+    catch();
+    for unattended in [false, true] {
+        let mut ring = Ring::new(4);
+        let file = files::memory_file(b"abc");
+        let (reader, writer) = files::pipe();
+        drop(reader);
+        ring.push(sqe(opcode::FSYNC, file.as_raw_fd(), 1).linked());
+        ring.push(write(writer.as_raw_fd(), &TEXT, CURRENT, 2));
+        ring.submit();
+        if unattended {
+            t.say(format_args!("they come {}", ring.watch(2)));
+            crate::time::long_enough_to_notice();
+        }
+        let entries = ring.wait(2);
+        show(t, &entries);
+    }
+}
+
+fn sends(t: &mut Transcript) {
+    catch();
+    for (name, end) in broken() {
+        t.say(name);
+        let mut ring = Ring::new(8);
+        let fd = end.as_raw_fd();
+        let part = vector(TEXT.as_ptr() as u64, 4);
+        let mut header: libc::msghdr = crate::memory::zeroed();
+        (header.msg_iov, header.msg_iovlen) = ((&raw const part).cast_mut(), 1);
+        for flags in [0, usring_uapi::sqe_flags::ASYNC] {
+            for option in [0, libc::MSG_NOSIGNAL as u32] {
+                let kinds = [send(fd, &TEXT, 1), message(opcode::SENDMSG, fd, &raw const header, 2)];
+                for request in kinds {
+                    ring.push(request.op_flags(option).flagged(flags));
+                    ring.submit();
+                    let entries = ring.wait(1);
+                    show(t, &entries);
+                }
+            }
+        }
+    }
+}
+
+fn splice(t: &mut Transcript) {
+    catch();
+    let (source, filler) = files::pipe();
+    files::put(&filler, b"some text");
+    for (name, end) in broken() {
+        t.say(name);
+        let mut ring = Ring::new(4);
+        ring.push(sqe(opcode::SPLICE, end.as_raw_fd(), 1).with(|sqe| {
+            (sqe.file_index, sqe.addr, sqe.off, sqe.len) = (source.as_raw_fd() as u32, CURRENT, CURRENT, 4);
+        }));
+        ring.submit();
+        let entries = ring.wait(1);
+        show(t, &entries);
+    }
+}
+
+fn sq_thread(t: &mut Transcript) {
+    catch();
+    for (name, end) in broken() {
+        t.say(name);
+        let mut ring = Ring::flags(4, u::IORING_SETUP_SQPOLL);
+        ring.push(write(end.as_raw_fd(), &TEXT, CURRENT, 1));
+        ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
+        let entries = ring.wait(1);
+        show(t, &entries);
+        ring.push(nop(2));
+        ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
+        let entries = ring.wait(1);
+        show(t, &entries);
+    }
+}
+
+fn aio_writes(t: &mut Transcript) {
+    catch();
+    for (name, end) in broken() {
+        t.say(name);
+        let context = Context::new(4);
+        let fd = end.as_raw_fd();
+        let parts = [vector(TEXT.as_ptr() as u64, 2), vector(TEXT.as_ptr() as u64, 2)];
+        let quiet = {
+            let mut quiet = aio::write(fd, &TEXT, 0, 3);
+            quiet.aio_rw_flags = NO_SIGNAL as _;
+            quiet
+        };
+        for iocb in [aio::write(fd, &TEXT, 0, 1), aio::write_vector(fd, &parts, 0, 2), quiet] {
+            t.result("submit", context.submit(&mut [iocb]));
+            aio::events(t, context.wait(1));
+            signals(t);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Transfers of no bytes: what they mean to files of each kind, and what they are
+//! refused for. preadv2(2) and pwritev2(2) look at little of that.
+
+use super::{FILE_POSITION, KNOWN_FLAGS, NO_SIGNAL, ReadWrite};
+use crate::issue::IssueOutcome;
+use usring_sys::descriptor::{self, FileIdentity};
+use usring_sys::plain::IoVector;
+use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
+use usring_sys::{Errno, SystemCall, message};
+use usring_uapi::general as linux;
+
+/// RWF_NOAPPEND.
+const NO_APPEND: u32 = 0x20;
+/// RWF_ATOMIC and RWF_DONTCACHE, which need a file system that has them.
+const ATOMIC: u32 = 0x40;
+const DONT_CACHE: u32 = 0x80;
+
+/// An empty write means something to a datagram socket, and an empty read is too
+/// short for a counter; preadv2(2) and pwritev2(2) ask neither of them.
+#[cold]
+#[inline(never)]
+pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
+    let identity = match descriptor::identity(number) {
+        Ok(identity) => identity,
+        Err(error) => return IssueOutcome::done(error.negative()),
+    };
+    let mut answer = transfer.call(number, 0).run();
+    if answer == Err(Errno::ESPIPE) && transfer.offset != FILE_POSITION {
+        if let Err(error) = transfer.forget_offset(number) {
+            return IssueOutcome::done(error.negative());
+        }
+        answer = transfer.call(number, 0).run();
+    }
+    if answer == Ok(0) {
+        answer = check_flags(transfer, number, &identity).map(|()| 0);
+    }
+    if answer == Ok(0) && !transfer.writes && identity.is_anonymous() {
+        answer = read_too_little(number);
+    }
+    if answer == Ok(0) && transfer.writes && identity.is_socket() {
+        answer = write_nothing(transfer, number);
+    }
+    IssueOutcome::of(answer.map(|bytes| bytes as i32))
+}
+
+/// An empty message, where the socket has messages.
+fn write_nothing(transfer: &ReadWrite, number: i32) -> Result<u64, Errno> {
+    if transfer.flags & NO_SIGNAL != 0 {
+        return message::send_call(number, IoVector::default(), message::NO_SIGNAL, None).run();
+    }
+    let answer = SystemCall::new(linux::__NR_write, [number as u64, transfer.first.base, 0, 0, 0]).run();
+    if answer == Err(Errno::EPIPE) {
+        transfer.signal_broken_pipe();
+    }
+    answer
+}
+
+/// What the flags of a transfer of nothing are refused for: preadv2(2) and
+/// pwritev2(2) do not look at them then.
+fn check_flags(transfer: &ReadWrite, number: i32, identity: &FileIdentity) -> Result<(), Errno> {
+    const BOTH_APPENDS: u32 = linux::RWF_APPEND | NO_APPEND;
+    let flags = transfer.asked_flags();
+    if flags & !KNOWN_FLAGS != 0 || flags & ATOMIC != 0 || flags & DONT_CACHE != 0 && !identity.is_regular() {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if identity.is_regular() && flags & (linux::RWF_NOWAIT | DONT_CACHE) != 0 {
+        file_takes(number, flags)?;
+    }
+    if flags & BOTH_APPENDS == BOTH_APPENDS { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// Whether a regular file takes these flags: asked by a read that has no place
+/// to put anything.
+fn file_takes(number: i32, flags: u32) -> Result<(), Errno> {
+    let nowhere = IoVector { base: 0, length: 1 };
+    let flags = u64::from(flags & (linux::RWF_NOWAIT | DONT_CACHE)) | PASS_MARK_ABOVE_FLAGS;
+    let arguments = [number as u64, &raw const nowhere as u64, 1, 0, 0, flags];
+    match SystemCall::with_six(linux::__NR_preadv2, arguments).run() {
+        Err(Errno::EOPNOTSUPP) => Err(Errno::EOPNOTSUPP),
+        _ => Ok(()),
+    }
+}
+
+/// One byte, which no counter, timer and the like gives.
+fn read_too_little(number: i32) -> Result<u64, Errno> {
+    let mut byte = 0u8;
+    let part = IoVector { base: &raw mut byte as u64, length: 1 };
+    let flags = u64::from(linux::RWF_NOWAIT) | PASS_MARK_ABOVE_FLAGS;
+    let arguments = [number as u64, &raw const part as u64, 1, FILE_POSITION, 0, flags];
+    match SystemCall::with_six(linux::__NR_preadv2, arguments).run() {
+        Err(Errno::EINVAL) => Err(Errno::EINVAL),
+        _ => Ok(0),
+    }
+}
