@@ -28,6 +28,8 @@ pub const CASES: &[Case] = &[
     case("eventfd.full_and_blocking", full_and_blocking),
     case("eventfd.sleeper_is_woken", sleeper_is_woken),
     case("eventfd.shared_by_two_rings", shared_by_two_rings),
+    case("eventfd.read_by_its_own_ring", read_by_its_own_ring),
+    case("eventfd.read_by_another_ring", read_by_another_ring),
 ];
 
 fn register(ring: &Ring, opcode: u32, number: i32) -> i32 {
@@ -239,4 +241,67 @@ fn shared_by_two_rings(t: &mut Transcript) {
     t.say(format_args!("told {}", files::event_count(&event) > 0));
     t.entry(&second.one(nop(2)));
     t.say(format_args!("told {}", files::event_count(&event) > 0));
+}
+
+const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+
+fn count(t: &mut Transcript, event: &std::os::fd::OwnedFd) {
+    crate::time::long_enough_to_notice();
+    t.say(format_args!("count {}", files::event_count(event)));
+}
+
+/// A ring that reads its own eventfd is told of that read, once.
+fn read_by_its_own_ring(t: &mut Transcript) {
+    for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
+        for flags in [0, DEFER, u::IORING_SETUP_COOP_TASKRUN] {
+            for vectored in [false, true] {
+                let mut ring = Ring::flags(8, flags);
+                let event = files::eventfd(0);
+                t.result("register", register(&ring, opcode, event.as_raw_fd()));
+                let mut bytes = [0u8; 8];
+                let parts = [crate::sqe::vector(bytes.as_mut_ptr() as u64, 8)];
+                for (user_data, value) in [(1, 1u64), (2, 5), (3, 2)] {
+                    let request = match vectored {
+                        true => crate::sqe::readv(event.as_raw_fd(), &parts, 0, user_data),
+                        false => read(event.as_raw_fd(), &mut bytes, 0, user_data),
+                    };
+                    ring.push(request);
+                    ring.submit();
+                    crate::time::long_enough_to_notice();
+                    files::put(&event, &value.to_ne_bytes());
+                    let entries = ring.wait(1);
+                    if user_data == 1 {
+                        // Of the first the kernel may tell once more, a little later.
+                        crate::time::long_enough_to_notice();
+                        files::event_count(&event);
+                        continue;
+                    }
+                    t.in_order(&entries);
+                    t.say(format_args!("read {}", u64::from_ne_bytes(bytes)));
+                    count(t, &event);
+                }
+            }
+        }
+    }
+}
+
+/// Two rings, of which one reads what the other is told by.
+fn read_by_another_ring(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        let (mut ring, mut other) = (Ring::flags(8, flags), Ring::flags(8, flags));
+        let (event, answer) = (files::eventfd(0), files::eventfd(0));
+        t.result("register", register(&other, reg::EVENTFD, event.as_raw_fd()));
+        t.result("register", register(&ring, reg::EVENTFD, answer.as_raw_fd()));
+        let mut bytes = [0u8; 8];
+        ring.push(read(event.as_raw_fd(), &mut bytes, 0, 1));
+        ring.submit();
+        other.push(nop(2));
+        other.submit();
+        t.in_order(&ring.wait(1));
+        t.say(format_args!("read {}", u64::from_ne_bytes(bytes)));
+        t.in_order(&other.reap());
+        count(t, &event);
+        // Of the work that came, and of its completion, it is told once or twice.
+        t.say(format_args!("told {}", files::event_count(&answer) > 0));
+    }
 }

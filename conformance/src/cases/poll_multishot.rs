@@ -6,7 +6,7 @@ use usring_uapi::{Sqe, io_uring as u};
 
 use super::poll::events;
 use super::reg;
-use crate::case::{Case, case};
+use crate::case::{Case, case, differs};
 use crate::files;
 use crate::ring::{Entry, Ring};
 use crate::sqe::{Change, cancel, nop, poll, poll_remove};
@@ -28,6 +28,16 @@ pub const CASES: &[Case] = &[
     case("poll_multishot.with_skip_success", with_skip_success),
     case("poll_multishot.ring_closes", ring_closes),
     case("poll_multishot.descriptor_closes", descriptor_closes),
+    case("poll_multishot.set_with_own_ring", set_with_own_ring),
+    case("poll_multishot.own_ring", own_ring),
+    case("poll_multishot.ring_that_watches_back", ring_that_watches_back),
+    differs(
+        "poll_multishot.ring_with_completions",
+        ring_with_completions,
+        "what a ring held before cannot be told from what comes",
+    ),
+    case("poll_multishot.set_with_another_ring", set_with_another_ring),
+    case("poll_multishot.set_with_own_eventfd", set_with_own_eventfd),
 ];
 
 const IN: i16 = libc::POLLIN;
@@ -267,4 +277,140 @@ fn descriptor_closes(t: &mut Transcript) {
     wake(t, &mut ring, &writer);
     drop(writer);
     show(t, &ring.wait(1));
+}
+
+/// An epoll set in which these descriptors are looked at for input.
+fn set_of(numbers: &[i32]) -> std::os::fd::OwnedFd {
+    // SAFETY: a new descriptor of our own.
+    let set = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(libc::epoll_create1(0)) };
+    for number in numbers {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: both numbers are open, the event is ours.
+        assert_eq!(unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, *number, &mut event) }, 0);
+    }
+    set
+}
+
+/// All that comes until nothing does.
+fn show_all(t: &mut Transcript, ring: &mut Ring) {
+    crate::time::long_enough_to_notice();
+    let mut entries = ring.reap();
+    ring.enter_for(0, 1, std::time::Duration::from_millis(30));
+    entries.extend(ring.reap());
+    entries.sort_by_key(|entry| entry.user_data);
+    t.say(format_args!("{} come", if entries.len() > 4 { "many".to_string() } else { entries.len().to_string() }));
+    entries.truncate(4);
+    for entry in &entries {
+        if entry.user_data == 1 { events(t, entry) } else { t.entry(entry) }
+    }
+}
+
+/// The completion that tells of the set makes the ring readable, and so the set
+/// once more: that ends it.
+fn set_with_own_ring(t: &mut Transcript) {
+    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN, u::IORING_SETUP_COOP_TASKRUN] {
+        let mut ring = Ring::flags(8, flags);
+        let (reader, writer) = files::pipe();
+        let set = set_of(&[ring.fd, reader.as_raw_fd()]);
+        ring.push(multishot(set.as_raw_fd(), IN, 1));
+        t.result("submit", ring.submit());
+        t.say("a completion");
+        ring.push(nop(2));
+        ring.submit();
+        show_all(t, &mut ring);
+        t.say("another file of the set");
+        files::put(&writer, b"x");
+        show_all(t, &mut ring);
+        t.say("a completion");
+        ring.push(nop(3));
+        ring.submit();
+        show_all(t, &mut ring);
+    }
+}
+
+/// Without a set between them.
+fn own_ring(t: &mut Transcript) {
+    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+        let mut ring = Ring::flags(8, flags);
+        ring.push(multishot(ring.fd, IN, 1));
+        t.result("submit", ring.submit());
+        show_all(t, &mut ring);
+        for user_data in [2, 3] {
+            ring.push(nop(user_data));
+            ring.submit();
+            show_all(t, &mut ring);
+        }
+    }
+}
+
+/// Two rings, each of which polls the other.
+fn ring_that_watches_back(t: &mut Transcript) {
+    let (mut one, mut other) = (Ring::new(8), Ring::new(8));
+    one.push(multishot(other.fd, IN, 1));
+    t.result("submit", one.submit());
+    other.push(multishot(one.fd, IN, 1));
+    t.result("submit", other.submit());
+    other.push(nop(2));
+    other.submit();
+    for _ in 0..2 {
+        t.say("one");
+        show_all(t, &mut one);
+        t.say("the other");
+        show_all(t, &mut other);
+    }
+}
+
+/// Something is in the ring that is looked at, its own or another one.
+fn ring_with_completions(t: &mut Transcript) {
+    for own in [true, false] {
+        let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
+        let watched = if own { ring.fd } else { other.fd };
+        let mut complete = |ring: &mut Ring, user_data| {
+            let ring = if own { ring } else { &mut other };
+            ring.push(nop(user_data));
+            ring.submit();
+        };
+        complete(&mut ring, 2);
+        ring.push(multishot(watched, IN, 1));
+        t.result("submit", ring.submit());
+        show_all(t, &mut ring);
+        complete(&mut ring, 3);
+        show_all(t, &mut ring);
+        complete(&mut ring, 4);
+        show_all(t, &mut ring);
+    }
+}
+
+/// The set tells of a pipe first, which ends nothing, and then of a ring.
+fn set_with_another_ring(t: &mut Transcript) {
+    let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
+    let (reader, writer) = files::pipe();
+    let set = set_of(&[other.fd, reader.as_raw_fd()]);
+    ring.push(multishot(set.as_raw_fd(), IN, 1));
+    t.result("submit", ring.submit());
+    for _ in 0..2 {
+        files::put(&writer, b"x");
+        show_all(t, &mut ring);
+    }
+    for user_data in [2, 3] {
+        other.push(nop(user_data));
+        other.submit();
+        show_all(t, &mut ring);
+    }
+}
+
+/// What tells of the ring's completions is an eventfd in the set.
+fn set_with_own_eventfd(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let event = files::eventfd(0);
+    let number = event.as_raw_fd();
+    assert_eq!(ring.register(reg::EVENTFD, &raw const number, 1), 0);
+    let set = set_of(&[event.as_raw_fd()]);
+    ring.push(multishot(set.as_raw_fd(), IN, 1));
+    t.result("submit", ring.submit());
+    for user_data in [2, 3] {
+        ring.push(nop(user_data));
+        ring.submit();
+        show_all(t, &mut ring);
+    }
 }

@@ -150,6 +150,8 @@ pub struct EventDescriptor {
     pub(crate) only_async: bool,
     /// A write to it may wait: the program has not made it non-blocking.
     pub(crate) blocks: bool,
+    /// A request of the ring that it is registered with has waited for it.
+    pub(crate) is_awaited: AtomicBool,
 }
 
 impl EventDescriptor {
@@ -159,7 +161,7 @@ impl EventDescriptor {
     pub fn new(number: i32, only_async: bool) -> Result<EventDescriptor, Errno> {
         let descriptor = descriptor::duplicate_eventfd(number)?;
         let blocks = descriptor::status_flags(descriptor.number())? & O_NONBLOCK == 0;
-        Ok(EventDescriptor { descriptor, number, only_async, blocks })
+        Ok(EventDescriptor { descriptor, number, only_async, blocks, is_awaited: AtomicBool::new(false) })
     }
 
     /// Whether the program's descriptor with this number is known to be the same
@@ -175,6 +177,19 @@ impl EventDescriptor {
             return;
         }
         self.add(1);
+    }
+
+    /// A request of its ring is going to wait for the file behind `number`.
+    pub(crate) fn note_wait(&self, asked: i32, number: i32) {
+        if self.number == asked || descriptor::is_same_file(self.descriptor.number(), number) {
+            self.is_awaited.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it is probably the eventfd itself that its ring has been called for.
+    pub(crate) fn is_cause(&self) -> bool {
+        let is_ready = || epoll::poll_now(self.descriptor.number(), epoll::IN).is_ok_and(|ready| ready != 0);
+        self.is_awaited.load(Ordering::Relaxed) && is_ready()
     }
 
     /// Adds to its counter, up to its end, and never waits there, as the kernel

@@ -232,8 +232,8 @@ pub fn duplicate_eventfd(number: i32) -> Result<OwnedDescriptor, Errno> {
     if link[0] == 0 || link.starts_with(b"anon_inode:[eventfd]") { Ok(duplicate) } else { Err(Errno::EINVAL) }
 }
 
-/// What /proc says a descriptor is.
-fn link_of(number: i32) -> [u8; 32] {
+/// What /proc says a descriptor is; all zero without /proc.
+pub(crate) fn link_of(number: i32) -> [u8; 32] {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0u8; 10];
     let mut rest = number as u32;

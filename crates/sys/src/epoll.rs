@@ -1,6 +1,6 @@
 //! epoll(7) sets of our own.
 
-use crate::descriptor::OwnedDescriptor;
+use crate::descriptor::{self, OwnedDescriptor};
 use crate::{Errno, SystemCall};
 use linux_raw_sys::general as linux;
 
@@ -89,6 +89,22 @@ pub fn can_be_polled(number: i32) -> bool {
 /// for, plus error and hang-up.
 pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
     poll(number, events, 0)
+}
+
+/// Whether a file is an epoll set that looks at the file behind `number`, under
+/// that number. Where kcmp(2) is denied, any epoll set counts as one that does.
+pub fn holds(set: i32, number: i32) -> bool {
+    const KCMP_EPOLL_TFD: u64 = 7;
+    let slot: [i32; 3] = [set, number, 0];
+    let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0);
+    let arguments = [process, process, KCMP_EPOLL_TFD, number as u64, &raw const slot as u64];
+    match SystemCall::new(linux::__NR_kcmp, arguments).run() {
+        Ok(order) => order == 0,
+        Err(Errno::EPERM | Errno::ENOSYS | Errno::EACCES) => {
+            descriptor::link_of(set).starts_with(b"anon_inode:[eventpoll]")
+        }
+        Err(_) => false,
+    }
 }
 
 /// Sleeps until a descriptor can be read. No signal ends it: for waits that

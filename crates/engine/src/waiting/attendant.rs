@@ -223,7 +223,7 @@ impl Post {
         ring.attendance.armed.store(false, Ordering::SeqCst);
         if ring.defers_task_work() {
             // Its owner alone may complete; it is told that there is work.
-            task_work::announce_deferred(&ring, false);
+            task_work::announce_files(&ring);
             return;
         }
         call(&ring);

@@ -38,10 +38,10 @@ use crate::op::{self, Operation};
 use crate::poll_table::Place;
 use crate::poll_table::Tag;
 pub(crate) use crate::poll_table::{Interest, Turn};
+use crate::readiness;
 use crate::request::{Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
 use crate::workers;
-use alloc::sync::Arc;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor;
 use usring_sys::epoll::{self, Epoll, Event};
@@ -60,8 +60,9 @@ pub(crate) enum Purpose {
 /// more, so it is not kept waiting by what others have brought, and gives
 /// back the buffers that it was lent.
 pub(crate) const EVENTS: usize = 32;
-/// So many results a multishot gives in a row while others wait.
-pub(crate) const TURN: u32 = 32;
+/// Results that a multishot gives in a row while others wait: one, and the 32
+/// retries that the kernel allows it.
+pub(crate) const TURN: u32 = 33;
 
 /// Event data of descriptors that are no request: only wakes the waiter.
 pub(crate) const WAKE_DATA: u64 = u64::MAX;
@@ -103,6 +104,9 @@ enum Begins {
 }
 
 fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, begins: Begins) {
+    if let Some(event) = locked.event_descriptor.as_ref().filter(|_| locked.ring.defers_task_work()) {
+        event.note_wait(request.sqe.fd, request.file.number);
+    }
     let believed = locked.polls.knows(request.file.number);
     let purpose = if matches!(begins, Begins::Report) { Purpose::Report } else { Purpose::Retry };
     let socket = purpose == Purpose::Retry && op::has_met_socket(&request);
@@ -139,7 +143,7 @@ fn begin_report(locked: &mut LockedRing, request: RequestEntry, interest: Intere
     // A multishot begins with what is there.
     if interest.multishot {
         let there = is_there(&request, interest, place);
-        if there != 0 && !report_more(locked, &request, there) {
+        if there != 0 && !complete::post_more(locked, request.sqe.user_data, there as i32, 0) {
             return complete::complete(locked, request, (there as i32).into());
         }
     }
@@ -364,19 +368,21 @@ fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
 /// One more CQE of a multishot poll; `false` if the next one is its last,
 /// because this one does not fit.
 fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
-    !is_told_by(locked, request.sqe.fd, request.file.number)
+    !is_told_by_a_ring(locked, request.sqe.fd, request.file.number)
         && complete::post_more(locked, request.sqe.user_data, mask as i32, 0)
 }
 
-/// Whether the ring's own completions make the file readable, its registered
-/// eventfd or its own descriptor: a multishot on that would feed itself for
-/// ever, so its first event is its last.
-fn is_told_by(locked: &LockedRing, asked: i32, number: i32) -> bool {
-    let by_event = locked
-        .event_descriptor
-        .as_ref()
-        .is_some_and(|event| event.number == asked || descriptor::is_same_file(event.descriptor.number(), number));
-    by_event || host::ring_of(asked).is_some_and(|ring| Arc::ptr_eq(&ring, locked.ring))
+/// Whether completions make the file readable, as the ring's registered eventfd, a
+/// ring's descriptor, or an epoll set that one of these is in. A multishot on that
+/// could feed itself for ever, so the first event of that kind is its last.
+fn is_told_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
+    let by_event = locked.event_descriptor.as_ref().is_some_and(|event| {
+        let own = event.descriptor.number();
+        event.number == asked
+            || descriptor::is_same_file(own, number)
+            || epoll::poll_now(own, epoll::IN).is_ok_and(|ready| ready != 0) && epoll::holds(number, event.number)
+    });
+    by_event || host::ring_of(asked).is_some() || readiness::is_signalled_in(number)
 }
 
 /// The ring is gone: no set, no timer.

@@ -8,7 +8,7 @@
 use crate::ring::{LockedRing, Ring};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use usring_ring::flags;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll};
@@ -31,6 +31,8 @@ pub(crate) struct Readiness {
     /// between may be any file's by then.
     descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
     watched: AtomicBool,
+    /// The number by which the program polled it last.
+    polled_as: AtomicI32,
     /// Changed with `descriptor` held only.
     signalled: AtomicBool,
     /// Its owner, on a ring that defers, has been told of work that is not on
@@ -105,6 +107,11 @@ impl Ring {
         *self.readiness.descriptor.lock() = Some(event);
     }
 
+    /// The program polls the descriptor, or has put it into an epoll set, by this number.
+    pub fn is_polled_as(&self, number: i32) {
+        self.readiness.polled_as.store(number, Ordering::Relaxed);
+    }
+
     /// From now on keeps the descriptor readable exactly while the CQ is not
     /// empty. Takes no lock, so a ring may watch another one, or itself.
     pub fn watch_readiness(self: &Arc<Self>) {
@@ -167,6 +174,11 @@ fn signalled() -> Vec<Arc<Ring>> {
         rings.extend(alive.filter(|ring| ring.readiness.signalled.load(Ordering::SeqCst)));
     }
     rings
+}
+
+/// Whether an epoll set looks at the descriptor of a ring that is readable now.
+pub(crate) fn is_signalled_in(set: i32) -> bool {
+    signalled().iter().any(|ring| epoll::holds(set, ring.readiness.polled_as.load(Ordering::Relaxed)))
 }
 
 fn drain(locked: &LockedRing) {

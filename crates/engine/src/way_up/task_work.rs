@@ -182,13 +182,29 @@ pub(crate) fn bring(ring: &Arc<Ring>, request: RequestEntry, urgency: Urgency, b
 
 /// The owner of a DEFER_TASKRUN ring alone runs its work; others only tell.
 pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
+    show_deferred(ring);
+    if let Some(event) = &*ring.told_of_work.lock() {
+        event.tell(ring, by_worker);
+    }
+}
+
+/// Announces that files or timers have something for a ring that defers. The
+/// ring's own eventfd is not written to for what was written to it.
+pub(crate) fn announce_files(ring: &Arc<Ring>) {
+    show_deferred(ring);
+    if let Some(event) = &*ring.told_of_work.lock()
+        && !event.is_cause()
+    {
+        event.tell(ring, false);
+    }
+}
+
+/// Shows in memory, and to those who poll the ring, that work waits.
+fn show_deferred(ring: &Ring) {
     if ring.has(abi::IORING_SETUP_TASKRUN_FLAG) {
         ring.memory.set_flag(abi::IORING_SQ_TASKRUN);
     }
     ring.readiness.announce();
-    if let Some(event) = &*ring.told_of_work.lock() {
-        event.tell(ring, by_worker);
-    }
 }
 
 /// The owner is about to look at all there is: from here on whoever brings

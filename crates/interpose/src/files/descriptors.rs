@@ -68,6 +68,7 @@ impl File {
     /// The program polls the descriptor `number`: from now on it is readable
     /// when the kernel's would be.
     pub fn watch(&self, number: i32) {
+        self.ring.is_polled_as(number);
         let one_at_a_time = self.beginning.lock();
         if self.watched.load(Ordering::Relaxed) {
             return;
