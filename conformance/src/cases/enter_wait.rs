@@ -26,6 +26,11 @@ pub const CASES: &[Case] = &[
     case("enter_wait.min_wait_returns_with_one", min_wait_returns_with_one),
     case("enter_wait.min_wait_without_any", min_wait_without_any),
     case("enter_wait.min_wait_full_batch", min_wait_full_batch),
+    case("enter_wait.min_wait_over_the_time_out", min_wait_over_the_time_out),
+    case("enter_wait.min_wait_alone", min_wait_alone),
+    case("enter_wait.min_wait_with_one_there", min_wait_with_one_there),
+    case("enter_wait.min_wait_zero_time_out", min_wait_zero_time_out),
+    case("enter_wait.min_wait_own_timeout", min_wait_own_timeout),
     case("enter_wait.ext_arg_without_getevents", ext_arg_without_getevents),
     case("enter_wait.registered_argument", registered_argument),
     case("enter_wait.own_timeout_wakes", own_timeout_wakes),
@@ -245,4 +250,107 @@ fn another_thread_wakes(t: &mut Transcript) {
     let events = ring.reap().first().map_or(0, |entry| entry.res);
     t.say(format_args!("events {}", crate::names::events(events)));
     drop(thread.join());
+}
+
+const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+
+/// A wait for eight with these limits (milliseconds) on a ring, and how long it took at least.
+fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>, flags: u32, least: u64) {
+    let time = match (limit, flags) {
+        (Some(limit), u::IORING_ENTER_ABS_TIMER) => on_clock(libc::CLOCK_MONOTONIC, limit),
+        (limit, _) => milliseconds(limit.unwrap_or(0)),
+    };
+    let mut argument: Argument = zeroed();
+    if limit.is_some() {
+        argument = until(&time);
+    }
+    argument.min_wait_usec = minimum * 1000;
+    let (answer, waited) = timed(|| wait(ring, 8, flags, &argument));
+    t.result(format_args!("min {minimum} limit {limit:?} flags {flags}"), answer);
+    t.between("waited", waited, least, 20_000);
+    t.in_order(&ring.reap());
+}
+
+/// The minimum is waited for whatever the limit says.
+fn min_wait_over_the_time_out(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        for timer in [0, u::IORING_ENTER_ABS_TIMER] {
+            let mut ring = Ring::flags(8, flags);
+            limited(t, &mut ring, 300, Some(100), timer, 299);
+            limited(t, &mut ring, 300, Some(300), timer, 299);
+            ring.push(nop(1));
+            ring.submit();
+            limited(t, &mut ring, 300, Some(100), timer, 299);
+            let later = milliseconds(50);
+            ring.push(timeout(&later, 0, 0, 2));
+            ring.submit();
+            limited(t, &mut ring, 300, Some(100), timer, 49);
+        }
+    }
+}
+
+/// Without a limit the minimum is one.
+fn min_wait_alone(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        let mut ring = Ring::flags(8, flags);
+        limited(t, &mut ring, 100, None, 0, 99);
+        ring.push(nop(1));
+        ring.submit();
+        limited(t, &mut ring, 100, None, 0, 99);
+    }
+}
+
+fn min_wait_with_one_there(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        let mut ring = Ring::flags(8, flags);
+        ring.push(nop(1));
+        ring.submit();
+        limited(t, &mut ring, 100, Some(30_000), 0, 99);
+        // One that comes meanwhile; it does not end the wait by itself.
+        let event = files::eventfd(0);
+        ring.push(poll(event.as_raw_fd(), libc::POLLIN, 2));
+        ring.submit();
+        let writer = event.try_clone().expect("a duplicate");
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            files::put(&writer, &1u64.to_ne_bytes());
+        });
+        limited(t, &mut ring, 400, Some(30_000), 0, 399);
+        let _ = thread.join();
+        // One that comes behind the minimum does.
+        ring.push(poll(event.as_raw_fd(), libc::POLLIN, 3));
+        files::event_count(&event);
+        ring.submit();
+        let writer = event.try_clone().expect("a duplicate");
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            files::put(&writer, &1u64.to_ne_bytes());
+        });
+        limited(t, &mut ring, 20, Some(30_000), 0, 150);
+        let _ = thread.join();
+    }
+}
+
+fn min_wait_zero_time_out(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        let mut ring = Ring::flags(8, flags);
+        limited(t, &mut ring, 100, Some(0), 0, 99);
+        limited(t, &mut ring, 100, Some(-5), u::IORING_ENTER_ABS_TIMER, 99);
+        limited(t, &mut ring, 0, Some(0), 0, 0);
+    }
+}
+
+/// A timeout of the ring's own ends any wait.
+fn min_wait_own_timeout(t: &mut Transcript) {
+    for flags in [0, DEFER] {
+        let mut ring = Ring::flags(8, flags);
+        let soon = milliseconds(30);
+        ring.push(timeout(&soon, 0, 0, 1));
+        ring.submit();
+        let argument = Argument { min_wait_usec: 9_000_000, ..until(&milliseconds(9_000)) };
+        let (answer, waited) = timed(|| wait(&ring, 8, 0, &argument));
+        t.result("eight wanted, a timeout comes", answer);
+        t.between("waited", waited, 29, 8_000);
+        t.in_order(&ring.reap());
+    }
 }

@@ -7,8 +7,9 @@ use usring_uapi::{Sqe, Timespec, io_uring as u, opcode, sqe_flags};
 use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, MissingPage};
+use crate::net;
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, sqe, timeout, timeout_remove, write_at};
+use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, send, sqe, timeout, timeout_remove, write_at};
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
@@ -35,6 +36,7 @@ pub const CASES: &[Case] = &[
     case("link_timeout.on_worker", on_worker),
     case("link_timeout.on_running_worker", on_running_worker),
     case("link_timeout.on_bad_request", on_bad_request),
+    case("link_timeout.on_what_waits", on_what_waits),
     case("link_timeout.ring_closes", ring_closes),
 ];
 
@@ -331,5 +333,43 @@ fn chain_goes_on_behind_it(t: &mut Transcript) {
         ring.submit();
         crate::time::long_enough_to_notice();
         t.sorted(&ring.wait(2));
+    }
+}
+
+/// Requests that wait for something other than a disk, and occupy no worker of
+/// the kernel's.
+fn on_what_waits(t: &mut Transcript) {
+    let time = milliseconds(50);
+    let (_peer, full) = files::sockets_of(libc::SOCK_DGRAM);
+    files::fill(&full);
+    let empty = net::listener(net::Family::V4).0;
+    let child = std::process::Command::new("sleep").arg("1000").spawn();
+    let requests = [
+        (
+            "waitid",
+            sqe(opcode::WAITID, 0, 1).with(|sqe| {
+                (sqe.len, sqe.file_index) = (libc::P_ALL, libc::WEXITED as u32);
+            }),
+        ),
+        ("send", send(full.as_raw_fd(), b"text", 1)),
+        ("accept", net::accept(empty.as_raw_fd(), 1)),
+    ];
+    for (name, request) in requests {
+        t.say(name);
+        let mut ring = Ring::new(4);
+        ring.push(request.linked());
+        ring.push(link_timeout(&time, 0, 2));
+        ring.submit();
+        let mut entries = ring.wait(2);
+        if let Some(limit) = entries.iter_mut().find(|entry| entry.user_data == 2 && name == "waitid") {
+            // How many it has found is the answer here, or that the time is over.
+            t.say(format_args!("found {}", matches!(limit.res, 1) || limit.res == -libc::ETIME));
+            limit.res = 1;
+        }
+        t.sorted(&entries);
+    }
+    if let Ok(mut child) = child {
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }

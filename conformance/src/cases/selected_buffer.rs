@@ -14,6 +14,8 @@ use crate::sqe::{Change, cancel, sqe};
 use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
+    case("selected_buffer.truncated_messages", truncated_messages),
+    case("selected_buffer.nothing_received", nothing_received),
     case("selected_buffer.receive", selected_buffer),
     case("selected_buffer.receive_waits", selected_buffer_waits),
     case("selected_buffer.receive_all", selected_buffer_wait_all),
@@ -217,4 +219,98 @@ fn returned_whole(t: &mut Transcript) {
     t.entry(&ring.one(select(other.as_raw_fd(), 0, 3)));
     let bundle = select_to_send(other_writer.as_raw_fd(), 4, 4);
     t.entry(&ring.one(bundle.with(|sqe| sqe.ioprio = u::IORING_RECVSEND_BUNDLE as u16)));
+}
+
+/// How a receive is asked for: RECV or RECVMSG, flags, options, its length.
+const RECEIVES: &[(u8, i32, u32, u32)] = &[
+    (opcode::RECV, 0, 0, 0),
+    (opcode::RECV, 0, 0, 4),
+    (opcode::RECV, libc::MSG_TRUNC, 0, 0),
+    (opcode::RECV, libc::MSG_TRUNC, 0, 4),
+    (opcode::RECV, libc::MSG_TRUNC | libc::MSG_PEEK, 0, 0),
+    (opcode::RECV, libc::MSG_TRUNC, u::IORING_RECV_MULTISHOT, 0),
+    (opcode::RECV, libc::MSG_TRUNC, u::IORING_RECVSEND_BUNDLE, 0),
+    (opcode::RECV, libc::MSG_TRUNC, u::IORING_RECVSEND_BUNDLE, 4),
+    (opcode::RECV, libc::MSG_TRUNC, u::IORING_RECVSEND_BUNDLE, 40),
+    (opcode::RECV, libc::MSG_TRUNC, u::IORING_RECVSEND_BUNDLE | u::IORING_RECV_MULTISHOT, 0),
+    (opcode::RECV, libc::MSG_TRUNC, u::IORING_RECVSEND_BUNDLE | u::IORING_RECV_MULTISHOT, 20),
+    (opcode::RECVMSG, libc::MSG_TRUNC, 0, 0),
+];
+
+/// What this receive gives and does to a group, of one kind of buffers.
+fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: (u8, i32, u32, u32)) {
+    let (operation, flags, options, length) = how;
+    let mut ring = Ring::new(16);
+    let memory = Pages::new(1);
+    let mut group = match kind {
+        "incremental" => Some(crate::buffers::incremental_group_of(&ring, &memory, 8, 3)),
+        "ring" => Some(crate::buffers::group_of(&ring, &memory, 8, 3)),
+        _ => None,
+    };
+    match &mut group {
+        Some(group) => group.add_slots(0..3),
+        None => drop(ring.one(sqe(opcode::PROVIDE_BUFFERS, 3, 9).with(|sqe| {
+            (sqe.addr, sqe.len, sqe.buf_index) = (memory.at(1024), 16, 3);
+        }))),
+    }
+    let header: libc::msghdr = crate::memory::zeroed();
+    let request = sqe(operation, reader.as_raw_fd(), 1).flagged(sqe_flags::BUFFER_SELECT).op_flags(flags as u32);
+    ring.push(request.with(|sqe| {
+        (sqe.len, sqe.buf_index, sqe.ioprio) = (length, 3, options as u16);
+        if operation == opcode::RECVMSG {
+            (sqe.addr, sqe.len) = (&raw const header as u64, 1);
+        }
+    }));
+    ring.submit();
+    let mut entries = ring.wait(1);
+    entries.extend(ring.arrived(0));
+    ring.enter_for(0, 1, std::time::Duration::from_millis(20));
+    entries.extend(ring.reap());
+    t.say(format_args!("{kind} {how:?}"));
+    t.in_order(&entries);
+    if let Some(group) = &group {
+        let mut status: u::io_uring_buf_status = crate::memory::zeroed();
+        status.buf_group = 3;
+        ring.register(super::reg::PBUF_STATUS, &raw mut status, 1);
+        t.say(format_args!("head {} {}, {}, {}", status.head, group.state(0), group.state(1), group.state(2)));
+    }
+}
+
+/// Messages that are longer than their buffer, and say so.
+fn truncated_messages(t: &mut Transcript) {
+    for kind in ["classic", "ring", "incremental"] {
+        for how in RECEIVES {
+            let (reader, writer) = files::sockets_of(libc::SOCK_SEQPACKET);
+            files::put(&writer, &[b'x'; 50]);
+            files::put(&writer, &[b'y'; 5]);
+            files::put(&writer, &[b'z'; 100]);
+            t.say("packets");
+            received(t, kind, &reader, *how);
+            let (reader, writer) = files::tcp();
+            files::put(&writer, &[b'x'; 50]);
+            t.say("tcp");
+            received(t, kind, &reader, *how);
+            let (reader, writer) = files::sockets();
+            files::put(&writer, &[b'x'; 50]);
+            t.say("stream");
+            received(t, kind, &reader, *how);
+        }
+    }
+}
+
+/// The end of a stream, an empty message: which of them names a buffer.
+fn nothing_received(t: &mut Transcript) {
+    for kind in ["classic", "ring", "incremental"] {
+        for how in RECEIVES {
+            let (reader, writer) = files::sockets();
+            drop(writer);
+            t.say("end of a stream");
+            received(t, kind, &reader, *how);
+            let (reader, writer) = files::sockets_of(libc::SOCK_DGRAM);
+            // SAFETY: no memory is involved.
+            unsafe { libc::send(writer.as_raw_fd(), std::ptr::null(), 0, 0) };
+            t.say("an empty datagram");
+            received(t, kind, &reader, *how);
+        }
+    }
 }

@@ -13,6 +13,7 @@ use crate::sqe::{Change, cancel, link_timeout, nop, recv, send, sqe};
 use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
+    case("send_receive.poll_first_on_no_socket", poll_first_on_no_socket),
     case("send_receive.data_is_there", data_is_there),
     case("send_receive.receive_waits", receive_waits),
     case("send_receive.send_waits", send_waits),
@@ -531,5 +532,36 @@ fn after_reset(t: &mut Transcript) {
     for user_data in 1..=3 {
         let entry = ring.one(recv(one.as_raw_fd(), &mut bytes, user_data));
         t.say(crate::names::result(entry.res));
+    }
+}
+
+/// Whether it is a socket is looked at first, but for RECV.
+fn poll_first_on_no_socket(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let (memory, event, null) = (files::memory_file(b"text"), files::eventfd(0), files::null());
+    let mut bytes = [0u8; 4];
+    let part = crate::sqe::vector(bytes.as_mut_ptr() as u64, 4);
+    let mut header: libc::msghdr = crate::memory::zeroed();
+    (header.msg_iov, header.msg_iovlen) = ((&raw const part).cast_mut(), 1);
+    for (name, file) in
+        [("reader", &reader), ("writer", &writer), ("memory", &memory), ("event", &event), ("null", &null)]
+    {
+        let fd = file.as_raw_fd();
+        let is_pipe = matches!(name, "reader" | "writer" | "event");
+        for request in [
+            if is_pipe { nop(1) } else { recv(fd, &mut bytes, 1) },
+            send(fd, b"text", 2),
+            crate::sqe::message(opcode::RECVMSG, fd, &raw const header, 3),
+            crate::sqe::message(opcode::SENDMSG, fd, &raw const header, 4),
+            send(fd, b"text", 5).with(|sqe| sqe.opcode = opcode::SEND_ZC),
+        ] {
+            let mut ring = Ring::new(4);
+            let asks = request.opcode != opcode::NOP;
+            ring.push(request.with(|sqe| sqe.ioprio = if asks { u::IORING_RECVSEND_POLL_FIRST as u16 } else { 0 }));
+            ring.submit();
+            t.say(name);
+            t.in_order(&ring.wait(1));
+            t.in_order(&ring.arrived(0));
+        }
     }
 }

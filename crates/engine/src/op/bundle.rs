@@ -82,7 +82,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
 /// RECV, once or as a multishot.
 pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     for given in 0..TURN {
-        let mut bundle = match receive_bundle(locked, request) {
+        let mut bundle = match receive_bundle(locked, request, given > 0) {
             Ok(Step::Given(bundle)) => bundle,
             Ok(Step::GoesOn) => continue,
             Ok(Step::Drained) => return receive::drained(request),
@@ -117,8 +117,16 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
         if bundle.rest == Rest::Nothing && !receive::told_of_end(request) {
             return receive::drained(request);
         }
+        if transfer_of(request).is_ok_and(|transfer| has_had_its_share(transfer, bundle.bytes)) {
+            break;
+        }
     }
     IssueOutcome::More
+}
+
+/// Whether a multishot has received as many bytes as its length bounds a turn to.
+fn has_had_its_share(transfer: &SendReceive, bytes: u64) -> bool {
+    transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
 
 /// It ends after so many bytes more. What it has kept and not filled is its
@@ -151,14 +159,18 @@ struct Bundle {
 }
 
 /// Receives into one buffer, if nobody says how much there is, and then as much
-/// as there is into as many as that takes.
-fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Step, Errno> {
+/// as there is into as many as that takes. `is_told`: how much is there the receive
+/// before this one has found out.
+fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
-    let (wanted, limit, waits_for_all) = {
+    let (mut wanted, limit, waits_for_all) = {
         let transfer = transfer_of(request)?;
         (transfer.wanted, transfer.limit, transfer.flags & message::WAIT_ALL != 0)
     };
+    if is_told && wanted == 0 && transfer_of(request)?.discards() {
+        wanted = message::unread(number);
+    }
     let bounded = |most: u32| match limit {
         Some(limit) if most == 0 => limit,
         Some(limit) => most.min(limit),
@@ -176,8 +188,6 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Step
         return Ok(Step::Given(Bundle { bytes, rest, last: true, failed: waits_for_all }));
     }
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
-    // What is thrown away (MSG_TRUNC of TCP) fills nothing.
-    let discards = transfer_of(request)?.flags & message::TRUNCATED != 0;
     let mut is_open = wanted == 0;
     let mut last = false;
     if let Some(many) = many {
@@ -204,6 +214,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request) -> Result<Step
         let is_drained = rest == Rest::Nothing && !receive::told_of_end(request);
         return Ok(if is_drained { Step::Drained } else { Step::GoesOn });
     }
+    let discards = transfer_of(request)?.discards();
     let mut bundle = Bundle { bytes, rest, last, failed: waits_for_all && bytes < room };
     if bundle.rest == Rest::Something && bytes == room && is_open && !discards {
         append(locked, request, bounded(message::unread(number)), &mut bundle)?;

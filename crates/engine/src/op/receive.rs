@@ -10,7 +10,7 @@
 use super::Operation;
 use super::bundle;
 use super::received_message;
-use super::send_receive::{BUNDLE, POLL_FIRST, SendReceive, after_file, transfer_of};
+use super::send_receive::{self, BUNDLE, POLL_FIRST, SendReceive, after_file, transfer_of};
 use crate::complete;
 use crate::fast_poll::TURN;
 use crate::issue::IssueOutcome;
@@ -29,7 +29,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         Err(error) => return IssueOutcome::done(error.negative()),
     };
     if transfer.has(POLL_FIRST) && !waited {
-        return transfer.polls_first();
+        return poll_first(request);
     }
     if transfer.has(BUNDLE) && request.has_flag(sqe_flags::BUFFER_SELECT) {
         return bundle::receive(locked, request);
@@ -38,6 +38,17 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         return receive_many(locked, request);
     }
     receive_once(locked, request)
+}
+
+/// Waits before the first attempt. RECVMSG asks first whether there is a socket to
+/// wait for; RECV waits for any file.
+fn poll_first(request: &mut Request) -> IssueOutcome {
+    if request.sqe.opcode == opcode::RECVMSG
+        && let Err(error) = send_receive::check_socket(request.file.number)
+    {
+        return IssueOutcome::done(error.negative());
+    }
+    transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first())
 }
 
 /// What a receive may have left behind.

@@ -3,7 +3,7 @@
 //! program's.
 
 use super::bundle;
-use super::send_receive::{Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, after_file, transfer_of};
+use super::send_receive::{self, Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, after_file, transfer_of};
 use crate::complete;
 use crate::issue::IssueOutcome;
 use crate::registered_buffers::BufferHold;
@@ -32,7 +32,7 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     let waited = request.ready_for != 0;
     let transfer = transfer_of(request)?;
     if transfer.has(POLL_FIRST) && !waited {
-        descriptor::status_flags(number)?;
+        send_receive::check_socket(number)?;
         return Ok(transfer.polls_first());
     }
     if selects {

@@ -181,6 +181,12 @@ impl SendReceive {
         }
     }
 
+    /// Of a receive that has asked how much its socket holds: whether it throws away
+    /// what it counts, and fills nothing (MSG_TRUNC of TCP).
+    pub fn discards(&self) -> bool {
+        self.flags & message::TRUNCATED != 0 && self.counted == Some(Counted::UpToUrgent)
+    }
+
     /// How many bytes are left to be transferred.
     pub fn left(&self) -> u64 {
         match &self.message {
@@ -385,13 +391,14 @@ pub(crate) fn usage(request: &Request, result: i32) -> i32 {
     }
 }
 
+/// Whether the number stands for a socket: `ENOTSOCK` if not, `EBADF` if it is not open.
+pub(crate) fn check_socket(number: i32) -> Result<(), Errno> {
+    if descriptor::identity(number)?.is_socket() { Ok(()) } else { Err(Errno::ENOTSOCK) }
+}
+
 /// The errno of something wrong beside the file: the kernel looks at the file
 /// first.
 #[cold]
 pub(crate) fn after_file(request: &Request, error: Errno) -> Errno {
-    match descriptor::identity(request.file.number) {
-        Ok(identity) if identity.is_socket() => error,
-        Ok(_) => Errno::ENOTSOCK,
-        Err(error) => error,
-    }
+    check_socket(request.file.number).err().unwrap_or(error)
 }

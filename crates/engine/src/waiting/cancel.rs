@@ -90,7 +90,7 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
             Some(request) => cancelled(locked, request),
             None => match workers::cancel(locked.ring, |view| key.matches(&view.sqe, view.number)) {
                 workers::Cancelled::Waiting(request) => cancelled(locked, request),
-                workers::Cancelled::Running => {
+                workers::Cancelled::Running(_) => {
                     running = true;
                     if !key.counts() {
                         return Err(Errno::EALREADY);
@@ -114,22 +114,32 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
     }
 }
 
-/// Cancels the one with this id; answers whether it was there to be cancelled.
-/// If a worker has it, only the system call that it is in is broken off.
-pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> bool {
+/// What became of a request that was to be cancelled.
+pub(crate) enum Found {
+    /// It ends with −ECANCELED.
+    Cancelled,
+    /// A worker has the request of this opcode: the system call that it is in
+    /// was broken off.
+    Running(u8),
+    Nothing,
+}
+
+/// Cancels the request with this id.
+pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Found {
     let found = fast_poll::cancel_id(locked, id);
     let found = found.or_else(|| locked.timeouts.extract(|request| request.id == id));
     let found = found.or_else(|| locked.devices.extract_waiting(|request| request.id == id));
     if let Some(request) = found {
         cancelled(locked, request);
-        return true;
+        return Found::Cancelled;
     }
     match workers::cancel(locked.ring, |view| view.id == id) {
         workers::Cancelled::Waiting(request) => {
             cancelled(locked, request);
-            true
+            Found::Cancelled
         }
-        workers::Cancelled::Running | workers::Cancelled::Nothing => false,
+        workers::Cancelled::Running(opcode) => Found::Running(opcode),
+        workers::Cancelled::Nothing => Found::Nothing,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who waits for time: TIMEOUT, LINK_TIMEOUT, and the deadline by which a
 //! waiter has to be awake.
 
-use crate::cancel;
+use crate::cancel::{self, Found};
 use crate::complete;
 use crate::issue::{self, Answer};
 use crate::op::Operation;
@@ -11,6 +11,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_sys::clock::{Clock, Nanoseconds};
+use usring_uapi::opcode;
 
 /// When a timeout is over.
 #[derive(Clone, Copy, Debug, Default)]
@@ -285,9 +286,14 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
 /// request's −ECANCELED. What a worker is in the middle of is broken off if it
 /// can be, but counts as not found.
 fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
-    let found = cancel::cancel_id(locked, target);
+    let answer = match cancel::cancel_id(locked, target) {
+        Found::Cancelled => watcher_answer(Errno::ETIME),
+        // It occupies no worker of the kernel's, whose search says how many it has found.
+        Found::Running(opcode::WAITID) => 1.into(),
+        Found::Running(_) | Found::Nothing => watcher_answer(Errno::ENOENT),
+    };
     watcher.link = None;
-    complete::complete(locked, watcher, watcher_answer(if found { Errno::ETIME } else { Errno::ENOENT }));
+    complete::complete(locked, watcher, answer);
 }
 
 /// All armed timers' requests, for a ring that goes away.

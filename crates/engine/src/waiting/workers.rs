@@ -380,8 +380,9 @@ pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
 pub(crate) enum Cancelled {
     /// It had not started; the caller completes it.
     Waiting(RequestEntry),
-    /// A worker has it; the system call it is in was broken off.
-    Running,
+    /// A worker has the request of this opcode; the system call it is in was
+    /// broken off.
+    Running(u8),
     Nothing,
 }
 
@@ -398,7 +399,7 @@ pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Ca
     let found = state.running.iter().find(|running| Arc::ptr_eq(&running.ring, ring) && matches(&running.view));
     let Some(running) = found else { return Cancelled::Nothing };
     running.slot.interrupt();
-    Cancelled::Running
+    Cancelled::Running(running.view.sqe.opcode)
 }
 
 /// Whether workers have, or will have, requests of a ring.

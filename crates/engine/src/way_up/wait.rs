@@ -21,7 +21,8 @@ pub(crate) struct WaitCall {
     pub completions: u32,
     /// Or this point in time, which is an error.
     pub deadline: Option<(Clock, Nanoseconds)>,
-    /// After this point in time a single CQE is enough.
+    /// Until this point in time the deadline does not count; from then on a single
+    /// CQE is enough, and without a deadline none is needed.
     pub minimum: Option<Nanoseconds>,
     /// Signal mask while asleep.
     pub mask: Option<u64>,
@@ -138,12 +139,13 @@ pub(crate) fn time_left(
         let now = Clock::Monotonic.now();
         if now < minimum {
             shorten(minimum - now);
-        } else {
-            call.minimum = None;
-            call.completions = call.completions.min(1);
-            if ready >= call.completions {
-                return Err(Errno::ETIME);
-            }
+            return Ok(span);
+        }
+        call.minimum = None;
+        call.completions = call.completions.min(1);
+        call.deadline = call.deadline.or(Some((Clock::Monotonic, minimum)));
+        if ready >= call.completions {
+            return Err(Errno::ETIME);
         }
     }
     if let Some((clock, at)) = call.deadline {
