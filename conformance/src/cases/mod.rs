@@ -16,6 +16,7 @@ mod broken_pipe;
 mod buffer_group;
 mod buffer_ring;
 mod bundle;
+mod bundle_turns;
 mod cancel;
 mod clock;
 mod connect;
@@ -126,6 +127,7 @@ pub const ROOMS: &[&[Case]] = &[
     receive_multishot_ends::CASES,
     receive_short::CASES,
     bundle::CASES,
+    bundle_turns::CASES,
     zero_copy::CASES,
     open_close::CASES,
     pipe::CASES,

@@ -37,18 +37,19 @@ use waiting::{
     stuck_calls, timeout, workers,
 };
 use way_down::{drain, issue, link, opcode_table, submit};
-use way_up::{complete, task_work, told, wait};
+use way_up::{complete, event_descriptor, task_work, told, wait};
 
 pub use calls::{enter, events, setup};
 pub use way_up::readiness;
 
 pub use counters::set_statistics;
 pub use enter::EnterCall;
+pub use event_descriptor::EventDescriptor;
 pub use events::{Attention, FileUses, Submission};
 pub use host::{Host, set_host};
 pub use iopoll::have_enter_poll;
 pub use lone_wait::{DEFAULT_LIMIT as DEFAULT_SPIN_LIMIT, set_limit as set_spin_limit};
 pub use op::message_ring::send_without_ring;
 pub use readiness::drain_readiness;
-pub use ring::{EventDescriptor, Ring};
+pub use ring::Ring;
 pub use usring_device::OpenDevice;

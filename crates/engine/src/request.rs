@@ -6,13 +6,14 @@
 //! pointer, so a move never copies it and never allocates.
 
 use crate::buffer_group::SelectedBuffer;
+use crate::event_descriptor::EventDescriptor;
 use crate::op::Operation;
 use crate::op::send_receive::Message;
 use crate::opcode_table::{self, Row};
 use crate::poll_table::{SharedHold, Tag};
 use crate::registered_buffers::BufferHold;
 use crate::registered_files::RegisteredFile;
-use crate::ring::{EventDescriptor, Ring};
+use crate::ring::Ring;
 use crate::told::Told;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;

@@ -11,6 +11,7 @@ use crate::counters::RingCounters;
 use crate::cq_wait::CqWaits;
 use crate::device_queues::{self, Departing, DeviceQueues};
 use crate::drain::Drain;
+use crate::event_descriptor::EventDescriptor;
 use crate::link::Chain;
 use crate::napi::Napi;
 use crate::op::block_device::OpenedDevices;
@@ -36,8 +37,8 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::queue::{Queue, Taker};
-use usring_sys::{Errno, descriptor, epoll, eventfd};
-use usring_uapi::general::{O_DIRECT, O_NONBLOCK};
+use usring_sys::{Errno, descriptor};
+use usring_uapi::general::O_DIRECT;
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;
 
@@ -138,78 +139,6 @@ pub(crate) struct KnownFile {
     flags: u32,
     /// Whether it is a regular file or a block device, if that has been asked.
     is_stored: Option<bool>,
-}
-
-/// An eventfd of the program, kept alive by us: REGISTER_EVENTFD's, or a
-/// request's own.
-pub struct EventDescriptor {
-    pub(crate) descriptor: usring_sys::descriptor::OwnedDescriptor,
-    /// The program's own number for it when it was registered.
-    pub(crate) number: i32,
-    /// Only completions that did not happen inline count (EVENTFD_ASYNC).
-    pub(crate) only_async: bool,
-    /// A write to it may wait: the program has not made it non-blocking.
-    pub(crate) blocks: bool,
-    /// A request of the ring that it is registered with has waited for it.
-    pub(crate) is_awaited: AtomicBool,
-}
-
-impl EventDescriptor {
-    /// Of the program's descriptor with this number.
-    ///
-    /// Errors: `EBADF`; `EINVAL` if it is no eventfd.
-    pub fn new(number: i32, only_async: bool) -> Result<EventDescriptor, Errno> {
-        let descriptor = descriptor::duplicate_eventfd(number)?;
-        let blocks = descriptor::status_flags(descriptor.number())? & O_NONBLOCK == 0;
-        Ok(EventDescriptor { descriptor, number, only_async, blocks, is_awaited: AtomicBool::new(false) })
-    }
-
-    /// Whether the program's descriptor with this number is known to be the same
-    /// eventfd.
-    pub fn is(&self, number: i32) -> bool {
-        descriptor::same_file(number, self.descriptor.number()) == Some(true)
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn tell(&self, ring: &Ring, by_worker: bool) {
-        if !by_worker && self.only_async || ring.memory.is_eventfd_disabled() {
-            return;
-        }
-        self.add(1);
-    }
-
-    /// A request of its ring is going to wait for the file behind `number`.
-    pub(crate) fn note_wait(&self, asked: i32, number: i32) {
-        if self.number == asked || descriptor::is_same_file(self.descriptor.number(), number) {
-            self.is_awaited.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether it is probably the eventfd itself that its ring has been called for.
-    pub(crate) fn is_cause(&self) -> bool {
-        let is_ready = || epoll::poll_now(self.descriptor.number(), epoll::IN).is_ok_and(|ready| ready != 0);
-        self.is_awaited.load(Ordering::Relaxed) && is_ready()
-    }
-
-    /// Adds to its counter, up to its end, and never waits there, as the kernel
-    /// never does: a ring's lock may be held.
-    pub(crate) fn add(&self, count: u64) {
-        let number = self.descriptor.number();
-        if !self.blocks && eventfd::add(number, count).is_ok() {
-            return;
-        }
-        // Two calls for one event: no write(2) to an eventfd takes RWF_NOWAIT, /proc opens none anew, and O_NONBLOCK would
-        // be the program's, too; how full the counter is, which others write to, the kernel alone knows. One by one,
-        // for that there is room for one is all that poll(2) tells. (A counter that others fill at this very moment is
-        // one of 2⁶⁴ events that nobody has read.)
-        for _ in 0..count {
-            if !epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {
-                return;
-            }
-            let _ = eventfd::add(number, 1);
-        }
-    }
 }
 
 impl Ring {

@@ -18,11 +18,12 @@
 //! nothing is under way; then it is closed as any ring is.
 
 use crate::device_queues;
+use crate::event_descriptor::EventDescriptor;
 use crate::iopoll;
 use crate::issue;
 use crate::op::block_device;
 use crate::process::process;
-use crate::ring::{EventDescriptor, LockedRing, Ring};
+use crate::ring::{LockedRing, Ring};
 use crate::submit;
 use crate::wait::{self, WaitCall};
 use crate::{complete, host, rights, task_work, workers};

@@ -1,13 +1,14 @@
 //! io_uring_register(2).
 
 use crate::cancel::{self, CancelKey};
+use crate::event_descriptor::EventDescriptor;
 use crate::opcode_table;
 use crate::process::process;
 use crate::registered_buffers;
 use crate::registered_files;
 use crate::restrictions::RECORD_SIZE;
 use crate::rights;
-use crate::ring::{EventDescriptor, LockedRing, Ring};
+use crate::ring::{LockedRing, Ring};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock};

@@ -3,6 +3,7 @@
 //! (`wait`), the ring's descriptor (`readiness`).
 
 pub(crate) mod complete;
+pub(crate) mod event_descriptor;
 pub mod readiness;
 pub(crate) mod task_work;
 pub(crate) mod told;

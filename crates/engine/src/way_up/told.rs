@@ -1,7 +1,7 @@
 //! The eventfds that requests of their own have named (IOCB_FLAG_RESFD): each is
 //! told of its request once the event is published, and never before.
 
-use crate::ring::EventDescriptor;
+use crate::event_descriptor::EventDescriptor;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
