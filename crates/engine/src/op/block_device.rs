@@ -16,9 +16,7 @@ use crate::request::{FileUse, Hold, Request};
 use crate::ring::{LockedRing, RingState};
 use alloc::sync::Arc;
 use usring_device::{OpenDevice, Route};
-use usring_sys::mapping::PAGE;
 use usring_sys::{Errno, descriptor, kept_memory};
-use usring_uapi::io_uring::IORING_SETUP_SQPOLL;
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
 /// Whether a transfer may concern devices at all: asked of every READ and
@@ -117,24 +115,23 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request) -> Is
     let ring = locked.ring;
     let number = request.file.number;
     let Operation::ReadWrite(transfer) = &mut request.operation else { return IssueOutcome::NeedsWorker };
-    let length = transfer.length();
     if kept_memory::has_keeper() || transfer.settle_position(number).is_err() {
         return IssueOutcome::NeedsWorker;
     }
     let Ok(index) = locked.devices.channel_to_kernel_files(ring) else {
         return IssueOutcome::NeedsWorker;
     };
-    match keep_for_delivery(locked, request, length) {
+    match keep_for_delivery(locked, request) {
         Ok(()) => IssueOutcome::OnDevice(index),
         Err(error) => IssueOutcome::done(error.negative()),
     }
 }
 
-/// Keeps the file of a transfer until the kernel has it. The program's own number is good
-/// for as long as the program's call lasts, which is long enough for a transfer that
-/// cannot be split: a part that fails later would need the file once more.
+/// Keeps the file of a transfer until the transfer has ended. The kernel may answer late that
+/// it would have to wait, and a worker then needs the file once more. By then the program may
+/// have closed its own number and used it for another file.
 #[inline]
-fn keep_for_delivery(locked: &mut LockedRing, request: &mut Request, length: u64) -> Result<(), Errno> {
+fn keep_for_delivery(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !matches!(request.file.hold, Hold::Submitter) {
         return Ok(());
     }
@@ -143,8 +140,7 @@ fn keep_for_delivery(locked: &mut LockedRing, request: &mut Request, length: u64
         request.file.hold = Hold::Registered(file);
         return Ok(());
     }
-    let is_in_call = locked.opened.is_in_submission() && !locked.ring.has(IORING_SETUP_SQPOLL);
-    if is_in_call && length <= PAGE as u64 { Ok(()) } else { locked.devices.keep_file(&mut request.file) }
+    locked.devices.keep_file(&mut request.file)
 }
 
 /// The channel to the kernel's own files, if a transfer of an AIO context's takes it:
@@ -210,12 +206,6 @@ impl OpenedDevices {
     pub fn begin_submission(&mut self) {
         self.forget();
         self.remembers = true;
-    }
-
-    /// Whether the submission under way has not ended.
-    #[inline]
-    pub fn is_in_submission(&self) -> bool {
-        self.remembers
     }
 
     #[inline]

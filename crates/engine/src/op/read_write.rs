@@ -6,8 +6,10 @@
 //! preadv2(2) would wait for the disk whatever the flag says.
 
 mod nothing;
+mod selected;
 
 use self::nothing::move_nothing;
+use self::selected::{return_buffer, select_buffer};
 use super::Operation;
 use super::block_device;
 use super::vector;
@@ -180,11 +182,6 @@ impl ReadWrite {
     /// Begins at this offset after all, or wherever the file is.
     pub fn place_at(&mut self, offset: u64) {
         self.offset = offset;
-    }
-
-    /// Bytes asked for.
-    pub fn length(&self) -> u64 {
-        self.total
     }
 
     /// Wherever the file is, instead of at an offset.
@@ -573,44 +570,5 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             }
             Err(error) => return transfer.result(error),
         }
-    }
-}
-
-/// Takes a buffer of the request's group; its length bounds the read.
-fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
-    let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
-    let wanted = u32::try_from(transfer.wanted).unwrap_or(u32::MAX);
-    let number = request.file.number;
-    let waits_never = || descriptor::identity(number).is_ok_and(|identity| !identity.can_wait());
-    let buffer = locked.groups.select(request.sqe.buf_index, wanted, waits_never)?;
-    transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
-    transfer.total = transfer.first.length;
-    request.buffer = Some(buffer);
-    Ok(())
-}
-
-/// A request that is going to be polled for gives the buffer of a ring back and
-/// takes one again when its file is ready; so does one that failed, if its file
-/// is of a kind that is polled. A worker keeps it, and so does whoever has a
-/// classic one, as on the kernel.
-fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
-    let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
-    let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());
-    const NO_FILE: i32 = Errno::EBADF.negative();
-    if let IssueOutcome::Done(Answer { result: NO_FILE, .. }) = outcome
-        && descriptor::status_flags(request.file.number).is_err()
-    {
-        // The kernel has looked for the file before it has taken a buffer.
-        let buffer = request.buffer.take();
-        return locked.groups.give_back(buffer);
-    }
-    let gives_back = match outcome {
-        IssueOutcome::WouldBlock => true,
-        IssueOutcome::Done(answer) => answer.result < 0 && from_ring && polled(),
-        _ => false,
-    };
-    if from_ring && gives_back {
-        let buffer = request.buffer.take();
-        locked.groups.give_back(buffer);
     }
 }

@@ -124,8 +124,8 @@ struct DeviceQueue {
 
 impl DeviceQueue {
     /// Whether a failure may only say that the transfer would have to wait, or that its file
-    /// takes no RWF_NOWAIT. The program's own number stands for the file as long as the
-    /// call that submitted the transfer lasts: until its delivery is back.
+    /// takes no RWF_NOWAIT. Only a transfer that keeps its file can go to a worker: the
+    /// program's own number may stand for another file by now.
     #[cold]
     fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
@@ -133,7 +133,7 @@ impl DeviceQueue {
         // Also of a buffered write: O_DIRECT has been taken away since.
         const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
-        let has_file = self.away != 0 || !matches!(request.file.hold, Hold::Submitter);
+        let has_file = !matches!(request.file.hold, Hold::Submitter);
         self.added_flags != 0 && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG) && is_ours && has_file
     }
 }
@@ -298,8 +298,12 @@ impl DeviceQueues {
     }
 
     /// How to sleep for completions of the kernel's files, and how many of them are to come,
-    /// if no other device has anything to do.
+    /// if no other device has anything to do. `None` while a submit helper may hand one of
+    /// them to a worker, of which that sleep would not learn.
     pub fn waiter(&self) -> Option<(Waiter, u32)> {
+        if self.channels.iter().any(|queue| queue.owes != 0 || queue.away != 0 || queue.is_behind) {
+            return None;
+        }
         let mut busy = self.channels.iter().map(|queue| &queue.channel).filter(|channel| channel.in_flight() > 0);
         let (only, None) = (busy.next()?, busy.next()) else { return None };
         let count = (self.in_flight == only.in_flight()).then_some(self.in_flight)?;

@@ -123,8 +123,17 @@ pub(crate) fn deliver_inside_batch(locked: &mut LockedRing) {
             queue.away += 1;
             queue.channel.ring_doorbell();
             reap_one(locked, index);
-            locked.devices.channels[index].away -= 1;
+            end_one(locked, index);
         }
+    }
+}
+
+/// Ends a delivery of a channel. The backlog follows once no delivery is left.
+fn end_one(locked: &mut LockedRing, index: usize) {
+    let queue = &mut locked.devices.channels[index];
+    queue.away -= 1;
+    if queue.is_behind && queue.away == 0 {
+        submit_backlog(locked, index);
     }
 }
 
@@ -182,11 +191,7 @@ fn bring_one_back(locked: &mut LockedRing, index: usize, delivery: Delivery) {
     if !locked.is_looked_for() {
         reap_one(locked, index);
     }
-    let queue = &mut locked.devices.channels[index];
-    queue.away -= 1;
-    if queue.is_behind && queue.away == 0 {
-        submit_backlog(locked, index);
-    }
+    end_one(locked, index);
 }
 
 #[cold]

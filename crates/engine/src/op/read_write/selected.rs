@@ -1,0 +1,46 @@
+//! The provided buffer of a read: taken at issue, and returned where the read waits.
+
+use super::Operation;
+use crate::issue::{Answer, IssueOutcome};
+use crate::request::Request;
+use crate::ring::LockedRing;
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, descriptor};
+
+/// Takes a buffer of the request's group; its length bounds the read.
+pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
+    let wanted = u32::try_from(transfer.wanted).unwrap_or(u32::MAX);
+    let number = request.file.number;
+    let waits_never = || descriptor::identity(number).is_ok_and(|identity| !identity.can_wait());
+    let buffer = locked.groups.select(request.sqe.buf_index, wanted, waits_never)?;
+    transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
+    transfer.total = transfer.first.length;
+    request.buffer = Some(buffer);
+    Ok(())
+}
+
+/// Returns the buffer of a ring where the request is going to wait for its file; the request
+/// takes one again when the file is ready. A failed request also returns it, if its file is of a
+/// kind that is polled. A worker keeps the buffer, and so does a request with a classic one.
+pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
+    let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
+    let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());
+    const NO_FILE: i32 = Errno::EBADF.negative();
+    if let IssueOutcome::Done(Answer { result: NO_FILE, .. }) = outcome
+        && descriptor::status_flags(request.file.number).is_err()
+    {
+        // The kernel has looked for the file before it has taken a buffer.
+        let buffer = request.buffer.take();
+        return locked.groups.give_back(buffer);
+    }
+    let gives_back = match outcome {
+        IssueOutcome::WouldBlock => true,
+        IssueOutcome::Done(answer) => answer.result < 0 && from_ring && polled(),
+        _ => false,
+    };
+    if from_ring && gives_back {
+        let buffer = request.buffer.take();
+        locked.groups.give_back(buffer);
+    }
+}
