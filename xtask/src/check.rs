@@ -1,9 +1,9 @@
 //! Everything that CI runs, in the order in which it is cheapest to fail.
 
 use crate::step::{self, Report, Tally};
-use crate::{Outcome, floors, loom, packages, product, size};
+use crate::{Outcome, floors, loom, packages, product, prose, size};
 
-const STEPS: usize = 11;
+const STEPS: usize = 12;
 
 /// All steps; one that fails does not keep the next from being looked at,
 /// except that nothing can be tested that does not build. Whether all went
@@ -14,6 +14,7 @@ pub fn run() -> bool {
     report.step("format", |_| step::run(&mut step::cargo(&["fmt", "--all", "--check"])));
     report.step("floors", |_| floors::run());
     report.step("size", |_| size::run());
+    report.step("prose", |_| prose::run(None, false));
     report.step("lints", |_| lints(&["--all-targets"]));
     report.step("lints of the library", |_| lints(&["--package", "usring-interpose", "--all-targets"]));
     let built = report.step("build, debug", |_| product::build(false))

@@ -7,6 +7,7 @@ mod floors;
 mod loom;
 mod packages;
 mod product;
+mod prose;
 mod size;
 mod skipped;
 mod step;
@@ -39,6 +40,15 @@ enum Chore {
     Floors,
     /// Fail if a file or a function has grown past its limit
     Size,
+    /// Fail if comments, messages or documents break more rules of docs/style.md than before
+    Prose {
+        /// Print each finding of a part (a crate's folder, `documents`, or `all`) and check nothing
+        #[arg(long, value_name = "PART")]
+        list: Option<String>,
+        /// Lower the limits in xtask/prose-limits to what is there
+        #[arg(long)]
+        tighten: bool,
+    },
     /// Run the loom models of what threads share
     Loom,
     /// Install the Debian packages that the tests drive, or name the missing ones
@@ -92,6 +102,7 @@ fn main() -> ExitCode {
         Chore::Check => return if check::run() { ExitCode::SUCCESS } else { ExitCode::FAILURE },
         Chore::Floors => floors::run(),
         Chore::Size => size::run(),
+        Chore::Prose { list, tighten } => prose::run(list.as_deref(), tighten),
         Chore::Loom => loom::run(),
         Chore::Packages => packages::provide(),
         Chore::Soak { what: Soak::Sockets { seconds, connections, server } } => {

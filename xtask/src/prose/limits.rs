@@ -1,0 +1,103 @@
+//! The ratchet: how many findings each part of the repository may have, by
+//! rule. The numbers in `xtask/prose-limits` only fall.
+
+use super::rules::Rule;
+use crate::step;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+const FILE: &str = "xtask/prose-limits";
+const HEAD: &str = "# How many findings of `cargo xtask prose` each part may have. The numbers only fall:\n\
+    # `cargo xtask prose --tighten` lowers them to what is there.\n";
+
+/// Findings by rule, in the order of [`Rule::ALL`].
+pub type Counts = [usize; Rule::ALL.len()];
+
+/// Prints each count above its limit and returns how many there are. With
+/// `tighten`, writes the lower of limit and count for each part.
+pub fn hold(counts: &BTreeMap<String, Counts>, tighten: bool) -> Result<usize, String> {
+    let path = step::root().join(FILE);
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("{FILE}: {error}"))?;
+    let limits = parse(&text)?;
+    let breaches = breaches(counts, &limits);
+    for breach in &breaches {
+        println!("prose: {breach}");
+    }
+    if tighten {
+        std::fs::write(&path, write(counts, &limits)).map_err(|error| format!("{FILE}: {error}"))?;
+    }
+    Ok(breaches.len())
+}
+
+/// A part without a line of its own may have no finding.
+fn breaches(counts: &BTreeMap<String, Counts>, limits: &BTreeMap<String, Counts>) -> Vec<String> {
+    let mut breaches = Vec::new();
+    for (part, counts) in counts {
+        let allowed = limits.get(part).copied().unwrap_or_default();
+        for (rule, (count, most)) in Rule::ALL.iter().zip(counts.iter().zip(allowed)) {
+            if *count > most {
+                breaches.push(format!("{part} has {count} findings of `{}`, {most} are allowed", rule.name()));
+            }
+        }
+    }
+    breaches
+}
+
+fn parse(text: &str) -> Result<BTreeMap<String, Counts>, String> {
+    let mut limits = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let wrong = || format!("{FILE}: cannot understand `{line}`");
+        let (part, rest) = line.split_once(' ').ok_or_else(wrong)?;
+        let mut counts = Counts::default();
+        for word in rest.split_whitespace() {
+            let (name, count) = word.split_once('=').ok_or_else(wrong)?;
+            let rule = Rule::ALL.iter().find(|rule| rule.name() == name).ok_or_else(wrong)?;
+            counts[*rule as usize] = count.parse().map_err(|_| wrong())?;
+        }
+        limits.insert(part.to_owned(), counts);
+    }
+    Ok(limits)
+}
+
+fn write(counts: &BTreeMap<String, Counts>, limits: &BTreeMap<String, Counts>) -> String {
+    let mut text = HEAD.to_owned();
+    for (part, counts) in counts {
+        let allowed = limits.get(part).copied().unwrap_or_default();
+        text.push_str(part);
+        for (rule, (count, most)) in Rule::ALL.iter().zip(counts.iter().zip(allowed)) {
+            let _ = write!(text, " {}={}", rule.name(), count.min(&most));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(part: &str, counts: Counts) -> BTreeMap<String, Counts> {
+        BTreeMap::from([(part.to_owned(), counts)])
+    }
+
+    #[test]
+    fn more_findings_than_allowed_are_a_breach() {
+        let limits = one("engine", [1, 0, 0, 0, 0, 0]);
+        assert!(breaches(&one("engine", [1, 0, 0, 0, 0, 0]), &limits).is_empty());
+        assert_eq!(breaches(&one("engine", [2, 0, 0, 0, 0, 0]), &limits).len(), 1);
+        assert_eq!(breaches(&one("unknown", [1, 0, 0, 0, 0, 0]), &limits).len(), 1);
+    }
+
+    #[test]
+    fn tightening_lowers_limits_and_never_raises_them() {
+        let limits = one("engine", [5, 5, 5, 5, 5, 5]);
+        let text = write(&one("engine", [3, 9, 0, 5, 1, 2]), &limits);
+        assert_eq!(parse(&text).unwrap(), one("engine", [3, 5, 0, 5, 1, 2]));
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_understood_is_an_error() {
+        assert!(parse("engine subject=x\n").is_err());
+        assert!(parse("engine unknown=1\n").is_err());
+    }
+}

@@ -1,0 +1,178 @@
+//! The rules of docs/style.md that need no reader.
+
+use super::text::Kind;
+
+/// Longer sentences are findings.
+const LONG_WORDS: usize = 30;
+/// No sentence may be longer than this in the end.
+const ENDLESS_WORDS: usize = 40;
+const COMMENT_COLUMNS: usize = 100;
+const DOCUMENT_COLUMNS: usize = 120;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// The subject of a clause is a pronoun that names nobody.
+    Subject,
+    /// More than 30 words.
+    Long,
+    /// More than 40 words.
+    Endless,
+    /// A comment line over 100 columns, or a document's over 120.
+    Wide,
+    /// Begins with "The same", "Likewise" or "As above".
+    Refers,
+    /// A word that docs/style.md replaces.
+    Banned,
+}
+
+impl Rule {
+    pub const ALL: [Rule; 6] = [Rule::Subject, Rule::Long, Rule::Endless, Rule::Wide, Rule::Refers, Rule::Banned];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Rule::Subject => "subject",
+            Rule::Long => "long",
+            Rule::Endless => "endless",
+            Rule::Wide => "wide",
+            Rule::Refers => "refers",
+            Rule::Banned => "banned",
+        }
+    }
+}
+
+/// Subjects that name nobody, wherever they stand.
+const NAMELESS: [&str; 6] = ["whoever", "whomever", "somebody", "everybody", "nobody", "anybody"];
+/// Pronouns that are a subject when they begin a clause.
+const PRONOUNS: [&str; 4] = ["who", "what", "whatever", "whose"];
+/// Words whose better ones stand in the table of docs/style.md.
+const BANNED: [&str; 31] = [
+    "told",
+    "untold",
+    "attendant",
+    "attendants",
+    "errand",
+    "errands",
+    "courtesy",
+    "courtesies",
+    "heritage",
+    "heir",
+    "heirs",
+    "surrender",
+    "surrenders",
+    "surrendered",
+    "carrier",
+    "carriers",
+    "stillborn",
+    "births",
+    "unborn",
+    "nap",
+    "naps",
+    "manner",
+    "keeper",
+    "keepers",
+    "owes",
+    "owed",
+    "house",
+    "rooms",
+    "floors",
+    "door",
+    "doors",
+];
+
+/// Whether a line is wider than its kind of file allows. A line that holds one
+/// long word (an address, a path) cannot be broken.
+pub fn is_wide(kind: Kind, line: &str) -> bool {
+    let most = if kind == Kind::Markdown { DOCUMENT_COLUMNS } else { COMMENT_COLUMNS };
+    let text = line.trim_start().trim_start_matches(['/', '!', '-', '*', '>']);
+    line.chars().count() > most && text.split_whitespace().count() > 1
+}
+
+/// Calls `note` for each rule that the sentence breaks.
+pub fn of_sentence(sentence: &str, mut note: impl FnMut(Rule)) {
+    let words: Vec<&str> = sentence.split_whitespace().collect();
+    if words.len() > LONG_WORDS {
+        note(Rule::Long);
+    }
+    if words.len() > ENDLESS_WORDS {
+        note(Rule::Endless);
+    }
+    let plain: Vec<String> = words.iter().map(|word| bare(word)).collect();
+    for at in 0..words.len() {
+        if is_nameless_subject(&words, &plain, at) {
+            note(Rule::Subject);
+        }
+        if BANNED.contains(&plain[at].as_str()) {
+            note(Rule::Banned);
+        }
+    }
+    let begins = |phrase: &str| sentence.trim_start_matches(['*', '_', '(']).starts_with(phrase);
+    if ["The same", "Likewise", "As above", "Ditto"].iter().any(|phrase| begins(phrase)) {
+        note(Rule::Refers);
+    }
+}
+
+fn is_nameless_subject(words: &[&str], plain: &[String], at: usize) -> bool {
+    let word = plain[at].as_str();
+    if NAMELESS.contains(&word) {
+        return true;
+    }
+    let is_question = words.last().is_some_and(|last| last.ends_with('?'));
+    let begins_clause = at == 0 || words[at - 1].ends_with([':', ';']);
+    begins_clause && !is_question && PRONOUNS.contains(&word)
+}
+
+/// In lower case and without punctuation; empty for code and for a quoted word.
+fn bare(word: &str) -> String {
+    if word.contains('`') || word.starts_with('"') {
+        return String::new();
+    }
+    word.trim_matches(|character: char| !character.is_alphanumeric()).to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn broken(sentence: &str) -> Vec<Rule> {
+        let mut rules = Vec::new();
+        of_sentence(sentence, |rule| rules.push(rule));
+        rules
+    }
+
+    #[test]
+    fn a_pronoun_that_begins_a_clause_is_a_nameless_subject() {
+        assert_eq!(broken("Who waits is woken."), [Rule::Subject]);
+        assert_eq!(broken("It is done: what waited is woken."), [Rule::Subject]);
+        assert_eq!(broken("The lock wakes whoever waits."), [Rule::Subject]);
+        assert_eq!(broken("The thread that waits knows what it waits for."), []);
+        assert_eq!(broken("Who needs it?"), []);
+    }
+
+    #[test]
+    fn long_sentences_are_found_at_two_lengths() {
+        let words = |count: usize| vec!["word"; count].join(" ");
+        assert_eq!(broken(&words(30)), []);
+        assert_eq!(broken(&words(31)), [Rule::Long]);
+        assert_eq!(broken(&words(41)), [Rule::Long, Rule::Endless]);
+    }
+
+    #[test]
+    fn a_replaced_word_is_found_unless_it_is_quoted_code() {
+        assert_eq!(broken("The waiter is told."), [Rule::Banned]);
+        assert_eq!(broken("The module `told` sets the flag."), []);
+    }
+
+    #[test]
+    fn a_sentence_that_refers_to_its_neighbour_is_found() {
+        assert_eq!(broken("The same for the other direction."), [Rule::Refers]);
+        assert_eq!(broken("Both take the same lock."), []);
+    }
+
+    #[test]
+    fn a_wide_line_is_found_unless_it_is_one_word() {
+        let wide = format!("// {} end", "x".repeat(COMMENT_COLUMNS));
+        assert!(is_wide(Kind::Rust, &wide));
+        assert!(!is_wide(Kind::Rust, &format!("// https://{}", "x".repeat(COMMENT_COLUMNS))));
+        assert!(!is_wide(Kind::Markdown, &wide));
+    }
+}
