@@ -169,12 +169,14 @@ fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec
 }
 
 /// What libusring.so stands in front of, and what it alone has.
-const OFFERED: [&str; 60] = [
+const OFFERED: [&str; 70] = [
+    "_Fork",
     "__poll_chk",
     "__ppoll_chk",
     "__pread64_chk",
     "__pread_chk",
     "__read_chk",
+    "clone",
     "close",
     "dup",
     "dup2",
@@ -190,6 +192,9 @@ const OFFERED: [&str; 60] = [
     "fsync",
     "ftruncate",
     "ftruncate64",
+    "getdtablesize",
+    "getrlimit",
+    "getrlimit64",
     "io_setup2",
     "mmap",
     "mmap64",
@@ -203,6 +208,8 @@ const OFFERED: [&str; 60] = [
     "pread64",
     "preadv",
     "preadv64",
+    "prlimit",
+    "prlimit64",
     "pselect",
     "pthread_attr_setstack",
     "pwrite",
@@ -212,7 +219,10 @@ const OFFERED: [&str; 60] = [
     "read",
     "readv",
     "select",
+    "setrlimit",
+    "setrlimit64",
     "syscall",
+    "sysconf",
     "usring_arena_create",
     "usring_arena_destroy",
     "usring_arena_free",
@@ -246,7 +256,7 @@ fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
     };
     assert_eq!(of_kind("T"), BTreeSet::from(OFFERED));
     let taken = [
-        // Asked for, never called: whose memory is a sanitizer's.
+        // Looked up and never called: a sanitizer's runtime has them.
         "__asan_init",
         "__hwasan_init",
         "__lsan_init",
@@ -254,6 +264,9 @@ fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
         "__tsan_init",
         "__environ",
         "__errno_location",
+        // Called at the start, for a handler in forked children.
+        "__register_atfork",
+        "pthread_atfork",
         "_dl_debug_addr",
         "_r_debug",
         "gnu_get_libc_version",
