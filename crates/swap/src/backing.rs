@@ -1,7 +1,7 @@
 //! A region's backing store, from its text to an open device: whose the store is, and whether it
 //! holds data that its owner may still want.
 //!
-//! A file, a block device or a back end begins with a header of ours ([`SIGNATURE`]), in front of
+//! A file, a block device or a back end begins with a header of ours (`SIGNATURE`), in front of
 //! the first slot. A store with the header is ours, also after a run that was killed. A store that
 //! reads as zeroes is free: a file made by truncate(1) or fallocate(1). Anything else is refused
 //! unless the text says `overwrite=on`. Memory (`ram`) is new each time and has no header.
