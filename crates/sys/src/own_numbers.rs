@@ -456,8 +456,11 @@ pub fn prepare_table() {
     if lacks && (hard <= last as u64 || set_kernel_limits([last as u64 + 1, hard]).is_err()) {
         return;
     }
-    let standard_file = (0..3).find_map(|of| duplicate_from(of, last).ok());
-    drop(standard_file.or_else(|| duplicate_from(eventfd::create().ok()?.number(), last).ok()));
+    // A duplicate of the program's own files would not do: close(2) of it drops record locks that
+    // the process kept over execve(2).
+    if let Ok(event) = eventfd::create() {
+        drop(duplicate_from(event.number(), last));
+    }
     if lacks {
         let _ = set_kernel_limits([soft, hard]);
     }
