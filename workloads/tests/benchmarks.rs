@@ -69,6 +69,7 @@ fn every_benchmark_measures_what_is_usrings() {
     for (name, path) in [
         ("workload-floor", env!("CARGO_BIN_EXE_workload-floor")),
         ("workload-call", env!("CARGO_BIN_EXE_workload-call")),
+        ("workload-start", env!("CARGO_BIN_EXE_workload-start")),
         ("workload-nop", env!("CARGO_BIN_EXE_workload-nop")),
         ("workload-read", env!("CARGO_BIN_EXE_workload-read")),
         ("workload-device", env!("CARGO_BIN_EXE_workload-device")),
@@ -82,7 +83,7 @@ fn every_benchmark_measures_what_is_usrings() {
     ] {
         stage.copy(Path::new(path), &format!("tools/{name}"));
     }
-    let of_devices = ["nop", "call", "engine", "sqpoll-iopoll", "polling", "polled-aio", "swap", "vhost-user"];
+    let of_devices = ["nop", "call", "start", "engine", "sqpoll-iopoll", "polling", "polled-aio", "swap", "vhost-user"];
     let of_sockets = ["task-work", "echo", "multishot-accept"];
     for name in of_devices.into_iter().chain(of_sockets) {
         check(&bench(&stage, name), name);

@@ -75,7 +75,7 @@ fn the_doctor_says_by_which_mechanism_a_program_has_swapped_memory() {
     }
 }
 
-/// What `docs/running.md` says that swap takes beside its limit.
+/// What `docs/swap.md` says that swap takes beside its limit.
 fn slack() -> u64 {
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     2 * MIB + processors * (MIB / 4) + MEMORY * MIB / 64

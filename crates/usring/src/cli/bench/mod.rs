@@ -21,6 +21,7 @@ mod report;
 mod server;
 mod sqpoll_iopoll;
 mod stage;
+mod start;
 mod swap;
 mod task_work;
 mod vhost_user;
@@ -67,6 +68,8 @@ enum Name {
     Nop,
     /// What a system call costs that has nothing to do with rings
     Call,
+    /// A program's first ring and first poll, and 1,000 rings
+    Start,
     /// What a polled 4 KiB read costs: of a device that does nothing, of memory, of a file
     Engine,
     /// Files open with O_DIRECT, beside the kernel's ring at its best
@@ -108,6 +111,7 @@ impl Name {
         match self {
             Name::Nop => nop::benchmark(),
             Name::Call => call::benchmark(),
+            Name::Start => start::benchmark(),
             Name::Engine => engine::benchmark(),
             Name::File => file::benchmark(),
             Name::SqpollIopoll => sqpoll_iopoll::benchmark(),
