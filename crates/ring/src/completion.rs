@@ -175,7 +175,7 @@ impl CompletionQueue {
     }
 
     /// Slots that a new CQE could have now: none while there is a backlog.
-    #[inline]
+    #[inline(always)]
     pub fn room(&mut self) -> u32 {
         if self.backlog.is_empty() {
             self.free = self.unused();
@@ -185,7 +185,7 @@ impl CompletionQueue {
 
     /// Slots of the ring that hold nothing, by the program's head. A head
     /// beyond our tail is nonsense and counts as a full ring.
-    #[inline]
+    #[inline(always)]
     fn unused(&self) -> u32 {
         let entries = self.memory.layout.cq_entries;
         if self.memory.layout.has_events() {
@@ -226,7 +226,7 @@ impl CompletionQueue {
     }
 
     /// CQEs that are published and that the program has not consumed.
-    #[inline]
+    #[inline(always)]
     pub fn ready(&self) -> u32 {
         if self.memory.layout.has_events() {
             return self.memory.events_before(self.published_slot, self.head());

@@ -227,7 +227,7 @@ impl SleepWord {
         self.claim(queued)
     }
 
-    #[inline]
+    #[inline(always)]
     fn claim(&self, queued: u32) -> Wake {
         let state = State::unpack(self.state.load(Ordering::Relaxed));
         if state.is_nobody() || queued < state.needed {

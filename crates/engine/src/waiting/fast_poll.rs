@@ -316,15 +316,20 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
 
 /// Before a call returns: what is due is done with by then, as far as that does
 /// not keep the caller for long. The owner of a ring that defers asks for it.
-#[inline]
+#[inline(always)]
 pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
-    const PASSES: u32 = 16;
     if locked.polls.has_due() && !locked.ring.defers_task_work() {
-        for _ in 0..PASSES {
-            look(locked);
-            if !locked.polls.has_due() {
-                return;
-            }
+        look_while_due(locked);
+    }
+}
+
+#[inline(never)]
+fn look_while_due(locked: &mut LockedRing) {
+    const PASSES: u32 = 16;
+    for _ in 0..PASSES {
+        look(locked);
+        if !locked.polls.has_due() {
+            return;
         }
     }
 }

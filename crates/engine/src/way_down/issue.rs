@@ -113,18 +113,16 @@ fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcom
 /// Moves a request on by what came of the attempt.
 #[inline(always)]
 fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
-    if let IssueOutcome::OnDevice(index) = outcome {
-        return device_queues::submit(locked, request, index);
+    if let IssueOutcome::Done(answer) = outcome {
+        if request.has_flag(sqe_flags::ASYNC) {
+            // The kernel's worker would have done it.
+            locked.completed_by_worker = true;
+        }
+        locked.statistics.count_inline(request.sqe.opcode);
+        return complete::complete(locked, request, answer);
     }
     match outcome {
-        IssueOutcome::Done(answer) => {
-            if request.has_flag(sqe_flags::ASYNC) {
-                // The kernel's worker would have done it.
-                locked.completed_by_worker = true;
-            }
-            locked.statistics.count_inline(request.sqe.opcode);
-            complete::complete(locked, request, answer);
-        }
+        IssueOutcome::OnDevice(index) => device_queues::submit(locked, request, index),
         IssueOutcome::Visits => {
             timeout::arm_link_timeout(locked, &mut request);
             message_ring::send_off(request);
