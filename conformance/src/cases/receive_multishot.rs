@@ -217,7 +217,9 @@ fn poll_first(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     files::put(&writer, b"y");
     t.in_order(&ring.wait(1));
-    // No buffer is taken before there is something.
+    // No buffer is taken before there is something. A socket of its own: the first request still
+    // waits on the other one.
+    let (reader, writer) = files::sockets();
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 0, 0);
     ring.push(multishot(reader.as_raw_fd(), 2).with(|sqe| sqe.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16));
