@@ -90,6 +90,11 @@ fn a_filter_of_the_programs_own_lets_no_request_hang() {
 }
 
 #[test]
+fn a_program_without_addresses_left_is_answered_and_goes_on() {
+    holds("no_memory.c", 17);
+}
+
+#[test]
 fn call_sites_are_rewritten_while_threads_run_through_them() {
     require(&LIBURING);
     let stage = Stage::new();

@@ -22,6 +22,7 @@ use alloc::vec::Vec;
 use usring_device::OpenDevice;
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, HeldDescriptor};
+use usring_sys::memory_reserve;
 use usring_sys::queue::Entry;
 use usring_uapi::{Sqe, sqe_flags};
 
@@ -269,16 +270,16 @@ pub(crate) struct RequestPool {
 const SPARE_LIMIT: usize = 256;
 
 impl RequestPool {
-    /// A spare request with an id of its own.
+    /// A spare request with an id of its own; `None` where memory is low and the pool is empty.
     #[inline(always)]
-    pub fn take(&mut self) -> RequestEntry {
+    pub fn take(&mut self) -> Option<RequestEntry> {
         let mut request = match self.spare.pop() {
             Some(request) => request,
-            None => new_entry(),
+            None => new_entry_if_possible()?,
         };
         self.last_id += 1;
         request.id = RequestId(self.last_id);
-        request
+        Some(request)
     }
 
     #[inline(always)]
@@ -316,6 +317,11 @@ impl RequestPool {
             self.spare.push(request);
         }
     }
+}
+
+#[cold]
+fn new_entry_if_possible() -> Option<RequestEntry> {
+    memory_reserve::check().ok().map(|()| new_entry())
 }
 
 /// A request that is no ring's yet.

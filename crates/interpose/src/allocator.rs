@@ -7,6 +7,11 @@
 //! lock guards it all: no call on a ring's busy path allocates in the steady
 //! state, and nothing interrupts a holder (signals are put off, see `signals`).
 //!
+//! # Where the kernel gives no more
+//! The allocator keeps [`RESERVE`] bytes of addresses back ([`Allocator::keep_reserve`]). A block
+//! that the kernel has no memory for comes off their end, and is freed as any other. From then on
+//! [`memory_reserve`] refuses the program's calls until [`Allocator::refill`] has succeeded.
+//!
 //! # fork
 //! The lists and the lock live on a page that a forked child finds zeroed
 //! (MADV_WIPEONFORK), so a child never waits for a lock that another thread
@@ -19,13 +24,15 @@
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use usring_sys::mapping::{self, PAGE};
-use usring_sys::{SystemCall, futex};
+use usring_sys::{Errno, SystemCall, futex, memory_reserve};
 use usring_uapi::general as linux;
 
 /// Largest block that is carved off a region.
 const LARGEST: usize = 32 * 1024;
+/// More than one call of the program's allocates on its way.
+const RESERVE: usize = 8 << 20;
 /// How much the kernel is asked for at a time.
 const REGION: usize = 128 * 1024;
 /// Two classes per power of two: 16, 24 would not be aligned, so from 32 on:
@@ -52,6 +59,41 @@ struct Block {
 
 pub struct Allocator {
     lists: AtomicPtr<Lists>,
+    reserve: Reserve,
+}
+
+/// Addresses kept back. They change under the lists' lock; a forked child has them, too.
+struct Reserve {
+    start: AtomicUsize,
+    /// Bytes that are left; 0 while the reserve is being filled.
+    left: AtomicUsize,
+}
+
+impl Reserve {
+    /// Pages off the end, which are a mapping of their own from then on; null if there are too few.
+    #[cold]
+    fn take(&self, length: usize) -> *mut u8 {
+        let length = length.next_multiple_of(PAGE);
+        memory_reserve::begin();
+        let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(length) else { return null_mut() };
+        self.left.store(left, Ordering::Relaxed);
+        (self.start.load(Ordering::Relaxed) + left) as *mut u8
+    }
+
+    /// Answers whether the reserve is full now.
+    fn fill(&self) -> bool {
+        let left = self.left.swap(0, Ordering::Relaxed);
+        let filled = match left {
+            RESERVE => Ok(self.start.load(Ordering::Relaxed)),
+            0 => mapping::offered_pages(RESERVE),
+            _ => mapping::resize(self.start.load(Ordering::Relaxed), left, RESERVE),
+        };
+        if let Ok(start) = filled {
+            self.start.store(start, Ordering::Relaxed);
+        }
+        self.left.store(if filled.is_ok() { RESERVE } else { left }, Ordering::Relaxed);
+        filled.is_ok()
+    }
 }
 
 const _: () = assert!(size_of::<Lists>() <= PAGE);
@@ -101,7 +143,8 @@ fn rounded(layout: Layout) -> usize {
 
 impl Allocator {
     pub const fn new() -> Self {
-        Allocator { lists: AtomicPtr::new(null_mut()) }
+        let reserve = Reserve { start: AtomicUsize::new(0), left: AtomicUsize::new(0) };
+        Allocator { lists: AtomicPtr::new(null_mut()), reserve }
     }
 
     /// The page of lists, made on first use.
@@ -120,6 +163,26 @@ impl Allocator {
                 let _ = mapping::unmap(page, PAGE);
                 first
             }
+        }
+    }
+
+    /// Keeps memory back from now on.
+    ///
+    /// Error: `ENOMEM`.
+    pub fn keep_reserve(&self) -> Result<(), Errno> {
+        if self.refill() { Ok(()) } else { Err(Errno::ENOMEM) }
+    }
+
+    /// Fills the reserve; answers whether it is full.
+    pub fn refill(&self) -> bool {
+        self.locked(|_| self.reserve.fill()).unwrap_or(false)
+    }
+
+    /// Pages of the kernel's, or else of the reserve.
+    fn pages(&self, length: usize) -> *mut u8 {
+        match mapping::private_pages(length) {
+            Ok(address) => address as *mut u8,
+            Err(_) => self.locked(|_| self.reserve.take(length)).unwrap_or(null_mut()),
         }
     }
 
@@ -157,10 +220,10 @@ fn acquire(lock: &AtomicU32) {
 }
 
 impl Lists {
-    fn take(&mut self, class: usize) -> *mut u8 {
+    fn take(&mut self, class: usize, reserve: &Reserve) -> *mut u8 {
         let block = self.free[class];
         if block.is_null() {
-            return self.carve(size_of_class(class));
+            return self.carve(size_of_class(class), reserve);
         }
         // SAFETY: blocks on the list are ours, unused, and hold the link.
         self.free[class] = unsafe { (*block).next };
@@ -174,11 +237,17 @@ impl Lists {
     }
 
     /// A new block off the region. Powers of two are aligned to themselves.
-    fn carve(&mut self, size: usize) -> *mut u8 {
+    fn carve(&mut self, size: usize, reserve: &Reserve) -> *mut u8 {
         let alignment = if size.is_power_of_two() { size.min(PAGE) } else { ALIGNED };
         let start = self.next.next_multiple_of(alignment);
         if self.next == 0 || start + size > self.end {
-            let Ok(region) = mapping::private_pages(REGION) else { return null_mut() };
+            let region = match mapping::private_pages(REGION) {
+                Ok(region) => region,
+                Err(_) => reserve.take(REGION) as usize,
+            };
+            if region == 0 {
+                return null_mut();
+            }
             self.next = region + size;
             self.end = region + REGION;
             return region as *mut u8;
@@ -196,9 +265,9 @@ unsafe impl GlobalAlloc for Allocator {
         if layout.align() > PAGE {
             null_mut()
         } else if size > LARGEST {
-            mapping::private_pages(size).map_or(null_mut(), |address| address as *mut u8)
+            self.pages(size)
         } else {
-            self.locked(|lists| lists.take(class_of(size))).unwrap_or(null_mut())
+            self.locked(|lists| lists.take(class_of(size), &self.reserve)).unwrap_or(null_mut())
         }
     }
 
@@ -227,10 +296,10 @@ unsafe impl GlobalAlloc for Allocator {
         let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
         let (old_size, size) = (rounded(layout), rounded(new));
         if old_size > LARGEST && size > LARGEST {
-            let flags = u64::from(linux::MREMAP_MAYMOVE);
-            let length = |size: usize| size.next_multiple_of(PAGE) as u64;
-            let arguments = [block as u64, length(old_size), length(size), flags, 0];
-            return SystemCall::new(linux::__NR_mremap, arguments).run().map_or(null_mut(), |at| at as *mut u8);
+            let length = |size: usize| size.next_multiple_of(PAGE);
+            if let Ok(address) = mapping::resize(block as usize, length(old_size), length(size)) {
+                return address as *mut u8;
+            }
         }
         if old_size <= LARGEST && size <= LARGEST && class_of(old_size) == class_of(size) {
             return block;

@@ -210,3 +210,35 @@ fn alignment_beyond_a_page_is_refused() {
     // SAFETY: the size is not 0.
     assert!(unsafe { ALLOCATOR.alloc(layout) }.is_null());
 }
+
+/// Makes a system call that cannot fail here.
+fn call(number: u32, arguments: [u64; 5]) -> u64 {
+    usring_sys::SystemCall::new(number, arguments).run().unwrap_or(u64::MAX)
+}
+
+#[test]
+fn a_block_comes_off_the_reserve_where_the_kernel_gives_none() {
+    use usring_uapi::general as linux;
+    let allocator = Allocator::new();
+    allocator.keep_reserve().unwrap();
+    let child = call(linux::__NR_fork, [0; 5]);
+    if child == 0 {
+        // Only the soft limit: the child takes it back.
+        let limit = |soft: u64| {
+            let limits = [soft, u64::MAX];
+            call(linux::__NR_prlimit64, [0, linux::RLIMIT_AS.into(), &raw const limits as u64, 0, 0])
+        };
+        limit(0);
+        let layout = Layout::from_size_align(100_000, 16).unwrap();
+        // SAFETY: the layout is not empty.
+        let block = unsafe { allocator.alloc_zeroed(layout) };
+        let is_served = !block.is_null() && !allocator.refill();
+        limit(u64::MAX);
+        // SAFETY: the block was just allocated, with this layout.
+        let is_zero = is_served && (0..layout.size()).all(|at| unsafe { block.add(at).read() } == 0);
+        call(linux::__NR_exit_group, [u64::from(!(is_zero && allocator.refill())), 0, 0, 0, 0]);
+    }
+    let mut status = 1u32;
+    assert_eq!(call(linux::__NR_wait4, [child, &raw mut status as u64, 0, 0, 0]), child);
+    assert_eq!(status, 0);
+}

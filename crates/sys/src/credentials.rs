@@ -18,6 +18,7 @@ use crate::descriptor::OwnedDescriptor;
 use crate::futex;
 use crate::signals::thread_id;
 use crate::thread::Credentials;
+use crate::unusual::{self, Unusual};
 use crate::wait::SignalInformation;
 use crate::{Errno, SystemCall, UserAddress, syscall, user_memory};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -124,9 +125,6 @@ static CHANGE: Change = Change {
 /// How often any thread has changed.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// How often a thread has changed while the program had others.
-static CHANGES: AtomicU32 = AtomicU32::new(0);
-
 /// How often a thread has changed, by its id. Threads that share an entry only seem to have
 /// changed more often.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
@@ -155,7 +153,7 @@ pub fn set_observer(observer: fn()) {
 /// Whether threads of this process may differ in what they may do.
 #[inline(always)]
 pub fn differ() -> bool {
-    CHANGES.load(Ordering::Relaxed) != 0
+    unusual::has(Unusual::Credentials)
 }
 
 /// How often any thread has changed, or none that had company.
@@ -170,7 +168,7 @@ pub fn changes_of(thread: u32) -> u32 {
 
 /// In a fork child, before anything else runs there: its one thread differs from none.
 pub fn forget_after_fork() {
-    CHANGES.store(0, Ordering::Relaxed);
+    unusual::clear(Unusual::Credentials);
     CHANGE.lock.store(0, Ordering::Relaxed);
     for slot in TABLE.iter().filter(|slot| slot.thread.load(Ordering::Relaxed) != FREE) {
         slot.thread.store(FREE, Ordering::Relaxed);
@@ -189,7 +187,7 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     if differ() || !is_followed || !is_programs_only_thread() {
         let thread = thread_id();
         CHANGES_BY_THREAD[thread as usize % CHANGES_BY_THREAD.len()].fetch_add(1, Ordering::Release);
-        CHANGES.fetch_add(1, Ordering::Release);
+        unusual::set(Unusual::Credentials);
     }
     match number {
         linux::__NR_capset => {

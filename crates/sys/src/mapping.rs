@@ -179,6 +179,13 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
 }
 
+/// mremap(2): gives private pages another length, and another place if need be.
+pub fn resize(address: usize, length: usize, new_length: usize) -> Result<usize, Errno> {
+    let flags = u64::from(linux::MREMAP_MAYMOVE);
+    let arguments = [address as u64, length as u64, new_length as u64, flags, 0];
+    SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
+}
+
 /// munmap(2).
 pub fn unmap(address: usize, length: usize) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_munmap, [address as u64, length as u64, 0, 0, 0]).run().map(drop)

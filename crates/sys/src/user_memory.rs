@@ -14,7 +14,7 @@
 //! without an address, and vsyscall's page is not the program's memory.
 
 use crate::shared::Plain;
-use crate::{Errno, UserAddress};
+use crate::{Errno, UserAddress, memory_reserve};
 use alloc::vec::Vec;
 use core::arch::global_asm;
 use core::ffi::c_void;
@@ -317,6 +317,7 @@ pub fn read_array_into<T: Plain>(values: &mut Vec<T>, address: UserAddress, coun
     values.clear();
     let bytes = count.checked_mul(size_of::<T>()).ok_or(Errno::EFAULT)?;
     check(address, bytes)?;
+    check_room(bytes)?;
     values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
     // SAFETY: the target is the vector's room for `count` values.
     unsafe { copy(values.as_mut_ptr().cast(), address.0 as *const u8, bytes)? };
@@ -325,10 +326,17 @@ pub fn read_array_into<T: Plain>(values: &mut Vec<T>, address: UserAddress, coun
     Ok(())
 }
 
+/// Copies that are not small leave what memory is kept back to others.
+fn check_room(bytes: usize) -> Result<(), Errno> {
+    const SMALL: usize = 512;
+    if bytes > SMALL && memory_reserve::is_low() { Err(Errno::ENOMEM) } else { Ok(()) }
+}
+
 /// Copies a string from the program, its NUL included, of at most `max` bytes
 /// with it; `ENAMETOOLONG` if no NUL is among them.
 pub fn read_c_string(address: UserAddress, max: usize) -> Result<Vec<u8>, Errno> {
     let mut string = Vec::new();
+    check_room(max)?;
     while string.len() < max {
         let from = address.offset(string.len() as u64);
         // Never across a page that the string may not reach.
@@ -344,6 +352,13 @@ pub fn read_c_string(address: UserAddress, max: usize) -> Result<Vec<u8>, Errno>
         }
     }
     Err(Errno::ENAMETOOLONG)
+}
+
+/// Puts what was copied behind other bytes. Error: `ENOMEM`.
+pub fn append(bytes: &mut Vec<u8>, more: &[u8]) -> Result<(), Errno> {
+    bytes.try_reserve_exact(more.len()).map_err(|_| Errno::ENOMEM)?;
+    bytes.extend_from_slice(more);
+    Ok(())
 }
 
 /// Whether every page of a range can be read and written now. The contents

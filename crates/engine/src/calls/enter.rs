@@ -9,7 +9,7 @@ use crate::wait::{self, WaitCall};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock};
-use usring_sys::{Errno, UserAddress, thread, user_memory};
+use usring_sys::{Errno, UserAddress, memory_reserve, thread, user_memory};
 use usring_uapi::Timespec;
 use usring_uapi::io_uring as abi;
 
@@ -113,18 +113,30 @@ impl Ring {
             }
             return self.wait_for_events(locked, taken, call);
         }
-        if call.to_submit == 0 {
-            self.look_for_own(&mut locked);
+        if taken == 0 {
+            return self.enter_idle(locked, call);
         }
         locked.leave();
         Ok(taken)
+    }
+
+    /// Nothing was to be submitted, or could be.
+    ///
+    /// Error: `EAGAIN` where memory is too low to submit anything.
+    #[inline(never)]
+    fn enter_idle(&self, mut locked: LockedRing, call: &EnterCall) -> Result<u32, Errno> {
+        if call.to_submit == 0 {
+            self.look_for_own(&mut locked);
+        }
+        let is_refused = call.to_submit != 0 && memory_reserve::is_low() && locked.sq.pending() != 0;
+        locked.leave();
+        if is_refused { Err(Errno::EAGAIN) } else { Ok(0) }
     }
 
     /// Completes what the program's earlier calls have made ready (a write to a pipe that a
     /// request reads), so that a caller with nothing to submit finds it in the CQ. The kernel
     /// completes it before such a call returns. The owner of a ring that defers asks with
     /// GETEVENTS.
-    #[inline(never)]
     fn look_for_own(&self, locked: &mut LockedRing) {
         if !self.defers_task_work() && !self.is_polled() {
             crate::task_work::run_all(locked);

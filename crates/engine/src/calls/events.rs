@@ -32,7 +32,7 @@ use usring_ring::{Layout, Memory};
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::sleep::Sleeper;
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress, credentials, descriptor, per_process, processor};
+use usring_sys::{Errno, UserAddress, credentials, descriptor, memory_reserve, per_process, processor, unusual};
 use usring_uapi::io_uring::IORING_SETUP_IOPOLL;
 use usring_uapi::{Sqe, general as linux, opcode};
 
@@ -74,6 +74,7 @@ impl Ring {
     /// started.
     pub fn with_events(trust: AddressTrust, requests: u32, id: u32, attention: Attention) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
+        memory_reserve::check()?;
         let layout = Layout::for_events(requests, processor::count())?;
         // Nobody reads events there, and the rest waits in the backlog.
         let layout = if attention == Attention::Required { Layout::for_events(1, 1)? } else { layout };
@@ -108,7 +109,7 @@ impl Ring {
 
     /// Becomes the driver of the ring, to hand requests to it.
     ///
-    /// Error: `EINVAL` if it has been retired.
+    /// Errors: `EINVAL` if it has been retired; `EAGAIN` where memory is low.
     pub fn begin_submission(self: &Arc<Self>) -> Result<Submission<'_>, Errno> {
         self.check_process()?;
         let mut locked = self.lock();
@@ -116,11 +117,17 @@ impl Ring {
             return Err(Errno::EINVAL);
         }
         task_work::run(&mut locked);
+        if unusual::any() {
+            if memory_reserve::check().is_err() {
+                locked.leave();
+                return Err(Errno::EAGAIN);
+            }
+            if credentials::differ() {
+                rights::begin_submission(&mut locked);
+            }
+        }
         locked.status = None;
         locked.opened.begin_submission();
-        if credentials::differ() {
-            rights::begin_submission(&mut locked);
-        }
         Ok(Submission { locked: Some(locked) })
     }
 
@@ -270,7 +277,7 @@ impl<'a> Submission<'a> {
     #[inline]
     pub fn add(&mut self, sqe: &Sqe, told: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
         let locked = self.locked();
-        let mut request = locked.pool.take();
+        let mut request = locked.pool.take().ok_or(Errno::EAGAIN)?;
         request.sqe = *sqe;
         request.begin();
         let mut prepared = submit::prepare(locked, &mut request);

@@ -13,7 +13,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock};
 use usring_sys::processor::{self, Mask};
-use usring_sys::{Errno, UserAddress, thread, user_memory};
+use usring_sys::{Errno, UserAddress, memory_reserve, thread, user_memory};
 use usring_uapi::Timespec;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
@@ -39,6 +39,7 @@ impl Ring {
             return Err(Errno::EINVAL);
         }
         self.check_process()?;
+        memory_reserve::check()?;
         if self.has(abi::IORING_SETUP_SINGLE_ISSUER) {
             let issuer = self.issuer.load(Ordering::Relaxed);
             if issuer != 0 && issuer != thread::current().0 {

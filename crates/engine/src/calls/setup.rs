@@ -21,7 +21,7 @@ use usring_sys::mapping::PAGE;
 use usring_sys::per_process;
 use usring_sys::queue::{Taker, queue};
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress, thread};
+use usring_sys::{Errno, UserAddress, memory_reserve, thread};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
@@ -75,6 +75,7 @@ impl Ring {
     pub fn setup(trust: AddressTrust, entries: u32, params: &mut io_uring_params) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
         check(params)?;
+        memory_reserve::check()?;
         per_process::prepare()?;
         let (sq_entries, cq_entries) = layout::entries(entries, params.cq_entries, params.flags)?;
         let layout = Layout::new(sq_entries, cq_entries, params.flags);

@@ -33,11 +33,11 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
         if sqe.len > VALUE_LIMIT {
             return Err(Errno::E2BIG);
         }
-        memory.extend(user_memory::read_array::<u8>(UserAddress(sqe.off), sqe.len as usize)?);
+        user_memory::append(&mut memory, &user_memory::read_array(UserAddress(sqe.off), sqe.len as usize)?)?;
     }
     let path = memory.len();
     if of_path {
-        memory.extend(user_memory::read_c_string(UserAddress(sqe.addr3), PATH_LIMIT)?);
+        user_memory::append(&mut memory, &user_memory::read_c_string(UserAddress(sqe.addr3), PATH_LIMIT)?)?;
         if memory.len() == path + 1 {
             return Err(Errno::ENOENT);
         }

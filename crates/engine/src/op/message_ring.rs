@@ -157,7 +157,7 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
             return Ok(());
         }
     }
-    leave_message(target, locked.pool.take(), cqe);
+    leave_message(target, locked.pool.take().ok_or(Errno::ENOMEM)?, cqe);
     Ok(())
 }
 

@@ -28,7 +28,7 @@ fn check(request: &Request) -> Result<Sqe, Errno> {
 fn two_paths(first: u64, second: u64) -> Result<(Vec<u8>, usize), Errno> {
     let mut memory = user_memory::read_c_string(UserAddress(first), PATH_LIMIT)?;
     let middle = memory.len();
-    memory.extend(user_memory::read_c_string(UserAddress(second), PATH_LIMIT)?);
+    user_memory::append(&mut memory, &user_memory::read_c_string(UserAddress(second), PATH_LIMIT)?)?;
     Ok((memory, middle))
 }
 

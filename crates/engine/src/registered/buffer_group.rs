@@ -243,6 +243,7 @@ impl BufferGroups {
             Group::Classic(buffers) => buffers,
             Group::Ring(_) => return Err(Errno::EINVAL),
         };
+        buffers.try_reserve(count as usize).map_err(|_| Errno::ENOMEM)?;
         for index in 0..count {
             let address = address.offset(u64::from(index) * u64::from(length));
             buffers.push_back(Classic { id: first_id.wrapping_add(index as u16), address, length });

@@ -166,7 +166,11 @@ pub(crate) fn register(
     if count == 0 || count > LIMIT {
         return Err(Errno::EINVAL);
     }
-    let entries = (0..u64::from(count)).map(|index| read_slot(vector, tags, index)).collect::<Result<Vec<_>, _>>()?;
+    let mut entries = Vec::new();
+    entries.try_reserve_exact(count as usize).map_err(|_| Errno::ENOMEM)?;
+    for index in 0..u64::from(count) {
+        entries.push(read_slot(vector, tags, index)?);
+    }
     if host::has_devices() {
         locked.buffers.shared = coalesce(&entries);
         devices::share(&locked.buffers.shared);

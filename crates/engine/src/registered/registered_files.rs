@@ -304,7 +304,8 @@ pub(crate) fn register(
     if count > LIMIT || u64::from(count) > descriptor::limit() {
         return Err(Errno::EMFILE);
     }
-    let mut entries = Vec::with_capacity(count as usize);
+    let mut entries = Vec::new();
+    entries.try_reserve_exact(count as usize).map_err(|_| Errno::ENOMEM)?;
     for index in 0..u64::from(count) {
         let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
         let number = if numbers.is_null() { -1 } else { user_memory::read::<i32>(numbers.offset(4 * index))? };

@@ -8,20 +8,27 @@ use crate::opcode_table;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::LockedRing;
 use crate::{rights, timeout};
-use usring_sys::{Errno, credentials};
+use usring_sys::{Errno, credentials, memory_reserve, unusual};
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 use usring_uapi::{Sqe, sqe_flags};
 
 /// Submits up to `wanted` entries and answers how many were taken. An entry
-/// that is refused gets its CQE and, without SUBMIT_ALL, ends the batch.
+/// that is refused gets its CQE and, without SUBMIT_ALL, ends the batch. Where memory is low,
+/// entries stay in the SQ.
 pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
-    if credentials::differ() { submit_by_group(locked, wanted) } else { submit_batch::<false>(locked, wanted) }
+    if unusual::any() { submit_unusual(locked, wanted) } else { submit_batch::<false>(locked, wanted) }
 }
 
-/// The entries are the calling thread's alone: it differs from other threads.
 #[cold]
 #[inline(never)]
-fn submit_by_group(locked: &mut LockedRing, wanted: u32) -> u32 {
+fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
+    if memory_reserve::check().is_err() {
+        return 0;
+    }
+    if !credentials::differ() {
+        return submit_batch::<false>(locked, wanted);
+    }
+    // The entries are the calling thread's alone: it differs from other threads.
     rights::begin_submission(locked);
     let taken = submit_batch::<true>(locked, wanted);
     rights::end_submission(locked);
@@ -37,7 +44,7 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
     timeout::begin_batch(locked);
     let mut taken = 0;
     for _ in 0..available {
-        let mut request = locked.pool.take();
+        let Some(mut request) = locked.pool.take() else { break };
         // An index beyond the ring is dropped and counted by the queue; the
         // kernel ends the batch there.
         let Some(Ok(())) = locked.sq.next_into(&mut request.sqe) else {

@@ -5,6 +5,7 @@
 //! that none of its symbols, in whichever of their versions, has to be known
 //! here. It looks into a context's ring by itself, and so do programs.
 
+use crate::ALLOCATOR;
 use crate::doors::door::Call;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress};
@@ -15,6 +16,7 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     // SAFETY: the program asked for a context by a system call, by which it
     // vouches for what it puts into its iocbs, as it does in the kernel.
     let trust = unsafe { AddressTrust::new() };
+    ALLOCATOR.keep_reserve()?;
     usring_aio::setup(trust, requests as u32, UserAddress(place)).map(|()| 0)
 }
 
@@ -23,6 +25,7 @@ pub fn setup2(call: &Call) -> Result<u64, Errno> {
     let [requests, flags, submission, completion, place, _] = call.arguments;
     // SAFETY: as above, by a function that exists for nothing else.
     let trust = unsafe { AddressTrust::new() };
+    ALLOCATOR.keep_reserve()?;
     let rings = [UserAddress(submission), UserAddress(completion)];
     usring_aio::setup_with_flags(trust, requests as u32, flags as u32, rings, UserAddress(place)).map(|()| 0)
 }

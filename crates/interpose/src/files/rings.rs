@@ -1,6 +1,7 @@
 //! The three calls of io_uring: what is the doors' part of them (descriptors),
 //! and the way to the engine for the rest.
 
+use crate::ALLOCATOR;
 use crate::doors::door::Call;
 use crate::files::descriptors::{self, File, Found, Using};
 use crate::files::registered::{self, not_a_ring};
@@ -102,6 +103,7 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     // SAFETY: the program asked for a ring by a system call, by which it
     // vouches for what it puts into its requests, as it does in the kernel.
     let trust = unsafe { AddressTrust::new() };
+    ALLOCATOR.keep_reserve()?;
     let ring = Ring::setup(trust, entries as u32, &mut params)?;
     let file = File::new(ring);
     registered::acquaint();

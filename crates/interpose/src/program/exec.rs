@@ -18,7 +18,7 @@ use crate::message;
 use crate::program::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
 use crate::program::executable::{self, Runtime, Verdict};
 use crate::signals::{self, IGNORE, OWN};
-use alloc::vec;
+use alloc::vec::Vec;
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;
@@ -105,9 +105,17 @@ fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
     } else if size.variables <= 512 && size.bytes <= 4096 {
         on_stack::<512, 4096>(execution, kept, &size)
     } else {
-        let (mut variables, mut bytes) = (vec![0u64; size.variables], vec![0u8; size.bytes]);
+        let (mut variables, mut bytes) = (zeroes::<u64>(size.variables)?, zeroes::<u8>(size.bytes)?);
         build(execution, kept, &size, &mut variables, &mut bytes)
     }
+}
+
+/// Error: `ENOMEM`.
+fn zeroes<T: Copy + Default>(count: usize) -> Result<Vec<T>, Errno> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+    values.resize(count, T::default());
+    Ok(values)
 }
 
 #[inline(never)]

@@ -5,10 +5,10 @@ use crate::files::descriptors::{self, Found};
 use crate::files::{devices, rings};
 use crate::program::{environment, process};
 use crate::swapped::managed;
-use crate::{message, signals, text};
+use crate::{ALLOCATOR, message, signals, text};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_engine::Host;
-use usring_sys::{Errno, SystemCall, credentials, membarrier, own_numbers, per_process};
+use usring_sys::{Errno, SystemCall, credentials, membarrier, memory_reserve, own_numbers, per_process};
 use usring_uapi::general as linux;
 
 /// Whether the doors are open; the symbols then take calls.
@@ -69,6 +69,7 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     text::find();
     per_process::prepare().map_err(|_| "the system lends no page that is emptied at fork (MADV_WIPEONFORK)")?;
     process::current();
+    memory_reserve::set_refill(|| ALLOCATOR.refill());
     usring_engine::set_host(&HOST);
     libc::name_change_of_user();
     symbols::resolve();

@@ -1,0 +1,56 @@
+//! Whether the memory that is kept back is being used up.
+//!
+//! The allocator of a served program keeps some memory back. It hands that out while the kernel
+//! gives no more (RLIMIT_AS, RLIMIT_DATA), so that work under way comes to its end. From then on
+//! calls that would begin work are refused ([`check`]) until the reserve is full again.
+//!
+//! Invariants:
+//! - An allocator without a reserve never calls [`begin`]; then nothing here refuses anything.
+//! - A call allocates less than the reserve holds before it asks [`is_low`] again.
+
+use crate::Errno;
+use crate::unusual::{self, Unusual};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// Fills the reserve; answers whether it is full.
+pub type Refill = fn() -> bool;
+
+static REFILL: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Names the function that fills the reserve.
+pub fn set_refill(refill: Refill) {
+    REFILL.store(refill as *mut (), Ordering::Release);
+}
+
+/// The allocator has begun to use its reserve.
+#[cold]
+pub fn begin() {
+    unusual::set(Unusual::LowMemory);
+}
+
+/// Whether the reserve is in use. One load.
+#[inline(always)]
+pub fn is_low() -> bool {
+    unusual::has(Unusual::LowMemory)
+}
+
+/// Fills the reserve if it is not full.
+///
+/// Error: `ENOMEM` if the kernel gives no memory for it.
+#[inline]
+pub fn check() -> Result<(), Errno> {
+    if is_low() { refill() } else { Ok(()) }
+}
+
+#[cold]
+#[inline(never)]
+fn refill() -> Result<(), Errno> {
+    let refill = REFILL.load(Ordering::Acquire);
+    // SAFETY: only `set_refill` stores here, and it stores a `Refill`.
+    let is_full = refill.is_null() || unsafe { core::mem::transmute::<*mut (), Refill>(refill)() };
+    if !is_full {
+        return Err(Errno::ENOMEM);
+    }
+    unusual::clear(Unusual::LowMemory);
+    Ok(())
+}
