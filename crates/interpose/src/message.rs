@@ -42,7 +42,8 @@ pub fn abort() -> ! {
     }
 }
 
-#[panic_handler]
+#[cfg_attr(not(clippy), panic_handler)]
+#[cfg_attr(clippy, expect(dead_code, reason = "std has the handler, see the crate's root"))]
 fn panic(information: &core::panic::PanicInfo) -> ! {
     match information.location() {
         Some(at) => say(format_args!("internal error at {}:{}: {}", at.file(), at.line(), information.message())),
