@@ -85,6 +85,16 @@ fn a_process_ends_with_its_last_thread() {
 }
 
 #[test]
+fn a_process_ends_when_its_threads_have_ended_unseen_by_libc() {
+    let stage = Stage::new();
+    let program = stage.compile("last_exit.c", &["-pthread"]);
+    for way in ["0", "1", "2", "3", "4"] {
+        let finished = stage.program(World::Transparent, &program).arg(way).finish();
+        assert_eq!(finished.status.code(), Some(7), "way {way}: {}", finished.report());
+    }
+}
+
+#[test]
 fn a_filter_of_the_programs_own_lets_no_request_hang() {
     holds("own_filter.c", 6);
 }

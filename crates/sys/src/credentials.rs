@@ -13,14 +13,13 @@
 //!   of the program's.
 
 use crate::clock::{Clock, Nanoseconds};
-use crate::descriptor::OwnedDescriptor;
 #[cfg(not(loom))]
 use crate::futex;
 use crate::signals::thread_id;
 use crate::thread::Credentials;
 use crate::unusual::{self, Unusual};
 use crate::wait::SignalInformation;
-use crate::{Errno, SystemCall, UserAddress, syscall, user_memory};
+use crate::{Errno, SystemCall, UserAddress, program_threads, syscall, user_memory};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -237,43 +236,14 @@ fn is_programs_only_thread() -> bool {
 }
 
 fn lists_only_ours() -> Result<bool, Errno> {
-    let path = c"/proc/self/task".as_ptr() as u64;
-    let flags = u64::from(linux::O_RDONLY | linux::O_DIRECTORY | linux::O_CLOEXEC);
-    let opened = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path, flags, 0, 0]).run()?;
-    let directory = OwnedDescriptor::from_raw(opened as i32);
     let caller = thread_id();
     let is_ours = |thread: u32| TABLE.iter().any(|slot| slot.servant() == Some(thread));
-    let mut entries = [0u8; 1024];
-    loop {
-        let arguments = [directory.number() as u64, entries.as_mut_ptr() as u64, entries.len() as u64, 0, 0];
-        let length = SystemCall::new(linux::__NR_getdents64, arguments).run()? as usize;
-        if length == 0 {
-            return Ok(true);
-        }
-        let mut at = 0;
-        while at < length {
-            let size = usize::from(u16::from_le_bytes([entries[at + 16], entries[at + 17]]));
-            if let Some(thread) = number_in(&entries[at + NAME_IN_ENTRY..at + size])
-                && thread != caller
-                && !is_ours(thread)
-            {
-                return Ok(false);
-            }
-            at += size;
-        }
-    }
+    program_threads::find(|thread| thread != caller && !is_ours(thread)).map(|found| found.is_none())
 }
 
-/// Where the name begins in a `struct linux_dirent64`; its size stands two bytes and one before.
-const NAME_IN_ENTRY: usize = 19;
-
-/// The number that a directory entry's name is, if it is one.
-fn number_in(name: &[u8]) -> Option<u32> {
-    let digits = name.split(|byte| *byte == 0).next()?;
-    let number = digits.iter().try_fold(0u32, |number, byte| {
-        byte.is_ascii_digit().then(|| number.wrapping_mul(10).wrapping_add(u32::from(byte - b'0')))
-    })?;
-    (!digits.is_empty()).then_some(number)
+/// Whether a thread of the process is ours.
+pub fn is_ours(thread: u32) -> bool {
+    TABLE.iter().any(|slot| slot.thread() == Some(thread))
 }
 
 /// Has the service threads make the call, and waits for them.

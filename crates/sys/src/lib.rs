@@ -43,6 +43,7 @@ pub mod per_process;
 mod perturbation;
 pub mod plain;
 pub mod processor;
+pub mod program_threads;
 pub mod queue;
 pub mod set_once;
 pub mod shared;

@@ -56,6 +56,11 @@ pub fn set_spawner(spawner: Spawner) {
     SPAWNER.store(spawner as *mut (), Ordering::Release);
 }
 
+/// Whether no libc knows threads of ours.
+pub fn are_bare() -> bool {
+    spawner().is_none()
+}
+
 fn spawner() -> Option<Spawner> {
     let spawner = SPAWNER.load(Ordering::Acquire);
     // SAFETY: only `set_spawner` stores here, and it stores a `Spawner`.

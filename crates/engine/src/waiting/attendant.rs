@@ -14,6 +14,7 @@
 //! nothing costs more than two epoll_ctl(2). And where the program keeps coming
 //! back, even those are too much: `rounds`.
 
+use super::last_thread::LastThread;
 use crate::device_queues;
 use crate::process::{self, process};
 use crate::ring::{LockedRing, Ring};
@@ -62,10 +63,15 @@ struct Post {
 }
 
 const BELL: u64 = 0;
+/// The event of the program's thread that is watched.
+const LAST_THREAD: u64 = u64::MAX;
 
 /// How long, in milliseconds, until descriptors that wait for a record lock to
-/// go (`sys::descriptor`) are looked at again: nothing tells of its end.
+/// go (`sys::descriptor`), and the program's first thread, are looked at again: nothing tells of
+/// either one's end.
 const BETWEEN_LOOKS: u16 = 1000;
+/// The looks come after this many wake-ups, too, where one always follows another.
+const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
 
 /// A descriptor has begun to wait: the attendant has to know.
 static RING_THE_BELL: fn() = || process().attendant.ring_the_bell();
@@ -176,24 +182,28 @@ impl Post {
 
     fn attend(&self) {
         let mut events = [Event::default(); 32];
-        let (mut last_round, mut last_look) = (0, 0);
+        let (mut last_round, mut last_look, mut wake_ups) = (0, 0, 0u32);
+        let mut last_thread = LastThread::new();
         loop {
             let makes_rounds = !self.rounds.is_empty();
-            let parked = descriptor::has_parked();
-            let most = if makes_rounds { Some(rounds::INTERVAL_MS) } else { parked.then_some(BETWEEN_LOOKS) };
+            let looks = descriptor::has_parked() || last_thread.needs_looks();
+            let most = if makes_rounds { Some(rounds::INTERVAL_MS) } else { looks.then_some(BETWEEN_LOOKS) };
             let waited = self.set.wait(&mut events, most);
             if makes_rounds {
                 self.rounds.make(&mut last_round);
             }
             let is_time = !makes_rounds || last_round.saturating_sub(last_look) >= u64::from(BETWEEN_LOOKS) * 1_000_000;
-            if waited == Ok(0) && is_time {
+            wake_ups = wake_ups.wrapping_add(1);
+            if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_LOOKS) {
                 last_look = last_round;
                 descriptor::look_at_parked();
+                last_thread.look(&self.set, LAST_THREAD);
             }
             let Ok(count) = waited else { continue };
             for event in &events[..count] {
                 match event.data {
                     BELL => self.run_errands(),
+                    LAST_THREAD => last_thread.has_ended(&self.set, LAST_THREAD),
                     id => self.drive(id),
                 }
             }

@@ -10,6 +10,7 @@ pub(crate) mod device_queues;
 mod expected;
 pub(crate) mod fast_poll;
 pub(crate) mod iopoll;
+mod last_thread;
 pub(crate) mod lone_wait;
 mod poll_slot;
 pub(crate) mod poll_table;

@@ -1,0 +1,123 @@
+//! The threads of the program: every thread of the process but ours, which [`crate::credentials`]
+//! has in a table. A thread of ours that is just ending may be taken for one of the program's.
+
+use crate::descriptor::OwnedDescriptor;
+use crate::{Errno, SystemCall};
+use core::mem::offset_of;
+use linux_raw_sys::general as linux;
+
+/// Returns a thread of the process that `is_sought`, if there is one.
+pub fn find(is_sought: impl Fn(u32) -> bool) -> Result<Option<u32>, Errno> {
+    let path = c"/proc/self/task".as_ptr() as u64;
+    let flags = u64::from(linux::O_RDONLY | linux::O_DIRECTORY | linux::O_CLOEXEC);
+    let opened = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path, flags, 0, 0]).run()?;
+    let directory = OwnedDescriptor::from_raw(opened as i32);
+    let mut entries = [0u8; 1024];
+    loop {
+        let arguments = [directory.number() as u64, entries.as_mut_ptr() as u64, entries.len() as u64, 0, 0];
+        let length = SystemCall::new(linux::__NR_getdents64, arguments).run()? as usize;
+        if length == 0 {
+            return Ok(None);
+        }
+        let mut at = 0;
+        while at < length {
+            let size = usize::from(u16::from_le_bytes([entries[at + 16], entries[at + 17]]));
+            let found = number_in(&entries[at + NAME_IN_ENTRY..at + size]).filter(|thread| is_sought(*thread));
+            if found.is_some() {
+                return Ok(found);
+            }
+            at += size;
+        }
+    }
+}
+
+/// Where the name begins in a `struct linux_dirent64`; its size stands two bytes and one before.
+const NAME_IN_ENTRY: usize = 19;
+
+/// The number that a directory entry's name is, if it is one.
+fn number_in(name: &[u8]) -> Option<u32> {
+    let digits = name.split(|byte| *byte == 0).next()?;
+    let number = digits.iter().try_fold(0u32, |number, byte| {
+        byte.is_ascii_digit().then(|| number.wrapping_mul(10).wrapping_add(u32::from(byte - b'0')))
+    })?;
+    (!digits.is_empty()).then_some(number)
+}
+
+/// Returns the first thread of the process, which stays in the list when it has ended.
+pub fn first() -> u32 {
+    SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32
+}
+
+/// Returns what a thread has given to exit(2), if it has ended and is still in the list.
+pub fn status_of_ended(thread: u32) -> Option<u8> {
+    let mut path = [0u8; 40];
+    let mut at = 0;
+    let mut put = |bytes: &[u8]| {
+        path[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
+    };
+    let digits = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0].map(|place| b'0' + (thread / 10u32.pow(place) % 10) as u8);
+    let leading = digits.iter().take_while(|digit| **digit == b'0').count();
+    put(b"/proc/self/task/");
+    put(&digits[leading..]);
+    put(b"/stat\0");
+    let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
+    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
+    let file = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run().ok()? as i32);
+    let mut text = [0u8; 1024];
+    let arguments = [file.number() as u64, text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
+    let length = SystemCall::new(linux::__NR_read, arguments).run().ok()? as usize;
+    status_in(&text[..length])
+}
+
+/// The exit status in `/proc/PID/stat`: the last field, of a thread in state Z or X.
+fn status_in(text: &[u8]) -> Option<u8> {
+    // The name before the state may hold anything, parentheses too.
+    let name_end = text.iter().rposition(|byte| *byte == b')')?;
+    let mut fields = text[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+    let has_ended = matches!(fields.next()?, b"Z" | b"X");
+    let status = fields.next_back().and_then(number_in)?;
+    has_ended.then_some((status >> 8) as u8)
+}
+
+/// A thread's descriptor, readable once the thread has ended.
+#[derive(Debug)]
+pub struct ThreadDescriptor(OwnedDescriptor);
+
+/// PIDFD_THREAD: the thread, not its process (Linux 6.9).
+const THREAD: u32 = linux::O_EXCL;
+/// PIDFD_GET_INFO, and PIDFD_INFO_EXIT (Linux 6.15).
+const GET_INFORMATION: u64 = 0xc040_ff0b;
+const EXIT: u64 = 1 << 3;
+
+/// `struct pidfd_info`.
+#[repr(C)]
+#[derive(Default)]
+struct Information {
+    mask: u64,
+    control_group: u64,
+    ids: [u32; 11],
+    exit_status: i32,
+}
+
+const _: () = assert!(size_of::<Information>() == 64 && offset_of!(Information, exit_status) == 60);
+
+impl ThreadDescriptor {
+    /// Errors: `EINVAL` before Linux 6.9; `ESRCH` if there is no such thread.
+    pub fn open(thread: u32) -> Result<ThreadDescriptor, Errno> {
+        let number = SystemCall::new(linux::__NR_pidfd_open, [u64::from(thread), u64::from(THREAD), 0, 0, 0]).run()?;
+        OwnedDescriptor::from_raw(number as i32).into_private().map(ThreadDescriptor)
+    }
+
+    pub fn number(&self) -> i32 {
+        self.0.number()
+    }
+
+    /// Returns what the thread has given to exit(2), as far as the kernel still knows.
+    pub fn exit_code(&self) -> Option<u8> {
+        let mut information = Information { mask: EXIT, ..Information::default() };
+        let arguments = [self.number() as u64, GET_INFORMATION, &raw mut information as u64, 0, 0];
+        let asked = SystemCall::new(linux::__NR_ioctl, arguments).run();
+        (asked.is_ok() && information.mask & EXIT != 0).then_some((information.exit_status >> 8) as u8)
+    }
+}
