@@ -1,4 +1,4 @@
-//! One context: the ring, where the program sees it, and its calls.
+//! One AIO context: its ring, the address at which the program sees the ring, and its calls.
 
 use crate::iocb;
 use crate::manner::Manner;
@@ -9,11 +9,11 @@ use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, mapping, user_memory};
 use usring_uapi::aio::{IOCB_FLAG_RESFD, IoEvent, Iocb};
 
-/// How long a call waits.
+/// How long io_getevents(2) waits, and under which signal mask.
 pub struct Wait {
-    /// On the monotonic clock.
+    /// Time on the monotonic clock, in nanoseconds; 0 if it has passed already. `None`: no limit.
     pub deadline: Option<u64>,
-    /// Signal mask meanwhile.
+    /// Signal mask during the wait.
     pub mask: Option<u64>,
 }
 
@@ -25,21 +25,22 @@ impl Wait {
 
 pub struct Context {
     ring: Arc<Ring>,
-    /// Where the program sees the events, and for how many bytes.
+    /// Where the program sees the events; `length` is the size of that mapping in bytes.
     address: u64,
     length: usize,
-    /// Most events that are ever there.
+    /// Maximum number of events in the ring.
     capacity: u32,
     manner: Manner,
-    /// Held by whoever moves the head for the program.
+    /// Held by the thread that moves the head on behalf of the program.
     taking: Mutex<()>,
-    /// The eventfd that an iocb has named last, for as long as a request is to tell it: most
-    /// name the same, and nobody is kept from seeing the program close it.
+    /// The eventfd that an iocb has named last, while a request still has to signal it. Most iocbs
+    /// name the same eventfd. The weak reference lets the program's close of the eventfd take
+    /// effect.
     told: Mutex<Weak<EventDescriptor>>,
 }
 
 impl Context {
-    /// `attention`: how its events come, unless the manner says so.
+    /// Makes a context. `attention` says how its events arrive, unless it is polled.
     pub fn new(
         trust: AddressTrust,
         requests: u32,
@@ -59,14 +60,14 @@ impl Context {
         self.address
     }
 
-    /// The context has left the table.
+    /// Ends the context after its removal from the table: unmaps the events and retires the ring.
     pub fn end(&self) {
         let _ = mapping::unmap(self.address as usize, self.length);
         self.ring.retire();
     }
 
     pub fn submit(&self, count: u64, list: UserAddress) -> Result<u64, Errno> {
-        // The kernel takes no more at once than the ring has slots.
+        // The kernel takes no more iocbs in one call than the ring has slots.
         let count = count.min(u64::from(self.capacity) + 1);
         let mut submission = self.ring.begin_submission()?;
         for taken in 0..count {
@@ -77,7 +78,7 @@ impl Context {
         Ok(count)
     }
 
-    /// In the order in which the kernel looks.
+    /// Submits one iocb. The checks are in the kernel's order.
     #[inline]
     fn submit_one(&self, submission: &mut Submission, place: UserAddress) -> Result<(), Errno> {
         let address = UserAddress(user_memory::read::<u64>(place)?);
@@ -98,7 +99,7 @@ impl Context {
         submission.add(&sqe, told)
     }
 
-    /// The eventfd of this number, ours for as long as anybody is to tell it.
+    /// Returns the eventfd of this number; shared while any request still has to signal it.
     #[cold]
     fn eventfd(&self, number: i32) -> Result<Arc<EventDescriptor>, Errno> {
         let mut last = self.told.lock();
@@ -127,8 +128,8 @@ impl Context {
         Ok(taken)
     }
 
-    /// There is not enough yet. Several callers may wait for the same events:
-    /// who comes too late waits on.
+    /// Waits until enough events have been taken. Another caller may take the events for which this
+    /// one was woken; this caller then waits again.
     #[inline(never)]
     fn wait_for_events(
         &self,
@@ -140,7 +141,7 @@ impl Context {
     ) -> Result<u64, Errno> {
         loop {
             let wanted = minimum.saturating_sub(taken).min(u64::from(self.capacity)) as u32;
-            // No time to wait, but a look at what the ring waits for.
+            // A limit of zero leaves no time to wait, but the ring still checks for completions.
             let (wanted, deadline) = if wait.is_over() { (0, None) } else { (wanted, wait.deadline) };
             let waited = self.ring.await_events(wanted, deadline, wait.mask);
             taken = self.take(to, taken, most)?;
@@ -153,8 +154,9 @@ impl Context {
         }
     }
 
-    /// Whoever asks a polled context for events polls for them, alone, and without
-    /// a time limit: until there is enough, or nothing is to come.
+    /// Gets events of a polled context. The caller polls the devices without a time limit, until it
+    /// has enough events or none is in flight. Only one caller at a time; error for a second:
+    /// `EBUSY`.
     fn poll_events(&self, minimum: u64, most: u64, to: UserAddress) -> Result<u64, Errno> {
         let _alone = self.taking.try_lock().ok_or(Errno::EBUSY)?;
         let mut taken = self.take_alone(to, 0, most)?;
@@ -173,8 +175,7 @@ impl Context {
         Ok(taken)
     }
 
-    /// Takes more events; answers how many were taken in all. An error counts
-    /// only if it is the first thing that happens.
+    /// Takes more events and returns the total. An error is returned only if no event was taken.
     fn take(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
         let _one_at_a_time = self.taking.lock();
         self.take_alone(to, taken, most)
@@ -189,14 +190,14 @@ impl Context {
         }
     }
 
-    /// Whether a poll of this iocb waited.
+    /// Cancels the poll of this iocb. Returns whether that poll was waiting.
     pub fn cancel(&self, iocb: u64) -> bool {
         self.ring.end_poll(iocb)
     }
 }
 
 impl Drop for Context {
-    /// One that never came into the table.
+    /// Closes the ring of a context that never entered the table.
     fn drop(&mut self) {
         self.ring.close();
     }

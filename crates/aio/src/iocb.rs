@@ -1,5 +1,5 @@
-//! What an iocb asks of the engine, and what the kernel refuses it for
-//! (`fs/aio.c`, in its order).
+//! Translates an iocb into the engine's SQE, and refuses it where the kernel does (`fs/aio.c`, with
+//! checks in that order).
 
 use crate::manner::Manner;
 use usring_engine::FileUses;
@@ -11,35 +11,35 @@ use usring_uapi::aio::{
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;
 use usring_uapi::{Sqe, general as linux, opcode};
 
-/// What io_submit writes into `aio_key`, and io_cancel wants to find there.
+/// Value that io_submit writes to `aio_key`, and that io_cancel expects there.
 pub const KEY: u32 = 0;
 
-/// Bytes that one call transfers at most (MAX_RW_COUNT).
+/// Maximum number of bytes of one transfer (MAX_RW_COUNT).
 const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 
-/// RWF_* of Linux 6.18.
+/// All RWF_* flags of Linux 6.18.
 const KNOWN_FLAGS: u32 = 0x1ff;
 const RWF_NOAPPEND: u32 = 0x20;
 const RWF_APPEND_EITHER_WAY: u32 = linux::RWF_APPEND | RWF_NOAPPEND;
 
-/// What a file without a poll operation is ready for (`DEFAULT_POLLMASK`).
+/// Events that a file without a poll operation is always ready for (`DEFAULT_POLLMASK`).
 const ALWAYS_READY: u32 = 0x1 | 0x4 | 0x40 | 0x100;
 
-// I/O priorities: the class stands above the level and its hint.
+// An I/O priority has the class in the upper bits, above the level and its hint.
 const CLASS_SHIFT: u16 = 13;
 const LEVEL_MASK: u16 = 7;
 const CLASS_NONE: u16 = 0;
 const CLASS_REALTIME: u16 = 1;
 const CLASS_IDLE: u16 = 3;
 
-/// What is looked at before there is anything for the iocb.
+/// Checks the fields that the kernel checks before it allocates a request.
 #[inline]
 pub fn check(iocb: &Iocb) -> Result<(), Errno> {
     if iocb.aio_reserved2 != 0 || iocb.aio_nbytes as i64 <= -1 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// The request that an iocb at this address stands for. Its event comes from
-/// `user_data` and `pad2`.
+/// Returns the SQE for an iocb at this address. `user_data` and `pad2` become the `obj` and `data`
+/// of its event.
 #[inline]
 pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, manner: Manner) -> Result<Sqe, Errno> {
     check_manner(iocb, manner)?;
@@ -57,8 +57,8 @@ pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, manner: Manner) -> 
     Ok(sqe)
 }
 
-/// Polled requests and others never stand in one context. (io_setup(2)'s
-/// contexts know nothing of it and do not look.)
+/// Checks that a context holds either polled requests only or none. Contexts of io_setup(2) ignore
+/// `IOCB_FLAG_HIPRI`.
 #[inline]
 fn check_manner(iocb: &Iocb, manner: Manner) -> Result<(), Errno> {
     let polled = iocb.aio_flags & IOCB_FLAG_HIPRI != 0;
@@ -105,7 +105,7 @@ fn transfer(iocb: &Iocb, (file, manner): (&FileUses, Manner), opcode: u8, sqe: &
     if iocb.aio_offset < 0 {
         return Err(Errno::EINVAL);
     }
-    // Not a wait where the file is open for none.
+    // The file is open with O_NONBLOCK, so a transfer that could wait must not.
     if file.never_waits {
         sqe.op_flags |= nowait_where_it_would_wait(sqe.fd);
     }
@@ -116,15 +116,16 @@ fn transfer(iocb: &Iocb, (file, manner): (&FileUses, Manner), opcode: u8, sqe: &
     Ok(())
 }
 
-/// O_NONBLOCK means nothing to a regular file or a block device.
+/// Returns RWF_NOWAIT for a file on which O_NONBLOCK has an effect: no regular file or block
+/// device.
 #[cold]
 fn nowait_where_it_would_wait(number: i32) -> u32 {
     let waits = descriptor::identity(number).is_ok_and(|file| file.can_wait());
     if waits { linux::RWF_NOWAIT } else { 0 }
 }
 
-/// `kiocb_set_rw_flags`, as far as it can be told from here. Nobody is going to
-/// poll for the transfer, whatever it asks.
+/// Checks `RWF_*` flags as `kiocb_set_rw_flags` does, as far as the file can be judged from here.
+/// Removes RWF_HIPRI, as no caller is going to poll for the transfer.
 #[cold]
 fn check_flags(flags: u32, number: i32, writes: bool) -> Result<u32, Errno> {
     if flags & !KNOWN_FLAGS != 0 {
@@ -140,7 +141,7 @@ fn check_flags(flags: u32, number: i32, writes: bool) -> Result<u32, Errno> {
     Ok(flags & !linux::RWF_HIPRI)
 }
 
-/// `ioprio_check_cap`.
+/// Checks an I/O priority as `ioprio_check_cap` does.
 #[cold]
 fn check_priority(priority: u16) -> Result<(), Errno> {
     let (class, level) = (priority >> CLASS_SHIFT, priority & LEVEL_MASK);
@@ -157,7 +158,7 @@ fn sync(iocb: &Iocb, flags: u32, sqe: &mut Sqe) -> Result<(), Errno> {
     if iocb.aio_buf != 0 || iocb.aio_offset != 0 || iocb.aio_nbytes != 0 || iocb.aio_rw_flags != 0 {
         return Err(Errno::EINVAL);
     }
-    // Pipes, sockets and the like have nothing to be synced.
+    // Pipes, sockets and similar files cannot be synced.
     if descriptor::identity(sqe.fd)?.can_wait() {
         return Err(Errno::EINVAL);
     }
@@ -172,7 +173,8 @@ fn poll(iocb: &Iocb, sqe: &mut Sqe) -> Result<(), Errno> {
     if iocb.aio_offset != 0 || iocb.aio_nbytes != 0 || iocb.aio_rw_flags != 0 {
         return Err(Errno::EINVAL);
     }
-    // What never waits says that it can be read and written, and nothing else.
+    // A file that never waits is ready to be read and written. A poll for other events alone is
+    // refused.
     if u32::from(events) & ALWAYS_READY == 0 && !descriptor::identity(sqe.fd)?.can_wait() {
         return Err(Errno::EINVAL);
     }

@@ -1,21 +1,22 @@
-//! libaio's contexts: io_setup(2) to io_cancel(2), as another face of the
-//! engine. A context is a ring of the engine with iocbs in front and events
-//! behind; its address is where the program reads the events.
+//! libaio's contexts: the calls from io_setup(2) to io_cancel(2) on top of the engine.
 //!
-//! `table` knows which addresses are contexts, `context` is one of them,
-//! `manner` by which rules it was made, `iocb` says what an iocb asks of the engine,
-//! and what the kernel refuses it for.
+//! A context is a ring of the engine that takes iocbs and delivers events. The program reads the
+//! events at the context's address.
 //!
-//! # Who owns what
-//! The table is the process's; a forked child starts with an
-//! empty one, so that what it inherited is unknown to it (`EINVAL`, as in the
-//! kernel, where a child has no contexts either). A call finds its context without
-//! a lock, and keeps it alive, whatever another thread destroys meanwhile.
+//! - `table`: which addresses are contexts.
+//! - `context`: one context.
+//! - `manner`: the rules by which a context was made.
+//! - `iocb`: from an iocb to an SQE, or to the kernel's error.
 //!
-//! The tail of the events is the engine's, the head the program's; io_getevents
-//! moves the head for it, one caller at a time (`Context::taking`), and counts
-//! nothing of its own: what is there is what lies between the two. How many
-//! requests are under way the engine alone knows, under the ring's lock.
+//! # Ownership
+//! - The table belongs to the process. A forked child starts with an empty table, so an inherited
+//!   context is unknown there (`EINVAL`). In the kernel a child has no contexts either.
+//! - A call finds its context without a lock. It keeps the context alive even if another thread
+//!   destroys it meanwhile.
+//! - The tail of the events is the engine's, and the head the program's. io_getevents moves the
+//!   head for the program, one caller at a time (`Context::taking`). It takes the events between
+//!   head and tail and keeps no count of its own.
+//! - Only the engine counts the requests in flight, under the ring's lock.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -39,19 +40,19 @@ use usring_uapi::aio::{IOCTX_FLAG_IOPOLL, Iocb};
 /// Bytes of a signal set.
 const SIGNAL_SET_SIZE: u64 = 8;
 
-/// io_setup(2): writes the address of a new context to `place`. Who calls
-/// vouches, by `trust`, for every address that its iocbs will name.
+/// io_setup(2): makes a context and writes its address to `place`. By `trust` the caller vouches
+/// for every address that the context's iocbs will name.
 ///
-/// Errors: `EFAULT`; `EINVAL` where something stands there already, or for no
-/// requests or too many; `ENOMEM`.
+/// Errors: `EFAULT`; `EINVAL` if `place` does not hold zero, or for zero or too many requests;
+/// `ENOMEM`.
 pub fn setup(trust: AddressTrust, requests: u32, place: UserAddress) -> Result<(), Errno> {
     make(trust, requests, place, Manner::Kernel)
 }
 
-/// io_setup2, polled AIO's: the same with `IOCTX_FLAG_*`. The rings that later
-/// patches gave it are not there.
+/// io_setup2 of the polled-AIO patches: makes a context with `IOCTX_FLAG_*`. The rings that later
+/// versions of the patches added are not supported.
 ///
-/// Errors: those of [`setup`]; `EINVAL` for a flag that is unknown, and for rings.
+/// Errors: those of [`setup`]; `EINVAL` for an unknown flag, and for rings.
 pub fn setup_with_flags(
     trust: AddressTrust,
     requests: u32,
@@ -65,10 +66,10 @@ pub fn setup_with_flags(
     make(trust, requests, place, if flags & IOCTX_FLAG_IOPOLL != 0 { Manner::Polled } else { Manner::Plain })
 }
 
-/// Whether whoever asks for events of an ordinary context looks at the devices.
+/// Whether a thread that asks an ordinary context for events polls the devices first.
 static LOOKS: AtomicBool = AtomicBool::new(false);
 
-/// From now on it does.
+/// Makes threads poll the devices when they ask for events. Holds for contexts made from now on.
 pub fn have_events_looked_for() {
     LOOKS.store(true, Ordering::Relaxed);
 }
@@ -85,17 +86,16 @@ fn make(trust: AddressTrust, requests: u32, place: UserAddress, manner: Manner) 
     })
 }
 
-/// io_destroy(2): comes back when nothing of the context is under way. Whoever
-/// waits for its events is woken and gets `EINVAL`.
+/// io_destroy(2): removes a context, and returns when none of its requests is in flight. Threads
+/// that wait for its events wake with `EINVAL`.
 pub fn destroy(context: u64) -> Result<(), Errno> {
     table::remove(context)?.end();
     Ok(())
 }
 
-/// io_submit(2): answers how many iocbs were taken.
+/// io_submit(2): submits iocbs and returns how many were taken.
 ///
-/// Errors: of the first iocb; `EINVAL` if there is no such context, or for a
-/// negative count.
+/// Errors: that of the first iocb; `EINVAL` if there is no such context, or for a negative count.
 pub fn submit(context: u64, count: i64, list: UserAddress) -> Result<u64, Errno> {
     if count < 0 {
         return Err(Errno::EINVAL);
@@ -103,10 +103,9 @@ pub fn submit(context: u64, count: i64, list: UserAddress) -> Result<u64, Errno>
     table::find(context)?.submit(count as u64, list)
 }
 
-/// io_getevents(2): answers how many events were taken.
+/// io_getevents(2): takes events and returns their number.
 ///
-/// Errors: `EINVAL` (no such context, counts, destroyed meanwhile), `EFAULT`,
-/// `EINTR`.
+/// Errors: `EINVAL` (no such context, invalid counts, or destroyed meanwhile), `EFAULT`, `EINTR`.
 pub fn get_events(
     context: u64,
     minimum: i64,
@@ -118,7 +117,10 @@ pub fn get_events(
     table::find(context)?.get_events(minimum, most, events, &Wait { deadline, mask: None })
 }
 
-/// io_pgetevents(2): the same under a signal mask, in force while it waits.
+/// io_pgetevents(2): takes events and returns their number; the signal mask is in force during the
+/// wait.
+///
+/// Errors: those of [`get_events`].
 pub fn get_events_masked(
     context: u64,
     minimum: i64,
@@ -132,11 +134,10 @@ pub fn get_events_masked(
     table::find(context)?.get_events(minimum, most, events, &Wait { deadline, mask })
 }
 
-/// io_cancel(2). Only a poll can be cancelled, and its event comes all the
-/// same: `EINPROGRESS` says so.
+/// io_cancel(2): cancels a poll, the only request that can be cancelled. Its event still arrives,
+/// so the call ends with `EINPROGRESS`.
 ///
-/// Errors: `EFAULT`; `EINVAL` if there is no such context, or nothing of this
-/// iocb to cancel.
+/// Errors: `EFAULT`; `EINVAL` if there is no such context, or if this iocb has nothing to cancel.
 pub fn cancel(context: u64, iocb: UserAddress) -> Result<(), Errno> {
     const KEY: u64 = core::mem::offset_of!(Iocb, aio_key) as u64;
     let key: u32 = user_memory::read(iocb.offset(KEY))?;
@@ -146,9 +147,9 @@ pub fn cancel(context: u64, iocb: UserAddress) -> Result<(), Errno> {
     Err(if table::find(context)?.cancel(iocb.0) { Errno::EINPROGRESS } else { Errno::EINVAL })
 }
 
-/// A point of the monotonic clock; 0 for one that is over already. A negative
-/// time limit is none, as in the kernel, which adds it to the time and finds
-/// that it has come out before now.
+/// Reads a time limit and returns the deadline on the monotonic clock, in nanoseconds; 0 for a
+/// limit of zero. A negative limit means none, as in the kernel: the kernel adds it to the current
+/// time, and takes a sum that is lower for an overflow (`ktime_add_safe`).
 fn read_deadline(timeout: UserAddress) -> Result<Option<u64>, Errno> {
     if timeout.is_null() {
         return Ok(None);
@@ -162,7 +163,7 @@ fn read_deadline(timeout: UserAddress) -> Result<Option<u64>, Errno> {
     })
 }
 
-/// `struct __aio_sigset`: address and size of a mask.
+/// Reads a `struct __aio_sigset`: the address and size of a mask.
 fn read_mask(argument: UserAddress) -> Result<Option<u64>, Errno> {
     if argument.is_null() {
         return Ok(None);

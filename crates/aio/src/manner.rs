@@ -1,13 +1,14 @@
-//! What differs between the contexts of io_setup(2) and those of io_setup2: which
-//! iocbs they take, and how their events are come by.
+//! The difference between contexts of io_setup(2) and io_setup2: which iocbs they accept, and how
+//! the program gets their events.
 
-/// By which rules a context was made.
+/// The rules by which a context was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// io_setup(2): what today's kernels do.
+    /// io_setup(2): the rules of today's kernels.
     Kernel,
-    /// io_setup2 without IOCTX_FLAG_IOPOLL: the same, and no request is polled for.
+    /// io_setup2 without IOCTX_FLAG_IOPOLL: the rules of io_setup(2), and polled requests are
+    /// refused.
     Plain,
-    /// io_setup2 with it: every request is polled for.
+    /// io_setup2 with IOCTX_FLAG_IOPOLL: every request is polled for.
     Polled,
 }

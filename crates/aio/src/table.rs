@@ -1,9 +1,10 @@
-//! Which addresses are contexts of this process. A context's `id`, which stands
-//! at its address, is its place in the table, as in the kernel: so looking one
-//! up is one read of the program's memory, and nonsense there finds nothing.
+//! The contexts of this process, by address.
 //!
-//! Looking takes no lock ([`SharedTable`]): contexts that are used at the same time have
-//! nothing in common.
+//! - A context's `id`, which the program's memory holds at the context's address, is its index in
+//!   the table, as in the kernel. A lookup reads that memory once. An invalid value there finds no
+//!   context.
+//! - A lookup takes no lock ([`SharedTable`]), so contexts that are used concurrently share no
+//!   data.
 
 use crate::context::Context;
 use alloc::sync::Arc;
@@ -16,14 +17,14 @@ use usring_sys::{Errno, UserAddress, user_memory};
 #[derive(Default)]
 struct Table {
     contexts: SharedTable<Context>,
-    /// Which places are somebody's, also where the context is only being made.
+    /// By index: whether it is in use, also by a context that is still being made.
     taken: Mutex<Vec<bool>>,
 }
 
 static TABLE: PerProcess<Table> = PerProcess::new();
 
 impl Table {
-    /// The first place that is nobody's.
+    /// Reserves the first free index.
     fn take_place(&self) -> Result<usize, Errno> {
         let mut taken = self.taken.lock();
         let place = taken.iter().position(|taken| !taken).unwrap_or(taken.len());
@@ -41,12 +42,12 @@ impl Table {
     }
 }
 
-/// Puts in a context that is made with its id; answers its address.
+/// Makes a context with its index as `id`, inserts it, and returns its address.
 pub fn insert(make: impl FnOnce(u32) -> Result<Context, Errno>) -> Result<u64, Errno> {
     per_process::prepare()?;
     let table = TABLE.get_or_make(Table::default);
     let place = table.take_place()?;
-    // Not with the lock held: it may start a thread.
+    // The lock is not held here, because making a context may start a thread.
     match make(place as u32) {
         Ok(context) => {
             let address = context.address();
@@ -60,7 +61,7 @@ pub fn insert(make: impl FnOnce(u32) -> Result<Context, Errno>) -> Result<u64, E
     }
 }
 
-/// The context at an address. `EINVAL`: there is none.
+/// Finds the context at an address. Error: `EINVAL` if there is none.
 #[inline]
 pub fn find(address: u64) -> Result<Using<Context>, Errno> {
     let (table, place) = locate(address)?;
@@ -68,7 +69,7 @@ pub fn find(address: u64) -> Result<Using<Context>, Errno> {
     found.ok_or(Errno::EINVAL)
 }
 
-/// Takes the context at an address out.
+/// Removes the context at an address. Error: `EINVAL` if there is none.
 pub fn remove(address: u64) -> Result<Arc<Context>, Errno> {
     let (table, place) = locate(address)?;
     let context = table.contexts.take(place, |context| context.address() == address).ok_or(Errno::EINVAL)?;

@@ -1,5 +1,5 @@
-//! The application's halves, as liburing has them: for the Rust API, for tests
-//! and for the models. One thread at a time uses each.
+//! The application's halves of both queues, as in liburing: for the Rust API, tests and loom
+//! models. Only one thread at a time uses a half.
 
 use crate::layout;
 use crate::memory::{Memory, flags};
@@ -7,18 +7,18 @@ use usring_sys::ordering::{Edge, Side};
 use usring_sys::sync::Ordering;
 use usring_uapi::{Cqe, Sqe};
 
-/// The SQ has no room: submit first.
+/// The SQ has no room: the application must submit first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// Pushes SQEs.
+/// The application's half of the SQ, which pushes SQEs.
 pub struct SubmissionHalf {
     memory: Memory,
     tail: u32,
 }
 
 impl SubmissionHalf {
-    /// The half of a ring that nothing was pushed to yet.
+    /// Makes the half of a ring to which no SQE has been pushed.
     pub fn new(memory: &Memory) -> SubmissionHalf {
         if let Some(array) = memory.layout.array {
             for index in 0..memory.layout.sq_entries {
@@ -28,14 +28,14 @@ impl SubmissionHalf {
         SubmissionHalf { memory: memory.clone(), tail: 0 }
     }
 
-    /// For tests: as if this many entries had passed already.
+    /// Sets the index as if this many entries had passed already.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         self.tail = index;
         self.publish();
     }
 
-    /// Entries that are pushed and that the engine has not taken.
+    /// Returns the number of pushed entries that the engine has not taken.
     #[inline]
     pub fn len(&self) -> u32 {
         self.tail.wrapping_sub(self.memory.rings.header_word(layout::SQ_HEAD).load(Edge::SqHead.acquire()))
@@ -50,14 +50,14 @@ impl SubmissionHalf {
         self.len() >= self.memory.layout.sq_entries
     }
 
-    /// Writes an SQE into the next slot; the engine sees it after
-    /// [`SubmissionHalf::publish`].
+    /// Writes an SQE into the next slot. The engine sees it after [`SubmissionHalf::publish`].
     #[inline]
     pub fn fill(&mut self, sqe: &Sqe) -> Result<(), Full> {
         self.fill_slot(sqe, None)
     }
 
-    /// The same with the second 64 bytes of a ring with `SQE128`.
+    /// Writes an SQE of 128 bytes into the next slot of a ring with `SQE128`. The engine sees it
+    /// after [`SubmissionHalf::publish`].
     pub fn fill_wide(&mut self, sqe: &Sqe, extension: [u64; 8]) -> Result<(), Full> {
         assert!(self.memory.layout.has_wide_sqes(), "this ring has SQEs of 64 bytes");
         self.fill_slot(sqe, Some(extension))
@@ -78,13 +78,13 @@ impl SubmissionHalf {
         Ok(())
     }
 
-    /// Shows the engine every SQE written so far.
+    /// Shows the engine all SQEs written so far.
     #[inline]
     pub fn publish(&mut self) {
         self.memory.rings.header_word(layout::SQ_TAIL).store(self.tail, Edge::SqTail.release());
     }
 
-    /// Writes and publishes one SQE.
+    /// Writes an SQE and publishes it.
     #[inline]
     pub fn push(&mut self, sqe: &Sqe) -> Result<(), Full> {
         self.fill(sqe)?;
@@ -92,9 +92,9 @@ impl SubmissionHalf {
         Ok(())
     }
 
-    /// After a push to a ring with an SQ thread: whether it sleeps, so that
-    /// somebody has to enter with `SQ_WAKEUP`. Has the full barrier that must
-    /// stand between the tail and the flag.
+    /// Whether the SQ thread sleeps, so that the application must enter with `SQ_WAKEUP`. Called
+    /// after a push; has the full barrier that is required between the store of the tail and the
+    /// load of the flag.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
         Edge::NeedWakeup.barrier(Side::Waker);
@@ -113,32 +113,32 @@ impl SubmissionHalf {
         self.memory.flags() & flags::TASKRUN != 0
     }
 
-    /// Entries that the engine dropped for a bad index.
+    /// Returns the number of entries that the engine dropped because of an invalid index.
     pub fn dropped(&self) -> u32 {
         self.memory.rings.header_word(layout::SQ_DROPPED).load(Ordering::Relaxed)
     }
 }
 
-/// Pops CQEs.
+/// The application's half of the CQ, which pops CQEs.
 pub struct CompletionHalf {
     memory: Memory,
     head: u32,
 }
 
 impl CompletionHalf {
-    /// The half of a ring that nothing was popped from yet.
+    /// Makes the half of a ring from which no CQE has been popped.
     pub fn new(memory: &Memory) -> CompletionHalf {
         CompletionHalf { memory: memory.clone(), head: 0 }
     }
 
-    /// For tests: as if this many entries had passed already.
+    /// Sets the index as if this many entries had passed already.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         self.head = index;
         self.memory.rings.header_word(layout::CQ_HEAD).store(index, Ordering::Relaxed);
     }
 
-    /// CQEs to pop.
+    /// Returns the number of CQEs to pop.
     #[inline]
     pub fn len(&self) -> u32 {
         self.memory.rings.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire()).wrapping_sub(self.head)
@@ -148,7 +148,7 @@ impl CompletionHalf {
         self.len() == 0
     }
 
-    /// Copies the next CQE out and gives its slot back.
+    /// Copies the next CQE out and releases its slot.
     #[inline]
     #[expect(
         clippy::should_implement_trait,
@@ -158,7 +158,7 @@ impl CompletionHalf {
         self.take(|memory, at| memory.rings.read(at))
     }
 
-    /// The same with the second half of a ring with `CQE32`.
+    /// Copies the next CQE of a ring with `CQE32` out, with its extension, and releases its slot.
     pub fn next_wide(&mut self) -> Option<(Cqe, [u64; 2])> {
         assert!(self.memory.layout.has_wide_cqes(), "this ring has CQEs of 16 bytes");
         self.take(|memory, at| (memory.rings.read(at), memory.rings.read(at + 16)))
@@ -177,7 +177,7 @@ impl CompletionHalf {
         Some(value)
     }
 
-    /// CQEs that were lost for want of memory.
+    /// Returns the number of CQEs that were lost because the backlog got no memory.
     pub fn lost(&self) -> u32 {
         self.memory.rings.header_word(layout::CQ_OVERFLOW).load(Ordering::Relaxed)
     }

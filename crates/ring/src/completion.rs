@@ -1,13 +1,11 @@
-//! The engine's half of the CQ: it produces.
+//! The engine's half of the CQ, which produces entries.
 //!
-//! A CQE that finds no room goes to the backlog, in order, and nothing is
-//! lost: the SQ's flag `CQ_OVERFLOW` tells the program to enter, and enter
-//! calls [`CompletionQueue::flush_overflow`]. While the backlog is not empty
-//! every new CQE goes behind it.
-//!
-//! The CQ may be an AIO context's ring instead (`crate::events`): then each CQE
-//! takes the shape of an event, and head and tail are slots' numbers, which go
-//! round at a count that is no power of two.
+//! - A CQE that finds no room goes to the backlog, so none is lost. The order is kept: while the
+//!   backlog is not empty, every new CQE goes behind it.
+//! - The SQ's flag `CQ_OVERFLOW` asks the program to enter, and enter calls
+//!   [`CompletionQueue::flush_overflow`].
+//! - The CQ may be an AIO context's ring instead (`crate::events`). Each CQE is then stored as an
+//!   event. Head and tail are slot numbers, and wrap around at a number that is no power of two.
 
 use crate::events;
 use crate::layout;
@@ -17,21 +15,20 @@ use usring_sys::ordering::Edge;
 use usring_sys::sync::Ordering;
 use usring_uapi::Cqe;
 
-/// The 16 bytes that follow a CQE on a ring with `CQE32`; of an event the first
-/// word, its `data`.
+/// The 16 bytes behind a CQE on a ring with `CQE32`. For an event, the first word is its `data`.
 pub type Extension = [u64; 2];
 
-/// See the head of this file. Belongs to whoever holds the ring's lock.
+/// The engine's half of the CQ. Only the holder of the ring's lock uses it.
 pub struct CompletionQueue {
     memory: Memory,
-    /// Next slot to fill; told to the program by [`CompletionQueue::publish`].
+    /// Next slot to fill; [`CompletionQueue::publish`] shows it to the program.
     tail: u32,
     published: u32,
-    /// Where both of them stand in an AIO context's ring.
+    /// The slot numbers of `tail` and `published` in an AIO context's ring.
     slot: u32,
     published_slot: u32,
-    /// Slots known to be free. The program can only make it more, so the head
-    /// is looked at when they are used up. Zero while there is a backlog.
+    /// Slots known to be free. The program can only free more, so the head is loaded when they are
+    /// used up. Zero while there is a backlog.
     free: u32,
     backlog: VecDeque<(Cqe, Extension)>,
     /// The backlog has grown since [`CompletionQueue::take_growth`].
@@ -54,7 +51,7 @@ impl CompletionQueue {
         }
     }
 
-    /// For tests: as if this many entries had passed already.
+    /// Sets the indices as if this many entries had passed already.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         (self.tail, self.published) = (index, index);
@@ -71,8 +68,8 @@ impl CompletionQueue {
         self.post_wide(cqe, || [0; 2]);
     }
 
-    /// Adds a CQE with its second half, which only a ring that has room for it
-    /// asks for.
+    /// Adds a CQE with its extension. `extension` is called only if the ring has room for
+    /// extensions.
     #[inline(always)]
     pub fn post_wide(&mut self, cqe: Cqe, extension: impl FnOnce() -> Extension) {
         if self.free == 0 && self.room() == 0 {
@@ -84,7 +81,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Adds a CQE only if there is room for it in the ring.
+    /// Adds a CQE only if the ring has room for it. Returns whether it had.
     #[inline]
     pub fn try_post(&mut self, cqe: Cqe) -> bool {
         let fits = self.free != 0 || self.room() != 0;
@@ -101,8 +98,8 @@ impl CompletionQueue {
             return self.fill_event(cqe, extension());
         }
         let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
-        // By words: made in registers, where a structure would take shape on
-        // the stack and be read back.
+        // Written as words, which are assembled in registers. A structure would be assembled on the
+        // stack and read back.
         self.memory.rings.write(at, cqe.words());
         if layout.has_wide_cqes() {
             self.memory.rings.write(at + 16, extension());
@@ -120,11 +117,11 @@ impl CompletionQueue {
         self.free -= 1;
     }
 
-    /// Puts a CQE behind the backlog.
+    /// Appends a CQE to the backlog.
     #[cold]
     fn keep(&mut self, cqe: Cqe, extension: Extension) {
         if self.backlog.try_reserve(1).is_err() {
-            // No memory: what the kernel does too. Counted, and enter says so.
+            // Without memory the CQE is lost and counted, as in the kernel. Enter reports it.
             self.lost = self.lost.wrapping_add(1);
             self.memory.rings.header_word(layout::CQ_OVERFLOW).store(self.lost, Ordering::Relaxed);
             return;
@@ -136,14 +133,13 @@ impl CompletionQueue {
         self.has_grown = true;
     }
 
-    /// Whether CQEs have gone to the backlog since the last question.
+    /// Whether CQEs have gone to the backlog since the last call.
     pub fn take_growth(&mut self) -> bool {
         core::mem::take(&mut self.has_grown)
     }
 
-    /// Shows the program the CQEs added so far, but for the last. That one is left
-    /// to [`CompletionQueue::publish`], which therefore reports the batch. Not for
-    /// AIO contexts.
+    /// Shows the program all CQEs added so far except the last. [`CompletionQueue::publish`] shows
+    /// the last one, and so returns `true` for the batch. Not for AIO contexts.
     pub fn publish_early(&mut self) {
         let shown = self.tail.wrapping_sub(1);
         if self.published != self.tail && self.published != shown && !self.memory.layout.has_events() {
@@ -152,7 +148,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Shows the program every CQE added so far; says whether there was any.
+    /// Shows the program all CQEs added so far. Returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.published == self.tail {
@@ -168,13 +164,13 @@ impl CompletionQueue {
         true
     }
 
-    /// Whether CQEs were added that nobody was notified of: in the CQ since the last
-    /// [`CompletionQueue::publish`], or in the backlog since [`CompletionQueue::take_growth`].
+    /// Whether CQEs were added without a notification: to the CQ since the last
+    /// [`CompletionQueue::publish`], or to the backlog since [`CompletionQueue::take_growth`].
     pub fn has_unannounced(&self) -> bool {
         self.published != self.tail || self.has_grown
     }
 
-    /// Slots that a new CQE could have now: none while there is a backlog.
+    /// Returns the number of slots for new CQEs: none while there is a backlog.
     #[inline(always)]
     pub fn room(&mut self) -> u32 {
         if self.backlog.is_empty() {
@@ -183,8 +179,8 @@ impl CompletionQueue {
         self.free
     }
 
-    /// Slots of the ring that hold nothing, by the program's head. A head
-    /// beyond our tail is nonsense and counts as a full ring.
+    /// Returns the number of free slots by the program's head. A head beyond the tail is invalid
+    /// and counts as a full ring.
     #[inline(always)]
     fn unused(&self) -> u32 {
         let entries = self.memory.layout.cq_entries;
@@ -219,13 +215,13 @@ impl CompletionQueue {
         published
     }
 
-    /// How far CQEs have been added, in the backlog none of them.
+    /// Returns the index behind the last CQE in the ring. The backlog is not counted.
     #[inline]
     pub fn tail(&self) -> u32 {
         self.tail
     }
 
-    /// CQEs that are published and that the program has not consumed.
+    /// Returns the number of published CQEs that the program has not consumed.
     #[inline(always)]
     pub fn ready(&self) -> u32 {
         if self.memory.layout.has_events() {
@@ -245,7 +241,7 @@ impl CompletionQueue {
         !self.backlog.is_empty()
     }
 
-    /// CQEs in the backlog.
+    /// Returns the number of CQEs in the backlog.
     pub fn overflow_length(&self) -> usize {
         self.backlog.len()
     }

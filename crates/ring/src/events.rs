@@ -1,17 +1,16 @@
-//! The ring of an AIO context as a CQ: it lies at the context's own address,
-//! programs read it there, and its layout is the one that every Linux since 2.6
-//! has had (`uapi::aio`).
+//! The ring of an AIO context as a CQ. It is mapped at the context's address, where the program
+//! reads it. Its layout is that of every Linux since 2.6 (`uapi::aio`).
 //!
-//! Who owns which word, as in the kernel's own ring:
+//! The words of the header have the same owners as in the kernel's ring:
 //!
-//! | word | written by | bounded by |
+//! | word | written by | how it is read |
 //! |---|---|---|
-//! | tail | [`CompletionQueue`](crate::CompletionQueue), under the ring's lock | kept there privately; what stands in memory is only told |
-//! | head | the program, or whoever calls [`Memory::take_events`] for it, one at a time | taken modulo the slots: nonsense only loses the program events |
-//! | the rest of the header | once, before the program is told the address | only told |
+//! | tail | [`CompletionQueue`](crate::CompletionQueue), under the ring's lock | bounded; the queue itself uses its private copy |
+//! | head | the program, or one caller of [`Memory::take_events`] at a time | bounded; an invalid head only loses events |
+//! | the rest | once, before the program learns the address | never |
 //!
-//! Head and tail are numbers of slots. Where both are the same there is nothing,
-//! so one slot always stays empty.
+//! Head and tail are slot numbers. The ring is empty where both are equal, so one slot always stays
+//! empty.
 
 use crate::layout::{self, EVENT, EVENTS, Layout};
 use crate::memory::Memory;
@@ -23,29 +22,28 @@ use usring_sys::{Errno, UserAddress};
 use usring_uapi::Cqe;
 use usring_uapi::aio::{AIO_RING_COMPAT_FEATURES, AIO_RING_INCOMPAT_FEATURES, AIO_RING_MAGIC, AioRing, IoEvent};
 
-/// Where the event of a slot lies.
+/// Returns the offset of a slot's event.
 #[inline]
 pub(crate) fn place(slot: u32) -> usize {
     EVENTS + slot as usize * EVENT
 }
 
-/// The slot behind this one.
+/// Returns the slot behind this one.
 #[inline]
 pub(crate) fn after(slot: u32, slots: u32) -> u32 {
     if slot + 1 >= slots { 0 } else { slot + 1 }
 }
 
-/// A CQE as an event: `user_data` is the address of its iocb.
+/// Converts a CQE to an event. `user_data` is the address of the request's iocb.
 #[inline]
 pub(crate) fn event(cqe: Cqe, extension: [u64; 2]) -> IoEvent {
     IoEvent { data: extension[0], obj: cqe.user_data, res: i64::from(cqe.res), res2: 0 }
 }
 
 impl Memory {
-    /// New mappings of ours, with an AIO context's ring for a CQ. `id` is what
-    /// whoever keeps the contexts knows it by; `readable` whether programs may
-    /// read events there instead of asking for them, which they see by the magic
-    /// number.
+    /// Allocates new mappings, with an AIO context's ring as the CQ. `id` is the context's number
+    /// in the caller's table. `readable`: the program may read events from the ring instead of
+    /// calling io_getevents(2). The ring's magic number says so to the program.
     pub fn for_events(layout: Layout, id: u32, readable: bool) -> Result<Memory, Errno> {
         let rings = SharedMemory::new(Mapping::shared(layout.rings_length())?);
         let sqes = SharedMemory::new(Mapping::shared(layout.sqes_length())?);
@@ -53,7 +51,8 @@ impl Memory {
         Ok(Memory::with_events(rings, sqes, events, layout, (id, readable)))
     }
 
-    /// The same with memory of whatever kind.
+    /// Makes a ring with an AIO context's ring as the CQ, in memory of any kind. See
+    /// [`Memory::for_events`].
     pub fn with_events(
         rings: SharedMemory,
         sqes: SharedMemory,
@@ -89,12 +88,12 @@ impl Memory {
         Memory::with_completions(Arc::new(rings), sqes, events, layout)
     }
 
-    /// The memory of the events.
+    /// Returns the memory of the events.
     pub fn events(&self) -> &SharedMemory {
         &self.completions
     }
 
-    /// How many events lie between a head that the program wrote and a slot.
+    /// Returns the number of events between a head that the program wrote and a slot.
     #[inline]
     pub(crate) fn events_before(&self, tail: u32, head: u32) -> u32 {
         let slots = self.layout.event_slots;
@@ -102,17 +101,17 @@ impl Memory {
         if tail >= head { tail - head } else { tail + slots - head }
     }
 
-    /// Events that were published and not taken, as the memory says.
+    /// Returns the number of events that were published and not taken, from the shared words.
     pub(crate) fn ready_events(&self) -> u32 {
         let tail = self.completions.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire());
         let head = self.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire());
         self.events_before(bounded(tail, self.layout.event_slots), head)
     }
 
-    /// Copies up to `most` events to the program, the oldest first, and gives
-    /// their slots back; answers how many. For one caller at a time.
+    /// Copies up to `most` events to the program, oldest first, and releases their slots. Returns
+    /// the number of events. Only one caller at a time.
     ///
-    /// Error: `EFAULT`, and then no event is taken.
+    /// Error: `EFAULT`; no event is taken.
     pub fn take_events(&self, to: UserAddress, most: u32) -> Result<u32, Errno> {
         self.take(most, |memory, at, before, count| {
             memory.copy_out(at, count as usize * EVENT, to.offset(u64::from(before) * EVENT as u64))
@@ -139,7 +138,7 @@ impl Memory {
         let tail = bounded(words.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire()), slots);
         let mut head = bounded(words.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire()), slots);
         let mut taken = 0;
-        // Two pieces where they go round the end.
+        // Two parts where the events wrap around the end.
         while taken < most && head != tail {
             let end = if tail > head { tail } else { slots };
             let count = (end - head).min(most - taken);
@@ -154,7 +153,7 @@ impl Memory {
     }
 }
 
-/// A number that stands for a slot, whatever the program has written there.
+/// Returns a valid slot number for any value that the program has written.
 #[inline]
 fn bounded(slot: u32, slots: u32) -> u32 {
     if slot < slots { slot } else { slot % slots }

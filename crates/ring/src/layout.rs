@@ -1,10 +1,11 @@
-//! Where everything lies in a ring's memory. Programs learn it from
-//! `io_uring_params`, but enough of them assume what the kernel does that it
-//! has to be the kernel's own layout.
+//! Sizes and offsets of a ring's memory.
 //!
-//! One mapping serves both queues: heads, tails and flags in the first 64
-//! bytes, then the CQEs, then the SQ's index array (unless `NO_SQARRAY`). The
-//! SQEs have a mapping of their own.
+//! A program reads the offsets from `io_uring_params`. Some programs assume the kernel's layout
+//! instead, so the layout must equal the kernel's:
+//!
+//! - One mapping serves both queues: heads, tails and flags in the first 64 bytes, then the CQEs,
+//!   then the SQ's index array (unless `NO_SQARRAY`).
+//! - The SQEs have a mapping of their own.
 
 use core::mem::{offset_of, size_of};
 use usring_sys::Errno;
@@ -12,9 +13,9 @@ use usring_sys::mapping::PAGE;
 use usring_uapi::aio::{AioRing, IoEvent};
 use usring_uapi::io_uring as uapi;
 
-/// Most SQEs that a ring can have.
+/// Maximum number of SQEs of a ring.
 pub const ENTRIES_MAX: u32 = 32768;
-/// Most CQEs that a ring can have.
+/// Maximum number of CQEs of a ring.
 pub const COMPLETION_ENTRIES_MAX: u32 = 2 * ENTRIES_MAX;
 
 pub(crate) const SQ_HEAD: usize = 0;
@@ -31,17 +32,17 @@ pub(crate) const CQ_FLAGS: usize = 40;
 pub(crate) const CQ_OVERFLOW: usize = 44;
 pub(crate) const CQES: usize = 64;
 
-/// Where an AIO context's ring has its first event, and bytes of each.
+/// Offset of the first event in an AIO context's ring, and the size of an event, in bytes.
 pub(crate) const EVENTS: usize = size_of::<AioRing>();
 pub(crate) const EVENT: usize = size_of::<IoEvent>();
 
-// Its head and tail stand where those of a CQ do.
+// An AIO context's ring has its head and tail at the offsets of a CQ's.
 const _: () = assert!(offset_of!(AioRing, head) == CQ_HEAD && offset_of!(AioRing, tail) == CQ_TAIL);
 
-/// Most events of an AIO context's ring (`fs/aio.c`: overflow checks).
+/// Maximum number of events in an AIO context's ring (`fs/aio.c`: overflow checks).
 const EVENTS_MAX: u32 = 0x1000_0000 / EVENT as u32;
 
-/// The kernel starts the index array on a cache line.
+/// Bytes of a cache line. The kernel aligns the index array to one.
 const LINE: usize = 64;
 
 /// Sizes and offsets of one ring.
@@ -49,19 +50,19 @@ const LINE: usize = 64;
 pub struct Layout {
     pub sq_entries: u32,
     pub cq_entries: u32,
-    /// Bytes from one SQE to the next, as a shift: 64, or 128 with `SQE128`.
+    /// Binary logarithm of the distance between SQEs: 64 bytes, or 128 with `SQE128`.
     pub(crate) sqe_shift: u32,
-    /// Bytes from one CQE to the next, as a shift: 16, or 32 with `CQE32`.
+    /// Binary logarithm of the distance between CQEs: 16 bytes, or 32 with `CQE32`.
     pub(crate) cqe_shift: u32,
-    /// Where the SQ's index array is, if there is one.
+    /// Offset of the SQ's index array, if there is one.
     pub(crate) array: Option<usize>,
-    /// Slots of the AIO context's ring that is the CQ; 0 for a CQ of io_uring.
+    /// Slots of the AIO context's ring that serves as the CQ; 0 for an io_uring CQ.
     pub(crate) event_slots: u32,
 }
 
 impl Layout {
-    /// The layout of a ring of this many entries, both powers of two as
-    /// [`entries`] gives them. `flags` are those of io_uring_setup(2).
+    /// Returns the layout of a ring with these numbers of entries, both powers of two as returned
+    /// by [`entries`]. `flags` are those of io_uring_setup(2).
     pub fn new(sq_entries: u32, cq_entries: u32, flags: u32) -> Layout {
         assert!(sq_entries.is_power_of_two() && sq_entries <= ENTRIES_MAX);
         assert!(cq_entries.is_power_of_two() && cq_entries <= COMPLETION_ENTRIES_MAX);
@@ -80,12 +81,11 @@ impl Layout {
         layout
     }
 
-    /// The layout of a ring whose CQ is an AIO context's ring, made for
-    /// `requests` at a time on a machine of so many processors: as many slots as
-    /// the kernel makes of them, of which one always stays empty. Its SQ is
-    /// never used.
+    /// Returns the layout of a ring whose CQ is an AIO context's ring for `requests` concurrent
+    /// requests. The number of slots is the one that the kernel computes on a machine with
+    /// `processors` processors. One slot always stays empty. The SQ of such a ring is never used.
     ///
-    /// Error: `EINVAL` for more than any context has.
+    /// Error: `EINVAL` if `requests` exceeds the kernel's limit.
     pub fn for_events(requests: u32, processors: u32) -> Result<Layout, Errno> {
         let wanted = requests.max(processors * 4).checked_mul(2).filter(|wanted| *wanted <= EVENTS_MAX);
         let wanted = wanted.ok_or(Errno::EINVAL)? as usize + 2;
@@ -96,7 +96,8 @@ impl Layout {
         Ok(layout)
     }
 
-    /// For models, which can go through no more than a few: a ring of three slots.
+    /// Returns the layout of a ring of three slots, for loom models, which can explore only small
+    /// rings.
     #[cfg(loom)]
     pub fn for_three_slots() -> Layout {
         Layout { cq_entries: 2, event_slots: 3, ..Layout::new(1, 1, uapi::IORING_SETUP_NO_SQARRAY) }
@@ -108,19 +109,19 @@ impl Layout {
         self.event_slots != 0
     }
 
-    /// Length of the mapping of the events.
+    /// Returns the length of the events' mapping, in bytes.
     pub fn events_length(&self) -> usize {
         EVENTS + self.event_slots as usize * EVENT
     }
 
-    /// The kernel doubles the header too when CQEs are wide; some program may
-    /// count on the room.
+    /// Returns the offset behind the CQEs, rounded up to a cache line. With wide CQEs the kernel
+    /// doubles the header's room, too; so does this function, as a program may rely on it.
     fn end_of_cqes(&self) -> usize {
         let narrow = CQES + 16 * self.cq_entries as usize;
         (narrow << (self.cqe_shift - 4)).next_multiple_of(LINE)
     }
 
-    /// Length of the mapping of both queues.
+    /// Returns the length of the mapping of both queues, in bytes.
     pub fn rings_length(&self) -> usize {
         if self.has_events() {
             return CQES;
@@ -128,23 +129,23 @@ impl Layout {
         self.end_of_cqes() + if self.array.is_some() { 4 * self.sq_entries as usize } else { 0 }
     }
 
-    /// Length of the mapping of the SQEs.
+    /// Returns the length of the mapping of the SQEs, in bytes.
     pub fn sqes_length(&self) -> usize {
         (self.sq_entries as usize) << self.sqe_shift
     }
 
-    /// Whether SQEs take 128 bytes.
+    /// Whether an SQE takes 128 bytes.
     pub fn has_wide_sqes(&self) -> bool {
         self.sqe_shift > 6
     }
 
-    /// Whether CQEs take 32 bytes.
+    /// Whether a CQE takes 32 bytes.
     pub fn has_wide_cqes(&self) -> bool {
         self.cqe_shift > 4
     }
 
-    /// What io_uring_setup(2) answers in `sq_off`; `user_addr` is the
-    /// program's own and stays as it is.
+    /// Returns the `sq_off` that io_uring_setup(2) reports. `user_addr` is the program's value and
+    /// is returned unchanged.
     pub fn sq_offsets(&self, user_addr: u64) -> uapi::io_sqring_offsets {
         uapi::io_sqring_offsets {
             head: SQ_HEAD as u32,
@@ -159,7 +160,8 @@ impl Layout {
         }
     }
 
-    /// What io_uring_setup(2) answers in `cq_off`.
+    /// Returns the `cq_off` that io_uring_setup(2) reports. `user_addr` is the program's value and
+    /// is returned unchanged.
     pub fn cq_offsets(&self, user_addr: u64) -> uapi::io_cqring_offsets {
         uapi::io_cqring_offsets {
             head: CQ_HEAD as u32,
@@ -175,8 +177,8 @@ impl Layout {
     }
 }
 
-/// How many entries the SQ and the CQ get: what io_uring_setup(2) makes of
-/// `requested`, of `params.cq_entries` and of the flags.
+/// Returns the numbers of SQ and CQ entries that io_uring_setup(2) makes of `requested`, of
+/// `cq_requested` (the program's `params.cq_entries`) and of the flags. Error: `EINVAL`.
 pub fn entries(requested: u32, cq_requested: u32, flags: u32) -> Result<(u32, u32), Errno> {
     let clamp = flags & uapi::IORING_SETUP_CLAMP != 0;
     let sq_entries = bounded(requested, ENTRIES_MAX, clamp)?;

@@ -1,17 +1,19 @@
-//! The two queues of a ring in shared memory, both halves of each, and the
-//! backlog of completions that found no room. Nothing else: no opcode, no
-//! thread, no time.
+//! The two queues of a ring in shared memory: both halves of each queue, and the backlog of
+//! completions that found no room in the CQ. The crate knows no opcodes, no threads and no time.
 //!
-//! | | writes the tail | writes the head |
+//! | queue | writes the tail | writes the head |
 //! |---|---|---|
 //! | SQ | [`application::SubmissionHalf`] | [`SubmissionQueue`] |
 //! | CQ | [`CompletionQueue`] | [`application::CompletionHalf`] |
-//! | AIO context's ring | [`CompletionQueue`] | the program, and io_getevents for it |
+//! | AIO context's ring | [`CompletionQueue`] | the program, or io_getevents on its behalf |
 //!
-//! The other side of ours is the program, which is not trusted: each of our
-//! halves keeps its own index privately, reads the other's once per batch and
-//! bounds what it finds, and copies an entry once. A program that scribbles
-//! over its ring hurts its own requests only.
+//! The program shares this memory and is not trusted:
+//!
+//! - Each half of the engine keeps its own index in private memory.
+//! - It loads the program's index once per batch, and bounds the value.
+//! - It copies each entry once.
+//!
+//! A program that overwrites its ring with nonsense harms its own requests only.
 #![cfg_attr(not(any(test, loom)), no_std)]
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! A ring's memory, and the words of it that any thread may touch without the
-//! ring's lock.
+//! A ring's memory, and the words in it that any thread may access without the ring's lock.
 
 use crate::layout::{self, Layout};
 use usring_sys::Errno;
@@ -15,15 +14,15 @@ use usring_uapi::io_uring as uapi;
 pub mod flags {
     use usring_uapi::io_uring as uapi;
 
-    /// The SQ thread sleeps: enter with `SQ_WAKEUP`.
+    /// The SQ thread sleeps; the application must enter with `SQ_WAKEUP`.
     pub const NEED_WAKEUP: u32 = uapi::IORING_SQ_NEED_WAKEUP;
-    /// CQEs wait for room: enter with `GETEVENTS`.
+    /// CQEs wait for room; the application must enter with `GETEVENTS`.
     pub const CQ_OVERFLOW: u32 = uapi::IORING_SQ_CQ_OVERFLOW;
-    /// Task work waits for this thread: enter with `GETEVENTS`.
+    /// Task work waits for the submitting thread, which must enter with `GETEVENTS`.
     pub const TASKRUN: u32 = uapi::IORING_SQ_TASKRUN;
 }
 
-/// The mappings of a ring with their layout. Clones share the memory.
+/// The mappings of a ring and their layout. Clones share the memory.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) rings: Arc<SharedMemory>,
@@ -34,14 +33,14 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// New mappings of ours.
+    /// Allocates new mappings.
     pub fn allocate(layout: Layout) -> Result<Memory, Errno> {
         let rings = SharedMemory::new(Mapping::shared(layout.rings_length())?);
         let sqes = SharedMemory::new(Mapping::shared(layout.sqes_length())?);
         Ok(Memory::new(rings, sqes, layout))
     }
 
-    /// Memory that the program brings along (`IORING_SETUP_NO_MMAP`).
+    /// Uses memory of the program (`IORING_SETUP_NO_MMAP`), which shared pages replace in place.
     #[cfg(not(loom))]
     pub fn of_program(rings: UserAddress, sqes: UserAddress, layout: Layout) -> Result<Memory, Errno> {
         let rings = SharedMemory::in_place_of(rings, layout.rings_length())?;
@@ -49,8 +48,8 @@ impl Memory {
         Ok(Memory::new(rings, sqes, layout))
     }
 
-    /// Memory of whatever kind, at least as long as the layout says. Heads,
-    /// tails, counters and flags are set to zero, sizes and masks filled in.
+    /// Makes a ring in memory of any kind, at least as long as `layout` requires. Sets heads,
+    /// tails, counters and flags to zero, and stores the sizes and masks.
     pub fn new(rings: SharedMemory, sqes: SharedMemory, layout: Layout) -> Memory {
         assert!(rings.length() >= layout.rings_length() && sqes.length() >= layout.sqes_length());
         let rings = Arc::new(rings);
@@ -88,19 +87,19 @@ impl Memory {
         &self.layout
     }
 
-    /// The memory of both queues.
+    /// Returns the memory of both queues.
     pub fn rings(&self) -> &SharedMemory {
         &self.rings
     }
 
-    /// The memory of the SQEs.
+    /// Returns the memory of the SQEs.
     pub fn sqes(&self) -> &SharedMemory {
         &self.sqes
     }
 
-    /// Sets bits of the SQ's flag word; see [`flags`]. A full barrier stands
-    /// between this and whatever the caller looks at next, so that a program
-    /// that stores first and reads the flags then is not overlooked.
+    /// Sets bits of the SQ's flag word; see [`flags`]. A full barrier separates the store from the
+    /// caller's next load. So a program that first stores an entry and then reads the flags cannot
+    /// be missed.
     #[inline]
     pub fn set_flag(&self, bits: u32) {
         self.rings.header_word(layout::SQ_FLAGS).fetch_or(bits, Ordering::Relaxed);
@@ -112,13 +111,13 @@ impl Memory {
         self.rings.header_word(layout::SQ_FLAGS).fetch_and(!bits, Ordering::Relaxed);
     }
 
-    /// The SQ's flag word.
+    /// Returns the SQ's flag word.
     #[inline]
     pub fn flags(&self) -> u32 {
         self.rings.header_word(layout::SQ_FLAGS).load(Ordering::Relaxed)
     }
 
-    /// CQEs that the application has not consumed yet, as its memory says.
+    /// Returns the number of CQEs that the application has not consumed, from the shared words.
     #[inline]
     pub fn ready(&self) -> u32 {
         if self.layout.has_events() {
@@ -129,21 +128,21 @@ impl Memory {
             .min(self.layout.cq_entries)
     }
 
-    /// Whether the SQ has no room, as its memory says (`SQ_WAIT`).
+    /// Whether the SQ has no room, from the shared words (for `SQ_WAIT`).
     #[inline]
     pub fn is_submission_full(&self) -> bool {
         self.submitted() >= self.layout.sq_entries
     }
 
-    /// SQEs that were pushed and not consumed, as the memory says; for who
-    /// does not hold the ring's lock.
+    /// Returns the number of SQEs that were pushed and not consumed, from the shared words. For
+    /// callers that do not hold the ring's lock.
     #[inline]
     pub fn submitted(&self) -> u32 {
         let head = self.rings.header_word(layout::SQ_HEAD).load(Ordering::Relaxed);
         self.rings.header_word(layout::SQ_TAIL).load(Ordering::Acquire).wrapping_sub(head)
     }
 
-    /// Whether the application has asked for no eventfd notifications.
+    /// Whether the application has switched eventfd notifications off.
     #[inline]
     pub fn is_eventfd_disabled(&self) -> bool {
         self.rings.header_word(layout::CQ_FLAGS).load(Ordering::Relaxed) & uapi::IORING_CQ_EVENTFD_DISABLED != 0

@@ -1,9 +1,9 @@
-//! The engine's half of the SQ: it consumes.
+//! The engine's half of the SQ, which consumes entries.
 //!
-//! Indices and tail are the program's to scribble on, so they are loaded once
-//! and bounded, and the head is kept here and only ever told to the program.
-//! An entry is copied once, into private memory; whoever reads a field twice
-//! reads the copy.
+//! - The program may write any value to the tail and to the index array, so each is loaded once and
+//!   bounded.
+//! - The head is kept here. The shared word is only written.
+//! - An SQE is copied once into private memory, and all fields are read from the copy.
 
 use crate::layout;
 use crate::memory::{Memory, flags};
@@ -11,19 +11,19 @@ use usring_sys::ordering::Edge;
 use usring_sys::sync::Ordering;
 use usring_uapi::Sqe;
 
-/// An index array's entry pointed nowhere: no request, no CQE; counted in the
-/// ring's `dropped` word.
+/// An entry of the index array was out of range. The entry makes no request and no CQE; it is
+/// counted in the ring's `dropped` word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped;
 
-/// See the head of this file. Belongs to whoever holds the ring's lock.
+/// The engine's half of the SQ. Only the holder of the ring's lock uses it.
 pub struct SubmissionQueue {
     memory: Memory,
     /// Next entry to take; published by [`SubmissionQueue::commit`].
     head: u32,
     /// End of the batch that [`SubmissionQueue::pending`] found.
     tail: u32,
-    /// Where the SQE that was taken last lies.
+    /// Offset of the SQE that was taken last.
     last: usize,
     dropped: u32,
 }
@@ -33,7 +33,7 @@ impl SubmissionQueue {
         SubmissionQueue { memory: memory.clone(), head: 0, tail: 0, last: 0, dropped: 0 }
     }
 
-    /// For tests: as if this many entries had passed already.
+    /// Sets the indices as if this many entries had passed already.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         (self.head, self.tail) = (index, index);
@@ -44,8 +44,8 @@ impl SubmissionQueue {
         &self.memory
     }
 
-    /// How many entries there are to take. Loads the tail: what is pushed
-    /// later belongs to the next batch.
+    /// Loads the tail and returns the number of entries to take. An entry pushed after this call
+    /// belongs to the next batch.
     #[inline]
     pub fn pending(&mut self) -> u32 {
         let tail = self.memory.rings.header_word(layout::SQ_TAIL).load(Edge::SqTail.acquire());
@@ -54,8 +54,8 @@ impl SubmissionQueue {
         pending
     }
 
-    /// Takes the next entry of the batch that [`SubmissionQueue::pending`]
-    /// found.
+    /// Takes the next entry of the batch that [`SubmissionQueue::pending`] found. `None` at its
+    /// end.
     #[expect(
         clippy::should_implement_trait,
         reason = "an Iterator would promise that None is the end; here it ends a batch"
@@ -65,7 +65,8 @@ impl SubmissionQueue {
         self.next_into(&mut sqe).map(|taken| taken.map(|()| sqe))
     }
 
-    /// The same, copied straight to where it is going to stay.
+    /// Takes the next entry of the batch and copies it directly to `sqe`. `None` at the end of the
+    /// batch.
     #[inline(always)]
     pub fn next_into(&mut self, sqe: &mut Sqe) -> Option<Result<(), Dropped>> {
         if self.head == self.tail {
@@ -92,14 +93,13 @@ impl SubmissionQueue {
         Dropped
     }
 
-    /// The second 64 bytes of the SQE that was taken last, on a ring with
-    /// `SQE128`. To be read once and before [`SubmissionQueue::commit`].
+    /// Returns the second 64 bytes of the SQE that was taken last; `None` without `SQE128`. The
+    /// caller must read them once, before [`SubmissionQueue::commit`].
     pub fn extension(&self) -> Option<[u64; 8]> {
         self.memory.layout.has_wide_sqes().then(|| self.memory.sqes.read(self.last + 64))
     }
 
-    /// Gives the slots of all entries taken so far back to the program, which
-    /// may overwrite them at once.
+    /// Releases the slots of all entries taken so far. The program may overwrite them immediately.
     #[inline]
     pub fn commit(&mut self) {
         self.memory.rings.header_word(layout::SQ_HEAD).store(self.head, Edge::SqHead.release());
@@ -113,19 +113,20 @@ impl SubmissionQueue {
         self.memory.clear_flag(bits);
     }
 
-    /// For the SQ thread, before it sleeps: sets `NEED_WAKEUP`, passes a full
-    /// barrier, and looks once more. `true` says that there is nothing, and
-    /// that a program that pushes from now on sees the flag and enters with
-    /// `SQ_WAKEUP`.
+    /// Prepares the SQ thread's sleep: sets `NEED_WAKEUP`, passes a full barrier, and checks for
+    /// entries again. If it returns `true`, the SQ is empty. A program that pushes from now on sees
+    /// the flag and enters with `SQ_WAKEUP`.
     ///
-    /// The thread announces itself on its sleep word first, so that an enter
-    /// that comes right after the flag finds it; and when it is awake again,
-    /// calls [`SubmissionQueue::end_sleep`] before it looks for work.
+    /// 1. The SQ thread announces itself on its sleep word, so that an enter right after the flag
+    ///    finds it.
+    /// 2. It calls this function, and sleeps if all its rings return `true`.
+    /// 3. It calls [`SubmissionQueue::end_sleep`] before it looks for entries again.
     pub fn prepare_sleep(&mut self) -> bool {
         self.set_flag(flags::NEED_WAKEUP);
         self.pending() == 0
     }
 
+    /// Clears `NEED_WAKEUP`, after the SQ thread has woken.
     pub fn end_sleep(&self) {
         self.clear_flag(flags::NEED_WAKEUP);
     }

@@ -1,11 +1,11 @@
-//! Tests of indices that run over the end of their 32 bits: after four
-//! billion entries, which no test from outside can wait for.
+//! Tests of indices that wrap around at 32 bits. That happens after four billion entries, too many
+//! for a test from outside the crate.
 
 use crate::application::{CompletionHalf, SubmissionHalf};
 use crate::{CompletionQueue, Layout, Memory, SubmissionQueue};
 use usring_uapi::{Cqe, Sqe};
 
-/// A few entries before the end.
+/// An index a few entries before the wrap-around.
 const START: u32 = u32::MAX - 5;
 
 fn memory() -> Memory {

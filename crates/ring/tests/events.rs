@@ -1,5 +1,5 @@
-//! An AIO context's ring as a CQ, against a program that takes its events and
-//! one that scribbles over it.
+//! Tests of an AIO context's ring as a CQ: with a program that takes its events, and with a program
+//! that overwrites the header.
 #![cfg(not(loom))]
 
 use std::sync::atomic::Ordering;
@@ -101,8 +101,7 @@ fn what_finds_no_slot_waits_for_one() {
     assert!(!queue.has_overflow());
 }
 
-/// Whatever the head says, no slot outside is touched and nothing is counted
-/// that cannot be there.
+/// With any value of the head, no slot outside the ring is accessed, and no count exceeds the ring.
 #[test]
 fn a_scribbled_head_hurts_only_the_program() {
     let memory = memory(1);

@@ -1,4 +1,4 @@
-//! Sizes and offsets: the kernel's own, asked of it where it answers.
+//! Tests of sizes and offsets against the kernel's: fixed ones, and those of this machine's kernel.
 #![cfg(not(loom))]
 
 #[path = "../../../xtask/src/skipped.rs"]
@@ -84,9 +84,9 @@ fn a_cq_of_its_own_size_is_at_least_as_big_as_the_sq() {
     assert_eq!(entries(4, u32::MAX, OWN | IORING_SETUP_CLAMP), Ok((4, COMPLETION_ENTRIES_MAX)));
 }
 
-/// io_uring_setup(2) of this machine's kernel.
+/// Calls io_uring_setup(2) of this machine's kernel.
 fn ask_the_kernel(requested: u32, cq_requested: u32, flags: u32) -> Result<io_uring_params, Errno> {
-    // SAFETY: integers only.
+    // SAFETY: the structure consists of integers.
     let mut params: io_uring_params = unsafe { std::mem::zeroed() };
     params.flags = flags;
     params.cq_entries = cq_requested;
@@ -109,7 +109,7 @@ fn the_kernel_of_this_machine_agrees() {
             for cq_requested in [0, 2, 9, 2048, 70_000] {
                 let theirs = ask_the_kernel(requested, cq_requested, flags);
                 let case = format!("{requested} and {cq_requested} entries, flags {flags:#x}");
-                // What an older kernel does not know says nothing about us.
+                // A flag that an older kernel does not know proves nothing about this crate.
                 let is_new = flags & (IORING_SETUP_SQE128 | IORING_SETUP_CQE32 | IORING_SETUP_NO_SQARRAY) != 0;
                 let ours = entries(requested, cq_requested, flags);
                 match (ours, theirs) {

@@ -1,6 +1,5 @@
-//! A model of an AIO context's ring: the engine publishes events while the
-//! program takes them out by itself. An event is seen whole and once, and its
-//! slot is not written while the program still reads it.
+//! Model of an AIO context's ring: the engine publishes events, and the program takes them from
+//! memory. Each event is seen whole and once. No slot is written while the program still reads it.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-ring --release --test 'loom_*'`
 #![cfg(loom)]
@@ -11,7 +10,7 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::shared::SharedMemory;
 use usring_uapi::Cqe;
 
-/// A ring that has room for two events, near its end, so that they go round it.
+/// Makes a ring with room for two events, near its end, so that events wrap around.
 fn memory() -> Memory {
     let layout = Layout::for_three_slots();
     let lengths = [layout.rings_length(), layout.sqes_length(), layout.events_length()];
@@ -23,7 +22,7 @@ fn cqe(number: u64) -> Cqe {
     Cqe { user_data: number, res: -(number as i32), flags: 0 }
 }
 
-/// Four events through a ring of two: what does not fit waits for room.
+/// Sends four events through a ring of two: an event that does not fit waits for room.
 fn events() {
     loom::model(|| {
         let memory = memory();

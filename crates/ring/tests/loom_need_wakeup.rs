@@ -1,6 +1,6 @@
-//! Model of `NEED_WAKEUP`: an application that pushes, looks at the flag and
-//! enters only if it is set; an SQ thread that sleeps when it finds nothing. A
-//! lost wake-up is an SQ thread that sleeps for ever: a deadlock to loom.
+//! Model of `NEED_WAKEUP`. The application pushes, reads the flag, and enters only if it is set.
+//! The SQ thread sleeps when it finds no entry. After a lost wake-up it sleeps for ever, which loom
+//! reports as a deadlock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -43,7 +43,7 @@ fn sq_thread(mut queues: Vec<SubmissionQueue>, sleep: &SleepWord, count: u32) {
     }
 }
 
-/// A push, and what enter(SQ_WAKEUP) does if the flag asks for it.
+/// Pushes an SQE, and wakes the SQ thread as enter with `SQ_WAKEUP` does, if the flag asks for it.
 fn push(half: &mut SubmissionHalf, sleep: &SleepWord) {
     half.push(&Sqe::default()).unwrap();
     if half.needs_wakeup() && sleep.wake_target(u32::MAX) == Wake::Futex {
@@ -51,7 +51,7 @@ fn push(half: &mut SubmissionHalf, sleep: &SleepWord) {
     }
 }
 
-/// All orders would take hours; a thread is taken off at most this often.
+/// Runs a model with a bounded number of preemptions; all interleavings would take hours.
 fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -104,8 +104,8 @@ fn an_sq_thread_of_two_rings_wakes_for_both() {
     });
 }
 
-/// enter(SQ_WAIT): a program whose SQ is full sleeps until the SQ thread has
-/// given slots back.
+/// Models enter with `SQ_WAIT`: a program whose SQ is full sleeps until the SQ thread releases
+/// slots.
 fn a_program_waits_for_room() {
     bounded(3, || {
         let memory = memory();

@@ -1,5 +1,5 @@
-//! Models of the two halves of each queue: an entry is seen whole and once, a
-//! slot is never written while the other side still reads it.
+//! Models of the two halves of each queue. Each entry is seen whole and once. No slot is written
+//! while the other side still reads it.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-ring --release --test 'loom_*'`
 #![cfg(loom)]
@@ -28,7 +28,7 @@ fn cqe(number: u64) -> Cqe {
     Cqe { user_data: number, res: -(number as i32), flags: 0 }
 }
 
-/// Two SQEs through a ring of one, so that a slot is used again.
+/// Sends two SQEs through a ring of one, so that a slot is used again.
 fn submission(setup_flags: u32) {
     loom::model(move || {
         let memory = memory(1, 2, setup_flags);
@@ -87,7 +87,7 @@ fn a_head_loaded_without_acquire_lets_an_sqe_be_overwritten_while_it_is_copied()
     weaken(Edge::SqHead, Side::Acquire, || submission(0));
 }
 
-/// Three CQEs through a ring of one: the backlog takes what does not fit.
+/// Sends three CQEs through a ring of one; the backlog takes those that do not fit.
 fn completion() {
     loom::model(|| {
         let memory = memory(1, 1, IORING_SETUP_NO_SQARRAY);
@@ -143,8 +143,7 @@ fn a_head_loaded_without_acquire_lets_a_cqe_be_overwritten_while_it_is_copied() 
     weaken(Edge::CqHead, Side::Acquire, completion);
 }
 
-/// What enter does with the ring's lock: two threads post, one of them
-/// flushes.
+/// Two threads post, and one of them flushes, as enter does under the ring's lock.
 #[test]
 fn cqes_of_two_posters_are_all_there() {
     loom::model(|| {

@@ -1,5 +1,5 @@
-//! Both halves of both queues against each other, and against a program that
-//! scribbles over its ring.
+//! Tests of both halves of both queues: against each other, and against a program that overwrites
+//! its ring.
 #![cfg(not(loom))]
 
 use std::sync::atomic::Ordering;
@@ -30,7 +30,7 @@ fn completion(entries: u32, setup_flags: u32) -> (CompletionQueue, CompletionHal
     (CompletionQueue::new(&memory), CompletionHalf::new(&memory), memory)
 }
 
-/// Everything that a batch has.
+/// Takes all entries of a batch.
 fn take(queue: &mut SubmissionQueue) -> Vec<Result<Sqe, Dropped>> {
     queue.pending();
     let taken = std::iter::from_fn(|| queue.next()).collect();
@@ -42,7 +42,7 @@ fn pop(half: &mut CompletionHalf) -> Vec<u64> {
     std::iter::from_fn(|| half.next()).map(|cqe| cqe.user_data).collect()
 }
 
-/// A word of the ring, by the offset that io_uring_setup(2) tells.
+/// Writes a word of the ring, at an offset that io_uring_setup(2) reported.
 fn scribble(memory: &Memory, offset: u32, value: u32) {
     memory.rings().word(offset as usize).store(value, Ordering::Relaxed);
 }
@@ -301,8 +301,8 @@ fn a_program_on_another_thread_gets_every_cqe_of_every_sqe() {
     });
 }
 
-/// What a driver asks before it notifies: CQEs in the CQ that are not published, and CQEs that
-/// went to the backlog since it asked last.
+/// The two reasons for a driver to notify: CQEs in the CQ that are not published, and CQEs that
+/// went to the backlog since the last question.
 #[test]
 fn what_nobody_was_notified_of_is_known() {
     let (mut queue, _half, _memory) = completion(2, 0);

@@ -1,38 +1,39 @@
-//! The kernel's AIO (`linux/aio_abi.h`), and the ring in which a context's
-//! completions lie: the header declares no type for that ring, but every
-//! context since Linux 2.6 has had it at its own address.
+//! The kernel's AIO interface (`linux/aio_abi.h`), and the ring that holds a context's completions.
+//!
+//! The header declares no type for that ring ([`AioRing`]). Every context since Linux 2.6 has had
+//! it at its own address.
 
 use core::mem::{offset_of, size_of};
 
-/// What an [`Iocb`] asks for (`IOCB_CMD_*`).
+/// Operation of an [`Iocb`] (`IOCB_CMD_*`).
 pub const IOCB_CMD_PREAD: u16 = 0;
 pub const IOCB_CMD_PWRITE: u16 = 1;
 pub const IOCB_CMD_FSYNC: u16 = 2;
 pub const IOCB_CMD_FDSYNC: u16 = 3;
 pub const IOCB_CMD_POLL: u16 = 5;
-/// In the header, and refused by every kernel.
+/// Declared in the header, but refused by every kernel.
 pub const IOCB_CMD_NOOP: u16 = 6;
 pub const IOCB_CMD_PREADV: u16 = 7;
 pub const IOCB_CMD_PWRITEV: u16 = 8;
 
-/// `aio_resfd` is an eventfd, which the completion signals.
+/// `aio_resfd` is an eventfd that the completion signals.
 pub const IOCB_FLAG_RESFD: u32 = 1 << 0;
-/// `aio_reqprio` is an I/O scheduling class and level.
+/// `aio_reqprio` holds an I/O scheduling class and level.
 pub const IOCB_FLAG_IOPRIO: u32 = 1 << 1;
-/// To be polled for, of a context with [`IOCTX_FLAG_IOPOLL`]. (Polled AIO as its
-/// patches had it at the end of 2018; no release of Linux has it.)
+/// The request is polled for; only valid in a context with [`IOCTX_FLAG_IOPOLL`]. The flag comes
+/// from the polled-AIO patches of the end of 2018. No release of Linux has it.
 pub const IOCB_FLAG_HIPRI: u32 = 1 << 2;
 
-/// io_setup2's: whoever asks for events polls for them.
+/// Flag of io_setup2: the thread that asks for events polls the devices for them.
 pub const IOCTX_FLAG_IOPOLL: u32 = 1 << 0;
 
-/// One request (`struct iocb`).
+/// An AIO request (`struct iocb`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Iocb {
-    /// Comes back in [`IoEvent::data`].
+    /// Returned in [`IoEvent::data`].
     pub aio_data: u64,
-    /// The kernel's own.
+    /// Written by io_submit(2).
     pub aio_key: u32,
     /// `RWF_*` of preadv2(2).
     pub aio_rw_flags: i32,
@@ -40,9 +41,9 @@ pub struct Iocb {
     pub aio_lio_opcode: u16,
     pub aio_reqprio: i16,
     pub aio_fildes: u32,
-    /// Memory, or for the vectored commands an array of `struct iovec`.
+    /// Address of the buffer; for the vectored commands, of an array of `struct iovec`.
     pub aio_buf: u64,
-    /// Bytes, or members of the array.
+    /// Length of the buffer in bytes; for the vectored commands, the number of array elements.
     pub aio_nbytes: u64,
     pub aio_offset: i64,
     pub aio_reserved2: u64,
@@ -51,34 +52,33 @@ pub struct Iocb {
     pub aio_resfd: u32,
 }
 
-/// One completion (`struct io_event`).
+/// A completion of an AIO request (`struct io_event`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct IoEvent {
     pub data: u64,
-    /// The address at which the [`Iocb`] was submitted.
+    /// The address of the submitted [`Iocb`].
     pub obj: u64,
-    /// What the system call would have answered.
+    /// Result, as the system call would have returned it.
     pub res: i64,
     pub res2: i64,
 }
 
-/// The head of a context's ring (the kernel's private `struct aio_ring`); the
-/// events follow it.
+/// Header of a context's ring (the kernel's private `struct aio_ring`); the events follow it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct AioRing {
     pub id: u32,
-    /// Events that there is room for.
+    /// Number of event slots.
     pub nr: u32,
-    /// Next event to be read.
+    /// Slot of the next event to be read.
     pub head: u32,
-    /// Next event to be written.
+    /// Slot of the next event to be written.
     pub tail: u32,
     pub magic: u32,
     pub compat_features: u32,
     pub incompat_features: u32,
-    /// Bytes before the first event.
+    /// Offset of the first event in bytes.
     pub header_length: u32,
 }
 

@@ -1,22 +1,23 @@
-//! The two ring entries, flat. The kernel's header declares the SQE as nested
-//! unions; here each 32- or 64-bit slot has one name, and the file of an
-//! opcode's family (`engine::op`) says what it means there.
+//! The two ring entries, without nested unions.
+//!
+//! The kernel's header declares the SQE as nested unions. Here each 32- or 64-bit slot has one
+//! name. The file of an opcode family in `engine::op` says what a slot means for that family.
 
 use core::mem::{offset_of, size_of};
 use linux_raw_sys::io_uring as raw;
 
-/// Submission queue entry (`struct io_uring_sqe`), 64 bytes; with
-/// `IORING_SETUP_SQE128` the entry takes two of these slots.
+/// Submission queue entry (`struct io_uring_sqe`), 64 bytes. With `IORING_SETUP_SQE128` an entry
+/// takes two of these slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sqe {
     pub opcode: u8,
     /// `IOSQE_*`, see [`crate::sqe_flags`].
     pub flags: u8,
-    /// I/O priority, or the family's own flags (accept, send, receive).
+    /// I/O priority, or flags of the opcode family (accept, send, receive).
     pub ioprio: u16,
     pub fd: i32,
-    /// Offset, `addr2`, or the family's own.
+    /// Offset, `addr2`, or a field of the opcode family.
     pub off: u64,
     pub addr: u64,
     pub len: u32,
@@ -32,19 +33,19 @@ pub struct Sqe {
     pub pad2: u64,
 }
 
-/// Completion queue entry (`struct io_uring_cqe`), 16 bytes; with
-/// `IORING_SETUP_CQE32` another 16 follow.
+/// Completion queue entry (`struct io_uring_cqe`), 16 bytes. With `IORING_SETUP_CQE32` another 16
+/// bytes follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Cqe {
     pub user_data: u64,
     pub res: i32,
-    /// `IORING_CQE_F_*`; the buffer's id in the upper half.
+    /// `IORING_CQE_F_*`; the upper half holds the buffer ID.
     pub flags: u32,
 }
 
 impl Cqe {
-    /// As it lies in memory, in two words.
+    /// Returns the entry as the two words that it occupies in memory.
     #[inline(always)]
     pub const fn words(self) -> [u64; 2] {
         const { assert!(cfg!(target_endian = "little")) };

@@ -1,9 +1,13 @@
 //! Linux's numbers and layouts as usring uses them.
 //!
-//! Everything comes from `linux-raw-sys`; by hand only what that lacks or
-//! hides behind bindgen's unions: the submission queue entry with its fields
-//! flat ([`Sqe`]), the bits of [`sqe_flags`], and the kernel's [`aio`]. Sizes and offsets are
-//! asserted at compile time. No behaviour lives here.
+//! Everything comes from `linux-raw-sys`, except what that crate lacks or declares with bindgen's
+//! unions. These parts are written by hand, with sizes and offsets asserted at compile time:
+//!
+//! - [`Sqe`]: the submission queue entry, with its fields flat.
+//! - [`sqe_flags`]: the bits of its `flags` field.
+//! - [`aio`]: the kernel's AIO interface.
+//!
+//! The crate has no behaviour.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Opcodes (`enum io_uring_op`) as the byte that stands in an SQE.
+//! Opcodes (`enum io_uring_op`) as the byte in an SQE.
 
 pub const NOP: u8 = 0;
 pub const READV: u8 = 1;
@@ -64,7 +64,7 @@ pub const READV_FIXED: u8 = 60;
 pub const WRITEV_FIXED: u8 = 61;
 pub const PIPE: u8 = 62;
 
-/// How many opcodes the newest known kernel (6.18) has; PROBE answers for each.
+/// Number of opcodes of the newest known kernel (6.18). PROBE reports on each of them.
 pub const COUNT: usize = 63;
 
 /// The kernel's names in lower case, indexed by opcode.

@@ -1,4 +1,4 @@
-//! `IOSQE_*`: the flags every opcode shares (io_uring_enter(2)).
+//! `IOSQE_*`: the SQE flags common to all opcodes (io_uring_enter(2)).
 
 pub const FIXED_FILE: u8 = 1 << 0;
 pub const IO_DRAIN: u8 = 1 << 1;
@@ -7,5 +7,5 @@ pub const IO_HARDLINK: u8 = 1 << 3;
 pub const ASYNC: u8 = 1 << 4;
 pub const BUFFER_SELECT: u8 = 1 << 5;
 pub const CQE_SKIP_SUCCESS: u8 = 1 << 6;
-/// All that are defined; anything else is `-EINVAL`.
+/// All defined flags; any other bit is refused with `EINVAL`.
 pub const ALL: u8 = 0x7f;
