@@ -96,7 +96,7 @@ fn a_process_ends_when_its_threads_have_ended_unseen_by_libc() {
 
 #[test]
 fn a_filter_of_the_programs_own_lets_no_request_hang() {
-    holds("own_filter.c", 6);
+    holds("own_filter.c", 4);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::text;
 use core::arch::global_asm;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::Ordering;
-use usring_sys::thread;
+use usring_sys::{clock, thread};
 
 global_asm!(
     ".pushsection .data.rel.ro.usring_libc,\"aw\",@progbits",
@@ -259,6 +259,21 @@ pub fn next(name: &CStr) -> Option<usize> {
         }
     }
     None
+}
+
+/// Names the clock of the vDSO, which the loader lists like a library.
+pub fn name_clock() {
+    let mut library = bound().loader().map_or(core::ptr::null(), |loader| loader.first);
+    // SAFETY: 1. No thread changes the loader's list while the program starts. 2. The function of
+    // this name is the kernel's, with this signature, and stays mapped.
+    unsafe {
+        while let Some(this) = library.as_ref() {
+            if let Some(address) = Tables::of(this).and_then(|tables| tables.find(c"__vdso_clock_gettime")) {
+                return clock::set_vdso(core::mem::transmute::<usize, clock::Reader>(address));
+            }
+            library = this.next;
+        }
+    }
 }
 
 /// Has libc run `handler` in each child that it forks.

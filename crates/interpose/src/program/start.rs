@@ -72,6 +72,7 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     memory_reserve::set_refill(|| ALLOCATOR.refill());
     usring_engine::set_host(&HOST);
     libc::name_change_of_user();
+    libc::name_clock();
     symbols::resolve();
     own_numbers::allow_reserve();
     own_numbers::prepare_table();
