@@ -1,4 +1,4 @@
-//! Gives the launcher the identity of this build.
+//! Passes the identity of this build to the launcher.
 
 include!("build_identity.rs");
 

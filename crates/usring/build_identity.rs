@@ -1,13 +1,12 @@
-// What makes two halves of one build known to each other: `usring` (the launcher) and
-// `libusring.so`. The build scripts of both include this file, so both have the identity of what
-// they were made from: the version, and a hash over the sources of the library and of what the
-// launcher says to it.
+// The identity of a build, by which `usring` (the launcher) and `libusring.so` recognise that they
+// were built together. The build scripts of both include this file. The identity is the version and
+// a hash over the library's sources and over the launcher's part of their protocol.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// Below `crates/`.
+/// Files and folders that are hashed, below `crates/`.
 const SOURCES: [&str; 10] = [
     "uapi/src",
     "sys/src",
@@ -34,8 +33,8 @@ fn provide_identity() {
     println!("cargo:rustc-env=USRING_BUILD_IDENTITY={version}-{:016x}", hasher.finish());
 }
 
-/// A file, or all files of a folder in the order of their names. What is not there (a crate by
-/// itself) adds nothing.
+/// Hashes a file, or all files of a folder in the order of their names. A missing path adds
+/// nothing, so a crate outside the workspace builds too.
 fn hash(path: &Path, hasher: &mut impl Hasher) {
     let Ok(entries) = std::fs::read_dir(path) else {
         path.file_name().hash(hasher);

@@ -1,17 +1,16 @@
-//! io_uring in user space, linked directly: a ring whose requests are carried
-//! out inside this process, by ordinary system calls.
+//! io_uring in user space, linked directly: a ring whose requests are carried out inside this
+//! process, by ordinary system calls.
 //!
-//! The names are those of the [`io-uring`](https://docs.rs/io-uring) crate, and
-//! [`opcode`], [`types`] and the two kinds of entries *are* that crate's, so a
-//! program written for it changes one line:
+//! The names are those of the [`io-uring`](https://docs.rs/io-uring) crate. [`opcode`], [`types`]
+//! and the two kinds of entries *are* that crate's. So a program written for it changes one line:
 //!
 //! ```diff
 //! -use io_uring::{IoUring, opcode, types};
 //! +use usring::{IoUring, opcode, types};
 //! ```
 //!
-//! and from then on needs no kernel with io_uring, no sysctl and no exception
-//! in a container's seccomp profile.
+//! From then on the program needs no kernel with io_uring, no sysctl and no exception in a
+//! container's seccomp profile.
 //!
 //! # Example
 //! ```
@@ -39,29 +38,31 @@
 //! ```
 //!
 //! # What differs from the kernel's rings
-//! - A ring is memory of this process, not a descriptor. [`as_raw_fd`](std::os::fd::AsRawFd::as_raw_fd)
-//!   makes a descriptor when it is asked for, readable while there are
-//!   completions; mmap(2), read(2) and the three io_uring system calls on it do
-//!   not reach the ring, and a ring cannot be made from a descriptor.
-//! - Dropping a ring waits until nothing touches the memory that its requests
-//!   name; the kernel's ring may go on for a moment.
-//! - In a child made by fork(2) the parent's ring answers `EOWNERDEAD` to
-//!   everything, and rings of its own work.
-//! - The first ring of a process installs handlers of SIGSEGV and SIGBUS (a bad
-//!   address in a request is answered with `-EFAULT`; every other fault goes to
-//!   the handler that was there) and of SIGSYS, if nobody else has it (it breaks
-//!   off what a thread of ours waits for), and starts one thread that watches
-//!   the rings nobody is inside of. Further threads come and go as with the
-//!   kernel: workers for what may block, one per ring with `setup_sqpoll`.
+//! - A ring is memory of this process, not a descriptor. The first call of
+//!   [`as_raw_fd`](std::os::fd::AsRawFd::as_raw_fd) makes a descriptor, which is readable while
+//!   there are completions. mmap(2), read(2) and the three io_uring system calls on it do not reach
+//!   the ring. A ring cannot be made from a descriptor.
+//! - Dropping a ring waits until nothing touches the memory that its requests name. The kernel's
+//!   ring may go on for a moment.
+//! - In a child made by fork(2) the parent's ring answers `EOWNERDEAD` to every call. Rings that
+//!   the child makes itself work.
+//! - The first ring of a process installs handlers of SIGSEGV and SIGBUS. With them a bad address
+//!   in a request is answered with `-EFAULT`. Every other fault goes to the handler that was there
+//!   before.
+//! - The first ring also installs a handler of SIGSYS, unless the program has one. It interrupts
+//!   the system call that a worker thread waits in.
+//! - The first ring starts one thread, which watches the rings that no thread is inside of. Further
+//!   threads come and go as with the kernel: workers for calls that may block, and one SQ thread
+//!   per ring with `setup_sqpoll`.
 //!
-//! Operations and register calls that usring does not have yet are answered as
-//! a kernel too old for them would; [`Submitter::register_probe`] tells.
+//! usring refuses the operations and register calls that it does not have, as an older kernel
+//! would. [`Submitter::register_probe`] reports which operations work.
 //!
 //! # Errors
-//! Functions answer [`std::io::Error`] with Linux's errno
-//! ([`raw_os_error`](std::io::Error::raw_os_error)), with the meaning that
-//! io_uring_setup(2), io_uring_enter(2) and io_uring_register(2) give it. A
-//! request's own error is its completion's negative result.
+//! Functions return [`std::io::Error`] with Linux's errno
+//! ([`raw_os_error`](std::io::Error::raw_os_error)). Its meaning is that of io_uring_setup(2),
+//! io_uring_enter(2) and io_uring_register(2). The error of a request is its completion's negative
+//! result.
 #![warn(missing_docs)]
 
 mod api;

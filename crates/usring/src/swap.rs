@@ -1,7 +1,8 @@
-//! Memory larger than what of it may be resident, without privileges and without
-//! swap of the system's: the pages of a region go to a file or a device of
-//! usring's, and the thread that touches one that is out reads it back itself,
-//! by polling.
+//! Memory regions of which only a part is resident, without privileges and without the system's
+//! swap.
+//!
+//! The pages of a region go to a file or a device of usring's. A thread that touches a page that is
+//! out reads it back itself, by polling.
 //!
 //! ```
 //! use usring::swap::SwapRegion;
@@ -25,16 +26,15 @@
 //! ```
 //!
 //! # What differs from other memory
-//! - **A system call** that is given memory of a region answers `EFAULT` where a page
-//!   is out (or does a part): lend it by [`SwapRegion::with_resident`] or hold a
-//!   [`Pin`]. A datagram that is received into such a page is lost.
-//! - **A forked child** does not have the memory; a touch ends it with SIGBUS.
-//! - **A page that cannot be read back** is a SIGBUS, and standard error names its slot.
-//! - SIGBUS and SIGSEGV may not be blocked while a region is used, nor their
-//!   handlers taken away after the first region was made (a handler that was
-//!   there before goes on getting what is not a region's).
-//! - Memory of a region is no good for threads' stacks, futexes, or buffers that a
-//!   ring has registered.
+//! - **A system call** on memory of a region answers `EFAULT` at a page that is out, or stops
+//!   there. Before such a call, bring the memory in with [`SwapRegion::with_resident`] or hold a
+//!   [`Pin`]. A datagram that is received into a page that is out is lost.
+//! - **A forked child** does not have the memory. Touching it ends the child with SIGBUS.
+//! - **A page that cannot be read back** raises SIGBUS, and standard error names its slot.
+//! - **Signals:** SIGBUS and SIGSEGV must not be blocked while a region is used. Their handlers
+//!   must stay in place from the first region on. A handler that was there before still gets the
+//!   faults outside of regions.
+//! - **Not for** threads' stacks, futexes, or buffers that a ring has registered.
 
 use crate::api::{os_error, process};
 #[cfg(feature = "vhost-user")]
@@ -60,30 +60,33 @@ pub struct Builder {
     back_end: Option<BackEnd>,
 }
 
-/// Whoever serves the backing, if that is another process.
+/// The connection to the back end, if another process serves the backing.
 #[cfg(feature = "vhost-user")]
 type BackEnd = Arc<VhostUser>;
 #[cfg(not(feature = "vhost-user"))]
 type BackEnd = std::convert::Infallible;
 
 impl Builder {
-    /// Bytes of the region; rounded up to whole pages.
+    /// Sets the size of the region in bytes, rounded up to whole pages.
     pub fn size(self, bytes: usize) -> Self {
         Builder { builder: self.builder.size(bytes), ..self }
     }
 
-    /// Most bytes of it that are resident; 256 KiB at least (with
+    /// Sets how many bytes of the region may be resident: at least 256 KiB (with
     /// [`Mechanism::Protect`], 4 MiB).
     pub fn limit(self, bytes: usize) -> Self {
         Builder { builder: self.builder.limit(bytes), ..self }
     }
 
-    /// Where its pages go, as `usring run --device` takes it:
-    /// `file:path=/var/tmp/pages,size=1G`, `ram:size=1G`. `poll=` says how a
-    /// page is waited for. It has room for the region, and a file for a header of 4 KiB besides. A file, a device or a back end that holds data which usring did not
-    /// write is refused by [`Builder::build`], unless the text says `overwrite=on`. A device of another process
-    /// (`vhost-user:socket=…`) is connected to here, and has to have three queues
-    /// at least.
+    /// Sets where the region's pages go, in the words of `usring run --device`:
+    /// `file:path=/var/tmp/pages,size=1G` or `ram:size=1G`. `poll=` sets how a thread waits for a
+    /// page.
+    ///
+    /// - The backing has room for the whole region; a file has room for a header of 4 KiB besides.
+    /// - [`Builder::build`] refuses a file, a device or a back end with data that usring did not
+    ///   write, unless the text says `overwrite=on`.
+    /// - This function connects to a device of another process (`vhost-user:socket=…`). Such a
+    ///   device needs at least three queues.
     ///
     /// Errors: `InvalidInput` with the reason; `NotConnected` with what is wrong with the other
     /// process.
@@ -92,30 +95,33 @@ impl Builder {
         connect(builder.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?, text)
     }
 
-    /// Which mechanism, instead of the best that works here.
+    /// Selects a mechanism. Without this call, [`Builder::build`] takes the best that works here.
     pub fn mechanism(self, mechanism: Mechanism) -> Self {
         Builder { builder: self.builder.mechanism(mechanism), ..self }
     }
 
-    /// Most bytes that are read ahead of a thread whose faults follow each
-    /// other (128 KiB unless said); 0: none.
+    /// Sets how many bytes are read ahead of a thread whose faults follow each other. The default
+    /// is 128 KiB; 0 turns reading ahead off.
     pub fn readahead(self, bytes: usize) -> Self {
         Builder { builder: self.builder.readahead(bytes), ..self }
     }
 
-    /// How many threads fault at the same time without waiting for each other's
-    /// queue pair: four for each processor, unless said.
+    /// Sets how many threads can fault at the same time without waiting for each other's queue
+    /// pair. The default is four for each processor.
     pub fn lanes(self, lanes: usize) -> Self {
         Builder { builder: self.builder.lanes(lanes), ..self }
     }
 
     /// Makes the region.
     ///
-    /// Errors: `InvalidInput` with the reason, where the backing keeps nothing (`null`), cannot
-    /// be written to, holds less than the region, or holds somebody's data; `ResourceBusy` where another
-    /// region has it, or it is mounted; `EINVAL` where the size is 0, the limit too small, or there is no backing
-    /// that can be written to in pages; `EOPNOTSUPP` where no mechanism works here; what
-    /// opening the backing, or the mechanism that was asked for, answers; `ENOMEM`.
+    /// Errors:
+    /// - `InvalidInput` with the reason: the backing keeps nothing (`null`), cannot be written to,
+    ///   holds less than the region, or holds data that usring did not write.
+    /// - `ResourceBusy`: another region uses the backing, or it is mounted.
+    /// - `EINVAL`: the size is 0, the limit is too small, or there is no backing that can be
+    ///   written to in pages.
+    /// - `EOPNOTSUPP`: no mechanism works here.
+    /// - `ENOMEM`, and the errors of opening the backing and of the selected mechanism.
     pub fn build(self) -> io::Result<SwapRegion> {
         process::prepare_threads();
         let region = self.builder.build().map_err(refused)?;
@@ -123,7 +129,7 @@ impl Builder {
     }
 }
 
-/// With the reason.
+/// Makes an error whose text is the reason of the refusal.
 fn refused(refusal: Refusal) -> io::Error {
     let kind = match refusal {
         Refusal::Failed(error) => return os_error(error),
@@ -138,7 +144,7 @@ fn connect(builder: usring_swap::Builder, text: &str) -> io::Result<Builder> {
     let spec = usring_device::spec::parse(text);
     let options = spec.as_ref().ok().and_then(|spec| Options::of(spec.device()));
     let Some(options) = options else { return Ok(Builder { builder, back_end: None }) };
-    // A closed standard error is no reason to end.
+    // A closed standard error does not end the program.
     let report = Box::new(|what: std::fmt::Arguments<'_>| drop(writeln!(io::stderr(), "usring: swap: {what}")));
     let back_end = VhostUser::connect(&options, report);
     let back_end = back_end.map_err(|why| io::Error::new(io::ErrorKind::NotConnected, why))?;
@@ -155,72 +161,72 @@ fn connect(builder: usring_swap::Builder, _: &str) -> io::Result<Builder> {
 #[derive(Debug)]
 pub struct SwapRegion {
     region: usring_swap::SwapRegion,
-    /// Goes after it.
+    /// Dropped after the region, which uses it.
     back_end: Option<BackEnd>,
 }
 
 impl SwapRegion {
-    /// What is needed at least: a size, a limit, a backing.
+    /// Returns a builder. It needs at least a size, a limit and a backing.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// By which it works.
+    /// Returns the mechanism that the region uses.
     pub fn mechanism(&self) -> Mechanism {
         self.region.mechanism()
     }
 
-    /// Bytes that come and go together.
+    /// Returns the size of a page: the bytes that are brought in and evicted together.
     pub fn page_size(&self) -> usize {
         self.region.page_size()
     }
 
-    /// Its first byte. Several threads may use the memory at the same time, as
-    /// any memory.
+    /// Returns the address of the first byte. Several threads may use the memory at the same time,
+    /// as with any memory.
     pub fn as_ptr(&self) -> *mut u8 {
         self.region.as_ptr()
     }
 
-    /// Bytes.
+    /// Returns the size of the region in bytes.
     pub fn size(&self) -> usize {
         self.region.size()
     }
 
-    /// All of it.
+    /// Returns the whole region.
     pub fn as_slice(&self) -> &[u8] {
         self.region.as_slice()
     }
 
-    /// All of it.
+    /// Returns the whole region, to be written to.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.region.as_mut_slice()
     }
 
-    /// Changes the limit; a lower one is kept when this returns.
+    /// Changes the limit. When the limit falls, the call returns after enough pages are evicted.
     ///
-    /// Errors: `EINVAL` where it is too small; `ENOSPC` where the backing has no room for
-    /// what has to go; `EBUSY` where too much is pinned; what the backing answers.
+    /// Errors: `EINVAL` if the limit is too small; `ENOSPC` if the backing has no room for the
+    /// pages that must be evicted; `EBUSY` if too many pages are pinned; errors of the backing.
     pub fn set_limit(&self, bytes: usize) -> io::Result<()> {
         self.region.set_limit(bytes).map_err(os_error)
     }
 
-    /// How pages are waited for from now on: `interrupt`, `classic` (polling), `hybrid`, or
-    /// `hybrid:` and a time. `false` if it is none of these.
+    /// Sets how threads wait for pages from now on: `interrupt`, `classic` (polling), `hybrid`, or
+    /// `hybrid:` and a time. Returns `false` if `policy` is none of these.
     pub fn set_policy(&self, policy: &str) -> bool {
         self.region.set_policy(policy)
     }
 
-    /// Brings a range of bytes in and keeps it resident until the pin is
-    /// dropped: for system calls.
+    /// Brings a range of bytes in and keeps it resident until the pin is dropped, so that system
+    /// calls can use it.
     ///
-    /// Errors: `EINVAL` where it is not within the region; `ENOMEM` where more than half of
-    /// the limit would be pinned; `EIO` where a page cannot be read back.
+    /// Errors: `EINVAL` if the range is not within the region; `ENOMEM` if more than half of the
+    /// limit would be pinned; `EIO` if a page cannot be read back.
     pub fn pin(&self, range: Range<usize>, access: Access) -> io::Result<Pin<'_>> {
         self.region.pin(range, access).map_err(os_error)
     }
 
-    /// Gives `work` a part of the memory, all of which stays resident meanwhile.
-    /// Errors: as [`SwapRegion::pin`].
+    /// Calls `work` with a part of the memory, which stays resident during the call. Errors: those
+    /// of [`SwapRegion::pin`].
     pub fn with_resident<R>(
         &mut self,
         range: Range<usize>,
@@ -230,22 +236,21 @@ impl SwapRegion {
         self.region.with_resident(range, access, work).map_err(os_error)
     }
 
-    /// The content of whole pages is no longer wanted: they hold zeroes from now on,
-    /// and take neither memory nor room in the backing.
+    /// Drops the content of whole pages. They hold zeroes from now on, and take neither memory nor
+    /// room in the backing.
     ///
-    /// Errors: `EINVAL` where the range is not whole pages of the region; `EBUSY` where one
-    /// is pinned.
+    /// Errors: `EINVAL` if the range is not whole pages of the region; `EBUSY` if a page is pinned.
     pub fn discard(&mut self, range: Range<usize>) -> io::Result<()> {
         self.region.discard(range).map_err(os_error)
     }
 
-    /// What has happened to it.
+    /// Returns the region's counters.
     pub fn statistics(&self) -> Statistics {
         self.region.statistics()
     }
 }
 
-/// The program's allocator, with blocks of some size and more in a region:
+/// A global allocator that puts blocks of a certain size and more into a region:
 ///
 /// ```
 /// use usring::swap::{SwapAllocator, SwapRegion};
@@ -262,25 +267,25 @@ impl SwapRegion {
 /// # Ok(())
 /// # }
 /// ```
-/// What is smaller, and everything before [`SwapAllocator::open`] or beyond the region's size, is
-/// the system's. A large block may not be given to a system call unpinned
-/// ([`SwapAllocator::with_resident`]): so a program that reads files into large vectors
-/// reads them in smaller pieces.
+/// The system's allocator serves smaller blocks, everything before [`SwapAllocator::open`], and
+/// what exceeds the region's size. A system call must not be given a large block unpinned; use
+/// [`SwapAllocator::with_resident`]. So a program that reads files into large vectors reads them in
+/// smaller pieces.
 pub struct SwapAllocator {
     least: usize,
-    /// Of the region, once there is one.
+    /// Address of the region's first byte; 0 until [`SwapAllocator::open`].
     start: AtomicUsize,
     arena: OnceLock<(usring_swap::Arena, Option<BackEnd>)>,
 }
 
 impl SwapAllocator {
-    /// Blocks of at least so many bytes will be in the region.
+    /// Makes an allocator that will put blocks of at least `least` bytes into the region.
     pub const fn new(least: usize) -> Self {
         SwapAllocator { least, start: AtomicUsize::new(0), arena: OnceLock::new() }
     }
 
-    /// From now on large blocks come from this region. Errors: `EBUSY` if there is one
-    /// already.
+    /// Takes large blocks from `region` from now on. Errors: `EBUSY` if the allocator already has a
+    /// region.
     pub fn open(&self, region: SwapRegion) -> io::Result<()> {
         let start = region.as_ptr() as usize;
         let arena = usring_swap::Arena::new(region.region).map_err(os_error)?;
@@ -289,18 +294,18 @@ impl SwapAllocator {
         Ok(())
     }
 
-    /// The region's, if there is one.
+    /// Returns the region's blocks, once there is a region.
     fn arena(&self) -> Option<&usring_swap::Arena> {
         if self.start.load(Ordering::Acquire) == 0 { None } else { self.arena.get().map(|(arena, _)| arena) }
     }
 
-    /// Whether memory is the region's.
+    /// Returns whether `memory` is in the region.
     pub fn contains<T: ?Sized>(&self, memory: *const T) -> bool {
         self.arena().is_some_and(|arena| arena.contains(memory.cast::<u8>() as usize))
     }
 
-    /// Keeps memory resident while `work` runs, if it is the region's: for
-    /// system calls. Errors: as [`SwapRegion::pin`].
+    /// Calls `work` with `memory`, and keeps the memory resident during the call if it is in the
+    /// region. Errors: those of [`SwapRegion::pin`].
     pub fn with_resident<R>(&self, memory: &mut [u8], work: impl FnOnce(&mut [u8]) -> R) -> io::Result<R> {
         let start = self.start.load(Ordering::Acquire);
         let address = memory.as_ptr() as usize;
@@ -316,7 +321,7 @@ impl SwapAllocator {
         Ok(result)
     }
 
-    /// What has happened to the region, if there is one.
+    /// Returns the region's counters, once there is a region.
     pub fn statistics(&self) -> Option<Statistics> {
         self.arena().map(|arena| arena.region().statistics())
     }
@@ -326,13 +331,13 @@ impl SwapAllocator {
     }
 }
 
-// SAFETY: 1. A block is the arena's, which hands out no byte twice, or the
-// system's. 2. Which of the two an address is its range tells, for good.
+// SAFETY: 1. A block comes from the arena, which hands out no byte twice, or from the system's
+// allocator. 2. The address alone says which: a region's range never changes.
 unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match self.allocate(layout) {
             Some((address, _)) => address as *mut u8,
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller of `alloc` promises the same for this layout.
             None => unsafe { System.alloc(layout) },
         }
     }
@@ -342,11 +347,11 @@ unsafe impl GlobalAlloc for SwapAllocator {
             Some((address, true)) => address as *mut u8,
             Some((address, false)) => {
                 let block = address as *mut u8;
-                // SAFETY: a block of at least this size, nobody else's.
+                // SAFETY: the block has at least this size, and only this thread knows of it.
                 unsafe { block.write_bytes(0, layout.size()) };
                 block
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller of `alloc_zeroed` promises the same for this layout.
             None => unsafe { System.alloc_zeroed(layout) },
         }
     }
@@ -354,7 +359,7 @@ unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match self.arena().filter(|arena| arena.contains(block as usize)) {
             Some(arena) => arena.free(block as usize),
-            // SAFETY: the caller's promise, and it is not the arena's.
+            // SAFETY: the caller's promise; the block is not the arena's, so it is the system's.
             None => unsafe { System.dealloc(block, layout) },
         }
     }
@@ -362,14 +367,14 @@ unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let is_arenas = self.arena().is_some_and(|arena| arena.contains(block as usize));
         if !is_arenas && (size < self.least || self.arena().is_none()) {
-            // SAFETY: the caller's promise; it is the system's and stays so.
+            // SAFETY: the caller's promise; the block is the system's and stays there.
             return unsafe { System.realloc(block, layout, size) };
         }
         if is_arenas && self.arena().is_some_and(|arena| (size..2 * size).contains(&arena.size_of(block as usize))) {
             return block;
         }
-        // SAFETY: 1. The caller promises that the size is good for this alignment.
-        // 2. The new block is as large as what is copied, and is not the old one.
+        // SAFETY: 1. The caller promises that the size is good for this alignment. 2. The new block
+        // is as large as what is copied, and does not overlap the old block.
         unsafe {
             let fresh = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
             if !fresh.is_null() {

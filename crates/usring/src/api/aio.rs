@@ -29,9 +29,10 @@
 //! ```
 //!
 //! # Polled
-//! The events of a [polled context](Context::polled) are looked for by whoever asks for them, and nothing
-//! interrupts anybody: of devices of the run (`usring run --device`) their queue pairs are polled, of
-//! any other file that is open with `O_DIRECT` the ring by which the kernel's AIO answers.
+//! A [polled context](Context::polled) needs no interrupts: the thread that asks for its events
+//! looks for them. For a device of the run (`usring run --device`) it polls the device's queue
+//! pairs. For any other file open with `O_DIRECT` it reads the ring in which the kernel's AIO posts
+//! its events.
 //!
 //! ```
 //! use std::fs::File;
@@ -75,33 +76,34 @@ pub use usring_uapi::aio::{
     IOCB_CMD_PWRITEV, IOCB_FLAG_HIPRI, IOCB_FLAG_IOPRIO, IOCB_FLAG_RESFD, IOCTX_FLAG_IOPOLL, IoEvent, Iocb,
 };
 
-/// An AIO context. Dropping it waits until nothing of it is under way; in a
-/// child made by fork(2) it is the parent's, and every call answers `EINVAL`.
+/// An AIO context. Dropping it waits until none of its requests is in flight. In a child made by
+/// fork(2) the context is the parent's, and every call answers `EINVAL`.
 #[derive(Debug)]
 pub struct Context {
     address: u64,
 }
 
 impl Context {
-    /// io_setup(2): for so many requests at a time.
+    /// Makes a context for `requests` requests at a time, as io_setup(2) does.
     pub fn new(requests: u32) -> io::Result<Context> {
         Context::made_by(|trust, place| usring_aio::setup(trust, requests, place))
     }
 
-    /// io_setup2 with `IOCTX_FLAG_IOPOLL`: a context whose events are polled for.
+    /// Makes a context whose events are polled for, as io_setup2 does with `IOCTX_FLAG_IOPOLL`.
     ///
-    /// Each of its requests carries [`IOCB_FLAG_HIPRI`] and is a transfer of a file open with `O_DIRECT`; others
-    /// are refused: `EINVAL` for the flag and for other commands, and for an eventfd
-    /// of the request's own, `EOPNOTSUPP` for a file that cannot be polled for.
-    /// [`Context::submit`] takes 127 at once, and however many all in all; [`Context::events`] spins
-    /// until there are enough or nothing is under way, whatever the time limit, for one
-    /// thread at a time (`EBUSY`). The [ring](Context::ring) stays empty.
+    /// - Each request carries [`IOCB_FLAG_HIPRI`] and is a transfer of a file open with `O_DIRECT`.
+    /// - `EINVAL`: a request without the flag, with another command, or with an eventfd of its own.
+    ///   `EOPNOTSUPP`: its file cannot be polled for.
+    /// - [`Context::submit`] takes at most 127 requests per call; any number may be in flight.
+    /// - [`Context::events`] spins until there are enough events or no request is in flight, and
+    ///   ignores the time limit. A second thread that calls it meanwhile gets `EBUSY`.
+    /// - The [ring](Context::ring) stays empty.
     pub fn polled(requests: u32) -> io::Result<Context> {
         Context::with_flags(requests, IOCTX_FLAG_IOPOLL)
     }
 
-    /// io_setup2: with these `IOCTX_FLAG_*`. Without any, requests with
-    /// [`IOCB_FLAG_HIPRI`] are refused, and all else is as in [`Context::new`].
+    /// Makes a context with these `IOCTX_FLAG_*`, as io_setup2 does. Without flags it is a context
+    /// as [`Context::new`] makes it, which refuses requests with [`IOCB_FLAG_HIPRI`].
     pub fn with_flags(requests: u32, flags: u32) -> io::Result<Context> {
         const NO_RINGS: [UserAddress; 2] = [UserAddress::NULL; 2];
         Context::made_by(|trust, place| usring_aio::setup_with_flags(trust, requests, flags, NO_RINGS, place))
@@ -110,30 +112,32 @@ impl Context {
     fn made_by(setup: impl FnOnce(AddressTrust, UserAddress) -> Result<(), Errno>) -> io::Result<Context> {
         process::prepare();
         let mut address = 0u64;
-        // SAFETY: whoever submits vouches for each request's memory.
+        // SAFETY: the caller of `submit` promises that each request's memory is valid.
         let trust = unsafe { AddressTrust::new() };
         setup(trust, UserAddress(&raw mut address as u64)).map_err(os_error)?;
         Ok(Context { address })
     }
 
-    /// Where the events appear, whether they are asked for or not: the ring of an
-    /// AIO context, as Linux lays it out ([`AioRing`]), until the context is dropped.
+    /// Returns the address of the context's ring, in Linux's layout ([`AioRing`]). Events appear
+    /// there whether the program asks for them or not. The ring is valid until the context is
+    /// dropped.
     pub fn ring(&self) -> *const AioRing {
         self.address as usize as *const AioRing
     }
 
-    /// io_submit(2): answers how many were taken. An error is that of the first.
+    /// Submits requests, as io_submit(2) does, and returns how many were taken. An error is that of
+    /// the first request.
     ///
     /// # Safety
-    /// Each points to an [`Iocb`], which is only used during the call; the memory
-    /// that it names stays valid, and nobody else uses it, until its event is there.
+    /// Each pointer is valid for an [`Iocb`], which is used only during the call. The memory that
+    /// the iocb names stays valid, and is not used otherwise, until its event has been posted.
     pub unsafe fn submit(&self, iocbs: &[*mut Iocb]) -> io::Result<usize> {
         let list = UserAddress(iocbs.as_ptr() as u64);
         usring_aio::submit(self.address, iocbs.len() as i64, list).map(|taken| taken as usize).map_err(os_error)
     }
 
-    /// io_getevents(2): waits for `least` events, at most for `timeout`, and takes
-    /// as many as there is room for; answers how many.
+    /// Waits for `least` events, for `timeout` at most, as io_getevents(2) does. Takes as many
+    /// events as there is room for, and returns how many.
     pub fn events(&self, least: usize, events: &mut [IoEvent], timeout: Option<Duration>) -> io::Result<usize> {
         let time = timeout.map(|span| Timespec {
             tv_sec: i64::try_from(span.as_secs()).unwrap_or(i64::MAX),
@@ -145,11 +149,11 @@ impl Context {
         taken.map(|taken| taken as usize).map_err(os_error)
     }
 
-    /// io_cancel(2) of a poll that waits, by the address at which its iocb was
-    /// submitted. Its event comes all the same, which `EINPROGRESS` says.
+    /// Cancels a waiting poll, as io_cancel(2) does, by the address at which its iocb was
+    /// submitted. Its event is posted nevertheless, so success is the error `EINPROGRESS`.
     ///
     /// # Safety
-    /// The iocb is still there.
+    /// `iocb` is still valid memory.
     pub unsafe fn cancel(&self, iocb: *mut Iocb) -> io::Result<()> {
         usring_aio::cancel(self.address, UserAddress(iocb as u64)).map_err(os_error)
     }
@@ -157,7 +161,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // In a child there is none.
+        // A forked child does not have the context, so the call fails there.
         let _ = usring_aio::destroy(self.address);
     }
 }

@@ -1,4 +1,4 @@
-//! How a ring is to be made.
+//! The builder of rings: parameters of io_uring_setup(2).
 
 use super::os_error;
 use super::process;
@@ -11,7 +11,7 @@ use usring_engine::Ring;
 use usring_sys::syscall::AddressTrust;
 use usring_uapi::io_uring as abi;
 
-/// How a ring is to be made; [`IoUring::builder`] starts one.
+/// The parameters of a ring that is to be made. [`IoUring::builder`] returns one.
 ///
 /// ```
 /// use usring::IoUring;
@@ -23,8 +23,7 @@ use usring_uapi::io_uring as abi;
 /// # }
 /// ```
 ///
-/// A combination that io_uring_setup(2) refuses is refused by
-/// [`build`](Builder::build).
+/// [`build`](Builder::build) refuses the combinations that io_uring_setup(2) refuses.
 #[derive(Clone)]
 pub struct Builder<S = squeue::Entry, C = cqueue::Entry>
 where
@@ -43,7 +42,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Default for Builder<S, C> {
     }
 }
 
-/// `struct io_uring_params`, all zero.
+/// Returns a `struct io_uring_params`, all zero.
 fn no_parameters() -> abi::io_uring_params {
     abi::io_uring_params {
         sq_entries: 0,
@@ -85,101 +84,101 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
         self
     }
 
-    /// Keeps the ring's memory out of children made by fork(2) (madvise(2)'s
-    /// `MADV_DONTFORK`): there, touching its queues is a segmentation fault.
-    /// Without this they are there and every call answers `EOWNERDEAD`.
+    /// Keeps the ring's memory out of children made by fork(2) (madvise(2)'s `MADV_DONTFORK`). In a
+    /// child, touching the queues then raises SIGSEGV. Without this setting the child has the
+    /// memory, and every call answers `EOWNERDEAD`.
     pub fn dontfork(&mut self) -> &mut Self {
         self.dontfork = true;
         self
     }
 
-    /// Polled I/O. Not offered yet: [`build`](Builder::build) answers `EINVAL`.
+    /// Sets `IORING_SETUP_IOPOLL`: the thread that enters the ring looks for completions, and no
+    /// interrupt reports them. A request for a file that cannot be polled, as of every file of the
+    /// kernel's, gets `EOPNOTSUPP`.
     pub fn setup_iopoll(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_IOPOLL)
     }
 
-    /// A thread of the engine takes what is pushed, so that submitting needs no
-    /// call while it is awake. It sleeps after `idle` milliseconds without work
-    /// (0: one second); [`submit`](crate::Submitter::submit) wakes it.
+    /// Starts an SQ thread, which submits the pushed requests. So submitting needs no call while
+    /// the thread is awake. It sleeps after `idle` milliseconds without work (0: one second), and
+    /// [`submit`](crate::Submitter::submit) wakes it.
     pub fn setup_sqpoll(&mut self, idle: u32) -> &mut Self {
         self.params.sq_thread_idle = idle;
         self.flag(abi::IORING_SETUP_SQPOLL)
     }
 
-    /// Keeps that thread on one processor. `EINVAL` without `setup_sqpoll`, or
-    /// if this process may not run there.
+    /// Keeps the SQ thread on processor `cpu`. [`build`](Builder::build) answers `EINVAL` without
+    /// `setup_sqpoll`, or if this process may not run there.
     pub fn setup_sqpoll_cpu(&mut self, cpu: u32) -> &mut Self {
         self.params.sq_thread_cpu = cpu;
         self.flag(abi::IORING_SETUP_SQ_AFF)
     }
 
-    /// Entries of the completion queue, rounded up to a power of two; twice the
-    /// submission queue's without this. `EINVAL` if that is less than the
-    /// submission queue has, 0, or more than 65,536.
+    /// Sets the number of entries of the completion queue, rounded up to a power of two. The
+    /// default is twice the submission queue's. [`build`](Builder::build) answers `EINVAL` for 0,
+    /// for more than 65,536, and for less than the submission queue has.
     pub fn setup_cqsize(&mut self, entries: u32) -> &mut Self {
         self.params.cq_entries = entries;
         self.flag(abi::IORING_SETUP_CQSIZE)
     }
 
-    /// Too many entries are cut to the most that is possible (32,768 and
-    /// 65,536) instead of refused.
+    /// Reduces numbers of entries that are too large to the largest possible (32,768 and 65,536),
+    /// instead of refusing them.
     pub fn setup_clamp(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_CLAMP)
     }
 
-    /// Shares the SQ thread of another ring of this process, given by its
-    /// [`as_raw_fd`](std::os::fd::AsRawFd::as_raw_fd). Workers are the process's and always
-    /// shared. `EINVAL` if the descriptor is no ring of usring.
+    /// Shares the SQ thread of another ring of this process, named by its
+    /// [`as_raw_fd`](std::os::fd::AsRawFd::as_raw_fd). Workers are always shared by all rings of
+    /// the process. `EINVAL` if the descriptor is no ring of usring.
     pub fn setup_attach_wq(&mut self, fd: RawFd) -> &mut Self {
         self.params.wq_fd = fd as u32;
         self.flag(abi::IORING_SETUP_ATTACH_WQ)
     }
 
-    /// The ring starts disabled and answers `EBADFD` until
-    /// [`register_enable_rings`](crate::Submitter::register_enable_rings);
-    /// restrictions can be registered only before that.
+    /// Starts the ring disabled: it answers `EBADFD` until
+    /// [`register_enable_rings`](crate::Submitter::register_enable_rings). Restrictions can be
+    /// registered only before that.
     pub fn setup_r_disabled(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_R_DISABLED)
     }
 
-    /// A request that is refused gets its completion and does not end the
-    /// batch.
+    /// Submits the rest of a batch after a request that is refused; the refused request gets a
+    /// completion.
     pub fn setup_submit_all(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_SUBMIT_ALL)
     }
 
-    /// A hint of the kernel's; taken, and without effect: usring never
-    /// interrupts a thread of the program.
+    /// Accepted without effect. It is a hint to the kernel, and usring never interrupts a thread of
+    /// the program.
     pub fn setup_coop_taskrun(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_COOP_TASKRUN)
     }
 
-    /// [`SubmissionQueue::taskrun`](crate::SubmissionQueue::taskrun) tells when
-    /// completions wait for this thread to enter. Needs `setup_coop_taskrun` or
-    /// `setup_defer_taskrun`.
+    /// Has [`SubmissionQueue::taskrun`](crate::SubmissionQueue::taskrun) report when completions
+    /// wait for this thread to enter. Needs `setup_coop_taskrun` or `setup_defer_taskrun`.
     pub fn setup_taskrun_flag(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_TASKRUN_FLAG)
     }
 
-    /// Completions appear only when the owner waits or asks for them. Needs
+    /// Posts completions only when the owner of the ring waits or asks for them. Needs
     /// `setup_single_issuer`.
     pub fn setup_defer_taskrun(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_DEFER_TASKRUN)
     }
 
-    /// One thread alone submits: who builds the ring or, if it is disabled, who
-    /// enables it. Others get `EEXIST`.
+    /// Lets only one thread submit: the thread that builds the ring or, if the ring starts
+    /// disabled, the thread that enables it. Other threads get `EEXIST`.
     pub fn setup_single_issuer(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_SINGLE_ISSUER)
     }
 
-    /// No index array between the queue and its entries.
+    /// Leaves out the index array between the submission queue and its entries.
     pub fn setup_no_sqarray(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_NO_SQARRAY)
     }
 
-    /// Makes a ring of `entries` submission queue entries, rounded up to a power
-    /// of two.
+    /// Makes a ring of `entries` submission queue entries, rounded up to a power of two.
     ///
     /// # Errors
     /// `EINVAL`: no entries, more than 32,768 without `setup_clamp`, or setters
@@ -188,9 +187,9 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
     pub fn build(&self, entries: u32) -> io::Result<IoUring<S, C>> {
         process::prepare();
         let mut params = self.params;
-        // SAFETY: requests reach the ring through `SubmissionQueue::push` and
-        // registered memory through `Submitter`'s functions, which are unsafe
-        // where an address is handed in and ask the same of their callers.
+        // SAFETY: addresses reach the ring by `SubmissionQueue::push`, and by those functions of
+        // `Submitter` that register memory. All of these are unsafe, and their callers promise that
+        // the memory is valid.
         let trust = unsafe { AddressTrust::new() };
         let ring = Ring::setup(trust, entries, &mut params).map_err(os_error)?;
         let ring = IoUring::new_from(ring, params);

@@ -1,4 +1,4 @@
-//! Settings for busy polling (NAPI), which a ring keeps and tells again.
+//! Settings for busy polling (NAPI): a ring stores them and returns them when they are changed.
 
 use super::submitter::Submitter;
 use crate::types::Napi;
@@ -7,9 +7,8 @@ use usring_sys::UserAddress;
 use usring_uapi::io_uring::{io_uring_napi_op, io_uring_register_op as op};
 
 impl Submitter<'_> {
-    /// Sets how waits busy-poll, and writes to `napi` what was set before. The
-    /// ring keeps it, and waits as it did: a process cannot poll the queues of
-    /// network devices itself.
+    /// Sets how waits busy-poll, and writes the previous settings to `napi`. The ring only stores
+    /// them and waits as before: a process cannot poll the queues of network devices itself.
     ///
     /// # Errors
     /// `EINVAL` on a polled ring.
@@ -17,29 +16,31 @@ impl Submitter<'_> {
         self.exchange_napi(op::IORING_REGISTER_NAPI, napi)
     }
 
-    /// Forgets the settings, and writes to `napi` what they were.
+    /// Removes the settings, and writes what they were to `napi`.
     pub fn unregister_napi(&self, napi: &mut Napi) -> io::Result<()> {
         self.exchange_napi(op::IORING_UNREGISTER_NAPI, napi)
     }
 
-    /// Names a queue to poll.
+    /// Adds a queue to the queues to be polled.
     ///
     /// # Errors
-    /// `EINVAL` unless tracking is static, and for what is no queue's number; `EEXIST`.
+    /// `EINVAL`: tracking is not static, or `napi_id` is no queue's number. `EEXIST`: the queue was
+    /// added before.
     pub fn register_napi_add_id(&self, napi_id: u32) -> io::Result<()> {
         self.name_queue(io_uring_napi_op::IO_URING_NAPI_STATIC_ADD_ID, napi_id)
     }
 
-    /// Takes back the name of a queue.
+    /// Removes a queue from the queues to be polled.
     ///
     /// # Errors
-    /// `EINVAL` as above; `ENOENT`.
+    /// `EINVAL`: tracking is not static, or `napi_id` is no queue's number. `ENOENT`: the queue was
+    /// not added.
     pub fn register_napi_del_id(&self, napi_id: u32) -> io::Result<()> {
         self.name_queue(io_uring_napi_op::IO_URING_NAPI_STATIC_DEL_ID, napi_id)
     }
 
-    /// `struct io_uring_napi`: time; preference, operation, padding; parameter;
-    /// reserved. What was set before is written to it.
+    /// Passes a `struct io_uring_napi` in words: time; preference, operation and padding;
+    /// parameter; reserved. The engine writes the previous settings to it.
     fn name_queue(&self, operation: io_uring_napi_op, napi_id: u32) -> io::Result<()> {
         let mut words = [0, (operation as u32) << 8, napi_id, 0];
         self.exchange_napi(op::IORING_REGISTER_NAPI, &mut words)

@@ -12,12 +12,12 @@ use usring_uapi::io_uring::IORING_CQ_EVENTFD_DISABLED;
 
 pub use io_uring::cqueue::{Entry, Entry32, EntryMarker, buffer_more, buffer_select, more, notif, sock_nonempty};
 
-/// The completion queue of a ring: an iterator over what was there when it was
+/// The completion queue of a ring: an iterator over the completions that were there when it was
 /// borrowed or last [`sync`](CompletionQueue::sync)ed.
 pub struct CompletionQueue<'a, E: EntryMarker = Entry> {
     half: &'a mut CompletionHalf,
     core: &'a Core,
-    /// Completions of this look that were not taken yet.
+    /// Completions that this object saw and has not taken yet.
     left: u32,
     entries: PhantomData<fn() -> E>,
 }
@@ -29,7 +29,7 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         CompletionQueue { half, core, left, entries: PhantomData }
     }
 
-    /// Looks again: what has completed since is there from now on.
+    /// Reads the queue again, so that completions posted since are seen.
     #[inline]
     pub fn sync(&mut self) {
         self.settle();
@@ -41,15 +41,16 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         self.core.descriptor.settle(|| self.half.is_empty());
     }
 
-    /// Whether there are completions, for a caller that does not hold the queue.
-    /// May outlive the ring. (The `io-uring` crate's is `unsafe`, because there
-    /// it may not.)
+    /// Returns an object that reports whether there are completions, for a caller that does not
+    /// hold the queue. It may outlive the ring. (The `io-uring` crate's function is `unsafe`,
+    /// because there it may not.)
     #[inline]
     pub fn status(&self) -> CompletionStatus {
         CompletionStatus { memory: self.core.ring.memory().clone() }
     }
 
-    /// Completions that were lost because there was no memory for the backlog.
+    /// Returns the number of completions that were lost because there was no memory for the
+    /// backlog.
     pub fn overflow(&self) -> u32 {
         self.half.lost()
     }
@@ -58,35 +59,37 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         self.core.ring.memory().rings().word(self.core.parameters.0.cq_off.flags as usize)
     }
 
-    /// Whether completions do not count up a registered eventfd.
+    /// Returns whether completions leave a registered eventfd as it is.
     pub fn eventfd_disabled(&self) -> bool {
         self.flags().load(Ordering::Acquire) & IORING_CQ_EVENTFD_DISABLED != 0
     }
 
-    /// From now on completions do not count up an eventfd registered by
+    /// Stops completions from adding to an eventfd registered by
     /// [`register_eventfd`](crate::Submitter::register_eventfd).
     pub fn disable_eventfd(&self) {
         self.flags().fetch_or(IORING_CQ_EVENTFD_DISABLED, Ordering::Release);
     }
 
-    /// From now on they do again.
+    /// Has completions add to a registered eventfd again.
     pub fn enable_eventfd(&self) {
         self.flags().fetch_and(!IORING_CQ_EVENTFD_DISABLED, Ordering::Release);
     }
 
-    /// Entries that the queue can hold.
+    /// Returns the number of entries that the queue can hold.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.core.ring.memory().layout().cq_entries as usize
     }
 
-    /// Whether this look has no completion left.
+    /// Returns whether no completion is left of those seen at the last
+    /// [`sync`](CompletionQueue::sync).
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.left == 0
     }
 
-    /// Whether this look found the queue full, and nothing was taken since.
+    /// Returns whether the queue was full at the last [`sync`](CompletionQueue::sync), and nothing
+    /// was taken since.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.len() == self.capacity()
@@ -99,7 +102,7 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         for slot in &mut entries[..count] {
             slot.write(self.take());
         }
-        // SAFETY: the first `count` were just written.
+        // SAFETY: the first `count` entries were just written.
         unsafe { std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<E>(), count) }
     }
 
@@ -149,14 +152,14 @@ impl<E: EntryMarker> fmt::Debug for CompletionQueue<'_, E> {
     }
 }
 
-/// Whether a ring has completions: two loads, no lock, no call. Stale as soon as
-/// it is answered, as every look without a lock.
+/// Reports whether a ring has completions: two loads, no lock, no call. The answer may be stale
+/// when the caller gets it.
 pub struct CompletionStatus {
     memory: Memory,
 }
 
 impl CompletionStatus {
-    /// Whether there is no completion that was not taken.
+    /// Returns whether every posted completion was taken.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.memory.ready() == 0

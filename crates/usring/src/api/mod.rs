@@ -1,10 +1,15 @@
-//! The Rust API: a thin face of the engine, which decides nothing itself.
+//! The Rust API: a thin layer on the engine, which decides nothing itself.
 //!
-//! [`aio`] has libaio's contexts; all else is rings:
-//! [`builder`] makes a ring and [`ring`] holds it; [`squeue`] and [`cqueue`] are
-//! the application's ends of its queues, [`submitter`] and [`register`] the two
-//! system calls, [`busy_poll`] a register call of its own, [`descriptor`] what poll and epoll may see of it. [`entry`] is
-//! where entries change their type, [`process`] what happens once per process.
+//! | module | content |
+//! |---|---|
+//! | [`aio`] | libaio's contexts; all other modules are about rings |
+//! | [`builder`], [`ring`], [`parameters`] | making a ring, the ring, and what it was made with |
+//! | [`squeue`], [`cqueue`] | the application's ends of the two queues |
+//! | [`entry`] | converts entries between the `io-uring` crate's types and ours |
+//! | [`submitter`] | io_uring_enter(2) |
+//! | [`register`], [`busy_poll`], [`unavailable`] | io_uring_register(2) |
+//! | [`descriptor`] | the descriptor that poll and epoll see of a ring |
+//! | [`process`] | what is done once per process |
 
 pub mod aio;
 mod builder;
@@ -31,7 +36,7 @@ pub use submitter::Submitter;
 
 use usring_sys::Errno;
 
-/// The engine's error as the standard library's.
+/// Converts the engine's error to the standard library's.
 pub(crate) fn os_error(error: Errno) -> std::io::Error {
     std::io::Error::from_raw_os_error(-error.negative())
 }

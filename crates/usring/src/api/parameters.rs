@@ -3,8 +3,8 @@
 use std::fmt;
 use usring_uapi::io_uring as abi;
 
-/// What a ring was made with and what it promises: io_uring_setup(2)'s
-/// `struct io_uring_params`, as the engine has filled it.
+/// The parameters that a ring was made with, and the features that it promises: io_uring_setup(2)'s
+/// `struct io_uring_params`, as the engine has filled it in.
 #[derive(Clone)]
 pub struct Parameters(pub(super) abi::io_uring_params);
 
@@ -17,19 +17,19 @@ impl Parameters {
         self.0.features & feature != 0
     }
 
-    /// Whether a thread of the engine submits
+    /// Returns whether an SQ thread submits
     /// ([`Builder::setup_sqpoll`](crate::Builder::setup_sqpoll)).
     pub fn is_setup_sqpoll(&self) -> bool {
         self.has(abi::IORING_SETUP_SQPOLL)
     }
 
-    /// Whether completions are polled for
+    /// Returns whether completions are polled for
     /// ([`Builder::setup_iopoll`](crate::Builder::setup_iopoll)).
     pub fn is_setup_iopoll(&self) -> bool {
         self.has(abi::IORING_SETUP_IOPOLL)
     }
 
-    /// Whether one thread alone submits
+    /// Returns whether only one thread submits
     /// ([`Builder::setup_single_issuer`](crate::Builder::setup_single_issuer)).
     pub fn is_setup_single_issuer(&self) -> bool {
         self.has(abi::IORING_SETUP_SINGLE_ISSUER)
@@ -40,14 +40,14 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_SINGLE_MMAP)
     }
 
-    /// Completions that find no room wait in a backlog instead of being lost.
-    /// Always true.
+    /// Completions that find no room in the queue wait in a backlog instead of being lost. Always
+    /// true.
     pub fn is_feature_nodrop(&self) -> bool {
         self.promises(abi::IORING_FEAT_NODROP)
     }
 
-    /// What a request points to, but for the data itself, may be reused as soon
-    /// as it was submitted. Always true.
+    /// Everything that a request points to, except the data itself, may be reused once the request
+    /// was submitted. Always true.
     pub fn is_feature_submit_stable(&self) -> bool {
         self.promises(abi::IORING_FEAT_SUBMIT_STABLE)
     }
@@ -58,18 +58,17 @@ impl Parameters {
     }
 
     /// A request that is carried out in place runs with the credentials of the thread that submits
-    /// it. One that a worker carries out runs with those that the thread that made the process's
-    /// first ring had then, unless it names a personality. Always true.
+    /// it. A request that a worker carries out runs with the credentials that the maker of the
+    /// process's first ring had then, unless the request names a personality. Always true.
     ///
-    /// libc's setuid(2) and its like reach workers, too. The Rust API does not see what a thread
-    /// changes by itself (capabilities, Landlock, a file system view of its own): do so before the
-    /// first ring is made, or register a personality afterwards.
+    /// libc's setuid(2) and its like change the workers' credentials, too. The Rust API does not
+    /// see what a thread changes for itself alone: capabilities, Landlock, a file system view. Make
+    /// such changes before the first ring is made, or register a personality afterwards.
     pub fn is_feature_cur_personality(&self) -> bool {
         self.promises(abi::IORING_FEAT_CUR_PERSONALITY)
     }
 
-    /// A request whose file is not ready waits by polling and occupies no
-    /// thread. Always true.
+    /// A request whose file is not ready waits by polling and occupies no thread. Always true.
     pub fn is_feature_fast_poll(&self) -> bool {
         self.promises(abi::IORING_FEAT_FAST_POLL)
     }
@@ -79,13 +78,12 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_POLL_32BITS)
     }
 
-    /// With `setup_sqpoll` files need not be registered. Always true.
+    /// With `setup_sqpoll`, files need not be registered. Always true.
     pub fn is_feature_sqpoll_nonfixed(&self) -> bool {
         self.promises(abi::IORING_FEAT_SQPOLL_NONFIXED)
     }
 
-    /// [`Submitter::submit_with_args`](crate::Submitter::submit_with_args)
-    /// works. Always true.
+    /// [`Submitter::submit_with_args`](crate::Submitter::submit_with_args) works. Always true.
     pub fn is_feature_ext_arg(&self) -> bool {
         self.promises(abi::IORING_FEAT_EXT_ARG)
     }
@@ -105,13 +103,13 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_CQE_SKIP)
     }
 
-    /// A link's file is looked up when its turn comes, so it may be one that
-    /// the request before it opens. Always true.
+    /// The file of a linked request is looked up when the request starts, so the request before it
+    /// may open that file. Always true.
     pub fn is_feature_linked_file(&self) -> bool {
         self.promises(abi::IORING_FEAT_LINKED_FILE)
     }
 
-    /// Whether several buffers can be sent and received in one bundle.
+    /// Returns whether several buffers can be sent and received in one bundle.
     pub fn is_feature_recvsend_bundle(&self) -> bool {
         self.promises(abi::IORING_FEAT_RECVSEND_BUNDLE)
     }
@@ -121,25 +119,24 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_MIN_TIMEOUT)
     }
 
-    /// `EnterFlags::NO_IOWAIT` is taken. Always true: a sleep of ours never
-    /// counts as waiting for I/O.
+    /// `EnterFlags::NO_IOWAIT` is accepted. Always true: a sleep of usring's never counts as
+    /// waiting for I/O.
     pub fn is_feature_no_iowait(&self) -> bool {
         self.promises(abi::IORING_FEAT_NO_IOWAIT)
     }
 
-    /// Entries of the submission queue, a power of two.
+    /// Returns the number of entries of the submission queue, a power of two.
     pub fn sq_entries(&self) -> u32 {
         self.0.sq_entries
     }
 
-    /// Milliseconds without work after which the SQ thread sleeps, as given to
-    /// [`Builder::setup_sqpoll`](crate::Builder::setup_sqpoll); 0 stands for a
-    /// second.
+    /// Returns the milliseconds without work after which the SQ thread sleeps, as passed to
+    /// [`Builder::setup_sqpoll`](crate::Builder::setup_sqpoll). 0 stands for one second.
     pub fn sq_thread_idle(&self) -> u32 {
         self.0.sq_thread_idle
     }
 
-    /// Entries of the completion queue, a power of two.
+    /// Returns the number of entries of the completion queue, a power of two.
     pub fn cq_entries(&self) -> u32 {
         self.0.cq_entries
     }

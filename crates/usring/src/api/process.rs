@@ -1,15 +1,15 @@
-//! What the engine needs of a process before its first ring: fault handlers,
-//! threads that libc knows, and somebody who knows whose a descriptor is.
+//! What a process needs before its first ring: fault handlers, a way to start threads that libc
+//! knows, and a table of which descriptor is which ring.
 
 use super::descriptor;
 use std::ffi::c_void;
 use std::sync::Once;
 use usring_sys::{Errno, thread, user_memory, wait};
 
-/// Stack of a thread of the engine, in bytes: it runs the engine alone.
+/// Stack of an engine's thread, in bytes. Such a thread runs nothing but the engine.
 const STACK: usize = 256 * 1024;
 
-/// What every part of the library needs: done once.
+/// Prepares, once, what rings and swap regions need.
 pub(crate) fn prepare_threads() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
@@ -18,32 +18,33 @@ pub(crate) fn prepare_threads() {
     });
 }
 
-/// Does it once.
+/// Prepares, once, what rings need.
 pub(super) fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
         prepare_threads();
-        // Where the program handles SIGSYS itself, a worker may not be broken
-        // off by a cancel before its system call has ended.
+        // This fails if the program handles SIGSYS itself. Then a cancel cannot interrupt a
+        // worker's system call, and waits until the call has ended.
         let _ = wait::catch_worker_interrupts();
         descriptor::become_host();
     });
 }
 
-/// What a new thread is given, and nobody else uses.
+/// The argument of a new thread, which only that thread uses.
 struct Argument(*mut c_void);
 
-// SAFETY: the engine hands it to exactly one thread, which is what it is for.
+// SAFETY: the engine passes the argument to exactly one thread.
 unsafe impl Send for Argument {}
 
 impl Argument {
-    /// By value, so that a closure captures the whole and not the pointer.
+    /// Takes the wrapper by value, so that a closure captures it as a whole and not the pointer
+    /// inside.
     fn into_inner(self) -> *mut c_void {
         self.0
     }
 }
 
-/// Threads of the standard library: tools, debuggers and malloc know them.
+/// Starts a thread of the standard library, so that tools, debuggers and malloc know it.
 fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
     let argument = Argument(argument);
     let started = std::thread::Builder::new().stack_size(STACK).spawn(move || entry(argument.into_inner()));

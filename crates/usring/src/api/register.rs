@@ -15,7 +15,7 @@ use usring_uapi::io_uring::io_uring_register_op as op;
 
 pub use io_uring::register::{Restriction, SKIP_FILE};
 
-/// How a slice is handed over.
+/// Returns a slice's address as the kernel's structures hold it.
 fn address_of<T>(slice: &[T]) -> u64 {
     slice.as_ptr() as u64
 }
@@ -33,41 +33,41 @@ impl Submitter<'_> {
         self.register_raw(opcode as u32, UserAddress((&raw const *argument) as u64), count)
     }
 
-    /// io_uring_register(2) as it is, for what has no function of its own here.
+    /// Calls io_uring_register(2) as it is, for opcodes that have no function here.
     ///
     /// # Errors
     /// Those of io_uring_register(2), and `EOWNERDEAD` for a parent's ring.
     ///
     /// # Safety
-    /// `arg` is what `opcode` takes, with `nr_args` as it counts it, and is
-    /// written to where the opcode answers in it.
+    /// `arg` is what `opcode` takes, and `nr_args` counts it as the opcode does. `arg` is written
+    /// to if the opcode answers in it.
     pub unsafe fn register(&self, opcode: u32, arg: *mut libc::c_void, nr_args: u32) -> io::Result<u32> {
         self.register_raw(opcode, UserAddress(arg as u64), nr_args)
     }
 
-    /// Registers buffers for `ReadFixed` and `WriteFixed`, which name them by
-    /// their index.
+    /// Registers buffers for `ReadFixed` and `WriteFixed`, which name a buffer by its index.
     ///
     /// # Errors
-    /// `EBUSY`: there are some already. `EINVAL`: none, or more than 16,384.
-    /// `EFAULT`: one cannot be written, is empty or longer than 1 GiB.
+    /// `EBUSY`: buffers are registered already. `EINVAL`: none, or more than 16,384. `EFAULT`: a
+    /// buffer cannot be written, is empty or longer than 1 GiB.
     ///
     /// # Safety
-    /// Each is memory that the operations may use, until it is unregistered or
-    /// the ring is dropped.
+    /// Each buffer is memory that the operations may use until it is unregistered or the ring is
+    /// dropped.
     pub unsafe fn register_buffers(&self, bufs: &[libc::iovec]) -> io::Result<()> {
         self.register_raw(op::IORING_REGISTER_BUFFERS as u32, UserAddress(address_of(bufs)), bufs.len() as u32)
             .map(drop)
     }
 
-    /// The same, each with a tag: when a buffer is gone, and no request uses it
-    /// any more, a completion with its tag as user data is posted. 0 is no tag.
+    /// Registers buffers with a tag each. When a buffer is unregistered and no request uses it any
+    /// more, a completion with the tag as its user data is posted. Tag 0 posts nothing.
     ///
     /// # Errors
     /// Those of [`register_buffers`](Submitter::register_buffers).
     ///
     /// # Safety
-    /// As [`register_buffers`](Submitter::register_buffers).
+    /// Each buffer is memory that the operations may use until it is unregistered or the ring is
+    /// dropped.
     pub unsafe fn register_buffers2(&self, bufs: &[libc::iovec], tags: &[u64]) -> io::Result<()> {
         let resources = abi::io_uring_rsrc_register {
             nr: bufs.len().min(tags.len()) as u32,
@@ -79,8 +79,8 @@ impl Submitter<'_> {
         self.register_resources(op::IORING_REGISTER_BUFFERS2, resources)
     }
 
-    /// Registers a table of `nr` empty slots, to be filled by
-    /// [`register_buffers_update`](Submitter::register_buffers_update).
+    /// Registers a table of `nr` empty slots, which
+    /// [`register_buffers_update`](Submitter::register_buffers_update) fills.
     ///
     /// # Errors
     /// `EBUSY`: there is a table already. `EINVAL`: 0 or more than 16,384 slots.
@@ -88,21 +88,22 @@ impl Submitter<'_> {
         self.register_resources(op::IORING_REGISTER_BUFFERS2, sparse(nr))
     }
 
-    /// Registers the buffers of another ring with this one, too: the memory that
-    /// was vouched for there has to stay for both.
+    /// Registers all buffers of another ring with this ring, too. The caller's promise for the
+    /// other ring's memory then holds until neither ring uses it.
     ///
     /// # Errors
-    /// `EBUSY`: this ring has some already. `ENXIO`: the other has none. `EEXIST`: it is another
-    /// thread's alone. `EBADF`, `EOPNOTSUPP`: it is no ring.
+    /// `EBUSY`: this ring has buffers already. `ENXIO`: the other ring has none. `EEXIST`: only
+    /// another thread may use the other ring. `EBADF`, `EOPNOTSUPP`: `src_fd` is no ring.
     pub fn register_buffers_clone(&self, src_fd: RawFd) -> io::Result<()> {
         self.register_buffers_clone_offset(src_fd, 0, 0, 0, CloneBuffersFlags::empty())
     }
 
-    /// The same with a part of the other's: `nr` buffers from `src_off` on, to the
-    /// slots from `dst_off` on.
+    /// Registers `nr` buffers of another ring, from its slot `src_off` on, in the slots from
+    /// `dst_off` on.
     ///
     /// # Errors
-    /// Those above; `EINVAL`, `EOVERFLOW`: it has not so many.
+    /// Those of [`register_buffers_clone`](Submitter::register_buffers_clone). `EINVAL`,
+    /// `EOVERFLOW`: a table has too few slots.
     pub fn register_buffers_clone_offset(
         &self,
         src_fd: RawFd,
@@ -115,16 +116,17 @@ impl Submitter<'_> {
         self.register_with(op::IORING_REGISTER_CLONE_BUFFERS, &argument, 1).map(drop)
     }
 
-    /// Replaces the buffers of the slots from `offset` on. An `iovec` of null
-    /// and 0 empties its slot.
+    /// Replaces the buffers of the slots from `offset` on. An `iovec` of null and 0 empties its
+    /// slot.
     ///
     /// # Errors
-    /// `ENXIO`: there is no table. `EINVAL`: it has not so many slots. `EFAULT`
-    /// as for [`register_buffers`](Submitter::register_buffers), if it is the
-    /// first one; a later one ends the update early.
+    /// `ENXIO`: there is no table. `EINVAL`: the table has too few slots. `EFAULT`: the first
+    /// buffer cannot be registered ([`register_buffers`](Submitter::register_buffers)). A bad
+    /// buffer behind the first ends the update early, without an error.
     ///
     /// # Safety
-    /// As [`register_buffers`](Submitter::register_buffers).
+    /// Each buffer is memory that the operations may use until it is unregistered or the ring is
+    /// dropped.
     pub unsafe fn register_buffers_update(
         &self,
         offset: u32,
@@ -146,7 +148,7 @@ impl Submitter<'_> {
         self.register_with(opcode, &resources, size_of_val(&resources) as u32).map(drop)
     }
 
-    /// Forgets all registered buffers.
+    /// Unregisters all buffers.
     ///
     /// # Errors
     /// `ENXIO`: there are none.
@@ -154,69 +156,68 @@ impl Submitter<'_> {
         self.register_nothing(op::IORING_UNREGISTER_BUFFERS).map(drop)
     }
 
-    /// Registers files, which requests name by their index
-    /// ([`types::Fixed`](crate::types::Fixed)). −1 leaves a slot empty. The ring
-    /// keeps a duplicate of each, so the descriptors may be closed.
+    /// Registers files, which requests name by their index ([`types::Fixed`](crate::types::Fixed)).
+    /// −1 leaves a slot empty. The ring keeps a duplicate of each descriptor, so the program may
+    /// close its own.
     ///
     /// # Errors
-    /// `EBUSY`: there are some already. `EINVAL`: none. `EMFILE`: too many for
-    /// the process. `EBADF`: one is no open file, or a ring.
+    /// `EBUSY`: files are registered already. `EINVAL`: none. `EMFILE`: too many for the process.
+    /// `EBADF`: a descriptor is no open file, or is a ring.
     pub fn register_files(&self, fds: &[RawFd]) -> io::Result<()> {
         self.register_raw(op::IORING_REGISTER_FILES as u32, UserAddress(address_of(fds)), fds.len() as u32).map(drop)
     }
 
-    /// Registers a table of `nr` empty slots, to be filled by
-    /// [`register_files_update`](Submitter::register_files_update), by
-    /// `FilesUpdate`, or by a request that opens a file into one.
+    /// Registers a table of `nr` empty slots. Slots are filled by
+    /// [`register_files_update`](Submitter::register_files_update), by `FilesUpdate`, or by a
+    /// request that opens a file into a slot.
     ///
     /// # Errors
-    /// `EBUSY`: there is a table already. `EINVAL`: no slots. `EMFILE`: too many
-    /// for the process.
+    /// `EBUSY`: there is a table already. `EINVAL`: no slots. `EMFILE`: too many for the process.
     pub fn register_files_sparse(&self, nr: u32) -> io::Result<()> {
         self.register_resources(op::IORING_REGISTER_FILES2, sparse(nr))
     }
 
-    /// Replaces the files of the slots from `offset` on; −1 empties a slot,
-    /// [`SKIP_FILE`] leaves it. Answers how many were done before the first that
-    /// could not be.
+    /// Replaces the files of the slots from `offset` on. −1 empties a slot, and [`SKIP_FILE`]
+    /// leaves it as it is. Stops at the first file that cannot be registered, and returns how many
+    /// slots were updated before.
     ///
     /// # Errors
-    /// `ENXIO`: there is no table. `EINVAL`: it has not so many slots. `EBADF`:
-    /// the first is no open file.
+    /// `ENXIO`: there is no table. `EINVAL`: the table has too few slots. `EBADF`: the first
+    /// descriptor is no open file.
     pub fn register_files_update(&self, offset: u32, fds: &[RawFd]) -> io::Result<usize> {
         let update = abi::io_uring_files_update { offset, resv: 0, fds: address_of(fds) };
         self.register_with(op::IORING_REGISTER_FILES_UPDATE, &update, fds.len() as u32).map(|done| done as usize)
     }
 
-    /// Requests that ask for any free slot get one of the `len` from `off` on;
-    /// without this, of all.
+    /// Sets the slots for requests that ask for any free slot: `len` slots from `off` on. Without
+    /// this call they get any slot of the table.
     ///
     /// # Errors
-    /// `EINVAL`: the table has not so many slots. `EOVERFLOW`: the sum of both
-    /// does not fit.
+    /// `EINVAL`: the table has too few slots. `EOVERFLOW`: the sum of both numbers overflows.
     pub fn register_file_alloc_range(&self, off: u32, len: u32) -> io::Result<()> {
         let range = abi::io_uring_file_index_range { off, len, resv: 0 };
         self.register_with(op::IORING_REGISTER_FILE_ALLOC_RANGE, &range, 0).map(drop)
     }
 
-    /// Closes the table of files. Requests in flight keep theirs.
+    /// Closes the table of files. Requests in flight keep their files.
     ///
     /// # Errors
-    /// `ENXIO`: there is none.
+    /// `ENXIO`: there is no table.
     pub fn unregister_files(&self) -> io::Result<()> {
         self.register_nothing(op::IORING_UNREGISTER_FILES).map(drop)
     }
 
-    /// Counts up an eventfd when completions are posted.
+    /// Registers an eventfd, to which posted completions add.
     ///
     /// # Errors
-    /// `EBUSY`: there is one already. `EINVAL`: it is no eventfd. `EBADF`: it is
+    /// `EBUSY`: an eventfd is registered already. `EINVAL`: the file is no eventfd. `EBADF`: it is
     /// no open file.
     pub fn register_eventfd(&self, eventfd: RawFd) -> io::Result<()> {
         self.register_with(op::IORING_REGISTER_EVENTFD, &eventfd, 1).map(drop)
     }
 
-    /// The same, but not for requests that complete while they are submitted.
+    /// Registers an eventfd to which completions add, except those of requests that complete while
+    /// they are submitted.
     ///
     /// # Errors
     /// Those of [`register_eventfd`](Submitter::register_eventfd).
@@ -224,10 +225,10 @@ impl Submitter<'_> {
         self.register_with(op::IORING_REGISTER_EVENTFD_ASYNC, &eventfd, 1).map(drop)
     }
 
-    /// Lets go of the eventfd.
+    /// Unregisters the eventfd.
     ///
     /// # Errors
-    /// `ENXIO`: there is none.
+    /// `ENXIO`: no eventfd is registered.
     pub fn unregister_eventfd(&self) -> io::Result<()> {
         self.register_nothing(op::IORING_UNREGISTER_EVENTFD).map(drop)
     }
@@ -253,28 +254,28 @@ impl Submitter<'_> {
         self.register_raw(op::IORING_REGISTER_PROBE as u32, address, Probe::COUNT as u32).map(drop)
     }
 
-    /// A number for [`Entry::personality`](crate::squeue::Entry::personality): requests that name
-    /// it run with the credentials that the calling thread has now.
+    /// Returns a number for [`Entry::personality`](crate::squeue::Entry::personality). Requests
+    /// with this number run with the credentials that the calling thread has now.
     ///
     /// # Errors
-    /// Those of a thread that cannot be started.
+    /// Those of clone(2): the thread that keeps the credentials cannot be started.
     pub fn register_personality(&self) -> io::Result<u16> {
         self.register_nothing(op::IORING_REGISTER_PERSONALITY).map(|number| number as u16)
     }
 
-    /// Gives the number back.
+    /// Unregisters a personality's number.
     ///
     /// # Errors
-    /// `EINVAL`: it was not handed out.
+    /// `EINVAL`: the number is not registered.
     pub fn unregister_personality(&self, personality: u16) -> io::Result<()> {
         self.register_raw(op::IORING_UNREGISTER_PERSONALITY as u32, UserAddress::NULL, u32::from(personality)).map(drop)
     }
 
-    /// Allows what is named and nothing else, for good, from the moment the ring
-    /// is enabled; the rest is answered with `EACCES`.
+    /// Restricts the ring to what `res` names, for good, from the moment the ring is enabled.
+    /// Everything else is answered with `EACCES`.
     ///
     /// # Errors
-    /// `EBADFD`: the ring is enabled already. `EBUSY`: it has restrictions.
+    /// `EBADFD`: the ring is enabled already. `EBUSY`: the ring has restrictions already.
     pub fn register_restrictions(&self, res: &mut [Restriction]) -> io::Result<()> {
         // `Restriction` is a transparent wrapper of the kernel's structure.
         self.register_raw(op::IORING_REGISTER_RESTRICTIONS as u32, UserAddress(address_of(res)), res.len() as u32)
@@ -284,56 +285,54 @@ impl Submitter<'_> {
     /// Enables a ring made with `setup_r_disabled`.
     ///
     /// # Errors
-    /// `EBADFD`: it is enabled.
+    /// `EBADFD`: the ring is enabled already.
     pub fn register_enable_rings(&self) -> io::Result<()> {
         self.register_nothing(op::IORING_REGISTER_ENABLE_RINGS).map(drop)
     }
 
-    /// Workers, those of all rings of this process, run on these processors from
-    /// their next request on.
+    /// Has the workers of all rings of this process run on these processors, from their next
+    /// request on.
     ///
-    /// Errors: `EINVAL` (not one that this thread may run on).
+    /// Errors: `EINVAL` if this thread may run on none of them.
     pub fn register_iowq_aff(&self, cpu_set: &libc::cpu_set_t) -> io::Result<()> {
         self.register_with(op::IORING_REGISTER_IOWQ_AFF, cpu_set, size_of::<libc::cpu_set_t>() as u32).map(drop)
     }
 
-    /// Workers run wherever the process may again.
+    /// Has the workers run on any processor that the process may use.
     pub fn unregister_iowq_aff(&self) -> io::Result<()> {
         self.register_nothing(op::IORING_UNREGISTER_IOWQ_AFF).map(drop)
     }
 
-    /// Exchanges the limits of workers, for all rings of this process: of those
-    /// that work on regular files and block devices, and of those that may wait
-    /// for ever. 0 leaves a limit as it is.
+    /// Exchanges the limits of workers, for all rings of this process. The first number is for
+    /// requests on regular files and block devices, the second for requests that may wait for ever.
+    /// 0 leaves a limit as it is.
     pub fn register_iowq_max_workers(&self, max: &mut [u32; 2]) -> io::Result<()> {
         let address = UserAddress((&raw mut *max) as u64);
         self.register_raw(op::IORING_REGISTER_IOWQ_MAX_WORKERS as u32, address, 2).map(drop)
     }
 
-    /// The older name of
-    /// [`register_buf_ring_with_flags`](Submitter::register_buf_ring_with_flags)
-    /// without flags.
+    /// Registers a ring of provided buffers. The older name of
+    /// [`register_buf_ring_with_flags`](Submitter::register_buf_ring_with_flags), without flags.
     ///
     /// # Errors
-    /// Those of that.
+    /// Those of [`register_buf_ring_with_flags`](Submitter::register_buf_ring_with_flags).
     ///
     /// # Safety
-    /// As for that.
+    /// The promises of [`register_buf_ring_with_flags`](Submitter::register_buf_ring_with_flags).
     #[deprecated(note = "please use `register_buf_ring_with_flags` instead")]
     pub unsafe fn register_buf_ring(&self, ring_addr: u64, ring_entries: u16, bgid: u16) -> io::Result<()> {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller promises the same.
         unsafe { self.register_buf_ring_with_flags(ring_addr, ring_entries, bgid, 0) }
     }
 
     /// Registers a ring of provided buffers as group `bgid`: `ring_entries`
-    /// [`BufRingEntry`](crate::types::BufRingEntry)s at `ring_addr`, or with
-    /// `IOU_PBUF_RING_MMAP` memory of the engine's, which
-    /// [`IoUring::map`](crate::IoUring::map) maps.
+    /// [`BufRingEntry`](crate::types::BufRingEntry)s at `ring_addr`. With `IOU_PBUF_RING_MMAP` the
+    /// ring is memory of the engine's, which [`IoUring::map`](crate::IoUring::map) maps.
     ///
     /// # Errors
-    /// `EINVAL`: not a power of two, 32,768 at most, an address that is not at a
-    /// page's start, or unknown flags. `EEXIST`: the group is taken. `EFAULT`:
-    /// the address points nowhere.
+    /// `EINVAL`: `ring_entries` is not a power of two or is over 32,768, `ring_addr` is not at the
+    /// start of a page, or flags are unknown. `EEXIST`: the group is taken. `EFAULT`: there is no
+    /// memory at the address.
     ///
     /// # Safety
     /// The entries, and each buffer in them, are memory that requests may use
@@ -350,23 +349,22 @@ impl Submitter<'_> {
         self.register_with(op::IORING_REGISTER_PBUF_RING, &buffers, 1).map(drop)
     }
 
-    /// Forgets a ring of provided buffers.
+    /// Unregisters a ring of provided buffers.
     ///
     /// # Errors
-    /// `ENOENT`: no such group. `EINVAL`: the group is no ring.
+    /// `ENOENT`: there is no such group. `EINVAL`: the group is not a ring of buffers.
     pub fn unregister_buf_ring(&self, bgid: u16) -> io::Result<()> {
         let buffers = abi::io_uring_buf_reg { ring_addr: 0, ring_entries: 0, bgid, flags: 0, resv: [0; 3] };
         self.register_with(op::IORING_UNREGISTER_PBUF_RING, &buffers, 1).map(drop)
     }
 
-    /// Cancels what the builder describes and waits until it is gone, `timeout`
-    /// at most or, without one, as long as it takes.
+    /// Cancels the requests that `builder` describes, and waits until they have ended: for
+    /// `timeout` at most or, without one, as long as it takes.
     ///
     /// # Errors
-    /// `ENOENT`: nothing matches. `ETIME`: the time is over.
+    /// `ENOENT`: no request matches. `ETIME`: the timeout has passed.
     pub fn register_sync_cancel(&self, timeout: Option<Timespec>, builder: CancelBuilder) -> io::Result<()> {
-        // The builder keeps its fields to itself, but for the request that it
-        // makes.
+        // The builder's fields are private. So they are taken from the request that it builds.
         let sqe = super::entry::sqe(&AsyncCancel2::new(builder).build());
         let time = match timeout {
             None => __kernel_timespec { tv_sec: -1, tv_nsec: -1 },
@@ -393,30 +391,29 @@ fn sparse(nr: u32) -> abi::io_uring_rsrc_register {
     abi::io_uring_rsrc_register { nr, flags: abi::IORING_RSRC_REGISTER_SPARSE, resv2: 0, data: 0, tags: 0 }
 }
 
-/// Which opcodes work; filled in by
-/// [`Submitter::register_probe`](Submitter::register_probe).
+/// Which opcodes work, as filled in by [`Submitter::register_probe`](Submitter::register_probe).
 #[repr(C, align(8))]
 pub struct Probe {
     last_opcode: u8,
-    /// Records that follow.
+    /// Number of records.
     count: u8,
     reserved: [u8; 14],
-    /// Opcode, a reserved byte, flags in two, and four more reserved.
+    /// Opcode, a reserved byte, two bytes of flags, and four reserved bytes.
     records: [[u8; 8]; Probe::COUNT],
 }
 
-/// The record's opcode works (`IO_URING_OP_SUPPORTED`).
+/// Flag of a record whose opcode works (`IO_URING_OP_SUPPORTED`).
 const SUPPORTED: u8 = 1;
 
 impl Probe {
     const COUNT: usize = 256;
 
-    /// A probe in which nothing works.
+    /// Makes a probe in which no opcode works.
     pub fn new() -> Probe {
         Probe { last_opcode: 0, count: 0, reserved: [0; 14], records: [[0; 8]; Probe::COUNT] }
     }
 
-    /// Whether an opcode (`opcode::Read::CODE` and so on) works.
+    /// Returns whether an opcode (`opcode::Read::CODE` and so on) works.
     pub fn is_supported(&self, opcode: u8) -> bool {
         opcode <= self.last_opcode && self.records[usize::from(opcode)][2] & SUPPORTED != 0
     }

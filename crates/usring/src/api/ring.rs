@@ -1,5 +1,4 @@
-//! The ring itself: the engine's half by its `Arc`, the application's halves,
-//! and what belongs to them.
+//! The ring: the engine's half, held by an `Arc`, and the application's halves of the two queues.
 
 use super::cqueue::{self, CompletionQueue};
 use super::descriptor::Descriptor;
@@ -21,22 +20,21 @@ use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
-/// An io_uring of this process: two queues, and the engine that empties the one
-/// and fills the other.
+/// An io_uring of this process: two queues, and the engine, which empties the submission queue and
+/// fills the completion queue.
 ///
 /// `S` and `C` are the kinds of entries: [`squeue::Entry`] or
 /// [`squeue::Entry128`], [`cqueue::Entry`] or [`cqueue::Entry32`].
 ///
-/// Several threads may use one ring through [`submitter`](IoUring::submitter);
-/// each queue belongs to one thread at a time, which `&mut` ensures, or the
-/// caller of [`submission_shared`](IoUring::submission_shared) and
-/// [`completion_shared`](IoUring::completion_shared).
+/// Several threads may use one ring through [`submitter`](IoUring::submitter). Each queue belongs
+/// to one thread at a time: `&mut` ensures that, or the caller of
+/// [`submission_shared`](IoUring::submission_shared) and
+/// [`completion_shared`](IoUring::completion_shared) does.
 ///
 /// # Dropping
-/// What is in flight is cancelled, and drop returns when nothing touches the
-/// memory that its requests name any more: it waits for a system call that
-/// cannot be broken off (a disk's), and for nothing else. Pushed and not
-/// submitted entries are forgotten. In a forked child it does nothing.
+/// Drop cancels the requests in flight. It returns when nothing touches the memory that they name
+/// any more. It waits only for system calls that cannot be interrupted, as on a disk. Entries that
+/// were pushed and not submitted are discarded. In a forked child drop does nothing.
 ///
 /// ```
 /// use usring::{IoUring, opcode};
@@ -64,12 +62,12 @@ where
     entries: PhantomData<fn(S) -> C>,
 }
 
-// SAFETY: through `&IoUring` the two cells are reached by `submission_shared`
-// and `completion_shared` alone, whose callers vouch for one user at a time;
-// everything else in it is made for many threads.
+// SAFETY: through `&IoUring` only `submission_shared` and `completion_shared` reach the two cells,
+// and their callers promise one user at a time. Everything else in the ring is made for many
+// threads.
 unsafe impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Sync for IoUring<S, C> {}
 
-/// What a ring's queues and submitters share.
+/// The parts of a ring that its queues and submitters share.
 pub(super) struct Core {
     pub ring: Arc<Ring>,
     pub parameters: Parameters,
@@ -79,8 +77,8 @@ pub(super) struct Core {
 impl Drop for Core {
     fn drop(&mut self) {
         if self.ring.is_inherited() {
-            // The parent's: its locks may be held by a thread that is not here,
-            // and its end is not ours to run.
+            // The ring is the parent's. A thread that does not exist in this process may hold its
+            // locks, and only the parent may close it.
             mem::forget(self.ring.clone());
             return;
         }
@@ -90,8 +88,8 @@ impl Drop for Core {
 }
 
 impl IoUring<squeue::Entry, cqueue::Entry> {
-    /// A ring of `entries` submission queue entries, rounded up to a power of
-    /// two, and twice as many completion queue entries.
+    /// Makes a ring of `entries` submission queue entries, rounded up to a power of two, and twice
+    /// as many completion queue entries.
     ///
     /// # Errors
     /// Those of [`Builder::build`].
@@ -101,7 +99,7 @@ impl IoUring<squeue::Entry, cqueue::Entry> {
 }
 
 impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
-    /// A [`Builder`] for a ring with these kinds of entries.
+    /// Returns a [`Builder`] for a ring with these kinds of entries.
     #[must_use]
     pub fn builder() -> Builder<S, C> {
         Builder::default()
@@ -116,33 +114,33 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
         }
     }
 
-    /// The way to submit, to wait and to register.
+    /// Returns a handle to submit, to wait and to register.
     #[inline]
     pub fn submitter(&self) -> Submitter<'_> {
         Submitter::new(&self.core)
     }
 
-    /// What the ring was made with.
+    /// Returns the parameters that the ring was made with.
     #[inline]
     pub fn params(&self) -> &Parameters {
         &self.core.parameters
     }
 
-    /// Submits what was pushed: [`Submitter::submit`].
+    /// Submits the pushed requests: [`Submitter::submit`].
     #[inline]
     pub fn submit(&self) -> io::Result<usize> {
         self.submitter().submit()
     }
 
-    /// Submits and waits until `want` completions are there:
+    /// Submits, and waits until `want` completions are in the queue:
     /// [`Submitter::submit_and_wait`].
     #[inline]
     pub fn submit_and_wait(&self, want: usize) -> io::Result<usize> {
         self.submitter().submit_and_wait(want)
     }
 
-    /// All three parts at once. What was pushed to the queue counts for the
-    /// submitter after [`SubmissionQueue::sync`] or when the queue is dropped.
+    /// Returns all three parts at once. The submitter sees pushed entries after
+    /// [`SubmissionQueue::sync`], or when the queue is dropped.
     #[inline]
     pub fn split(&mut self) -> (Submitter<'_>, SubmissionQueue<'_, S>, CompletionQueue<'_, C>) {
         let submission = SubmissionQueue::new(self.submission.get_mut(), self.core.ring.memory());
@@ -150,46 +148,46 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
         (Submitter::new(&self.core), submission, completion)
     }
 
-    /// The queue to push requests to.
+    /// Returns the queue to push requests to.
     #[inline]
     pub fn submission(&mut self) -> SubmissionQueue<'_, S> {
         SubmissionQueue::new(self.submission.get_mut(), self.core.ring.memory())
     }
 
-    /// The queue to push requests to, of a ring that is shared.
+    /// Returns the queue to push requests to, for a ring that several threads share.
     ///
     /// # Safety
     /// No other [`SubmissionQueue`] of this ring exists while this one does.
     #[inline]
     pub unsafe fn submission_shared(&self) -> SubmissionQueue<'_, S> {
-        // SAFETY: the caller vouches that nobody else uses the half.
+        // SAFETY: the caller promises that no other thread uses this half.
         SubmissionQueue::new(unsafe { &mut *self.submission.get() }, self.core.ring.memory())
     }
 
-    /// The queue of what has completed.
+    /// Returns the queue of completions.
     #[inline]
     pub fn completion(&mut self) -> CompletionQueue<'_, C> {
         CompletionQueue::new(self.completion.get_mut(), &self.core)
     }
 
-    /// The queue of what has completed, of a ring that is shared.
+    /// Returns the queue of completions, for a ring that several threads share.
     ///
     /// # Safety
     /// No other [`CompletionQueue`] of this ring exists while this one does.
     #[inline]
     pub unsafe fn completion_shared(&self) -> CompletionQueue<'_, C> {
-        // SAFETY: the caller vouches that nobody else uses the half.
+        // SAFETY: the caller promises that no other thread uses this half.
         CompletionQueue::new(unsafe { &mut *self.completion.get() }, &self.core)
     }
 
-    /// Maps what mmap(2) of a kernel ring's descriptor would map: `length` bytes
-    /// of the memory that `offset` (`IORING_OFF_*`) names. This is how a program
-    /// reaches a buffer ring that was registered with `IOU_PBUF_RING_MMAP`, at
-    /// offset `0x8000_0000 | group << 16`. It stays mapped, also after the ring
-    /// is gone, until munmap(2).
+    /// Maps the memory that mmap(2) of a kernel ring's descriptor would map: `length` bytes of what
+    /// `offset` (`IORING_OFF_*`) names. A buffer ring registered with `IOU_PBUF_RING_MMAP` is at
+    /// offset `0x8000_0000 | group << 16`. The mapping stays until munmap(2), even after the ring
+    /// is dropped.
     ///
     /// # Errors
-    /// `EINVAL`: no such memory, or not so long. `EOWNERDEAD`: a parent's ring.
+    /// `EINVAL`: there is no such memory, or it is shorter than `length`. `EOWNERDEAD`: the ring is
+    /// a parent process's.
     pub fn map(&self, offset: u64, length: usize) -> io::Result<NonNull<u8>> {
         if self.core.ring.is_inherited() {
             return Err(os_error(Errno::EOWNERDEAD));
@@ -198,7 +196,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
         NonNull::new(address as *mut u8).ok_or_else(|| os_error(Errno::ENOMEM))
     }
 
-    /// MADV_DONTFORK on all of the ring's memory.
+    /// Applies MADV_DONTFORK to all of the ring's memory.
     pub(super) fn keep_from_children(&self) -> io::Result<()> {
         let memory = self.core.ring.memory();
         for mapping in [memory.rings().mapping(), memory.sqes().mapping()].into_iter().flatten() {
@@ -210,11 +208,14 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
     }
 }
 
-/// A descriptor that poll and epoll report readable while the completion queue
-/// is not empty, for an event loop; made by the first call and closed with the
-/// ring. It is an eventfd that the ring alone may read and write. An event loop
-/// may find it readable and the queue empty, once, if it takes a completion
-/// while another thread is posting it. −1 if the process has no descriptor
+/// A descriptor for event loops, which poll and epoll report readable while the completion queue is
+/// not empty.
+///
+/// - The first call makes it, and it is closed with the ring.
+/// - It is an eventfd that only the ring may read and write.
+/// - It may be readable once with an empty queue, if the event loop takes a completion while
+///   another thread posts it.
+/// - It is −1 if the process has no descriptor left, or the ring is a parent process's.
 /// left, or the ring is a parent's.
 ///
 /// ```
@@ -227,10 +228,10 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
 /// // SAFETY: a NOP names no memory.
 /// unsafe { ring.submission().push(&opcode::Nop::new().build()).expect("an empty ring has room") };
 /// ring.submit()?;
-/// // SAFETY: one `pollfd`, as its count says.
+/// SAFETY: the array is one `pollfd`, as its count says.
 /// assert_eq!(unsafe { libc::poll(&mut watched, 1, 1000) }, 1, "readable at once");
 /// ring.completion().for_each(drop);
-/// // SAFETY: as above.
+/// SAFETY: the array is one `pollfd`, as its count says.
 /// assert_eq!(unsafe { libc::poll(&mut watched, 1, 0) }, 0, "nothing is left");
 /// # Ok(())
 /// # }

@@ -11,9 +11,9 @@ pub use io_uring::squeue::{Entry, Entry128, EntryMarker, Flags};
 
 /// The submission queue of a ring, to push requests to.
 ///
-/// What was pushed is seen by the engine after [`sync`](SubmissionQueue::sync)
-/// or when this is dropped; it is carried out when it is submitted, or at once
-/// by the SQ thread of a ring with `setup_sqpoll`.
+/// The engine sees pushed entries after [`sync`](SubmissionQueue::sync), or when this is dropped.
+/// It carries them out when they are submitted; the SQ thread of a ring with `setup_sqpoll` does so
+/// at once.
 pub struct SubmissionQueue<'a, E: EntryMarker = Entry> {
     half: &'a mut SubmissionHalf,
     memory: &'a Memory,
@@ -26,66 +26,67 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
         SubmissionQueue { half, memory, entries: PhantomData }
     }
 
-    /// Shows the engine what was pushed.
+    /// Publishes the pushed entries to the engine.
     #[inline]
     pub fn sync(&mut self) {
         self.half.publish();
     }
 
-    /// Whether the SQ thread sleeps, so that somebody has to enter with
-    /// [`EnterFlags::SQ_WAKEUP`](crate::EnterFlags::SQ_WAKEUP);
-    /// [`Submitter::submit`](crate::Submitter::submit) does so by itself. Means
-    /// something after [`sync`](SubmissionQueue::sync) only; contains the full
-    /// barrier that has to stand between the two.
+    /// Returns whether the SQ thread sleeps, so that a thread must enter with
+    /// [`EnterFlags::SQ_WAKEUP`](crate::EnterFlags::SQ_WAKEUP).
+    /// [`Submitter::submit`](crate::Submitter::submit) does so by itself.
+    ///
+    /// The answer is meaningful only after [`sync`](SubmissionQueue::sync). This function contains
+    /// the full barrier that must stand between the two.
     #[inline]
     pub fn need_wakeup(&self) -> bool {
         self.half.needs_wakeup()
     }
 
-    /// The same for a caller with a `SeqCst` fence of its own since the last
-    /// [`sync`](SubmissionQueue::sync). Without one a wake-up can be missed.
+    /// Returns whether the SQ thread sleeps, for a caller that has executed a `SeqCst` fence since
+    /// the last [`sync`](SubmissionQueue::sync). Without the fence a wake-up can be missed.
     #[inline]
     pub fn need_wakeup_after_intermittent_seqcst(&self) -> bool {
         self.memory.flags() & flags::NEED_WAKEUP != 0
     }
 
-    /// Entries that the engine has dropped because the index array pointed
-    /// nowhere. The array is filled by this library, so: 0.
+    /// Returns how many entries the engine has dropped because of a bad index in the index array.
+    /// This library fills the array, so the answer is 0.
     pub fn dropped(&self) -> u32 {
         self.half.dropped()
     }
 
-    /// Whether completions wait in the backlog for room in the completion
-    /// queue. Make room, then [`submit`](crate::Submitter::submit) brings them.
+    /// Returns whether completions wait in the backlog for room in the completion queue. Take
+    /// completions, then [`submit`](crate::Submitter::submit) brings those of the backlog.
     pub fn cq_overflow(&self) -> bool {
         self.half.has_overflow()
     }
 
-    /// Whether completions wait for this thread to enter
+    /// Returns whether completions wait for this thread to enter
     /// ([`setup_taskrun_flag`](crate::Builder::setup_taskrun_flag)).
     pub fn taskrun(&self) -> bool {
         self.half.has_task_work()
     }
 
-    /// Entries that the queue can hold.
+    /// Returns the number of entries that the queue can hold.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.memory.layout().sq_entries as usize
     }
 
-    /// Entries in the queue.
+    /// Returns the number of entries in the queue.
     #[inline]
     pub fn len(&self) -> usize {
         self.half.len() as usize
     }
 
-    /// Whether there is no entry in the queue.
+    /// Returns whether the queue is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.half.is_empty()
     }
 
-    /// Whether there is no room in the queue.
+    /// Returns whether the queue is full.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.half.is_full()
@@ -94,13 +95,13 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
     /// Pushes a request.
     ///
     /// # Errors
-    /// [`PushError`]: there is no room.
+    /// [`PushError`]: the queue is full.
     ///
     /// # Safety
-    /// Every address in the entry is good for what the operation does with it,
-    /// until its completion has come (or, of what it points to besides the data
-    /// itself, until it was submitted), or the ring was dropped. A bad one is
-    /// answered with `-EFAULT`; one that means somebody else's memory is used.
+    /// Every address in the entry is valid for what the operation does with it, until its
+    /// completion is posted or the ring is dropped. What the entry points to besides the data
+    /// itself needs to be valid only until the entry was submitted. An address without memory is
+    /// answered with `-EFAULT`; memory that belongs to other code is used.
     #[inline]
     pub unsafe fn push(&mut self, entry: &E) -> Result<(), PushError> {
         let sqe = entry::sqe(entry);
@@ -112,20 +113,20 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
         pushed.map_err(|_full| PushError(()))
     }
 
-    /// Pushes several requests, or none if there is no room for all of them.
+    /// Pushes several requests, or none if the queue has no room for all of them.
     ///
     /// # Errors
-    /// [`PushError`]: there is not room enough.
+    /// [`PushError`]: the queue has too little room.
     ///
     /// # Safety
-    /// Each entry as for [`push`](SubmissionQueue::push).
+    /// The promises of [`push`](SubmissionQueue::push), for each entry.
     #[inline]
     pub unsafe fn push_multiple(&mut self, entries: &[E]) -> Result<(), PushError> {
         if self.capacity() - self.len() < entries.len() {
             return Err(PushError(()));
         }
         for entry in entries {
-            // SAFETY: as the caller vouches.
+            // SAFETY: the caller promises it for each entry.
             unsafe { self.push(entry)? };
         }
         Ok(())

@@ -17,12 +17,11 @@ use crate::types::SubmitArgs;
 /// Bytes of a signal set as Linux has it (libc's is larger).
 const SIGNAL_SET_SIZE: u32 = 8;
 
-/// The way to submit, to wait and to register; made by
-/// [`IoUring::submitter`](crate::IoUring::submitter). Any number of them may
-/// exist, in any threads.
+/// A handle to submit, to wait and to register, made by
+/// [`IoUring::submitter`](crate::IoUring::submitter). Any number of them may exist, in any threads.
 pub struct Submitter<'a> {
     pub(super) core: &'a Core,
-    /// [`Submitter::register_ring_fd`] was called.
+    /// Whether [`Submitter::register_ring_fd`] was called.
     pub(super) is_registered: bool,
 }
 
@@ -37,20 +36,20 @@ impl<'a> Submitter<'a> {
         self.core.ring.enter(call).map(|taken| taken as usize).map_err(os_error)
     }
 
-    /// io_uring_enter(2) as it is, `flags` being [`EnterFlags`]. You probably
-    /// want [`submit`](Submitter::submit) or one of its relatives.
+    /// Calls io_uring_enter(2) as it is; `flags` are [`EnterFlags`]. Most programs want
+    /// [`submit`](Submitter::submit) or one of its relatives.
     ///
-    /// Answers how many entries were taken from the queue.
+    /// Returns how many entries were taken from the queue.
     ///
     /// # Errors
-    /// `EINVAL`: flags or argument. `EBADFD`: the ring is not enabled. `EEXIST`:
-    /// another thread is the single issuer. `EINTR`, `ETIME`: the wait ended so,
-    /// without completions. `EFAULT`: the argument points nowhere. `EOWNERDEAD`:
-    /// the ring of a parent process, or its SQ thread could not be started.
+    /// `EINVAL`: flags or argument. `EBADFD`: the ring is not enabled. `EEXIST`: another thread is
+    /// the single issuer. `EINTR`, `ETIME`: a signal or the timeout ended the wait without
+    /// completions. `EFAULT`: there is no memory at the argument's address. `EOWNERDEAD`: the ring
+    /// is a parent process's, or its SQ thread could not be started.
     ///
     /// # Safety
-    /// `arg` is what the flags say: a signal set of the kernel's, or with
-    /// `EXT_ARG` a `struct io_uring_getevents_arg`, whose pointers are good.
+    /// `arg` is what the flags say: a signal set of the kernel's or, with `EXT_ARG`, a `struct
+    /// io_uring_getevents_arg` whose pointers are valid.
     pub unsafe fn enter<T: Sized>(
         &self,
         to_submit: u32,
@@ -63,9 +62,8 @@ impl<'a> Submitter<'a> {
         self.call(&EnterCall { to_submit, min_complete, flags: flag, argument, argument_size })
     }
 
-    /// Submits everything that was pushed, and answers how many entries that
-    /// were. On a ring with `setup_sqpoll` it only wakes the SQ thread, if that
-    /// sleeps.
+    /// Submits all pushed entries, and returns how many they were. On a ring with `setup_sqpoll` it
+    /// only wakes the SQ thread, if that sleeps.
     ///
     /// # Errors
     /// Those of [`enter`](Submitter::enter).
@@ -74,20 +72,21 @@ impl<'a> Submitter<'a> {
         self.submit_and_wait(0)
     }
 
-    /// Submits everything that was pushed and waits until `want` completions are
-    /// in the queue, counted with those that are there already.
+    /// Submits all pushed entries, and waits until the queue holds `want` completions, including
+    /// those that are there already.
     ///
     /// # Errors
-    /// Those of [`enter`](Submitter::enter); `EINTR` if a signal's handler ran
-    /// while it waited and nothing had been submitted or completed.
+    /// Those of [`enter`](Submitter::enter). `EINTR`: a signal's handler ran during the wait, and
+    /// nothing had been submitted or completed.
     pub fn submit_and_wait(&self, want: usize) -> io::Result<usize> {
         let Some(call) = self.prepare(want) else { return Ok(self.pushed() as usize) };
         self.call(&call)
     }
 
-    /// The same with a timeout, a signal mask during the wait, or a time after
-    /// which one completion is enough. The mask is passed in the size that
-    /// Linux knows, so it works where the `io-uring` crate's is refused.
+    /// Submits all pushed entries and waits until the queue holds `want` completions. `args` adds a
+    /// timeout, a signal mask during the wait, or a time after which one completion is enough. The
+    /// mask is passed in the size that Linux knows, so it works where the `io-uring` crate's is
+    /// refused.
     ///
     /// ```
     /// use std::time::Duration;
@@ -104,13 +103,13 @@ impl<'a> Submitter<'a> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`enter`](Submitter::enter); `ETIME` if the time is over and
-    /// nothing was submitted or completed.
+    /// Those of [`enter`](Submitter::enter). `ETIME`: the timeout has passed, and nothing was
+    /// submitted or completed.
     pub fn submit_with_args(&self, want: usize, args: &SubmitArgs<'_, '_>) -> io::Result<usize> {
         let Some(mut call) = self.prepare(want) else { return Ok(self.pushed() as usize) };
         const { assert!(mem::size_of::<SubmitArgs<'_, '_>>() == mem::size_of::<abi::io_uring_getevents_arg>()) };
-        // SAFETY: `SubmitArgs` is a transparent wrapper around this very
-        // structure, which is plain numbers.
+        // SAFETY: `SubmitArgs` is a transparent wrapper of this structure, which holds plain
+        // numbers.
         let mut argument: abi::io_uring_getevents_arg = unsafe { mem::transmute_copy(args) };
         if argument.sigmask != 0 {
             argument.sigmask_sz = SIGNAL_SET_SIZE;
@@ -121,8 +120,8 @@ impl<'a> Submitter<'a> {
         self.call(&call)
     }
 
-    /// Waits until the submission queue has room, on a ring with `setup_sqpoll`;
-    /// on others [`submit`](Submitter::submit) makes it.
+    /// Waits until the submission queue has room, on a ring with `setup_sqpoll`. On other rings,
+    /// [`submit`](Submitter::submit) makes room.
     ///
     /// # Errors
     /// Those of [`enter`](Submitter::enter).
@@ -134,18 +133,18 @@ impl<'a> Submitter<'a> {
         self.core.ring.memory().submitted()
     }
 
-    /// The call that submits everything and waits for `want`, or `None` if the
-    /// SQ thread is awake and nothing is wanted.
+    /// Returns the call that submits everything and waits for `want` completions. `None` if the SQ
+    /// thread is awake and the caller wants no completion.
     #[inline]
     fn prepare(&self, want: usize) -> Option<EnterCall> {
         let memory = self.core.ring.memory();
         let polled = self.core.parameters.is_setup_sqpoll();
         if polled {
-            // Between the tail that was stored and the flag that is read.
+            // The barrier between storing the tail and reading the flag.
             Edge::NeedWakeup.barrier(Side::Waker);
         }
         let state = memory.flags();
-        // Both wait for an enter that asks for events.
+        // Backlog and task work both wait for an enter that asks for events.
         let waiting = state & (sq_flags::CQ_OVERFLOW | sq_flags::TASKRUN) != 0;
         let mut flags = EnterFlags::empty();
         flags.set(EnterFlags::GETEVENTS, want > 0 || waiting);
@@ -159,9 +158,9 @@ impl<'a> Submitter<'a> {
         Some(EnterCall { to_submit: memory.submitted(), min_complete, flags: flags.bits(), ..EnterCall::default() })
     }
 
-    /// The ring's place in the caller's table of registered rings. A kernel
-    /// saves the look-up of a descriptor by it; here there is none to save, and
-    /// nothing changes but what a second call answers.
+    /// Registers the ring in the caller's table of registered rings. In a kernel that saves the
+    /// look-up of a descriptor. usring has no such look-up, so only the answer to a second call
+    /// changes.
     ///
     /// # Errors
     /// `EEXIST`: this submitter was registered already.
