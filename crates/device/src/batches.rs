@@ -1,7 +1,8 @@
-//! Completions that all take the same time: they come due in the order in which
-//! they were added, and those of one doorbell together. This is the way of a
-//! device whose own cost must not show, so a request is one store on the way
-//! in and a copy on the way out; times are kept by batch.
+//! Completions with equal latency. They become due in the order in which they were added, those of
+//! one doorbell together.
+//!
+//! Devices whose own cost must not show use this path. So a request costs one store at submission
+//! and a copy at completion, and due times are kept per batch.
 
 use crate::request::{Completion, Completions};
 use alloc::boxed::Box;
@@ -9,16 +10,16 @@ use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
 
-/// Rings of a power of two; positions count on for ever and wrap.
+/// Rings whose size is a power of two. Positions increase for ever and wrap around.
 pub(crate) struct Batches {
     completions: Box<[Completion]>,
-    /// One place for each completion: a batch may be a single one.
+    /// As many slots as completions, because a batch may hold a single completion.
     batches: Box<[Batch]>,
     depth: u32,
-    /// Of the completions: the next to leave, and the next to come.
+    /// Positions of the next completion to take and to add.
     head: u32,
     tail: u32,
-    /// Of the batches.
+    /// Positions of the next batch to take and to add.
     first: u32,
     last: u32,
 }
@@ -26,11 +27,11 @@ pub(crate) struct Batches {
 #[derive(Clone, Copy)]
 struct Batch {
     due: Ticks,
-    /// Position behind its last completion.
+    /// Position behind the batch's last completion.
     end: u32,
 }
 
-/// Due at once, whatever the clock says.
+/// Due immediately, whatever the clock says.
 pub(crate) const AT_ONCE: Ticks = Ticks(0);
 
 impl Batches {
@@ -47,7 +48,7 @@ impl Batches {
         })
     }
 
-    /// Adds one to the batch that the next doorbell ends. `false` if there is no room.
+    /// Adds a completion to the batch that the next doorbell ends. `false` if there is no room.
     #[inline]
     pub fn add(&mut self, completion: Completion) -> bool {
         if self.tail.wrapping_sub(self.head) >= self.depth {
@@ -59,7 +60,8 @@ impl Batches {
         true
     }
 
-    /// The batch, if anything was added to it, is due then: not before the one before it.
+    /// Ends the batch, if it has any completion, and sets its due time. A batch never becomes due
+    /// before the one that precedes it.
     #[inline]
     pub fn end_batch(&mut self, due: impl FnOnce() -> Ticks) {
         let mask = self.batches.len() - 1;
@@ -74,7 +76,7 @@ impl Batches {
         }
     }
 
-    /// When the next one is due.
+    /// Returns the due time of the next batch.
     #[inline]
     pub fn earliest(&self) -> Option<Ticks> {
         if self.first == self.last { None } else { Some(self.front().due) }
@@ -85,8 +87,8 @@ impl Batches {
         self.batches[self.first as usize & (self.batches.len() - 1)]
     }
 
-    /// Hands over what is due, as far as there is room, and says whether that is
-    /// anything. Reads the clock once at most: not where nothing waits for it.
+    /// Moves due completions to `completions`, as far as there is room. Returns whether there were
+    /// any. Reads the clock at most once, and not at all if no batch needs it.
     #[inline]
     pub fn collect(&mut self, completions: &mut Completions) -> bool {
         let now = match self.earliest() {
@@ -99,7 +101,8 @@ impl Batches {
             let end = self.front().end;
             let at = self.head as usize & (self.completions.len() - 1);
             let batch = end.wrapping_sub(self.head) as usize;
-            // The rest of a batch that wraps comes in the next round.
+            // A batch that wraps around is taken in two parts; the second follows in the next
+            // iteration.
             let straight = batch.min(self.completions.len() - at);
             let taken = completions.take_from(&self.completions[at..at + straight]);
             self.head = self.head.wrapping_add(taken as u32);
@@ -125,8 +128,7 @@ fn ring<T: Copy>(room: u32, value: T) -> Result<Box<[T]>, Errno> {
 mod tests {
     use super::*;
 
-    /// Positions count on for ever: past the end of their words, and round the
-    /// ring at every place of a batch.
+    /// Positions wrap around at 32 bits, and batches wrap around the ring at every slot.
     #[test]
     fn order_and_depth_hold_when_positions_wrap() {
         let mut batches = Batches::new(5).unwrap();

@@ -1,4 +1,4 @@
-//! A device as its users see it: a driver, and how it is waited for.
+//! A device as its users see it: a driver, and the policy for waiting.
 
 use crate::block_file::{BlockFile, Callers};
 use crate::channel::Channel;
@@ -15,15 +15,15 @@ pub struct Device {
     driver: Box<dyn Driver>,
     geometry: Geometry,
     policy: &'static PolicyWord,
-    /// A polled ring on a device that does not poll waits for interrupts
-    /// instead of answering `EOPNOTSUPP` (as Linux did before 6.12).
+    /// On a device that does not poll, a polled ring waits for interrupts instead of getting
+    /// `EOPNOTSUPP` (as in Linux before 6.12).
     polls_without_polling: bool,
-    /// Of this process: a forked child must not use its parent's queue pairs.
+    /// Per process, because a forked child must not use its parent's queue pairs.
     callers: OwnedPerProcess<Callers>,
 }
 
 impl Device {
-    /// `policy` may be in memory that other processes share.
+    /// Makes a device. `policy` may lie in memory that other processes share.
     pub fn new(driver: Box<dyn Driver>, policy: &'static PolicyWord, polls_without_polling: bool) -> Self {
         let geometry = driver.geometry();
         assert!(i32::try_from(geometry.transfer).is_ok() && geometry.transfer >= geometry.block, "{geometry:?}");
@@ -39,7 +39,7 @@ impl Device {
         &self.geometry
     }
 
-    /// The device as calls see it that wait for their answer.
+    /// Returns the device as a file, for calls that block until their request is done.
     pub fn as_file(&self) -> BlockFile<'_> {
         BlockFile::new(self)
     }
@@ -53,25 +53,27 @@ impl Device {
         self.policy.get()
     }
 
-    /// What a request on a polled ring gets: `EOPNOTSUPP` where the device does not poll.
+    /// Checks whether a polled ring may use the device. Error: `EOPNOTSUPP` if the device does not
+    /// poll.
     #[inline]
     pub fn check_polled(&self) -> Result<(), Errno> {
         let polls = self.geometry().features.polls && self.policy().polls();
         if polls || self.polls_without_polling { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
-    /// Whether a polled ring may have to sleep on its interrupts.
+    /// Whether a polled ring may have to sleep on the device's interrupts.
     pub fn waits_when_polled(&self) -> bool {
         self.polls_without_polling
     }
 
-    /// Opens a queue pair for one ring or context.
+    /// Opens a queue pair for a ring or an AIO context.
     pub fn open_channel(&self, options: QueueOptions) -> Result<Channel, Errno> {
         self.open_channel_for(Manner::Ring, options)
     }
 
+    /// Opens a queue pair for this kind of user.
     pub fn open_channel_for(&self, manner: Manner, options: QueueOptions) -> Result<Channel, Errno> {
-        // Channels read that clock once the policy is hybrid, which may be later.
+        // A channel reads this clock once the policy is hybrid, which may become so later.
         ticks::calibrate();
         Ok(Channel::new(self.driver.open_queue(options)?, self.policy, options, manner))
     }

@@ -1,4 +1,4 @@
-//! How long something takes: always the same, or drawn by chance.
+//! Distributions of time spans: constant or random.
 
 use crate::random::Random;
 use crate::span;
@@ -6,11 +6,12 @@ use core::fmt;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 
-/// A distribution of spans; in nanoseconds as it is read.
+/// A distribution of time spans; in nanoseconds as parsed, in ticks after
+/// [`Distribution::in_ticks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distribution {
     Constant(u64),
-    /// Both ends included.
+    /// Both ends are included.
     Uniform {
         from: u64,
         to: u64,
@@ -18,7 +19,7 @@ pub enum Distribution {
     Exponential {
         mean: u64,
     },
-    /// What would be less than nothing is nothing.
+    /// Negative values become zero.
     Normal {
         mean: u64,
         deviation: u64,
@@ -28,8 +29,8 @@ pub enum Distribution {
 impl Distribution {
     pub const NOTHING: Distribution = Distribution::Constant(0);
 
-    /// Reads `10us`, `uniform(5us,20us)`, `exponential(10us)` or
-    /// `normal(10us,2us)`; `None` if it is none.
+    /// Parses `10us`, `uniform(5us,20us)`, `exponential(10us)` or `normal(10us,2us)`. `None` for
+    /// any other text.
     pub fn parse(text: &str) -> Option<Distribution> {
         let Some((name, parameters)) = text.split_once('(') else {
             return span::parse(text).map(Distribution::Constant);
@@ -47,8 +48,8 @@ impl Distribution {
         }
     }
 
-    /// The same in ticks: then a draw needs no conversion. [`usring_sys::ticks::calibrate`]
-    /// has been called.
+    /// Converts the parameters to ticks, so that a draw needs no conversion. The caller has called
+    /// [`usring_sys::ticks::calibrate`].
     pub fn in_ticks(self) -> Distribution {
         let ticks = |span: Nanoseconds| Ticks(0).after(span).0;
         match self {
@@ -75,14 +76,14 @@ impl Distribution {
     }
 }
 
-/// −ln(x / 2⁶⁴), of an `x` that is taken for 1 at least: the inverse of the
-/// exponential distribution. The core library has no logarithm: the power of
-/// two comes off by counting, the rest (1 to 2) by the series of the inverse
-/// hyperbolic tangent, whose next term would add less than 10⁻⁶.
+/// Returns −ln(x / 2⁶⁴), the inverse of the exponential distribution; an even `x` counts as `x +
+/// 1`, so 0 as 1. The core library has no logarithm. The power of two is counted from the leading
+/// zeros. The remaining factor (1 to 2) uses the series of the inverse hyperbolic tangent; its
+/// first omitted term is below 10⁻⁶.
 fn minus_logarithm(x: u64) -> f64 {
     let x = x | 1;
     let zeros = x.leading_zeros();
-    // 1 to 2.
+    // In the range 1 to 2.
     let mantissa = (x << zeros) as f64 / (1u64 << 63) as f64;
     let s = (mantissa - 1.0) / (mantissa + 1.0);
     let square = s * s;
@@ -91,16 +92,16 @@ fn minus_logarithm(x: u64) -> f64 {
     if rest > 0.0 { rest } else { 0.0 }
 }
 
-/// The sum of twelve uniform numbers, less its mean of 6, has variance 1 and is
-/// as good as normal for a device's latency (Irwin and Hall): no logarithm, no
-/// root, and nothing beyond six deviations.
+/// Returns a nearly normal number with mean 0 and variance 1: the sum of twelve uniform numbers,
+/// minus its mean of 6 (Irwin and Hall). That needs neither a logarithm nor a root, never exceeds
+/// six deviations, and suffices for a device's latency.
 fn standard_normal(random: &mut Random) -> f64 {
     let mut sum = 0u64;
     for _ in 0..3 {
         let four = random.next();
         sum += (four & 0xffff) + (four >> 16 & 0xffff) + (four >> 32 & 0xffff) + (four >> 48);
     }
-    // Each stands for the middle of its sixteen-bit step.
+    // Each 16-bit number stands for the middle of its step.
     (sum as f64 + 6.0) / 65_536.0 - 6.0
 }
 

@@ -1,59 +1,58 @@
-//! What a device is like: its size, its block, and what it can do beside
-//! reading and writing.
+//! Properties of a device: its size, its block, its limits, and the operations that it supports
+//! besides read and write.
 
-/// Of queue pairs.
+/// Value of [`Geometry::queues`]: no limit.
 pub const ANY_NUMBER: u32 = u32::MAX;
 
-/// Fixed for the life of a device.
+/// Properties of a device, constant for its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// In bytes, a multiple of `block`.
+    /// Bytes; a multiple of `block`.
     pub size: u64,
-    /// The logical block in bytes, a power of two of 512 at least: offsets and
-    /// lengths of requests are multiples of it.
+    /// Logical block in bytes: a power of two, at least 512. Offsets and lengths of requests are
+    /// multiples of it.
     pub block: u32,
-    /// A program's buffer has to start at a multiple of this many bytes, or the
-    /// driver answers `EINVAL` for it; 1 where any address will do.
+    /// Required alignment of a program's buffer in bytes; 1 for none. The driver answers `EINVAL`
+    /// for a buffer at another address.
     pub alignment: u32,
-    /// Most bytes of one request, below 2 GiB: what is answered is signed.
+    /// Maximum bytes of a request. Below 2 GiB, because a result is a signed 32-bit number.
     pub transfer: u32,
-    /// Most segments of one request.
+    /// Maximum number of segments of a request.
     pub segments: u32,
-    /// Most queue pairs that are open at the same time, whosoever they are; [`ANY_NUMBER`] where nothing
-    /// counts them.
+    /// Maximum number of queue pairs open at the same time, over all users; [`ANY_NUMBER`] for no
+    /// limit.
     pub queues: u32,
     pub features: Features,
 }
 
-/// What a device offers.
+/// Features of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// Completions can be found without an interrupt. Every driver of ours can;
-    /// a device whose policy is `interrupt` says no (storage: `EOPNOTSUPP` on a
-    /// polled ring).
+    /// Completions can be found without an interrupt. All drivers of this crate can do so. A device
+    /// with the policy `interrupt` does not poll: a polled ring gets `EOPNOTSUPP` from it.
     pub polls: bool,
-    /// A write is not durable before a flush: FLUSH means something.
+    /// A write is durable only after a FLUSH.
     pub flush: bool,
-    /// DISCARD frees the blocks; they read as zeroes or as before.
+    /// DISCARD frees blocks; they then read as zeroes or as before.
     pub discard: bool,
-    /// WRITE ZEROES without a buffer.
+    /// WRITE ZEROES, which needs no buffer.
     pub write_zeroes: bool,
     pub read_only: bool,
-    /// What is written is thrown away.
+    /// The device throws written data away.
     pub forgets: bool,
-    /// The kernel has a request's memory until it has answered: memory that comes and goes
-    /// ([`usring_sys::kept_memory`]) is not for this device.
+    /// The kernel uses a request's memory until the completion. Swapped memory, whose pages come
+    /// and go ([`usring_sys::kept_memory`]), must not be passed to such a device.
     pub lends_memory: bool,
 }
 
 impl Geometry {
-    /// Whether a transfer starts and ends on blocks.
+    /// Whether a transfer starts and ends on block boundaries.
     #[inline]
     pub fn is_aligned(&self, offset: u64, length: u64) -> bool {
         (offset | length) & u64::from(self.block - 1) == 0
     }
 
-    /// Bytes of a transfer that lie within the device.
+    /// Returns the bytes of a transfer that lie within the device.
     #[inline]
     pub fn within(&self, offset: u64, length: u64) -> u64 {
         length.min(self.size.saturating_sub(offset))

@@ -1,27 +1,26 @@
-//! Block devices in user space: what a device is, how it is asked, and how its
-//! completions are waited for. Nothing here knows a ring, an SQE, or a file
-//! descriptor of the program.
+//! Block devices in user space: devices, their requests, and how a thread waits for
+//! completions. The crate knows no ring, no SQE and no file descriptor of the program.
 //!
 //! | part | files |
 //! |---|---|
-//! | what a device is | [`device`], [`geometry`], [`request`], [`driver`] (what a kind of device implements) |
-//! | waiting for it | [`policy`] (what was asked for), [`estimate`] (how long it will take), [`channel`] (a queue pair, polled or waited for), `tracker` (since when its requests are out) |
-//! | as a file | [`transfer`] (any read or write, and which way it takes), [`block_file`] (partial blocks, the device's end, one call at a time) |
+//! | the device | [`device`], [`geometry`], [`request`], [`driver`] (the traits that a kind of device implements) |
+//! | waiting | [`policy`] (poll or sleep), [`estimate`] (expected latency), [`channel`] (a queue pair and how to wait for it), `tracker` (submission times of its requests) |
+//! | as a file | [`transfer`] (any read or write, and its route), [`block_file`] (blocking calls, partial blocks, the device's end) |
 //! | drivers | [`driver`]: null, ram, file, vhost-user |
-//! | around any device | [`wrapper`]: delay, error |
+//! | wrappers | [`wrapper`]: delay, error |
 //! | time and chance | [`distribution`], `random`, `batches`, `timeline`, `timer_interrupt` |
-//! | its text form | [`spec`]: `ram:size=1G` and the like |
+//! | text form | [`spec`]: `ram:size=1G` and the like |
 //!
-//! # The walk of a request
-//! `DeviceRequest` → [`Channel::submit`] → [`QueuePair::submit`] → the hardware, a
-//! back end, or memory → [`QueuePair::poll`] → `Completion`, in any order.
+//! # The path of a request
+//! `DeviceRequest` → [`Channel::submit`] → [`QueuePair::submit`] → the hardware, a back end, or
+//! memory → [`QueuePair::poll`] → `Completion`, in any order.
 //!
-//! # Promises
-//! - A queue pair belongs to one user at a time (`&mut`): no lock, and none is
-//!   shared between two queue pairs of a device on the way of a read or write.
-//! - An accepted request is completed exactly once. A request that is not
-//!   accepted was not looked at further, and its memory is not touched later.
-//! - After a queue pair is dropped, nothing of it touches the program's memory.
+//! # Invariants
+//! - A queue pair has one user at a time (`&mut`), so it has no lock. Two queue pairs of a device
+//!   share no lock on the path of a read or write.
+//! - An accepted request completes exactly once. If a request is not accepted, the queue pair does
+//!   nothing with it and never touches its memory later.
+//! - A dropped queue pair no longer touches the program's memory.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 extern crate alloc;

@@ -1,4 +1,4 @@
-//! A device that a program has opened: which device, and how.
+//! A device that the program has opened: which device, and with which flags.
 
 use crate::device::Device;
 use alloc::sync::Arc;
@@ -6,14 +6,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::Mutex;
 use usring_uapi::general as linux;
 
-/// An open file description whose file is a device of ours. Duplicated
-/// descriptors share it, as they share the kernel's.
+/// An open file description of a device. Duplicated descriptors share it, as in the kernel.
 pub struct OpenDevice {
     device: Arc<Device>,
-    /// `O_*`: the access mode and the status flags. fcntl(2) may change the
-    /// latter at any time; a transfer looks once, so relaxed.
+    /// `O_*`: the access mode and the status flags. fcntl(2) may change the status flags at any
+    /// time. A transfer loads the word once, so relaxed ordering suffices.
     flags: AtomicU32,
-    /// Held while a transfer takes place where the file is, and moves it on.
+    /// Held while a transfer uses and advances the file position.
     position: Mutex<()>,
 }
 
@@ -27,7 +26,7 @@ impl OpenDevice {
         &self.device
     }
 
-    /// How it is open at this moment.
+    /// Returns the current flags.
     #[inline]
     pub fn manner(&self) -> OpenManner {
         OpenManner(self.flags.load(Ordering::Relaxed))
@@ -37,14 +36,14 @@ impl OpenDevice {
         &self.position
     }
 
-    /// fcntl(2) F_SETFL; the access mode stays.
+    /// Sets the status flags (fcntl(2) F_SETFL); the access mode stays.
     pub fn set_status_flags(&self, flags: u32) {
         let mode = self.flags.load(Ordering::Relaxed) & linux::O_ACCMODE;
         self.flags.store(flags & !linux::O_ACCMODE | mode, Ordering::Relaxed);
     }
 }
 
-/// How a device is open at a moment: looked at once for each transfer.
+/// The flags of an open device at one moment. Each transfer loads them once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenManner(u32);
 
@@ -54,7 +53,7 @@ impl OpenManner {
         self.0 & linux::O_DIRECT != 0
     }
 
-    /// Whether a write is durable when it is done (O_DSYNC, O_SYNC).
+    /// Whether a write must be durable when it completes (O_DSYNC, O_SYNC).
     #[inline]
     pub fn is_durable(self) -> bool {
         self.0 & linux::O_DSYNC != 0

@@ -1,26 +1,27 @@
-//! How completions are waited for, per device, changeable while it runs (the
-//! words are blk-mq's `io_poll_delay`: −1 classic, 0 adaptive, else µs).
+//! How threads wait for a device's completions; changeable during the run. The modes are those of
+//! blk-mq's `io_poll_delay` (−1: classic, 0: adaptive hybrid, else the microseconds of a fixed
+//! hybrid).
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::clock::Nanoseconds;
 
-/// What a waiter does until a completion is there.
+/// How a thread waits until a completion arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// Sleeps until the device tells; the device does not poll.
+    /// Sleeps until the device interrupts; the device does not poll.
     Interrupt,
-    /// Spins.
+    /// Polls without a pause.
     #[default]
     Classic,
-    /// Sleeps for half of what the wait is expected to take, then spins.
+    /// Sleeps for half of the expected wait, then polls.
     HybridAdaptive,
-    /// Sleeps this long, then spins.
+    /// Sleeps for this time, then polls.
     HybridFixed(Nanoseconds),
 }
 
 impl PollPolicy {
-    /// Reads `interrupt`, `classic`, `hybrid` or `hybrid:SPAN`; `None` if it is none.
+    /// Parses `interrupt`, `classic`, `hybrid` or `hybrid:SPAN`. `None` for any other text.
     pub fn parse(text: &str) -> Option<PollPolicy> {
         match text {
             "interrupt" => Some(PollPolicy::Interrupt),
@@ -33,7 +34,7 @@ impl PollPolicy {
         }
     }
 
-    /// As a [`PolicyWord`] holds it.
+    /// Returns the value that a [`PolicyWord`] stores.
     pub const fn to_word(self) -> u64 {
         match self {
             PollPolicy::Interrupt => INTERRUPT,
@@ -69,8 +70,8 @@ impl fmt::Display for PollPolicy {
     }
 }
 
-/// A device's policy, where `usring ctl` changes it and every waiter reads it:
-/// a word of memory that all its processes share. Alone, so relaxed.
+/// A device's policy in memory that all processes of the run share. `usring ctl` changes it, and
+/// every waiting thread reads it. No other data depends on the word, so relaxed ordering suffices.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct PolicyWord(AtomicU64);
@@ -83,10 +84,10 @@ impl PolicyWord {
         PolicyWord(AtomicU64::new(policy.to_word()))
     }
 
-    /// One in memory that the processes of a run share.
+    /// Returns a policy in memory that the processes of a run share.
     pub fn in_shared_memory(word: &'static AtomicU64) -> &'static PolicyWord {
-        // SAFETY: a `PolicyWord` is that word and nothing else
-        // (`repr(transparent)`), and any value of it is a policy.
+        // SAFETY: a `PolicyWord` consists of that word (`repr(transparent)`), and any value of it
+        // is a policy.
         unsafe { &*core::ptr::from_ref(word).cast::<PolicyWord>() }
     }
 
@@ -95,7 +96,7 @@ impl PolicyWord {
         PollPolicy::from_word(self.0.load(Ordering::Relaxed))
     }
 
-    /// Whether it is one of the two hybrid ones.
+    /// Whether the policy is one of the two hybrid ones.
     #[inline]
     pub fn is_hybrid(&self) -> bool {
         self.0.load(Ordering::Relaxed) < CLASSIC

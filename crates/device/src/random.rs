@@ -1,23 +1,22 @@
-//! A small generator of pseudo-random numbers, so that what a device does by
-//! chance it does again under the same seed: Steele, Lea and Flood's SplitMix64
-//! ("Fast splittable pseudorandom number generators", 2014). Every 64-bit value
-//! comes once per period of 2⁶⁴. Not for secrets.
+//! A small generator of pseudo-random numbers, so that a device's random behaviour is repeated with
+//! the same seed. The algorithm is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+//! number generators", 2014). Each 64-bit value appears once in its period of 2⁶⁴. Not for secrets.
 
-/// One sequence of numbers.
+/// A sequence of pseudo-random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
-/// Odd, near 2⁶⁴ divided by the golden ratio: the step of the sequence.
+/// Step of the sequence: odd, and near 2⁶⁴ divided by the golden ratio.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Random {
-    /// The sequence of a seed.
+    /// Makes the sequence of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// The sequence number `index` of a seed's: one for each queue pair or
-    /// call, which need not share one then.
+    /// Makes the sequence number `index` of a seed. Each queue pair or call gets a sequence of its
+    /// own, so they share no state.
     pub fn of(seed: u64, index: u64) -> Random {
         Random(mix(seed ^ mix(index.wrapping_add(1).wrapping_mul(STEP))))
     }
@@ -28,14 +27,14 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number below `end`, each as likely as the others (to within 2⁻⁶⁴ of `end`).
+    /// Returns a number below `end`. All are equally likely (to within 2⁻⁶⁴ of `end`).
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {
         share_of(self.next(), end)
     }
 }
 
-/// The share `number` / 2⁶⁴ of a whole, rounded down.
+/// Returns `whole` × `number` / 2⁶⁴, rounded down.
 #[inline]
 pub fn share_of(number: u64, whole: u64) -> u64 {
     ((u128::from(number) * u128::from(whole)) >> 64) as u64
@@ -52,7 +51,7 @@ fn mix(mut z: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The reference implementation's first numbers for the seed 1234567.
+    /// The first numbers of the reference implementation for the seed 1234567.
     #[test]
     fn the_sequence_is_splitmix64s() {
         let mut random = Random::new(1_234_567);

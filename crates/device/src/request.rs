@@ -1,51 +1,49 @@
-//! What a device is asked, and what it answers.
+//! The requests that a device takes, and its completions.
 
 use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 
-/// NVMe's and virtio's words.
+/// Operation of a request, with the names of NVMe and virtio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Read,
     Write,
-    /// All completed writes become durable.
+    /// Makes all completed writes durable.
     Flush,
-    /// The blocks' contents are no longer wanted.
+    /// Discards the contents of the blocks.
     Discard,
-    /// The blocks read as zeroes from now on.
+    /// Makes the blocks read as zeroes.
     WriteZeroes,
 }
 
-/// One request, within the device and on its blocks (see
-/// [`crate::Geometry`]; `block_file` is for everything else).
+/// A request of whole blocks within the device (see [`crate::Geometry`]). `block_file` serves all
+/// other reads and writes.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRequest<'a> {
-    /// Comes back with the completion; small numbers, because queue pairs
-    /// and channels keep arrays by it (below [`crate::QueueOptions::depth`]).
+    /// Returned with the completion. Below [`crate::QueueOptions::depth`], because queue pairs and
+    /// channels keep arrays that it indexes.
     pub token: u32,
     pub operation: Operation,
-    /// Of a write: durable when it completes (FUA).
+    /// For a write: the data is durable when the request completes (FUA).
     pub durable: bool,
-    /// The program says, by this request, that the segments lie in memory that it
-    /// registered: what [`crate::Driver::share_memory`] replaced is meant, even
-    /// if other memory lies at the address by now. Without this a driver never
-    /// takes an address for shared memory.
+    /// The program says, by this request, that the segments lie in memory that it registered. Then
+    /// the memory shared by [`crate::Driver::share_memory`] is used, even if other memory lies at
+    /// the address by now. Without this flag a driver never uses shared memory for an address.
     pub registered: bool,
     /// Bytes from the start of the device.
     pub offset: u64,
-    /// Bytes; the sum of the segments of a read or write.
+    /// Bytes; for a read or write, the sum of the segments.
     pub length: u64,
-    /// Memory of the program, from or to which is transferred; none for the
-    /// operations without data. The addresses stay good until the completion,
-    /// the slice itself only during the call.
+    /// Memory of the program to transfer from or to; empty for operations without data. The
+    /// addresses stay valid until the completion, the slice only during the call.
     pub segments: &'a [IoVector],
-    /// Which file is meant, for the device that stands for all of the kernel's
-    /// ([`crate::driver::file::KernelFiles`]); to any other it means nothing.
+    /// The file to transfer from or to. Only [`crate::driver::file::KernelFiles`] uses it, the
+    /// device that stands for all files of the kernel.
     pub file: NamedFile,
 }
 
-/// A file of the kernel's, as a request names it.
+/// A file of the kernel, named in a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamedFile {
     pub number: i32,
@@ -53,11 +51,11 @@ pub struct NamedFile {
     pub flags: u32,
 }
 
-/// The answer to one request.
+/// The completion of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     pub token: u32,
-    /// Bytes transferred (0 for the operations without data), or a negative errno.
+    /// Bytes transferred (0 for operations without data), or a negative errno.
     pub result: i32,
 }
 
@@ -67,14 +65,14 @@ impl Completion {
     }
 }
 
-/// Completions of one look at a queue pair, used again for the next. Its
-/// memory comes with the first.
+/// Completions found by one poll of a queue pair. The list is used again for the next poll, and
+/// allocates its memory with the first completion.
 #[derive(Default)]
 pub struct Completions {
     list: Vec<Completion>,
 }
 
-/// One look brings at most this many.
+/// Maximum number of completions per poll.
 const MOST: usize = 256;
 
 impl Completions {
@@ -82,12 +80,12 @@ impl Completions {
         Self::default()
     }
 
-    /// Makes all memory that it will ever need: for a user that may not allocate later.
+    /// Allocates all memory that the list will ever need, for a user that must not allocate later.
     pub fn reserve(&mut self) {
         self.list.reserve_exact(MOST);
     }
 
-    /// Whether more fit; a queue pair keeps the rest for the next look.
+    /// Whether more completions fit. A queue pair keeps the rest for the next poll.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.list.len() < MOST
@@ -101,7 +99,7 @@ impl Completions {
         self.list.push(completion);
     }
 
-    /// Appends as many as there is room for, and says how many those are.
+    /// Appends as many completions as fit and returns their number.
     #[inline]
     pub fn take_from(&mut self, completions: &[Completion]) -> usize {
         let taken = completions.len().min(MOST - self.list.len());
@@ -119,14 +117,13 @@ impl Completions {
         &self.list
     }
 
-    /// For wrappers, which change what their device answers.
+    /// Returns the completions for a wrapper to change.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [Completion] {
         &mut self.list
     }
 
-    /// Keeps the completions for which `keep` says so (a wrapper holds the
-    /// others back).
+    /// Keeps the completions for which `keep` returns `true`. A wrapper holds the others back.
     pub fn retain(&mut self, keep: impl FnMut(&Completion) -> bool) {
         self.list.retain(keep);
     }

@@ -1,9 +1,10 @@
-//! Spans of time as people write them: `10us`, `2ms`.
+//! Time spans in text form: `10us`, `2ms`.
 
 use core::fmt;
 use usring_sys::clock::Nanoseconds;
 
-/// A span of time: a number with `ns`, `us`, `ms` or `s`. `None` if it is none, or too long to count.
+/// Parses a number with the unit `ns`, `us`, `ms` or `s`. `None` if the text is no such span, or if
+/// it overflows.
 pub fn parse(text: &str) -> Option<Nanoseconds> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let (digits, unit) = text.split_at(digits);
@@ -14,11 +15,11 @@ pub fn parse(text: &str) -> Option<Nanoseconds> {
         "s" => 1_000_000_000,
         _ => return None,
     };
-    // Only digits: nothing like "+5".
+    // `parse` alone would accept a sign, as in "+5".
     (!digits.is_empty()).then_some(digits)?.parse::<u64>().ok()?.checked_mul(scale)
 }
 
-/// In the largest unit that leaves nothing over.
+/// Writes a span in the largest unit that makes it a whole number.
 pub fn write(f: &mut fmt::Formatter<'_>, span: Nanoseconds) -> fmt::Result {
     let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
     match units.iter().find(|(scale, _)| span != 0 && span.is_multiple_of(*scale)) {

@@ -1,71 +1,71 @@
-//! What a driver needs beside its own options and only the process that
-//! started the run can give: memory that all processes of the run share, and
-//! queues of a back end that one of them is connected to.
+//! Resources that a driver can get only from the process that started the run. These are memory
+//! that all processes of the run share, and queues of a back end: only one process is connected
+//! to a back end.
 
 use alloc::sync::Arc;
 use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::unix_socket::Connection;
 
-/// One device's supplies. Every call may block: it is the control path. Each
-/// is one question and one answer, so that it can be asked of another process.
+/// The resources of a device. Every call is on the control path and may block. A call is one
+/// question and one answer, so it can be forwarded to another process.
 pub trait Supply: Send + Sync {
-    /// The memory that holds the device's blocks, `size` bytes of it, the same
-    /// in every process of the run.
+    /// Returns the memory that holds the device's blocks, `size` bytes; every process of the run
+    /// gets the same memory.
     fn memory(&self, size: u64) -> Result<OwnedDescriptor, Errno>;
 
-    /// The memory that a back end's queues lie in
+    /// Returns the memory that holds the queues of a back end
     /// ([`crate::driver::vhost_user::arena`]).
     fn arena(&self) -> Result<OwnedDescriptor, Errno> {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// One of the back end's queues, for one user until it is returned.
+    /// Lends one of the back end's queues to one user, until it is returned.
     ///
-    /// Errors: `EBUSY`, there are no more; `EIO`, the back end has died.
+    /// Errors: `EBUSY`: all queues are lent; `EIO`: the back end has died.
     fn queue(&self) -> Result<QueueGrant, Errno> {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// The queue's user is gone, or this was called for it. When this has
-    /// returned the back end touches nothing for the queue any more. `connection`: that of
-    /// the [`QueueGrant`], and of no use afterwards.
+    /// Returns a queue. The queue's user calls it, or the control plane after that user has died.
+    /// When the call has returned, the back end no longer touches anything for the queue.
+    /// `connection` is that of the [`QueueGrant`]; it has no use afterwards.
     fn return_queue(&self, index: u32, connection: Option<&Connection>) {
         let _ = (index, connection);
     }
 
-    /// Lets the back end see a file of memory. The descriptor is only lent.
+    /// Shares a file of memory with the back end. The call only borrows the descriptor.
     fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {
         let _ = (file, length);
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// The back end need see it no more.
+    /// Ends the sharing of a file of memory.
     fn unshare(&self, slot: u32) {
         let _ = slot;
     }
 }
 
-/// A queue of a back end.
+/// A queue of a back end, lent to one user.
 pub struct QueueGrant {
     pub index: u32,
-    /// eventfd: the back end looks for requests.
+    /// Eventfd: makes the back end look for requests.
     pub kick: OwnedDescriptor,
-    /// eventfd: the back end, or the control plane, has news.
+    /// Eventfd: the back end or the control plane signals a change.
     pub call: OwnedDescriptor,
-    /// eventfd: the control plane looks whether the queue's rings are in order.
+    /// Eventfd: makes the control plane check whether the queue's rings are consistent.
     pub settled: OwnedDescriptor,
-    /// To a control plane in another process: by its end that learns of the queue's user's, and the
-    /// user of its.
+    /// The connection to a control plane in another process. Each side learns by its end that the
+    /// other side has ended.
     pub connection: Option<Connection>,
 }
 
-/// Memory that the back end sees.
+/// Memory that is shared with the back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedRegion {
-    /// By which it is unshared.
+    /// The number to pass to [`Supply::unshare`].
     pub slot: u32,
-    /// Where the back end sees its start.
+    /// The address of its first byte in the back end.
     pub address: u64,
 }
 
@@ -95,7 +95,7 @@ impl<T: Supply + ?Sized> Supply for Arc<T> {
     }
 }
 
-/// Supplies of a process that shares its devices with nobody.
+/// The resources of a process that shares its devices with no other process.
 pub struct OwnSupply;
 
 impl Supply for OwnSupply {

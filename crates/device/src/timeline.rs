@@ -1,4 +1,4 @@
-//! Completions that wait, each for its own time.
+//! Completions that are held back, each until its own due time.
 
 use crate::batches::AT_ONCE;
 use crate::request::{Completion, Completions};
@@ -7,11 +7,12 @@ use core::cmp::Reverse;
 use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
 
-/// Completions by the time they are due. Has room for a fixed number, so that
-/// nothing is allocated on the way of a request.
+/// Completions ordered by due time. The capacity is fixed, so the path of a request allocates
+/// nothing.
 pub(crate) struct Timeline {
     heap: BinaryHeap<Reverse<Waiting>>,
-    /// Numbers them: what is due at the same time comes out as it went in.
+    /// Number of completions added so far. Numbers them, so that completions with equal due times
+    /// keep their order.
     added: u64,
 }
 
@@ -36,13 +37,13 @@ impl Timeline {
         self.heap.push(Reverse(Waiting { due, number: self.added, token, result }));
     }
 
-    /// When the next one is due.
+    /// Returns the earliest due time.
     pub fn earliest(&self) -> Option<Ticks> {
         self.heap.peek().map(|Reverse(waiting)| waiting.due)
     }
 
-    /// Hands over what is due, as far as there is room, and says how many those
-    /// are. Reads the clock once at most: not where nothing waits for it.
+    /// Moves due completions to `completions`, as far as there is room, and returns their number.
+    /// Reads the clock at most once, and not at all if no completion needs it.
     pub fn collect(&mut self, completions: &mut Completions) -> u32 {
         let now = match self.earliest() {
             None => return 0,

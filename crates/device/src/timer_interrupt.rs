@@ -1,22 +1,23 @@
-//! The interrupt of a device that is made of time alone: a timer, set to when
-//! the next completion is due. Each setting is a system call, as it must be:
-//! somebody is going to sleep. Who only polls never comes here.
+//! The interrupt of a device whose latency is only simulated: a timer that fires when the next
+//! completion is due. Each setting of the timer is a system call. Only users that are about to
+//! sleep set it; users that poll never do.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, timerfd};
 
-/// A queue pair's timer, if it has interrupts at all.
+/// The timer of a queue pair; none if the queue pair was opened without interrupts.
 pub(crate) struct TimerInterrupt {
     timer: Option<OwnedDescriptor>,
-    /// Somebody may be asleep on it: what becomes due earlier than this has to set it anew.
+    /// The time for which the timer is armed, if the user may be asleep. A completion that becomes
+    /// due earlier must set the timer again.
     armed: Option<Ticks>,
-    /// It is set, or has fired: it is, or will be, readable.
+    /// The timer is set or has fired: its descriptor is readable or will be.
     set: bool,
 }
 
-/// Armed with nothing to wait for.
+/// Armed, with no completion to wait for.
 const NEVER: Ticks = Ticks(u64::MAX);
 
 impl TimerInterrupt {
@@ -29,13 +30,13 @@ impl TimerInterrupt {
         self.timer.as_ref().map(OwnedDescriptor::number)
     }
 
-    /// Somebody may be asleep on it.
+    /// Whether the user may be asleep on the timer.
     pub fn is_armed(&self) -> bool {
         self.armed.is_some()
     }
 
-    /// Somebody is going to sleep until the next completion, due then. `false`
-    /// if it is due already.
+    /// Arms the timer for the user's sleep until the next completion, due at `due`. `false` if it
+    /// is due already.
     pub fn arm(&mut self, due: Option<Ticks>) -> bool {
         let Some(due) = due else {
             self.clear();
@@ -46,7 +47,7 @@ impl TimerInterrupt {
         span > 0 && self.set(due, span)
     }
 
-    /// The next completion is due then, perhaps earlier than what a sleeper was told.
+    /// Sets the timer earlier if the next completion is due before the time for which it is armed.
     #[inline]
     pub fn advance(&mut self, due: Option<Ticks>) {
         if let (Some(armed), Some(due)) = (self.armed, due)
@@ -56,7 +57,7 @@ impl TimerInterrupt {
         }
     }
 
-    /// Completions were found: nobody sleeps, and the timer falls silent.
+    /// Stops the timer after completions were found: the user is awake.
     #[inline]
     pub fn acknowledge(&mut self) {
         if self.armed.take().is_some() {

@@ -1,5 +1,5 @@
-//! What a channel knows of its requests while its device's policy is hybrid:
-//! since when each is out, which is the oldest, and how long they take.
+//! A channel's record of its requests while the device's policy is hybrid: when each was submitted,
+//! which is the oldest, and how long requests take.
 
 use crate::estimate::{Bucket, Expectations, HalfMean};
 use crate::policy::PollPolicy;
@@ -10,12 +10,12 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 use usring_sys::timer_slack;
 
-/// Who waits, which decides how long an adaptive sleep is.
+/// The kind of user that waits; decides the length of an adaptive sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// A ring, with as many requests in flight as it likes.
+    /// A ring, with any number of requests in flight.
     Ring,
-    /// A call, which does nothing until its own request is done: blk-mq's case.
+    /// A blocking call, which does nothing until its own request is done (blk-mq's case).
     Call,
 }
 
@@ -26,26 +26,26 @@ enum Estimate {
 }
 
 pub(crate) struct Tracker {
-    /// By token.
+    /// Indexed by token.
     requests: Vec<Tracked>,
     oldest: u32,
     newest: u32,
-    /// When the batch that is being submitted was begun.
+    /// Start of the batch that is being submitted.
     batch: Option<Ticks>,
-    /// Nobody has looked since then.
+    /// Time since which the channel has not been polled, because its user sleeps.
     asleep_since: Option<Ticks>,
     estimate: Estimate,
     overshoot: Nanoseconds,
 }
 
-/// A request in flight, in the list of those by age.
+/// A request in flight, linked into a list by age.
 #[derive(Clone, Copy)]
 struct Tracked {
     submitted: Ticks,
     older: u32,
     newer: u32,
     bucket: Bucket,
-    /// Not so: it was submitted under another policy, or is not in flight.
+    /// `false` if the request was submitted under another policy, or is not in flight.
     known: bool,
 }
 
@@ -87,7 +87,7 @@ impl Tracker {
         self.batch = None;
     }
 
-    /// Somebody has looked, and this was found.
+    /// Records the completions that a poll has found.
     pub(crate) fn looked(&mut self, found: &[Completion]) {
         let asleep_since = self.asleep_since.take();
         if found.is_empty() {
@@ -124,7 +124,7 @@ impl Tracker {
         Some(request)
     }
 
-    /// How long to sleep before the next look; 0: not at all.
+    /// Returns how long to sleep before the next poll, in nanoseconds; 0 for no sleep.
     pub(crate) fn sleep(&mut self, policy: PollPolicy, alone: bool) -> Nanoseconds {
         let Some(oldest) = self.requests.get(self.oldest as usize) else { return 0 };
         let now = Ticks::now();

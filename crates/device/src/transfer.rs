@@ -1,5 +1,5 @@
-//! A read or write as a program asks for it, and the way it has to take: the
-//! one rule that rings and plain system calls share.
+//! A read or write as the program requests it, and its route to the device. Rings and plain system
+//! calls share this rule.
 
 use crate::geometry::Geometry;
 use crate::request::Operation;
@@ -7,19 +7,19 @@ use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 use usring_sys::{kept_memory, user_memory};
 
-/// Most bytes of one read or write (Linux's MAX_RW_COUNT); more are not an
-/// error, the answer is short.
+/// Maximum bytes of a read or write (Linux's MAX_RW_COUNT). A longer transfer is shortened without
+/// an error.
 pub const MAX_TRANSFER: u64 = 0x7fff_f000;
 
-/// A file's offsets are signed.
+/// File offsets are signed.
 const MAX_OFFSET: u64 = i64::MAX as u64;
 
-/// Any offset, any length, any memory.
+/// A read or write at any offset, of any length, with any memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
     /// `Read` or `Write`.
     pub operation: Operation,
-    /// Of a write: durable when it is answered (`RWF_DSYNC`, `O_DSYNC`).
+    /// For a write: the data is durable when the call returns (`RWF_DSYNC`, `O_DSYNC`).
     pub durable: bool,
     /// See [`crate::DeviceRequest::registered`].
     pub registered: bool,
@@ -29,21 +29,22 @@ pub struct Transfer<'a> {
     pub segments: &'a [IoVector],
 }
 
-/// The way of a transfer.
+/// The route of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// One request as it stands, of this many bytes: to a queue pair.
+    /// To a queue pair, as one request of this many bytes.
     QueuePair { length: u64 },
-    /// Partial blocks, too long, cut at the device's end, or memory that is not
-    /// for the device: a [`crate::BlockFile`] does it, in a thread that may block.
+    /// Through a [`crate::BlockFile`], in a thread that may block. The transfer has partial blocks,
+    /// is too long, crosses the device's end, or uses memory that must not be passed to the device.
     BlockFile,
-    /// The answer is 0: nothing was asked for, or it is at the end.
+    /// The transfer is empty or begins at the end of the device, so its result is 0.
     Nothing,
-    /// The answer is this error.
+    /// The transfer fails with this error.
     Refused(Errno),
 }
 
 impl Transfer<'_> {
+    /// Selects the route on a device of this geometry.
     #[inline]
     pub fn route(&self, geometry: &Geometry) -> Route {
         match self.whole_request(geometry) {
@@ -52,7 +53,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Its length, if it is one request as it stands.
+    /// Returns the length if the transfer is a single valid request.
     #[inline]
     fn whole_request(&self, geometry: &Geometry) -> Option<u64> {
         let alignment = u64::from(geometry.alignment - 1);
@@ -70,7 +71,7 @@ impl Transfer<'_> {
         (fits && blocks && within && allowed && self.stays(geometry)).then_some(length)
     }
 
-    /// Whether the memory is there for as long as the device has it.
+    /// Whether the memory stays in place for as long as the device uses it.
     #[inline]
     fn stays(&self, geometry: &Geometry) -> bool {
         !geometry.features.lends_memory || !self.segments.iter().any(|segment| kept_memory::comes_and_goes(*segment))
@@ -85,9 +86,9 @@ impl Transfer<'_> {
         }
     }
 
-    /// How many bytes are to be transferred, checked in the order in which
-    /// Linux checks (a transfer that starts past the end is not looked at
-    /// further; one that crosses it is cut first).
+    /// Returns the number of bytes to transfer. The checks are in Linux's order: a transfer that
+    /// starts behind the end skips the rest of them, and a transfer that crosses the end is
+    /// shortened first.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<u64, Errno> {
         let length = total(self.segments)?;
         if self.offset > MAX_OFFSET - length {
@@ -113,7 +114,7 @@ impl Transfer<'_> {
     }
 }
 
-/// The bytes of all segments, as import_iovec() counts and checks them.
+/// Returns the bytes of all segments, counted and checked as in Linux's import_iovec().
 fn total(segments: &[IoVector]) -> Result<u64, Errno> {
     let mut total = 0;
     for segment in segments {
