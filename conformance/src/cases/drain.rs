@@ -7,7 +7,7 @@ use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, nop, read, sqe, timeout, write};
+use crate::sqe::{Change, cancel, nop, poll, read, sqe, timeout, write};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
 
@@ -18,6 +18,8 @@ pub const CASES: &[Case] = &[
     case("drain.across_submissions", across_submissions),
     case("drain.every_request", every_request),
     case("drain.holds_until_it_is_done", holds_until_it_is_done),
+    case("drain.drains_until_idle", drains_until_idle),
+    case("drain.refused_drain_drains", refused_drain_drains),
     case("drain.with_chain", with_chain),
     case("drain.in_middle_of_chain", in_middle_of_chain),
     case("drain.waits_for_timeout", waits_for_timeout),
@@ -99,6 +101,55 @@ fn every_request(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.wait(5));
     t.say(files::text(&file));
+}
+
+/// Behind a drain each request waits for all before it, until one has found none.
+fn drains_until_idle(t: &mut Transcript) {
+    for waits in [false, true] {
+        let mut ring = Ring::new(8);
+        let (reader, writer) = files::sockets();
+        let (first_reader, first_writer) = files::sockets();
+        let (idle, _peer) = files::sockets();
+        if waits {
+            ring.push(poll(first_reader.as_raw_fd(), libc::POLLIN, 1));
+            ring.submit();
+        }
+        ring.push(draining(nop(2)));
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 3));
+        ring.submit();
+        if waits {
+            files::put(&first_writer, b"x");
+        }
+        t.in_order(&ring.wait(1 + usize::from(waits)));
+        ring.push(nop(4));
+        ring.push(nop(5));
+        t.result("submit", ring.submit());
+        t.say(format_args!("{} completions", ring.reap().len()));
+        files::put(&writer, b"x");
+        t.sorted(&ring.wait(3));
+        // One that drains still, and one that does not.
+        ring.push(nop(6));
+        ring.push(nop(7));
+        ring.submit();
+        t.sorted(&ring.wait(2));
+        ring.push(poll(idle.as_raw_fd(), libc::POLLIN, 8));
+        ring.push(nop(9));
+        ring.submit();
+        t.sorted(&ring.wait(1));
+    }
+}
+
+/// A drain that is refused for one of its fields has begun to drain.
+fn refused_drain_drains(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
+    let (reader, writer) = files::sockets();
+    ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+    ring.push(draining(poll(reader.as_raw_fd(), libc::POLLIN, 2)).with(|sqe| sqe.addr = 1));
+    ring.push(nop(3));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(1));
+    files::put(&writer, b"x");
+    t.in_order(&ring.wait(2));
 }
 
 /// The flag on a chain's head drains before the chain.

@@ -16,6 +16,7 @@ mod broken_pipe;
 mod buffer_group;
 mod buffer_ring;
 mod bundle;
+mod bundle_attempts;
 mod bundle_turns;
 mod cancel;
 mod clock;
@@ -127,6 +128,7 @@ pub const ROOMS: &[&[Case]] = &[
     receive_multishot_ends::CASES,
     receive_short::CASES,
     bundle::CASES,
+    bundle_attempts::CASES,
     bundle_turns::CASES,
     zero_copy::CASES,
     open_close::CASES,

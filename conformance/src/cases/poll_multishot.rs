@@ -14,6 +14,7 @@ use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
     case("poll_multishot.first_by_level", first_by_level),
+    case("poll_multishot.several_of_one_batch", several_of_one_batch),
     case("poll_multishot.later_by_edge", later_by_edge),
     case("poll_multishot.none_when_idle", none_when_idle),
     case("poll_multishot.removed", removed),
@@ -52,6 +53,24 @@ fn show(t: &mut Transcript, entries: &[Entry]) {
     }
     if entries.is_empty() {
         t.say("no cqe");
+    }
+}
+
+/// Polls of one file that is ready, submitted together: each reports that once.
+fn several_of_one_batch(t: &mut Transcript) {
+    for count in 1..4 {
+        let mut ring = Ring::new(8);
+        let (_reader, writer) = files::sockets();
+        for user_data in 1..=count {
+            ring.push(multishot(writer.as_raw_fd(), libc::POLLOUT, user_data));
+        }
+        t.result("submit", ring.submit());
+        t.sorted(&ring.wait(count as usize));
+        // A second report would be there by then.
+        ring.one(nop(100));
+        ring.push(nop(101));
+        ring.submit();
+        t.sorted(&ring.wait(1));
     }
 }
 

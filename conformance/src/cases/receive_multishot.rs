@@ -23,6 +23,7 @@ pub const CASES: &[Case] = &[
     case("receive_multishot.limit", limit),
     case("receive_multishot.wrong", wrong),
     case("receive_multishot.do_not_wait", do_not_wait),
+    case("receive_multishot.do_not_wait_has_one_turn", do_not_wait_has_one_turn),
     case("receive_multishot.poll_first", poll_first),
     case("receive_multishot.peek", peek),
     case("receive_multishot.link_timeout", bounded),
@@ -49,6 +50,27 @@ pub fn multishot(fd: i32, user_data: u64) -> Sqe {
         sqe.ioprio = MANY;
         sqe.buf_index = GROUP;
     })
+}
+
+/// With MSG_DONTWAIT a multishot ends with its turn, though there is more.
+fn do_not_wait_has_one_turn(t: &mut Transcript) {
+    for (options, length) in [(0, 0), (0, 2), (u::IORING_RECVSEND_BUNDLE, 8)] {
+        let memory = Pages::new(1);
+        let (mut ring, mut group) = ring_of(&memory, 0, 0);
+        for slot in 0..60 {
+            group.add_at(memory.at(0), 2, slot);
+        }
+        let (reader, writer) = files::sockets();
+        files::put(&writer, &[b'x'; 100]);
+        ring.push(multishot(reader.as_raw_fd(), 1).with(|sqe| {
+            sqe.ioprio |= options as u16;
+            (sqe.len, sqe.op_flags) = (length, libc::MSG_DONTWAIT as u32);
+        }));
+        ring.submit();
+        let entries = ring.reap();
+        t.say(format_args!("{} completions", entries.len()));
+        t.in_order(&entries[entries.len().saturating_sub(2)..]);
+    }
 }
 
 /// A ring with a group of so many buffers.

@@ -22,6 +22,7 @@ pub const CASES: &[Case] = &[
     case("selected_buffer.receive_incremental", selected_buffer_incremental),
     case("selected_buffer.send", send_selected_buffer),
     case("selected_buffer.send_fails", send_selected_buffer_fails),
+    case("selected_buffer.no_socket", no_socket),
     case("selected_buffer.first_generation", first_generation),
     case("selected_buffer.returned_whole", returned_whole),
 ];
@@ -37,6 +38,39 @@ fn select(fd: i32, length: u32, user_data: u64) -> Sqe {
 
 fn select_to_send(fd: i32, length: u32, user_data: u64) -> Sqe {
     select(fd, length, user_data).with(|sqe| sqe.opcode = opcode::SEND)
+}
+
+/// A send to a pipe or a device uses up no buffer.
+fn no_socket(t: &mut Transcript) {
+    let header: libc::msghdr = crate::memory::zeroed();
+    let header_at = &raw const header as u64;
+    let operations = [
+        (opcode::SEND, 0),
+        (opcode::SEND, u::IORING_RECVSEND_BUNDLE),
+        (opcode::RECV, 0),
+        (opcode::RECV, u::IORING_RECVSEND_BUNDLE),
+        (opcode::RECV, u::IORING_RECV_MULTISHOT),
+        (opcode::RECVMSG, u::IORING_RECV_MULTISHOT),
+    ];
+    for (file, _other) in [files::pipe(), (files::null(), files::null())] {
+        for (operation, flags) in operations {
+            let mut ring = Ring::new(4);
+            let memory = Pages::new(1);
+            let mut group = group_of(&ring, &memory, 8, GROUP);
+            group.add_slots(0..2);
+            let request = select(file.as_raw_fd(), 0, 1).with(|sqe| {
+                (sqe.opcode, sqe.ioprio) = (operation, flags as u16);
+                if operation == opcode::RECVMSG {
+                    sqe.addr = header_at;
+                }
+            });
+            t.entry(&ring.one(request));
+            let mut status: u::io_uring_buf_status = crate::memory::zeroed();
+            status.buf_group = u32::from(GROUP);
+            t.result("status", ring.register(super::reg::PBUF_STATUS, &raw mut status, 1));
+            t.say(format_args!("head {}", status.head));
+        }
+    }
 }
 
 fn selected_buffer(t: &mut Transcript) {

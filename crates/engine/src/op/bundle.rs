@@ -2,8 +2,8 @@
 //! CQE for all of them, which names the first.
 
 use super::receive::{Rest, rest};
-use super::send_receive::{SendReceive, transfer_of};
-use super::{receive, send, send_receive};
+use super::send_receive::{Selections, SendReceive, transfer_of};
+use super::{receive, received_message, send};
 use crate::buffer_group::{Many, SelectedBuffer, Usage};
 use crate::complete;
 use crate::fast_poll::TURN;
@@ -23,6 +23,18 @@ fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<M
     let mut selected = Err(Errno::ENOBUFS);
     members.replace(|pieces| selected = locked.groups.select_many(group, most, pieces));
     selected
+}
+
+/// Selects for a receive, and notes the selection for the next attempt.
+fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
+    let many = select(locked, request, most)?;
+    let selections = &mut transfer_of(request)?.selections;
+    selections.emptied |= many.emptied;
+    selections.cut |= many.is_cut;
+    if many.count == 1 {
+        selections.lone_length = many.bytes;
+    }
+    Ok(many)
 }
 
 /// The buffers of a selection as a CQE names them.
@@ -48,7 +60,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
             // Of a classic group the whole buffer is sent, whatever was asked for.
             let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
             let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
-            let many = select(locked, request, most).map_err(|error| send_receive::after_file(request, error))?;
+            let many = select(locked, request, most)?;
             let left = locked.groups.use_up_all(group, &many);
             emptied = many.emptied;
             request.buffer = Some(named(group, &many, left));
@@ -114,14 +126,17 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
             return transfer_of(request)
                 .map_or(IssueOutcome::WouldBlock, |transfer| transfer.end(bundle.bytes as i32, bundle.failed));
         }
+        let Ok(transfer) = transfer_of(request) else { break };
+        transfer.selections = Selections::default();
+        let has_had_its_share = has_had_its_share(transfer, bundle.bytes);
         if bundle.rest == Rest::Nothing && !receive::told_of_end(request) {
             return receive::drained(request);
         }
-        if transfer_of(request).is_ok_and(|transfer| has_had_its_share(transfer, bundle.bytes)) {
+        if has_had_its_share {
             break;
         }
     }
-    IssueOutcome::More
+    transfer_of(request).map_or(IssueOutcome::More, |transfer| transfer.yields())
 }
 
 /// Whether a multishot has received as many bytes as its length bounds a turn to.
@@ -164,10 +179,8 @@ struct Bundle {
 fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
-    let (mut wanted, limit, waits_for_all) = {
-        let transfer = transfer_of(request)?;
-        (transfer.wanted, transfer.limit, transfer.flags & message::WAIT_ALL != 0)
-    };
+    let &mut SendReceive { mut wanted, limit, selections, flags, .. } = transfer_of(request)?;
+    let waits_for_all = flags & message::WAIT_ALL != 0;
     if is_told && wanted == 0 && transfer_of(request)?.discards() {
         wanted = message::unread(number);
     }
@@ -177,8 +190,10 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
         None => most,
     };
     // One that goes on has its buffers already.
-    let many = if request.buffer.is_some() { None } else { Some(select(locked, request, bounded(wanted))?) };
-    let (bytes, room) = receive_into(request, number)?;
+    let most = bounded(if selections.lone_length == 0 { wanted } else { selections.lone_length });
+    let many = if request.buffer.is_some() { None } else { Some(select_to_fill(locked, request, most)?) };
+    let selections = transfer_of(request)?.selections;
+    let Received { bytes, room, was_cut } = receive_into(request, number)?;
     if bytes == 0 {
         let rest = match room {
             0 => rest(request, 0, 0),
@@ -188,8 +203,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
         return Ok(Step::Given(Bundle { bytes, rest, last: true, failed: waits_for_all }));
     }
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
-    let mut is_open = wanted == 0;
-    let mut last = false;
+    let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
         // Nobody else may have what is still to be filled.
         let left = if goes_on {
@@ -200,8 +214,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
         request.buffer = Some(named(group, &many, left));
         // A multishot's length bounds each of its CQEs.
         let is_full = request.multishot && wanted != 0 && bytes >= u64::from(wanted);
-        is_open = !many.emptied && !many.is_cut && !is_full;
-        last = many.emptied;
+        is_open = !selections.emptied && !selections.cut && !is_full;
         if goes_on && let Some(message) = &mut transfer_of(request)?.message {
             message.kept = Some(locked.groups.keep(group, many));
         }
@@ -215,7 +228,8 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
         return Ok(if is_drained { Step::Drained } else { Step::GoesOn });
     }
     let discards = transfer_of(request)?.discards();
-    let mut bundle = Bundle { bytes, rest, last, failed: waits_for_all && bytes < room };
+    let failed = waits_for_all && (bytes < room || was_cut);
+    let mut bundle = Bundle { bytes, rest, last: selections.emptied, failed };
     if bundle.rest == Rest::Something && bytes == room && is_open && !discards {
         append(locked, request, bounded(message::unread(number)), &mut bundle)?;
     }
@@ -228,12 +242,12 @@ fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mu
     if more <= 1 {
         return Ok(());
     }
-    let Ok(many) = select(locked, request, more) else {
+    let Ok(many) = select_to_fill(locked, request, more) else {
         // The kernel does not say then that there is more.
         bundle.rest = Rest::Unknown;
         return Ok(());
     };
-    if let Ok((bytes, room)) = receive_into(request, number)
+    if let Ok(Received { bytes, room, .. }) = receive_into(request, number)
         && bytes > 0
     {
         let left = locked.groups.use_up(request.sqe.buf_index, &many, bytes as u32);
@@ -241,21 +255,34 @@ fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mu
             buffer.usage = if left { Usage::Partial } else { Usage::Whole };
         }
         bundle.bytes += bytes;
-        bundle.last = many.emptied;
+        bundle.last = transfer_of(request)?.selections.emptied;
         bundle.rest = rest(request, bytes, room);
     }
     Ok(())
 }
 
-/// Receives into the selected buffers; answers how much there was room for.
-fn receive_into(request: &mut Request, number: i32) -> Result<(u64, u64), Errno> {
+/// The answer of one system call that received into the selected buffers.
+struct Received {
+    bytes: u64,
+    /// Bytes that there was room for.
+    room: u64,
+    /// With MSG_WAITALL, whether the message was longer than that.
+    was_cut: bool,
+}
+
+fn receive_into(request: &mut Request, number: i32) -> Result<Received, Errno> {
     let transfer = transfer_of(request)?;
     let flags = transfer.flags | message::DO_NOT_WAIT;
+    let waits_for_all = transfer.flags & message::WAIT_ALL != 0;
     let room = transfer.left();
     let Some(message) = &mut transfer.message else { return Err(Errno::EINVAL) };
-    let bytes = match message.members.left() {
-        [only] => message::receive(number, *only, flags)?,
-        _ => message::receive_message(number, message.prepare(), flags)?,
-    };
-    Ok((bytes, room))
+    if let [only] = message.members.left()
+        && !waits_for_all
+    {
+        let bytes = message::receive(number, *only, flags)?;
+        return Ok(Received { bytes, room, was_cut: false });
+    }
+    let header = message.prepare();
+    let bytes = message::receive_message(number, header, flags)?;
+    Ok(Received { bytes, room, was_cut: waits_for_all && received_message::was_cut(header) })
 }

@@ -225,7 +225,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
             return drained(request);
         }
     }
-    IssueOutcome::More
+    transfer_of(request).map_or(IssueOutcome::More, |transfer| transfer.yields())
 }
 
 /// Whether the event that called it tells of an end, too.

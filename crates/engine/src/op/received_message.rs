@@ -2,7 +2,7 @@
 //! found out told where the program wants it: in its own header, or, by a
 //! multishot, in front of the data in the buffer (`struct io_uring_recvmsg_out`).
 
-use super::send_receive::{Message, SendReceive};
+use super::send_receive::{Message, SendReceive, check_socket};
 use usring_sys::message::{self, MessageHeader};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};
@@ -67,7 +67,9 @@ pub(crate) fn receive_into_buffer(transfer: &mut SendReceive, number: i32) -> Re
     let buffer = transfer.part;
     let Some(message) = &mut transfer.message else { return Err(Errno::EINVAL) };
     let head = head_size(message);
-    let room = buffer.length.checked_sub(head).ok_or(Errno::EFAULT)?;
+    let Some(room) = buffer.length.checked_sub(head) else {
+        return Err(check_socket(number).err().unwrap_or(Errno::EFAULT));
+    };
     let data = IoVector { base: buffer.base + head, length: room };
     let mut name = [0; message::ADDRESS_LIMIT];
     let control_room = message.header.control_length;

@@ -3,7 +3,7 @@
 //! program's.
 
 use super::bundle;
-use super::send_receive::{self, Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, after_file, transfer_of};
+use super::send_receive::{self, Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, transfer_of};
 use crate::complete;
 use crate::issue::IssueOutcome;
 use crate::registered_buffers::BufferHold;
@@ -36,13 +36,15 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
         return Ok(transfer.polls_first());
     }
     if selects {
-        if transfer.has(BUNDLE) {
+        if request.buffer.is_none() {
+            // The group keeps its buffers if there is no socket to send them to.
+            send_receive::check_socket(number)?;
+        }
+        if transfer_of(request)?.has(BUNDLE) {
             return bundle::send(locked, request);
         }
-        if request.buffer.is_none()
-            && let Err(error) = select_buffer(locked, request)
-        {
-            return Err(after_file(request, error));
+        if request.buffer.is_none() {
+            select_buffer(locked, request)?;
         }
     }
     let transfer = transfer_of(request)?;

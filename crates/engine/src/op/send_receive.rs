@@ -44,12 +44,27 @@ pub(crate) struct SendReceive {
     pub wanted: u32,
     /// Of a multishot receive: how many bytes are left of its limit, if it has one.
     pub limit: Option<u32>,
+    /// The selections of a bundle that receives, since its last CQE.
+    pub selections: Selections,
     /// Bytes transferred so far.
     pub done: u64,
     /// The memory to go on with, where there is one piece of it.
     pub part: IoVector,
     /// All else.
     pub message: Option<Box<Message>>,
+}
+
+/// The selections of a bundle's attempts to receive. They bound the next attempt, also if
+/// the socket was empty.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Selections {
+    /// The last buffer of the group: the bundle ends with its next CQE.
+    pub emptied: bool,
+    /// Fewer bytes than the last buffer holds: nothing is appended.
+    pub cut: bool,
+    /// The length of a buffer that was selected alone, 0 for none. It bounds what is
+    /// selected next.
+    pub lone_length: u32,
 }
 
 /// What does not fit into a call of one buffer and no address.
@@ -148,6 +163,7 @@ impl SendReceive {
             counted: None,
             wanted: sqe.len,
             limit: None,
+            selections: Selections::default(),
             done: 0,
             part: IoVector { base: sqe.addr, length: u64::from(sqe.len).min(vector::TRANSFER_LIMIT) },
             message: None,
@@ -218,6 +234,15 @@ impl SendReceive {
             return self.end(Errno::EAGAIN.negative(), true);
         }
         IssueOutcome::WouldBlock
+    }
+
+    /// Leaves the turn to other requests. With MSG_DONTWAIT there is no next turn, though
+    /// the socket may hold more: EAGAIN.
+    pub fn yields(&self) -> IssueOutcome {
+        match self.would_block() {
+            IssueOutcome::WouldBlock => IssueOutcome::More,
+            outcome => outcome,
+        }
     }
 
     /// It has not looked whether it would block.

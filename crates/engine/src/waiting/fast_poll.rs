@@ -122,11 +122,11 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
     }
 }
 
-/// What its file is ready for, where its registration does not tell: one that
-/// was switched on before tells of what comes. What is there may have come long
-/// ago, and somebody who is gone by now may have been called for it.
+/// Returns what the file is ready for, where its registration does not report that: one
+/// that has reported an event reports what comes. What is there may have come long ago,
+/// for a request that is gone by now.
 fn is_there(request: &Request, interest: Interest, place: Place) -> u32 {
-    if !place.was_on {
+    if !place.has_reported {
         return 0;
     }
     epoll::poll_now(request.file.number, interest.events).unwrap_or(0)

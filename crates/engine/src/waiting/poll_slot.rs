@@ -31,9 +31,9 @@ pub(crate) type Tag = u64;
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub tag: Tag,
-    /// The registration was switched on before: it tells of events to come and
-    /// not of what is there.
-    pub was_on: bool,
+    /// The set has reported an event since the registration was switched on. From then on
+    /// it reports what comes, and not what is there.
+    pub has_reported: bool,
 }
 
 /// What a request that waits is waiting for.
@@ -80,6 +80,8 @@ pub(super) struct Slot {
     /// Counts events; who began to wait in this round is not called by it.
     pub(super) round: u32,
     pub(super) switch: Switch,
+    /// The set has reported an event since `switch` was last turned on.
+    pub(super) has_reported: bool,
     /// Its waiters are being called: it is not closed meanwhile.
     pub(super) firing: bool,
     /// When it was tried last without an event it was not ready.
@@ -103,6 +105,7 @@ impl Slot {
             generation: 0,
             round: 0,
             switch: Switch::Off,
+            has_reported: false,
             firing: false,
             had_nothing: false,
             expected: 0,

@@ -128,8 +128,8 @@ impl PollTable {
             Hold::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
             Hold::Shared(hold) => {
                 let tag = hold.tag;
-                if self.slot(tag).is_some_and(|slot| slot.interest == interest) {
-                    return Ok(Place { tag, was_on: true });
+                if let Some(slot) = self.slot(tag).filter(|slot| slot.interest == interest) {
+                    return Ok(Place { tag, has_reported: slot.has_reported });
                 }
             }
             Hold::Submitter | Hold::Kept(_) | Hold::Duplicate(_) => {}
@@ -188,7 +188,7 @@ impl PollTable {
             file.number = hold.descriptor.number();
             file.hold = Hold::Shared(hold.clone());
         }
-        Place { tag: tag_of(index, slot), was_on: true }
+        Place { tag: tag_of(index, slot), has_reported: slot.has_reported }
     }
 
     fn register(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<Place, Errno> {
@@ -226,8 +226,7 @@ impl PollTable {
             descriptor.assume_never_locked();
         }
         self.settle_in(index, of, SharedHold { descriptor, tag }, interest, switch);
-        let place = self.share(index, file);
-        Ok(Place { was_on: false, ..place })
+        Ok(self.share(index, file))
     }
 
     /// Makes a claimed slot that of a file.
@@ -247,6 +246,7 @@ impl PollTable {
         slot.home = Home::Duplicate { hold, of };
         slot.interest = interest;
         slot.switch = switch;
+        slot.has_reported = false;
         slot.next = first;
     }
 
@@ -267,12 +267,13 @@ impl PollTable {
         if let Some(known) = registrations.iter().find(|known| known.interest == interest) {
             let (number, tag) = (known.number, known.tag);
             let Some(slot) = self.slot(tag) else { return Err(Errno::ENOENT) };
-            let was_on = slot.switch == Switch::On;
-            if !was_on {
+            let has_reported = slot.has_reported && slot.switch == Switch::On;
+            if slot.switch != Switch::On {
                 slot.switch = Switch::On;
+                slot.has_reported = false;
                 self.switch_to(number, interest, Switch::On, tag, true)?;
             }
-            return Ok(Place { tag, was_on });
+            return Ok(Place { tag, has_reported });
         }
         let own = if registrations.is_empty() { None } else { Some(descriptor::duplicate_private(file.number())?) };
         let number = own.as_ref().map_or(file.number(), OwnedDescriptor::number);
@@ -288,7 +289,8 @@ impl PollTable {
         slot.home = Home::Registered { file: Arc::downgrade(file), number };
         slot.interest = interest;
         slot.switch = Switch::On;
-        Ok(Place { tag, was_on: false })
+        slot.has_reported = false;
+        Ok(Place { tag, has_reported: false })
     }
 
     /// Tells the epoll set; `known` says that the registration should be there.
@@ -375,6 +377,7 @@ impl PollTable {
         }
         slot.round = slot.round.wrapping_add(1);
         slot.firing = true;
+        slot.has_reported = true;
         if slot.switch == Switch::Once {
             slot.switch = Switch::Off;
         }
@@ -524,6 +527,7 @@ impl PollTable {
             self.close(index);
         } else if slot.switch == Switch::Off {
             slot.switch = Switch::On;
+            slot.has_reported = false;
             let (number, interest, tag) = (slot.number(), slot.interest, tag_of(index, slot));
             // It is there: nobody but us deletes it.
             let _ = self.switch_to(number, interest, Switch::On, tag, true);

@@ -20,8 +20,6 @@ pub(crate) struct Drain {
     /// A request with CQE_SKIP_SUCCESS was seen: the kernel refuses drains
     /// from then on, because it counts them by CQEs.
     disabled: bool,
-    /// Something has been let go.
-    released: bool,
 }
 
 struct Deferred {
@@ -52,14 +50,13 @@ impl Drain {
         self.active || self.hold_next
     }
 
-    pub fn hold_next(&mut self) {
-        self.hold_next = true;
+    /// Lets what comes wait until a request has found nothing to wait for.
+    pub fn activate(&mut self) {
+        self.active = true;
     }
 
-    /// Whether something has been let go since this was asked last.
-    #[inline(always)]
-    pub fn take_released(&mut self) -> bool {
-        core::mem::take(&mut self.released)
+    pub fn hold_next(&mut self) {
+        self.hold_next = true;
     }
 
     pub fn disable(&mut self) {
@@ -94,10 +91,12 @@ pub(crate) fn defer(locked: &mut LockedRing, request: RequestEntry) {
     locked.drain.active = drains || !locked.drain.deferred.is_empty();
 }
 
-/// Lets go what no longer has to wait; the driver issues it next
-/// ([`crate::issue::run_issuable`]). The oldest goes when nothing is under
-/// way, and those behind it with it up to a drain; so nothing overtakes a
-/// drain that has been let go either.
+/// Releases the oldest request when no other is under way, and those behind it up to the
+/// next drain. So no request overtakes a drain that has been released either.
+///
+/// The driver issues released requests behind their batch, as it issues the successors of
+/// a chain. Requests that follow a drain in its batch wait for it. The ring drains until a
+/// request has found nothing to wait for.
 pub(crate) fn release(locked: &mut LockedRing) {
     let mut first = true;
     let mut drain_seen = false;
@@ -109,7 +108,6 @@ pub(crate) fn release(locked: &mut LockedRing) {
         first = false;
         let Some(Deferred { request, members, .. }) = locked.drain.deferred.pop_front() else { return };
         locked.drain.held -= members;
-        locked.drain.released = true;
-        locked.issuable.push_back(request);
+        locked.successors.push_back(request);
     }
 }

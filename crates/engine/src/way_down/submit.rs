@@ -91,12 +91,7 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
         // Refused at once, even behind a drain.
         issue::issue(locked, request);
     }
-    if locked.drain.take_released() {
-        // Nothing of the batch overtakes it, nor what follows it in its chain.
-        issue::run_issuable(locked);
-    } else {
-        issue::run_issuable_of_batch(locked);
-    }
+    issue::run_issuable_of_batch(locked);
     !ends_batch
 }
 
@@ -140,8 +135,12 @@ fn check_flags(locked: &mut LockedRing, sqe: &Sqe, row: &opcode_table::Row) -> R
     if sqe.flags & sqe_flags::CQE_SKIP_SUCCESS != 0 {
         locked.drain.disable();
     }
-    if sqe.flags & sqe_flags::IO_DRAIN != 0 && locked.drain.is_disabled() {
-        return Err(Errno::EOPNOTSUPP);
+    if sqe.flags & sqe_flags::IO_DRAIN != 0 {
+        if locked.drain.is_disabled() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        // Also of a request that is refused for another reason.
+        locked.drain.activate();
     }
     Ok(())
 }

@@ -1,0 +1,90 @@
+//! Bundles that receive in more than one attempt: an attempt that finds no data bounds the
+//! next one. A message that does not fit fails the bundle.
+
+use std::os::fd::OwnedFd;
+
+use usring_uapi::io_uring as u;
+
+use super::bundle::{GROUP, MANY, receiving};
+use crate::buffers::{group_of, incremental_group_of};
+use crate::case::{Case, case};
+use crate::files;
+use crate::memory::Pages;
+use crate::ring::Ring;
+use crate::sqe::{Change, nop};
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("bundle_attempts.first_empties_group", first_empties_group),
+    case("bundle_attempts.cut_message_breaks_chain", cut_message_breaks_chain),
+];
+
+const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+
+/// Receives until so many bytes have come, or the last completion.
+fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
+    loop {
+        let entries = ring.wait(1);
+        t.in_order(&entries);
+        bytes -= entries.iter().map(|entry| entry.res).sum::<i32>();
+        let goes_on = entries.last().is_some_and(|entry| entry.flags & u::IORING_CQE_F_MORE != 0);
+        if !goes_on || bytes <= 0 {
+            return goes_on;
+        }
+    }
+}
+
+/// A receive that waits has seen its group with few buffers. It gets more of them, and
+/// then data. The first attempt bounds the next completion, and whether it is the last.
+fn first_empties_group(t: &mut Transcript) {
+    for is_incremental in [false, true] {
+        let make = if is_incremental { incremental_group_of } else { group_of };
+        let which = u8::from(is_incremental);
+        for (flags, length, buffers, amount) in [
+            (0, 0, 1, 19),
+            (0, 40, 1, 37),
+            (0, 40, 2, 37),
+            (MANY, 0, 1, 1),
+            (MANY, 0, 2, 37),
+            (MANY, 20, 1, 19),
+            (MANY, 40, 1, 37),
+            (MANY, 40, 3, 37),
+        ] {
+            t.say(format_args!("group {which} flags {flags:#x} length {length} buffers {buffers} bytes {amount}"));
+            let memory = Pages::new(1);
+            let mut ring = Ring::flags(8, DEFER);
+            let mut group = make(&ring, &memory, 8, GROUP);
+            group.add_slots(0..buffers);
+            let (reader, writer) = files::sockets();
+            ring.push(receiving(&reader, length, 1).with(|sqe| sqe.ioprio |= flags));
+            t.result("submit", ring.submit());
+            group.add_slots(buffers..buffers + 3);
+            files::put(&writer, &vec![b'x'; amount as usize]);
+            if receive(t, &mut ring, amount) {
+                files::put(&writer, b"y");
+                receive(t, &mut ring, 1);
+            }
+        }
+    }
+}
+
+/// With MSG_WAITALL a message that was cut breaks the chain, though the buffers are full.
+fn cut_message_breaks_chain(t: &mut Transcript) {
+    for kind in [libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
+        for length in [16, 40, 64, 0] {
+            t.say(format_args!("kind {kind} length {length}"));
+            let memory = Pages::new(1);
+            let mut ring = Ring::new(8);
+            let mut group = group_of(&ring, &memory, 8, GROUP);
+            group.add_slots(0..4);
+            let (reader, writer): (OwnedFd, OwnedFd) = files::sockets_of(kind);
+            for _ in 0..2 {
+                files::put(&writer, &[b'x'; 40]);
+            }
+            ring.push(receiving(&reader, length, 1).with(|sqe| sqe.op_flags = libc::MSG_WAITALL as u32).linked());
+            ring.push(nop(2));
+            t.result("submit", ring.submit());
+            t.sorted(&ring.wait(2));
+        }
+    }
+}
