@@ -7,8 +7,10 @@
 //! conformance run [--inline] [CASE…]   their transcripts; a room's name stands for its cases
 //! conformance repeat N [CASE…]         run each N times, name those that are not deterministic
 //! conformance record DIRECTORY         write every case's transcript to DIRECTORY/CASE.txt
-//! conformance random SEED              a random program (`random`)
+//! conformance random SEED [PATIENCE]   a random program (`random`)
 //! conformance compare USRING FIRST N   N of them on the kernel and on usring: a search for cases
+//! conformance seeds [--kernel] USRING  the fixed seeds on usring (and the kernel), against `random-seeds.txt`
+//! conformance record-seeds N           print that file's lines for the seeds 1 to N
 //! conformance kernel                   whether this machine's kernel answers io_uring, and its release
 //! ```
 //!
@@ -52,19 +54,20 @@ fn main() -> ExitCode {
         ["repeat", times, names @ ..] => repeat(times, names),
         ["record", directory] => record(directory),
         ["kernel"] => kernel(),
-        ["random", seed] => seed.parse().map_or(ExitCode::from(2), |seed| {
-            random::run(seed);
-            ExitCode::SUCCESS
-        }),
+        ["random", seed] => random(seed, "1"),
+        ["random", seed, patience] => random(seed, patience),
         ["compare", usring, first, count] => match (first.parse(), count.parse()) {
             (Ok(first), Ok(count)) => random::compare(usring, first, count),
             _ => ExitCode::from(2),
         },
+        ["seeds", usring] => random::check(usring, false),
+        ["seeds", "--kernel", usring] => random::check(usring, true),
+        ["record-seeds", count] => count.parse().map_or(ExitCode::from(2), random::record),
         // What some cases start this program again as.
         ["child", name, rest @ ..] => process::child(name, rest),
         _ => {
             eprintln!(
-                "usage: conformance list | run | repeat | record | random | compare | kernel (see the head of main.rs)"
+                "usage: conformance list | run | repeat | record | random | compare | seeds | record-seeds | kernel (see the head of main.rs)"
             );
             ExitCode::from(2)
         }
@@ -127,6 +130,14 @@ fn repeat(times: &str, names: &[&str]) -> ExitCode {
         return ExitCode::from(2);
     };
     if runner::repeat(&cases, times) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn random(seed: &str, patience: &str) -> ExitCode {
+    let (Ok(seed), Ok(patience)) = (seed.parse(), patience.parse()) else {
+        return ExitCode::from(2);
+    };
+    random::run(seed, patience);
+    ExitCode::SUCCESS
 }
 
 fn record(directory: &str) -> ExitCode {

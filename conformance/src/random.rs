@@ -3,12 +3,21 @@
 //! transcripts of one seed must agree; where they do not, either is wrong, or
 //! the kernel promises nothing there.
 //!
-//! What the kernel leaves open is kept out: of the requests that wait for one
-//! file to give something there is only one at a time, times are either over
-//! before anybody looks or far away, and completions of one step are sorted.
-//! What a plain call has brought about is waited for before the next, for it is
-//! done at once on the one and soon on the other.
+//! The generator keeps out what the kernel leaves open:
+//!
+//! - Of the requests that wait for one file, or for buffers of one group, there is only
+//!   one at a time.
+//! - Cancellations come first in their batch. They find requests that wait, and none that
+//!   is on its way.
+//! - Nothing is linked behind a request that a worker carries out. Of the files that
+//!   workers write to, a batch names each once.
+//! - Times are either over before the program looks, or far away.
+//! - Completions of one step are sorted. The notifications of SEND_ZC are checked, and
+//!   their steps not printed.
+//! - The program waits for what a plain call has brought about before it makes the next
+//!   call. How long it waits for more is its patience: a busy machine needs more.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -25,7 +34,7 @@ use crate::ring::{Entry, Ring};
 mod compare;
 mod requests;
 
-pub use compare::compare;
+pub use compare::{check, compare, record};
 
 /// Steps of a program.
 const STEPS: u32 = 14;
@@ -33,8 +42,14 @@ const STEPS: u32 = 14;
 const BATCH: u32 = 6;
 /// Bytes of memory that each request has for itself.
 const ROOM: usize = 512;
-/// So many looks in a row that find nothing, and a step is over.
+/// Looks in a row that find nothing, after which a step is over.
 const QUIET_LOOKS: u32 = 4;
+/// How long a look waits with a patience of 1.
+const LOOK: Duration = Duration::from_millis(2);
+/// The result of a notification, if its send has copied.
+const COPIED: i32 = u::IORING_NOTIF_USAGE_ZC_COPIED as i32;
+/// Where the memory has the number that is written to the eventfd.
+const COUNT_AT: usize = 8128;
 
 /// A generator of random numbers that is the same everywhere (xorshift64*).
 struct Random(u64);
@@ -86,6 +101,8 @@ struct Pending {
     user_data: u64,
     /// The file that it takes something from.
     reads: Option<usize>,
+    /// The group that it takes buffers from.
+    group: Option<u16>,
 }
 
 struct Program {
@@ -94,22 +111,31 @@ struct Program {
     files: Vec<File>,
     address: net::Address,
     memory: Pages,
-    _rings: [Pages; 2],
-    groups: [Group; 2],
+    _rings: Vec<Pages>,
+    groups: Vec<Group>,
     #[expect(clippy::vec_box, reason = "requests name their addresses")]
     vectors: Vec<Box<[libc::iovec; 2]>>,
     #[expect(clippy::vec_box, reason = "requests name their addresses")]
     headers: Vec<Box<libc::msghdr>>,
     pending: Vec<Pending>,
-    /// Completions that have not been told of.
+    /// Completions that have not been printed.
     entries: Vec<Entry>,
+    /// Requests that send without a copy, and those of them whose notification has come.
+    without_copy: BTreeSet<u64>,
+    notified: BTreeSet<u64>,
+    /// Polls, by all of their names.
+    polls: BTreeSet<u64>,
+    /// The factor by which looks wait longer.
+    patience: u32,
     user_data: u64,
     soon: Timespec,
     never: Timespec,
     /// Has requests that drain; others have chains.
     drains: bool,
-    /// The batch ends an earlier request already.
-    cancels: bool,
+    /// The group of the request that is being made.
+    group: Option<u16>,
+    /// Files that workers write to and that this batch names already.
+    used: BTreeSet<usize>,
     /// A LINK_TIMEOUT that comes next.
     watcher: Option<Sqe>,
     /// Whether the last request's `fd` is a descriptor and no count. A spoiled opcode
@@ -182,8 +208,8 @@ fn files() -> (Vec<File>, net::Address) {
 }
 
 /// Runs the program of one seed.
-pub fn run(seed: u64) {
-    let mut program = Program::new(seed);
+pub fn run(seed: u64, patience: u32) {
+    let mut program = Program::new(seed, patience);
     for step in 0..STEPS {
         println!("step {step}");
         program.act();
@@ -194,7 +220,7 @@ pub fn run(seed: u64) {
 }
 
 impl Program {
-    fn new(seed: u64) -> Program {
+    fn new(seed: u64, patience: u32) -> Program {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         for _ in 0..4 {
             random.next();
@@ -202,6 +228,9 @@ impl Program {
         let deferred = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
         let flags = random.of(&[0, 0, u::IORING_SETUP_COOP_TASKRUN, deferred, u::IORING_SETUP_SINGLE_ISSUER])
             | random.of(&[0, u::IORING_SETUP_SUBMIT_ALL, u::IORING_SETUP_NO_SQARRAY]);
+        // The time of the kernel's task work decides how a request behind a refused one drains.
+        let drains = seed.is_multiple_of(5);
+        let flags = flags | if drains { u::IORING_SETUP_SUBMIT_ALL } else { 0 };
         let entries = 64;
         println!("flags {flags:#x} cq {entries}");
         let ring = Ring::with(8, |params| {
@@ -210,16 +239,14 @@ impl Program {
         })
         .expect("a ring");
         let (files, address) = files();
-        let rings = [Pages::new(1), Pages::new(1)];
-        let mut groups =
-            [buffers::group_of(&ring, &rings[0], 8, 1), buffers::incremental_group_of(&ring, &rings[1], 8, 2)];
-        for group in &mut groups {
-            group.add_slots(0..6);
-        }
-        let memory = Pages::new(64);
+        let (rings, groups) = buffer_rings(&ring);
+        let mut memory = Pages::new(64);
         let parts = [crate::sqe::vector(memory.at(0), 8192), crate::sqe::vector(memory.at(8192), 8192)];
         assert_eq!(ring.register(reg::BUFFERS, parts.as_ptr(), 2), 0);
-        let numbers: Vec<i32> = files.iter().map(|file| file.fd.as_raw_fd()).chain([-1]).collect();
+        memory.bytes()[COUNT_AT..][..8].copy_from_slice(&3u64.to_le_bytes());
+        let free = [-1; requests::FREE];
+        let numbers: Vec<i32> = files.iter().map(|file| file.fd.as_raw_fd()).chain(free).collect();
+        assert_eq!(numbers.len(), requests::FIRST_FREE + requests::FREE);
         assert_eq!(ring.register(reg::FILES, numbers.as_ptr(), numbers.len() as u32), 0);
         Program {
             random,
@@ -233,11 +260,16 @@ impl Program {
             headers: Vec::new(),
             pending: Vec::new(),
             entries: Vec::new(),
+            without_copy: BTreeSet::new(),
+            notified: BTreeSet::new(),
+            polls: BTreeSet::new(),
+            patience,
             user_data: 0,
             soon: Timespec { tv_sec: 0, tv_nsec: 300_000 },
             never: Timespec { tv_sec: 1000, tv_nsec: 0 },
-            drains: seed.is_multiple_of(5),
-            cancels: false,
+            drains,
+            group: None,
+            used: BTreeSet::new(),
             watcher: None,
             names_file: false,
         }
@@ -258,7 +290,7 @@ impl Program {
                     // It stays for as long as the program.
                     self.files.push(File { kind: Kind::Closed, fd: client });
                 }
-                (_, 0) if self.random.percent(30) => {
+                (_, 0) if kind != Kind::Datagrams && self.random.percent(30) => {
                     // SAFETY: no memory is involved.
                     let answer = unsafe { libc::shutdown(fd, libc::SHUT_WR) };
                     println!("  shutdown {index} = {answer}");
@@ -268,11 +300,11 @@ impl Program {
             }
             self.collect();
         }
-        for index in 0..2 {
+        for index in 0..self.groups.len() {
             if self.random.percent(30) && self.has_room(index) {
                 let slot = self.random.below(8) as u16;
                 let length = self.random.of(&[16, 16, 5, 1]);
-                println!("  add to group {} slot {slot} length {length}", index + 1);
+                println!("  add to group {} slot {slot} length {length}", requests::RINGS[index]);
                 self.groups[index].add(slot, length, slot);
             }
         }
@@ -281,7 +313,7 @@ impl Program {
     /// Whether a buffer ring can take one more.
     fn has_room(&self, index: usize) -> bool {
         let mut status: u::io_uring_buf_status = crate::memory::zeroed();
-        status.buf_group = index as u32 + 1;
+        status.buf_group = u32::from(requests::RINGS[index]);
         assert_eq!(self.ring.register(reg::PBUF_STATUS, &raw mut status, 1), 0);
         self.groups[index].added().wrapping_sub(status.head as u16) < 8
     }
@@ -308,9 +340,9 @@ impl Program {
 
     fn submit(&mut self) {
         let mut count = 1 + self.random.below(BATCH as usize) as u32;
-        self.cancels = false;
+        self.used.clear();
         for place in 1..=count {
-            let mut sqe = self.request();
+            let mut sqe = self.request(place == 1);
             if place == count || sqe.opcode == opcode::SHUTDOWN {
                 // A chain that the batch's end cuts off goes to a worker in the kernel.
                 sqe.flags &= !(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK);
@@ -339,17 +371,18 @@ impl Program {
         let mut quiet = 0;
         while quiet < QUIET_LOOKS {
             // A real wait: the kernel starts no workers for a ring that defers before that.
-            self.ring.enter_for(0, 1, Duration::from_micros(2000));
+            self.ring.enter_for(0, 1, LOOK * self.patience);
             let new = self.ring.reap();
             quiet = if new.is_empty() { quiet + 1 } else { 0 };
             self.entries.extend(new);
         }
     }
 
-    /// The same, and tells of them.
+    /// Takes completions as `collect` does, and prints them.
     fn settle(&mut self) {
         self.collect();
         let mut entries = std::mem::take(&mut self.entries);
+        entries.retain(|entry| !self.is_notification(entry));
         entries.sort_by_key(|entry| entry.user_data);
         for entry in &mut entries {
             // How a worker that is broken off says so is left open.
@@ -358,8 +391,16 @@ impl Program {
                 libc::EALREADY => entry.res = -libc::ENOENT,
                 _ => {}
             }
-            println!("  cqe {entry}");
             if entry.flags & u::IORING_CQE_F_MORE == 0 {
+                // A single receive does not say that the end is behind its data.
+                entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY;
+            }
+            if self.polls.contains(&entry.user_data) && entry.res & i32::from(libc::POLLOUT) != 0 {
+                // One wake-up at a time, or all that is there.
+                entry.res &= !i32::from(libc::POLLRDHUP);
+            }
+            println!("  cqe {entry}");
+            if entry.flags & u::IORING_CQE_F_MORE == 0 || self.without_copy.contains(&entry.user_data) {
                 self.pending.retain(|pending| pending.user_data != entry.user_data);
             }
         }
@@ -378,8 +419,35 @@ impl Program {
         println!("  cancel = {}", names::result(self.ring.submit()));
         self.settle();
         println!("  pending {:?}", self.pending.iter().map(|pending| pending.user_data).collect::<Vec<_>>());
-        println!("  groups {} {}", group_state(&self.groups[0]), group_state(&self.groups[1]));
+        for group in &self.groups {
+            println!("  group {}", group_state(group));
+        }
     }
+
+    /// Whether it is the notification of a SEND_ZC, which comes when the other side has taken
+    /// the data. Prints one that may not come.
+    fn is_notification(&mut self, entry: &Entry) -> bool {
+        if entry.flags & u::IORING_CQE_F_NOTIF == 0 {
+            return false;
+        }
+        let is_due = self.without_copy.contains(&entry.user_data) && self.notified.insert(entry.user_data);
+        if !is_due || !matches!(entry.res, 0 | COPIED) {
+            println!("  unexpected notification {entry}");
+        }
+        true
+    }
+}
+
+/// The registered buffer rings, with six buffers each.
+fn buffer_rings(ring: &Ring) -> (Vec<Pages>, Vec<Group>) {
+    let make = |(index, number): (usize, u16)| {
+        let memory = Pages::new(1);
+        let make = if index % 2 == 0 { buffers::group_of } else { buffers::incremental_group_of };
+        let mut group = make(ring, &memory, 8, number);
+        group.add_slots(0..6);
+        (memory, group)
+    };
+    requests::RINGS.into_iter().enumerate().map(make).unzip()
 }
 
 fn group_state(group: &Group) -> String {
@@ -394,9 +462,8 @@ fn digest(bytes: &[u8]) -> String {
     format!("{:08x}", hash as u32)
 }
 
-fn digest_groups(groups: &mut [Group; 2]) -> String {
-    let [first, second] = groups;
-    format!("{} {}", digest(first.buffers.bytes()), digest(second.buffers.bytes()))
+fn digest_groups(groups: &mut [Group]) -> String {
+    groups.iter_mut().map(|group| digest(group.buffers.bytes())).collect::<Vec<_>>().join(" ")
 }
 
 impl Program {

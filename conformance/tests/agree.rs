@@ -36,7 +36,7 @@ macro_rules! rooms {
 rooms! {
     setup setup_flags mmap enter nop enter_wait overflow read_write vectored rw_flags advice space
     send_receive message wait_all edges selected_buffer receive_multishot receive_multishot_ends receive_short
-    bundle bundle_turns zero_copy sync fixed_io streams broken_pipe read_multishot open_close direct stat poll poll_multishot timeout timeout_remove
+    bundle bundle_attempts bundle_turns zero_copy sync fixed_io streams broken_pipe read_multishot open_close direct stat poll poll_multishot timeout timeout_remove
     link_timeout link drain skip_success sync_cancel cancel file_life one_file registered_files
     files_update registered_buffers buffer_group buffer_ring eventfd probe restrictions ring_fds
     workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor limits fork
@@ -208,6 +208,18 @@ fn agree(room: &str) {
         }
     }
     assert!(report.is_empty(), "{} disagrees on {room}:\n{report}", usring.display());
+}
+
+/// The fixed seeds of random programs, whose answers `random-seeds.txt` has.
+#[test]
+fn random_programs_answer_as_the_kernel() {
+    let mut command = Command::new(PROGRAM);
+    command.arg("seeds");
+    if let Kernel::Live = kernel() {
+        command.arg("--kernel");
+    }
+    let output = command.arg(usring()).output().expect("the suite's program");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 #[test]

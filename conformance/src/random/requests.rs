@@ -6,28 +6,42 @@ use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-use super::{Kind, Pending, Program, ROOM};
+use super::{COUNT_AT, Kind, Pending, Program, ROOM};
 use crate::memory::{BAD, zeroed};
 use crate::sqe::{self, CURRENT, Change};
 
 /// Files that something can be received from in time.
 const GIVERS: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
 const SOCKETS: [usize; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
+/// The eventfd and the file: workers of the kernel's write there.
+const COUNTER: usize = 10;
+const REGULAR: usize = 11;
+const LISTENER: usize = 13;
+/// Slots of registered files that come and go; those below are the program's files.
+pub(super) const FIRST_FREE: usize = 14;
+pub(super) const FREE: usize = 6;
+/// Buffer rings, every second of them incremental.
+pub(super) const RINGS: [u16; 6] = [1, 2, 5, 6, 7, 8];
+/// Groups of PROVIDE_BUFFERS.
+const CLASSIC: [u16; 2] = [3, 4];
 
 impl Program {
-    /// The next request, ready to be pushed.
-    pub(super) fn request(&mut self) -> Sqe {
+    /// The next request, ready to be pushed. The first of a batch may end or change
+    /// requests of earlier steps.
+    pub(super) fn request(&mut self, is_first: bool) -> Sqe {
         self.user_data += 1;
+        self.group = None;
         if let Some(mut watcher) = self.watcher.take() {
             self.names_file = true;
             watcher.user_data = self.user_data;
             if self.random.percent(30) {
                 watcher.flags |= sqe_flags::IO_LINK;
             }
-            self.pending.push(Pending { user_data: self.user_data, reads: None });
+            self.pending.push(Pending { user_data: self.user_data, reads: None, group: None });
             return watcher;
         }
-        let (mut sqe, reads) = match self.random.below(26) {
+        let (mut sqe, reads) = match self.random.below(23) {
+            _ if is_first && self.random.percent(35) => (self.end_earlier(), None),
             0..=2 => (sqe::nop(0), None),
             3..=5 => self.read(),
             6..=7 => (self.write_request(), None),
@@ -35,12 +49,10 @@ impl Program {
             12..=14 => (self.send(), None),
             15..=16 => (self.poll(), None),
             17 => (self.timeout(), None),
-            18 => (self.timeout_remove(), None),
-            19..=20 => (self.cancel(), None),
-            21 => (self.provide(), None),
-            22 => self.accept(),
-            23 => (self.message_ring(), None),
-            24 => (self.shutdown(), None),
+            18 => (self.provide(), None),
+            19 => self.accept(),
+            20 => (self.message_ring(), None),
+            21 => (self.shutdown(), None),
             _ => (self.files_update(), None),
         };
         sqe.user_data = self.user_data;
@@ -49,8 +61,28 @@ impl Program {
         self.names_file = !counts && !indexes;
         self.spoil(&mut sqe);
         self.flag(&mut sqe);
-        self.pending.push(Pending { user_data: self.user_data, reads });
+        if sqe.opcode == opcode::SEND_ZC {
+            self.without_copy.insert(self.user_data);
+        }
+        let sends = matches!(sqe.opcode, opcode::SEND | opcode::SENDMSG);
+        let group = self.group.filter(|_| !sends);
+        self.pending.push(Pending { user_data: self.user_data, reads, group });
         sqe
+    }
+
+    /// Ends or changes a request of an earlier step.
+    fn end_earlier(&mut self) -> Sqe {
+        match self.random.below(6) {
+            0..=1 => self.timeout_remove(),
+            2 => self.poll_remove(),
+            _ => self.cancel(),
+        }
+    }
+
+    /// Whether this batch may write to a file, too. To the eventfd and the regular file
+    /// workers of the kernel's write at any time, so a batch names these once.
+    fn is_free(&mut self, index: usize) -> bool {
+        !matches!(index, COUNTER | REGULAR) || self.used.insert(index)
     }
 
     /// The memory of this request.
@@ -70,16 +102,18 @@ impl Program {
     fn giver(&mut self, choices: &[usize]) -> Option<usize> {
         let index = self.random.of(choices);
         let taken = self.pending.iter().any(|pending| pending.reads == Some(index));
-        (!taken).then_some(index)
+        (!taken && self.used.insert(index)).then_some(index)
     }
 
     fn read(&mut self) -> (Sqe, Option<usize>) {
         let regular = self.random.percent(30);
-        let Some(index) = (if regular { Some(11) } else { self.giver(&GIVERS) }) else { return (sqe::nop(0), None) };
-        if index == 13 {
+        let Some(index) = (if regular { Some(REGULAR) } else { self.giver(&GIVERS) }) else {
+            return (sqe::nop(0), None);
+        };
+        if index == LISTENER || regular && !self.is_free(index) {
             return (sqe::nop(0), None);
         }
-        let length = if index == 10 { self.random.of(&[8, 8, 16, 4]) } else { self.length() };
+        let length = if index == COUNTER { self.random.of(&[8, 8, 16, 4]) } else { self.length() };
         let offset = if regular { self.random.of(&[0, 5, 1990, 4000, CURRENT]) } else { self.random.of(&[0, CURRENT]) };
         let request = sqe::read_at(self.fd(index), self.room(), length, offset, 0);
         let request = match self.random.below(5) {
@@ -110,9 +144,23 @@ impl Program {
         request
     }
 
+    /// Lets the request take a buffer of a group. Only one that waits has a group: which of
+    /// two would find its last buffer is a matter of their order. Programs that drain select
+    /// none: workers of the kernel's issue what a drain has held back, and keep buffers then.
     fn selecting(&mut self, request: Sqe) -> Sqe {
-        let group = self.random.of(&[1, 2, 3, 3, 1, 2]);
         let keeps = self.random.percent(50);
+        let is_taken = |group: u16| self.pending.iter().any(|pending| pending.group == Some(group));
+        // A receive with MSG_WAITALL takes no incremental buffer: 6.18 gives that to two.
+        let waits_for_all = matches!(request.opcode, opcode::RECV | opcode::RECVMSG)
+            && request.op_flags & libc::MSG_WAITALL as u32 != 0;
+        let is_apt = |group: u16| !waits_for_all || !RINGS.contains(&group) || group % 2 == 1;
+        let groups = RINGS.into_iter().chain(CLASSIC);
+        let free: Vec<u16> = groups.filter(|group| !is_taken(*group) && is_apt(*group)).collect();
+        if free.is_empty() || self.drains {
+            return request;
+        }
+        let group = self.random.of(&free);
+        self.group = Some(group);
         request.flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
             sqe.buf_index = group;
             sqe.addr = 0;
@@ -123,10 +171,15 @@ impl Program {
     }
 
     fn write_request(&mut self) -> Sqe {
-        let index = self.random.of(&[1, 1, 2, 4, 6, 8, 10, 11, 11, 12]);
-        let length = if index == 10 { 8 } else { self.length() };
-        let offset = if index == 11 { self.random.of(&[0, 5, 1990, CURRENT]) } else { self.random.of(&[0, CURRENT]) };
-        let request = sqe::write_at(self.fd(index), self.memory.at(40), length, offset, 0);
+        let index = self.random.of(&[1, 1, 2, 4, 6, 8, COUNTER, REGULAR, REGULAR, 12]);
+        if !self.is_free(index) {
+            return sqe::nop(0);
+        }
+        let length = if index == COUNTER { 8 } else { self.length() };
+        let from = self.memory.at(if index == COUNTER { COUNT_AT } else { 40 });
+        let offset =
+            if index == REGULAR { self.random.of(&[0, 5, 1990, CURRENT]) } else { self.random.of(&[0, CURRENT]) };
+        let request = sqe::write_at(self.fd(index), from, length, offset, 0);
         match self.random.below(4) {
             0 => request.with(|sqe| sqe.opcode = opcode::WRITE_FIXED),
             1 => self.vectored(request, opcode::WRITEV),
@@ -146,9 +199,8 @@ impl Program {
         if self.random.percent(50) {
             let address = request.addr;
             request = self.selecting(request);
-            if flags & libc::MSG_WAITALL != 0 && request.buf_index == 2 {
-                // Which 6.18 gives to two at a time.
-                request.buf_index = 1;
+            if request.flags & sqe_flags::BUFFER_SELECT == 0 {
+                return (request, Some(index));
             }
             if request.opcode == opcode::RECVMSG {
                 (request.addr, request.len) = (address, 1);
@@ -157,7 +209,15 @@ impl Program {
                 request.ioprio |= u::IORING_RECV_MULTISHOT as u16;
             }
             if self.random.percent(40) {
-                request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
+                // (The buffers of one that waits for all of them the kernel gives to others, too.)
+                if flags & libc::MSG_WAITALL == 0 {
+                    request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
+                }
+                if request.opcode == opcode::RECV && request.len == 0 {
+                    // Into how many buffers the first receive of a bundle without a length goes
+                    // depends on what the kernel has kept of earlier requests.
+                    request.len = 50;
+                }
             }
         }
         // (A worker of the kernel's, behind a link, does not poll first and says EAGAIN.)
@@ -194,7 +254,7 @@ impl Program {
             1 if !self.drains => request.opcode = opcode::SEND_ZC,
             2 => {
                 request = self.selecting(request);
-                if self.random.percent(50) {
+                if self.random.percent(50) && request.flags & sqe_flags::BUFFER_SELECT != 0 {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
                 }
             }
@@ -207,27 +267,34 @@ impl Program {
     }
 
     fn poll(&mut self) -> Sqe {
-        if self.random.percent(25) && !std::mem::replace(&mut self.cancels, true) {
-            let target = self.earlier();
-            let mut request = sqe::poll_remove(target, 0);
-            if self.random.percent(50) {
-                let new = 1_000 + self.user_data;
-                request.len = self.random.of(&[
-                    u::IORING_POLL_UPDATE_EVENTS,
-                    u::IORING_POLL_UPDATE_USER_DATA,
-                    u::IORING_POLL_UPDATE_EVENTS | u::IORING_POLL_UPDATE_USER_DATA,
-                    u::IORING_POLL_UPDATE_EVENTS | u::IORING_POLL_ADD_MULTI,
-                ]);
-                request.off = new;
-                request.op_flags = self.random.of(&[libc::POLLIN, libc::POLLOUT]) as u32;
-            }
-            return request;
+        let index = self.random.of(&[0, 1, 2, 3, 4, 6, 8, 9, COUNTER, REGULAR, 12, LISTENER]);
+        // A poll behind a request that takes what is there may find nothing any more.
+        if !self.used.insert(index) {
+            return sqe::nop(0);
         }
-        let index = self.random.of(&[0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 13]);
+        self.polls.insert(self.user_data);
         let events = self.random.of(&[libc::POLLIN, libc::POLLIN, libc::POLLOUT, libc::POLLPRI, 0]);
         let mut request = sqe::poll(self.fd(index), events, 0);
         if self.random.percent(40) {
             request.len |= u::IORING_POLL_ADD_MULTI;
+        }
+        request
+    }
+
+    fn poll_remove(&mut self) -> Sqe {
+        let target = self.earlier();
+        let mut request = sqe::poll_remove(target, 0);
+        if self.random.percent(50) {
+            let new = 1_000 + self.user_data;
+            request.len = self.random.of(&[
+                u::IORING_POLL_UPDATE_EVENTS,
+                u::IORING_POLL_UPDATE_USER_DATA,
+                u::IORING_POLL_UPDATE_EVENTS | u::IORING_POLL_UPDATE_USER_DATA,
+                u::IORING_POLL_UPDATE_EVENTS | u::IORING_POLL_ADD_MULTI,
+            ]);
+            request.off = new;
+            self.polls.insert(new);
+            request.op_flags = self.random.of(&[libc::POLLIN, libc::POLLOUT]) as u32;
         }
         request
     }
@@ -260,9 +327,6 @@ impl Program {
     }
 
     fn timeout_remove(&mut self) -> Sqe {
-        if std::mem::replace(&mut self.cancels, true) {
-            return sqe::nop(0);
-        }
         let mut request = sqe::timeout_remove(self.earlier(), 0);
         if self.random.percent(40) {
             let time = if self.random.percent(50) { self.soon } else { self.never };
@@ -274,18 +338,15 @@ impl Program {
     }
 
     fn cancel(&mut self) -> Sqe {
-        // What one has found another of the same batch may find or not.
-        if std::mem::replace(&mut self.cancels, true) {
-            return sqe::nop(0);
-        }
-        let all = self.random.of(&[0, u::IORING_ASYNC_CANCEL_ALL]);
+        // Which of several the kernel would find first is nobody's business: all of them.
+        let all = u::IORING_ASYNC_CANCEL_ALL;
         match self.random.below(8) {
             0 => {
-                let index = self.random.below(14);
+                let index = self.random.below(FIRST_FREE);
                 Sqe { fd: self.fd(index), ..sqe::cancel(0, u::IORING_ASYNC_CANCEL_FD | all, 0) }
             }
             1 => {
-                let index = self.random.below(14) as i32;
+                let index = self.random.below(FIRST_FREE) as i32;
                 let flags = u::IORING_ASYNC_CANCEL_FD | u::IORING_ASYNC_CANCEL_FD_FIXED | all;
                 Sqe { fd: index, ..sqe::cancel(0, flags, 0) }
             }
@@ -293,12 +354,12 @@ impl Program {
                 len: u32::from(self.random.of(&[opcode::RECV, opcode::POLL_ADD, opcode::READ, opcode::TIMEOUT])),
                 ..sqe::cancel(0, u::IORING_ASYNC_CANCEL_OP | u::IORING_ASYNC_CANCEL_ALL, 0)
             },
-            _ => sqe::cancel(self.earlier(), all, 0),
+            _ => sqe::cancel(self.earlier(), self.random.of(&[0, all]), 0),
         }
     }
 
     fn provide(&mut self) -> Sqe {
-        let group = self.random.of(&[3, 3, 3, 4, 1]);
+        let group = self.random.of(&[CLASSIC[0], CLASSIC[0], CLASSIC[0], CLASSIC[1], RINGS[0]]);
         let count = 1 + self.random.below(3) as i32;
         if self.random.percent(20) {
             return Sqe { buf_index: group, ..sqe::sqe(opcode::REMOVE_BUFFERS, count, 0) };
@@ -314,7 +375,7 @@ impl Program {
     }
 
     fn accept(&mut self) -> (Sqe, Option<usize>) {
-        let Some(index) = self.giver(&[13]) else { return (sqe::nop(0), None) };
+        let Some(index) = self.giver(&[LISTENER]) else { return (sqe::nop(0), None) };
         // Numbers that came to be are not printed: into the table, then.
         let mut request =
             Sqe { file_index: u::IORING_FILE_INDEX_ALLOC as u32, ..sqe::sqe(opcode::ACCEPT, self.fd(index), 0) };
@@ -330,21 +391,23 @@ impl Program {
         if self.random.percent(70) {
             return sqe::nop(0);
         }
-        let index = self.random.of(&SOCKETS);
+        // A receive from a datagram socket that was shut down tries again without an end.
+        let index = self.random.of(&[2, 3, 4, 5, 8, 9]);
         Sqe { len: self.random.of(&[0, 1, 2, 7]), ..sqe::sqe(opcode::SHUTDOWN, self.fd(index), 0) }
     }
 
     fn files_update(&mut self) -> Sqe {
         if self.random.percent(50) {
             // Closes a direct descriptor.
-            return Sqe { file_index: 1 + self.random.below(16) as u32, ..sqe::sqe(opcode::CLOSE, 0, 0) };
+            let slot = FIRST_FREE + self.random.below(FREE + 1);
+            return Sqe { file_index: 1 + slot as u32, ..sqe::sqe(opcode::CLOSE, 0, 0) };
         }
-        let index = self.random.below(14);
+        let index = self.random.below(FIRST_FREE);
         let numbers = Box::leak(Box::new([self.fd(index), -1]));
         Sqe {
             addr: numbers.as_ptr() as u64,
             len: 1 + self.random.below(2) as u32,
-            off: self.random.below(18) as u64,
+            off: (FIRST_FREE + self.random.below(FREE + 1)) as u64,
             ..sqe::sqe(opcode::FILES_UPDATE, -1, 0)
         }
     }
@@ -373,11 +436,11 @@ impl Program {
                 sqe.flags |= sqe_flags::IO_DRAIN;
             }
         } else {
-            if self.random.percent(18) {
-                sqe.flags |= sqe_flags::IO_LINK;
-            }
-            if self.random.percent(4) {
-                sqe.flags |= sqe_flags::IO_HARDLINK;
+            let link = self.random.percent(18);
+            let hardlink = self.random.percent(4);
+            if !self.has_worker(sqe) {
+                sqe.flags |= if link { sqe_flags::IO_LINK } else { 0 };
+                sqe.flags |= if hardlink { sqe_flags::IO_HARDLINK } else { 0 };
             }
             if self.random.percent(5) {
                 sqe.flags |= sqe_flags::CQE_SKIP_SUCCESS;
@@ -393,10 +456,18 @@ impl Program {
             sqe.flags |= sqe_flags::FIXED_FILE;
         }
         let of_chain = sqe.flags & (sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK) != 0;
-        if of_chain && self.random.percent(10) {
+        // (Of two timers that expire soon either may be the first.)
+        if of_chain && sqe.opcode != opcode::TIMEOUT && self.random.percent(10) {
             let time = Box::leak(Box::new(if self.random.percent(50) { self.soon } else { self.never }));
             // The next one of the chain watches this one.
             self.watcher = Some(sqe::link_timeout(time, 0, 0));
         }
+    }
+
+    /// Whether a worker of the kernel's may carry it out. Such a worker also carries out, and
+    /// waits in, what is linked behind; and when it has done so is a matter of time.
+    fn has_worker(&self, sqe: &Sqe) -> bool {
+        let is = |index: usize| self.names_file && sqe.fd == self.fd(index);
+        is(COUNTER) || is(REGULAR) || sqe.opcode == opcode::SHUTDOWN
     }
 }
