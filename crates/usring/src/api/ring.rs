@@ -216,7 +216,6 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
 /// - It may be readable once with an empty queue, if the event loop takes a completion while
 ///   another thread posts it.
 /// - It is −1 if the process has no descriptor left, or the ring is a parent process's.
-/// left, or the ring is a parent's.
 ///
 /// ```
 /// use std::os::fd::AsRawFd;
