@@ -1,16 +1,17 @@
 //! Reads or writes of 4 KiB of a file or block device through a ring, as fio's
-//! t/io_uring makes them: so many in flight, submitted and reaped in batches,
-//! with registered buffers and files. The lightest generator that ordinary
+//! t/io_uring makes them. They are submitted and reaped in batches, with registered buffers and
+//! files. The lightest generator that ordinary
 //! calls allow, so that what is measured is the ring and the device.
 //!
 //! `workload-device --path FILE [--depth N] [--batch N] [--wait N]
 //! [--polled 0|1] [--sq-thread 0|1] [--registered 0|1] [--order random|sequential]
-//! [--latencies 0|1] [--direct 0|1] [--writes 0|1] [--best 0|1] [--server PID] [--milliseconds N]`
+//! [--latencies 0|1] [--direct 0|1] [--writes 0|1] [--best 0|1] [--pinned 0|1] [--server PID]
+//! [--milliseconds N]`
 //!
 //! `--by copy --size BYTES` copies blocks from random places of memory instead:
 //! the floor of a device in memory. `--fill 1` first writes all of the file. `--best 1` sets
-//! the ring up as it is fastest on the kernel; `--server` names the device's back end, whose
-//! processor time counts.
+//! the ring up as it is fastest on the kernel. `--pinned 0` leaves the process to the scheduler.
+//! `--server` names the device's back end, whose processor time counts.
 
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::{File, OpenOptions};
@@ -40,7 +41,7 @@ fn workload(options: &Options) -> Result<(), String> {
     }
     let shape = Shape::from(options)?;
     stopwatch::count_server(options)?;
-    if !shape.sq_thread {
+    if shape.pinned {
         stopwatch::pin();
     }
     let file = shape.open()?;
@@ -70,6 +71,7 @@ struct Shape {
     direct: bool,
     writes: bool,
     best: bool,
+    pinned: bool,
 }
 
 impl Shape {
@@ -77,6 +79,7 @@ impl Shape {
         let flag = |name: &str, default: u8| options.value(name, default).map(|value| value != 0);
         let depth: u32 = options.value("depth", 128)?;
         let path: PathBuf = options.value("path", PathBuf::new())?;
+        let sq_thread = flag("sq-thread", 0)?;
         let order: String = options.value("order", "random".to_owned())?;
         Ok(Shape {
             path,
@@ -84,13 +87,14 @@ impl Shape {
             batch: options.value("batch", 32)?.clamp(1, depth),
             wait: options.value("wait", 32)?.clamp(1, depth),
             polled: flag("polled", 1)?,
-            sq_thread: flag("sq-thread", 0)?,
+            sq_thread,
             registered: flag("registered", 1)?,
             random: order == "random",
             latencies: flag("latencies", 0)?,
             direct: flag("direct", 1)?,
             writes: flag("writes", 0)?,
             best: flag("best", 0)?,
+            pinned: flag("pinned", u8::from(!sq_thread))?,
         })
     }
 

@@ -1,7 +1,8 @@
-//! `usring bench file`: 4 KiB transfers of an ordinary file that is open with
-//! O_DIRECT, through the kernel's ring at its best (SINGLE_ISSUER with DEFER_TASKRUN,
-//! registered ring, file and buffers) and through usring's, which hands them to the
-//! kernel's AIO.
+//! `usring bench file`: 4 KiB transfers of an ordinary file that is open with O_DIRECT, by the
+//! kernel's ring and by usring's, which hands them to the kernel's AIO.
+//!
+//! The kernel's ring is set up at its best: SINGLE_ISSUER with DEFER_TASKRUN, registered ring, file
+//! and buffers. The process is not pinned: on a single processor no waiter spins.
 
 use super::Benchmark;
 use super::child::System;
@@ -57,7 +58,7 @@ fn case(workload: &str, label: &'static str, depth: u32) -> Case {
         environment: &[],
         program: "workload-device",
         arguments: format!(
-            "--path {{folder}}/file --polled 0 --best 1 --writes {} --depth {depth} --batch {together} --wait {together}",
+            "--path {{folder}}/file --polled 0 --best 1 --pinned 0 --writes {} --depth {depth} --batch {together} --wait {together}",
             u32::from(workload == WRITES)
         ),
         clients: None,
