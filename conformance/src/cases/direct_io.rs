@@ -1,10 +1,5 @@
 //! Files open with O_DIRECT: transfers that go past the page cache.
-
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
-use usring_uapi::general as linux;
-use usring_uapi::{io_uring as u, opcode};
-
+use super::direct_io_workers::seek;
 use super::reg;
 use crate::case::{Case, case};
 use crate::files::Scratch;
@@ -13,6 +8,8 @@ use crate::process;
 use crate::ring::{Entry, Ring};
 use crate::sqe::{CURRENT, Change, cancel, close, nop, read_at, readv, sqe, vector, write_at, writev};
 use crate::transcript::Transcript;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use usring_uapi::{general as linux, io_uring as u, opcode, sqe_flags};
 
 pub const CASES: &[Case] = &[
     case("direct_io.read_and_write", read_and_write),
@@ -47,12 +44,12 @@ pub const CASES: &[Case] = &[
     case("direct_io.packet_pipe", packet_pipe),
 ];
 
-const BLOCK: usize = 4096;
-/// From Linux 6.9 on; not in the headers yet.
+pub(super) const BLOCK: usize = 4096;
+/// From Linux 6.9 on.
 const RWF_NOAPPEND: u32 = 0x20;
 
 /// A file of blocks, each filled with its own number, open with O_DIRECT and these flags.
-fn numbered(scratch: &Scratch, blocks: usize, flags: i32) -> OwnedFd {
+pub(super) fn numbered(scratch: &Scratch, blocks: usize, flags: i32) -> OwnedFd {
     let content: Vec<u8> = (0..blocks).flat_map(|block| [block as u8; BLOCK]).collect();
     let file = scratch.file("data", &content);
     uncache(&file);
@@ -61,7 +58,7 @@ fn numbered(scratch: &Scratch, blocks: usize, flags: i32) -> OwnedFd {
 
 /// Takes the file's pages out of the cache: the kernel leaves a write over cached pages to a
 /// worker, and whatever that has not begun ends with the ring.
-fn uncache(file: &OwnedFd) {
+pub(super) fn uncache(file: &OwnedFd) {
     // SAFETY: no memory is involved.
     unsafe {
         libc::fsync(file.as_raw_fd());
@@ -79,27 +76,27 @@ fn open(scratch: &Scratch, flags: i32) -> OwnedFd {
     }
 }
 
-fn length(scratch: &Scratch) -> u64 {
+pub(super) fn length(scratch: &Scratch) -> u64 {
     std::fs::metadata(scratch.path.join("data")).map_or(0, |file| file.len())
 }
 
 /// Which number fills each block of the file.
-fn content(scratch: &Scratch) -> Vec<u8> {
+pub(super) fn content(scratch: &Scratch) -> Vec<u8> {
     let bytes = std::fs::read(scratch.path.join("data")).unwrap_or_default();
     bytes.chunks(BLOCK).map(|block| if block.iter().all(|byte| *byte == block[0]) { block[0] } else { 255 }).collect()
 }
 
 /// A write of one block that is filled with this number.
-fn block(pages: &mut Pages, slot: usize, number: u8) -> u64 {
+pub(super) fn block(pages: &mut Pages, slot: usize, number: u8) -> u64 {
     pages.bytes()[slot * BLOCK..][..BLOCK].fill(number);
     pages.at(slot * BLOCK)
 }
 
-fn at(block: usize) -> u64 {
+pub(super) fn at(block: usize) -> u64 {
     (block * BLOCK) as u64
 }
 
-fn whole(entries: &[Entry]) -> usize {
+pub(super) fn whole(entries: &[Entry]) -> usize {
     entries.iter().filter(|entry| entry.res == BLOCK as i32).count()
 }
 
@@ -229,14 +226,16 @@ fn flags(t: &mut Transcript) {
     t.say(format_args!("length {} first {}", length(&scratch), content(&scratch)[0]));
 }
 
+/// The kernel moves the position if the disk answers within the call, so it is set anew each time.
 fn at_the_position(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
     let file = numbered(&scratch, 4, libc::O_RDWR);
     let (fd, mut pages) = (file.as_raw_fd(), Pages::new(2));
-    for tag in 0..3 {
-        t.entry(&ring.one(read_at(fd, pages.at(0), BLOCK as u32, CURRENT, tag)));
-        t.say(format_args!("{} position {}", pages.bytes()[0], crate::files::position(&file)));
+    for tag in 1..4 {
+        seek(&file, at(tag));
+        t.entry(&ring.one(read_at(fd, pages.at(0), BLOCK as u32, CURRENT, tag as u64)));
+        t.say(format_args!("{}", pages.bytes()[0]));
     }
 }
 
@@ -274,7 +273,7 @@ fn link_broken_by_a_short_read(t: &mut Transcript) {
     ring.push(nop(2));
     t.result("submit", ring.submit());
     t.in_order(&ring.wait(2));
-    ring.push(read_at(fd, pages.at(0), 2 * BLOCK as u32, at(3), 3).flagged(usring_uapi::sqe_flags::IO_HARDLINK));
+    ring.push(read_at(fd, pages.at(0), 2 * BLOCK as u32, at(3), 3).flagged(sqe_flags::IO_HARDLINK));
     ring.push(nop(4));
     t.result("submit", ring.submit());
     t.in_order(&ring.wait(2));
@@ -289,7 +288,7 @@ fn drain(t: &mut Transcript) {
         ring.push(write_at(fd, block(&mut pages, index, 60), BLOCK as u32, at(index), 1));
     }
     let mut last = read_at(fd, pages.at(16 * BLOCK), BLOCK as u32, at(15), 2);
-    last.flags |= usring_uapi::sqe_flags::IO_DRAIN;
+    last.flags |= sqe_flags::IO_DRAIN;
     ring.push(last);
     t.result("submit", ring.submit());
     t.in_order(&ring.wait(17));
@@ -318,7 +317,7 @@ fn forced_async(t: &mut Transcript) {
     let (fd, pages) = (file.as_raw_fd(), Pages::new(8));
     for index in 0..8 {
         let mut read = read_at(fd, pages.at(index * BLOCK), BLOCK as u32, at(index), index as u64);
-        read.flags |= usring_uapi::sqe_flags::ASYNC;
+        read.flags |= sqe_flags::ASYNC;
         ring.push(read);
     }
     t.result("submit", ring.submit());
@@ -409,7 +408,7 @@ fn selected_buffer(t: &mut Transcript) {
     t.entry(&ring.one(provide));
     for tag in 2..5 {
         let mut read = read_at(file.as_raw_fd(), 0, BLOCK as u32, at(tag), tag as u64);
-        read.flags |= usring_uapi::sqe_flags::BUFFER_SELECT;
+        read.flags |= sqe_flags::BUFFER_SELECT;
         t.entry(&ring.one(read));
     }
     let mut firsts = [pages.bytes()[0], pages.bytes()[BLOCK]];
@@ -437,7 +436,7 @@ fn sq_thread(t: &mut Transcript) {
 }
 
 fn deferred(t: &mut Transcript) {
-    let mut ring = Ring::flags(64, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+    let mut ring = deferring_ring();
     let scratch = Scratch::new();
     let file = numbered(&scratch, 32, libc::O_RDWR);
     let (fd, pages) = (file.as_raw_fd(), Pages::new(32));
@@ -488,7 +487,11 @@ fn descriptor_is_readable(t: &mut Transcript) {
     }
 }
 
-fn ring_closes(t: &mut Transcript) {
+pub(super) fn deferring_ring() -> Ring {
+    Ring::flags(64, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN)
+}
+
+pub(super) fn ring_closes(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = numbered(&scratch, 16, libc::O_RDWR);
     let mut pages = Pages::new(16);

@@ -24,6 +24,7 @@ mod connect;
 mod descriptor;
 mod direct;
 mod direct_io;
+mod direct_io_workers;
 mod disk;
 mod drain;
 mod edges;
@@ -180,6 +181,7 @@ pub const ROOMS: &[&[Case]] = &[
     kinds::CASES,
     limits::CASES,
     direct_io::CASES,
+    direct_io_workers::CASES,
     disk::CASES,
     threads::CASES,
     message_ring::CASES,

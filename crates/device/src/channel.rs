@@ -161,6 +161,16 @@ impl Channel {
         self.queue.waiter()
     }
 
+    /// See [`QueuePair::silence`].
+    pub fn silence(&mut self) {
+        self.queue.silence();
+    }
+
+    /// See [`QueuePair::has_silent`].
+    pub fn has_silent(&self) -> bool {
+        self.queue.has_silent()
+    }
+
     /// See [`QueuePair::arm_interrupt`].
     pub fn arm_interrupt(&mut self) -> bool {
         self.queue.arm_interrupt()

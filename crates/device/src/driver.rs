@@ -133,6 +133,15 @@ pub trait QueuePair: Send {
         None
     }
 
+    /// Lets requests go out whose completions do not signal the interrupt, which is cheaper, until
+    /// the interrupt is armed for the first time.
+    fn silence(&mut self) {}
+
+    /// Whether requests are out of which an armed interrupt does not tell.
+    fn has_silent(&self) -> bool {
+        false
+    }
+
     /// Asks to be told of the next completion through [`QueuePair::interrupt`].
     /// `false` if there may be a completion already: poll first, the
     /// descriptor may stay silent.

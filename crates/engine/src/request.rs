@@ -199,7 +199,7 @@ pub(crate) enum Hold {
     Registered(Arc<RegisteredFile>),
     /// A duplicate that is shared by all who wait for the same file.
     Shared(Arc<SharedHold>),
-    /// A duplicate that is shared by all who wait for the same device's room.
+    /// A duplicate that is shared by all transfers of that file.
     Kept(#[expect(dead_code, reason = "owned to be given up with the request")] Arc<HeldDescriptor>),
     /// A private duplicate of its own, made when the request had to wait.
     Duplicate(#[expect(dead_code, reason = "owned to be given up with the request")] HeldDescriptor),
@@ -230,29 +230,20 @@ pub(crate) struct KeptFiles {
 const KNOWN_NUMBERS: usize = 64;
 
 impl KeptFiles {
-    /// As [`FileUse::keep`].
-    pub fn keep(&mut self, file: &mut FileUse) -> Result<(), Errno> {
-        if !matches!(file.hold, Hold::Submitter) {
-            return Ok(());
-        }
-        let number = file.number;
+    /// The duplicate of a file of the program's, made unless there is one.
+    pub fn duplicate(&mut self, number: i32) -> Result<Arc<HeldDescriptor>, Errno> {
         let known = self.known.get(&number).and_then(Weak::upgrade);
         // By that number the program may have another file by now.
         let same = known.filter(|kept| descriptor::same_file(number, kept.number()) == Some(true));
-        let kept = match same {
-            Some(kept) => kept,
-            None => {
-                let fresh = Arc::new(descriptor::hold(number)?);
-                if self.known.len() >= KNOWN_NUMBERS {
-                    self.known.retain(|_, kept| kept.strong_count() > 0);
-                }
-                self.known.insert(number, Arc::downgrade(&fresh));
-                fresh
-            }
-        };
-        file.number = kept.number();
-        file.hold = Hold::Kept(kept);
-        Ok(())
+        if let Some(kept) = same {
+            return Ok(kept);
+        }
+        let fresh = Arc::new(descriptor::hold(number)?);
+        if self.known.len() >= KNOWN_NUMBERS {
+            self.known.retain(|_, kept| kept.strong_count() > 0);
+        }
+        self.known.insert(number, Arc::downgrade(&fresh));
+        Ok(fresh)
     }
 }
 

@@ -14,13 +14,13 @@ use crate::drain::Drain;
 use crate::event_descriptor::EventDescriptor;
 use crate::link::Chain;
 use crate::napi::Napi;
-use crate::op::block_device::OpenedDevices;
+use crate::op::named_files::NamedFiles;
 use crate::poll_table::PollTable;
 use crate::process::{self, Process, process};
 use crate::readiness::Readiness;
 use crate::registered_buffers::{self, RegisteredBuffers};
-use crate::registered_files::{self, RegisteredFile, RegisteredFiles};
-use crate::request::{Hold, Request, RequestEntry, RequestPool};
+use crate::registered_files::{self, RegisteredFiles};
+use crate::request::{Request, RequestEntry, RequestPool};
 use crate::restrictions::Restrictions;
 use crate::rights::RingRights;
 use crate::sq_thread::SqThreadHandle;
@@ -35,12 +35,10 @@ use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
+use usring_sys::Errno;
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::queue::{Queue, Taker};
-use usring_sys::{Errno, descriptor};
-use usring_uapi::general::O_DIRECT;
 use usring_uapi::io_uring as abi;
-use usring_uapi::sqe_flags;
 
 /// How often a call may find enough completions before it looks at the ring's
 /// files and timers again; looking costs a system call.
@@ -120,25 +118,12 @@ pub(crate) struct RingState {
     /// Takes no more requests, and nobody is to wait: it is closed once nothing
     /// is under way.
     pub retired: bool,
-    /// The file that a request has named last, remembered for one batch: asking is
-    /// a system call.
-    pub status: Option<KnownFile>,
-    pub opened: OpenedDevices,
+    pub named: NamedFiles,
     pub devices: DeviceQueues,
     pub stuck_calls: StuckCalls,
     /// Clock of the waits' timeouts (REGISTER_CLOCK).
     pub wait_clock: usring_sys::clock::Clock,
     pub rights: RingRights,
-}
-
-/// What is known of a file of the program's.
-#[derive(Clone, Copy)]
-pub(crate) struct KnownFile {
-    number: i32,
-    /// Its status flags.
-    flags: u32,
-    /// Whether it is a regular file or a block device, if that has been asked.
-    is_stored: Option<bool>,
 }
 
 impl Ring {
@@ -264,47 +249,6 @@ impl Drop for Farewell<'_> {
 }
 
 impl<'a> LockedRing<'a> {
-    /// Whether a request's file is a regular file or block device that is open with O_DIRECT.
-    /// Noted when the file was registered, else asked once per batch.
-    #[inline]
-    pub fn is_direct(&mut self, request: &Request) -> bool {
-        if request.has_flag(sqe_flags::FIXED_FILE) {
-            return match &request.file.hold {
-                Hold::Registered(file) => file.is_direct(),
-                _ => self.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::is_direct),
-            };
-        }
-        let number = request.file.number;
-        self.status_flags(number).is_ok_and(|flags| flags & O_DIRECT != 0) && self.is_stored(number) == Ok(true)
-    }
-
-    /// The status flags of the program's file, asked once per batch.
-    #[inline]
-    pub fn status_flags(&mut self, number: i32) -> Result<u32, Errno> {
-        match self.status {
-            Some(known) if known.number == number => Ok(known.flags),
-            _ => {
-                let flags = descriptor::status_flags(number)?;
-                self.status = Some(KnownFile { number, flags, is_stored: None });
-                Ok(flags)
-            }
-        }
-    }
-
-    /// Whether the program's file is a regular file or a block device. Asked once
-    /// per batch.
-    pub fn is_stored(&mut self, number: i32) -> Result<bool, Errno> {
-        self.status_flags(number)?;
-        if let Some(is_stored) = self.status.and_then(|known| known.is_stored) {
-            return Ok(is_stored);
-        }
-        let is_stored = descriptor::identity(number)?.is_stored();
-        if let Some(known) = &mut self.status {
-            known.is_stored = Some(is_stored);
-        }
-        Ok(is_stored)
-    }
-
     /// Issues what has become issuable, publishes the batch's CQEs and tells who wants to know: registered
     /// eventfd, readiness of the ring's descriptor. Sleepers are woken when
     /// the lock is released.

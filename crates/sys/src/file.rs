@@ -51,6 +51,19 @@ pub fn position(number: i32) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, 0, u64::from(linux::SEEK_CUR), 0, 0]).run()
 }
 
+/// Moves the file's position.
+pub fn set_position(number: i32, position: u64) -> Result<(), Errno> {
+    SystemCall::new(linux::__NR_lseek, [number as u64, position, u64::from(linux::SEEK_SET), 0, 0]).run().map(drop)
+}
+
+/// Whether a file is on tmpfs, where a direct transfer is a copy that the caller makes.
+pub fn is_in_memory(number: i32) -> bool {
+    // The first word is `f_type`.
+    let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];
+    let call = SystemCall::new(linux::__NR_fstatfs, [number as u64, statfs.as_mut_ptr() as u64, 0, 0, 0]);
+    call.run().is_ok() && statfs[0] == u64::from(linux::TMPFS_MAGIC)
+}
+
 /// Opens a file, closed on exec, among our private descriptors. Never waits for
 /// another party, as a fifo would have it.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {

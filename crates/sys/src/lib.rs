@@ -51,6 +51,7 @@ pub mod shared_array;
 pub mod shared_table;
 pub mod signals;
 pub mod sleep;
+pub mod sleep_place;
 pub mod socket;
 pub mod sync;
 pub mod syscall;

@@ -9,6 +9,7 @@ use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::queue::{Entry, Queue, Rest, Taker, Urgency, queue};
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
+use usring_sys::sleep_place::SleepPlace;
 use usring_sys::sync::{AtomicU32, Ordering};
 
 /// A ring, reduced to what its waiters and wakers touch.
@@ -356,4 +357,37 @@ fn a_waiter_sees_its_completion_whoever_runs_the_work() {
 #[should_panic(expected = "deadlock")]
 fn a_waiter_without_barrier_sleeps_beside_its_work() {
     weaken(Edge::Sleep, Side::Sleeper, a_worker_completes_for_a_waiter);
+}
+
+/// A leader sleeps until there are two completions, and other work comes: the waker finds it there.
+/// Seen to fail with the place noted behind the announcement.
+#[test]
+fn a_leader_that_sleeps_on_completions_is_woken_for_other_work() {
+    bounded(|| {
+        let ring = Ring::new();
+        let places = Arc::new(SleepPlace::<Arc<AtomicU32>>::new());
+        let context = Arc::new(AtomicU32::new(0));
+        let waker = {
+            let (ring, places) = (ring.clone(), places.clone());
+            thread::spawn(move || {
+                let queued = ring.push(0);
+                if ring.sleep.wake_target(queued) == Wake::Epoll {
+                    places.wake(|context, count| {
+                        context.fetch_add(count, Ordering::AcqRel);
+                        futex::wake(context, 1);
+                    });
+                }
+            })
+        };
+        while ring.take(1).0 < 1 {
+            places.begin(context.clone(), 2);
+            let ticket = ring.sleep.announce(Sleeper::Epoll, 1);
+            if ring.work.is_empty() {
+                futex::wait(&context, 0, None).unwrap();
+            }
+            ring.sleep.retract(ticket);
+            places.end();
+        }
+        waker.join().unwrap();
+    });
 }

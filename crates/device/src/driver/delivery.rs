@@ -9,13 +9,13 @@
 //! of one delivery are taken in the order in which they were accepted; two that
 //! are made at the same time have none.
 
-use crate::request::Completion;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::kernel_aio::Batch;
 use usring_sys::{Errno, wait};
+use usring_uapi::aio::IoEvent;
 
 /// How often, and after how long, the kernel is asked again that has no memory for
 /// a request. There is always room for as many as the queue pair is deep.
@@ -45,7 +45,7 @@ pub(super) struct Parcel {
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub interrupt: Option<Arc<OwnedDescriptor>>,
     /// Answers to those that the kernel did not take.
-    pub refused: Vec<Completion>,
+    pub refused: Vec<IoEvent>,
     /// What was accepted behind them: they had too many segments for one.
     pub next: Option<Box<Parcel>>,
 }
@@ -66,8 +66,8 @@ impl Parcel {
                 continue;
             }
             // The first one's fault; the others may be better.
-            let token = self.batch.drop_first() as u32;
-            self.refused.push(Completion::failed(token, error));
+            let data = self.batch.drop_first();
+            self.refused.push(IoEvent { data, res: error.negative().into(), ..IoEvent::default() });
         }
     }
 }

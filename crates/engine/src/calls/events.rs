@@ -126,8 +126,7 @@ impl Ring {
                 rights::begin_submission(&mut locked);
             }
         }
-        locked.status = None;
-        locked.opened.begin_submission();
+        locked.named.begin_submission();
         Ok(Submission { locked: Some(locked) })
     }
 
@@ -238,7 +237,7 @@ impl<'a> Submission<'a> {
     pub fn file(&mut self, number: i32) -> Result<FileUses, Errno> {
         let locked = self.locked();
         if host::has_devices()
-            && let Some(file) = locked.opened.look_up(number)
+            && let Some(file) = locked.named.device(number)
         {
             let manner = file.manner();
             let polls = if manner.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
@@ -250,7 +249,7 @@ impl<'a> Submission<'a> {
                 never_waits: false,
             });
         }
-        let flags = locked.status_flags(number)?;
+        let flags = locked.named.status_flags(number)?;
         if flags & linux::O_PATH != 0 {
             return Err(Errno::EBADF);
         }
@@ -308,8 +307,8 @@ impl<'a> Submission<'a> {
         self.locked().finish_batch();
         self.locked = self.locked.take().map(device_queues::deliver);
         let locked = self.locked();
-        locked.status = None;
-        locked.opened.begin_submission();
+        // Another thread may have closed a number meanwhile.
+        locked.named.forget();
         if locked.retired {
             return Err(Errno::EINVAL);
         }
@@ -323,7 +322,7 @@ impl Drop for Submission<'_> {
     fn drop(&mut self) {
         if let Some(mut locked) = self.locked.take() {
             issue::run_issuable(&mut locked);
-            locked.opened.end_submission();
+            locked.named.end_submission();
             if credentials::differ() {
                 rights::end_submission(&mut locked);
             }

@@ -151,8 +151,7 @@ impl Ring {
         locked.taker.seal();
         while locked.polls.extract(|_| true).is_some() {}
         drop(timeout::take_all(&mut locked));
-        while let workers::Cancelled::Waiting(_) = workers::cancel(self, |_| true) {}
-        workers::interrupt(self, |_| true);
+        workers::break_off(self);
         rights::forget(&mut locked);
         locked.issuable.clear();
         locked.successors.clear();
@@ -162,7 +161,7 @@ impl Ring {
         locked.told.forget();
         *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
-        self.wakers.end_aio_sleep();
+        self.wakers.completions.end();
         let departing = Departing::of(&mut locked);
         // Sealed: lets go of what came, or sends it back to where it is from.
         task_work::run(&mut locked);
@@ -181,7 +180,8 @@ impl Ring {
     /// finished.
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();
-        while !self.is_inherited() && (workers::break_off(self) || self.lock().departing.is_some()) {
+        while !self.is_inherited() && (workers::have_requests_of(self) || self.lock().departing.is_some()) {
+            workers::break_off(self);
             let _ = wait::pause(self);
         }
     }
@@ -238,8 +238,7 @@ fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
         closed: false,
         departing: None,
         retired: false,
-        status: None,
-        opened: Default::default(),
+        named: Default::default(),
         devices: Default::default(),
         stuck_calls: Default::default(),
         wait_clock: Clock::Monotonic,

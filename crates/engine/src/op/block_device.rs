@@ -8,6 +8,8 @@
 //! take it if the file is open with O_DIRECT; an AIO context's also if they write.
 
 use super::Operation;
+use super::named_files::NamedFiles;
+use super::read_write;
 use crate::device_queues::ChannelIndex;
 use crate::host;
 use crate::issue::IssueOutcome;
@@ -29,16 +31,16 @@ pub(crate) fn is_possible(locked: &LockedRing) -> bool {
 /// Whether a request is a transfer that [`issue`] decides on.
 pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     let ring = locked.ring;
-    let RingState { files, opened, .. } = &mut **locked;
+    let RingState { files, named, .. } = &mut **locked;
     let is_transfer = matches!(request.operation, Operation::ReadWrite(_));
-    is_transfer && (ring.is_polled() || find(files, opened, &request.file, &request.sqe).is_some())
+    is_transfer && (ring.is_polled() || find(files, named, &request.file, &request.sqe).is_some())
 }
 
 /// The device that a request's file is.
 #[inline]
 fn find<'a>(
     files: &'a RegisteredFiles,
-    opened: &'a mut OpenedDevices,
+    named: &'a mut NamedFiles,
     file: &'a FileUse,
     sqe: &Sqe,
 ) -> Option<&'a Arc<OpenDevice>> {
@@ -46,7 +48,7 @@ fn find<'a>(
         _ if file.device.is_some() => file.device.as_ref(),
         Hold::Registered(file) => file.device(),
         _ if sqe.flags & sqe_flags::FIXED_FILE != 0 => files.get(sqe.fd as u32)?.device(),
-        _ => opened.look_up(file.number),
+        _ => named.device(file.number),
     }
 }
 
@@ -54,9 +56,9 @@ fn find<'a>(
 #[inline(always)]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let ring = locked.ring;
-    let RingState { files, opened, devices, .. } = &mut **locked;
+    let RingState { files, named, devices, .. } = &mut **locked;
     let number = request.file.number;
-    let file = find(files, opened, &request.file, &request.sqe);
+    let file = find(files, named, &request.file, &request.sqe);
     let Operation::ReadWrite(transfer) = &mut request.operation else { return None };
     let Some(file) = file else {
         let writes = transfer.writes();
@@ -102,20 +104,21 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
 
 /// Notes the device of a request that goes to a worker, if its file is one.
 pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
-    let RingState { files, opened, .. } = &mut **locked;
+    let RingState { files, named, .. } = &mut **locked;
     if host::has_devices() && request.file.device.is_none() {
-        request.file.device = find(files, opened, &request.file, &request.sqe).cloned();
+        request.file.device = find(files, named, &request.file, &request.sqe).cloned();
     }
 }
 
 /// A direct transfer of one of the kernel's files, on a ring: for the kernel's AIO, if
-/// there is any, else for a worker.
+/// there is any, else for a worker. `file_system`: the one that the file is on.
 #[inline]
-pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_system: u64) -> IssueOutcome {
     let ring = locked.ring;
-    let number = request.file.number;
-    let Operation::ReadWrite(transfer) = &mut request.operation else { return IssueOutcome::NeedsWorker };
-    if kept_memory::has_keeper() || transfer.settle_position(number).is_err() {
+    if let Operation::ReadWrite(transfer) = &mut request.operation {
+        transfer.note_direct();
+    }
+    if settle_position(request).is_err() || locked.named.lacks_nowait(file_system) || kept_memory::has_keeper() {
         return IssueOutcome::NeedsWorker;
     }
     let Ok(index) = locked.devices.channel_to_kernel_files(ring) else {
@@ -124,6 +127,34 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request) -> Is
     match keep_for_delivery(locked, request) {
         Ok(()) => IssueOutcome::OnDevice(index),
         Err(error) => IssueOutcome::done(error.negative()),
+    }
+}
+
+/// IOSQE_ASYNC: a direct transfer goes to a worker as it is, but for its position.
+pub(crate) fn settle_if_direct(locked: &mut LockedRing, request: &mut Request) {
+    let is_at_position = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_at_position());
+    if is_at_position && read_write::may_be_direct(request) && locked.direct_on(request).is_some() {
+        let _ = settle_position(request);
+    }
+}
+
+fn settle_position(request: &mut Request) -> Result<(), Errno> {
+    let number = request.file.number;
+    match &mut request.operation {
+        Operation::ReadWrite(transfer) => transfer.settle_position(number),
+        _ => Ok(()),
+    }
+}
+
+/// Notes that the kernel takes no RWF_NOWAIT for a transfer of this file. The next transfers on its
+/// file system go to a worker at once.
+#[cold]
+pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
+    // Another flag may be the one that is not taken.
+    if request.sqe.op_flags == 0
+        && let Ok(identity) = descriptor::identity(request.file.number)
+    {
+        locked.named.note_without_nowait(identity.device);
     }
 }
 
@@ -140,7 +171,7 @@ fn keep_for_delivery(locked: &mut LockedRing, request: &mut Request) -> Result<(
         request.file.hold = Hold::Registered(file);
         return Ok(());
     }
-    locked.devices.keep_file(&mut request.file)
+    locked.named.keep(&mut request.file)
 }
 
 /// The channel to the kernel's own files, if a transfer of an AIO context's takes it:
@@ -159,9 +190,9 @@ pub(crate) fn channel_to_kernel_file(
     if !ring.has_events() || kept_memory::has_keeper() {
         return Err(Errno::EOPNOTSUPP);
     }
-    let direct = locked.status_flags(number)? & linux::O_DIRECT != 0;
+    let direct = locked.named.status_flags(number)? & linux::O_DIRECT != 0;
     // A pipe with that flag is something else.
-    if !(direct || writes && !ring.is_polled()) || !locked.is_stored(number)? {
+    if !(direct || writes && !ring.is_polled()) || !locked.named.identity(number)?.is_stored() {
         return Err(Errno::EOPNOTSUPP);
     }
     // A machine or a sandbox may give no context: then nothing polls, and workers write.
@@ -174,7 +205,7 @@ pub(crate) fn channel_to_kernel_file(
 pub(crate) fn joins_delivery(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());
-    if host::has_devices() && locked.opened.look_up(number).is_some() {
+    if host::has_devices() && locked.named.device(number).is_some() {
         return true;
     }
     channel_to_kernel_file(locked, number, writes).is_ok()
@@ -190,43 +221,4 @@ fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
         Err(error) => error,
     };
     IssueOutcome::done(error.negative())
-}
-
-/// Which devices the program's numbers stand for, remembered within one
-/// submission. What is issued later asks anew: the program may have closed and
-/// opened anything.
-#[derive(Default)]
-pub(crate) struct OpenedDevices {
-    remembers: bool,
-    last: Option<(i32, Option<Arc<OpenDevice>>)>,
-}
-
-impl OpenedDevices {
-    #[inline]
-    pub fn begin_submission(&mut self) {
-        self.forget();
-        self.remembers = true;
-    }
-
-    #[inline]
-    pub fn end_submission(&mut self) {
-        self.forget();
-        self.remembers = false;
-    }
-
-    /// A number has been closed.
-    #[inline]
-    pub fn forget(&mut self) {
-        if self.last.is_some() {
-            self.last = None;
-        }
-    }
-
-    #[inline]
-    pub fn look_up(&mut self, number: i32) -> Option<&Arc<OpenDevice>> {
-        if !self.remembers || self.last.as_ref().is_none_or(|(known, _)| *known != number) {
-            self.last = Some((number, host::device_of(number)));
-        }
-        self.last.as_ref().and_then(|(_, file)| file.as_ref())
-    }
 }

@@ -17,6 +17,7 @@ pub(crate) mod epoll_ctl;
 pub(crate) mod epoll_wait;
 pub(crate) mod files_update;
 pub(crate) mod message_ring;
+pub(crate) mod named_files;
 pub(crate) mod nop;
 pub(crate) mod open_close;
 pub(crate) mod path;

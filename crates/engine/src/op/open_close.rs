@@ -7,7 +7,7 @@ use crate::registered_files::Slot;
 use crate::request::Request;
 use crate::ring::LockedRing;
 use crate::workers::Blocking;
-use crate::{device_queues, devices, host};
+use crate::{devices, host};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_sys::descriptor::{self, OwnedDescriptor};
@@ -206,13 +206,8 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.files.remove(sqe.file_index - 1).map(|()| 0));
     }
-    // What was submitted before it in its batch names the file by this number.
-    if locked.devices.owes_delivery() {
-        device_queues::deliver_inside_batch(locked);
-    }
-    // What was remembered of the number is of this file.
-    locked.opened.forget();
-    locked.status = None;
+    // The number will mean another file.
+    locked.named.forget();
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))
 }

@@ -7,9 +7,11 @@
 
 mod nothing;
 mod selected;
+mod work;
 
 use self::nothing::move_nothing;
 use self::selected::{return_buffer, select_buffer};
+pub(crate) use self::work::work;
 use super::Operation;
 use super::block_device;
 use super::vector;
@@ -19,7 +21,6 @@ use crate::process::process;
 use crate::registered_files::RegisteredFile;
 use crate::request::{Hold, Request};
 use crate::ring::LockedRing;
-use crate::workers::Blocking;
 use alloc::vec::Vec;
 use usring_device::{DeviceRequest, NamedFile, OpenDevice, OpenManner, Operation as DeviceOperation, Transfer};
 use usring_sys::plain::IoVector;
@@ -50,6 +51,8 @@ pub(crate) struct ReadWrite {
     writes: bool,
     /// [`NO_SIGNAL`] was not asked for, but added: see [`raise_nothing`].
     is_silenced: bool,
+    /// Direct I/O on a file of the kernel's.
+    is_direct: bool,
     /// Byte offset, or [`FILE_POSITION`].
     offset: u64,
     flags: u32,
@@ -112,6 +115,7 @@ fn begin(request: &mut Request, first: IoVector, vector: Option<Vec<IoVector>>, 
     request.begin_operation(Operation::ReadWrite(ReadWrite {
         writes,
         is_silenced: false,
+        is_direct: false,
         offset,
         flags,
         first,
@@ -179,9 +183,13 @@ impl ReadWrite {
         Ok(())
     }
 
-    /// Begins at this offset after all, or wherever the file is.
-    pub fn place_at(&mut self, offset: u64) {
-        self.offset = offset;
+    /// Whether it is direct I/O, which a worker makes because the kernel's AIO cannot.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    pub fn note_direct(&mut self) {
+        self.is_direct = true;
     }
 
     /// Wherever the file is, instead of at an offset.
@@ -367,8 +375,10 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     {
         return outcome;
     }
-    if may_be_direct(request) && locked.is_direct(request) {
-        return block_device::issue_direct(locked, request);
+    if may_be_direct(request)
+        && let Some(file_system) = locked.direct_on(request)
+    {
+        return block_device::issue_direct(locked, request, file_system);
     }
     let number = request.file.number;
     let Operation::ReadWrite(transfer) = &mut request.operation else {
@@ -408,7 +418,7 @@ fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<
 /// Whether a transfer is direct I/O if its file is open with O_DIRECT: the submitting thread
 /// would wait for the disk. The kernel refuses an unaligned one at once.
 #[inline]
-fn may_be_direct(request: &Request) -> bool {
+pub(crate) fn may_be_direct(request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let aligned = |value: u64| value.is_multiple_of(DIRECT_ALIGNMENT);
     let first = transfer.first;
@@ -535,40 +545,5 @@ pub(crate) fn raise_nothing(request: &mut Request) {
     {
         transfer.flags |= NO_SIGNAL;
         transfer.is_silenced = true;
-    }
-}
-
-/// Does it, blocking, as often as a regular file needs to give all of it.
-pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
-    let number = request.file.number;
-    let Operation::ReadWrite(transfer) = &mut request.operation else { return Errno::EINVAL.negative() };
-    if let Some(file) = &request.file.device {
-        return transfer.on_block_file(file, number);
-    }
-    if transfer.flags & linux::RWF_HIPRI != 0 {
-        return transfer.refuse_to_poll(number).negative();
-    }
-    if transfer.total == 0
-        && let IssueOutcome::Done(answer) = move_nothing(transfer, number)
-    {
-        return answer.result;
-    }
-    transfer.flags = transfer.asked_flags();
-    loop {
-        match blocking.run(&transfer.call(number, 0)) {
-            Ok(bytes) => {
-                transfer.advance(bytes);
-                let regular = || descriptor::identity(number).is_ok_and(|identity| identity.is_regular());
-                if bytes == 0 || transfer.done >= transfer.total || !regular() {
-                    return transfer.done as i32;
-                }
-            }
-            Err(Errno::ESPIPE) if transfer.offset != FILE_POSITION => {
-                if let Err(error) = transfer.forget_offset(number) {
-                    return error.negative();
-                }
-            }
-            Err(error) => return transfer.result(error),
-        }
     }
 }

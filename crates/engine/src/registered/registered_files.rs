@@ -28,8 +28,9 @@ pub(crate) struct RegisteredFile {
     /// Its places in the ring's epoll set: given up before the number is.
     pub registrations: Mutex<Vec<Registration>>,
     descriptor: HeldDescriptor,
-    /// A regular file or block device that was open with O_DIRECT when it was registered.
-    direct: bool,
+    /// The file system, by fstat(2)'s device, of a regular file or block device that was open with
+    /// O_DIRECT when it was registered.
+    direct: Option<u64>,
     /// A block device of ours.
     device: Option<Arc<OpenDevice>>,
 }
@@ -39,7 +40,8 @@ impl RegisteredFile {
         self.descriptor.number()
     }
 
-    pub fn is_direct(&self) -> bool {
+    #[inline]
+    pub fn direct_on(&self) -> Option<u64> {
         self.direct
     }
 
@@ -126,7 +128,7 @@ impl RegisteredFiles {
         let mut descriptor = HeldDescriptor::new(file);
         descriptor.assume_never_locked();
         let registrations = Mutex::default();
-        self.place(slot, Arc::new(RegisteredFile { registrations, descriptor, direct: false, device: None }))
+        self.place(slot, Arc::new(RegisteredFile { registrations, descriptor, direct: None, device: None }))
     }
 
     fn place(&mut self, slot: Slot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
@@ -256,7 +258,8 @@ impl RegisteredFile {
     /// `device` is what the file stands for, if it is one of ours.
     fn new(descriptor: HeldDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
         let number = descriptor.number();
-        let direct = descriptor::is_direct(number) && descriptor::identity(number).is_ok_and(|file| file.is_stored());
+        let identity = if descriptor::is_direct(number) { descriptor::identity(number).ok() } else { None };
+        let direct = identity.filter(|identity| identity.is_stored()).map(|identity| identity.device);
         RegisteredFile { registrations: Mutex::default(), descriptor, direct, device }
     }
 

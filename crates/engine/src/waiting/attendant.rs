@@ -318,6 +318,9 @@ fn watch(locked: &mut LockedRing) {
         // What a device has done already it tells nobody any more.
         task_work::announce_deferred(locked.ring, false);
     }
+    if interrupts && locked.devices.has_silent() {
+        locked.devices.look_later();
+    }
     let due = match locked.devices.next_look() {
         Some(look) => Some(locked.timeouts.next_due().map_or(look, |due| due.min(look))),
         None => locked.timeouts.next_due(),

@@ -10,7 +10,7 @@ mod carriers;
 mod delivery;
 
 pub(crate) use carriers::Carriers;
-pub(crate) use delivery::{Departing, deliver, deliver_inside_batch, deliver_or_leave, leave_delivery, left_to_thread};
+pub(crate) use delivery::{Departing, deliver, deliver_or_leave, leave_delivery, left_to_thread};
 
 use crate::complete;
 use crate::devices;
@@ -18,7 +18,7 @@ use crate::fast_poll;
 use crate::issue::{self, Answer};
 use crate::lone_wait::LoneWaits;
 use crate::op::{Operation, block_device};
-use crate::request::{FileUse, Hold, KeptFiles, Request, RequestEntry, RequestId};
+use crate::request::{Hold, Request, RequestEntry, RequestId};
 use crate::ring::{LockedRing, Ring};
 use crate::timeout;
 use alloc::boxed::Box;
@@ -65,8 +65,7 @@ pub(crate) struct DeviceQueues {
     left: bool,
     /// A device can neither tell nor be waited for.
     looked_at_later: bool,
-    /// Files of the program whose requests wait for room.
-    kept: KeptFiles,
+    forbids_waiter: bool,
     /// Of a ring with HYBRID_IOPOLL.
     hybrid: Option<Box<Hybrid>>,
     /// The channel to the kernel's own files, or why there is none, once one was
@@ -123,18 +122,21 @@ struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Whether a failure may only say that the transfer would have to wait, or that its file
-    /// takes no RWF_NOWAIT. Only a transfer that keeps its file can go to a worker: the
-    /// program's own number may stand for another file by now.
+    /// Whether a failure may only say that the transfer would have to wait, that its file takes no
+    /// RWF_NOWAIT, or that io_submit(2) is forbidden. Only a transfer that keeps its file can go to
+    /// a worker: the program's own number may stand for another file by now.
     #[cold]
     fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
         const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
         // Also of a buffered write: O_DIRECT has been taken away since.
         const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
+        // A seccomp filter's answers for io_submit(2).
+        const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
         let has_file = !matches!(request.file.hold, Hold::Submitter);
-        self.added_flags != 0 && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG) && is_ours && has_file
+        let is_passing = matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG) || DENIED.contains(&result);
+        self.added_flags != 0 && is_passing && is_ours && has_file
     }
 }
 
@@ -179,7 +181,11 @@ impl DeviceQueues {
         let expected = ring.memory.layout().cq_entries.max(ring.expected_requests);
         let depth = expected.clamp(*DEPTHS.start(), *DEPTHS.end());
         let interrupts = !ring.is_polled() || device.waits_when_polled();
-        let channel = device.open_channel(QueueOptions { depth, interrupts })?;
+        let mut channel = device.open_channel(QueueOptions { depth, interrupts })?;
+        if ring.defers_task_work() {
+            // Its owner sleeps on the completions themselves, as long as it waits for nothing else.
+            channel.silence();
+        }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
             self.hybrid = Some(Box::new(Hybrid { estimate: RingEstimate::new(), fresh: VecDeque::new() }));
         }
@@ -202,9 +208,24 @@ impl DeviceQueues {
         Ok(ChannelIndex(self.channels.len() as u32 - 1))
     }
 
-    /// Keeps a file of the program's, which shares its duplicate with other requests.
-    pub fn keep_file(&mut self, file: &mut FileUse) -> Result<(), Errno> {
-        self.kept.keep(file)
+    /// Whether requests are out of which the interrupts do not tell.
+    pub fn has_silent(&self) -> bool {
+        self.channels.iter().any(|queue| queue.channel.has_silent())
+    }
+
+    /// How long a sleep on the interrupts may last.
+    pub fn bound_sleep(&self, span: Option<Nanoseconds>) -> Option<Nanoseconds> {
+        if self.has_silent() { Some(span.map_or(LATER, |span| span.min(LATER))) } else { span }
+    }
+
+    /// Has the attendant drive the ring once more, after [`LATER`].
+    pub fn look_later(&mut self) {
+        self.looked_at_later = true;
+    }
+
+    /// Sleeps on completions themselves are impossible: io_getevents(2) is forbidden.
+    pub fn forbid_waiter(&mut self) {
+        self.forbids_waiter = true;
     }
 
     /// When somebody has to come by who looks at the devices once more.
@@ -301,6 +322,9 @@ impl DeviceQueues {
     /// if no other device has anything to do. `None` while a submit helper may hand one of
     /// them to a worker, of which that sleep would not learn.
     pub fn waiter(&self) -> Option<(Waiter, u32)> {
+        if self.forbids_waiter {
+            return None;
+        }
         if self.channels.iter().any(|queue| queue.owes != 0 || queue.away != 0 || queue.is_behind) {
             return None;
         }
@@ -389,7 +413,7 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
             // close its file meanwhile.
             block_device::note(locked, &mut request);
             if request.file.device.is_none()
-                && let Err(error) = locked.devices.kept.keep(&mut request.file)
+                && let Err(error) = locked.named.keep(&mut request.file)
             {
                 return complete::complete(locked, request, error.negative().into());
             }
@@ -431,13 +455,12 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     loop {
         for (number, completion) in completions.as_slice().iter().enumerate() {
             let queue = &mut locked.devices.channels[index];
-            let Some(mut request) = queue.out[completion.token as usize].take() else { continue };
+            let Some(request) = queue.out[completion.token as usize].take() else { continue };
             queue.free.push(completion.token);
             locked.devices.in_flight -= 1;
             if completion.result < 0 && locked.devices.channels[index].needs_worker(&request, completion.result) {
-                let Request { operation, sqe, .. } = &mut *request;
-                if let Operation::ReadWrite(transfer) = operation {
-                    transfer.place_at(sqe.off);
+                if completion.result == Errno::EOPNOTSUPP.negative() {
+                    block_device::note_without_nowait(locked, &request);
                 }
                 issue::hand_to_worker(locked, request);
                 continue;

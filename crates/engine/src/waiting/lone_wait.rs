@@ -45,13 +45,14 @@ impl LoneWaits {
 }
 
 /// Looks for the completion that a waiter waits for, if that is a lone transfer's and the wait has
-/// only begun, which `began` notes. `None`: there is something to do, and the lock is given up.
-/// The lock is also given up now and then for others that want it.
+/// only begun, which `began` notes. It looks no longer than `most`. `None`: there is something to
+/// do, and the lock is given up. The lock is also given up now and then for others that want it.
 #[inline]
 pub(crate) fn look<'a>(
     ring: &'a Arc<Ring>,
     locked: LockedRing<'a>,
     wanted: u32,
+    most: Option<Nanoseconds>,
     began: &mut Option<Ticks>,
 ) -> Option<LockedRing<'a>> {
     if began.is_some() || !is_lone(&locked, wanted) {
@@ -60,7 +61,10 @@ pub(crate) fn look<'a>(
     let start = *began.insert(Ticks::now());
     match locked.devices.lone_waits.budget() {
         0 => Some(locked),
-        budget => look_until(ring, locked, start.after(budget)),
+        budget => {
+            let end = start.after(most.map_or(budget, |most| most.min(budget)));
+            look_until(ring, locked, wanted, end)
+        }
     }
 }
 
@@ -74,7 +78,7 @@ fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
         && locked.devices.waiter().is_some()
 }
 
-fn look_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, end: Ticks) -> Option<LockedRing<'a>> {
+fn look_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, end: Ticks) -> Option<LockedRing<'a>> {
     const LOOKS_PER_TURN: u32 = 16;
     loop {
         for _ in 0..LOOKS_PER_TURN {
@@ -88,7 +92,8 @@ fn look_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, end: Ticks) -
         }
         locked.unlock();
         locked = ring.lock();
-        if locked.devices.in_flight() != 1 {
+        // Another thread may have posted what the wait is for.
+        if locked.devices.in_flight() != 1 || locked.cq.ready() >= wanted {
             locked.unlock();
             return None;
         }

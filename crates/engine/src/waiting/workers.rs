@@ -7,6 +7,7 @@
 //! A waiting job belongs to the pool's queue; a running one to its worker; a
 //! finished one goes back to its ring as task work.
 
+use crate::op::Operation;
 use crate::process::process;
 use crate::request::{Progress, Request, RequestEntry, RequestId};
 use crate::rights::{self, Group, GroupState};
@@ -21,8 +22,8 @@ use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::mutex::Mutex;
 use usring_sys::processor::Mask;
 use usring_sys::{Errno, SystemCall, futex, processor, signals, wait};
-use usring_uapi::Sqe;
 use usring_uapi::general::O_DIRECT;
+use usring_uapi::{Sqe, sqe_flags};
 
 /// An idle worker ends after this long.
 const IDLE_LIMIT: u64 = 5_000_000_000;
@@ -62,11 +63,17 @@ pub(crate) struct JobView {
     pub sqe: Sqe,
     /// Of its file.
     pub number: i32,
+    /// Its ring's end does not end it. A direct transfer has begun in the kernel by the time its
+    /// submitter's call returns.
+    pub outlives_ring: bool,
 }
 
 impl JobView {
     fn of(request: &Request) -> JobView {
-        JobView { id: request.id, sqe: request.sqe, number: request.file.number }
+        let is_left_to_workers = request.has_flag(sqe_flags::ASYNC);
+        let outlives_ring = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_direct());
+        let outlives_ring = outlives_ring && !is_left_to_workers;
+        JobView { id: request.id, sqe: request.sqe, number: request.file.number, outlives_ring }
     }
 }
 
@@ -410,8 +417,10 @@ pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
     waits || state.running.iter().any(|running| is_of_ring(&running.ring))
 }
 
-/// Breaks off what workers still do for a closed ring; answers whether there
-/// was anything.
-pub(crate) fn break_off(ring: &Arc<Ring>) -> bool {
-    !matches!(cancel(ring, |_| true), Cancelled::Nothing)
+/// Breaks off what workers do for a closed ring, and drops what they have not begun, but for
+/// transfers that outlive it.
+pub(crate) fn break_off(ring: &Arc<Ring>) {
+    let ends = |view: &JobView| !view.outlives_ring;
+    while let Cancelled::Waiting(_) = cancel(ring, ends) {}
+    interrupt(ring, ends);
 }

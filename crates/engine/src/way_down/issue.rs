@@ -165,6 +165,9 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
         read_write::raise_nothing(request);
         return None;
     }
+    if works {
+        block_device::settle_if_direct(locked, request);
+    }
     works.then_some(IssueOutcome::NeedsWorker)
 }
 

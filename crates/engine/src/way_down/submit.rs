@@ -38,8 +38,7 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
 #[inline(always)]
 fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.sq.pending().min(wanted);
-    locked.status = None;
-    locked.opened.begin_submission();
+    locked.named.begin_submission();
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
     timeout::begin_batch(locked);
     let mut taken = 0;
@@ -59,7 +58,7 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
     }
     link::end_of_batch(locked);
     issue::run_issuable(locked);
-    locked.opened.end_submission();
+    locked.named.end_submission();
     locked.sq.commit();
     taken
 }

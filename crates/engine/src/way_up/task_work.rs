@@ -22,13 +22,14 @@ use crate::request::{Progress, RequestEntry};
 use crate::ring::{LockedRing, Ring};
 use crate::{fast_poll, timeout};
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicI32, Ordering};
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::mutex::Mutex;
 use usring_sys::queue::{Rest, Urgency};
 use usring_sys::sleep::{SleepWord, Wake};
+use usring_sys::sleep_place::SleepPlace;
 use usring_sys::{Errno, eventfd};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
@@ -40,10 +41,8 @@ pub(crate) struct Wakers {
     /// In the ring's epoll set, once there is one; its number for wakers.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
-    /// Where the leader sleeps for so many completions of a kernel AIO context, instead of on
-    /// the epoll set; 0: it does not.
-    sleeps_for: AtomicU32,
-    waiter: Mutex<Option<Waiter>>,
+    /// The kernel AIO context for whose completions the leader sleeps instead.
+    pub completions: SleepPlace<Waiter>,
 }
 
 impl Wakers {
@@ -54,19 +53,6 @@ impl Wakers {
         self.number.store(descriptor.number(), Ordering::Release);
         *self.descriptor.lock() = Some(descriptor);
         Ok(())
-    }
-
-    /// The leader is about to sleep by this waiter. Called before its sleep is announced, so
-    /// a thread that claims the sleep sees it.
-    pub fn begin_aio_sleep(&self, waiter: &Waiter, least: u32) {
-        *self.waiter.lock() = Some(waiter.clone());
-        self.sleeps_for.store(least, Ordering::SeqCst);
-    }
-
-    /// The leader is awake, or the ring is closed.
-    pub fn end_aio_sleep(&self) {
-        self.sleeps_for.store(0, Ordering::SeqCst);
-        *self.waiter.lock() = None;
     }
 
     /// Wakes one group of sleepers for work of this weight; the caller has
@@ -88,17 +74,7 @@ impl Wakers {
     #[cold]
     pub fn call_watcher(&self) {
         eventfd::signal(self.number.load(Ordering::Acquire));
-        if self.sleeps_for.load(Ordering::SeqCst) != 0 {
-            self.wake_aio_sleeper();
-        }
-    }
-
-    #[cold]
-    fn wake_aio_sleeper(&self) {
-        let waiter = self.waiter.lock();
-        if let Some(waiter) = &*waiter {
-            waiter.wake(self.sleeps_for.load(Ordering::SeqCst));
-        }
+        self.completions.wake(Waiter::wake);
     }
 
     #[inline(never)]

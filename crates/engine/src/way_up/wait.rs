@@ -10,7 +10,7 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::epoll::Event;
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::queue::Rest;
-use usring_sys::sleep::{Sleeper, Wake};
+use usring_sys::sleep::{Sleeper, Ticket, Wake};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, wait};
 
@@ -81,7 +81,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
                 return if ready > 0 { Ok(()) } else { Err(error) };
             }
         };
-        let Some(locked) = lone_wait::look(ring, locked, call.completions, &mut lone) else { continue };
+        let Some(locked) = lone_wait::look(ring, locked, call.completions, span, &mut lone) else { continue };
         match sleep(locked, &call, span) {
             Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),
@@ -213,6 +213,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         locked.leave();
         return Ok(());
     }
+    let span = if waiter.is_none() { locked.devices.bound_sleep(span) } else { span };
     let watches_files = locked.polls.armed() > 0 || watches_devices || call.mask.is_some();
     if watches_files && let Err(error) = fast_poll::ensure_set(&mut locked) {
         locked.leave();
@@ -228,34 +229,67 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     // has published.
     locked.wake_others();
     let needed = needed(&mut locked, call);
-    let waiter = waiter.filter(|_| leads).map(|(waiter, most)| (waiter, needed.min(most)));
-    if let Some((waiter, least)) = &waiter {
-        ring.wakers.begin_aio_sleep(waiter, *least);
+    match waiter.filter(|_| leads) {
+        Some((waiter, most)) => sleep_for_completions(locked, (&waiter, needed.min(most)), needed, span),
+        None => {
+            let ticket = ring.wakers.sleep.announce(kind, needed);
+            locked.unlock();
+            sleep_announced(&ring, ticket, leads.then_some(set), call.mask, span)
+        }
     }
-    let ticket = ring.wakers.sleep.announce(kind, needed);
-    locked.unlock();
+}
 
+/// Sleeps on the epoll set, if the thread leads, or else on the sleep word.
+fn sleep_announced(
+    ring: &Arc<Ring>,
+    ticket: Ticket,
+    set: Option<i32>,
+    mask: Option<u64>,
+    span: Option<Nanoseconds>,
+) -> Result<(), Errno> {
     let mut events = [Event::default(); fast_poll::EVENTS];
-    let outcome = if !ring.task_work.is_empty() {
-        Ok(0)
-    } else if let Some((waiter, least)) = &waiter {
-        waiter.sleep(*least, span).map(|()| 0)
-    } else if leads {
-        wait::epoll(set, &mut events, span, call.mask)
-    } else {
-        wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0)
+    let outcome = match set {
+        _ if !ring.task_work.is_empty() => Ok(0),
+        Some(set) => wait::epoll(set, &mut events, span, mask),
+        None => wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0),
     };
     let _ = ring.wakers.sleep.retract(ticket);
-    if waiter.is_some() {
-        ring.wakers.end_aio_sleep();
+    if set.is_some() {
+        stop_leading(ring, &events[..*outcome.as_ref().unwrap_or(&0)]);
     }
-    if leads {
-        stop_leading(&ring, &events[..*outcome.as_ref().unwrap_or(&0)]);
+    if outcome == Err(Errno::EINTR) { Err(Errno::EINTR) } else { Ok(()) }
+}
+
+/// Sleeps until the kernel's AIO context holds `least` completions.
+fn sleep_for_completions(
+    locked: LockedRing,
+    (waiter, least): (&Waiter, u32),
+    needed: u32,
+    span: Option<Nanoseconds>,
+) -> Result<(), Errno> {
+    let ring = locked.ring.clone();
+    ring.wakers.completions.begin(waiter.clone(), least);
+    // Beside fewer completions than that, what comes on the list may be the last that is needed.
+    let ticket = ring.wakers.sleep.announce(Sleeper::Epoll, needed - (least - 1));
+    locked.unlock();
+    let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };
+    let _ = ring.wakers.sleep.retract(ticket);
+    ring.wakers.completions.end();
+    stop_leading(&ring, &[]);
+    match slept {
+        Err(Errno::EINTR) => return Err(Errno::EINTR),
+        Err(_) => forbid_waiter(&ring),
+        Ok(()) => {}
     }
-    match outcome {
-        Err(Errno::EINTR) => Err(Errno::EINTR),
-        _ => Ok(()),
-    }
+    Ok(())
+}
+
+/// A filter of the program's denies io_getevents(2): the next sleeps are on the epoll set.
+#[cold]
+fn forbid_waiter(ring: &Arc<Ring>) {
+    let mut locked = ring.lock();
+    locked.devices.forbid_waiter();
+    locked.leave();
 }
 
 /// The leader is awake: deals with what the epoll set reported, and wakes a successor.

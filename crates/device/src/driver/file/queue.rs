@@ -18,6 +18,8 @@ use usring_uapi::general as linux;
 
 /// In a request's `aio_data`, above its token: no bytes at all would be an error.
 const EXPECTS_BYTES: u64 = 1 << 32;
+/// In a request's `aio_data`: its completion does not signal the interrupt's eventfd.
+const SILENT: u64 = 1 << 33;
 
 /// Members of vectored requests of one batch, in all.
 const VECTORS: usize = 2 * MOST_SEGMENTS as usize;
@@ -69,7 +71,11 @@ pub struct AioQueue {
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     spare: Vec<Box<Parcel>>,
     /// Answers to requests that the kernel did not take.
-    refused: Vec<Completion>,
+    refused: Vec<IoEvent>,
+    /// A filter of the program's forbids io_submit(2).
+    is_denied: bool,
+    /// Requests out whose completions signal nothing.
+    silent: u32,
     /// How many are not answered yet, wherever they are.
     out: u32,
     depth: u32,
@@ -146,6 +152,8 @@ impl AioQueue {
             closed: Vec::new(),
             spare: Vec::new(),
             refused: Vec::new(),
+            is_denied: false,
+            silent: 0,
             out: 0,
             depth,
             template,
@@ -188,8 +196,21 @@ impl AioQueue {
     }
 
     #[inline]
-    fn note_refused(&mut self, refused: &mut Vec<Completion>) {
+    fn count_out(&mut self) {
+        self.out += 1;
+        self.silent += u32::from(self.template.aio_data & SILENT != 0);
+    }
+
+    #[inline]
+    fn count_back(&mut self, event: &IoEvent) -> Completion {
+        self.silent -= u32::from(event.data & SILENT != 0);
+        completion(event)
+    }
+
+    #[inline]
+    fn note_refused(&mut self, refused: &mut Vec<IoEvent>) {
         if !refused.is_empty() {
+            self.is_denied |= refused.iter().any(is_denial);
             self.context.give_up(refused.len());
             self.refused.append(refused);
             ring(&mut self.interrupt);
@@ -230,6 +251,9 @@ impl QueuePair for AioQueue {
             Operation::Flush => (aio::IOCB_CMD_FDSYNC, aio::IOCB_CMD_FDSYNC),
             Operation::Discard | Operation::WriteZeroes => return Submission::NeedsWorker,
         };
+        if self.is_denied {
+            return Submission::NeedsWorker;
+        }
         if self.out == self.depth {
             return Submission::Full;
         }
@@ -243,7 +267,8 @@ impl QueuePair for AioQueue {
         if !self.parcel.batch.has_room(segments) && !self.begin_another(segments) {
             return Submission::Full;
         }
-        let mut iocb = Iocb { aio_data: u64::from(request.token), aio_lio_opcode: command, ..self.template };
+        let data = u64::from(request.token) | self.template.aio_data;
+        let mut iocb = Iocb { aio_data: data, aio_lio_opcode: command, ..self.template };
         if matches!(self.target, Target::Named) {
             iocb.aio_fildes = request.file.number as u32;
             iocb.aio_rw_flags = request.file.flags as i32;
@@ -251,7 +276,7 @@ impl QueuePair for AioQueue {
         match request.operation {
             // A flush has no place, and the kernel minds if it is given one.
             Operation::Flush => {
-                self.out += 1;
+                self.count_out();
                 self.parcel.batch.push(iocb, &[], vectored);
                 return Submission::Accepted;
             }
@@ -263,7 +288,7 @@ impl QueuePair for AioQueue {
             iocb.aio_data |= EXPECTS_BYTES;
         }
         iocb.aio_offset = request.offset as i64;
-        self.out += 1;
+        self.count_out();
         self.parcel.batch.push(iocb, request.segments, vectored);
         Submission::Accepted
     }
@@ -314,13 +339,13 @@ impl QueuePair for AioQueue {
         while completions.has_room()
             && let Some(refused) = self.refused.pop()
         {
-            completions.push(refused);
+            completions.push(self.count_back(&refused));
         }
         let expected = self.context.expected();
         while completions.has_room()
             && let Some(event) = self.context.take()
         {
-            completions.push(completion(&event));
+            completions.push(self.count_back(&event));
         }
         if self.context.expected() != expected {
             self.context.finish_look();
@@ -341,7 +366,19 @@ impl QueuePair for AioQueue {
         Some(self.context.waiter(interrupt.eventfd.clone()))
     }
 
+    fn silence(&mut self) {
+        (self.template.aio_flags, self.template.aio_data) = (0, SILENT);
+    }
+
+    fn has_silent(&self) -> bool {
+        self.silent != 0
+    }
+
     fn arm_interrupt(&mut self) -> bool {
+        if let Some(interrupt) = &self.interrupt {
+            (self.template.aio_flags, self.template.aio_data) = (aio::IOCB_FLAG_RESFD, 0);
+            self.template.aio_resfd = interrupt.eventfd.number() as u32;
+        }
         // Before the look: a completion in between rings once more.
         if let Some(interrupt) = &mut self.interrupt {
             interrupt.drain();
@@ -352,6 +389,11 @@ impl QueuePair for AioQueue {
         }
         is_silent
     }
+}
+
+/// Whether the kernel never refuses a request for this, but a seccomp filter does.
+fn is_denial(event: &IoEvent) -> bool {
+    [Errno::EPERM, Errno::ENOSYS, Errno::EACCES].iter().any(|error| event.res == i64::from(error.negative()))
 }
 
 #[inline]

@@ -110,24 +110,6 @@ fn deliver_once(mut locked: LockedRing) -> LockedRing {
     locked
 }
 
-/// Hands what is owed to the kernel in the middle of a batch, with the ring's lock held: a request
-/// that comes next takes the number of a file away. Such a ring's transfers hardly ever
-/// have io_submit(2) sleep (RWF_NOWAIT).
-#[cold]
-pub(crate) fn deliver_inside_batch(locked: &mut LockedRing) {
-    let queues = &mut locked.devices;
-    (queues.left, queues.owing) = (false, 0);
-    for index in 0..locked.devices.channels.len() {
-        let queue = &mut locked.devices.channels[index];
-        if core::mem::take(&mut queue.owes) != 0 {
-            queue.away += 1;
-            queue.channel.ring_doorbell();
-            reap_one(locked, index);
-            end_one(locked, index);
-        }
-    }
-}
-
 /// Ends a delivery of a channel. The backlog follows once no delivery is left.
 fn end_one(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.channels[index];

@@ -1,0 +1,164 @@
+//! Remembers, for one submission, the file that the program has named last by a number of its own.
+//!
+//! To ask what a number stands for takes system calls. A request that is issued later asks anew:
+//! the program may have closed the file and opened another one by its number. Neighbours:
+//! `block_device`, which asks; `registered_files`, whose files are asked when they are registered.
+//!
+//! Invariant: nothing is remembered outside a submission, nor behind a CLOSE in it.
+
+use crate::host;
+use crate::request::{FileUse, Hold, KeptFiles, Request};
+use crate::ring::LockedRing;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use usring_device::OpenDevice;
+use usring_sys::Errno;
+use usring_sys::descriptor::{self, FileIdentity, HeldDescriptor};
+use usring_uapi::general::O_DIRECT;
+use usring_uapi::sqe_flags;
+
+/// File systems remembered.
+const MOST_FILE_SYSTEMS: usize = 8;
+
+#[derive(Default)]
+pub(crate) struct NamedFiles {
+    remembers: bool,
+    /// The number looked up last, and the device of usring's own that it stands for.
+    device: Option<(i32, Option<Arc<OpenDevice>>)>,
+    /// The file of the kernel's that was asked about last.
+    last: Option<NamedFile>,
+    /// Duplicates that requests share.
+    kept: KeptFiles,
+    /// File systems, by fstat(2)'s device, that take no RWF_NOWAIT.
+    without_nowait: Vec<u64>,
+}
+
+/// A file of the kernel's.
+struct NamedFile {
+    number: i32,
+    status_flags: u32,
+    /// Once that has been asked.
+    identity: Option<FileIdentity>,
+    /// Its duplicate, once a request has kept it.
+    kept: Option<Arc<HeldDescriptor>>,
+}
+
+impl NamedFiles {
+    #[inline]
+    pub fn begin_submission(&mut self) {
+        self.forget();
+        self.remembers = true;
+    }
+
+    #[inline]
+    pub fn end_submission(&mut self) {
+        self.forget();
+        self.remembers = false;
+    }
+
+    /// A number has been closed, or another thread may have closed one.
+    #[inline]
+    pub fn forget(&mut self) {
+        if self.device.is_some() {
+            self.device = None;
+        }
+        if self.last.is_some() {
+            self.last = None;
+        }
+    }
+
+    /// The device of usring's own that a number stands for.
+    #[inline]
+    pub fn device(&mut self, number: i32) -> Option<&Arc<OpenDevice>> {
+        if !self.remembers || self.device.as_ref().is_none_or(|(known, _)| *known != number) {
+            self.device = Some((number, host::device_of(number)));
+        }
+        self.device.as_ref().and_then(|(_, file)| file.as_ref())
+    }
+
+    /// Returns the remembered file, if it has this number.
+    fn known(&mut self, number: i32) -> Option<&mut NamedFile> {
+        self.last.as_mut().filter(|known| known.number == number)
+    }
+
+    /// fcntl(F_GETFL) of the program's file.
+    #[inline]
+    pub fn status_flags(&mut self, number: i32) -> Result<u32, Errno> {
+        if let Some(known) = self.known(number) {
+            return Ok(known.status_flags);
+        }
+        let status_flags = descriptor::status_flags(number)?;
+        if self.remembers {
+            self.last = Some(NamedFile { number, status_flags, identity: None, kept: None });
+        }
+        Ok(status_flags)
+    }
+
+    /// fstat(2) of the program's file.
+    #[inline]
+    pub fn identity(&mut self, number: i32) -> Result<FileIdentity, Errno> {
+        if let Some(identity) = self.known(number).and_then(|known| known.identity) {
+            return Ok(identity);
+        }
+        let identity = descriptor::identity(number)?;
+        if let Some(known) = self.known(number) {
+            known.identity = Some(identity);
+        }
+        Ok(identity)
+    }
+
+    /// Whether transfers on a file system are known to take no RWF_NOWAIT.
+    #[inline]
+    pub fn lacks_nowait(&self, file_system: u64) -> bool {
+        self.without_nowait.contains(&file_system)
+    }
+
+    pub fn note_without_nowait(&mut self, file_system: u64) {
+        if !self.lacks_nowait(file_system) {
+            // The oldest is forgotten, and found out once more.
+            if self.without_nowait.len() == MOST_FILE_SYSTEMS {
+                self.without_nowait.remove(0);
+            }
+            self.without_nowait.push(file_system);
+        }
+    }
+
+    /// Has a request keep its file beyond the program's call, by a duplicate that it shares with
+    /// the other requests for that file: many may wait, and descriptors are few.
+    pub fn keep(&mut self, file: &mut FileUse) -> Result<(), Errno> {
+        if !matches!(file.hold, Hold::Submitter) {
+            return Ok(());
+        }
+        let number = file.number;
+        let kept = match self.known(number).and_then(|known| known.kept.clone()) {
+            Some(kept) => kept,
+            None => self.kept.duplicate(number)?,
+        };
+        if let Some(known) = self.known(number) {
+            known.kept = Some(kept.clone());
+        }
+        file.number = kept.number();
+        file.hold = Hold::Kept(kept);
+        Ok(())
+    }
+}
+
+impl LockedRing<'_> {
+    /// The file system of a request's file, if that is a regular file or block device that is open
+    /// with O_DIRECT.
+    #[inline]
+    pub fn direct_on(&mut self, request: &Request) -> Option<u64> {
+        if request.has_flag(sqe_flags::FIXED_FILE) {
+            return match &request.file.hold {
+                Hold::Registered(file) => file.direct_on(),
+                _ => self.files.get(request.sqe.fd as u32)?.direct_on(),
+            };
+        }
+        let number = request.file.number;
+        if self.named.status_flags(number).ok()? & O_DIRECT == 0 {
+            return None;
+        }
+        let identity = self.named.identity(number).ok()?;
+        identity.is_stored().then_some(identity.device)
+    }
+}

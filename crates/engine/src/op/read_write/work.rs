@@ -1,0 +1,63 @@
+//! A transfer by a worker, which may block.
+
+use super::{FILE_POSITION, ReadWrite, move_nothing};
+use crate::issue::IssueOutcome;
+use crate::op::Operation;
+use crate::request::Request;
+use crate::workers::Blocking;
+use usring_sys::{Errno, descriptor, file};
+use usring_uapi::general as linux;
+
+/// Does it, blocking, as often as a regular file needs to give all of it.
+pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
+    let number = request.file.number;
+    let Operation::ReadWrite(transfer) = &mut request.operation else { return Errno::EINVAL.negative() };
+    if let Some(file) = &request.file.device {
+        return transfer.on_block_file(file, number);
+    }
+    if transfer.flags & linux::RWF_HIPRI != 0 {
+        return transfer.refuse_to_poll(number).negative();
+    }
+    if transfer.total == 0
+        && let IssueOutcome::Done(answer) = move_nothing(transfer, number)
+    {
+        return answer.result;
+    }
+    transfer.flags = transfer.asked_flags();
+    let is_settled = request.sqe.off == FILE_POSITION && !transfer.is_at_position();
+    if !is_settled {
+        return transfer.work(number, blocking);
+    }
+    // The kernel moves the position for a transfer that it makes at once: that of a file in memory,
+    // and a write that makes the file longer.
+    let moves = file::is_in_memory(number);
+    let size = descriptor::identity(number).map_or(u64::MAX, |identity| identity.size);
+    let result = transfer.work(number, blocking);
+    if moves || transfer.writes && transfer.offset > size {
+        let _ = file::set_position(number, transfer.offset);
+    }
+    result
+}
+
+impl ReadWrite {
+    /// Does it, blocking, on a file of the kernel's.
+    fn work(&mut self, number: i32, blocking: &Blocking) -> i32 {
+        loop {
+            match blocking.run(&self.call(number, 0)) {
+                Ok(bytes) => {
+                    self.advance(bytes);
+                    let regular = || descriptor::identity(number).is_ok_and(|identity| identity.is_regular());
+                    if bytes == 0 || self.done >= self.total || !regular() {
+                        return self.done as i32;
+                    }
+                }
+                Err(Errno::ESPIPE) if self.offset != FILE_POSITION => {
+                    if let Err(error) = self.forget_offset(number) {
+                        return error.negative();
+                    }
+                }
+                Err(error) => return self.result(error),
+            }
+        }
+    }
+}
