@@ -4,6 +4,7 @@
 
 pub(crate) mod complete;
 pub(crate) mod event_descriptor;
+mod pace;
 pub mod readiness;
 pub(crate) mod task_work;
 pub(crate) mod told;

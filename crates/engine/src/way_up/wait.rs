@@ -2,6 +2,7 @@
 //! the ring's files and timers itself, so a completion costs no second thread;
 //! of several waiters one leads and the others sleep on the sleep word.
 
+use super::pace::Pace;
 use crate::device_queues;
 use crate::ring::{LockedRing, Ring};
 use crate::{attendant, fast_poll, lone_wait, task_work, timeout};
@@ -39,6 +40,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut looked = false;
     // When the wait for a lone transfer began, if it is one.
     let mut lone: Option<Ticks> = None;
+    let mut pace = Pace::default();
     // Timeouts that had ended when this call began to wait.
     let mut ended = None;
     loop {
@@ -82,6 +84,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             }
         };
         let Some(locked) = lone_wait::look(ring, locked, call.completions, span, &mut lone) else { continue };
+        let Some(locked) = gather(locked, &call, span, &mut pace)? else { continue };
         match sleep(locked, &call, span) {
             Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),
@@ -183,6 +186,38 @@ fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
         Rest::OutOfReach => 1,
         Rest::Nothing | Rest::Entries => call.completions.saturating_sub(locked.cq.ready()).max(1),
     }
+}
+
+/// On a ring that defers: lets the events of its files gather, for a waiter that needs several more
+/// and has seen at what pace they come. The kernel wakes such a waiter once, when there are enough;
+/// an epoll set would wake it for each. `None`: the pause is over, and the lock is released.
+fn gather<'a>(
+    mut locked: LockedRing<'a>,
+    call: &WaitCall,
+    span: Option<Nanoseconds>,
+    pace: &mut Pace,
+) -> Result<Option<LockedRing<'a>>, Errno> {
+    let ring = locked.ring;
+    if !ring.defers_task_work() || locked.polls.armed() == 0 || call.mask.is_some() || call.minimum.is_some() {
+        return Ok(Some(locked));
+    }
+    let ready = locked.cq.ready();
+    let Some(pause) = pace.pause(ready, call.completions - ready) else { return Ok(Some(locked)) };
+    let needed = needed(&mut locked, call);
+    let ticket = ring.wakers.sleep.announce(Sleeper::Futex, needed);
+    locked.unlock();
+    let pause = span.map_or(pause, |span| span.min(pause));
+    let slept = match ring.task_work.is_empty() {
+        true => wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), Some(pause)),
+        false => Ok(()),
+    };
+    let _ = ring.wakers.sleep.retract(ticket);
+    let mut locked = ring.lock();
+    fast_poll::look(&mut locked);
+    locked.finish_batch();
+    locked.unlock();
+    // Completions count before a signal does.
+    if slept == Err(Errno::EINTR) { interrupted(ring).map(|()| None) } else { Ok(None) }
 }
 
 /// How to sleep where completions of the kernel's files are all that the ring waits for, and how

@@ -4,6 +4,7 @@
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
 #[track_caller]
 fn error_of<T: std::fmt::Debug>(outcome: std::io::Result<T>) -> i32 {
@@ -44,6 +45,51 @@ fn deferred_completions_of_polled_files_appear_when_the_owner_asks() {
             assert_eq!(collect(&mut ring, 1)[0].result, 4);
             assert!(!ring.submission().taskrun());
         }
+    });
+}
+
+/// How often the calling thread has gone to sleep.
+fn sleeps() -> i64 {
+    // SAFETY: an all-zero `rusage` is one, and the call fills it.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &mut usage), 0);
+        usage.ru_nvcsw
+    }
+}
+
+#[test]
+fn a_wait_for_many_events_that_come_one_by_one_sleeps_less_often_than_they_come() {
+    const EVENTS: usize = 64;
+    const BETWEEN: Duration = Duration::from_micros(60);
+    bounded(|| {
+        let mut ring: IoUring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(64).unwrap();
+        let pipes: Vec<_> = (0..EVENTS).map(|_| pipe()).collect();
+        let mut buffers = vec![[0; 4]; EVENTS];
+        let mut counts: Vec<i64> = Vec::new();
+        for _ in 0..15 {
+            let reads: Vec<_> =
+                pipes.iter().zip(&mut buffers).map(|((reader, _), buffer)| read(reader, buffer)).collect();
+            submit(&mut ring, &reads);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for (_, writer) in &pipes {
+                        let start = Instant::now();
+                        while start.elapsed() < BETWEEN {
+                            std::hint::spin_loop();
+                        }
+                        put(writer, b"data");
+                    }
+                });
+                let before = sleeps();
+                ring.submitter().submit_and_wait(EVENTS).unwrap();
+                counts.push(sleeps() - before);
+            });
+            assert_eq!(collect(&mut ring, EVENTS).len(), EVENTS);
+        }
+        counts.sort_unstable();
+        // The median: other work of the machine may spread the events of a round.
+        assert!(counts[counts.len() / 2] <= EVENTS as i64 * 3 / 4, "{counts:?}");
     });
 }
 

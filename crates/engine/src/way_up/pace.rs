@@ -1,0 +1,62 @@
+//! The pace of the completions that one wait counts, and the pauses that let them gather: see
+//! `wait`.
+//!
+//! A pause lasts at most half as long as the rest is expected to take, and never longer than
+//! [`LONGEST`]. Completions that come together leave no time between them and cause no pause.
+
+use usring_sys::clock::Nanoseconds;
+use usring_sys::ticks::Ticks;
+
+/// The longest pause in nanoseconds. The waiter may see the last completion this much late.
+const LONGEST: Nanoseconds = 500_000;
+/// The shortest pause in nanoseconds: a timer is no more exact than that.
+const SHORTEST: Nanoseconds = 60_000;
+
+/// The completions of one wait.
+#[derive(Default)]
+pub(super) struct Pace {
+    /// The time of the first completions, and their number.
+    first: Option<(Ticks, u32)>,
+}
+
+impl Pace {
+    /// Returns the length of a pause for a waiter that has `ready` completions and needs so many
+    /// more; `None`: no pause.
+    pub fn pause(&mut self, ready: u32, needed: u32) -> Option<Nanoseconds> {
+        if ready == 0 || needed < 2 {
+            return None;
+        }
+        let (since, before) = *self.first.get_or_insert_with(|| (Ticks::now(), ready));
+        let come = ready.checked_sub(before).filter(|come| *come > 0)?;
+        pause_after(Ticks::now().since(since) / u64::from(come), needed)
+    }
+}
+
+/// Returns the pause where so much time is between two completions.
+fn pause_after(interval: Nanoseconds, needed: u32) -> Option<Nanoseconds> {
+    let pause = (interval.saturating_mul(u64::from(needed)) / 2).min(LONGEST);
+    // It spares wake-ups only if several completions come meanwhile.
+    (pause >= SHORTEST && pause / 2 >= interval).then_some(pause)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_half_of_what_is_expected_within_bounds() {
+        assert_eq!(pause_after(10_000, 20), Some(100_000));
+        assert_eq!(pause_after(100_000, 20), Some(LONGEST));
+        assert_eq!(pause_after(300_000, 20), None);
+        assert_eq!(pause_after(10_000, 2), None);
+        assert_eq!(pause_after(0, 1000), None);
+    }
+
+    #[test]
+    fn there_is_no_pause_before_a_pace_is_known_nor_for_the_last_one() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.pause(0, 64), None);
+        assert_eq!(pace.pause(1, 63), None);
+        assert_eq!(pace.pause(63, 1), None);
+    }
+}
