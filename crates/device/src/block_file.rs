@@ -1,26 +1,25 @@
-//! A device as a file, for calls that wait for their answer: a program's plain
-//! system calls, and what a ring leaves to a worker.
+//! A device as a file, for calls that block until their request is done: a program's plain system
+//! calls, and requests that a ring passes to a worker.
 //!
-//! What a device cannot do is done here: partial blocks (read, changed, written
-//! back), memory that it cannot reach, transfers longer than one request. The
-//! answers are those of a Linux block device (measured on a loop device, Linux
-//! 6.18; [`Transfer`] has what is refused).
+//! This file supports what a device does not: partial blocks (read, modified, written back), memory
+//! that the device must not access, and transfers longer than one request. The results are those of
+//! a Linux block device (measured on a loop device, Linux 6.18). [`Transfer`] lists the refused
+//! transfers.
 //!
 //! # Waiting
-//! A call waits as the device's policy says: it sleeps on the interrupt, spins,
-//! or sleeps for blk-mq's half of the mean and spins then. As Linux's waits for a
-//! disk, it cannot be interrupted: a handler of the program runs when the call is
-//! done. A signal without a handler ends the process as ever, so a device that
-//! never answers cannot keep it alive.
+//! A call waits as the device's policy says. It sleeps on the interrupt, polls, or sleeps for
+//! blk-mq's half of the mean and then polls. No signal interrupts the wait, as Linux's wait for a
+//! disk. A handler of the program runs after the call. A signal without a handler still ends the
+//! process, even if the device never answers.
 //!
 //! # Concurrency
-//! Each call has a queue pair to itself while it lasts, of at most sixteen; no
-//! lock is held that a call on another queue pair needs, but one: two writes of
-//! *parts* of one block take turns, so neither undoes the other. Not among them
-//! are whole blocks, which go to the device without a look aside, and other
-//! processes. So where a part of a block is written at the same time as the
-//! whole, or from two processes, one of the two may be lost, also where they do
-//! not overlap.
+//! - Each call has a queue pair to itself, one of at most sixteen. It holds no lock that a call on
+//!   another queue pair needs, with one exception:
+//! - Two writes to *parts* of one block are serialized, so that neither undoes the other.
+//! - Writes of whole blocks take no lock, and other processes have locks of their own. So a write
+//!   to a part of a block may be lost if the whole block is written at the same time, and so may
+//!   the other write. Two processes that write to parts
+//!   of one block may lose a write, too, even if the parts do not overlap.
 
 mod caller;
 mod callers;
@@ -36,7 +35,7 @@ use cursor::Cursor;
 use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 
-/// A view of a device; see the head of this file.
+/// A device as a file; see the head of this file.
 #[derive(Clone, Copy)]
 pub struct BlockFile<'a> {
     device: &'a Device,
@@ -64,11 +63,10 @@ impl<'a> BlockFile<'a> {
         self.transfer(&Transfer { operation: Operation::Write, durable, registered: false, direct, offset, segments })
     }
 
-    /// Reads or writes, and answers how many bytes; fewer than asked for at the
+    /// Reads or writes, and returns the number of bytes. It is smaller than requested at the
     /// device's end, behind 2 GiB, or before an error.
     ///
-    /// Errors: what [`Transfer::route`] refuses; `EFAULT`; what the device
-    /// answers (`EIO` and others).
+    /// Errors: those of [`Transfer::route`]; `EFAULT`; the device's errors (`EIO` and others).
     pub fn transfer(&self, transfer: &Transfer) -> Result<u64, Errno> {
         let length = transfer.check(self.device.geometry())?;
         if length == 0 {
@@ -87,8 +85,8 @@ impl<'a> BlockFile<'a> {
         Ok(done)
     }
 
-    /// Some of what is left of a transfer: a part of a block, or as many whole
-    /// blocks as go in one manner. Never answers 0.
+    /// Transfers some of the remaining bytes: a part of a block, or whole blocks by one method.
+    /// Never returns 0.
     fn step(
         &self,
         caller: &mut Caller,
@@ -105,14 +103,13 @@ impl<'a> BlockFile<'a> {
         let whole =
             Whole { operation: transfer.operation, durable: transfer.durable, offset, length: left - left % block };
         match caller.straight(self.device, whole, transfer.registered, cursor) {
-            // Some of the memory may be good: the bounce buffer's way finds out
-            // how much.
+            // Some of the memory may be valid; the bounce buffer finds out how much.
             Ok(0) | Err(Errno::EFAULT) => self.bounced(caller, transfer, cursor, whole),
             other => other,
         }
     }
 
-    /// Whole blocks, through memory of ours.
+    /// Transfers whole blocks through the bounce buffer.
     fn bounced(
         &self,
         caller: &mut Caller,
@@ -140,7 +137,7 @@ impl<'a> BlockFile<'a> {
         }
     }
 
-    /// `length` bytes within one block.
+    /// Transfers `length` bytes within one block.
     fn part(
         &self,
         caller: &mut Caller,
@@ -167,17 +164,17 @@ impl<'a> BlockFile<'a> {
         if caller.bounce(self.device, write)? < block { Err(Errno::EIO) } else { Ok(changed) }
     }
 
-    /// Makes durable what has been written.
+    /// Makes all written data durable.
     pub fn flush(&self) -> Result<(), Errno> {
-        // What needs no flush is durable already.
+        // Without a volatile cache the data is durable already.
         if self.device.geometry().features.flush { self.command(Operation::Flush, 0, 0) } else { Ok(()) }
     }
 
-    /// The blocks' contents are no longer wanted (BLKDISCARD, and
-    /// fallocate(2)'s punched hole where reading zeroes does not matter).
+    /// Discards the contents of blocks (BLKDISCARD, and a hole punched by fallocate(2) if the
+    /// blocks need not read as zeroes).
     ///
-    /// Errors: `EOPNOTSUPP`, `EPERM`; `EINVAL` where it is empty, not on blocks,
-    /// or not within the device.
+    /// Errors: `EOPNOTSUPP`; `EPERM`; `EINVAL` if the range is empty, not aligned to blocks, or not
+    /// within the device.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), Errno> {
         if !self.device.geometry().features.discard {
             return Err(Errno::EOPNOTSUPP);
@@ -186,10 +183,10 @@ impl<'a> BlockFile<'a> {
         self.command(Operation::Discard, offset, length)
     }
 
-    /// The blocks read as zeroes from now on (BLKZEROOUT). A device that has no
-    /// such request is written zeroes to, if `or_write` allows it.
+    /// Makes blocks read as zeroes (BLKZEROOUT). If the device has no such request and `or_write`
+    /// allows it, zeroes are written.
     ///
-    /// Errors: as [`BlockFile::discard`].
+    /// Errors: those of [`BlockFile::discard`].
     pub fn write_zeroes(&self, offset: u64, length: u64, or_write: bool) -> Result<(), Errno> {
         let supported = self.device.geometry().features.write_zeroes;
         if !supported && !or_write {
@@ -227,7 +224,7 @@ impl<'a> BlockFile<'a> {
     }
 }
 
-/// What was copied from or to the program's memory.
+/// Returns the number of bytes copied from or to the program's memory. Error: `EFAULT` if it is 0.
 fn some(copied: usize) -> Result<u64, Errno> {
     if copied == 0 { Err(Errno::EFAULT) } else { Ok(copied as u64) }
 }

@@ -1,31 +1,31 @@
-//! How long a request will take, judged by those before it.
+//! Estimates of a request's latency, from the requests that have completed.
 //!
-//! Three estimates, of three parents:
+//! There are three estimates:
 //!
-//! | | whose | learns | sleep | who uses it |
+//! | estimate | origin | learns | sleep | used by |
 //! |---|---|---|---|---|
 //! | [`HalfMean`] | blk-mq's adaptive hybrid polling (until Linux 6.3) | mean of each 100 ms, by direction and size | half the mean | calls that wait for one request |
-//! | [`RingEstimate`] | io_uring's `HYBRID_IOPOLL` (from 6.13) | the least time ever | half of it | rings that were set up with it |
-//! | [`Expectations`] | ours | mean and spread of the last requests, by direction and size | what is left, without the spread and the timer's overshoot | rings on a device whose policy is `hybrid` |
+//! | [`RingEstimate`] | io_uring's `HYBRID_IOPOLL` (from 6.13) | minimum since setup | half the minimum | rings that were set up with it |
+//! | [`Expectations`] | usring | mean and spread of the last requests, by direction and size | remaining time, minus the spread and the timer's overshoot | rings on a device whose policy is `hybrid` |
 //!
-//! blk-mq's sleeps once for each request: with 32 of them in flight it came down
-//! to 167 requests a second, which is why ours sleeps once for each *wait*, on the
-//! oldest request. io_uring's can only fall: one completion found early, and it
-//! polls classically for good; ours rises again.
+//! - blk-mq sleeps once per request. With 32 requests in flight that gave 167 requests per second.
+//!   So [`Expectations`] sleeps once per *wait*, for the oldest request.
+//! - io_uring's estimate can only fall. After one completion that is found early, the ring polls
+//!   without sleep for good. [`Expectations`] can rise again.
 
 use crate::request::Operation;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 
-/// Requests that are expected to take equally long.
+/// A class of requests with about the same latency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket(u8);
 
-/// Of each direction: 512 bytes, 1 KiB, …, 64 KiB and more.
+/// Size classes per direction: 512 bytes, 1 KiB, …, 64 KiB and more.
 const SIZES: u32 = 8;
-/// Those of reads and writes, as blk-mq has them.
+/// Buckets of reads and writes, as in blk-mq.
 const DATA: usize = 2 * SIZES as usize;
-/// And one for each operation without data.
+/// All buckets: there is also one for each operation without data.
 const BUCKETS: usize = DATA + 3;
 
 impl Bucket {
@@ -49,7 +49,7 @@ impl Bucket {
 /// blk-mq's estimate.
 #[derive(Debug, Default)]
 pub struct HalfMean {
-    /// Means of the window before this one; 0 where nothing was completed yet.
+    /// Means of the previous window; 0 if no request has completed yet.
     means: [Nanoseconds; DATA],
     sums: [(u32, Nanoseconds); DATA],
     window_end: Option<Ticks>,
@@ -58,7 +58,7 @@ pub struct HalfMean {
 impl HalfMean {
     const WINDOW: Nanoseconds = 100_000_000;
 
-    /// A request has been found completed, this long after its submission.
+    /// Records a completed request; `latency` is the time since its submission.
     pub fn record(&mut self, bucket: Bucket, latency: Nanoseconds, now: Ticks) {
         let end = *self.window_end.get_or_insert_with(|| now.after(Self::WINDOW));
         if now >= end {
@@ -80,18 +80,19 @@ impl HalfMean {
         }
     }
 
-    /// How long to sleep for a request that has just been submitted; 0: not at all.
+    /// Returns how long to sleep for a request that has just been submitted, in nanoseconds; 0 for
+    /// no sleep.
     pub fn sleep(&self, bucket: Bucket) -> Nanoseconds {
         self.means.get(bucket.index()).map_or(0, |mean| mean.div_ceil(2))
     }
 }
 
-/// A ring's one estimate, as `IORING_SETUP_HYBRID_IOPOLL` has it: each request
-/// is slept for once, when it is polled for the first time.
+/// A ring's only estimate, as in `IORING_SETUP_HYBRID_IOPOLL`. The ring sleeps once for each
+/// request, before its first poll.
 #[derive(Debug)]
 pub struct RingEstimate(Nanoseconds);
 
-/// Nothing has been completed yet.
+/// No request has completed yet.
 const UNKNOWN: Nanoseconds = i64::MAX as u64;
 
 impl RingEstimate {
@@ -99,13 +100,13 @@ impl RingEstimate {
         RingEstimate(UNKNOWN)
     }
 
-    /// How long to sleep before a request's first poll; 0: not at all.
+    /// Returns how long to sleep before a request's first poll, in nanoseconds; 0 for no sleep.
     pub fn sleep(&self) -> Nanoseconds {
         if self.0 == UNKNOWN { 0 } else { self.0 / 2 }
     }
 
-    /// A request has been polled, this long after its issue, of which `slept`
-    /// was slept here. The estimate never rises.
+    /// Records a polled request: the time since its issue, and how much of that the ring slept for
+    /// it. The estimate never rises.
     pub fn record(&mut self, since_issue: Nanoseconds, slept: Nanoseconds) {
         self.0 = self.0.min(since_issue.saturating_sub(slept));
     }
@@ -117,37 +118,37 @@ impl Default for RingEstimate {
     }
 }
 
-/// Ours.
+/// usring's estimate, by bucket.
 #[derive(Debug, Default)]
 pub struct Expectations {
     of: [Expectation; BUCKETS],
-    /// In which this look has found something, a bit each.
+    /// Buckets in which this poll has found completions, one bit each.
     found: u32,
 }
 
-/// Mean and mean deviation, the latest eight or so requests weighing most
-/// (RFC 6298 has the same filter for round trips).
+/// Mean and mean deviation. The last eight or so requests weigh most (RFC 6298 has the same filter
+/// for round-trip times).
 #[derive(Clone, Copy, Debug, Default)]
 struct Expectation {
-    /// 0: nothing was completed yet.
+    /// 0 if no request has completed yet.
     mean: Nanoseconds,
     spread: Nanoseconds,
-    /// More than this is taken for this, in this look.
+    /// Limit of the latencies recorded in this poll; a longer latency counts as this.
     most: Nanoseconds,
 }
 
 impl Expectations {
-    /// Somebody looks. What one look finds late it finds late for one reason: if that
-    /// was a busy machine, it says as little of 32 requests as of one.
+    /// Begins a poll. The completions of one poll may all be late for one reason, such as a busy
+    /// machine. Then 32 late requests count no more than one.
     #[inline]
     pub fn begin_look(&mut self) {
         self.found = 0;
     }
 
-    /// A request has been found completed, `latency` after its submission. Of
-    /// that, the last `asleep` nobody looked: it was completed at some time
-    /// during it, and half of it is taken off. A sleep that was too long so
-    /// makes the next one shorter, instead of proving itself right.
+    /// Records a request that completed `latency` after its submission. For the last `asleep` of
+    /// this time the channel was not polled, so the completion came at an unknown moment in it;
+    /// half of it is subtracted. So a sleep that is too long shortens the next one, instead of
+    /// confirming itself.
     #[inline]
     pub fn record(&mut self, bucket: Bucket, latency: Nanoseconds, asleep: Nanoseconds) {
         let bit = 1 << bucket.0;
@@ -156,9 +157,9 @@ impl Expectations {
         self.of[bucket.index()].record(latency.saturating_sub(asleep / 2).max(1), is_first);
     }
 
-    /// How long to sleep for a request of this age; 0: not at all. `alone`:
-    /// no other is in flight. `overshoot`: the timer's, which is also about
-    /// what a sleep costs; shorter sleeps do not pay.
+    /// Returns how long to sleep for a request of this age, in nanoseconds; 0 for no sleep.
+    /// `alone`: no other request is in flight. `overshoot` is the timer's. It is about the cost of
+    /// a sleep, too, so shorter sleeps do not pay.
     #[inline]
     pub fn sleep(&self, bucket: Bucket, age: Nanoseconds, alone: bool, overshoot: Nanoseconds) -> Nanoseconds {
         let sleep = self.of[bucket.index()].earliest(alone).saturating_sub(age).saturating_sub(overshoot);
@@ -181,10 +182,9 @@ impl Expectation {
         self.mean = (7 * self.mean + latency).div_ceil(8);
     }
 
-    /// The age at which a completion is worth looking for. With more than one
-    /// request in flight every moment too late is one in which the device has
-    /// less to do. A single one costs itself alone, so where nothing is certain
-    /// blk-mq's half is taken.
+    /// Returns the age at which to start polling. With several requests in flight, each moment too
+    /// late leaves the device with less work. A single request delays only itself, so an uncertain
+    /// estimate gives blk-mq's half of the mean.
     fn earliest(&self, alone: bool) -> Nanoseconds {
         let certain = self.mean.saturating_sub(2 * self.spread);
         if alone { certain.max(self.mean / 2) } else { certain }

@@ -1,19 +1,19 @@
-//! A device in words, as the command line takes it and every process of a run
-//! reads it again:
+//! The text form of a device. The command line reads it, and so does every process of a run:
 //!
 //! ```text
 //! SPEC    = LAYER ("," "poll=" POLICY)? ("," "overwrite=" SWITCH)?
 //! LAYER   = DEVICE ":" OPTION ("," OPTION)* | WRAPPER "(" LAYER ("," OPTION)* ")"
 //! OPTION  = NAME "=" VALUE
 //! ```
-//! A value ends at a comma or a closing parenthesis, unless that stands within
-//! parentheses of the value (`latency=uniform(5us,20us)`) or behind a backslash
-//! (`path=/a\,b`); a backslash itself is written twice. Inside a wrapper an
-//! option that the device knows is the device's, any other is the wrapper's: the
-//! names of the two never meet. `poll=` and `overwrite=` belong to the whole.
+//! - A value ends at a comma or a closing parenthesis. A parenthesized part of a value may contain
+//!   them (`latency=uniform(5us,20us)`); elsewhere a backslash escapes them (`path=/a\,b`). A
+//!   backslash is written twice.
+//! - Inside a wrapper, an option that the device knows belongs to the device, and any other to the
+//!   wrapper. No name is both.
+//! - `poll=` and `overwrite=` belong to the whole text.
 //!
-//! What a kind of device takes stands beside that kind, as a [`Kind`]; the list
-//! of them is [`KINDS`].
+//! The options of a kind of device are in that kind's file, as a [`Kind`]. [`KINDS`] lists all
+//! kinds.
 
 mod error;
 mod kinds;
@@ -35,12 +35,12 @@ use core::fmt;
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 
-/// A kind of device or of wrapper: its name, what it takes, and how it is
-/// opened. Each stands in the file of its kind.
+/// A kind of device or wrapper: its name, its options, and how to open it. Defined in the kind's
+/// file.
 pub struct Kind {
     pub name: &'static str,
     pub options: &'static [OptionRow],
-    /// What no single value shows to be wrong (a size that is not whole blocks).
+    /// Finds errors that no single value shows, such as a size that is not a multiple of the block.
     pub check: fn(&Layer) -> Result<(), &'static str>,
     pub open: Opening,
 }
@@ -52,7 +52,7 @@ pub struct OptionRow {
     pub required: bool,
 }
 
-/// How a driver comes about.
+/// How to open a driver of a kind.
 pub enum Opening {
     Device(fn(&Layer, Box<dyn Supply>) -> Opened),
     Wrapper(fn(&Layer, Box<dyn Driver>) -> Opened),
@@ -70,12 +70,12 @@ impl Kind {
     }
 }
 
-/// For a kind's `check`.
+/// A `check` that accepts every layer.
 pub fn nothing_to_check(_: &Layer) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// A whole device, as the text has it.
+/// A whole device in parsed form.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
     outermost: Layer,
@@ -83,7 +83,7 @@ pub struct Spec {
     overwrite: Option<bool>,
 }
 
-/// A device, or one wrapper of it with what is inside, and its options.
+/// A device, or a wrapper with the layer inside it, and its options.
 #[derive(Clone)]
 pub struct Layer {
     kind: &'static Kind,
@@ -92,36 +92,36 @@ pub struct Layer {
     values: Vec<(&'static str, Value)>,
 }
 
-/// Reads a device's text.
+/// Parses the text of a device.
 pub fn parse(text: &str) -> Result<Spec, SpecError> {
     parser::parse(text)
 }
 
 impl Spec {
-    /// Makes the driver, wrappers and all. May block: it is the control path.
+    /// Opens the driver with all its wrappers. On the control path; may block.
     ///
-    /// Errors: what the driver's system calls or the supply answer.
+    /// Errors: those of the driver's system calls and of the supply.
     pub fn open(&self, supply: Box<dyn Supply>) -> Opened {
         self.outermost.open(supply)
     }
 
-    /// How the device is waited for until somebody changes it.
+    /// Returns the initial policy for waiting.
     pub fn policy(&self) -> PollPolicy {
         self.poll.unwrap_or_default()
     }
 
-    /// Whether swapped memory may go there whatever the device holds.
+    /// Whether swapped memory may overwrite any content of the device.
     pub fn overwrites(&self) -> bool {
         self.overwrite == Some(true)
     }
 
-    /// Whether the text says anything of that, which only swapped memory asks for.
+    /// Whether the text has the option `overwrite`, which only swapped memory uses.
     pub fn is_for_swap(&self) -> bool {
         self.overwrite.is_some()
     }
 
-    /// The same device for a process in another folder: `absolute` is given each
-    /// path of the text.
+    /// Returns the device with each path replaced by `absolute(path)`, for a process in another
+    /// directory.
     pub fn with_paths<E>(mut self, absolute: impl Fn(&str) -> Result<String, E>) -> Result<Spec, E> {
         let mut layer = Some(&mut self.outermost);
         while let Some(Layer { kind, inner, values }) = layer {
@@ -135,7 +135,7 @@ impl Spec {
         Ok(self)
     }
 
-    /// The device itself, inside all wrappers.
+    /// Returns the device inside all wrappers.
     pub fn device(&self) -> &Layer {
         let mut layer = &self.outermost;
         while let Some(inner) = &layer.inner {
@@ -154,7 +154,7 @@ impl Layer {
         }
     }
 
-    /// The name of its kind (`ram`).
+    /// Returns the name of the layer's kind (`ram`).
     pub fn kind(&self) -> &'static str {
         self.kind.name
     }
@@ -170,8 +170,7 @@ impl Layer {
         }
     }
 
-    /// The logical block, of the option `block`, which every device of ours that
-    /// may choose has.
+    /// Returns the logical block in bytes: the option `block`, or 512.
     pub fn block(&self) -> u32 {
         self.size("block").map_or(512, |bytes| bytes as u32)
     }
@@ -219,7 +218,7 @@ impl Layer {
     }
 }
 
-/// For a kind's `check`: a device's size is whole blocks, and one at least.
+/// A `check`: the size of a device is a multiple of its block, and at least one block.
 pub fn check_size(layer: &Layer) -> Result<(), &'static str> {
     match layer.size("size") {
         Some(0) => Err("a device has one block at least"),
@@ -240,7 +239,7 @@ impl fmt::Debug for Layer {
     }
 }
 
-/// A text that is read as the same layer.
+/// Writes a text that parses to the same layer.
 impl fmt::Display for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name)?;
@@ -259,7 +258,7 @@ impl fmt::Display for Layer {
     }
 }
 
-/// A text that is read as the same device.
+/// Writes a text that parses to the same device.
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.outermost)?;

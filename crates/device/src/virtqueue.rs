@@ -1,12 +1,12 @@
-//! The driver's half of a split virtqueue (virtio 1.2, section 2.7) in memory
-//! that is shared with the device: descriptor table, available ring, used ring.
-//! It knows nothing of what the buffers mean.
+//! The driver's half of a split virtqueue (virtio 1.2, section 2.7) in memory that is shared with
+//! the device: descriptor table, available ring, used ring. It does not know the content of the
+//! buffers.
 //!
-//! # Who writes what
-//! The driver owns the descriptors of a chain until it has published the
-//! chain's head, and again once it has taken the head from the used ring. Each
-//! side writes its own ring and, behind the other's ring, the index from which
-//! on it wants to be told.
+//! # Ownership
+//! - The device owns the descriptors of a chain from the publication of the chain's head until the
+//!   driver takes the head from the used ring. Otherwise the driver owns them.
+//! - Each side writes its own ring. Behind the other side's ring it writes the event index: the
+//!   index from which on it wants a notification.
 //!
 //! | word | edge |
 //! |---|---|
@@ -15,8 +15,8 @@
 //! | available event, or the flags of the used ring | [`Edge::AvailableEvent`] |
 //! | used event, or the flags of the available ring | [`Edge::UsedEvent`] |
 //!
-//! The device is not trusted with our memory: what it writes is taken for
-//! numbers, and whoever takes a head checks it.
+//! The device is not trusted: its words are only numbers, and the caller checks each head that it
+//! takes.
 
 use usring_sys::ordering::{Edge, Side};
 use usring_sys::shared::SharedMemory;
@@ -26,22 +26,22 @@ use usring_sys::sync::{Arc, AtomicU16, Ordering};
 /// Bytes of a descriptor.
 pub const DESCRIPTOR: usize = 16;
 
-/// The chain goes on with the next one.
+/// Descriptor flag: the chain continues with the descriptor `next`.
 const NEXT: u16 = 1;
-/// The device writes it (else it reads it).
+/// Descriptor flag: the device writes the buffer; otherwise it reads the buffer.
 const WRITE: u16 = 2;
-/// It is a table of descriptors.
+/// Descriptor flag: the buffer is a table of descriptors.
 const INDIRECT: u16 = 4;
 
-/// Flags of the available ring: do not tell me.
+/// Flag of the available ring: the driver wants no interrupts.
 const NO_INTERRUPT: u16 = 1;
-/// Flags of the used ring: do not tell me.
+/// Flag of the used ring: the device wants no notifications.
 const NO_NOTIFY: u16 = 1;
 
-/// One buffer, or a table of them.
+/// A descriptor: a buffer, or a table of descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// As the device knows the memory.
+    /// The address of the memory in the device.
     pub address: u64,
     pub length: u32,
     flags: u16,
@@ -57,38 +57,38 @@ impl Descriptor {
         Descriptor { address, length, flags: WRITE, next: 0 }
     }
 
-    /// A table of `count` descriptors at an address.
+    /// Describes a table of `count` descriptors at an address.
     pub fn table(address: u64, count: usize) -> Self {
         Descriptor { address, length: (count * DESCRIPTOR) as u32, flags: INDIRECT, next: 0 }
     }
 
-    /// The same, with the chain going on.
+    /// Returns the descriptor with the chain continued at `next`.
     #[must_use]
     pub fn followed_by(self, next: u16) -> Self {
         Descriptor { flags: self.flags | NEXT, next, ..self }
     }
 
-    /// As it lies in a table.
+    /// Returns the words that a table holds.
     #[inline]
     fn words(self) -> [u64; 2] {
         [self.address, u64::from(self.length) | u64::from(self.flags) << 32 | u64::from(self.next) << 48]
     }
 
-    /// Puts it into shared memory, at a multiple of 16.
+    /// Stores the descriptor in shared memory, at a multiple of 16.
     #[inline]
     pub fn store(self, memory: &SharedMemory, offset: usize) {
         memory.write(offset, self.words());
     }
 }
 
-/// Where the parts of a queue of `size` descriptors lie in their memory.
+/// Offsets of the parts of a queue with `size` descriptors in its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    /// At a multiple of 16.
+    /// A multiple of 16.
     pub descriptors: usize,
-    /// At a multiple of 2.
+    /// A multiple of 2.
     pub available: usize,
-    /// At a multiple of 8, less 4: its entries lie at multiples of 8 then.
+    /// A multiple of 8, minus 4, so that its entries are aligned to 8 bytes.
     pub used: usize,
     /// A power of two.
     pub size: u16,
@@ -122,14 +122,14 @@ impl Places {
     }
 }
 
-/// Whether an index that moves from `old` to `new` passes the one from which on
-/// somebody wants to be told (virtio 1.2, section 2.7.7.2).
+/// Whether an index that moves from `old` to `new` passes the other side's event index, so that a
+/// notification is due (virtio 1.2, section 2.7.7.2).
 #[inline]
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// A half word by itself.
+/// A single 16-bit word.
 type Word = SharedArray<AtomicU16, 2>;
 
 /// The driver's half of a queue.
@@ -145,17 +145,17 @@ pub struct VirtQueue {
     used_index: Word,
     used: SharedArray<u64, 8>,
     used_event: Word,
-    /// VIRTIO_RING_F_EVENT_IDX was agreed on.
+    /// VIRTIO_RING_F_EVENT_IDX was negotiated.
     event_index: bool,
-    /// Heads put into the available ring, published or not.
+    /// Heads added to the available ring, published or not.
     added: u16,
     published: u16,
-    /// Entries of the used ring that have been taken.
+    /// Entries taken from the used ring.
     taken: u16,
 }
 
 impl VirtQueue {
-    /// A queue whose memory is all zero; its device tells nobody until asked to.
+    /// Makes a queue in zeroed memory. Interrupts stay off until the driver asks for one.
     pub fn new(memory: Arc<SharedMemory>, places: Places, event_index: bool) -> Self {
         let size = usize::from(places.size);
         let word = |at| Word::new(&memory, at, 1);
@@ -184,8 +184,8 @@ impl VirtQueue {
         &self.memory
     }
 
-    /// Sets one of the main table. Where it is there already nothing is written:
-    /// the device has read it, and both keep the line.
+    /// Sets a descriptor of the main table. An unchanged descriptor is not written: the device has
+    /// read it, so both processors keep the cache line.
     #[inline]
     pub fn set_descriptor(&self, index: u16, descriptor: Descriptor) {
         let words = descriptor.words();
@@ -194,9 +194,8 @@ impl VirtQueue {
         }
     }
 
-    /// Says that a chain is going to be added and published soon: the device has
-    /// read the index since we wrote it, and has written since then from which one
-    /// on it wants to be told.
+    /// Prefetches the words of the next publication. The device has read the available index since
+    /// this side wrote it, and has written its available event since then.
     #[inline]
     pub fn prefetch_to_publish(&self) {
         self.available_index.prefetch_to_write(0);
@@ -205,9 +204,8 @@ impl VirtQueue {
         }
     }
 
-    /// Puts a chain, which is complete, at the end of the available ring: where
-    /// few are out it is often the one that was in this place before, and then
-    /// the device keeps the line.
+    /// Appends a complete chain to the available ring. With few requests in flight, the slot often
+    /// holds this head already. It is not written then, and the device keeps the cache line.
     #[inline]
     pub fn add(&mut self, head: u16) {
         let entry = self.available.half_word(usize::from(self.added));
@@ -222,7 +220,7 @@ impl VirtQueue {
         self.added != self.published
     }
 
-    /// Lets the device see what was added; `true` if it wants to be told of it.
+    /// Shows the device the heads added so far. `true` if the device wants a notification.
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
@@ -240,14 +238,14 @@ impl VirtQueue {
         }
     }
 
-    /// How many heads the device has done with, which may be taken. Never more
-    /// than there are, whatever it says.
+    /// Returns the number of used heads that can be taken, at most the queue's size whatever the
+    /// device writes.
     #[inline]
     pub fn ready(&self) -> u16 {
         self.used_index().wrapping_sub(self.taken).min(self.size)
     }
 
-    /// The next head that the device has done with: whatever it says.
+    /// Takes the next used head. The value is the device's and unchecked.
     #[inline]
     pub fn take(&mut self) -> Option<u32> {
         if !self.has_used() {
@@ -258,15 +256,14 @@ impl VirtQueue {
         Some(entry as u32)
     }
 
-    /// The head that [`VirtQueue::take`] is going to answer after so many others, if
-    /// the device does one after the other. A guess, without waiting for what the
-    /// device wrote.
+    /// Returns the head that [`VirtQueue::take`] will probably return after `ahead` others, if the
+    /// device works in order. The guess does not wait for the device's cache line.
     #[inline]
     pub fn expected(&self, ahead: u16) -> u16 {
         self.available.half_word(usize::from(self.taken.wrapping_add(ahead))).load(Ordering::Relaxed)
     }
 
-    /// Whether there is a head that the device has done with.
+    /// Whether the device has used a head that was not taken.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.used_index() != self.taken
@@ -277,8 +274,8 @@ impl VirtQueue {
         self.used_index.half_word(0).load(Edge::UsedIndex.acquire())
     }
 
-    /// Asks to be told of the next head that is done. `false` if there is one
-    /// already, of which nobody may tell.
+    /// Asks for an interrupt at the next used head. `false` if there is a used head already, for
+    /// which no interrupt may come.
     pub fn ask_for_interrupt(&self) -> bool {
         if self.event_index {
             self.used_event.half_word(0).store(self.taken, Ordering::Relaxed);
@@ -289,8 +286,8 @@ impl VirtQueue {
         self.used_index() == self.taken
     }
 
-    /// Takes the wish back. (With EVENT_IDX one wish is one interrupt; what is
-    /// left is that the index passes the same place again, once in 65,536.)
+    /// Withdraws the request for an interrupt. With EVENT_IDX a request gives one interrupt. The
+    /// index passes the withdrawn event index again only after 65,536 heads.
     pub fn refuse_interrupt(&self) {
         if self.event_index {
             self.used_event.half_word(0).store(self.taken.wrapping_sub(1), Ordering::Relaxed);
@@ -299,20 +296,20 @@ impl VirtQueue {
         }
     }
 
-    /// Heads that the device has done with and nobody has taken yet. Only while
-    /// no device is at work on the queue.
+    /// Returns the used heads that were not taken. Only while no device works on the queue.
     pub fn not_taken(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.ready()).map(|index| self.used.read(usize::from(self.taken.wrapping_add(index))) as u32)
     }
 
-    /// Makes the queue ready for another device, which starts at the used
-    /// index: what lies in the available ring from there on is exactly `heads`,
-    /// everything that is still to be done. Only while no device is at work on it.
+    /// Prepares the queue for another device, which starts at the used index. From there on the
+    /// available ring holds exactly `heads`, all requests that are still to be done. Only while no
+    /// device works on the queue.
     pub fn make_over(&mut self, heads: impl Iterator<Item = u16>) {
         self.added = self.used_index();
         heads.for_each(|head| self.add(head));
         self.published = self.added;
-        // It is told of the next one, whatever the other device had wished.
+        // The new device gets a notification for the next head, whatever the old device had asked
+        // for.
         self.used_flags.half_word(0).store(0, Ordering::Relaxed);
         self.available_event.half_word(0).store(self.added, Ordering::Relaxed);
         self.available_index.half_word(0).store(self.added, Edge::AvailableIndex.release());

@@ -1,4 +1,4 @@
-//! Wrappers: devices around any other device, which they make slow or faulty.
+//! Wrappers: drivers around any other driver, which make it slow or faulty.
 
 pub mod delay;
 pub mod error;

@@ -1,5 +1,5 @@
-//! One call at a time on one queue pair: splits what is too long, keeps the
-//! pieces in flight together, and waits as the device's policy says.
+//! One blocking call at a time on one queue pair. Splits long transfers into requests ("pieces"),
+//! keeps the pieces in flight together, and waits as the device's policy says.
 
 use super::cursor::Cursor;
 use crate::channel::{Channel, Pause};
@@ -12,27 +12,27 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::relax;
 use usring_sys::{Errno, epoll, processor, timer_slack};
 
-/// Most pieces of a call that are in flight together.
+/// Maximum number of pieces of a call in flight.
 const DEPTH: u32 = 32;
-/// Most segments of a piece.
+/// Maximum number of segments of a piece.
 const SEGMENTS: usize = 64;
-/// Bytes of the bounce buffer; a block, if that is more.
+/// Bytes of the bounce buffer; a block, if that is larger.
 const BOUNCE: u32 = 64 << 10;
 
 pub struct Caller {
     channel: Channel,
     completions: Completions,
-    /// By token.
+    /// Indexed by token.
     pieces: [Piece; DEPTH as usize],
-    /// Tokens that are free, one bit each.
+    /// Free tokens, one bit each.
     free: u32,
-    /// Of the piece that is being made.
+    /// Segments of the piece that is being made.
     segments: Vec<IoVector>,
     /// Empty until it is needed.
     bounce: Bounce,
 }
 
-/// Whole blocks, or an operation without data.
+/// A transfer of whole blocks, or an operation without data.
 #[derive(Clone, Copy)]
 pub struct Whole {
     pub operation: Operation,
@@ -43,39 +43,39 @@ pub struct Whole {
 
 #[derive(Clone, Copy, Default)]
 struct Piece {
-    /// Bytes from the start of the whole.
+    /// Bytes from the start of the whole transfer.
     start: u64,
     length: u64,
 }
 
-/// Where a whole went wrong first.
+/// The first failure in a transfer, by offset.
 struct Failure {
     at: u64,
     error: Errno,
 }
 
-/// What came of making one more piece.
+/// Result of making another piece.
 enum Made {
     Piece,
-    /// No token, or no room in the queue.
+    /// No token is free, or the queue has no room.
     Full,
-    /// The memory at hand is not for this device.
+    /// The device must not access the memory at the cursor.
     Unreachable,
 }
 
-/// A call's way through its pieces.
+/// Progress of a call through its pieces.
 struct Run {
     whole: Whole,
-    /// Of the memory; see [`DeviceRequest::registered`].
+    /// Whether the memory is registered; see [`DeviceRequest::registered`].
     registered: bool,
-    /// Bytes that pieces have been made of.
+    /// Bytes for which pieces have been made.
     made: u64,
     unreachable: bool,
     failure: Option<Failure>,
 }
 
 impl Run {
-    /// `transferred` bytes of a piece, or the error that it ended with.
+    /// Records the end of a piece: the bytes transferred, or its error.
     fn ended(&mut self, piece: Piece, answer: Result<u64, Errno>) {
         let failure = match answer {
             Ok(transferred) if transferred >= piece.length => return,
@@ -109,9 +109,9 @@ impl Caller {
         self.channel.interrupt().is_some()
     }
 
-    /// Whole blocks from or to the program's memory as it is, as far as the
-    /// device can reach that; the cursor goes along. Answers bytes, 0 if the
-    /// memory at hand is not for this device.
+    /// Transfers whole blocks directly from or to the program's memory, as far as the device may
+    /// access it, and advances the cursor. Returns the bytes; 0 if the device must not access the
+    /// memory at the cursor.
     pub fn straight(
         &mut self,
         device: &Device,
@@ -134,7 +134,7 @@ impl Caller {
                 self.wait();
                 self.collect(&mut run);
             } else if run.wants_more() {
-                // Full without a request of ours: others use up what it has.
+                // The queue is full without a request of this call: other users fill it.
                 processor::give_way();
             } else {
                 break;
@@ -204,7 +204,7 @@ impl Caller {
         }
     }
 
-    /// Waits until something has completed.
+    /// Waits until a request has completed.
     fn wait(&mut self) {
         let mut wait = self.channel.begin_wait();
         self.completions.clear();
@@ -215,7 +215,7 @@ impl Caller {
             }
             match self.channel.pause(&mut wait) {
                 Pause::Spin => relax(),
-                // Cut short by a signal or not: the rest is spun.
+                // If a signal ends the sleep early, the rest is polled.
                 Pause::Sleep(span) => drop(timer_slack::sleep_precisely(span)),
                 Pause::Interrupt => self.sleep(),
             }
@@ -226,12 +226,12 @@ impl Caller {
         if self.channel.arm_interrupt()
             && let Some(interrupt) = self.channel.interrupt()
         {
-            // It fails where the kernel has no memory: then this spins.
+            // The wait fails if the kernel has no memory; then the loop polls.
             let _ = epoll::wait_readable(interrupt);
         }
     }
 
-    /// One request, to its end. Nothing else is in flight. Answers bytes.
+    /// Makes one request and waits for it. No other request is in flight. Returns the bytes.
     pub fn one(&mut self, device: &Device, whole: Whole, segments: &[IoVector]) -> Result<u64, Errno> {
         let Whole { operation, durable, offset, length } = whole;
         let request = DeviceRequest {
@@ -257,7 +257,7 @@ impl Caller {
         answer(self.completions.as_slice()[0].result)
     }
 
-    /// Most bytes that [`Caller::bounce`] takes.
+    /// Returns the maximum number of bytes for [`Caller::bounce`].
     pub fn bounce_length(&mut self, device: &Device) -> u64 {
         self.bounce.make(device);
         self.bounce.length as u64
@@ -267,7 +267,8 @@ impl Caller {
         self.bounce.memory()
     }
 
-    /// One request from or to the bounce buffer's start. Answers bytes, at least one.
+    /// Transfers between the device and the start of the bounce buffer, in one request. Returns the
+    /// bytes, at least one.
     pub fn bounce(&mut self, device: &Device, whole: Whole) -> Result<u64, Errno> {
         self.bounce.make(device);
         let base = self.bounce.memory().as_mut_ptr().expose_provenance() as u64;
@@ -282,7 +283,7 @@ fn answer(result: i32) -> Result<u64, Errno> {
     u64::try_from(result).map_err(|_| Errno::new(result.unsigned_abs()))
 }
 
-/// Memory that every device can reach.
+/// Memory that every device may access.
 #[derive(Default)]
 struct Bounce {
     bytes: Vec<u8>,

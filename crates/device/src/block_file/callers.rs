@@ -1,4 +1,4 @@
-//! Who calls: at most sixteen at the same time in one process, each with a
+//! The queue pairs of blocking calls: at most sixteen calls at a time in a process, each with a
 //! queue pair of its own.
 
 use super::caller::Caller;
@@ -11,19 +11,19 @@ use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::{Errno, thread};
 
 const MOST: usize = 16;
-/// Blocks that are not the same but share one of these wait for each other,
-/// and that is all.
+/// Number of locks for writes to parts of blocks. Blocks that share a lock only wait for each
+/// other.
 const TURNS: usize = 64;
 
 pub(crate) struct Callers {
-    /// Locked by a call while it lasts. A thread looks at its own first.
+    /// Locked by a call for its duration. A thread tries its home seat first.
     seats: [Mutex<Option<Caller>>; MOST],
-    /// Which seats have a queue pair, or had one a moment ago.
+    /// Seats that have a queue pair, or had one a moment ago, one bit each.
     open: AtomicU32,
     turns: [Mutex<()>; TURNS],
 }
 
-/// A caller, for the length of a call.
+/// A caller, held for the duration of a call.
 pub(super) struct Seat<'a>(Guard<'a, Option<Caller>>);
 
 impl Deref for Seat<'_> {
@@ -47,9 +47,9 @@ impl Default for Callers {
 }
 
 impl Callers {
-    /// A caller that nobody else uses; waits for one if it must.
+    /// Takes a caller that no other call uses; waits if necessary.
     ///
-    /// Errors: what [`crate::Driver::open_queue`] answers for the first.
+    /// Errors: those of [`crate::Driver::open_queue`] for the first queue pair.
     pub(super) fn take(&self, device: &Device) -> Result<Seat<'_>, Errno> {
         let own = home(thread::current().0);
         for index in (own..MOST).chain(0..own) {
@@ -59,7 +59,7 @@ impl Callers {
                     self.open.fetch_or(1 << index, Ordering::Relaxed);
                     return Ok(Seat(seat));
                 }
-                // The device has no more queue pairs to give.
+                // The device has no further queue pair.
                 Err(error) if self.open.load(Ordering::Relaxed) == 0 => return Err(error),
                 Err(_) => break,
             }
@@ -71,7 +71,7 @@ impl Callers {
     #[cold]
     fn wait(&self, device: &Device, own: usize) -> Result<Seat<'_>, Errno> {
         let open = self.open.load(Ordering::Relaxed);
-        // The first open one from the thread's own on, around the end.
+        // The first open seat from the thread's home on, wrapping around.
         let first = (open >> own).trailing_zeros() as usize + own;
         let index = if first < MOST { first } else { open.trailing_zeros() as usize % MOST };
         let mut seat = self.seats[index].lock();
@@ -79,20 +79,19 @@ impl Callers {
         Ok(Seat(seat))
     }
 
-    /// Keeps other writers of a part of this block away.
+    /// Excludes other writers of parts of this block.
     pub(super) fn turn(&self, block: u64) -> Guard<'_, ()> {
         self.turns[(block % TURNS as u64) as usize].lock()
     }
 }
 
-/// Gives the seat a queue pair, one with interrupts where the device has
-/// become one that interrupts.
+/// Gives the seat a queue pair. It has interrupts if the device's policy is now `interrupt`.
 fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     let interrupts = device.policy() == PollPolicy::Interrupt;
     match seat {
         Some(caller) if !interrupts || caller.has_interrupts() => Ok(()),
         Some(caller) => {
-            // The old one can go on as well: it spins.
+            // If this fails, the old queue pair still works, by polling.
             if let Ok(other) = Caller::new(device, interrupts) {
                 *caller = other;
             }
@@ -105,7 +104,7 @@ fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     }
 }
 
-/// Threads' blocks lie pages apart.
+/// Returns a thread's home seat. The control blocks of threads lie pages apart.
 fn home(thread: usize) -> usize {
     (thread >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60
 }

@@ -1,4 +1,4 @@
-//! A place in the program's memory, which is in segments.
+//! A position in the program's memory, which consists of segments.
 
 use crate::geometry::Geometry;
 use alloc::vec::Vec;
@@ -6,11 +6,11 @@ use usring_sys::UserAddress;
 use usring_sys::plain::IoVector;
 use usring_sys::{kept_memory, mapping, user_memory};
 
-/// Where a transfer has got to.
+/// How far a transfer has got.
 #[derive(Clone, Copy)]
 pub struct Cursor<'a> {
     segments: &'a [IoVector],
-    /// Bytes of the first segment that are behind.
+    /// Bytes of the first segment that the cursor has passed.
     within: u64,
 }
 
@@ -19,7 +19,7 @@ impl<'a> Cursor<'a> {
         Cursor { segments, within: 0 }
     }
 
-    /// What is left of the segment at hand; `None` at the end.
+    /// Returns the rest of the current segment; `None` at the end.
     fn rest(&mut self) -> Option<IoVector> {
         while let Some(first) = self.segments.first() {
             if first.length > self.within {
@@ -40,8 +40,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Puts segments together, at most `room` and `most` bytes, that a device of this
-    /// geometry can reach; leaves the cursor behind them. Answers their bytes.
+    /// Collects segments that a device of this geometry may access, at most `room` segments and
+    /// `most` bytes. Advances the cursor behind them. Returns their bytes.
     pub fn gather(&mut self, list: &mut Vec<IoVector>, room: usize, most: u64, geometry: &Geometry) -> u64 {
         let (alignment, lends) = (u64::from(geometry.alignment), geometry.features.lends_memory);
         let mut bytes = 0;
@@ -63,17 +63,19 @@ impl<'a> Cursor<'a> {
         bytes
     }
 
-    /// Copies to the program as much as its memory takes; leaves the cursor behind it.
+    /// Copies to the program until the end or the first fault; advances the cursor. Returns the
+    /// bytes.
     pub fn copy_out(&mut self, from: &[u8]) -> usize {
         self.copy(from.len(), |at, range| user_memory::copy_out(at, &from[range]).is_ok())
     }
 
-    /// Copies from the program as much as its memory gives.
+    /// Copies from the program until the end or the first fault; advances the cursor. Returns the
+    /// bytes.
     pub fn copy_in(&mut self, to: &mut [u8]) -> usize {
         self.copy(to.len(), |at, range| user_memory::copy_in(&mut to[range], at).is_ok())
     }
 
-    /// Page by page, because a copy that fails does not tell how far it got.
+    /// Copies page by page, because a failed copy does not report how far it got.
     fn copy(&mut self, length: usize, mut copy: impl FnMut(UserAddress, core::ops::Range<usize>) -> bool) -> usize {
         let mut done = 0;
         while done < length {

@@ -1,5 +1,5 @@
-//! What stands in for a device that cannot be opened any more: the process that
-//! started the run has ended. Everything fails, so nothing is lost in silence.
+//! Stand-in for a device that cannot be opened any more, because the process that started the run
+//! has ended. All requests fail, so that no data is lost silently.
 
 use super::{Driver, QueueOptions, QueuePair};
 use crate::geometry::Geometry;
@@ -7,7 +7,7 @@ use crate::request::DeviceRequest;
 use alloc::boxed::Box;
 use usring_sys::Errno;
 
-/// A device of this shape, to which every request is answered with `EIO`.
+/// A device of this geometry that answers every request with `EIO`.
 pub struct Gone(pub Geometry);
 
 impl Driver for Gone {

@@ -1,5 +1,5 @@
-//! A device that keeps nothing: every request is done after its latency, and no
-//! memory is touched. What is left is the cost of everything else.
+//! A device that stores nothing: every request completes after its latency and touches no memory.
+//! So it shows the cost of everything but the device.
 
 use crate::batches::{AT_ONCE, Batches};
 use crate::distribution::Distribution;
@@ -33,7 +33,7 @@ struct Null {
     /// In ticks.
     latency: Distribution,
     seed: u64,
-    /// Queue pairs opened so far: each draws a sequence of its own.
+    /// Queue pairs opened so far. Each draws from a random sequence of its own.
     queues: AtomicU64,
 }
 
@@ -89,7 +89,7 @@ impl Driver for Null {
     }
 }
 
-/// What a request will have done.
+/// Returns the completion that a request will have.
 #[inline]
 fn completion(request: &DeviceRequest) -> Completion {
     let result = match request.operation {
@@ -104,7 +104,7 @@ fn is_past(due: Option<Ticks>) -> bool {
     due.is_some_and(|due| due <= Ticks::now())
 }
 
-/// Where all take the same time.
+/// Queue pair of a device with constant latency.
 struct ConstantQueue {
     batches: Batches,
     /// In ticks.
@@ -145,11 +145,11 @@ impl QueuePair for ConstantQueue {
     }
 }
 
-/// Where the time of each is drawn.
+/// Queue pair of a device with random latency.
 struct DrawnQueue {
     depth: u32,
     in_flight: u32,
-    /// Their time runs from the doorbell.
+    /// Accepted requests before the doorbell, from which their latency runs.
     accepted: Vec<Completion>,
     timeline: Timeline,
     /// In ticks.

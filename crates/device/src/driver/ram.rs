@@ -1,9 +1,8 @@
 //! A device in memory that all processes of a run share.
 //!
-//! A transfer is copied on its way in, as Linux's own RAM disk does it, but by
-//! the doorbell, all of a batch together: while one is copied, the processor looks
-//! up the pages and fetches the blocks of those that follow, for which it would
-//! have to wait otherwise.
+//! Requests are copied in the submitting thread, as in Linux's RAM disk. But the doorbell copies
+//! them, a batch together. During one copy the processor prefetches the address translations and
+//! the data of the next copies, for which it would otherwise have to wait.
 
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::{ANY_NUMBER, Features, Geometry};
@@ -30,14 +29,14 @@ pub static KIND: Kind = Kind {
     open: Opening::Device(open),
 };
 
-/// Zeroes up to this many bytes are written in place; more are a hole in the
-/// memory's file, which takes a system call and gives the pages back.
+/// Maximum bytes of zeroes that are written in place. A longer range is punched as a hole into the
+/// memory's file, which takes a system call and frees the pages.
 const ZEROED_IN_PLACE: u64 = 128 << 10;
 
-/// Copies ahead of which a page is looked up, and its first line fetched: it
-/// takes as long as several lines do.
+/// Number of copies ahead for which the address translation and the first cache line are
+/// prefetched. The translation takes as long as several cache lines.
 const LOOKED_UP: usize = 4;
-/// Bytes that are fetched of the next copy; behind them the processor goes on by itself.
+/// Bytes to prefetch of the next copy. The processor prefetches the rest by itself.
 const FETCHED: u64 = 1024;
 
 struct Ram {
@@ -99,16 +98,16 @@ struct RamQueue {
     memory: Arc<BulkMemory>,
     depth: usize,
     done: VecDeque<Completion>,
-    /// Accepted, and not yet copied.
+    /// Accepted requests that are not copied yet.
     batch: Vec<OnePiece>,
     event: Option<OwnedDescriptor>,
-    /// Somebody may be asleep on the event.
+    /// The user may be asleep on the event.
     armed: bool,
     /// The event is readable.
     signalled: bool,
 }
 
-/// A read or write of one piece.
+/// A read or write with a single segment.
 #[derive(Clone, Copy)]
 struct OnePiece {
     token: u32,
@@ -123,7 +122,7 @@ fn completion(token: u32, result: Result<u32, Errno>) -> Completion {
 }
 
 impl RamQueue {
-    /// Copies what was accepted, fetching ahead.
+    /// Copies the accepted requests, and prefetches ahead.
     #[inline]
     fn copy_batch(&mut self) {
         let fetch = |piece: Option<&OnePiece>, bytes: Range<u64>| {
@@ -209,8 +208,8 @@ impl QueuePair for RamQueue {
     }
 }
 
-/// Copies what a read or write asks for; nothing for a flush, since memory is
-/// as durable as it gets.
+/// Copies the data of a read or write. Does nothing for a flush: nothing can make memory more
+/// durable.
 #[inline]
 fn transfer(memory: &BulkMemory, operation: Operation, start: u64, segments: &[IoVector]) -> Result<u32, Errno> {
     let mut offset = start;

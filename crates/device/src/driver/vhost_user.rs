@@ -1,19 +1,19 @@
-//! A device that another process serves: vhost-user-blk. Requests go through
-//! virtqueues in memory that the two share, with no system call on the way
-//! while the back end polls, and one to wake it when it sleeps.
+//! A device that another process, the back end, serves: vhost-user-blk. Requests go through
+//! virtqueues in shared memory. They take no system call while the back end polls, and one to wake
+//! it when it sleeps.
 //!
 //! | part | file |
 //! |---|---|
 //! | the shared memory | [`arena`] |
-//! | what happens when the back end goes | [`generation`] |
+//! | change and end of the back end | [`generation`] |
 //! | a queue pair | `queue` |
-//! | whether the control plane lives | `lifeline` |
-//! | the program's memory that the back end sees | `shares` |
+//! | detecting the end of the control plane | `lifeline` |
+//! | program memory shared with the back end | `shares` |
 //! | the virtio block device | `block` |
 //! | the rings | [`crate::virtqueue`] |
 //!
-//! The connection itself is the control plane's ([`Supply`]): one per device,
-//! in the process that started the run.
+//! The control plane ([`Supply`]) has the connection to the back end: one per device, in the
+//! process that started the run.
 
 pub mod arena;
 pub mod block;
@@ -47,7 +47,7 @@ pub static KIND: Kind = Kind {
     open: Opening::Device(open),
 };
 
-/// Most queues of one device: as many as the protocol's messages can number.
+/// Maximum number of queues of a device: as many as the protocol's messages can number.
 pub const MOST_QUEUES: u64 = 256;
 
 fn check_queues(layer: &Layer) -> Result<(), &'static str> {
@@ -58,17 +58,17 @@ fn check_queues(layer: &Layer) -> Result<(), &'static str> {
     }
 }
 
-/// What the text says, for the control plane.
+/// The options in the text, for the control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options<'a> {
     pub socket: &'a str,
     pub reconnect: bool,
-    /// `None`: as many as the back end has, within reason.
+    /// `None`: as many queues as the back end has, up to a limit of the control plane.
     pub queues: Option<u32>,
 }
 
 impl<'a> Options<'a> {
-    /// Of a device of this kind; `None` of any other.
+    /// Returns the options of a vhost-user device; `None` for any other.
     pub fn of(layer: &'a Layer) -> Option<Options<'a>> {
         if layer.kind() != KIND.name {
             return None;
@@ -94,15 +94,15 @@ fn open(layer: &Layer, supply: Box<dyn Supply>) -> Opened {
     }))))
 }
 
-/// What the driver and its queue pairs share.
+/// State shared by the driver and its queue pairs.
 struct VhostUser {
     arena: Arena,
     parameters: Parameters,
     geometry: Geometry,
     shares: Shares,
-    /// Registered memory may be shared with the back end. The user decides: what
-    /// another thread writes there while it is registered can be lost, and a
-    /// forked child then shares it, too.
+    /// Registered memory may be shared with the back end. The user decides, because this has two
+    /// risks. Data that another thread writes during the registration can be lost. And a forked
+    /// child then shares the memory with its parent.
     zero_copy: bool,
     supply: Box<dyn Supply>,
 }
@@ -119,8 +119,8 @@ impl Driver for Handle {
         Ok(Box::new(Queue::new(Arc::clone(&self.0), grant, options)?))
     }
 
-    /// Whole pages that nobody else sees become pages of a file, with what they
-    /// hold, at the same addresses; the back end maps the same file.
+    /// Replaces whole private pages by pages of a file, with their content, at the same addresses.
+    /// The back end maps the same file.
     fn share_memory(&self, memory: IoVector) {
         let Some((start, length)) = whole_pages(memory).filter(|_| self.0.zero_copy) else { return };
         if kept_memory::comes_and_goes(IoVector { base: start, length: length as u64 }) {
@@ -148,7 +148,7 @@ impl Driver for Handle {
     }
 }
 
-/// The pages of which every byte belongs to the memory.
+/// Returns the pages that lie entirely within the memory.
 fn whole_pages(memory: IoVector) -> Option<(u64, usize)> {
     let page = PAGE as u64;
     let start = memory.base.checked_next_multiple_of(page)?;

@@ -1,14 +1,14 @@
-//! What is wrong with a text, for a person to read: where, what stands there,
-//! and what could stand there.
+//! Errors in a device's text, as messages to the user: the position, the text found there, and what
+//! could stand there.
 
 use super::{KINDS, Kind, OptionRow, ValueKind};
 use alloc::string::String;
 use core::fmt;
 
-/// What is wrong, and where.
+/// An error and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpecError {
-    /// The first character is 1.
+    /// Column of the error, counted from 1.
     pub column: usize,
     pub problem: Problem,
 }
@@ -20,7 +20,7 @@ pub enum Problem {
     UnknownOption {
         found: String,
         kind: &'static Kind,
-        /// The wrapper around it, which does not know the option either.
+        /// The enclosing wrapper, which does not know the option either.
         wrapper: Option<&'static Kind>,
     },
     OptionTwice(&'static str),
@@ -28,21 +28,21 @@ pub enum Problem {
         option: &'static str,
         kind: &'static Kind,
     },
-    /// Not a value of this kind.
+    /// Not a value of the expected kind.
     Value {
         option: &'static str,
         found: String,
         expected: ValueKind,
     },
-    /// A character (or the end) where another should be.
+    /// An unexpected character, or the end of the text.
     Unexpected {
         found: Option<char>,
         expected: &'static str,
     },
-    /// An option of the whole device inside a wrapper.
+    /// An option of the whole device stands inside a wrapper.
     WholeInside(&'static str),
     TooDeep,
-    /// The values do not fit together.
+    /// The values contradict each other.
     Together {
         kind: &'static Kind,
         what: &'static str,
@@ -68,7 +68,7 @@ fn list<'a>(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'a str>) ->
     Ok(())
 }
 
-/// "ram takes: size, block".
+/// Writes the options of a kind, such as "ram takes: size, block".
 fn takes(f: &mut fmt::Formatter<'_>, kind: &Kind) -> fmt::Result {
     write!(f, "; {} takes: ", kind.name)?;
     list(f, kind.options.iter().map(|row: &OptionRow| row.name))

@@ -1,15 +1,13 @@
-//! The kinds of devices and wrappers that a text may name. A new one is a line
-//! here and a `KIND` in its own file.
+//! All kinds of devices and wrappers. A new kind needs a line here and a `KIND` in its own file.
 
 use super::Kind;
 use crate::driver::{file, null, ram, vhost_user};
 use crate::wrapper::{delay, error};
 
-/// Devices and wrappers. No option of a device has the name of one of a wrapper,
-/// and none is called `poll`.
+/// Devices and wrappers. No device and wrapper share an option name, and no option is named `poll`.
 pub static KINDS: &[&Kind] = &[&null::KIND, &ram::KIND, &file::KIND, &vhost_user::KIND, &delay::KIND, &error::KIND];
 
-/// The kind of this name.
+/// Returns the kind with this name.
 pub fn find(name: &str) -> Option<&'static Kind> {
     KINDS.iter().copied().find(|kind| kind.name == name)
 }
@@ -18,7 +16,7 @@ pub fn find(name: &str) -> Option<&'static Kind> {
 mod tests {
     use super::*;
 
-    /// The parser tells a device's options from its wrapper's by their names.
+    /// The parser assigns an option to the device or to its wrapper by the option's name.
     #[test]
     fn no_option_of_a_device_is_called_as_one_of_a_wrapper() {
         let (wrappers, devices): (Vec<&Kind>, Vec<&Kind>) = KINDS.iter().partition(|kind| kind.is_wrapper());

@@ -1,6 +1,5 @@
-//! From a device's text to its layers. Reads once from left to right; how deep
-//! wrappers may stand in each other is limited, so that no text can use up the
-//! stack.
+//! Parser of a device's text, in one pass from left to right. The nesting of wrappers is limited,
+//! so that no text can exhaust the stack.
 
 use super::{Kind, Layer, OptionRow, Problem, Spec, SpecError, Value, ValueKind, kinds};
 use crate::policy::PollPolicy;
@@ -9,21 +8,21 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Most wrappers around each other.
+/// Maximum nesting of wrappers.
 const DEEPEST: usize = 8;
-/// The options of the whole device.
+/// Options of the whole device.
 const POLL: &str = "poll";
 const OVERWRITE: &str = "overwrite";
 
 struct Parser<'a> {
     text: &'a str,
-    /// In bytes.
+    /// Position in the text, in bytes.
     at: usize,
     poll: Option<PollPolicy>,
     overwrite: Option<bool>,
 }
 
-/// Where a layer stands.
+/// Position of a layer in the nesting.
 #[derive(Clone, Copy)]
 struct Place {
     wrapper: Option<&'static Kind>,
@@ -38,7 +37,8 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
         match parser.name() {
             POLL => parser.policy(start, Place { wrapper: None, depth: 0 })?,
             OVERWRITE => parser.overwrite(start, Place { wrapper: None, depth: 0 })?,
-            // Only behind a wrapper's parenthesis: a device reads its options itself.
+            // Reached only behind a wrapper's parenthesis, because a device parses its options
+            // itself.
             found => {
                 let (found, kind) = (found.to_owned(), outermost.kind);
                 return Err(parser.error(start, Problem::UnknownOption { found, kind, wrapper: None }));
@@ -76,7 +76,7 @@ impl Parser<'_> {
         if self.skip(wanted) { Ok(()) } else { Err(self.unexpected(expected)) }
     }
 
-    /// Everything up to what can follow a name.
+    /// Reads up to a character that can follow a name.
     fn name(&mut self) -> &str {
         let rest = &self.text[self.at..];
         let length = rest.find([':', '(', ')', ',', '=']).unwrap_or(rest.len());
@@ -111,8 +111,8 @@ impl Parser<'_> {
         Ok(layer)
     }
 
-    /// The options of one layer, each behind a separator; ends before a
-    /// separator behind which an option of the wrapper stands.
+    /// Reads the options of one layer, each after a separator. Stops before the separator of an
+    /// option that belongs to the wrapper.
     fn options(&mut self, layer: &mut Layer, first: char, place: Place) -> Result<(), SpecError> {
         let mut separator = first;
         loop {
@@ -174,7 +174,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// `=` and a value.
+    /// Reads `=` and a value.
     fn value<T>(
         &mut self,
         option: &'static str,
@@ -187,7 +187,7 @@ impl Parser<'_> {
         read(&found).ok_or_else(|| self.error(start, Problem::Value { option, found, expected }))
     }
 
-    /// A value without its backslashes.
+    /// Reads a value and removes its backslashes.
     fn raw_value(&mut self) -> Result<String, SpecError> {
         let mut value = String::new();
         let mut open = 0usize;
@@ -210,7 +210,7 @@ impl Parser<'_> {
         if open > 0 { Err(self.unexpected("')'")) } else { Ok(value) }
     }
 
-    /// That nothing is missing, and what is there fits together.
+    /// Checks that no required option is missing, and that the values fit together.
     fn finish(&self, start: usize, layer: &Layer) -> Result<(), SpecError> {
         let kind = layer.kind;
         let missing = kind.options.iter().find(|row| row.required && layer.value(row.name).is_none());

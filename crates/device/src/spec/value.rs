@@ -1,5 +1,5 @@
-//! The values of options: sizes, times, probabilities, distributions. Each is
-//! written as it is read.
+//! Values of options: sizes, times, probabilities, distributions. Each is written in the form in
+//! which it is read.
 
 use crate::distribution::Distribution;
 use crate::policy::PollPolicy;
@@ -8,26 +8,26 @@ use alloc::string::String;
 use core::fmt::{self, Write};
 use usring_sys::clock::Nanoseconds;
 
-/// What sort of value an option takes.
+/// The kind of value that an option takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueKind {
     Size,
-    /// The size of a logical block.
+    /// Size of a logical block.
     Block,
     Span,
     Distribution,
     Probability,
     Number,
-    /// Of a file or a socket.
+    /// Path of a file or a socket.
     Path,
     Switch,
     Policy,
 }
 
-/// A value that was read.
+/// A parsed value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Bytes.
+    /// In bytes.
     Size(u64),
     Span(Nanoseconds),
     Distribution(Distribution),
@@ -39,7 +39,7 @@ pub enum Value {
 }
 
 impl ValueKind {
-    /// Ends the sentence "… which is".
+    /// Returns the end of the sentence "… which is".
     pub fn description(self) -> &'static str {
         match self {
             ValueKind::Size => "a size like 4096, 64K, 1M, 1G or 1T",
@@ -58,7 +58,7 @@ impl ValueKind {
 }
 
 impl Value {
-    /// `None` if the text is no such value.
+    /// Parses a value. `None` if the text is not a value of this kind.
     pub fn read(kind: ValueKind, text: &str) -> Option<Value> {
         match kind {
             ValueKind::Size => size(text).map(Value::Size),
@@ -99,17 +99,17 @@ impl fmt::Display for Value {
     }
 }
 
-/// Digits only: `parse` alone would take a sign.
+/// Accepts digits only: `parse` alone would accept a sign.
 fn number(text: &str) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
 const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 
-/// A file's length cannot be more.
+/// Maximum length of a file.
 const LARGEST: u64 = i64::MAX as u64;
 
-/// Bytes, or with K, M, G, T (1K is 1024).
+/// Parses a number of bytes, optionally with K, M, G or T (1K is 1024).
 pub fn size(text: &str) -> Option<u64> {
     let (digits, shift) = match UNITS.iter().find(|(unit, _)| text.ends_with(*unit)) {
         Some((_, shift)) => (&text[..text.len() - 1], *shift),
@@ -125,7 +125,7 @@ fn write_size(f: &mut fmt::Formatter<'_>, bytes: u64) -> fmt::Result {
     }
 }
 
-/// How often something happens, from never to always; in 10⁻⁹.
+/// A probability from never to always, in units of 10⁻⁹.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Probability(u32);
 
@@ -133,12 +133,12 @@ impl Probability {
     pub const ALWAYS: u32 = 1_000_000_000;
     const DIGITS: usize = 9;
 
-    /// In 10⁻⁹.
+    /// Returns the probability in units of 10⁻⁹.
     pub fn per_billion(self) -> u32 {
         self.0
     }
 
-    /// `0.01` or `1%`, with nine digits behind the point at most (seven).
+    /// Parses `0.01` or `1%`, with at most nine digits behind the point (seven for a percentage).
     pub fn parse(text: &str) -> Option<Probability> {
         let (text, digits) = match text.strip_suffix('%') {
             Some(percent) => (percent, Self::DIGITS - 2),

@@ -1,8 +1,8 @@
-//! A device that takes longer than the one inside: what that has done is held
-//! back for a time, by the direction of the request.
+//! A wrapper that adds latency: it holds each completion of the inner device back for a time that
+//! depends on the request's direction.
 //!
-//! The time runs from when the inner completion is seen: at the doorbell for
-//! what the device does at once, else at a look.
+//! The time runs from the moment when the wrapper sees the inner completion. For a device that
+//! completes at once that is the doorbell, else a poll.
 
 use super::held::Held;
 use crate::distribution::Distribution;
@@ -30,18 +30,18 @@ pub static KIND: Kind = Kind {
     open: Opening::Wrapper(|layer, inner| Ok(Box::new(Delay::new(layer, inner)))),
 };
 
-/// By how much requests are held back, by [`direction`].
+/// Added latencies, by [`direction`].
 type Spans = [Distribution; 3];
 
 struct Delay {
     inner: Box<dyn Driver>,
     spans: Spans,
     seed: u64,
-    /// Sequences of random numbers handed out: one to each queue pair and each call.
+    /// Number of random sequences used: one per queue pair and one per blocking call.
     sequences: AtomicU64,
 }
 
-/// Which of the spans is a request's: reads, writes, and what has no data.
+/// Returns the index in [`Spans`] of a request: read, write, or operation without data.
 fn direction(operation: Operation) -> usize {
     match operation {
         Operation::Read => 0,
@@ -82,8 +82,8 @@ impl Driver for Delay {
         Ok(Box::new(DelayQueue { held, span }))
     }
 
-    /// The calling thread blocks anyway, so it waits out the delay. A signal
-    /// ends only the waiting: what was done is done.
+    /// Sleeps for the delay after the request, because the calling thread blocks anyway. A signal
+    /// ends only the sleep; the result stays.
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let answer = self.inner.execute(request);
         let _ = wait::nanosleep(self.spans[direction(request.operation)].draw(&mut self.random()));
@@ -108,11 +108,11 @@ struct DelayQueue {
     span: Span,
 }
 
-/// How long each completion is held back.
+/// Determines how long each completion is held back.
 struct Span {
     /// In ticks.
     spans: Spans,
-    /// By token.
+    /// Indexed by token.
     directions: Vec<u8>,
     random: Random,
 }

@@ -1,9 +1,8 @@
-//! A device that goes wrong by chance, and by the same chances again under the
-//! same seed: requests fail, transfer less than they were asked for, are never
-//! answered, or are answered late.
+//! A wrapper that makes random errors, and repeats them with the same seed. Requests fail, transfer
+//! fewer bytes than requested, never complete, or complete late.
 //!
-//! Each request is drawn for once, in the order of their acceptance by a queue
-//! pair. One that the device inside leaves to a worker is drawn for again there.
+//! Each request draws its fate once, in the order in which a queue pair accepts them. A request
+//! that the inner device leaves to a worker draws again there.
 
 use super::held::Held;
 use crate::batches::AT_ONCE;
@@ -37,15 +36,15 @@ pub static KIND: Kind = Kind {
     open: Opening::Wrapper(|layer, inner| Ok(Box::new(Faulty::new(layer, inner)))),
 };
 
-/// What happens to a request.
+/// The fate of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Well,
-    /// EIO; the device inside does not learn of it.
+    /// Fails with EIO; the inner device does not get the request.
     Fails,
-    /// At least one block, and not all.
+    /// Transfers at least one block, but not all.
     Short,
-    /// The device inside does not learn of it, so nobody touches its memory.
+    /// Never completes. The inner device does not get the request, so its memory is not touched.
     Never,
     Late,
 }
@@ -53,7 +52,7 @@ enum Fate {
 const CHANCES: [(&str, Fate); 4] =
     [("eio", Fate::Fails), ("short", Fate::Short), ("never", Fate::Never), ("late", Fate::Late)];
 
-/// How late, if nothing else is said.
+/// Default of the option `late-by`, in nanoseconds.
 const LATE_BY: Nanoseconds = 10_000_000;
 
 fn chance(layer: &Layer, name: &str) -> u32 {
@@ -62,11 +61,11 @@ fn chance(layer: &Layer, name: &str) -> u32 {
 
 struct Faulty {
     inner: Box<dyn Driver>,
-    /// In 10⁻⁹, in the order of [`CHANCES`].
+    /// In units of 10⁻⁹, in the order of [`CHANCES`].
     chances: [u32; CHANCES.len()],
     late_by: Nanoseconds,
     seed: u64,
-    /// Sequences of random numbers handed out: one to each queue pair and each call.
+    /// Number of random sequences used: one per queue pair and one per blocking call.
     sequences: AtomicU64,
 }
 
@@ -87,23 +86,23 @@ impl Faulty {
     }
 }
 
-/// What was drawn for a request.
+/// The draw for a request.
 #[derive(Clone, Copy)]
 struct Drawn {
     fate: Fate,
-    /// How much of it, if it is short: a share of 2⁶⁴.
+    /// Share of the request to transfer if it is short, in units of 2⁻⁶⁴.
     share: u64,
 }
 
-/// Where fates come from.
+/// Source of the fates.
 struct Dice {
     chances: [u32; CHANCES.len()],
     random: Random,
 }
 
 impl Dice {
-    /// Always two numbers, whatever comes of them: what a request is given does
-    /// not depend on those before it.
+    /// Draws a fate. Always uses two random numbers, so a request's fate does not depend on the
+    /// fates before it.
     fn draw(&mut self) -> Drawn {
         let mut number = self.random.below(u64::from(Probability::ALWAYS)) as u32;
         let share = self.random.next();
@@ -118,8 +117,8 @@ impl Dice {
 }
 
 impl Drawn {
-    /// How much is transferred of a request that is to be short: whole blocks,
-    /// one at least, and not all of them. `None` if all of it is.
+    /// Returns the bytes to transfer of a short request: whole blocks, at least one, and not all.
+    /// `None` if the request is transferred as a whole.
     fn length(&self, request: &DeviceRequest, block: u64) -> Option<u64> {
         let blocks = match request.operation {
             Operation::Read | Operation::Write => request.length / block,
@@ -129,7 +128,7 @@ impl Drawn {
     }
 }
 
-/// The first `length` bytes of some segments.
+/// Collects the first `length` bytes of the segments.
 fn cut(segments: &[IoVector], mut length: u64, into: &mut Vec<IoVector>) {
     into.clear();
     for segment in segments {
@@ -160,7 +159,7 @@ impl Driver for Faulty {
         Ok(Box::new(FaultyQueue { held, lateness, dice: self.dice(), block, drawn: None, segments }))
     }
 
-    /// A request that is never answered blocks its thread until a signal ends it (`EINTR`).
+    /// A request that never completes blocks its thread until a signal (`EINTR`).
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let drawn = self.dice().draw();
         match drawn.fate {
@@ -202,14 +201,14 @@ struct FaultyQueue {
     lateness: Lateness,
     dice: Dice,
     block: u64,
-    /// What was drawn for the next request, if the device inside had no room for it.
+    /// The draw for the next request, if the inner device had no room for that request.
     drawn: Option<Drawn>,
-    /// Of a request that is cut short.
+    /// Segments of a shortened request.
     segments: Vec<IoVector>,
 }
 
 struct Lateness {
-    /// By token.
+    /// Indexed by token.
     late: Vec<bool>,
     /// In ticks.
     by: u64,

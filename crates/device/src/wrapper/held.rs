@@ -1,5 +1,5 @@
-//! A device's queue pair whose completions go through a timeline before they
-//! reach the user: what the wrappers have in common.
+//! An inner queue pair whose completions go through a timeline before they reach the user. Both
+//! wrappers use it.
 
 use crate::batches::AT_ONCE;
 use crate::driver::{Delivery, QueueOptions, QueuePair, Submission};
@@ -11,18 +11,18 @@ use usring_sys::Errno;
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::ticks::Ticks;
 
-/// The inner queue pair, what is held back of its completions, and the
-/// interrupt of the two: an epoll set of the device's own interrupt and of a
-/// timer, readable when one of them is.
+/// The inner queue pair, its held-back completions, and a common interrupt: an epoll set of the
+/// inner interrupt and a timer, readable when either of them is.
 pub(super) struct Held {
     inner: Box<dyn QueuePair>,
     depth: u32,
-    /// Counted here too: what is held back is no longer the inner one's.
+    /// Requests in flight for the user. The inner queue pair has already completed the held-back
+    /// ones.
     in_flight: u32,
     timeline: Timeline,
     timer: TimerInterrupt,
     either: Option<Epoll>,
-    /// What one look at the inner queue pair brought.
+    /// Completions found by one poll of the inner queue pair.
     found: Completions,
 }
 
@@ -44,7 +44,7 @@ impl Held {
         self.in_flight == self.depth
     }
 
-    /// Hands a request to the device inside; there is room.
+    /// Submits a request to the inner queue pair. The caller has checked that there is room.
     pub fn submit(&mut self, request: &DeviceRequest) -> Submission {
         let submission = self.inner.submit(request);
         if submission == Submission::Accepted {
@@ -53,8 +53,8 @@ impl Held {
         submission
     }
 
-    /// A request was accepted that the device inside does not get, and is
-    /// answered so; without an answer, never.
+    /// Accepts a request without passing it on. It completes with `answer`, or never if there is
+    /// none.
     pub fn keep(&mut self, answer: Option<Completion>) {
         self.in_flight += 1;
         if let Some(completion) = answer {
@@ -67,7 +67,7 @@ impl Held {
         self.told(due);
     }
 
-    /// The device inside has been told: it may have done something at once.
+    /// After a doorbell, takes in the requests that the inner device completed at once.
     fn told(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.take_in(due);
         self.timer.advance(self.timeline.earliest());
@@ -101,8 +101,8 @@ impl Held {
         }
     }
 
-    /// Takes what the device has completed; `due` says until when each is held
-    /// back, from now.
+    /// Takes the completions of the inner queue pair. `due` returns the time until which each is
+    /// held back.
     fn take_in(&mut self, mut due: impl FnMut(&Completion, Ticks) -> Ticks) {
         loop {
             self.found.clear();
@@ -114,8 +114,8 @@ impl Held {
             for completion in self.found.as_slice() {
                 self.timeline.add(due(completion, now), *completion);
             }
-            // The look took the device's interrupt back, but to whoever sleeps
-            // on ours nothing has been told yet.
+            // The inner poll consumed the inner interrupt. The sleeper on the common interrupt has
+            // not been woken yet, so the inner interrupt is armed again.
             if self.found.has_room() && (!self.timer.is_armed() || self.inner.arm_interrupt()) {
                 return;
             }

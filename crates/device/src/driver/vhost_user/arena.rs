@@ -1,16 +1,16 @@
-//! The memory that a vhost-user device's queues live in: one file, made by the
-//! control plane, mapped by the back end and by every process that has a queue.
+//! The memory of a vhost-user device's queues: one file, made by the control plane, and mapped by
+//! the back end and by every process that has a queue.
 //!
 //! ```text
 //! 0     generation                   control plane → queues
-//! 64    parameters                   written once, before anybody else maps it
+//! 64    parameters                   written once, before the file is mapped elsewhere
 //! 4096  queue 0: descriptor table, available ring, used ring, settled word,
 //!                counters, request slots, bounce memory
 //!       queue 1: …
 //! ```
-//! To the back end a byte of it has the address [`BASE`] + its offset.
+//! In the back end, a byte has the address [`BASE`] + its offset.
 //!
-//! The generation and the settled words are told of in [`super::generation`].
+//! [`super::generation`] explains the generation and the settled words.
 
 use super::generation;
 use crate::virtqueue::{DESCRIPTOR, Places};
@@ -22,16 +22,16 @@ use usring_sys::shared::SharedMemory;
 use usring_sys::shared_array::SharedArray;
 use usring_sys::sync::{Arc, Ordering};
 
-/// Where the back end sees the arena. Registered memory of programs lies above.
+/// Address of the arena in the back end. Registered memory of programs lies above.
 pub const BASE: u64 = 1 << 40;
 
-/// Descriptors of a queue, and so most requests that are out in it.
+/// Descriptors of a queue; also the maximum number of requests in flight in it.
 pub const QUEUE_SIZE: u16 = 256;
 
-/// Most bytes of one read or write: what a request's bounce memory holds.
+/// Maximum bytes of a read or write: the size of a request's bounce memory.
 pub const TRANSFER: u32 = 512 << 10;
 
-/// Most descriptors of one request: header, data, status.
+/// Maximum number of descriptors of a request: header, data, status.
 pub const MOST_DESCRIPTORS: usize = 128;
 
 const GENERATION: usize = 0;
@@ -40,7 +40,7 @@ const HEADER: usize = PAGE;
 
 const SIZE: usize = QUEUE_SIZE as usize;
 const AVAILABLE: usize = SIZE * DESCRIPTOR;
-/// Less 4 than a multiple of 8: see [`Places::used`].
+/// A multiple of 8, minus 4: see [`Places::used`].
 const USED: usize = AVAILABLE + 1024 + 4;
 const SETTLED: usize = AVAILABLE + 1024 + 3072;
 const COPIED: usize = SETTLED + 8;
@@ -52,7 +52,7 @@ const QUEUE: usize = BOUNCE + SIZE * TRANSFER as usize;
 
 const _: () = assert!(USED + 6 + 8 * SIZE <= SETTLED && AVAILABLE + 6 + 2 * SIZE <= USED);
 
-/// What lies in a request's slot.
+/// Layout of a request's slot.
 pub mod slot {
     use super::{DESCRIPTOR, MOST_DESCRIPTORS};
 
@@ -62,38 +62,38 @@ pub mod slot {
     pub const BYTES: usize = TABLE + MOST_DESCRIPTORS * DESCRIPTOR;
 }
 
-/// What was agreed on with the back end.
+/// Parameters negotiated with the back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Of virtio.
+    /// Feature bits of virtio.
     pub features: u64,
-    /// Bytes of the device.
+    /// Size of the device in bytes.
     pub size: u64,
     pub block: u32,
-    /// Most bytes of a descriptor, and most descriptors with data in a request.
+    /// Maximum bytes of a descriptor, and maximum number of data descriptors of a request.
     pub segment_bytes: u32,
     pub segments: u32,
-    /// Most sectors of one discard, and of one write of zeroes.
+    /// Maximum sectors of a discard, and of a write of zeroes.
     pub discard_sectors: u32,
     pub zeroes_sectors: u32,
     pub queues: u32,
-    /// A completed write is not durable before a flush.
+    /// A completed write is durable only after a flush.
     pub write_back: bool,
 }
 
-/// The arena, mapped.
+/// The mapped arena.
 pub struct Arena {
     memory: Arc<SharedMemory>,
 }
 
 impl Arena {
-    /// Bytes of an arena with so many queues. Most of them are bounce memory,
-    /// of which pages exist that have been used.
+    /// Returns the length of an arena with this number of queues, in bytes. Most of it is bounce
+    /// memory, whose pages exist only after use.
     pub fn length(queues: u32) -> usize {
         HEADER + queues as usize * QUEUE
     }
 
-    /// A new one, for the control plane.
+    /// Makes a new arena, for the control plane.
     pub fn create(parameters: &Parameters) -> Result<Arena, Errno> {
         let length = Self::length(parameters.queues);
         let file = mapping::memory_file(c"usring-vhost-user", length as u64)?;
@@ -114,7 +114,7 @@ impl Arena {
         Ok(Arena { memory: Arc::new(memory) })
     }
 
-    /// The one that the control plane has made.
+    /// Maps the arena that the control plane has made.
     pub fn open(file: OwnedDescriptor) -> Result<Arena, Errno> {
         let length = identity(file.number())?.size as usize;
         if length < HEADER {
@@ -143,7 +143,7 @@ impl Arena {
         &self.memory
     }
 
-    /// Its file, in the process that made or opened it.
+    /// Returns the arena's file, in the process that made or opened it.
     pub fn file(&self) -> Option<i32> {
         self.memory.mapping().and_then(Mapping::file)
     }
@@ -153,12 +153,13 @@ impl Arena {
         QueueArea { base: HEADER + index as usize * QUEUE }
     }
 
-    /// Another back end has come. Whoever calls this makes the queues' interrupts readable.
+    /// Announces another back end. The caller then makes the queues' interrupts readable.
     pub fn begin_generation(&self) {
         generation::begin(&self.memory, GENERATION, self.generation());
     }
 
-    /// There will be no other back end. Whoever calls this makes the queues' interrupts readable.
+    /// Announces that there will be no other back end. The caller then makes the queues' interrupts
+    /// readable.
     pub fn end(&self) {
         generation::end(&self.memory, GENERATION, self.generation());
     }
@@ -168,13 +169,14 @@ impl Arena {
         generation::present(&self.memory, GENERATION)
     }
 
-    /// Makes a queue's rings all zero and its own for this generation. Only while nobody uses it.
+    /// Sets a queue's rings to zero and settles them for this generation. Only while the queue has
+    /// no user.
     pub fn clear(&self, queue: QueueArea) {
         (queue.base..queue.base + RINGS).step_by(8).for_each(|offset| self.memory.write(offset, 0u64));
         queue.settle(&self.memory, self.generation());
     }
 
-    /// How far a queue's user has published, and how far the back end has used it.
+    /// Returns how far a queue's user has published, and how far the back end has used.
     pub fn progress(&self, queue: QueueArea) -> (u16, u16) {
         let places = queue.places();
         let published = self.memory.half_word(places.available_index()).load(Edge::AvailableIndex.acquire());
@@ -182,7 +184,7 @@ impl Arena {
     }
 }
 
-/// One thing of every slot of a queue.
+/// One field of all slots of a queue.
 pub type SlotArray<T> = SharedArray<T, { slot::BYTES }>;
 
 /// One queue's part of the arena.
@@ -196,40 +198,41 @@ impl QueueArea {
         Places { descriptors: self.base, available: self.base + AVAILABLE, used: self.base + USED, size: QUEUE_SIZE }
     }
 
-    /// The rings are in order for this generation.
+    /// Marks the rings as settled for this generation.
     pub fn settle(&self, memory: &SharedMemory, generation: u32) {
         generation::settle(memory, self.base + SETTLED, generation);
     }
 
-    /// The generation that the rings are in order for.
+    /// Returns the generation for which the rings are settled.
     pub fn settled(&self, memory: &SharedMemory) -> u32 {
         generation::settled(memory, self.base + SETTLED)
     }
 
-    /// Counts a read or write: by way of the bounce memory, or without a copy.
+    /// Counts a read or write: copied through the bounce memory, or transferred directly.
     #[inline]
     pub fn count(&self, memory: &SharedMemory, copied: bool) {
         let counter = memory.word(self.base + if copied { COPIED } else { DIRECT });
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Reads and writes by way of the bounce memory, and without a copy, since the queue was handed out.
+    /// Returns the numbers of copied and direct reads and writes since the queue was lent.
     pub fn counts(&self, memory: &SharedMemory) -> (u32, u32) {
         let read = |at| memory.word(self.base + at).load(Ordering::Relaxed);
         (read(COPIED), read(DIRECT))
     }
 
-    /// The slot of a request, by its head.
+    /// Returns the offset of a request's slot, by its head.
     #[inline]
     pub fn slot(&self, head: u16) -> usize {
         self.base + SLOTS + usize::from(head) * slot::BYTES
     }
 
-    /// The headers of all slots, and their status bytes, by their heads.
+    /// Returns the request headers of all slots, indexed by head.
     pub fn headers(&self, memory: &Arc<SharedMemory>) -> SlotArray<[u64; 2]> {
         SlotArray::new(memory, self.slot(0), SIZE)
     }
 
+    /// Returns the status bytes of all slots, indexed by head.
     pub fn statuses(&self, memory: &Arc<SharedMemory>) -> SlotArray<u8> {
         SlotArray::new(memory, self.slot(0) + slot::STATUS, SIZE)
     }
@@ -240,7 +243,7 @@ impl QueueArea {
     }
 }
 
-/// The address of an offset, as the back end sees it.
+/// Returns the back end's address of an offset.
 #[inline]
 pub fn address(offset: usize) -> u64 {
     BASE + offset as u64

@@ -1,5 +1,4 @@
-//! The virtio block device (virtio 1.2, section 5.2): its features, its
-//! requests, what its configuration space says.
+//! The virtio block device (virtio 1.2, section 5.2): features, requests and configuration space.
 
 use super::arena::{MOST_DESCRIPTORS, Parameters, TRANSFER, address, slot};
 use crate::geometry::{Features, Geometry};
@@ -21,9 +20,9 @@ pub mod feature {
     pub const EVENT_INDEX: u64 = 1 << 29;
     pub const VERSION_1: u64 = 1 << 32;
 
-    /// What the driver can make use of. Not CONFIG_WCE, by which a device tells
-    /// how its cache works: qemu-storage-daemon tells that it writes through
-    /// and does not. Without it, a device that can be flushed has to be.
+    /// All features that the driver can use. CONFIG_WCE, by which a device reports its cache mode,
+    /// is not among them: qemu-storage-daemon reports write-through although it does not write
+    /// through. Without CONFIG_WCE, the driver flushes every device that has FLUSH.
     pub const WANTED: u64 = SIZE_MAX
         | SEG_MAX
         | READ_ONLY
@@ -37,14 +36,14 @@ pub mod feature {
         | VERSION_1;
 }
 
-/// The unit of offsets, whatever the logical block.
+/// Unit of offsets, whatever the logical block.
 pub const SECTOR: u64 = 512;
 
-/// The configuration space, as far as it is read.
+/// Bytes of the configuration space that the driver reads.
 pub const CONFIGURATION: usize = 60;
 
-/// By [`Operation`]. A table: a jump would hardly ever be foreseen, so long after
-/// the one before it.
+/// Request types, indexed by [`Operation`]. A table, because the processor would rarely predict a
+/// jump that is executed so seldom.
 const KINDS: [u64; 5] = {
     let mut kinds = [0; 5];
     kinds[Operation::Read as usize] = 0;
@@ -55,24 +54,24 @@ const KINDS: [u64; 5] = {
     kinds
 };
 
-/// Header of a request.
+/// Returns the header of a request.
 #[inline]
 pub fn header(operation: Operation, offset: u64) -> [u64; 2] {
     let kind = KINDS[operation as usize];
-    // A flush is of the whole device.
+    // A flush concerns the whole device.
     let sector = if operation == Operation::Flush { 0 } else { offset / SECTOR };
     [kind, sector]
 }
 
 pub const HEADER: u32 = 16;
 
-/// Of the header of the request in a slot.
+/// Returns the descriptor of the header of the request in a slot.
 #[inline]
 pub fn header_descriptor(slot: usize) -> Descriptor {
     Descriptor::readable(address(slot), HEADER)
 }
 
-/// Of a piece of its data: address and length, as the back end sees them.
+/// Returns the descriptor of a part of the data, by its address and length in the back end.
 #[inline]
 pub fn data_descriptor(operation: Operation, (address, length): (u64, u32)) -> Descriptor {
     match operation {
@@ -81,23 +80,23 @@ pub fn data_descriptor(operation: Operation, (address, length): (u64, u32)) -> D
     }
 }
 
-/// Of its status.
+/// Returns the descriptor of the status of the request in a slot.
 #[inline]
 pub fn status_descriptor(slot: usize) -> Descriptor {
     Descriptor::writable(address(slot + slot::STATUS), 1)
 }
 
-/// The one range of a discard or a write of zeroes.
+/// Returns the only range of a discard or a write of zeroes.
 pub fn range(offset: u64, length: u64) -> [u64; 2] {
     [offset / SECTOR, length / SECTOR]
 }
 
 pub const RANGE: u32 = 16;
 
-/// What a status byte holds until the device has written it.
+/// Value of a status byte before the device has written it.
 pub const NO_STATUS: u8 = 0xff;
 
-/// What a status byte means.
+/// Converts a status byte to a result.
 pub fn outcome(status: u8) -> Result<(), Errno> {
     match status {
         0 => Ok(()),
@@ -107,7 +106,7 @@ pub fn outcome(status: u8) -> Result<(), Errno> {
 }
 
 impl Parameters {
-    /// Reads the configuration space. `features` are those that were agreed on.
+    /// Reads the configuration space. `features` are the negotiated ones.
     pub fn of_configuration(bytes: &[u8; CONFIGURATION], features: u64, queues: u32) -> Parameters {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let has = |bit: u64| features & bit != 0;
@@ -140,7 +139,7 @@ impl Parameters {
             block: self.block,
             alignment: 1,
             transfer,
-            // However many there are, bounce memory makes them one.
+            // Bounce memory combines any number of segments into one.
             segments: crate::driver::MOST_SEGMENTS,
             queues: self.queues,
             features: Features {
@@ -155,7 +154,7 @@ impl Parameters {
         }
     }
 
-    /// Bytes of one discard or write of zeroes at most, whole blocks.
+    /// Returns the maximum bytes of a discard or a write of zeroes: whole blocks.
     pub fn most_cleared(&self, operation: Operation) -> u64 {
         let sectors = if operation == Operation::Discard { self.discard_sectors } else { self.zeroes_sectors };
         u64::from(sectors) * SECTOR / u64::from(self.block) * u64::from(self.block)

@@ -1,40 +1,39 @@
-//! How the users of queues learn that the back end is another one.
+//! How the users of queues learn of a new back end.
 //!
-//! A queue's rings have one writer on our side, the queue's user; the control
-//! plane only hands them to back ends. The two agree by two words of the arena:
+//! On usring's side a queue's rings have one writer, the queue's user. The control plane only
+//! passes them to back ends. The two synchronize by two words in the arena:
 //!
-//! 1. The connection is lost. Users notice nothing: they add requests, and what
-//!    the old back end still completes is completed.
-//! 2. Another back end has answered, so the old one is gone. The control plane
-//!    raises the *generation* and makes every queue's interrupt readable. It
-//!    starts no queue. ([`Edge::Generation`]: whoever reads it may write the rings.)
-//! 3. A user who sees a new generation puts his rings in order (what is used is
-//!    his; the rest is laid out anew) and stores it in his *settled* word; then
-//!    he tells the control plane.
-//! 4. The control plane starts a queue once its settled word has the present
-//!    generation ([`Edge::Settled`]): the back end reads rings that nobody
-//!    rearranges any more.
+//! 1. The connection to the back end is lost. Users notice nothing: they add requests, and requests
+//!    that the old back end still completes are completed.
+//! 2. Another back end has answered, so the old one has ended. The control plane raises the
+//!    *generation* and makes every queue's interrupt readable. It starts no queue.
+//!    ([`Edge::Generation`]: a user that reads the new value may write the rings.)
+//! 3. A user that sees a new generation settles its rings: it keeps the used entries and rebuilds
+//!    the available ring. It stores the generation in its *settled* word, and then signals the
+//!    control plane.
+//! 4. The control plane starts a queue when its settled word equals the generation
+//!    ([`Edge::Settled`]). No user changes the rings any more while the back end reads them.
 //!
-//! A user who is not there to look holds up nobody but himself. The generation
-//! is odd once there will be no other back end: users answer EIO. A control plane that
-//! was killed does not say so: then its users do (`lifeline`).
+//! A user that never polls delays only its own queue. An odd generation means that there will be no
+//! other back end; users then answer EIO. If the control plane was killed, it cannot store that
+//! value, and a user stores it instead (`lifeline`).
 
 use usring_sys::ordering::Edge;
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::Ordering;
 
-/// Before the memory is shared.
+/// Stores the first generation, before the memory is shared.
 pub fn first(memory: &SharedMemory, at: usize) {
     memory.word(at).store(2, Ordering::Relaxed);
 }
 
-/// Step 2, after `generation`. As long as there is a control plane only that writes the
-/// word, so it knows what it holds.
+/// Step 2: stores the generation after `generation`. While a control plane lives, only it writes
+/// the word, so it knows the value.
 pub fn begin(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store((generation & !1).wrapping_add(2), Edge::Generation.release());
 }
 
-/// The end, after `generation`; also by users, when there is no control plane any more.
+/// Stores the end after `generation`. A user calls it, too, if the control plane has died.
 pub fn end(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation | 1, Edge::Generation.release());
 }
@@ -50,12 +49,12 @@ pub fn is_end(generation: u32) -> bool {
     generation & 1 != 0
 }
 
-/// Step 3.
+/// Step 3: marks the rings as settled.
 pub fn settle(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation, Edge::Settled.release());
 }
 
-/// Step 4.
+/// Step 4: returns the generation for which the rings are settled.
 pub fn settled(memory: &SharedMemory, at: usize) -> u32 {
     memory.word(at).load(Edge::Settled.acquire())
 }

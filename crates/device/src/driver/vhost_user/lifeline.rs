@@ -1,33 +1,34 @@
-//! Whether the control plane lives. It ends its queues in order ([`super::generation`])
-//! when it can; one that was killed cannot, and the back end does not serve queues
-//! whose connection it has lost. Then the connection on which a queue came to its
-//! user has ended, too: the kernel sees to that.
+//! Detects the end of the control plane. If it can, the control plane ends its queues itself
+//! ([`super::generation`]). A killed control plane cannot, and the back end no longer serves queues
+//! whose connection it has lost. But the kernel then closes the connection on which the user got
+//! its queue.
 //!
-//! A sleeper wakes of it (the queue's interrupt is an epoll set of the call and the
-//! connection). Who polls asks now and then.
+//! - A sleeping user is woken: the queue's interrupt is an epoll set of the call and the
+//!   connection.
+//! - A polling user checks the connection now and then.
 
 use usring_sys::epoll::{self, Epoll, PollDescriptor};
 use usring_sys::unix_socket::Connection;
 use usring_sys::{Errno, eventfd};
 
-/// Looks in a row that find nothing, before the kernel is asked: far more than a back
-/// end takes for a request.
+/// Number of fruitless polls in a row before a check. That takes far longer than a back end's
+/// request.
 const PATIENCE: u32 = 4096;
 
-/// What poll(2) says of a connection whose other side has gone.
+/// Events of poll(2) on a connection whose other side has closed.
 const END: u32 = epoll::HUP | epoll::PEER_HANG_UP | epoll::ERR;
 
-/// Of one queue. Without a connection the control plane is this process.
+/// The lifeline of one queue. Without a connection this process is the control plane.
 pub struct Lifeline {
     connection: Option<Connection>,
-    /// Readable for the queue's call, and for the end.
+    /// Readable for the queue's call and for the end of the connection.
     either: Option<Epoll>,
-    /// Looks since something was found.
+    /// Polls since the last completion.
     fruitless: u32,
 }
 
 impl Lifeline {
-    /// `call`: for a queue with interrupts.
+    /// Makes a lifeline. `call`: the eventfd of a queue with interrupts.
     pub fn new(connection: Option<Connection>, call: Option<i32>) -> Result<Lifeline, Errno> {
         let mut either = None;
         if let Some((connection, call)) = connection.as_ref().zip(call) {
@@ -47,17 +48,17 @@ impl Lifeline {
         self.either.as_ref().map(Epoll::number)
     }
 
-    /// Only its end says so, which ends the device for all of the run: not an answer that
-    /// waits there, nor a descriptor that the program has closed over our heads.
+    /// Whether the connection has ended, which ends the device for the whole run. An unread answer
+    /// on the connection does not count, nor does a descriptor that the program has closed.
     pub fn is_cut(&self) -> bool {
         let connection = self.connection.as_ref();
         connection
             .is_some_and(|connection| epoll::poll_now(connection.number(), END).is_ok_and(|ready| ready & END != 0))
     }
 
-    /// Makes the call unreadable before somebody sleeps until it; `false` if it would not come:
-    /// the lifeline is cut. The call is seldom there (a look that finds something takes it),
-    /// so one question about both costs no more than reading it would.
+    /// Drains the call before the user sleeps on it. `false` if the lifeline is cut, so that no
+    /// call would come. The call is rarely readable, because a poll that finds completions drains
+    /// it. So one poll(2) of both descriptors costs no more than reading the call.
     pub fn take_call(&self, call: i32) -> bool {
         let Some(connection) = &self.connection else {
             eventfd::drain(call);
@@ -71,7 +72,7 @@ impl Lifeline {
         both[1].returned() & END == 0
     }
 
-    /// After a look: whether it is cut, if that is asked this time.
+    /// Counts a poll, and checks the connection if it is time. Returns whether the lifeline is cut.
     #[inline]
     pub fn looked(&mut self, found: bool) -> bool {
         self.fruitless = if found { 0 } else { self.fruitless + 1 };

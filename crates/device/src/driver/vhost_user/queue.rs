@@ -1,11 +1,12 @@
-//! A queue pair: requests of a block device in a virtqueue, and their data in
-//! bounce memory or where the program keeps it.
+//! A queue pair: requests of a block device in a virtqueue, with data in bounce memory or in shared
+//! memory of the program.
 //!
-//! A request has a slot (its header, its status, its table of descriptors) and
-//! bounce memory, both by the number of its head. They stay as they are until
-//! the back end has answered, so that another back end can be given the same
-//! request again. Some requests take several rounds on the same head: a durable
-//! write is followed by a flush, a long discard goes in pieces.
+//! - A request has a slot (header, status, descriptor table) and bounce memory, both indexed by its
+//!   head.
+//! - They stay unchanged until the back end has answered, so that another back end can get the same
+//!   request again.
+//! - Some requests take several rounds on the same head. A durable write is followed by a flush; a
+//!   long discard is split.
 
 use super::VhostUser;
 use super::arena::{self, QUEUE_SIZE, QueueArea, SlotArray, slot};
@@ -22,9 +23,9 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
 use usring_sys::{Errno, UserAddress, eventfd};
 
-/// Descriptors of a request with one piece of data. As long as there are plenty
-/// in the main table, such a request needs no table of its own, which the back
-/// end would have to look up.
+/// Descriptors of a request with one part of data. While at least `PLENTY` descriptors of the main
+/// table are unused, such a request needs no table of its own, which the back end would have to
+/// look up.
 const SHORT: usize = 3;
 const PLENTY: usize = QUEUE_SIZE as usize / 2;
 
@@ -37,52 +38,52 @@ pub struct Queue {
     grant: QueueGrant,
     lifeline: Lifeline,
     interrupts: bool,
-    /// Somebody may be asleep until the next completion.
+    /// The user may be asleep until the next completion.
     armed: bool,
     indirect: bool,
-    /// What the rings are in order for: see [`super::generation`].
+    /// The generation for which the rings are settled: see [`super::generation`].
     generation: u32,
-    /// Descriptors of the main table that no chain has. Those that were heads have
-    /// kept their chains, for the next time.
+    /// Descriptors of the main table that belong to no chain. A former head keeps its chain for its
+    /// next request.
     free: Vec<u16>,
-    /// These, and what they have kept.
+    /// Number of free descriptors, including the chains that free heads have kept.
     unused: usize,
-    /// By head.
+    /// Indexed by head.
     requests: Vec<Request>,
     /// Heads added so far.
     sequence: u64,
     shares: KnownShares,
-    /// Data of the request that is being submitted: address and length, as the back end sees them.
+    /// Data of the request that is being submitted: address and length in the back end.
     data: Vec<(u64, u32)>,
 }
 
 #[derive(Default)]
 struct Request {
-    /// What the back end has, if it has it.
+    /// The request that the back end has, if any.
     active: Option<Active>,
-    /// Where a read's bounce memory goes. Keeps its room.
+    /// Destination of a read's bounce memory. The vector keeps its capacity.
     segments: Vec<IoVector>,
-    /// Its descriptors of the main table but the head, or the last request's.
+    /// Descriptors of the main table behind the head, of this request or of the head's last one.
     chain: Vec<u16>,
 }
 
 #[derive(Clone, Copy)]
 struct Active {
     token: u32,
-    /// Bytes that its success answers.
+    /// Result in bytes if the request succeeds.
     answer: u32,
     next: Next,
-    /// Heads that were added before it.
+    /// Number of heads that were added before this one.
     sequence: u64,
 }
 
-/// What is to be done when a round has succeeded.
+/// The step after a successful round.
 #[derive(Clone, Copy)]
 enum Next {
     Nothing,
     CopyOut,
     Flush,
-    /// The rest of a discard or a write of zeroes.
+    /// Launches the rest of a discard or a write of zeroes.
     Clear {
         operation: Operation,
         offset: u64,
@@ -126,7 +127,7 @@ impl Queue {
         generation::is_end(self.generation)
     }
 
-    /// What is wrong with a request, whatever state the queue is in.
+    /// Checks a request independently of the queue's state.
     fn check(&self, request: &DeviceRequest) -> Result<(), Errno> {
         let parameters = &self.device.parameters;
         let transfers = matches!(request.operation, Operation::Read | Operation::Write);
@@ -145,8 +146,8 @@ impl Queue {
         if offered { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
-    /// Lays the data of a read or write out in `self.data`, copying a write's
-    /// into bounce memory where it must be; whether there is to be copied.
+    /// Collects the data of a read or write in `self.data`. Copies a write's data into bounce
+    /// memory unless all memory is shared. Returns whether the bounce memory is used.
     fn place_data(&mut self, head: u16, request: &DeviceRequest) -> Result<bool, Errno> {
         self.data.clear();
         if request.registered && self.place_shared(request) {
@@ -168,7 +169,7 @@ impl Queue {
         if left == 0 { Ok(true) } else { Err(Errno::EINVAL) }
     }
 
-    /// Whether all of the data lies in memory that the back end sees.
+    /// Collects the data if all of it lies in shared memory. Returns whether it does.
     fn place_shared(&mut self, request: &DeviceRequest) -> bool {
         self.shares.renew(&self.device.shares);
         let most = self.device.parameters.segments as usize;
@@ -195,8 +196,8 @@ impl Queue {
         }
     }
 
-    /// Gives a request whose data is laid out to the ring, to be published. The
-    /// head is in use, its chain is not.
+    /// Adds a request whose data is collected to the available ring. The head is in use; its chain
+    /// is not.
     #[inline]
     fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
         self.headers.write(usize::from(head), block::header(operation, offset));
@@ -215,8 +216,8 @@ impl Queue {
         self.ring.add(head);
     }
 
-    /// Gives a head a chain of another length than it has kept. What is before the
-    /// data and behind it stays the same for as long as it has the chain.
+    /// Gives a head a chain of another length. The descriptors of header and status stay valid as
+    /// long as the head keeps the chain.
     #[cold]
     fn lengthen_chain(&mut self, head: u16, length: usize) {
         self.give_chain_back(head);
@@ -231,7 +232,7 @@ impl Queue {
         self.ring.set_descriptor(chain[length - 1], block::status_descriptor(slot));
     }
 
-    /// The descriptors of a request's data, in the main table.
+    /// Writes the descriptors of a request's data into the main table.
     #[inline]
     fn lay_data_out(&mut self, head: u16, operation: Operation) {
         let chain = &self.requests[usize::from(head)].chain;
@@ -240,7 +241,7 @@ impl Queue {
         }
     }
 
-    /// The descriptors of a request, in a table of its own.
+    /// Writes the descriptors of a request into a table of its own.
     fn lay_table_out(&mut self, head: u16, operation: Operation) {
         let slot = self.area.slot(head);
         let memory = self.ring.memory();
@@ -254,7 +255,7 @@ impl Queue {
         self.ring.set_descriptor(head, Descriptor::table(arena::address(slot + slot::TABLE), count + 1));
     }
 
-    /// What a free head has kept, others may have.
+    /// Frees the chain that a head has kept.
     #[inline]
     fn give_chain_back(&mut self, head: u16) {
         while let Some(index) = self.requests[usize::from(head)].chain.pop() {
@@ -262,7 +263,7 @@ impl Queue {
         }
     }
 
-    /// The rounds of a discard or a write of zeroes, from this one on.
+    /// Launches the next round of a discard or a write of zeroes. Returns the step after it.
     fn launch_clear(&mut self, head: u16, operation: Operation, offset: u64, length: u64) -> Next {
         let piece = length.min(self.device.parameters.most_cleared(operation));
         let range = self.area.slot(head) + slot::RANGE;
@@ -276,7 +277,7 @@ impl Queue {
         }
     }
 
-    /// The head's chain is as a free head's.
+    /// Ends a round: the head's chain counts as unused again.
     fn end_round(&mut self, head: u16) {
         self.unused += self.requests[usize::from(head)].chain.len();
     }
@@ -288,7 +289,7 @@ impl Queue {
         self.free.push(head);
     }
 
-    /// A round is over, says the back end. The answer, if it was the last.
+    /// Handles a used head. Returns the completion, if this was the last round.
     #[inline]
     fn finish(&mut self, head: u32) -> Option<Completion> {
         let active = self.requests.get(head as usize)?.active.as_ref()?;
@@ -306,8 +307,7 @@ impl Queue {
         })
     }
 
-    /// What is to be done when a round has succeeded and was not all; nothing, if
-    /// that is another round.
+    /// Takes the step after a successful round. Returns `None` if that is another round.
     #[inline(never)]
     fn go_on(&mut self, head: u16) -> Option<Result<(), Errno>> {
         let active = self.requests[usize::from(head)].active?;
@@ -339,12 +339,13 @@ impl Queue {
         Ok(())
     }
 
-    /// The control plane has something to say: see [`super::generation`].
+    /// Handles a new generation; see [`super::generation`].
     #[cold]
     fn change_generation(&mut self, generation: u32) {
         self.generation = generation;
         if self.interrupts {
-            // It was made readable for this; what is there to be found is looked for next.
+            // The control plane made it readable for this. The caller then looks for used heads
+            // anyway.
             eventfd::drain(self.grant.call.number());
         }
         if self.is_dead() {
@@ -367,7 +368,7 @@ impl Queue {
         eventfd::signal(self.grant.settled.number());
     }
 
-    /// Nobody will answer any more.
+    /// Fails all requests, because no back end will answer.
     #[cold]
     fn fail_all(&mut self, completions: &mut Completions) {
         for head in 0..QUEUE_SIZE {
@@ -381,11 +382,11 @@ impl Queue {
         }
     }
 
-    /// What the back end has done, as far as there is room; how many rounds are over.
+    /// Takes completed requests, as far as there is room, and returns the number of finished
+    /// rounds.
     ///
-    /// It has the line of a request that it has done with. That is read now and
-    /// written next: fetched for the latter, and while the one before it is
-    /// looked at, it comes once and in time.
+    /// The back end has the cache line of each completed request's status. This thread reads the
+    /// line now and writes it next. So it prefetches the line for writing, one request ahead.
     #[inline]
     fn collect(&mut self, completions: &mut Completions) -> u32 {
         let ready = self.ring.ready();
@@ -431,7 +432,7 @@ impl Queue {
             if rounds == 0 {
                 return;
             }
-            // The interrupt was for a round that is not the last: ask for another.
+            // The interrupt was for a round that is not the last, so the queue asks for another.
             eventfd::drain(self.grant.call.number());
             if self.ask_for_call() {
                 return;
@@ -439,7 +440,7 @@ impl Queue {
         }
     }
 
-    /// `false` if there may be something already.
+    /// Asks for an interrupt. `false` if there may be a completion already.
     fn ask_for_call(&mut self) -> bool {
         self.ring.ask_for_interrupt() && self.device.arena.generation() == self.generation
     }
@@ -476,7 +477,7 @@ impl QueuePair for Queue {
         } else {
             self.data.clear();
         }
-        // A later round never needs more than the first.
+        // A later round never needs more descriptors than the first.
         if !self.indirect && self.unused < self.data.len() + 3 {
             return Submission::Full;
         }
@@ -528,7 +529,7 @@ impl QueuePair for Queue {
         if !self.interrupts || self.is_dead() {
             return false;
         }
-        // First, so that what is written from here on stays.
+        // Drained first, so that a later signal stays.
         if !self.lifeline.take_call(self.grant.call.number()) {
             self.device.arena.end();
             return false;

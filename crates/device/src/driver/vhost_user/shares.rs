@@ -1,29 +1,27 @@
-//! Memory of the program that the back end sees as well. The driver keeps the
-//! list; each queue pair keeps a copy, renewed when the list has changed, so
-//! that no lock stands on the way of a request.
+//! Memory of the program that is shared with the back end. The driver keeps the list. Each queue
+//! pair keeps a copy and renews it when the list has changed, so that requests take no lock.
 
 use alloc::vec::Vec;
 use usring_sys::mutex::Mutex;
 use usring_sys::plain::IoVector;
 use usring_sys::sync::{AtomicU32, Ordering};
 
-/// Whole pages of the program, and where the back end sees them.
+/// Whole pages of the program, and their address in the back end.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     pub start: u64,
     pub length: u64,
-    /// As the back end knows the start.
+    /// Address of the start in the back end.
     pub address: u64,
-    /// By which the control plane knows it.
+    /// Number of the share in the control plane.
     pub slot: u32,
 }
 
 /// The driver's list.
 #[derive(Default)]
 pub struct Shares {
-    /// Counts the changes. A queue that reads an older one for a moment more
-    /// is right as well: a share begins before the first request that needs it
-    /// and ends after the last.
+    /// Counts the changes. A queue that briefly uses an older list is correct, too: a share begins
+    /// before the first request that needs it and ends after the last.
     version: AtomicU32,
     list: Mutex<Vec<Share>>,
 }
@@ -36,7 +34,7 @@ impl Shares {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// The share of exactly this memory, which is one no more.
+    /// Removes and returns the share of exactly this memory.
     pub fn remove(&self, start: u64, length: u64) -> Option<Share> {
         let mut list = self.list.lock();
         let place = list.iter().position(|share| (share.start, share.length) == (start, length))?;
@@ -45,7 +43,7 @@ impl Shares {
     }
 }
 
-/// A queue pair's copy.
+/// A queue pair's copy of the list.
 #[derive(Default)]
 pub struct KnownShares {
     version: u32,
@@ -62,7 +60,7 @@ impl KnownShares {
         }
     }
 
-    /// Where the back end sees all of a segment, if it does.
+    /// Returns the segment's address in the back end, if all of the segment is shared.
     #[inline]
     pub fn find(&self, segment: IoVector) -> Option<u64> {
         let after = self.list.partition_point(|share| share.start <= segment.base);
