@@ -1,5 +1,5 @@
-//! Starting ourselves, or a workload beside us, as a child and waiting for it,
-//! but not for ever.
+//! Starts this executable, or a workload beside it, as a child, and waits for it within a time
+//! limit.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -7,26 +7,26 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Who answers a program's io_uring calls.
+/// The implementation that answers a program's io_uring calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
-    /// The kernel itself, if it can.
+    /// The kernel, if it can.
     Kernel,
     /// usring, to which the program is linked.
     Linked,
-    /// Nobody: the calls are denied, and usring is not there.
+    /// None: the kernel's calls are denied, and usring is not loaded.
     Denied,
     /// usring, with these options of `usring run`.
     Usring(&'static [&'static str]),
 }
 
-/// This executable.
+/// Returns the path of this executable.
 pub fn ourselves() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(|error| format!("cannot tell where this executable lies ({error})"))
 }
 
-/// A command that runs `program` where `system` answers; if that is usring, with
-/// further options.
+/// Returns a command that runs `program` on `system`. `more` are further options of `usring run`,
+/// if `system` is that.
 pub fn command_on(system: System, more: &[String], program: &Path) -> Result<Command, String> {
     if matches!(system, System::Kernel | System::Linked) {
         return Ok(Command::new(program));
@@ -40,19 +40,20 @@ pub fn command_on(system: System, more: &[String], program: &Path) -> Result<Com
     Ok(command)
 }
 
-/// Runs a command to its end and answers what it printed. One that takes
-/// longer than `limit` is killed.
+/// Runs a command to its end and returns what it printed. Kills a child that takes longer than
+/// `limit`.
 pub fn output_within(command: &mut Command, limit: Duration) -> Result<Output, String> {
     wait_within(start(command)?, limit)
 }
 
-/// A child that reads nothing, and what it prints is ours.
+/// Starts a child with an empty standard input, whose output this process reads.
 pub fn start(command: &mut Command) -> Result<Child, String> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     child.map_err(|error| format!("cannot start a child ({error})"))
 }
 
-/// As [`output_within`], for a child that runs already.
+/// Waits for a running child and returns what it printed. Kills a child that takes longer than
+/// `limit`.
 pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
     let process = child.id();
     let (sender, receiver) = channel();
@@ -62,7 +63,7 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
         Err(RecvTimeoutError::Timeout) => {
             let process = nix::unistd::Pid::from_raw(process as i32);
             let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGKILL);
-            // The thread reaps it now.
+            // The thread reaps the child now.
             let _ = receiver.recv();
             Err(format!("it did not end within {} s and was killed", limit.as_secs()))
         }
@@ -70,8 +71,8 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
     }
 }
 
-/// As [`output_within`], and shows each line that the child prints as it comes;
-/// `limit` is for each line.
+/// Runs a command to its end, passes each line of its standard output to `show` at once, and
+/// returns the rest of the output. Kills a child that takes longer than `limit` for a line.
 pub fn follow(command: &mut Command, limit: Duration, mut show: impl FnMut(&str)) -> Result<Output, String> {
     let mut child = start(command)?;
     let (sender, receiver) = channel();
@@ -80,16 +81,16 @@ pub fn follow(command: &mut Command, limit: Duration, mut show: impl FnMut(&str)
             BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
     }
-    // At the end of the output, or if it stops coming, it is the child's end
-    // that is waited for.
+    // The loop ends at the end of the output, or when a line takes too long. Either way the child's
+    // end is waited for next.
     while let Ok(line) = receiver.recv_timeout(limit) {
         show(&line);
     }
     wait_within(child, limit)
 }
 
-/// What a child that failed said last, or how it ended if it said nothing.
-/// The statistics that `--stats` adds are not its own words.
+/// Returns the last line that a failed child wrote to standard error, or how it ended if it wrote
+/// none. The statistics that `--stats` adds do not count.
 pub fn complaint(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     let own = said.lines().take_while(|line| !line.starts_with("usring: "));

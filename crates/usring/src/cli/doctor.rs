@@ -1,5 +1,5 @@
-//! `usring doctor`: whether the kernel's io_uring can be used here and what
-//! blocks it, and whether usring works here, by which door, at what cost.
+//! `usring doctor`: reports whether the kernel's io_uring can be used here and what blocks it, and
+//! whether usring works here, by which entry point and at what cost.
 
 use super::child::{self, System};
 use super::probe::{Answer, Findings};
@@ -17,7 +17,8 @@ Examples:
 
 Exit status: 0 if usring works here, 1 if it does not.";
 
-/// Say what works on this machine: the kernel's io_uring, usring, and at what cost per call.
+/// Report what works on this machine: the kernel's io_uring, usring, and swap, with the cost of a
+/// call.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {}
@@ -26,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Column in which the answers begin.
 const INDENT: usize = 20;
 
-/// The subcommand.
+/// Runs the subcommand.
 pub fn run(_options: &Options) -> Outcome {
     say("machine", &machine());
     report_kernel();
@@ -52,7 +53,7 @@ fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Has the probe answered by a system.
+/// Runs the probe on `system` and returns its findings.
 fn probe(system: System) -> Result<Findings, String> {
     let mut command: Command = child::command_on(system, &[], &child::ourselves()?)?;
     let output = child::output_within(command.arg("probe"), PATIENCE)?;
@@ -66,7 +67,7 @@ fn probe(system: System) -> Result<Findings, String> {
     }
 }
 
-/// The kernel's refusal in words.
+/// Returns the kernel's refusal in words.
 fn reason(error: i32) -> String {
     let text = nix::errno::Errno::from_raw(error).desc();
     format!("io_uring answers errno {error}, {}", text.to_lowercase())
@@ -85,11 +86,11 @@ fn report_kernel() {
     say("restrictions", &Restrictions::here().to_string());
 }
 
-/// What stands between a program and the kernel's io_uring.
+/// What may keep a program from the kernel's io_uring.
 struct Restrictions {
-    /// /proc/sys/kernel/io_uring_disabled, if there is such a thing.
+    /// The number in /proc/sys/kernel/io_uring_disabled, if the file exists.
     disabled: Option<u32>,
-    /// The Seccomp line of /proc/self/status: 2 is a filter.
+    /// The number in the Seccomp line of /proc/self/status; 2 is a filter.
     seccomp: Option<u32>,
     filters: u32,
     no_new_privileges: bool,
@@ -124,7 +125,7 @@ impl std::fmt::Display for Restrictions {
     }
 }
 
-/// The likeliest reason for the kernel's refusal.
+/// Returns the likeliest reason for the kernel's refusal.
 fn blocker(here: &Restrictions, why: &str) -> &'static str {
     let answered = |error: i32| why.contains(&format!("errno {error},"));
     match here.disabled {
@@ -140,7 +141,7 @@ fn blocker(here: &Restrictions, why: &str) -> &'static str {
     }
 }
 
-/// Both doors; whether usring serves a program here.
+/// Reports usring with and without rewritten call sites. Returns whether it serves a program here.
 fn report_usring() -> bool {
     if let Err(Failure { sentence, .. }) = library::find() {
         say("usring", &format!("does not work: {sentence}"));
@@ -169,7 +170,7 @@ fn report_usring() -> bool {
     works
 }
 
-/// The mechanisms by which swapped memory comes back, and whether a program has some.
+/// Reports each mechanism of swap, and whether `run --swap` works for a program.
 fn report_swap() {
     for (index, finding) in swap_probe::findings().into_iter().enumerate() {
         say(if index == 0 { "swap" } else { "" }, &finding);

@@ -1,44 +1,43 @@
-//! The environment of a program that usring serves: the loader's LD_PRELOAD
-//! and the variables that the library's constructor reads.
+//! The environment of a program that usring serves: LD_PRELOAD for the loader, and the variables
+//! that the library's constructor reads.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 const PRELOAD: &str = "LD_PRELOAD";
-/// Call sites are not rewritten: every call goes through the trap.
+/// Rewrite no call site, so that every call goes through the trap.
 const NO_PATCH: &str = "USRING_NO_PATCH";
-/// On a polled ring with an SQ thread, enter polls as well; set by hand, and by
-/// `usring bench sqpoll-iopoll`.
+/// On a polled ring with an SQ thread, let io_uring_enter poll as well. Set by `usring bench
+/// sqpoll-iopoll`, or by hand.
 pub const POLLING_ENTER: &str = "USRING_POLLING_ENTER";
-/// Contexts of libaio look at devices for their events.
+/// Let io_getevents of libaio poll devices for events.
 pub const AIO_POLL: &str = "USRING_AIO_POLL";
-/// Longest expected wait, in nanoseconds, for a lone transfer that is looked through.
+/// Longest expected time of a lone transfer, in nanoseconds, for which its waiter polls instead of
+/// sleeping.
 const SPIN: &str = "USRING_SPIN";
-/// An eventfd: the first process probes its doors, writes 1 here and closes
-/// it; if the probe fails it says why and exits with status 125.
+/// Number of an eventfd. The first process sends a NOP through its entry points, writes 1 to the
+/// eventfd and closes it. If the NOP fails, the process says why and exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
-/// Makes the number of variables that the constructor takes out an even one:
-/// where they were it can then hide the gap from who looks for the auxiliary
-/// vector behind the environment (Go does).
+/// Makes the number of variables that the constructor removes even. Then it can hide the gap that
+/// they leave from programs that look for the auxiliary vector behind the environment, as Go's do.
 const PAD: &str = "USRING_PAD";
-/// Path of the socket of the run that has devices.
+/// Path of the socket of a run with devices.
 const DEVICES: &str = "USRING_DEVICES";
-/// What the run's swapped memory is like.
+/// The options of the run's swapped memory.
 const SWAP: &str = "USRING_SWAP";
-/// Path of the socket of the run that has a back end for swapped memory.
+/// Path of the socket of a run whose swapped memory is on a back end.
 const SWAP_SOCKET: &str = "USRING_SWAP_SOCKET";
-/// A library that LD_PRELOAD names for our sake; the constructor takes it out again.
+/// A library that usring has added to LD_PRELOAD; the constructor removes it again.
 const RUNTIME: &str = "USRING_RUNTIME";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
-/// The variables in the order in which the program would have had them, on
-/// the way to an execve(2).
+/// The variables for an execve(2), in the order in which the program would have had them.
 pub struct Environment(Vec<(OsString, OsString)>);
 
 impl Environment {
-    /// Our own, without what an outer usring may have left for itself.
+    /// Returns this process's environment without the variables of an outer usring.
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
             [PROBE, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, RUNTIME, PAD].iter().any(|ours| name == *ours)
@@ -46,7 +45,7 @@ impl Environment {
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
 
-    /// The value of a variable, made empty if it is not there.
+    /// Returns the value of a variable, and adds an empty one if it is missing.
     fn entry(&mut self, name: &str) -> &mut OsString {
         let index = self.0.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
             self.0.push((name.into(), OsString::new()));
@@ -55,10 +54,9 @@ impl Environment {
         &mut self.0[index].1
     }
 
-    /// Has the loader bring in `library`. What the user preloads stays in
-    /// front: it wraps the program, and we stand in for the kernel behind it.
-    /// A sanitizer's runtime that the program is linked to is named first of
-    /// all, as it would be loaded without us.
+    /// Has the loader load `library`. Libraries that the user preloads stay in front: they wrap the
+    /// program, and usring stands in for the kernel behind them. A sanitizer's runtime that the
+    /// program is linked to comes first, as it would be loaded without usring.
     pub fn preload(&mut self, library: &Path, runtime: Option<&OsStr>) {
         let list = self.entry(PRELOAD);
         if names(list, library.as_os_str()) {
@@ -105,8 +103,8 @@ impl Environment {
         *self.entry(DEVICES) = socket.into();
     }
 
-    /// Whether the constructor takes this variable out of the environment:
-    /// LD_PRELOAD, if nothing else is in it.
+    /// Returns whether the constructor removes this variable: it is usring's own, or LD_PRELOAD
+    /// with nothing else in it.
     fn is_for_library(&self, (name, value): &(OsString, OsString)) -> bool {
         let runtime = usize::from(self.0.iter().any(|(name, _)| name == RUNTIME));
         let alone = || parts(value).count() == 1 + runtime;
@@ -116,7 +114,7 @@ impl Environment {
             || (name == PRELOAD && alone())
     }
 
-    /// As execve(2) wants it.
+    /// Returns the variables as execve(2) takes them.
     pub fn strings(mut self) -> Vec<CString> {
         if !self.0.iter().filter(|variable| self.is_for_library(variable)).count().is_multiple_of(2) {
             *self.entry(PAD) = "1".into();
@@ -124,14 +122,14 @@ impl Environment {
         let join = |(mut name, value): (OsString, OsString)| {
             name.push("=");
             name.push(value);
-            // What came out of an environment holds no NUL.
+            // A text from an environment holds no NUL.
             CString::new(name.into_vec()).ok()
         };
         self.0.into_iter().filter_map(join).collect()
     }
 }
 
-/// The paths in a value of LD_PRELOAD.
+/// Returns the paths in a value of LD_PRELOAD.
 fn parts(list: &OsStr) -> impl Iterator<Item = &[u8]> {
     list.as_bytes().split(|byte| matches!(byte, b' ' | b':')).filter(|part| !part.is_empty())
 }

@@ -1,8 +1,8 @@
-//! Which file a command names, and whether usring can serve it.
+//! Finds the file that a command names, and decides whether usring can serve it.
 //!
-//! The library reaches a program through the dynamic loader, so a program
-//! without one, or with one that ignores LD_PRELOAD, has to be refused before
-//! it starts: it would run half-intercepted or not at all.
+//! The dynamic loader brings the library into a program. A program without a loader, or one whose
+//! loader ignores LD_PRELOAD, is refused before it starts. Otherwise usring would answer only some
+//! of its calls, or none.
 
 use super::{Failure, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND};
 use nix::libc;
@@ -17,24 +17,24 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// What execvp(3) uses when there is no PATH.
+/// The path that execvp(3) uses without PATH.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
-/// Scripts whose interpreter is a script, as deep as Linux goes.
+/// Depth of scripts whose interpreter is a script, as in Linux.
 const MOST_INTERPRETERS: usize = 5;
-/// What Linux reads of a `#!` line.
+/// Bytes that Linux reads of a `#!` line.
 const LONGEST_LINE: usize = 256;
 
 /// A file that can be executed under usring.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Executable {
     pub path: PathBuf,
-    /// Neither ELF nor `#!`: /bin/sh runs it, as execvp(3) has it.
+    /// The file is neither ELF nor has it a `#!` line, so /bin/sh runs it, as with execvp(3).
     pub needs_shell: bool,
-    /// The sanitizer's runtime that has to be loaded before everything else.
+    /// A sanitizer's runtime that must be loaded before all other libraries.
     pub runtime: Option<OsString>,
 }
 
-/// How the names of sanitizers' runtimes begin, GCC's and LLVM's.
+/// Beginnings of the names of sanitizers' runtimes, GCC's and LLVM's.
 const RUNTIMES: [&str; 7] = [
     "libasan.so",
     "libtsan.so",
@@ -45,8 +45,8 @@ const RUNTIMES: [&str; 7] = [
     "libclang_rt.hwasan",
 ];
 
-/// Finds the command as execvp(3) would and makes sure it can be served.
-/// `new_privileges` tells whether execve(2) may still grant any.
+/// Finds the command as execvp(3) would, and checks that it can be served. `new_privileges`:
+/// execve(2) may still grant privileges.
 pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure> {
     if command.is_empty() {
         return Err(Failure::with_status(STATUS_NOT_FOUND, "the program's name is empty"));
@@ -63,8 +63,8 @@ pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure
     Ok(Executable { path, needs_shell, runtime })
 }
 
-/// Looks through PATH; a file that may not be executed does not end the
-/// search, but is told of if nothing better follows.
+/// Searches PATH. A file that may not be executed does not end the search, but is the error if no
+/// other file is found.
 fn search(command: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
     let mut refusal = None;
     for folder in path.as_bytes().split(|byte| *byte == b':') {
@@ -97,7 +97,7 @@ fn executable_file(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// What is started in the end, see [`Executable`].
+/// What is known of the file that is started in the end, see [`Executable`].
 struct Started {
     needs_shell: bool,
     runtime: Option<OsString>,
@@ -135,14 +135,15 @@ fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<
     }
 }
 
-/// The program that a `#!` line names.
+/// Returns the program that a `#!` line names.
 fn interpreter(start: &[u8]) -> Option<OsString> {
     let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?.trim_ascii_start();
     let name = line.split(|byte| matches!(byte, b' ' | b'\t')).next()?;
     (!name.is_empty()).then(|| OsString::from_vec(name.to_vec()))
 }
 
-/// Where the effective ids are not the real ones, the kernel sets AT_SECURE for every program.
+/// Refuses effective ids that differ from the real ones, because the kernel then sets AT_SECURE for
+/// every program.
 fn check_own_ids() -> Result<(), Failure> {
     use nix::unistd::{getegid, geteuid, getgid, getuid};
     if getuid() == geteuid() && getgid() == getegid() {
@@ -158,15 +159,16 @@ fn check_own_ids() -> Result<(), Failure> {
     )))
 }
 
-/// Whether the file has capabilities (setcap(8)), which execve(2) grants to anyone but root.
+/// Returns whether the file has capabilities (setcap(8)), which execve(2) grants to every user but
+/// root.
 fn grants_capabilities(path: &Path) -> bool {
     let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: both names end with NUL; no value is asked for.
+    // SAFETY: both names end with NUL. A null buffer with size 0 is not written to.
     let size = unsafe { libc::getxattr(name.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
     size > 0 && !nix::unistd::geteuid().is_root()
 }
 
-/// A program that gains privileges runs without LD_PRELOAD.
+/// Refuses a program that gains privileges, because its loader ignores LD_PRELOAD.
 fn check_privileges(path: &Path) -> Result<(), Failure> {
     if grants_capabilities(path) {
         return Err(Failure::new(format!(
@@ -189,7 +191,7 @@ fn check_privileges(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The sanitizer's runtime of an ELF file, or why it cannot be served.
+/// Returns the sanitizer's runtime of an ELF file, if it has one, or why the file cannot be served.
 fn inspect(file: &File, path: &Path) -> Result<Option<OsString>, String> {
     let cache = ReadCache::new(file);
     match FileKind::parse(&cache) {
@@ -217,7 +219,7 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<Option
     let segments = header.program_headers(endian, data).map_err(damaged)?;
     match loader_of(segments, endian, data).map_err(damaged)? {
         Some(loader) if Path::new(&loader).exists() => {
-            // One who is damaged here is left to the loader.
+            // If the dynamic table is damaged, the loader reports it.
             Ok(runtime_of(header, endian, data).unwrap_or_default())
         }
         Some(loader) => Err(format!("needs the loader {}, which is not there", loader.display())),
@@ -228,8 +230,8 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<Option
     }
 }
 
-/// Whether this is a shared object for our machine, and whole: cut short it
-/// would lack what its dynamic segment points at.
+/// Returns whether this is a whole shared object for our machine. A truncated file would lack what
+/// its dynamic segment points at.
 pub fn is_library(file: &File) -> bool {
     let cache = ReadCache::new(file);
     let inspect = || -> object::Result<bool> {
@@ -242,7 +244,7 @@ pub fn is_library(file: &File) -> bool {
     inspect().unwrap_or(false)
 }
 
-/// The content of the ELF note with this name and type.
+/// Returns the content of the ELF note with this name and type.
 pub fn note(file: &File, name: &[u8], kind: u32) -> Option<Vec<u8>> {
     let cache = ReadCache::new(file);
     let header = FileHeader64::<Endianness>::parse(&cache).ok()?;
@@ -258,8 +260,8 @@ pub fn note(file: &File, name: &[u8], kind: u32) -> Option<Vec<u8>> {
     None
 }
 
-/// The first library that a program needs, if it is a sanitizer's runtime: those
-/// are linked first because they are to be loaded first.
+/// Returns the first library that a program needs, if it is a sanitizer's runtime. Compilers link
+/// these first because they must be loaded first.
 fn runtime_of<'data>(
     header: &FileHeader64<Endianness>,
     endian: Endianness,
@@ -272,7 +274,7 @@ fn runtime_of<'data>(
     Ok(is_one.then(|| OsStr::from_bytes(name).to_owned()))
 }
 
-/// What PT_INTERP names.
+/// Returns the loader that PT_INTERP names.
 fn loader_of<'data>(
     segments: &[ProgramHeader64<Endianness>],
     endian: Endianness,
@@ -286,8 +288,8 @@ fn loader_of<'data>(
     Ok(None)
 }
 
-/// The loader itself, started by hand with a program as its argument: it has
-/// no loader of its own and yet honours LD_PRELOAD.
+/// Returns whether this is the loader itself, started by hand with a program as its argument. It
+/// has no loader of its own, but honours LD_PRELOAD.
 fn is_loader(path: &Path) -> bool {
     let name = path.canonicalize().ok().and_then(|path| path.file_name().map(OsStr::to_owned)).unwrap_or_default();
     let name = name.to_string_lossy();

@@ -1,4 +1,4 @@
-//! Finds `libusring.so` and makes sure that the dynamic loader will take it.
+//! Finds `libusring.so`, and makes sure that the dynamic loader will load it.
 
 use super::{Failure, executable};
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -6,18 +6,18 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The file's name, as cargo builds it.
+/// Name of the file, as cargo builds it.
 const NAME: &str = "libusring.so";
 
-/// The ELF note by which the library says which build it is of (`usring_interpose::identity`).
+/// Name and type of the ELF note with the identity of the library's build
+/// (`usring_interpose::identity`).
 const NOTE: &[u8] = b"usring";
 const NOTE_KIND: u32 = 1;
-/// Which build this executable is of.
+/// Identity of this executable's build.
 const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
 
-/// The library beside this executable, by its absolute path: a build tree or
-/// an archive has both in one folder, an installed package has the library
-/// under `../lib/usring`.
+/// Returns the absolute path of the library. A build tree or an archive has it in this executable's
+/// folder, an installed package in `../lib/usring`.
 pub fn find() -> Result<PathBuf, Failure> {
     let executable = std::env::current_exe().map_err(|error| {
         Failure::new(format!("cannot tell where this executable lies ({error}); is /proc mounted?"))
@@ -35,8 +35,8 @@ pub fn find() -> Result<PathBuf, Failure> {
     Ok(library)
 }
 
-/// The loader only warns about a library that it cannot load and runs the
-/// program without: whatever would make it do so has to be seen here.
+/// Checks for everything that would keep the loader from loading the library. The loader would only
+/// warn, and run the program without it.
 fn check(library: &Path) -> Result<(), Failure> {
     let unreadable = |error| Failure::new(format!("cannot read {} ({error})", library.display()));
     let file = std::fs::File::open(library).map_err(unreadable)?;
@@ -64,8 +64,8 @@ fn check(library: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A library of another build would misread what we say to it, and let the program through to the
-/// kernel's io_uring.
+/// Refuses a library of another build: it would misread the variables of this one, and let the
+/// program through to the kernel's io_uring.
 fn check_identity(library: &Path, found: Option<&[u8]>) -> Result<(), Failure> {
     let library = library.display();
     match found {
@@ -82,7 +82,8 @@ fn check_identity(library: &Path, found: Option<&[u8]>) -> Result<(), Failure> {
     }
 }
 
-/// LD_PRELOAD is split at blanks and colons, and `$` begins a token in it.
+/// Returns a byte of the path at which the loader would split LD_PRELOAD (a blank or colon), or
+/// `$`, which begins a token in it.
 fn separator_in(path: &OsStr) -> Option<u8> {
     path.as_bytes().iter().copied().find(|byte| matches!(byte, b' ' | b':' | b'\t' | b'\n' | b'$'))
 }

@@ -3,11 +3,11 @@
 use nix::sys::resource::{Resource, getrlimit};
 use usring_sys::descriptor::RESERVED_BASE;
 
-/// A ring has more than one descriptor from the base on.
+/// Descriptors from the base on that a program with one ring needs.
 const DESCRIPTORS_OF_RING: u64 = 8;
 
-/// What is to be done where the hard limit of open files leaves no room for rings. (The soft one a
-/// process of the run may raise by itself.)
+/// Returns advice if the hard limit of open files leaves no room for rings. (A process of the run
+/// raises the soft limit by itself.)
 pub fn too_low() -> Option<String> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
     let raise = "raise the limit of open files (ulimit -Hn, docker run --ulimit nofile=1024)";

@@ -1,17 +1,22 @@
-//! The command line: one file or folder per subcommand, and what they share.
+//! The command line. Each subcommand has a file or a folder.
 //!
-//! - [`run`] starts a program under usring; [`executable`] decides whether it
-//!   can be served, [`library`] finds what is loaded into it, [`environment`]
-//!   tells it, [`limits`] says whether rings have room, [`deny`] closes the kernel's io_uring, [`supervise`] stays beside
-//!   it and [`statistics`] prints what was counted. [`stores`] looks at the files that are given.
-//! - [`devices`] are what `run --device` makes and `ctl` looks at, [`swap`] is `run --swap`.
-//! - [`doctor`] says what works here, by way of [`probe`] and [`swap_probe`]; [`demo`] shows it,
-//!   [`bench`] measures it; all three start [`child`]ren, as any user would.
+//! - `run`: [`run`], with
+//!   - [`executable`], which decides whether a program can be served;
+//!   - [`library`], which finds `libusring.so`;
+//!   - [`environment`], which passes the options to the library;
+//!   - [`limits`], which checks the limit of open files;
+//!   - [`deny`], which closes the kernel's io_uring;
+//!   - [`supervise`], which stays beside the program;
+//!   - [`statistics`], which prints the counters;
+//!   - [`stores`], which checks the files of devices and swapped memory.
+//! - `run --device` and `ctl`: [`devices`]. `run --swap`: [`swap`].
+//! - `doctor`: [`doctor`], with [`probe`] and [`swap_probe`].
+//! - `demo` and `bench`: [`demo`], [`bench`].
 //!
-//! Every failure is a [`Failure`]: one sentence that says what to do, and the
-//! exit status that env(1) would give.
+//! `doctor`, `demo` and `bench` start [`child`]ren, as any user would. Every failure is a
+//! [`Failure`]: one sentence that says what to do, and the exit status that env(1) would have.
 
-/// A line on standard output, by [`print`].
+/// Prints a line on standard output, by [`print`].
 macro_rules! tell {
     ($($text:tt)*) => {
         $crate::cli::print(format_args!("{}\n", format_args!($($text)*)))
@@ -39,7 +44,7 @@ mod swap_probe;
 use clap::{Parser, Subcommand};
 use std::io::Write;
 
-/// What a subcommand answers: an exit status, or why it could not start.
+/// Result of a subcommand: an exit status, or why it could not start.
 type Outcome = Result<u8, Failure>;
 
 /// One sentence for the user, and the exit status that goes with it.
@@ -49,7 +54,7 @@ pub struct Failure {
     pub sentence: String,
 }
 
-/// usring itself failed or refused (env(1) has the same three).
+/// usring itself failed or refused. (These three numbers are env(1)'s.)
 pub const STATUS_FAILED: u8 = 125;
 /// The program was found and cannot be executed.
 pub const STATUS_NOT_EXECUTABLE: u8 = 126;
@@ -66,7 +71,7 @@ impl Failure {
     }
 }
 
-/// Prints to standard output. Where that takes nothing (a full disk) there is nobody to answer.
+/// Prints to standard output. If writing fails, as on a full disk, the process says so and exits.
 fn print(text: std::fmt::Arguments<'_>) {
     if let Err(error) = std::io::stdout().write_fmt(text).and_then(|()| std::io::stdout().flush()) {
         std::process::exit(cannot_print(&error).into());
@@ -108,16 +113,16 @@ enum Command {
     Demo(demo::Options),
     Bench(bench::Options),
     Ctl(devices::ctl::Options),
-    /// Deny a program the kernel's io_uring and give it nothing instead.
+    /// Runs a program with io_uring denied and without usring.
     #[command(hide = true)]
     Denied(run::DeniedOptions),
-    /// What `demo` runs as an ordinary program.
+    /// The program that `demo` runs.
     #[command(hide = true)]
     DemoProgram(demo::program::Options),
-    /// What `doctor` runs as an ordinary program.
+    /// The program that `doctor` runs.
     #[command(hide = true)]
     Probe,
-    /// What `doctor` runs to try a mechanism of swap.
+    /// The program by which `doctor` tries a mechanism of swap.
     #[command(hide = true)]
     SwapProbe(swap_probe::Options),
 }
@@ -133,7 +138,7 @@ pub fn main() -> u8 {
             usage_status(&error)
         }
     };
-    // Without Rust's own `main` nobody else would.
+    // Without Rust's own `main`, nothing else flushes standard output.
     let _ = std::io::stdout().flush();
     status
 }
@@ -156,8 +161,8 @@ fn dispatch(command: Command) -> u8 {
     })
 }
 
-/// `usring run` keeps to env(1)'s numbers even when it is misspelt, so that a
-/// script can tell them from the program's own.
+/// Returns the exit status of a wrong command line. `usring run` keeps to env(1)'s numbers, so that
+/// a script can tell them from the program's own.
 fn usage_status(error: &clap::Error) -> u8 {
     let runs = std::env::args_os().nth(1).is_some_and(|argument| argument == "run");
     match error.exit_code() {

@@ -1,6 +1,6 @@
-//! The program behind `usring doctor`: an ordinary io_uring program that says
-//! whether a ring answers it and what a call costs. It knows nothing of
-//! usring, except that it looks whether its own code was rewritten.
+//! The program behind `usring doctor`: an ordinary io_uring program that reports whether a ring
+//! works and what a call costs. It does not know of usring, except that it checks whether its own
+//! code was rewritten.
 
 use io_uring::{IoUring, opcode};
 use nix::libc;
@@ -13,29 +13,28 @@ use std::time::Instant;
 
 const ROUNDS: usize = 15;
 const CALLS: u32 = 2000;
-/// `mov $426, %eax` and `syscall`, as [`enter_inline`] has them.
+/// The bytes of `mov $426, %eax` and `syscall`, as [`enter_inline`] has them.
 const ORIGINAL_SITE: [u8; 7] = [0xb8, 0xaa, 0x01, 0x00, 0x00, 0x0f, 0x05];
 
 /// What the probe prints, as one line of JSON.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Findings {
-    /// Median nanoseconds of an empty io_uring_enter by an instruction in the
-    /// program.
+    /// Median nanoseconds of an empty io_uring_enter by an instruction in the program.
     pub inline: f64,
-    /// The same by libc's `syscall()`.
+    /// Median nanoseconds of an empty io_uring_enter by libc's `syscall()`.
     pub libc: f64,
     /// Whether the instruction was rewritten.
     pub patched: bool,
 }
 
-/// What the probe prints if there is no ring: the error's number.
+/// What the probe prints: its findings, or the errno if there is no ring.
 #[derive(Debug, Deserialize, Serialize)]
 pub enum Answer {
     Works(Findings),
     Fails(i32),
 }
 
-/// The hidden subcommand.
+/// Runs the hidden subcommand.
 pub fn run() -> super::Outcome {
     let answer = match probe() {
         Ok(findings) => Answer::Works(findings),
@@ -55,7 +54,7 @@ fn probe() -> std::io::Result<Findings> {
     Ok(Findings { inline, libc: median(|| enter_by_libc(number)), patched: is_rewritten(site) })
 }
 
-/// One request there and back: the ring is more than a descriptor.
+/// Submits one request and takes its completion, because a descriptor alone does not prove a ring.
 fn submit_nop(ring: &mut IoUring) -> std::io::Result<()> {
     const MARK: u64 = 0x5eed;
     let nop = opcode::Nop::new().build().user_data(MARK);
@@ -69,7 +68,7 @@ fn submit_nop(ring: &mut IoUring) -> std::io::Result<()> {
     }
 }
 
-/// The median of several rounds, in nanoseconds per call.
+/// Returns the median of several rounds, in nanoseconds per call.
 fn median<T>(call: impl Fn() -> T) -> f64 {
     let mut rounds: Vec<f64> = (0..ROUNDS)
         .map(|_| {
@@ -84,16 +83,17 @@ fn median<T>(call: impl Fn() -> T) -> f64 {
     rounds[ROUNDS / 2]
 }
 
-/// Whether the call site is still what the compiler made of it, read past the
-/// compiler. If it cannot be read, nobody can have written to it.
+/// Returns whether the call site differs from what the compiler made of it. It is read through
+/// /proc, which the compiler cannot optimise. A site that cannot be read so cannot have been
+/// written to, either.
 fn is_rewritten(site: u64) -> bool {
     let mut bytes = ORIGINAL_SITE;
     let read = File::open("/proc/self/mem").and_then(|memory| memory.read_exact_at(&mut bytes, site));
     read.is_ok() && bytes != ORIGINAL_SITE
 }
 
-/// `io_uring_enter(number, 0, 0, 0, NULL, 0)` by an instruction of our own, as
-/// liburing has it. Answers the address of the site.
+/// Calls `io_uring_enter(number, 0, 0, 0, NULL, 0)` by an inline instruction, as liburing does.
+/// Returns the address of the call site.
 #[inline(never)]
 fn enter_inline(number: i32) -> u64 {
     let site: u64;

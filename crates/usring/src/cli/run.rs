@@ -1,8 +1,7 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! Without `--stats` and `--device` this process becomes the program (same
-//! process id, no second process); with them, it stays beside the program, see
-//! [`super::supervise`].
+//! Without `--stats`, `--device`, and swap on a back end, this process becomes the program and
+//! keeps its process id. With one of them it stays beside the program, see [`super::supervise`].
 
 use super::devices::{self, Connected, Devices};
 use super::environment::Environment;
@@ -39,45 +38,76 @@ Nothing needs root: this works as nobody, under no_new_privs and inside Docker's
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Have the kernel's io_uring answer EPERM, as under Docker's default profile: nothing can fall through to it.
+    /// Close the kernel's io_uring: its calls answer EPERM, as under Docker's default profile.
+    ///
+    /// Use it to be sure that usring answers everything, because nothing can fall through to the
+    /// kernel. It holds for the program and everything that it starts.
     #[arg(long)]
     pub deny_kernel: bool,
 
-    /// When the program ends, print what was done, per opcode, to standard error.
+    /// Print a table per opcode to standard error when the program has ended.
+    ///
+    /// The table counts submissions, completions and errors, and how the requests were carried out,
+    /// over all rings of the run. With --swap there is a line for each process that had swapped
+    /// memory. usring stays as the program's parent.
     #[arg(long)]
     pub stats: bool,
 
-    /// Leave the program's code as it is: every call goes through the trap (about 2 µs instead of some 20 ns).
+    /// Leave the program's code as it is: every call goes through the trap.
+    ///
+    /// A call then costs about 2 µs instead of some 20 ns. Use it for programs that check their own
+    /// code, and to find out whether a problem comes from rewriting.
     #[arg(long)]
     pub no_patch: bool,
 
-    /// Give the program a block device: PATH, which must not exist yet, appears to it as a file of the device's size.
-    /// SPEC is null:size=1T,latency=10us, ram:size=1G, file:path=FILE or vhost-user:socket=PATH, may stand in
-    /// delay(SPEC,read=80us) or error(SPEC,eio=1%), and may end with ,poll=POLICY (`usring ctl --help` has the policies).
+    /// Give the program a block device at PATH, which must not exist yet.
+    ///
+    /// PATH appears to the program as a file of the device's size, until the run ends. The option
+    /// may be repeated.
+    ///
+    /// SPEC is null:size=1T,latency=10us, or ram:size=1G, or file:path=FILE, or
+    /// vhost-user:socket=PATH. It may stand in delay(SPEC,read=80us) or error(SPEC,eio=1%), and may
+    /// end with ,poll=POLICY (`usring ctl --help` lists the policies; the default is classic).
     #[arg(long = "device", value_name = "PATH=SPEC", value_parser = devices::parse)]
     pub devices: Vec<devices::DeviceOption>,
 
-    /// On a device that does not poll (poll=interrupt), let polled rings wait for interrupts instead of refusing them.
+    /// Let polled rings (IOPOLL) wait for interrupts on devices with poll=interrupt.
+    ///
+    /// Without this option their requests on such a device get EOPNOTSUPP.
     #[arg(long)]
     pub iopoll_fallback: bool,
 
-    /// Keep at most `limit` of the program's large anonymous memory resident, and the rest in SPEC: file:path=FILE, a
-    /// file that is there and as large as what may have to go (what it holds is overwritten), ram:size=1G, or another
-    /// device as for --device.
-    /// Without privileges, and without swap of the system's: who touches a page that is out reads it back.
-    /// Memory that is mapped `min` bytes (1M) or more at a time is swapped, malloc's large blocks among it; what came
-    /// and went, --stats tells. `usring doctor` lists mechanisms and their costs; the first that works is taken.
+    /// Keep at most `limit` of the program's large anonymous memory resident, and the rest in SPEC.
+    ///
+    /// This needs neither privileges nor swap of the system's: the thread that touches a page that
+    /// is out reads it back itself.
+    ///
+    /// SPEC is file:path=FILE, ram:size=1G, or another device as for --device. It must be as large
+    /// as the memory that may have to go there. A file must exist, and must be all zeroes or hold
+    /// swapped memory of an earlier run; ,overwrite=on in SPEC takes any other file, too.
+    ///
+    /// Memory that is mapped `min` bytes or more at a time is swapped (default 1M), malloc's large
+    /// blocks among it. `limit` is per process. --stats counts the pages.
+    ///
+    /// `usring doctor` lists the mechanisms and their costs. The first that works is taken, unless
+    /// mechanism= names one.
     #[arg(long = "swap", value_name = "SPEC,limit=SIZE[,min=SIZE][,mechanism=NAME]", value_parser = swap::parse)]
     pub swap: Option<SwapOption>,
 
-    /// Have libaio's io_getevents poll devices, and files open with O_DIRECT, for events, as far as nothing else has
-    /// to be told of them (no eventfd): programs on libaio then gain from polling without a change.
+    /// Have io_getevents of libaio poll for events instead of sleeping.
+    ///
+    /// This holds for devices of the run and for files open with O_DIRECT, while no request in
+    /// flight has an eventfd. Programs on libaio then gain from polling without a change. It costs
+    /// processor time.
     #[arg(long)]
     pub aio_poll: bool,
 
-    /// A thread that waits in io_uring_enter for a single transfer of a file open with O_DIRECT looks for its completion
-    /// instead of sleeping, where such transfers are expected to take no longer than this. A longer span costs
-    /// processor time and saves the microseconds that a wake-up takes; 0us: always sleep.
+    /// Poll for a lone transfer that is expected to take no longer than SPAN.
+    ///
+    /// A thread that waits in io_uring_enter for a single transfer of a file open with O_DIRECT
+    /// then looks for its completion instead of sleeping. SPAN is a number with ns, us, ms or s.
+    /// The default is about the cost of a wake-up. A longer span also saves the wake-up on slower
+    /// disks, and costs up to a whole processor. 0us: always sleep.
     #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "15us")]
     pub spin: u64,
 
@@ -86,14 +116,14 @@ pub struct Options {
     pub command: Vec<OsString>,
 }
 
-/// What the hidden `denied` takes.
+/// Arguments of the hidden `denied`.
 #[derive(clap::Args)]
 pub struct DeniedOptions {
     #[arg(required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
-/// A program, ready to be executed.
+/// A program that is ready to be executed.
 pub struct Launch {
     path: CString,
     arguments: Vec<CString>,
@@ -106,13 +136,14 @@ fn parse_span(text: &str) -> Result<u64, String> {
     usring_device::span::parse(text).ok_or_else(|| "a span is a number with ns, us, ms or s".into())
 }
 
-/// The subcommand. Without `--stats` it only returns if something failed.
+/// Runs the subcommand. If this process is to become the program, it returns only on failure.
 pub fn run(options: &Options) -> Outcome {
     let (executable, mut environment) = prepare(options)?;
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
-    // Before signals are blocked: a mechanism is tried by what it raises.
+    // This comes before signals are blocked, because some mechanisms are tried by the signals that
+    // they raise.
     let checked = options.swap.as_ref().map(SwapOption::check).transpose()?;
     if let (Some(swap), false) = (&options.swap, options.stats) {
         environment.swap(&swap.text(None));
@@ -122,7 +153,8 @@ pub fn run(options: &Options) -> Outcome {
         let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
         return launch.execute().map(|never| match never {});
     }
-    // A back end that does not answer is waited for with signals open: an interrupt ends that.
+    // Signals are still open, so that an interrupt ends the wait for a back end that does not
+    // answer.
     let back_ends = BackEnds::connect(options, checked.as_ref().filter(|_| is_remote))?;
     let supervisor = Supervisor::begin()?;
     let devices = devices_of(options, back_ends, &mut environment)?;
@@ -140,8 +172,8 @@ pub fn run(options: &Options) -> Outcome {
     }
     let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
     let ended = supervisor.run(&launch, || devices.as_ref().map_or(Ok(()), Devices::serve))?;
-    // Before anything that may end us: a closed standard error, or the signal
-    // by which the program ended.
+    // The devices go first: a closed standard error, or the signal by which the program ended, may
+    // end this process below.
     drop(devices);
     let was_served = probe.read().is_ok();
     if let (false, Ended::Exited(0)) = (was_served, &ended) {
@@ -156,8 +188,8 @@ pub fn run(options: &Options) -> Outcome {
     Ok(ended.mirror())
 }
 
-/// Refuses what cannot be served, as far as that is seen from outside; answers the program's file
-/// and its environment.
+/// Refuses a program that cannot be served, as far as that can be seen from outside. Returns the
+/// program's file and its environment.
 fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     let library = library::find()?;
     if let Some(sentence) = limits::too_low() {
@@ -181,7 +213,7 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     Ok((executable, environment))
 }
 
-/// What serves devices and swapped memory in other processes.
+/// Connections to processes that serve devices and swapped memory.
 struct BackEnds {
     devices: Vec<Connected>,
     swap: Option<VhostUser>,
@@ -198,7 +230,8 @@ impl BackEnds {
     }
 }
 
-/// What the program's processes will ask us for: devices, and a back end for swapped memory.
+/// Makes the devices and the back end for swapped memory, for which the program's processes will
+/// ask. `None` if the run has neither.
 fn devices_of(
     options: &Options,
     back_ends: BackEnds,
@@ -219,7 +252,7 @@ fn devices_of(
     Ok(Some(devices))
 }
 
-/// The hidden subcommand: what a program meets that is denied io_uring.
+/// Runs the hidden subcommand: a program to which io_uring is denied.
 pub fn denied(options: &DeniedOptions) -> Outcome {
     let executable = executable::find(&options.command[0], false)?;
     let launch = Launch::new(&options.command, executable, Environment::inherited(), true)?;
@@ -228,8 +261,8 @@ pub fn denied(options: &DeniedOptions) -> Outcome {
 
 fn report(statistics: &StatisticsFile, was_served: bool) {
     let mut errors = std::io::stderr();
-    // Beyond this point nothing may change the program's exit status, so who
-    // has closed standard error is told nothing.
+    // From here on nothing may change the program's exit status, so an error on standard error is
+    // ignored.
     let _ = match statistics.read() {
         Ok(snapshot) if !was_served && !snapshot.was_used() => {
             writeln!(errors, "usring: the program ended before libusring.so had been loaded")
@@ -282,7 +315,7 @@ impl Launch {
         Err(Failure::with_status(status, sentence))
     }
 
-    /// A script that does not say so: as execvp(3) has it.
+    /// Has /bin/sh run a script without a `#!` line, as execvp(3) does.
     fn execute_by_shell(&self) -> Errno {
         let mut arguments = vec![c"sh".to_owned(), self.path.clone()];
         arguments.extend_from_slice(&self.arguments[1..]);

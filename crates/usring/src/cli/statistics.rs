@@ -1,5 +1,5 @@
-//! The launcher's side of the statistics: the file that the program's
-//! processes count in, and the table that is printed at the end.
+//! The launcher's side of the statistics: the file in which the program's processes count, and the
+//! table that is printed at the end.
 
 use super::Failure;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use usring_engine::statistics::{BLOCKS, Block, COLUMNS, Column, Header, MAGIC, OPCODES, SIZE, Statistics, VERSION};
 use usring_uapi::opcode;
 
-/// A file in memory, gone with its last user. It is read and written, never
-/// mapped here: a reader needs no shared words.
+/// A file in memory, which ends with its last user. The launcher reads and writes it and does not
+/// map it, so it needs no shared words.
 pub struct StatisticsFile(File);
 
 impl StatisticsFile {
@@ -23,7 +23,7 @@ impl StatisticsFile {
             file.set_len(SIZE as u64)?;
             write_word(&file, offset_of!(Header, version), VERSION)?;
             write_word(&file, offset_of!(Header, block_count), BLOCKS as u64)?;
-            // Last: whoever sees the magic sees the rest.
+            // Written last: a process that sees the magic number sees the other words, too.
             write_word(&file, offset_of!(Header, magic), MAGIC)?;
             Ok(file)
         };
@@ -32,13 +32,13 @@ impl StatisticsFile {
         })
     }
 
-    /// By which the program's processes open it; no descriptor of theirs is
-    /// used up.
+    /// Returns the path by which the program's processes open the file, so that they need not
+    /// inherit a descriptor.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// What has been counted so far.
+    /// Returns what has been counted so far.
     pub fn read(&self) -> io::Result<Snapshot> {
         let header = offset_of!(Statistics, header);
         let mut snapshot = Snapshot {
@@ -79,7 +79,7 @@ fn write_word(file: &File, offset_in_header: usize, word: u64) -> io::Result<()>
     file.write_all_at(&word.to_ne_bytes(), (offset_of!(Statistics, header) + offset_in_header) as u64)
 }
 
-/// All rings together.
+/// The sums over all rings.
 pub struct Snapshot {
     processes: u64,
     rings: u64,
@@ -88,13 +88,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether the library was there at all.
+    /// Returns whether a process of the run has loaded the library.
     pub fn was_used(&self) -> bool {
         self.processes != 0 || self.rings != 0
     }
 
-    /// The rows in which something was counted, and their sum if there are
-    /// several.
+    /// Returns the rows with a count above 0, and their sum if there are several.
     fn lines(&self) -> Vec<(&'static str, [u64; COLUMNS])> {
         let counted = self.rows.iter().enumerate().filter(|(_, row)| row.iter().any(|count| *count != 0));
         let mut lines: Vec<_> = counted.map(|(opcode, row)| (opcode_name(opcode), *row)).collect();
@@ -185,7 +184,7 @@ mod tests {
         add(offset_of!(Statistics, totals) + write_row, 5);
         add(offset_of!(Statistics, owners) + 8, 4711);
         add(offset_of!(Statistics, blocks) + size_of::<Block>() + write_row, 20);
-        // The block of nobody: whatever lies there was added to the totals.
+        // A block without an owner: its counts were added to the totals already.
         add(offset_of!(Statistics, blocks) + 2 * size_of::<Block>() + write_row, 100);
         let snapshot = file.read().unwrap();
         assert_eq!(snapshot.rings, 3);

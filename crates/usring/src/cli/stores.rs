@@ -1,5 +1,5 @@
-//! The files in which devices and swapped memory lie: each has one user, and a file with pages of
-//! the program's memory is the user's alone.
+//! Checks the files in which devices and swapped memory lie: each has one user, and only the user
+//! may read a file with pages of the program's memory.
 
 use super::Failure;
 use super::devices::DeviceOption;
@@ -9,11 +9,11 @@ use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use usring_device::Spec;
 
-/// The options by which a device names a file or a socket.
+/// Options by which a device names a file or a socket.
 const PATHS: [&str; 2] = ["path", "socket"];
 
 /// Refuses two devices, or a device and swapped memory, in one file: each would overwrite the
-/// other's blocks. Two names of one file (links) count as one; so do two nodes of a block device.
+/// other's blocks. Two links to a file count as one file, and so do two nodes of a block device.
 pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Result<(), Failure> {
     let of_devices = devices.iter().map(|option| (option.name(), option.spec()));
     let of_swap = swap.map(|option| ("--swap".to_owned(), option.spec()));
@@ -30,13 +30,13 @@ pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Re
     Ok(())
 }
 
-/// What makes two paths one file: its device's number and its inode's, or the number of the block
-/// device that it is.
+/// Identity of a file: whether it is a block device, and the device's number; otherwise the numbers
+/// of its file system and its inode.
 type Identity = (bool, u64, u64);
 
 fn identity(spec: &Spec) -> Option<(&str, Identity)> {
     let path = PATHS.iter().find_map(|name| spec.device().text(name))?;
-    // What is not there is missed when it is opened.
+    // A missing file is reported when it is opened.
     let found = std::fs::metadata(path).ok()?;
     Some((path, if is_block(&found) { (true, found.rdev(), 0) } else { (false, found.dev(), found.ino()) }))
 }
@@ -45,13 +45,13 @@ fn is_block(found: &Metadata) -> bool {
     found.file_type().is_block_device()
 }
 
-/// Says on standard error what swapon(8) says: others could read or change pages of the program's
-/// memory.
+/// Warns on standard error, in the words of swapon(8), of modes and owners that let other users
+/// read or change pages of the program's memory.
 pub fn warn_of_modes(swap: &SwapOption) {
     let Some(path) = swap.spec().device().text("path") else { return };
     let Ok(found) = std::fs::metadata(path) else { return };
     let mode = found.mode() & 0o7777;
-    // A disk's group may have it.
+    // The group of a disk may have access to it.
     let (open, suggested) = if is_block(&found) { (0o007, 0o660) } else { (0o077, 0o600) };
     let mut errors = std::io::stderr();
     if mode & open != 0 {

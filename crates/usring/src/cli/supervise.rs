@@ -1,5 +1,5 @@
-//! Stays beside a program: passes signals on, stops and goes on with it, and
-//! ends as it ended. To whoever started us, we are the program.
+//! Stays beside a program: passes signals on, stops and continues with it, and ends as it ended. To
+//! the launcher's parent, the launcher looks like the program.
 
 use super::run::Launch;
 use super::{Failure, STATUS_FAILED};
@@ -16,9 +16,9 @@ pub enum Ended {
     Killed(i32),
 }
 
-/// Has taken over this process's signals: they come by a descriptor.
+/// Receives this process's signals by a descriptor.
 pub struct Supervisor {
-    /// What the program is to find, as we found it.
+    /// Signal mask of this process at its start, which the program gets.
     program_mask: SigSet,
     program_sigchld: SigAction,
     signals: SignalFd,
@@ -29,8 +29,8 @@ fn failed(error: nix::errno::Errno) -> Failure {
 }
 
 impl Supervisor {
-    /// Before any thread is made, so that each blocks all signals; and before
-    /// the fork, so that none falls between the two of us.
+    /// Blocks all signals. Must be called before any thread is made, so that each thread blocks
+    /// them, and before the fork, so that no signal is lost between the two processes.
     pub fn begin() -> Result<Supervisor, Failure> {
         let program_mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map_err(failed)?;
         let program_sigchld = reset(Signal::SIGCHLD).map_err(failed)?;
@@ -39,11 +39,11 @@ impl Supervisor {
         Ok(Supervisor { program_mask, program_sigchld, signals })
     }
 
-    /// Runs the program to its end; `started` runs here once it has been started.
+    /// Runs the program to its end. Calls `started` here when the program has been forked.
     pub fn run(&self, launch: &Launch, started: impl FnOnce() -> Result<(), Failure>) -> Result<Ended, Failure> {
         let launcher = getpid();
-        // SAFETY: the child only makes system calls, and allocates, which
-        // libc's fork provides for; our other threads hold nothing else of it.
+        // SAFETY: the child only makes system calls and allocates. libc's fork makes allocating
+        // safe, and this process's other threads hold no other lock that the child needs.
         match unsafe { fork() }.map_err(failed)? {
             ForkResult::Child => {
                 die_with(launcher);
@@ -57,9 +57,9 @@ impl Supervisor {
     }
 }
 
-/// In the child: it is killed when the launcher dies, also by SIGKILL, for nobody would serve its
-/// devices any more, nor take its signals to it. The launcher may be dead already: then the child
-/// has another parent.
+/// In the child: has the kernel kill it when the launcher dies, even by SIGKILL, because its
+/// devices and its signals need the launcher. If the launcher died before this call, the child has
+/// another parent and exits.
 fn die_with(launcher: Pid) {
     let armed = set_pdeathsig(Signal::SIGKILL);
     if armed.is_ok() && getppid() != launcher {
@@ -67,10 +67,10 @@ fn die_with(launcher: Pid) {
     }
 }
 
-/// In the child: everything as our own parent left it, then the program.
+/// In the child: restores signals as the launcher found them, and becomes the program.
 fn become_program(launch: &Launch, mask: &SigSet, sigchld: &SigAction) -> ! {
-    // SAFETY: `sigchld` is what stood there when we started: SIG_DFL or
-    // SIG_IGN, for no handler survives execve.
+    // SAFETY: `sigchld` is the action that the launcher found: SIG_DFL or SIG_IGN, because no
+    // handler survives execve.
     let _ = unsafe { sigaction(Signal::SIGCHLD, sigchld) };
     let _ = mask.thread_set_mask();
     let Err(failure) = launch.execute();
@@ -78,10 +78,10 @@ fn become_program(launch: &Launch, mask: &SigSet, sigchld: &SigAction) -> ! {
     std::process::exit(failure.status.into());
 }
 
-/// Back to the default; answers what stood there.
+/// Sets a signal to its default action and returns the action before.
 fn reset(signal: Signal) -> nix::Result<SigAction> {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: no handler is installed, so none can do harm.
+    // SAFETY: no handler is installed.
     unsafe { sigaction(signal, &default) }
 }
 
@@ -97,19 +97,19 @@ fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
                 return Ok(ended);
             }
         } else if signal.ssi_code != libc::SI_KERNEL {
-            // What the terminal sends (interrupt, hang-up) goes to the whole
+            // A signal from the kernel, as by a terminal (interrupt, hang-up), goes to the whole
             // process group: the program has it already.
             send(program, signal.ssi_signo as i32);
         }
     }
 }
 
-/// Takes in what SIGCHLD stands for. Several may have become one.
+/// Handles what SIGCHLD reports. One SIGCHLD may stand for several changes.
 fn look_after(program: Pid) -> Option<Ended> {
     loop {
         let mut status = 0;
-        // SAFETY: `status` is where waitpid may write; the program is our
-        // child and has not been reaped. (nix's own knows no realtime signals.)
+        // SAFETY: waitpid may write to `status`. The program is a child of this process and has not
+        // been reaped. (nix's waitpid does not know realtime signals.)
         let answer = unsafe { libc::waitpid(program.as_raw(), &mut status, libc::WUNTRACED | libc::WNOHANG) };
         if answer <= 0 {
             return None;
@@ -120,20 +120,20 @@ fn look_after(program: Pid) -> Option<Ended> {
         if libc::WIFSIGNALED(status) {
             return Some(Ended::Killed(libc::WTERMSIG(status)));
         }
-        // It was stopped: so are we, until somebody sends SIGCONT, which then
-        // waits for us in the signalfd.
+        // The program was stopped, so the launcher stops, too. The SIGCONT that continues it stays
+        // pending in the signalfd, and is then passed on.
         let _ = raise(Signal::SIGSTOP);
     }
 }
 
 fn send(program: Pid, signal: i32) {
-    // SAFETY: kill(2) touches no memory; the program is not reaped yet, so the
-    // id is still its own. (nix's own knows no realtime signals.)
+    // SAFETY: kill(2) touches no memory. The program is not reaped yet, so the id is still its own.
+    // (nix's kill does not know realtime signals.)
     unsafe { libc::kill(program.as_raw(), signal) };
 }
 
 impl Ended {
-    /// Ends as the program did; returns only if it exited by itself.
+    /// Ends as the program did. Returns only if the program exited by itself.
     pub fn mirror(self) -> u8 {
         match self {
             Ended::Exited(status) => status,
@@ -143,14 +143,14 @@ impl Ended {
 }
 
 fn die_by(signal: i32) -> u8 {
-    // One core dump, the program's, is enough.
+    // Only the program dumps core.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok(named) = Signal::try_from(signal) {
         let _ = reset(named);
     }
     let _ = SigSet::empty().thread_set_mask();
-    // SAFETY: raise(3) touches no memory; the default action of a signal that
-    // has just killed a process is to kill.
+    // SAFETY: raise(3) touches no memory. The default action of a signal that has just killed a
+    // process is to kill.
     unsafe { libc::raise(signal) };
     u8::try_from(128 + signal).unwrap_or(STATUS_FAILED)
 }

@@ -1,5 +1,5 @@
-//! `usring run --swap SPEC,limit=SIZE`: what the program's processes are told of it, and what
-//! they have counted at the end. Each of them opens the backing store by itself
+//! `usring run --swap SPEC,limit=SIZE`: the text that passes the option to the program's processes,
+//! and the report of what they counted. Each process opens the backing store itself
 //! (`usring_swap::mappings`).
 
 use super::Failure;
@@ -18,13 +18,13 @@ use usring_swap::mappings::{LEAST_LIMIT, LEAST_MINIMUM, least};
 use usring_swap::{LEAST_QUEUES, Mechanism, Refusal, backing};
 use usring_sys::Errno;
 
-/// Writing to the kernel's swap space.
+/// Errno of writing to the kernel's swap space.
 const ETXTBSY: Errno = Errno::new(26);
 
-/// Unless `min=` says otherwise.
+/// Least size of a mapping that is swapped, unless `min=` has another, in bytes.
 const MINIMUM: usize = 1 << 20;
 
-/// A `SPEC,limit=…` of the command line.
+/// The value of `--swap`.
 #[derive(Clone)]
 pub struct SwapOption {
     spec: Spec,
@@ -33,14 +33,14 @@ pub struct SwapOption {
     mechanism: Option<Mechanism>,
 }
 
-/// What has been found out before the program starts.
+/// What is checked before the program starts.
 pub struct Checked {
     mechanism: Mechanism,
-    /// Another process has the store, and somebody has to stay who is connected to it.
+    /// Another process serves the store, so the launcher stays to keep the connection.
     pub is_remote: bool,
 }
 
-/// Reads it; what is wrong is said in one sentence.
+/// Parses the option. An error is one sentence.
 pub fn parse(text: &str) -> Result<SwapOption, String> {
     let (mut limit, mut minimum, mut mechanism) = (None, None, None);
     let mut rest = Vec::new();
@@ -59,7 +59,7 @@ pub fn parse(text: &str) -> Result<SwapOption, String> {
     Ok(SwapOption { spec, limit, minimum: minimum.unwrap_or(MINIMUM), mechanism })
 }
 
-/// The text between commas, but for those in parentheses or behind a backslash.
+/// Splits the text at commas, except those in parentheses and those behind a backslash.
 fn parts(text: &str) -> Vec<&str> {
     let (mut parts, mut start, mut depth, mut is_escaped) = (Vec::new(), 0, 0, false);
     for (at, character) in text.char_indices() {
@@ -105,7 +105,7 @@ impl SwapOption {
         &self.spec
     }
 
-    /// Tries what each process will do: whether the backing store is to be had, and the
+    /// Tries what each process will do: whether the backing store can be opened, and whether the
     /// mechanism works.
     pub fn check(&self) -> Result<Checked, Failure> {
         let checked =
@@ -116,7 +116,7 @@ impl SwapOption {
         Ok(checked)
     }
 
-    /// Connects to the back end of a store that has one.
+    /// Connects to the back end of the store, if it has one.
     pub fn connect(&self, checked: &Checked) -> Result<Option<VhostUser>, Failure> {
         let Some(options) = vhost_user::Options::of(self.spec.device()) else { return Ok(None) };
         let back_end = connect(&options, "swap".into())?;
@@ -149,7 +149,7 @@ impl SwapOption {
         Ok(())
     }
 
-    /// The mechanism that a process will have.
+    /// Returns the mechanism that a process will have.
     fn works(&self) -> Result<Mechanism, Failure> {
         let Some(mechanism) = self.mechanism else {
             let works = Mechanism::BY_ITSELF.into_iter().find(|kind| usring_swap::probe(*kind).is_ok());
@@ -188,7 +188,7 @@ impl SwapOption {
         })
     }
 
-    /// For the library.
+    /// Returns the text of the option for the library.
     pub fn text(&self, statistics: Option<&CountedFile>) -> String {
         let mechanism = self.mechanism.map_or("-", Mechanism::name);
         let path = statistics.map_or("-".into(), CountedFile::path);
@@ -216,7 +216,7 @@ impl CountedFile {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// What has been counted so far, a line for each process that had swapped memory.
+    /// Returns what has been counted so far: a line for each process that had swapped memory.
     pub fn read(&self) -> io::Result<Report> {
         let mut bytes = vec![0; run::SIZE];
         self.0.read_exact_at(&mut bytes, 0)?;

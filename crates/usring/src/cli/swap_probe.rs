@@ -1,5 +1,5 @@
-//! The program behind `usring doctor`'s lines on swap: whether one mechanism
-//! brings pages back on this machine, and how long that takes.
+//! The program behind `usring doctor`'s lines on swap: tests whether a mechanism brings pages back
+//! on this machine, and how long that takes.
 
 use super::child::System;
 use super::{Failure, Outcome, child};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use usring::swap::{Mechanism, SwapRegion};
 use usring_swap::mappings::WINDOW;
 
-/// Which mechanism to try, or [`PROGRAM`].
+/// The mechanism to try, or [`PROGRAM`].
 #[derive(clap::Args)]
 pub struct Options {
     mechanism: String,
@@ -25,15 +25,15 @@ enum Answer {
     Fails(i32),
 }
 
-/// Instead of a mechanism: as a program under `usring run --swap`.
+/// Given in place of a mechanism: act as a program under `usring run --swap`.
 const PROGRAM: &str = "program";
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const MIB: usize = 1 << 20;
-/// Swap-ins that are measured.
+/// Number of swap-ins that are measured.
 const SAMPLES: usize = 1001;
 
-/// The hidden subcommand.
+/// Runs the hidden subcommand.
 pub fn run(options: &Options) -> Outcome {
     let measured = match Mechanism::of_name(&options.mechanism) {
         Some(mechanism) => measure(mechanism),
@@ -49,8 +49,8 @@ pub fn run(options: &Options) -> Outcome {
     Ok(0)
 }
 
-/// Touches pages all over a region until enough of them were out; each must
-/// hold what was written to it.
+/// Touches pages all over a region until enough of them were out. Checks that each page holds what
+/// was written to it. Returns the median in nanoseconds.
 fn measure(mechanism: Mechanism) -> std::io::Result<u64> {
     let builder = SwapRegion::builder().backing("ram:size=65M")?;
     let mut region = builder.size(64 * MIB).limit(16 * MIB).readahead(0).mechanism(mechanism).build()?;
@@ -63,7 +63,8 @@ fn measure(mechanism: Mechanism) -> std::io::Result<u64> {
     visit(region.as_slice(), page, || before.replace(count()) != before.get())
 }
 
-/// Touches pages far from one another; the median of those that count.
+/// Touches pages far from one another, and returns the median time of those for which `counts` is
+/// true.
 fn visit(memory: &[u8], page: usize, counts: impl Fn() -> bool) -> std::io::Result<u64> {
     let count = memory.len() / page;
     let mut times = Vec::new();
@@ -85,7 +86,7 @@ fn visit(memory: &[u8], page: usize, counts: impl Fn() -> bool) -> std::io::Resu
     Ok(times[SAMPLES / 2])
 }
 
-/// The same with memory that is mapped as any program maps it.
+/// Measures memory that is mapped as any program maps it, under `usring run --swap`.
 fn measure_program() -> std::io::Result<u64> {
     const PAGE: usize = 4096;
     let mut memory = vec![0u8; 64 * MIB];
@@ -98,7 +99,7 @@ fn measure_program() -> std::io::Result<u64> {
     visit(&memory, PAGE, || true)
 }
 
-/// What `doctor` says of each mechanism, in the order in which they are tried.
+/// Returns the lines of `doctor` on the mechanisms, in the order in which they are tried.
 pub fn findings() -> Vec<String> {
     let mut taken = false;
     let finding = |mechanism: Mechanism| {
@@ -117,7 +118,7 @@ pub fn findings() -> Vec<String> {
     Mechanism::ALL.into_iter().map(finding).collect()
 }
 
-/// What `doctor` says of a program that knows nothing of it.
+/// Returns the line of `doctor` on `run --swap` with an unchanged program.
 pub fn of_a_program() -> String {
     let command = child::ourselves().and_then(|ourselves| {
         let options = System::Usring(&["--swap", "ram:size=65M,limit=16M"]);

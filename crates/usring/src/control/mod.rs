@@ -1,4 +1,4 @@
-//! What stands beside the processes that use a device: the connection to a
-//! back end, which one of them has for all.
+//! Parts of the launcher that serve several processes: the one connection to a back end that all
+//! processes using a device share.
 
 pub mod vhost_user;

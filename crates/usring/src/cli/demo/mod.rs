@@ -1,6 +1,6 @@
-//! `usring demo`: an ordinary io_uring program ([`program`]) where the
-//! kernel's io_uring is denied, first by itself, then under usring, and last on
-//! the kernel's own, where that is to be had.
+//! `usring demo`: runs an ordinary io_uring program ([`program`]) three times. First the kernel's
+//! io_uring is denied to it. Then usring serves it, still with the kernel's denied. Last it runs on
+//! the kernel's own io_uring, if that works here.
 
 pub mod program;
 
@@ -23,19 +23,21 @@ Exit status: 0 if every block was read back as it was written, 1 if not.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Where the file is written; it is removed again.
+    /// Folder in which the demo writes its file (default: the system's folder for temporary files).
+    ///
+    /// The file is removed at the end.
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 
-    /// How large the file is.
+    /// Size of the file, in MiB.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65536))]
     megabytes: u64,
 }
 
-/// Between two signs of life of the program.
+/// Longest time between two lines of the program's output.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The subcommand.
+/// Runs the subcommand.
 pub fn run(options: &Options) -> Outcome {
     let directory = options.directory.clone().unwrap_or_else(std::env::temp_dir);
     let file = directory.join(format!("usring-demo-{}", std::process::id()));
@@ -74,7 +76,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Runs the program and shows how far it is.
+    /// Runs the program and shows its progress.
     fn run_on(&self, system: System) -> Result<Vec<Figures>, String> {
         let mut command: Command = child::command_on(system, &[], &child::ourselves()?)?;
         command.arg("demo-program").arg("--file").arg(self.file).args(["--blocks", &self.blocks.to_string()]);
@@ -93,7 +95,7 @@ impl Demo<'_> {
         if !output.status.success() {
             return Err(child::complaint(&output));
         }
-        // What --stats says.
+        // Standard error holds the table of --stats.
         String::from_utf8_lossy(&output.stderr).lines().for_each(|line| tell!("   {line}"));
         if !output.stderr.is_empty() {
             tell!("");
@@ -107,7 +109,7 @@ fn style() -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Operations per second and latencies, usring's and the kernel's.
+/// Prints operations per second and latencies, usring's and the kernel's.
 fn print_table(usring: &[Figures], kernel: &[Figures]) {
     tell!("{BLOCK}-byte blocks at random places of a file in the page cache, queue depth {}:\n", program::DEPTH);
     tell!("   {:6} {:7} {:>11} {:>10} {:>10} {:>10} {:>10}", "", "", "IOPS", "median", "99 %", "99.9 %", "most");

@@ -1,6 +1,5 @@
-//! The program of the demo: writes a file block by block in random order,
-//! syncs it, reads it back in another order and looks at every byte. It knows
-//! nothing of usring.
+//! The program of the demo: writes a file block by block in random order, syncs it, reads it back
+//! in another order and compares every byte. It does not know of usring.
 
 use super::super::{Failure, Outcome};
 use hdrhistogram::Histogram;
@@ -14,10 +13,10 @@ use std::time::Instant;
 pub const BLOCK: usize = 4096;
 pub const DEPTH: usize = 32;
 const WORDS: usize = BLOCK / 8;
-/// How often progress is told: every so many blocks.
+/// Blocks between two reports of progress.
 const STEP: u64 = 1024;
 
-/// The longest latency that is told apart: a minute, in nanoseconds.
+/// Longest latency that the histogram resolves: a minute, in nanoseconds.
 const LONGEST: u64 = 60_000_000_000;
 
 #[derive(clap::Args)]
@@ -31,7 +30,7 @@ pub struct Options {
 /// What the program prints, one per line, as JSON.
 #[derive(Debug, Deserialize, Serialize)]
 pub enum Event {
-    /// Blocks done, of twice their number in all.
+    /// Blocks done so far. Each block counts twice, once for each phase.
     Progress {
         phase: Phase,
         done: u64,
@@ -54,7 +53,7 @@ impl Phase {
     }
 }
 
-/// How a phase went.
+/// Result of a phase.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Figures {
     pub phase: Phase,
@@ -63,7 +62,7 @@ pub struct Figures {
     pub latencies: [u64; 4],
 }
 
-/// The hidden subcommand.
+/// Runs the hidden subcommand.
 pub fn run(options: &Options) -> Outcome {
     let mut program = Program::new(options).map_err(|sentence| Failure::with_status(1, sentence))?;
     let outcome = program.phase(Phase::Write).and_then(|()| program.sync()).and_then(|()| program.phase(Phase::Read));
@@ -77,7 +76,7 @@ struct Program {
     order: Vec<u32>,
 }
 
-/// A block on its way: where it is, and since when.
+/// A block in flight: its number, and when its request was pushed.
 #[derive(Clone, Copy)]
 struct Flight {
     block: u64,
@@ -93,7 +92,7 @@ impl Program {
         Ok(Program { ring, file, buffers: vec![[0; WORDS]; DEPTH], order: (0..blocks).collect() })
     }
 
-    /// Moves every block once, `DEPTH` at a time.
+    /// Moves every block once, with `DEPTH` in flight.
     fn phase(&mut self, phase: Phase) -> Result<(), String> {
         shuffle(&mut self.order, phase as u64 + 1);
         let total = self.order.len() as u64;
@@ -144,8 +143,8 @@ impl Program {
     }
 
     fn submit(&mut self, entry: &squeue::Entry) -> Result<(), String> {
-        // SAFETY: the buffer belongs to the slot, which is free again only
-        // after the completion; buffers and file live as long as the ring.
+        // SAFETY: the buffer belongs to the slot, which is reused only after the completion.
+        // Buffers and file live as long as the ring.
         unsafe { self.ring.submission().push(entry) }.map_err(|_| "the SQ is full".into())
     }
 
@@ -153,7 +152,7 @@ impl Program {
         self.ring.completion().next()
     }
 
-    /// Looks at what came of a block.
+    /// Checks the result of a block.
     fn accept(&self, phase: Phase, slot: usize, block: u64, result: i32) -> Result<(), String> {
         if result < 0 {
             let error = std::io::Error::from_raw_os_error(-result);
@@ -179,12 +178,12 @@ impl Program {
     }
 }
 
-/// What a block holds: every word depends on the block and its place in it.
+/// Returns the content of a block. Every word depends on the block and on its offset.
 fn contents(block: u64) -> [u64; WORDS] {
     std::array::from_fn(|word| (block << 16 | word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// Fisher and Yates, by Marsaglia's xorshift.
+/// Shuffles by Fisher and Yates, with Marsaglia's xorshift.
 fn shuffle(order: &mut [u32], seed: u64) {
     let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
     for index in (1..order.len()).rev() {

@@ -1,5 +1,5 @@
-//! `usring ctl`: looks at the devices of runs, and changes how they are waited
-//! for, while they run.
+//! `usring ctl`: shows the devices of runs, and changes how threads wait for them while the runs go
+//! on.
 
 use super::policies::Policies;
 use super::socket;
@@ -24,14 +24,16 @@ expected time, then spin), hybrid:5us (sleep that long, then spin). The change t
 next wait; a device that is set to interrupt refuses polled rings (EOPNOTSUPP), unless the run was
 started with --iopoll-fallback.";
 
-/// Look at the devices of running programs, and change how they are waited for.
+/// Show the devices of running programs, and change how they are waited for.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// The device's PATH, as it was given to `usring run --device`.
+    /// The device's PATH, as it was given to `usring run --device`. Without it, all devices of your
+    /// runs are shown.
     path: Option<PathBuf>,
 
-    /// poll=POLICY: what to change.
+    /// The new policy: poll=interrupt, poll=classic, poll=hybrid or poll=hybrid:SPAN (5us, 1ms). It
+    /// takes effect with the next wait.
     #[arg(requires = "path", value_parser = parse_change, value_name = "poll=POLICY")]
     change: Option<PollPolicy>,
 }
@@ -41,14 +43,14 @@ fn parse_change(text: &str) -> Result<PollPolicy, String> {
     policy.ok_or_else(|| "expected poll=interrupt, poll=classic, poll=hybrid or poll=hybrid:SPAN (5us, 1ms)".into())
 }
 
-/// A device of a run, as its starter describes it.
+/// A device of a run, as the launcher of the run describes it.
 struct Found {
     path: PathBuf,
     spec: String,
     size: u64,
     policies: Policies,
     index: usize,
-    /// Process id of the starter, as the socket is named.
+    /// Process id of the launcher, from the socket's name.
     run: String,
 }
 
@@ -99,9 +101,9 @@ fn look(socket: &Path) -> Result<Vec<Found>, Errno> {
     let list = control.ask(Kind::List, 0, [0; 4], None)?;
     let mut found = Vec::new();
     for index in 0..list.values[0] as usize {
-        // Each holds the page by itself.
+        // Each device keeps a descriptor of the page of its own.
         let page = control.ask(Kind::List, 0, [0; 4], None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
-        // SAFETY: the descriptor has come with the answer and is given up here.
+        // SAFETY: the descriptor has come with the answer, and its owner gives it up here.
         let policies = Policies::from_file(unsafe { File::from_raw_fd(page.into_raw()) });
         let described = control.ask(Kind::Describe, index as u32, [0; 4], None)?;
         let split = described.text.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;

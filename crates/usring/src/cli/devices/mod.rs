@@ -1,7 +1,6 @@
-//! `usring run --device PATH=SPEC`: the devices of a run, for as long as it
-//! lasts. [`placeholder`] is the file by which the program names a device,
-//! [`socket`] where `usring ctl` finds the run, and [`server`] answers what the
-//! program's processes and `usring ctl` ask.
+//! `usring run --device PATH=SPEC`: the devices of a run. [`placeholder`] is the file by which the
+//! program names a device, [`policies`] the shared page of poll policies, [`socket`] the place
+//! where `usring ctl` finds the run. [`server`] answers the program's processes and [`ctl`].
 
 pub mod ctl;
 mod placeholder;
@@ -23,7 +22,7 @@ use usring_device::{Geometry, OwnSupply, Spec, Supply, control, spec};
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, OwnedDescriptor};
 
-/// The smallest that a device has.
+/// Smallest block size of a device, in bytes.
 const BLOCK: u64 = 512;
 /// Most devices of a run.
 const MOST: usize = policies::ROOM;
@@ -35,7 +34,7 @@ pub struct DeviceOption {
     spec: Spec,
 }
 
-/// Reads `PATH=SPEC`; what is wrong is said in one sentence.
+/// Parses `PATH=SPEC`. An error is one sentence.
 pub fn parse(text: &str) -> Result<DeviceOption, String> {
     let (path, spec) = text.split_once('=').ok_or("expected PATH=SPEC, for example /tmp/disk=ram:size=1G")?;
     if path.is_empty() {
@@ -45,7 +44,7 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
     if spec.is_for_swap() {
         return Err("overwrite= is for --swap: a device keeps what it holds".into());
     }
-    // Processes of the run read it again, each in the folder where it is then.
+    // Processes of the run parse the text again, each in its own working directory.
     let spec = spec.with_paths(absolute)?;
     Ok(DeviceOption { path: path.into(), spec })
 }
@@ -56,7 +55,7 @@ pub fn absolute(path: &str) -> Result<String, String> {
 }
 
 impl DeviceOption {
-    /// As the user knows it.
+    /// Returns the option by which the user knows the device.
     pub fn name(&self) -> String {
         format!("--device {}", self.path.display())
     }
@@ -76,15 +75,14 @@ pub struct RunDevice {
     supply: Arc<dyn Supply>,
 }
 
-/// The devices of a run. Dropped, they are gone: placeholders, socket and all,
-/// though the thread that answers lives on with the process.
+/// The devices of a run. Dropping them removes the placeholders and the socket. The thread that
+/// answers lives on with the process.
 pub struct Devices {
     list: Arc<Vec<Arc<RunDevice>>>,
-    /// Connected for as long as the run lasts: who outlives it, a program in the
-    /// background, gets EIO then, because nobody is left who would find another
-    /// back end.
+    /// Connected for as long as the run lasts. A program in the background that outlives the run
+    /// then gets EIO, because no process is left to reconnect.
     _back_ends: Vec<VhostUser>,
-    /// Of the back end that has swapped memory.
+    /// Interface of the back end for swapped memory.
     swap: Option<Arc<dyn Supply>>,
     policies: Arc<Policies>,
     socket: Socket,
@@ -92,7 +90,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens the devices and makes their files. `swap`: what has swapped memory.
+    /// Opens the devices and makes their files. `swap` is the back end for swapped memory.
     pub fn create<'a>(
         options: impl ExactSizeIterator<Item = (&'a DeviceOption, Connected)>,
         fallback: bool,
@@ -113,13 +111,13 @@ impl Devices {
         Ok(Devices { list, _back_ends: back_ends, swap: supply, policies, socket: Socket::create()?, fallback })
     }
 
-    /// Where the program's processes ask.
+    /// Returns the path of the socket at which the program's processes ask.
     pub fn socket_path(&self) -> &Path {
         self.socket.path()
     }
 
-    /// Answers questions from now on, on a thread of its own. After the fork
-    /// that makes the program: a process with two threads should not fork.
+    /// Starts the thread that answers questions. Must be called after the fork that makes the
+    /// program, because a process with two threads should not fork.
     pub fn serve(&self) -> Result<(), Failure> {
         let server = server::Server {
             devices: self.list.clone(),
@@ -157,7 +155,7 @@ impl RunDevice {
     }
 }
 
-/// In words.
+/// Returns in words why a device could not be opened.
 fn why_not_opened(spec: &Spec, error: Errno) -> String {
     let found = spec.device().text("path").and_then(|path| std::fs::metadata(path).ok());
     match found {
@@ -169,8 +167,8 @@ fn why_not_opened(spec: &Spec, error: Errno) -> String {
     }
 }
 
-/// What the device's drivers will ask for, in all processes of the run, and the
-/// connection to its back end.
+/// The interface for the drivers of a device in all processes of the run, and the connection to its
+/// back end.
 pub struct Connected {
     supply: Arc<dyn Supply>,
     back_end: Option<VhostUser>,
@@ -186,16 +184,16 @@ impl Connected {
     }
 }
 
-/// Connects to the back end of what the user knows by this name.
+/// Connects to the back end of a device or store. `name` is what the user knows it by.
 pub fn connect(options: &vhost_user::Options<'_>, name: String) -> Result<VhostUser, Failure> {
-    // A closed standard error is no reason to end.
+    // A closed standard error does not end the process.
     let report = Box::new(move |what: std::fmt::Arguments<'_>| {
         let _ = writeln!(std::io::stderr(), "usring: {name}: {what}");
     });
     VhostUser::connect(options, report).map_err(Failure::new)
 }
 
-/// The memory of a device, made once and given to every process.
+/// The memory of a device, made once and passed to every process.
 #[derive(Default)]
 struct KeptSupply {
     memory: std::sync::Mutex<Option<OwnedDescriptor>>,
@@ -214,7 +212,7 @@ impl Supply for KeptSupply {
     }
 }
 
-/// `ctl` as a subcommand.
+/// Runs the subcommand `ctl`.
 pub fn control(options: &ctl::Options) -> Outcome {
     ctl::run(options)
 }

@@ -1,5 +1,5 @@
-//! The file by which a program names a device: sparse, as long as the device,
-//! and never read or written.
+//! The file by which a program names a device: sparse, as long as the device, and never read or
+//! written.
 
 use crate::cli::Failure;
 use std::fs::{File, OpenOptions};
@@ -8,16 +8,16 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Removed when it is dropped.
+/// A placeholder file, removed when this is dropped.
 pub struct Placeholder {
     path: PathBuf,
-    /// Kept open: nobody else can have its inode while the run lasts.
+    /// Kept open, so that no other file can get its inode while the run lasts.
     file: File,
     identity: (u64, u64),
 }
 
 impl Placeholder {
-    /// Makes the file, where no file may be yet.
+    /// Makes the file. Fails if a file exists at `path`.
     pub fn create(path: &Path, size: u64) -> Result<Placeholder, Failure> {
         let file =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
@@ -45,12 +45,12 @@ impl Placeholder {
         Ok(placeholder)
     }
 
-    /// `st_dev` and `st_ino`.
+    /// Returns `st_dev` and `st_ino`.
     pub fn identity(&self) -> (u64, u64) {
         self.identity
     }
 
-    /// Removes the file, unless something else lies at its path by now.
+    /// Removes the file, unless another file is at its path by now.
     pub fn remove(&self) {
         let still = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.identity);
@@ -60,7 +60,7 @@ impl Placeholder {
     }
 }
 
-/// Whether what lies there looks like what a run has left that could not clean up.
+/// Returns whether the file at `path` looks like the placeholder of a killed run.
 fn may_be_left(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0 && found.blocks() == 0)
 }

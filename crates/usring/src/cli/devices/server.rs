@@ -1,4 +1,4 @@
-//! Answers what the program's processes and `usring ctl` ask.
+//! Answers the questions of the program's processes and of `usring ctl`.
 
 use super::RunDevice;
 use super::policies::Policies;
@@ -20,37 +20,37 @@ use usring_device::Supply;
 use usring_device::control::{Answer, FALLBACK, Kind, QUESTION_LENGTH, Question, SWAP};
 use usring_sys::descriptor::OwnedDescriptor;
 
-/// Who connects has its question ready, or is not waited for longer.
+/// Seconds within which a client that has connected must send its question.
 const PATIENCE_SECONDS: i64 = 5;
 
 pub struct Server {
     pub devices: Arc<Vec<Arc<RunDevice>>>,
-    /// Of the back end that has swapped memory, if there is one.
+    /// Interface of the back end for swapped memory, if the run has one.
     pub swap: Option<Arc<dyn Supply>>,
     pub policies: Arc<Policies>,
     pub listener: OwnedFd,
     pub fallback: bool,
 }
 
-/// What goes back, beside the errno.
+/// The answer to a question, without the errno.
 #[derive(Default)]
 struct Reply {
     values: [u64; 4],
     text: Vec<u8>,
-    /// Sent along, and closed here.
+    /// Descriptors to send, which are closed here afterwards.
     owned: Vec<OwnedDescriptor>,
-    /// Sent along, and kept.
+    /// Descriptors to send, which stay open here.
     kept: Vec<RawFd>,
-    /// Given away with it.
+    /// What the answer lends to the client.
     lent: Option<Lent>,
 }
 
-/// What somebody has for as long as a connection lasts.
+/// Something that a client has for as long as its connection lasts.
 struct Lent {
     /// The device's number.
     device: u32,
     supply: Arc<dyn Supply>,
-    /// A queue of its back end, or the right to have any.
+    /// A queue of the back end; `None` is the right to ask for queues.
     queue: Option<u32>,
 }
 
@@ -62,24 +62,24 @@ impl Lent {
     }
 }
 
-/// Who has it.
+/// A client that something is lent to.
 struct User {
     connection: OwnedFd,
     lent: Lent,
 }
 
 impl User {
-    /// He says that he has done with it, or has gone. Either way it is taken back once.
+    /// Takes back what was lent, after the client has returned it or hung up.
     fn leave(self) {
-        // Read, though there is one thing only that he can say: where something is
-        // unread, the other side has an error in place of the answer.
+        // The message is read although its content is known. Closing a socket with unread data
+        // would give the client an error in place of the answer.
         let mut question = [0; QUESTION_LENGTH];
         let asked = recv(self.connection.as_raw_fd(), &mut question, MsgFlags::MSG_DONTWAIT);
         self.lent.take_back();
         if asked.is_ok_and(|length| length > 0) {
             let answer = Answer::default().to_bytes();
             let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-            // Whoever hangs up has no answer to miss.
+            // A client that has hung up misses no answer.
             let _ = send(self.connection.as_raw_fd(), &answer, flags);
         }
     }
@@ -93,22 +93,22 @@ impl Server {
             self.wait(&mut users);
             match accept(self.listener.as_raw_fd()) {
                 Ok(number) => {
-                    // SAFETY: accept has just made the descriptor; nobody else
-                    // knows it.
+                    // SAFETY: accept has just made the descriptor, and no other code knows it.
                     let connection = unsafe { OwnedFd::from_raw_fd(number) };
-                    // Whoever hangs up has no answer to miss.
+                    // A client that has hung up misses no answer.
                     if let Ok(Some(lent)) = self.serve(&connection, &users) {
                         users.push(User { connection, lent });
                     }
                 }
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-                // Out of descriptors for a moment, perhaps.
+                // The process may be out of descriptors for a moment.
                 Err(_) => std::thread::sleep(std::time::Duration::from_millis(10)),
             }
         }
     }
 
-    /// Until somebody connects. Takes back what users return, and of those who have gone.
+    /// Waits until a client connects. Meanwhile takes back what clients return, and what clients
+    /// had that hung up.
     fn wait(&self, users: &mut Vec<User>) {
         loop {
             let mut watched = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
@@ -126,7 +126,7 @@ impl Server {
         }
     }
 
-    /// Answers a question; says what was lent to whoever asked.
+    /// Answers a question, and returns what was lent to the client.
     fn serve(&self, connection: &OwnedFd, users: &[User]) -> nix::Result<Option<Lent>> {
         if getsockopt(connection, PeerCredentials)?.uid() != getuid().as_raw() {
             return Ok(None);
@@ -160,7 +160,7 @@ impl Server {
         }
     }
 
-    /// The answer, or an errno.
+    /// Returns the answer, or an errno.
     fn answer(&self, question: &Question, along: Option<OwnedFd>, users: &[User]) -> Result<Reply, i32> {
         let kind = Kind::from_number(question.kind).ok_or(Errno::EINVAL as i32)?;
         if kind == Kind::List {
@@ -175,7 +175,7 @@ impl Server {
         let swap = self.swap.as_ref().filter(|_| number == SWAP);
         let supply = device.map(|device| &device.supply).or(swap).ok_or(Errno::ENODEV as i32)?;
         if kind == Kind::Claim {
-            // Its queues may be returned later than it ends.
+            // The claim's connection can end before those of the queues that were granted under it.
             let is_taken = number != SWAP || users.iter().any(|user| user.lent.device == SWAP);
             let lent = Lent { device: number, supply: supply.clone(), queue: None };
             return if is_taken {
@@ -190,7 +190,7 @@ impl Server {
     fn describe(&self, device: &RunDevice) -> Reply {
         let (st_dev, st_ino) = device.placeholder.identity();
         let flags = if self.fallback { FALLBACK } else { 0 };
-        // The SPEC, a NUL, and the path for people.
+        // The SPEC, a NUL, and the path to show to users.
         let mut text = device.spec.to_string().into_bytes();
         text.push(0);
         text.extend_from_slice(device.path.as_os_str().as_bytes());
@@ -198,7 +198,7 @@ impl Server {
     }
 }
 
-/// What a driver asks of its device's supplies.
+/// Passes a driver's question to its device's interface.
 fn ask(
     supply: &Arc<dyn Supply>,
     device: u32,
@@ -224,7 +224,7 @@ fn ask(
             supply.unshare(value as u32);
             Ok(Reply::default())
         }
-        // Returned is a queue on its own connection.
+        // A queue is returned on the connection on which it was lent.
         Kind::ReturnQueue | Kind::List | Kind::Describe | Kind::Claim => Err(usring_sys::Errno::EINVAL),
     }
 }
@@ -234,8 +234,7 @@ fn lent_descriptor(message: &RecvMsg<()>) -> Option<OwnedFd> {
     for control in message.cmsgs().ok()? {
         if let ControlMessageOwned::ScmRights(numbers) = control {
             for number in numbers {
-                // SAFETY: recvmsg has just made the descriptor; nobody else
-                // knows it.
+                // SAFETY: recvmsg has just made the descriptor, and no other code knows it.
                 lent = Some(unsafe { OwnedFd::from_raw_fd(number) });
             }
         }

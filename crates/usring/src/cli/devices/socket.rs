@@ -1,5 +1,5 @@
-//! Where a run can be found: a Unix socket named by the starter's process id,
-//! in a folder that only the same user can enter.
+//! The socket by which a run is found: a Unix socket named by the launcher's process id, in a
+//! folder that only the same user can enter.
 
 use crate::cli::Failure;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Removed when it is dropped.
+/// A listening socket, removed when this is dropped.
 pub struct Socket {
     path: PathBuf,
     descriptor: OwnedFd,
@@ -21,7 +21,7 @@ impl Socket {
         prepare(&folder)?;
         let path = folder.join(format!("{}.sock", std::process::id()));
         let failed = |error| Failure::new(format!("cannot make the control socket {} ({error})", path.display()));
-        // Left by a killed run that had our process id.
+        // A killed run with the same process id may have left a socket.
         let _ = fs::remove_file(&path);
         let descriptor =
             socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).map_err(failed)?;
@@ -37,7 +37,7 @@ impl Socket {
         &self.path
     }
 
-    /// The listening socket, for the thread that serves it.
+    /// Returns a duplicate of the listening socket, for the thread that serves it.
     pub fn listener(&self) -> Result<OwnedFd, Failure> {
         self.descriptor
             .try_clone()
@@ -51,7 +51,7 @@ impl Drop for Socket {
     }
 }
 
-/// The folder of this user's sockets.
+/// Returns the folder of this user's sockets.
 fn folder() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(folder) if Path::new(&folder).is_dir() => Path::new(&folder).join("usring"),
@@ -59,7 +59,7 @@ fn folder() -> PathBuf {
     }
 }
 
-/// Makes sure that the folder is there and nobody else's.
+/// Makes the folder if it is missing, and checks that only this user can enter it.
 fn prepare(folder: &Path) -> Result<(), Failure> {
     let created = fs::DirBuilder::new().mode(0o700).create(folder);
     let metadata = match created {
@@ -79,7 +79,7 @@ fn prepare(folder: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// The sockets of this user's runs, dead ones among them.
+/// Returns the sockets of this user's runs, including those of killed runs.
 pub fn all() -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder()) else { return Vec::new() };
     let mut paths: Vec<_> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();

@@ -1,6 +1,5 @@
-//! One connection to a back end: the messages, in the order in which the
-//! vhost-user protocol wants them. Whoever gets an error here gives the
-//! connection up.
+//! One connection to a back end: the messages, in the order that the vhost-user protocol
+//! prescribes. After any error the caller closes the connection.
 
 use super::patience::{self, Patience};
 use std::fs::File;
@@ -17,24 +16,24 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
-/// What went wrong, to stand behind "the back end on PATH".
+/// A failure in words, to follow "the back end on PATH".
 pub type Failure = String;
 
-/// What the protocol offers beside the plain queues, and we make use of.
+/// Protocol features beside the plain queues that usring uses.
 const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::CONFIG)
     .union(VhostUserProtocolFeatures::REPLY_ACK)
     .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
-/// Memory that the back end is to see.
+/// Memory that is shared with the back end.
 pub struct Region {
     pub file: File,
     pub length: u64,
     pub address: u64,
 }
 
-/// What goes with a queue.
+/// The eventfds of a queue.
 pub struct Signals<'a> {
     pub kick: &'a EventFd,
     pub call: &'a EventFd,
@@ -45,7 +44,7 @@ pub struct Connection {
     frontend: Frontend,
     socket: UnixStream,
     patience: Arc<Patience>,
-    /// What the back end offers.
+    /// Virtio features that the back end offers.
     features: u64,
     protocol: VhostUserProtocolFeatures,
     pub queues: u32,
@@ -57,9 +56,9 @@ fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
 }
 
 impl Connection {
-    /// Connects, and finds out what the back end can do. It keeps a record of what
-    /// it has in flight, which takes it some time for each request, only for one
-    /// that comes back.
+    /// Connects, and asks what the back end can do. With `comes_back` it also asks for a record of
+    /// the requests in flight, which a back end that comes back needs. Keeping the record costs the
+    /// back end time for each request.
     pub fn open(path: &str, comes_back: bool) -> Result<Connection, Failure> {
         let stream = patience::connect(Path::new(path))?;
         let socket = stream.try_clone().map_err(failed("let its socket be watched"))?;
@@ -67,7 +66,7 @@ impl Connection {
         patience.clone().during(|| Self::greet(socket, stream, patience, comes_back))
     }
 
-    /// Finds out what the back end can do, and becomes its front end.
+    /// Asks what the back end can do, and becomes its front end.
     fn greet(
         socket: UnixStream,
         stream: UnixStream,
@@ -108,17 +107,17 @@ impl Connection {
         Ok(Connection { frontend, socket, patience, features, protocol, queues: queues as u32, memory_slots })
     }
 
-    /// Runs an exchange that the back end has to answer in time.
+    /// Runs an exchange of messages that fails if the back end does not answer in time.
     fn in_time<T>(&mut self, exchange: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
         self.patience.clone().during(|| exchange(self))
     }
 
-    /// Readable or hung up when the back end goes.
+    /// Returns the socket, which is readable or hung up when the back end has gone.
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
 
-    /// Agrees on everything that both sides know, and reads what the device is like.
+    /// Accepts every feature that both sides know, and reads the device's parameters.
     pub fn agree(&mut self, queues: u32) -> Result<Parameters, Failure> {
         let features = self.features & feature::WANTED;
         self.in_time(|connection| {
@@ -127,7 +126,8 @@ impl Connection {
         })
     }
 
-    /// Agrees on what was agreed on with the back end before this one.
+    /// Accepts the features of the previous back end. Fails if this back end lacks one of them, or
+    /// its device differs.
     pub fn agree_again(&mut self, parameters: &Parameters) -> Result<(), Failure> {
         if parameters.features & !self.features != 0 || parameters.queues > self.queues {
             return Err("is not like the one before it: features or queues are missing".into());
@@ -161,7 +161,8 @@ impl Connection {
         Ok(parameters)
     }
 
-    /// A record of what is in flight, which outlives the back end; `None` if it keeps none.
+    /// Has the back end make its record of requests in flight, which outlives it. `None` if it
+    /// keeps no record.
     pub fn begin_record(&mut self, queues: u32) -> Result<Option<(VhostUserInflight, File)>, Failure> {
         if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             return Ok(None);
@@ -175,7 +176,7 @@ impl Connection {
         })
     }
 
-    /// Gives it the record of the back end before it; `false` if it keeps none.
+    /// Passes the record of the previous back end on. `false` if this back end keeps no record.
     pub fn go_on_with_record(&mut self, record: &VhostUserInflight, file: &File) -> Result<bool, Failure> {
         if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             return Ok(false);
@@ -187,18 +188,19 @@ impl Connection {
         self.frontend.set_inflight_fd(record, file.as_raw_fd()).map_err(failed("take a record of requests"))
     }
 
-    /// Whether memory can be shared while queues are at work.
+    /// Returns whether memory can be shared while queues are started.
     pub fn has_memory_slots(&self) -> bool {
         self.memory_slots > 0
     }
 
-    /// How many regions it takes.
+    /// Returns how many regions the back end takes.
     pub fn most_regions(&self) -> usize {
-        // A table in one message carries eight descriptors.
+        // Without slots, all regions are sent in one message, which carries at most eight
+        // descriptors.
         if self.has_memory_slots() { self.memory_slots } else { 8 }
     }
 
-    /// All memory at once, before a queue is at work.
+    /// Shares all memory at once, before a queue is started.
     pub fn set_memory<'a>(&mut self, regions: impl Iterator<Item = &'a Region>) -> Result<(), Failure> {
         self.in_time(|connection| connection.set_all_memory(regions))
     }
@@ -226,7 +228,7 @@ impl Connection {
         })
     }
 
-    /// Sets a queue to work, from what its rings say is still to be done.
+    /// Starts a queue. It goes on behind the last request that its used ring shows as done.
     pub fn start_queue(
         &mut self,
         index: u32,
@@ -256,12 +258,13 @@ impl Connection {
             frontend.set_vring_enable(queue, true)
         };
         self.in_time(|connection| set_up(&mut connection.frontend).map_err(failed("start a queue")))?;
-        // Whatever was published while nobody looked.
+        // Has the back end look for requests that were published while no back end served the
+        // queue.
         let _ = signals.kick.write(1);
         Ok(())
     }
 
-    /// When this has returned the back end has let go of the queue.
+    /// Stops a queue. When this has returned, the back end no longer uses it.
     pub fn stop_queue(&mut self, index: u32) -> Result<(), Failure> {
         let stop = |frontend: &mut Frontend| {
             frontend.set_vring_enable(index as usize, false)?;
@@ -275,18 +278,19 @@ fn describe(region: &Region) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: region.address,
         memory_size: region.length,
-        // One name for each byte: rings go by the one, buffers by the other.
+        // Both addresses of a byte are the same number: rings are named by user addresses, buffers
+        // by guest addresses.
         userspace_addr: region.address,
         mmap_offset: 0,
         mmap_handle: region.file.as_raw_fd(),
     }
 }
 
-/// A file of our own for a descriptor that somebody lends.
+/// Duplicates a descriptor that the caller keeps.
 pub fn duplicate(number: i32) -> std::io::Result<File> {
     if number < 0 {
         return Err(std::io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: not −1; a number that is no open descriptor is answered with EBADF.
+    // SAFETY: the number is not −1. If it is no open descriptor, the call answers EBADF.
     unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().map(File::from)
 }

@@ -1,11 +1,11 @@
-//! The control plane of a vhost-user device: the connection to its back end,
-//! the queues and who has them, and what happens when the back end goes. The
-//! requests themselves never come here.
+//! The control plane of a vhost-user device: the connection to its back end, the allocation of
+//! queues, and the reconnection. The requests themselves do not pass here.
 //!
-//! One thread, the attendant, watches the connection. Everybody who asks for a
-//! queue or shares memory does the asking himself, under the same lock. How
-//! the users of queues learn of a new back end is told in
-//! [`usring_device::driver::vhost_user::generation`].
+//! - One thread (`attendant`) watches the connection.
+//! - A thread that asks for a queue or shares memory sends the messages itself, under the lock of
+//!   `State`.
+//! - Users of queues learn of a new back end by the arena's generation: see
+//!   [`usring_device::driver::vhost_user::generation`].
 
 mod connection;
 mod patience;
@@ -25,28 +25,28 @@ use usring_sys::Errno;
 use usring_sys::descriptor::{OwnedDescriptor, duplicate_private};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// As many queues are prepared if nobody says how many: each costs address
-/// space, and a thread of the back end perhaps.
+/// Queues that are prepared unless the SPEC has a number. Each costs address space, and perhaps a
+/// thread of the back end.
 const USUAL_QUEUES: u32 = 16;
 
-/// How often a back end that has gone is looked for.
+/// Interval between two attempts to reconnect.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long a queue that is returned may take to end its requests. A back end
-/// that needs longer keeps the queue.
+/// How long returning a queue waits for its requests to end. After that the watching thread goes on
+/// waiting, and the queue stays taken until then.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// How long somebody waits for a queue that is being returned.
+/// How long a thread that asks for a queue waits for one that is being returned.
 const QUEUE_WAIT: Duration = Duration::from_secs(2);
 
-/// Registered memory lies above all arenas.
+/// First address of registered memory, above all arenas.
 const REGIONS: u64 = BASE * 2;
 
-/// Where sentences for the user go.
+/// Receives sentences for the user.
 pub type Report = Box<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
 
-/// A connected device. Dropping it ends the connection: requests that are
-/// still out are answered with EIO.
+/// A connected device. Dropping it closes the connection, and requests that are still in flight are
+/// answered with EIO.
 pub struct VhostUser {
     shared: Arc<Shared>,
     attendant: Option<JoinHandle<()>>,
@@ -58,7 +58,7 @@ struct Shared {
     report: Report,
     arena: Arena,
     parameters: Parameters,
-    /// Made readable by users who have put their rings in order, and to stop.
+    /// Made readable by users that have put their rings in order, and by the drop of the device.
     wake: EventFd,
     /// Made readable by the back end when it finds a queue broken.
     error: EventFd,
@@ -68,21 +68,21 @@ struct Shared {
 struct State {
     connection: Option<Connection>,
     queues: Vec<Option<Queue>>,
-    /// The arena, and what was shared since.
+    /// The arena, and the memory that was shared since.
     regions: Vec<Option<Region>>,
     next_address: u64,
     record: Option<Record>,
     is_over: bool,
     has_told_busy: bool,
-    /// Why the last attempt to reconnect failed, told once.
+    /// Why the last attempt to reconnect failed. A reason is reported once.
     last_failure: String,
 }
 
-/// A queue that somebody has.
+/// A queue that has a user.
 struct Queue {
     kick: EventFd,
     call: EventFd,
-    /// This back end works on it.
+    /// Whether the present back end serves it.
     is_started: bool,
     is_returned: bool,
 }
@@ -94,7 +94,7 @@ impl fmt::Debug for VhostUser {
 }
 
 impl VhostUser {
-    /// Connects to the back end. `report` is given what a user should read.
+    /// Connects to the back end. `report` receives sentences for the user.
     ///
     /// # Errors
     /// A sentence that says what is wrong with the back end.
@@ -109,17 +109,17 @@ impl VhostUser {
         Ok(VhostUser { shared, attendant: Some(attendant) })
     }
 
-    /// What the drivers of this device ask.
+    /// Returns the interface that the drivers of this device ask.
     pub fn supply(&self) -> Box<dyn Supply> {
         Box::new(Handle(Arc::clone(&self.shared)))
     }
 
-    /// Bytes of the device.
+    /// Returns the size of the device in bytes.
     pub fn size(&self) -> u64 {
         self.shared.parameters.size
     }
 
-    /// Reads and writes of the queues that are in use: with a copy, and without one.
+    /// Returns the reads and writes of the present queues: those with a copy, and those without.
     pub fn counts(&self) -> (u64, u64) {
         let state = self.shared.lock();
         let used = state.queues.iter().enumerate().filter(|(_, queue)| queue.is_some());
@@ -195,7 +195,7 @@ impl Shared {
         (self.report)(format_args!("the back end on {} {what}", self.socket));
     }
 
-    /// The attendant's life.
+    /// The loop of the watching thread.
     fn attend(&self) {
         loop {
             self.wait();
@@ -233,12 +233,12 @@ impl Shared {
             watch(socket, libc::POLLRDHUP),
         ];
         let timeout = if is_alone || is_parting { RETRY.as_millis() as i32 } else { -1 };
-        // SAFETY: three entries, as it says. A socket that another thread has
-        // closed meanwhile is at worst another file that is looked at once.
+        // SAFETY: the array has three entries, as its count says. If another thread has closed the
+        // socket meanwhile, poll at worst looks at another file once.
         unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, timeout) };
     }
 
-    /// The connection is of no use any more.
+    /// Gives the connection up, and either waits for the back end to return or ends the device.
     fn lose(&self, state: &mut State, why: &str) {
         state.connection = None;
         state.queues.iter_mut().flatten().for_each(|queue| queue.is_started = false);
@@ -250,13 +250,13 @@ impl Shared {
         }
     }
 
-    /// There will be no back end any more: users answer EIO.
+    /// Ends the device: there will be no back end any more, and users answer EIO.
     fn end(&self, state: &mut State) {
         self.arena.end();
         state.call_all();
     }
 
-    /// Looks for another back end and gives it what the one before it had.
+    /// Looks for a new back end, and passes it the state of the previous one.
     fn reconnect(&self, state: &mut State) {
         let mut attempt = || {
             let mut connection = Connection::open(&self.socket, true)?;
@@ -279,7 +279,7 @@ impl Shared {
             }
             Err(failure) => {
                 let failure: Failure = failure;
-                // That there is none is the usual case, and told already.
+                // A missing back end is the usual case, and its loss was reported.
                 if failure != state.last_failure && !failure.starts_with("cannot be reached") {
                     self.tell(format_args!("{failure}"));
                 }
@@ -288,7 +288,7 @@ impl Shared {
         }
     }
 
-    /// Sets those queues to work whose rings are in order for this back end.
+    /// Starts the queues whose rings are in order for this back end.
     fn start_queues(&self, state: &mut State) {
         let State { connection: Some(connection), queues, .. } = state else { return };
         let generation = self.arena.generation();
@@ -311,7 +311,7 @@ impl Shared {
         }
     }
 
-    /// Ends the queues that were returned and have nothing in flight.
+    /// Frees the queues that were returned and have no request in flight.
     fn take_back_queues(&self, state: &mut State) {
         let State { connection, queues, record, .. } = state;
         let mut outcome = Ok(());
@@ -393,7 +393,7 @@ impl Shared {
             }
             drop(state);
             if start.elapsed() > FAREWELL {
-                // The attendant goes on trying.
+                // The watching thread goes on waiting for the queue.
                 let _ = self.wake.write(1);
                 return;
             }
@@ -407,7 +407,7 @@ impl Shared {
         let is_at_work = state.queues.iter().any(Option::is_some);
         let Some(connection) = &mut state.connection else { return Err(Errno::EAGAIN) };
         let count = state.regions.iter().flatten().count();
-        // Without slots all memory is told anew, which a queue at work does not survive.
+        // Without slots all memory is sent again, which is not allowed while a queue is started.
         if count >= connection.most_regions() || (is_at_work && !connection.has_memory_slots()) {
             return Err(Errno::ENOSPC);
         }
@@ -435,10 +435,10 @@ impl Shared {
     fn unshare(&self, slot: u32) {
         let mut state = self.lock();
         let state = &mut *state;
-        // The first is the arena.
+        // The first region is the arena.
         let Some(place) = state.regions.get_mut(slot as usize).filter(|_| slot > 0) else { return };
         let (Some(region), Some(connection)) = (place.take(), &mut state.connection) else { return };
-        // Without slots it sees the memory for as long as it is connected.
+        // Without slots the back end sees the memory for as long as it is connected.
         if connection.has_memory_slots()
             && let Err(failure) = connection.remove_memory(&region)
         {
@@ -449,7 +449,7 @@ impl Shared {
 }
 
 impl State {
-    /// Wakes everybody who may sleep until a completion.
+    /// Wakes every thread that may be waiting for a completion.
     fn call_all(&self) {
         self.queues.iter().flatten().for_each(|queue| {
             let _ = queue.call.write(1);
@@ -459,12 +459,12 @@ impl State {
 
 fn has_hung_up(socket: i32) -> bool {
     let mut watched = libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one entry, as it says.
+    // SAFETY: the array is one entry, as its count says.
     let count = unsafe { libc::poll(&mut watched, 1, 0) };
     count > 0 && watched.revents != 0
 }
 
-/// The supplies of a process that has the control plane in itself.
+/// The interface for the drivers of a process that contains the control plane.
 struct Handle(Arc<Shared>);
 
 impl Supply for Handle {

@@ -1,7 +1,7 @@
-//! Bounds on what a back end is waited for. A back end that is stopped, or serves another front end,
-//! takes the connection and never answers, and the `vhost` crate reads on after a socket's own
-//! timeout. So a thread beside the connection shuts the socket down once an exchange has taken
-//! [`PATIENCE`]; the exchange then fails.
+//! A time limit for a back end's answers. A back end that is stopped, or that serves another front
+//! end, accepts the connection and never answers. The `vhost` crate goes on reading after a
+//! socket's own timeout. So a thread beside the connection shuts the socket down when an exchange
+//! has taken [`PATIENCE`], and the exchange then fails.
 
 use super::connection::{Failure, duplicate};
 use std::net::Shutdown;
@@ -14,15 +14,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use usring_sys::{Errno, socket, thread};
 
-/// A back end that says nothing for so long is given up.
+/// How long the back end may take for an answer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a listener whose queue is full is tried again.
+/// Interval between attempts to connect to a listener whose queue is full.
 const RETRY: Duration = Duration::from_millis(20);
 
 const UNANSWERED: &str = "does not answer within 5 s; is it stopped, or does it serve another front end? It serves one";
 
-/// Connects as connect(2) does, but to a listener whose queue is full only for as long as the
-/// patience lasts.
+/// Connects as connect(2) does. A listener whose queue is full is waited for, but no longer than
+/// [`PATIENCE`].
 pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
     let unreachable = |error: std::io::Error| format!("cannot be reached ({error})");
     let of = |error: Errno| unreachable(std::io::Error::from_raw_os_error(-error.negative()));
@@ -41,7 +41,7 @@ pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
     duplicate(opened.number()).map(|file| UnixStream::from(OwnedFd::from(file))).map_err(unreachable)
 }
 
-/// `struct sockaddr_un`.
+/// Returns a `struct sockaddr_un`.
 fn address(path: &Path) -> Result<Vec<u8>, Errno> {
     const LONGEST: usize = 107;
     let path = path.as_os_str().as_bytes();
@@ -52,7 +52,7 @@ fn address(path: &Path) -> Result<Vec<u8>, Errno> {
     Ok([&family[..], path, b"\0"].concat())
 }
 
-/// Watches a connection's exchanges, one at a time.
+/// Limits the time of a connection's exchanges, one at a time.
 pub struct Patience {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
@@ -66,7 +66,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Of the exchange that is being made.
+    /// Deadline of the present exchange.
     deadline: Option<Instant>,
     has_expired: bool,
     is_over: bool,
@@ -82,7 +82,7 @@ impl Patience {
         Ok(Patience { shared, watcher: Some(watcher) })
     }
 
-    /// What an exchange answers, or that the back end has not answered in time.
+    /// Runs an exchange and returns its result, or that the back end has not answered in time.
     pub fn during<T>(&self, exchange: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         self.shared.set(Some(Instant::now() + PATIENCE));
         let outcome = exchange();
@@ -106,7 +106,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers whether the deadline before has passed.
+    /// Sets the deadline, and returns whether an earlier one has passed.
     fn set(&self, deadline: Option<Instant>) -> bool {
         let mut state = self.lock();
         state.deadline = deadline;
@@ -131,7 +131,7 @@ impl Shared {
     }
 }
 
-/// A thread on which no handler of the program's runs.
+/// Starts a thread that blocks all signals, so that no handler of the program's runs on it.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     let _closed = thread::close_signals();
     std::thread::Builder::new().name(name.into()).spawn(work)

@@ -1,6 +1,6 @@
-//! The back end's record of what it has in flight (INFLIGHT_SHMFD): its own
-//! notes, in memory that we keep for the back end that comes after it. We
-//! write into it for one reason: a queue that changes hands begins with nothing.
+//! The back end's record of requests in flight (INFLIGHT_SHMFD). The back end writes it; usring
+//! keeps its memory for the next back end. usring writes to it only when a queue gets a new user,
+//! because such a queue begins with nothing in flight.
 
 use std::fs::File;
 use usring_device::driver::vhost_user::arena::QUEUE_SIZE;
@@ -16,10 +16,10 @@ pub struct Record {
     memory: SharedMemory,
 }
 
-/// Header of a queue's region, and where in it the last used index stands.
+/// Bytes of the header of a queue's region, and the offset of its last used index.
 const HEADER: usize = 16;
 const USED_INDEX: usize = 14;
-/// A descriptor's state; its first byte says whether it is in flight.
+/// Bytes of a descriptor's state. The first byte says whether the descriptor is in flight.
 const STATE: usize = 16;
 
 impl Record {
@@ -35,7 +35,8 @@ impl Record {
         Ok(Record { description, file, memory: SharedMemory::new(mapping) })
     }
 
-    /// Nothing of this queue is in flight. Only while no back end works on it.
+    /// Records that nothing of this queue is in flight. Must be called only while no back end
+    /// serves the queue.
     pub fn clear(&self, queue: u32) {
         let size = self.description.mmap_size as usize / usize::from(self.description.num_queues.max(1));
         let base = self.description.mmap_offset as usize + queue as usize * size;
