@@ -105,6 +105,21 @@ fn a_program_without_addresses_left_is_answered_and_goes_on() {
 }
 
 #[test]
+fn an_exec_by_which_the_library_would_be_lost_is_refused_with_a_sentence() {
+    if on_kernel() {
+        return skip("there is no usring");
+    }
+    let stage = Stage::new();
+    let program = stage.compile("other_ids.c", &[]);
+    let finished = stage.program(World::Transparent, &program).finish().succeeded();
+    if finished.stdout == "needs a superuser\n" {
+        return skip("no superuser");
+    }
+    assert_eq!(finished.stdout, "1 checks hold\n", "{}", finished.report());
+    assert!(finished.stderr.contains("its effective user or group is not the real one"), "{}", finished.report());
+}
+
+#[test]
 fn call_sites_are_rewritten_while_threads_run_through_them() {
     require(&LIBURING);
     let stage = Stage::new();

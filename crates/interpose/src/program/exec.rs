@@ -70,8 +70,23 @@ fn judge(execution: &Execution) -> Verdict {
         _ if !is_library_visible() => {
             Verdict::Refused("libusring.so cannot be read from here (another root directory?)")
         }
+        _ if has_other_ids() => {
+            Verdict::Refused("its effective user or group is not the real one, so the loader would ignore LD_PRELOAD")
+        }
         verdict => verdict,
     }
+}
+
+/// Whether the effective user or group is another than the real one: the kernel then has the loader
+/// take no library from the environment (AT_SECURE). Files that set an id do not matter: the filter
+/// comes with no_new_privs.
+fn has_other_ids() -> bool {
+    [linux::__NR_getresuid, linux::__NR_getresgid].into_iter().any(|number| {
+        let mut ids = [0u32; 3];
+        let [real, effective, saved] = &mut ids;
+        let arguments = [&raw mut *real as u64, &raw mut *effective as u64, &raw mut *saved as u64, 0, 0];
+        SystemCall::new(number, arguments).run().is_ok() && ids[0] != ids[1]
+    })
 }
 
 /// Whether the loader will find the library: the process may have changed its
