@@ -1,11 +1,12 @@
-//! `usring bench call`: what a system call costs that has nothing to do with rings.
+//! `usring bench call`: the cost of system calls that have nothing to do with rings.
 //!
-//! The kernel keeps a bitmap of the calls that a filter allows whatever their arguments, and runs the
-//! filter for no other: `getppid` and `read` stand for those. At `close`, `fcntl` and `sigprocmask`
-//! usring's filter looks at the arguments; the last goes by way of a rewritten call site.
+//! - For `getppid` and `read` usring's filter does not look at the arguments. The kernel keeps a
+//!   bitmap of such calls and does not run the filter for them.
+//! - For `close`, `fcntl` and `sigprocmask` the filter looks at the arguments. `sigprocmask` goes
+//!   through a rewritten call site.
 //!
-//! Beside the bare call stands one under a filter that allows everything: the kernel enters a process
-//! with any filter by a slower way. usring cannot cost less.
+//! Each call is also measured bare, and under a filter that allows everything. With any filter the
+//! kernel enters a process by a slower path, so usring cannot cost less than the latter.
 
 use super::Benchmark;
 use super::child::System;
@@ -16,13 +17,13 @@ const BARE: &str = "kernel";
 const EMPTY: &str = "kernel, empty filter";
 const USRING: &str = "usring";
 
-/// What the filter allows whatever the arguments, and what it looks at.
+/// Calls that the filter allows whatever their arguments, and calls whose arguments it looks at.
 const ALLOWED: [&str; 2] = ["getppid", "read"];
 const LOOKED_AT: [&str; 3] = ["close", "fcntl", "sigprocmask"];
 
 const BAR: f64 = 1.35;
 
-/// The rows and the bars.
+/// Returns the benchmark.
 pub fn benchmark() -> Benchmark {
     let metrics = &[Metric::ProcessorTime];
     Benchmark { name: "call", metrics, rounds: 11, props: &[], rival: BARE, cases: cases(), bars }

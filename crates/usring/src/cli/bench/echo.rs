@@ -1,10 +1,11 @@
-//! `usring bench echo`: the example server under 50 connections that ask and wait,
-//! one PING at a time and 16. The same executable runs on the kernel's ring and
-//! on usring, in the mode that suits the kernel best (multishots, DEFER_TASKRUN) and
-//! without any flags; beside it a plain server on epoll(7).
+//! `usring bench echo`: the example server under 50 connections. Each sends PINGs, one or 16 at a
+//! time, and waits for the answers.
 //!
-//! Server and clients have a processor each. The clients are one thread and busy all
-//! the time, so the rate says less about the server than its processor time per request.
+//! - The same executable runs on the kernel's ring and on usring: in the mode that suits the kernel
+//!   best (multishots, DEFER_TASKRUN), and without any flags. A plain server on epoll(7) is
+//!   measured beside it.
+//! - Server and clients have a processor each. The clients are one thread, which is busy all the
+//!   time. So the rate says less about the server than its processor time per request.
 
 use super::Benchmark;
 use super::child::System;

@@ -1,7 +1,8 @@
-//! `usring bench engine`: what a read costs that no device slows down. The
-//! generator is the lightest that ordinary io_uring calls allow: t/io_uring's shape,
-//! 4 KiB at random, 128 in flight, submitted and reaped by 32, registered buffers
-//! and file.
+//! `usring bench engine`: the cost of a read that no device slows down.
+//!
+//! The generator is the lightest that ordinary io_uring calls allow, in the shape of t/io_uring:
+//! random blocks of 4 KiB, 128 in flight, submitted and reaped by 32, with a registered file and
+//! registered buffers.
 
 use super::Benchmark;
 use super::child::System;
@@ -56,7 +57,7 @@ fn cases() -> Vec<Case> {
         ..case(workload, FLOOR, None, "")
     };
     const CACHED: &str = "--path {folder}/file --polled 0 --direct 0";
-    /// The kernel's ring as it is fastest.
+    /// The fastest setup of the kernel's ring.
     const BEST: &str = "--best 1";
     const UNCACHED: &str = "--path {folder}/file --polled 0";
     vec![

@@ -12,7 +12,7 @@ use super::stage::Prop;
 
 const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
-/// The waiter looks for a lone transfer's completion instead of sleeping.
+/// The waiter polls for a lone transfer's completion instead of sleeping.
 const SPINNING: &str = "usring, --spin 200us";
 
 const READS: &str = "reads";

@@ -1,6 +1,5 @@
-//! Runs the cases of a benchmark in turn, round by round, so that whatever
-//! else the machine does hits all of them alike, and takes medians.
-//! [`paired`] compares them round by round.
+//! Runs the cases of a benchmark and takes medians. Each round runs every case once, so that other
+//! activity of the machine hits all cases alike. [`paired`] compares cases round by round.
 
 use super::child::{self, System};
 use super::metric::{Metric, Sample};
@@ -18,34 +17,34 @@ use std::time::Duration;
 pub struct Case {
     /// The workload in words.
     pub workload: String,
-    /// Who answers, in words.
+    /// The system in words.
     pub label: &'static str,
     pub system: System,
-    /// Of a block device that it is run on, which it finds at `{folder}/device`:
-    /// what `usring run --device` makes. `{folder}` is the benchmark's own.
+    /// SPEC of the block device that the case runs on, if it has one. `usring run --device` makes
+    /// it at `{folder}/device`; `{folder}` is the benchmark's own folder.
     pub device: Option<String>,
     pub environment: &'static [(&'static str, &'static str)],
-    /// The program beside our executable.
+    /// The program, beside this executable.
     pub program: &'static str,
     /// Separated by spaces.
     pub arguments: String,
-    /// If that is a server: what drives it, and prints the sample. A program beside
-    /// our executable and its arguments.
+    /// If the program is a server: the clients that drive it and print the sample, as a program
+    /// beside this executable and its arguments.
     pub clients: Option<(&'static str, String)>,
-    /// What the row says about itself: block size, queue depth.
+    /// Parameters that the row shows: block size, queue depth.
     pub parameters: Vec<(&'static str, u32)>,
 }
 
 /// How much is measured.
 pub struct Effort {
-    /// 0: as many as the benchmark says.
+    /// Number of rounds; 0: the benchmark's own.
     rounds: usize,
     milliseconds: u64,
 }
 
 impl Effort {
     pub const FULL: Effort = Effort { rounds: 0, milliseconds: 200 };
-    /// Just to see that it runs.
+    /// One short round, to see that a case runs.
     const PROOF: Effort = Effort { rounds: 1, milliseconds: 1 };
     pub const QUICK: Effort = Effort { rounds: 1, milliseconds: 40 };
 }
@@ -57,7 +56,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// One metric over all rounds; nothing if the samples do not have it.
+    /// Returns one metric over all rounds, or `None` if the samples lack it.
     pub fn figure(&self, metric: Metric) -> Option<Figure> {
         paired::middle(self.values(metric)?)
     }
@@ -66,7 +65,7 @@ impl Row {
         self.samples.as_ref().ok()?.iter().map(|sample| metric.of(sample)).collect()
     }
 
-    /// Round by round.
+    /// Compares two rows round by round.
     pub fn against(&self, other: &Row, metric: Metric) -> Option<Ratio> {
         paired::ratio(&self.values(metric)?, &other.values(metric)?)
     }
@@ -80,13 +79,13 @@ pub struct Results {
     pub priority: &'static str,
 }
 
-/// A promise that a figure is held to.
+/// A limit for a figure.
 #[derive(Debug)]
 pub struct Bar {
     pub name: String,
     /// `None` if it could not be measured here.
     pub value: Option<f64>,
-    /// In which it lies, if that is known.
+    /// Confidence interval of the value, if one is known.
     pub interval: Option<[f64; 2]>,
     pub comparison: Comparison,
     pub target: f64,
@@ -94,7 +93,7 @@ pub struct Bar {
     pub holds: Option<bool>,
 }
 
-/// What a bar's value may be.
+/// Whether the target is an upper or a lower limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     AtMost,
@@ -111,25 +110,25 @@ impl Comparison {
 }
 
 impl Bar {
-    /// Holds while `value` is at most `target`.
+    /// Makes a bar that holds while `value` is at most `target`.
     pub fn at_most(name: impl Into<String>, value: Option<f64>, target: f64, unit: &'static str) -> Bar {
         let holds = value.map(|value| value <= target);
         Bar { name: name.into(), value, interval: None, comparison: Comparison::AtMost, target, unit, holds }
     }
 
-    /// Holds while `value` is at least `target`.
+    /// Makes a bar that holds while `value` is at least `target`.
     pub fn at_least(name: impl Into<String>, value: Option<f64>, target: f64, unit: &'static str) -> Bar {
         let holds = value.map(|value| value >= target);
         Bar { name: name.into(), value, interval: None, comparison: Comparison::AtLeast, target, unit, holds }
     }
 
-    /// As [`Bar::at_most`], of how many times one case is another.
+    /// Makes a bar that holds while one case is at most `target` times another.
     pub fn times_at_most(name: impl Into<String>, ratio: Option<Ratio>, target: f64) -> Bar {
         let bar = Bar::at_most(name, ratio.map(|ratio| ratio.median), target, "times");
         Bar { interval: ratio.map(|ratio| ratio.interval), ..bar }
     }
 
-    /// As [`Bar::at_least`], of how many times one case is another.
+    /// Makes a bar that holds while one case is at least `target` times another.
     pub fn times_at_least(name: impl Into<String>, ratio: Option<Ratio>, target: f64) -> Bar {
         let bar = Bar::at_least(name, ratio.map(|ratio| ratio.median), target, "times");
         Bar { interval: ratio.map(|ratio| ratio.interval), ..bar }
@@ -137,20 +136,19 @@ impl Bar {
 }
 
 impl Results {
-    /// The median of the case with this workload and label, of that depth if
-    /// one is named.
+    /// Returns the median of the case with this workload and label, and with this queue depth if
+    /// one is passed.
     pub fn median(&self, metric: Metric, workload: &str, label: &str, depth: Option<u32>) -> Option<f64> {
         Some(self.row(workload, label, depth)?.figure(metric)?.median)
     }
 
-    /// How many times the case with the first label is the one with the second,
-    /// round by round.
+    /// Returns how many times the first label's case is the second's, round by round.
     pub fn ratio(&self, metric: Metric, workload: &str, labels: [&str; 2], depth: Option<u32>) -> Option<Ratio> {
         let [this, that] = labels.map(|label| self.row(workload, label, depth));
         this?.against(that?, metric)
     }
 
-    /// The same of two workloads.
+    /// Returns how many times the first workload and label's case is the second's, round by round.
     pub fn ratio_of(&self, metric: Metric, [this, that]: [(&str, &str); 2]) -> Option<Ratio> {
         let row = |(workload, label)| self.row(workload, label, None);
         row(this)?.against(row(that)?, metric)
@@ -163,12 +161,12 @@ impl Results {
     }
 }
 
-/// Runs all cases. A rival that does not run here is left out with its
-/// reason; usring itself has to run.
+/// Runs all cases. A rival that does not run here is left out, with its reason. usring itself must
+/// run.
 pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     let cases = &benchmark.cases;
-    // Before a back end is started: all children inherit it.
+    // This comes before a back end is started, because children inherit the priority.
     let priority = Priority::raise();
     let stage = Stage::set(benchmark.props)?;
     prove(cases, &folder, &stage)?;
@@ -203,8 +201,8 @@ fn is_ours(case: &Case) -> bool {
     matches!(case.system, System::Usring(_) | System::Linked)
 }
 
-/// Runs every case of usring's once with the kernel's io_uring denied: what is
-/// measured as usring must not be the kernel.
+/// Runs each of usring's cases once with the kernel's io_uring denied, to prove that usring is
+/// measured and not the kernel.
 fn prove(cases: &[Case], folder: &Path, stage: &Stage) -> Result<(), String> {
     if !stage.is_whole() {
         return Ok(());

@@ -1,27 +1,27 @@
-//! What is read off a sample that a workload prints.
+//! The metrics: figures that are computed from a workload's sample.
 
 use serde::Deserialize;
 
-/// Bytes of a block: all workloads with blocks have them so long.
+/// Bytes of a block, the same in all workloads with blocks.
 const BLOCK: f64 = 4096.0;
 
 /// What a workload prints.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Sample {
     operations: u64,
-    /// On the clock.
+    /// Elapsed time.
     nanoseconds: u64,
-    /// Processor time of the whole process that is measured, and of what serves it.
+    /// Processor time of the whole measured process, and of the back end that serves it.
     processor: Option<u64>,
     /// Processor time of the thread that submits.
     thread: Option<u64>,
-    /// Latencies: half of them, 95 and 99 of 100, are shorter.
+    /// Latencies in nanoseconds: the percentiles 50, 95 and 99.
     p50: Option<u64>,
     p95: Option<u64>,
     p99: Option<u64>,
-    /// Which parts of them were no longer than 200, 300 and 400 µs.
+    /// Shares of the latencies up to 200, 300 and 400 µs.
     within: Option<[f64; 3]>,
-    /// How often a thread went to sleep and had to be woken.
+    /// How often a thread slept and had to be woken.
     wakes: Option<u64>,
     completions: Option<u64>,
 }
@@ -30,20 +30,20 @@ pub struct Sample {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     Time,
-    /// Processor time of one operation, by all threads of the process that is
-    /// measured and of its back end.
+    /// Processor time of one operation, over all threads of the measured process and of its back
+    /// end.
     ProcessorTime,
     Rate,
     Bandwidth,
     Median,
-    /// 95 of 100 latencies are shorter.
+    /// The latency's 95th percentile.
     Most,
     Tail,
-    /// Processor time as a share of the clock's: above 100 %, where several threads run.
+    /// Processor time as a share of the elapsed time. It is above 100 % if several threads run.
     Processor,
-    /// The submitting thread's part of it.
+    /// The submitting thread's share of the elapsed time.
     Thread,
-    /// Share of latencies up to 200 µs, 300 and 400.
+    /// Shares of latencies up to 200, 300 and 400 µs.
     Within200,
     Within300,
     Within400,
@@ -79,7 +79,7 @@ impl Metric {
         }
     }
 
-    /// Whether less of it is better, and so ratios are of times.
+    /// Returns whether the metric is a time, of which less is better.
     pub fn is_time(self) -> bool {
         self.unit() == "ns"
     }
@@ -106,7 +106,7 @@ impl Metric {
         }
     }
 
-    /// For people.
+    /// Returns the value with its unit, as a table shows it.
     pub fn show(self, value: f64) -> String {
         match self {
             _ if self.is_time() && value >= 10_000.0 => format!("{:.1} µs", value / 1000.0),

@@ -1,9 +1,11 @@
-//! `usring bench`: ordinary programs on usring and on its rivals, in turn, in
-//! one run.
+//! `usring bench`: ordinary programs on usring and on its rivals, alternating in one run.
 //!
-//! [`frame`] runs a benchmark's cases on their [`stage`] and takes medians of
-//! its [`metric`]s; a file per benchmark says which cases there are and which bars
-//! they are held to; [`report`] prints the table and writes the JSON.
+//! - A file per benchmark lists its cases and the bars for its figures.
+//! - [`frame`] runs the cases on their [`stage`], and takes medians of [`metric`]s. [`paired`] has
+//!   the statistics.
+//! - [`server`] runs a case of a server and clients, [`priority`] raises the priority of what is
+//!   measured.
+//! - [`report`] prints the table and writes the JSON.
 
 mod call;
 mod echo;
@@ -48,59 +50,59 @@ Exit status: 0 if every bar holds, 3 if one does not, 125 if the benchmark could
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// What to measure.
+    /// The benchmark to run
     #[arg(value_enum)]
     name: Name,
 
-    /// Few and short rounds: a look, not a figure to quote.
+    /// Run one short round per case: a quick look, not a figure to quote
     #[arg(long)]
     quick: bool,
 
-    /// Write the result to this file, too.
+    /// Write the result to FILE as JSON, in addition to the printed table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// The benchmarks there are.
+/// The benchmarks.
 #[derive(Clone, Copy, ValueEnum)]
 enum Name {
-    /// What a request costs that does nothing, and page-cache reads beside the kernel's ring
+    /// Cost of a request that does nothing; page-cache reads beside the kernel's ring
     Nop,
-    /// What a system call costs that has nothing to do with rings
+    /// Cost of system calls that have nothing to do with rings
     Call,
-    /// A program's first ring and first poll, and 1,000 rings
+    /// Time to a program's first ring and first poll, and to 1,000 rings
     Start,
-    /// What a polled 4 KiB read costs: of a device that does nothing, of memory, of a file
+    /// Cost of a polled 4 KiB read: of a device that does nothing, of memory, of a file
     Engine,
     /// Files open with O_DIRECT, beside the kernel's ring at its best
     File,
-    /// IOPOLL with SQPOLL: an enter that waits on the CQ against one that polls, too
+    /// IOPOLL with SQPOLL: an enter that waits on the CQ against one that also polls
     SqpollIopoll,
-    /// Interrupts, classic polling and the hybrids, by queue depth and latency
+    /// Interrupts, classic polling and hybrid polling, by queue depth and latency
     Polling,
-    /// AIO contexts that are polled for, and ones that are told, beside the kernel's AIO
+    /// AIO contexts that poll, and contexts that wait for interrupts, beside the kernel's AIO
     PolledAio,
-    /// Memory larger than what of it may be resident: polled and told, beside the kernel's swap
+    /// Memory of which only a part is resident: polling and interrupts, beside the kernel's swap
     Swap,
     /// A vhost-user-blk back end, beside the `blkio` library
     VhostUser,
-    /// Telling threads of task work: each by itself, and with a lock that all share
+    /// Notifying threads of task work: each by itself, and with a lock that all share
     TaskWork,
     /// An echo server under 50 connections, beside the kernel's ring and epoll
     Echo,
-    /// 10,000 short connections, accepted by one request or by one each
+    /// 10,000 short connections: one accept request for all, or one for each
     MultishotAccept,
 }
 
-/// A benchmark: what is run, and what must come out.
+/// A benchmark: its cases, and the bars for its figures.
 struct Benchmark {
     name: &'static str,
-    /// The columns; the first has quartiles and is compared.
+    /// The columns. The first is shown with quartiles, and is compared with the rival's.
     metrics: &'static [Metric],
     rounds: usize,
     /// What the cases find in `{folder}`.
     props: &'static [Prop],
-    /// The label of the rows that others are compared with.
+    /// The label of the rows that other rows are compared with.
     rival: &'static str,
     cases: Vec<Case>,
     bars: fn(&Results) -> Vec<Bar>,
@@ -126,7 +128,7 @@ impl Name {
     }
 }
 
-/// The subcommand.
+/// Runs the subcommand.
 pub fn run(options: &Options) -> Outcome {
     let benchmark = options.name.benchmark();
     let effort = if options.quick { Effort::QUICK } else { Effort::FULL };

@@ -1,7 +1,7 @@
-//! `usring bench multishot-accept`: 10,000 clients connect, 1000 at a time, send 128
-//! bytes and get them back; the server closes, then the client. What the server
-//! takes of a processor for each, with one accept for all of them and with one
-//! for each.
+//! `usring bench multishot-accept`: 10,000 clients, 1000 at a time. Each connects, sends 128 bytes
+//! and gets them back; then the server closes, and then the client. The figure is the server's
+//! processor time per connection, with one accept request for all connections and with one for
+//! each.
 
 use super::Benchmark;
 use super::child::System;
@@ -15,7 +15,7 @@ const USRING_SINGLESHOT: &str = "usring, singleshot";
 const EPOLL: &str = "epoll";
 const WORKLOAD: &str = "short connections";
 
-/// The least that multishots have to save, in percent.
+/// Least saving by multishots, in percent.
 const GAIN: f64 = 1.65;
 
 pub fn benchmark() -> Benchmark {
@@ -31,7 +31,7 @@ pub fn benchmark() -> Benchmark {
 }
 
 fn cases() -> Vec<Case> {
-    // One receive is all that such a connection needs.
+    // Such a connection needs only one receive.
     const ONE_BY_ONE: &str = "--singleshot both";
     const ONE_FOR_ALL: &str = "--singleshot receive";
     let case = |label, system, program, arguments: &str| Case {

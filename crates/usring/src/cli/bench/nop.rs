@@ -1,5 +1,5 @@
-//! `usring bench nop`: the price of a request by itself, through each door,
-//! and of page-cache reads, where the copy weighs more than the ring.
+//! `usring bench nop`: the cost of a request by itself, through each entry point, and of page-cache
+//! reads, where the copy costs more than the ring.
 
 use super::Benchmark;
 use super::child::System;
@@ -15,10 +15,10 @@ pub const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
 const TRAP: &str = "usring, site not patchable";
 const CALL: &str = "pread(2)";
-/// What usring makes each read of: the floor of its row.
+/// The call that usring makes for each read: the lower bound of its row.
 const CALL_WITHOUT_WAITING: &str = "preadv2(2), RWF_NOWAIT";
 
-/// The rows and the bars.
+/// Returns the benchmark.
 pub fn benchmark() -> Benchmark {
     let metrics = &[Metric::Time];
     Benchmark { name: "nop", metrics, rounds: 11, props: &[], rival: KERNEL, cases: cases(), bars }
@@ -41,7 +41,7 @@ fn case(
 fn cases() -> Vec<Case> {
     const NOP: &str = "workload-nop";
     const NOP_ONE: &str = "--batch 1 --site inline";
-    /// The kernel's rings as they are fastest.
+    /// The fastest setup of the kernel's rings.
     const NOP_ONE_BEST: &str = "--batch 1 --site inline --best 1";
     const NOP_BATCH_BEST: &str = "--batch 32 --site inline --best 1";
     const RING_BEST: &str = "--by ring --batch 32 --best 1";

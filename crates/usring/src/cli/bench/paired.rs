@@ -1,35 +1,35 @@
-//! The statistics of rounds in which all cases were measured one after the other:
-//! the machine's fast and slow phases fall on all of them alike, so two cases are
-//! compared round by round.
+//! Statistics of paired rounds. In each round all cases were measured one after the other, so the
+//! machine's fast and slow phases fall on all of them alike. Two cases are therefore compared round
+//! by round.
 
 use rand::Random;
 
-/// First and third quartile around a median.
+/// A median with its quartiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure {
     pub median: f64,
-    /// First and third.
+    /// The first and the third quartile.
     pub quartiles: [f64; 2],
 }
 
 /// How many times one case is the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
-    /// Of the rounds' ratios.
+    /// Median of the rounds' ratios.
     pub median: f64,
-    /// In which that lies with 95 % confidence.
+    /// The interval in which the median lies with 95 % confidence.
     pub interval: [f64; 2],
 }
 
-/// Median and quartiles; between two values their weighted mean. Nothing, if
-/// there is no value.
+/// Returns median and quartiles, or `None` without values. A quartile between two values is their
+/// weighted mean.
 pub fn middle(mut values: Vec<f64>) -> Option<Figure> {
     values.sort_by(f64::total_cmp);
     let at = |share| share_of(&values, share);
     Some(Figure { median: at(0.5)?, quartiles: [at(0.25)?, at(0.75)?] })
 }
 
-/// The value that this share of the sorted ones does not exceed.
+/// Returns the value that this share of the sorted values does not exceed.
 fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
     let position = share * sorted.len().checked_sub(1)? as f64;
     let (low, part) = (position.floor() as usize, position.fract());
@@ -37,9 +37,9 @@ fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
     Some(sorted[low] * (1.0 - part) + sorted[high] * part)
 }
 
-/// `these` against `those`, round by round. The interval is the bootstrap's: what
-/// the medians of as many rounds, drawn again and again from those that were
-/// measured, leave when the outermost 5 % are cut off.
+/// Compares `these` with `those`, round by round. The interval is computed by bootstrapping. As
+/// many rounds as were measured are drawn from them, again and again. The medians of these draws,
+/// without the outermost 5 %, span the interval.
 pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
     const DRAWS: usize = 2000;
     let ratios: Vec<f64> = these.iter().zip(those).map(|(this, that)| this / that).collect();
@@ -54,7 +54,7 @@ pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
     Some(Ratio { median, interval: [share_of(&medians, 0.025)?, share_of(&medians, 0.975)?] })
 }
 
-/// Every order of so many cases is as likely: nobody always runs after the same.
+/// Returns a random order of `count` cases, so that no case always runs after the same one.
 pub fn any_order(count: usize, random: &mut Random) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     for at in (1..count).rev() {
@@ -64,12 +64,12 @@ pub fn any_order(count: usize, random: &mut Random) -> Vec<usize> {
 }
 
 pub mod rand {
-    //! Marsaglia's xorshift: enough to shuffle with.
+    //! Marsaglia's xorshift, which is good enough for shuffling.
 
     /// Pseudo-random numbers.
     pub struct Random(u64);
 
-    /// The same in every run.
+    /// Generates the same numbers in every run.
     impl Default for Random {
         fn default() -> Random {
             Random(0x9e37_79b9_7f4a_7c15)
@@ -77,13 +77,13 @@ pub mod rand {
     }
 
     impl Random {
-        /// Others in each run.
+        /// Makes a generator with other numbers in each run.
         pub fn of_now() -> Random {
             let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
             Random((since.as_nanos() as u64) | 1)
         }
 
-        /// A number below `end`.
+        /// Returns a number below `end`.
         pub fn below(&mut self, end: usize) -> usize {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;
@@ -108,7 +108,8 @@ mod tests {
 
     #[test]
     fn a_ratio_is_that_of_the_rounds_and_not_of_the_medians() {
-        // Each round is twice as slow as the one before, and this always half as fast as that.
+        // Each round is twice as slow as the one before, and `these` always take twice as long as
+        // `those`.
         let those: Vec<f64> = (0..12).map(|round| f64::from(1 << round)).collect();
         let these: Vec<f64> = those.iter().map(|value| value * 2.0).collect();
         assert_eq!(ratio(&these, &those), Some(Ratio { median: 2.0, interval: [2.0, 2.0] }));

@@ -1,9 +1,9 @@
-//! `usring bench polled-aio`: AIO contexts whose events are polled for, and ones that
-//! sleep until they are notified, on the same devices. One thread, 4 KiB at random.
+//! `usring bench polled-aio`: AIO contexts that poll for their events, and contexts that sleep
+//! until they are notified, on the same devices. One thread reads random blocks of 4 KiB.
 //!
-//! The bars stand on a back end in another process and on a file, beside the kernel's
-//! AIO on that file. A null device sends its notification by a timer of the waiting
-//! thread, so its rows say what that timer costs. They have no bar.
+//! The bars are for a back end in another process, and for a file beside the kernel's AIO on that
+//! file. A null device sends its notification by a timer of the waiting thread. So its rows show
+//! the cost of that timer, and have no bar.
 
 use super::Benchmark;
 use super::child::System;
@@ -15,8 +15,8 @@ const POLLED: &str = "polled";
 const TOLD: &str = "not polled";
 const KERNEL: &str = "kernel";
 
-/// The latencies are those of a fast drive, each request its own: what is told of
-/// comes one by one.
+/// A null device with the latencies of a fast drive. Each request has a latency of its own, so
+/// notifications come one by one.
 const NULL: (&str, &str) = ("null device, 10 ± 2 µs", "null:size=1T,latency=normal(10us,2us)");
 const BACK_END: (&str, &str) = ("vhost-user", "vhost-user:socket={folder}/socket,zero-copy=on");
 const FILE: &str = "file, O_DIRECT";
@@ -25,7 +25,7 @@ const GAIN: f64 = 1.41;
 const FILE_SIZE: usize = 64;
 
 const DEPTHS: [u32; 5] = [1, 4, 16, 32, 128];
-/// Where the gain is held. Deeper, the back end's one thread is the limit.
+/// Depths with a bar. At greater depths the back end's single thread is the limit.
 const HELD: [u32; 2] = [1, 32];
 
 pub fn benchmark() -> Benchmark {

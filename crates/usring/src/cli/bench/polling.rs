@@ -1,9 +1,9 @@
-//! `usring bench polling`: how a ring waits for its device, by queue depth and
-//! by the device's latency. What is waited for is one completion; what has
-//! completed by then is reaped, and as much is submitted.
+//! `usring bench polling`: polling policies of a ring, by queue depth and by the device's latency.
+//! The workload waits for one completion, reaps all that are there, and submits as many new
+//! requests.
 //!
-//! The null device's interrupt is a timer of the waiting thread itself. So polling is
-//! held to interrupts on qemu-storage-daemon, whose interrupt is another process's.
+//! The null device's interrupt is a timer of the waiting thread itself. So the bar for polling
+//! against interrupts is on qemu-storage-daemon, whose interrupt comes from another process.
 
 use super::Benchmark;
 use super::child::System;
@@ -51,7 +51,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// The same on a device that another process serves, as fast as it can.
+/// Returns a case on a device that another process serves, as fast as it can.
 fn back_end_case(mode: &'static str, depth: u32) -> Case {
     let case = case(mode, 0, depth);
     Case {
@@ -63,7 +63,8 @@ fn back_end_case(mode: &'static str, depth: u32) -> Case {
     }
 }
 
-/// A ring without IOPOLL is told by interrupts, whatever the policy is.
+/// Returns a case on the null device. In the mode `interrupt` the ring has no IOPOLL, so it gets
+/// interrupts whatever the policy is.
 fn case(mode: &'static str, latency: u32, depth: u32) -> Case {
     let policy = match mode {
         INTERRUPT => "interrupt".to_owned(),

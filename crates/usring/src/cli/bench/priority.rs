@@ -1,26 +1,26 @@
-//! The priority of what is measured, so that other processes of the machine disturb
-//! it little. It is raised where the user may do so, and the table says whether.
+//! The priority of the measured processes. It is raised where the user may do so, so that other
+//! processes of the machine disturb them little. The table says whether it was raised.
 
 use nix::errno::Errno;
 use std::fs;
 use std::process::Child;
 
 const HIGHEST: i32 = -20;
-/// The priority of this session among others, where the kernel groups processes by
-/// session (sched(7)): there a process's own holds within its session alone.
+/// Priority of this session among the sessions, where the kernel groups processes by session
+/// (sched(7)). There a process's own priority counts only within its session.
 const GROUP: &str = "/proc/self/autogroup";
 
-/// The priority of this process and its children, from when it is made.
+/// The raised priority of this process and of the children that it starts from then on.
 pub struct Priority {
     words: &'static str,
-    /// What the session had before.
+    /// The session's priority before.
     group: Option<String>,
 }
 
 impl Priority {
-    /// Raises it as far as that is allowed. It stays so, but for the session's.
+    /// Raises the priorities as far as allowed. Dropping restores only the session's.
     pub fn raise() -> Priority {
-        // SAFETY: the call takes numbers alone.
+        // SAFETY: the call takes only numbers.
         let raised = Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, HIGHEST) });
         let words = if raised.is_ok() { "at nice -20" } else { "at ordinary priority" };
         let before = fs::read_to_string(GROUP).unwrap_or_default();
@@ -29,7 +29,7 @@ impl Priority {
         Priority { words, group }
     }
 
-    /// For the head of a table.
+    /// Returns a phrase for the head of a table.
     pub fn words(&self) -> &'static str {
         self.words
     }
@@ -43,8 +43,8 @@ impl Drop for Priority {
     }
 }
 
-/// Gives a child the real-time policy SCHED_FIFO, which its threads inherit. Where that
-/// is not allowed, it keeps its priority.
+/// Gives a child the real-time policy SCHED_FIFO, which its threads inherit. If that is not
+/// allowed, the child keeps its priority.
 pub fn make_realtime(child: &Child) {
     let parameter = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call reads one `sched_param`.

@@ -1,4 +1,4 @@
-//! A benchmark's result: a table for people, JSON for machines.
+//! A benchmark's result: a table for people, and JSON for machines.
 
 use super::Benchmark;
 use super::frame::{Bar, Case, Results, Row};
@@ -6,7 +6,7 @@ use super::paired::Figure;
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// What is printed.
+/// The table that is printed.
 pub struct Table<'a> {
     pub benchmark: &'a Benchmark,
     pub results: &'a Results,
@@ -91,8 +91,8 @@ impl Table<'_> {
         cells
     }
 
-    /// The first column beside that of the rival with the same parameters, round
-    /// by round.
+    /// Compares the first metric with that of the rival's row with the same parameters, round by
+    /// round.
     fn against_rival(&self, row: &Row) -> Option<String> {
         let (metric, rival) = (self.results.metrics[0], self.benchmark.rival);
         let same = |other: &Case| other.workload == row.case.workload && other.parameters == row.case.parameters;
@@ -104,7 +104,7 @@ impl Table<'_> {
     }
 }
 
-/// The same as JSON; each row has a figure per metric.
+/// Returns the result as JSON; each row has a figure per metric.
 pub fn json(benchmark: &Benchmark, results: &Results, bars: &[Bar]) -> String {
     let bar = |bar: &Bar| {
         json!({

@@ -1,10 +1,10 @@
-//! `usring bench sqpoll-iopoll`: IOPOLL with SQPOLL, where the SQ thread alone
-//! polls and the program's enter waits on the CQ. Before, by an option of the
-//! library for this benchmark alone, enter polls, too, as kernels before 5.7 had it.
+//! `usring bench sqpoll-iopoll`: IOPOLL with SQPOLL, with the program's enter waiting on the CQ
+//! ("after") or polling beside the SQ thread ("before"). Kernels before 5.7 polled in enter; here
+//! an option of the library, for this benchmark alone, does so.
 //!
-//! 4 KiB in sequence, as fio reads: as soon as anything has completed, as much is
-//! submitted. The figures to be met are those by which that change of the kernel
-//! is known, on an NVMe drive.
+//! The workload reads 4 KiB blocks in sequence, as fio does: as soon as requests have completed, it
+//! submits as many. The targets are the gains by which that change of the kernel is known, on an
+//! NVMe drive.
 
 use super::Benchmark;
 use super::child::System;
@@ -16,22 +16,22 @@ use crate::cli::environment::POLLING_ENTER;
 const BEFORE: &str = "enter polls";
 const AFTER: &str = "enter waits";
 
-/// Queue depth, and what the kernel's change gained there: more bandwidth, and a
-/// part of a processor that the program still takes, in percent.
+/// Queue depth, and what the kernel's change gained there in percent: more bandwidth, and the share
+/// of a processor that the program still takes.
 const TABLE: [(u32, f64, f64); 5] =
     [(4, 5.5, 63.8), (8, 13.2, 74.4), (16, 12.3, 81.1), (32, 9.8, 83.7), (64, 11.5, 82.4)];
 
-/// The latency is that of a fast drive: at depth 4 it gives about the bandwidth
-/// that the drive of the table had.
+/// The latency of a fast drive: at depth 4 it gives about the bandwidth of the drive behind the
+/// table.
 const NULL: (&str, &str) = ("null device, 14 µs", "null:size=1T,latency=14us");
 const BACK_END: (&str, &str) = ("vhost-user", "vhost-user:socket={folder}/socket,zero-copy=on");
 
-/// The back end's processor time counts.
+/// Adds the back end's processor time.
 const COUNTED: &str = " --server {server}";
 
-/// With a back end three threads poll: it, the SQ thread and the program. Where
-/// they do not have a processor each, an enter that polls wins by keeping the SQ
-/// thread off the ring, and nothing can be said of either.
+/// Threads that poll with a back end: the back end, the SQ thread and the program. On fewer
+/// processors, an enter that polls wins by keeping the SQ thread off the ring, so the comparison
+/// means nothing.
 const POLLERS: usize = 3;
 
 fn processors() -> usize {

@@ -1,5 +1,5 @@
-//! What a benchmark finds there: a folder of its own with a file, and a back
-//! end for devices. All of it is gone afterwards.
+//! The surroundings of a benchmark: a folder of its own with a file, and a back end for devices.
+//! All of it is removed afterwards.
 
 use std::fs::{self, DirBuilder};
 use std::io::Write;
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What is to be there.
+/// What a benchmark needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prop {
-    /// `{folder}/file`, of so many MiB.
+    /// `{folder}/file`, of this many MiB.
     File(usize),
-    /// qemu-storage-daemon, which serves a device of 1 GiB at
-    /// `{folder}/socket` that keeps nothing and answers at once.
+    /// qemu-storage-daemon, serving a device of 1 GiB at `{folder}/socket`. The device keeps
+    /// nothing and answers at once.
     BackEnd { queues: u32 },
 }
 
@@ -47,13 +47,13 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Whether all is there that was asked for. What is not is no fault of
-    /// usring's.
+    /// Returns whether everything is there. usring is not at fault for what is missing.
     pub fn is_whole(&self) -> bool {
         self.missing.is_none()
     }
 
-    /// A word with the folder's name in it, or the back end's process id.
+    /// Replaces `{folder}` and `{server}` in a word by the folder's path and the back end's process
+    /// id.
     pub fn fill_in(&self, word: &str) -> String {
         let server = self.back_end.as_ref().map_or(0, Child::id);
         word.replace("{folder}", &self.folder.to_string_lossy()).replace("{server}", &server.to_string())
@@ -98,8 +98,8 @@ impl Drop for Stage {
     }
 }
 
-/// Whether a socket is not only there but takes connections: a flag of it in
-/// /proc, because a connection made to find out would be the one it serves.
+/// Returns whether a socket accepts connections, by a flag in /proc. A connection made to find out
+/// would be the only one that the back end serves.
 fn listens(path: &Path) -> bool {
     const ACCEPTS: &str = "00010000";
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();

@@ -1,9 +1,11 @@
-//! `usring bench swap`: writes at random places of 256 MiB, of which 64 MiB are
-//! resident, by one thread and by several. Told by interrupts, polled and hybrid, on
-//! a device whose latency is that of a fast drive, on a back end in another process
-//! and on a file; beside them the kernel's swap on the same file and in compressed
-//! memory, the file mapped, and a pager as LLNL's UMap is built. The figures to be met are
-//! those by which the kernel's polled swap-in is known.
+//! `usring bench swap`: writes at random places of 256 MiB, of which 64 MiB are resident, by one
+//! thread and by several.
+//!
+//! - usring's regions wait by interrupts, by polling and by hybrid polling: on a device with the
+//!   latency of a fast drive, on a back end in another process, and on a file.
+//! - The rivals are the kernel's swap on the same file and in compressed memory, the mapped file,
+//!   and a pager built like LLNL's UMap.
+//! - The targets are the figures by which the kernel's polled swap-in is known.
 
 use super::Benchmark;
 use super::child::System;
@@ -30,9 +32,9 @@ const DRIVE: &str = "10 µs";
 const BACK_END: &str = "vhost-user";
 const FILE: &str = "file";
 
-/// MiB, more than the region's: slots that follow each other are found.
+/// In MiB. The file is larger than the region, so that consecutive free slots are found.
 const FILE_SIZE: usize = 512;
-/// The evictor's, the reader's, and one for each thread.
+/// For the evictor, the reader, and each thread.
 const QUEUES: u32 = 16;
 
 const ON_FILE: &str = "--path {folder}/file";
@@ -49,7 +51,7 @@ pub fn benchmark() -> Benchmark {
     }
 }
 
-/// A workload with this many threads, in words.
+/// Returns a workload with this many threads, in words.
 fn with(threads: u32, store: &str) -> String {
     format!("{store}, {threads} {}", if threads == 1 { "thread" } else { "threads" })
 }
@@ -73,7 +75,8 @@ fn case(workload: impl Into<String>, label: &'static str, arguments: impl Into<S
     }
 }
 
-/// What the kernel or a sandbox does not have is no failure of ours.
+/// Returns whether a mechanism works here. A mechanism that the kernel or a sandbox lacks is no
+/// failure of usring's.
 fn works(mechanism: Mechanism) -> bool {
     const SIZE: usize = 1 << 20;
     let backing = SwapRegion::builder().size(SIZE).limit(SIZE).mechanism(mechanism).backing("ram:size=1M");
@@ -84,9 +87,9 @@ fn on(store: &str, threads: u32, label: &'static str, arguments: &str) -> Case {
     case(with(threads, store), label, format!("--threads {threads} {arguments}"))
 }
 
-/// A region, polled and not.
+/// Returns the cases of a region in these modes.
 fn regions(store: &'static str, device: &str, threads: u32, modes: &[&'static str]) -> Vec<Case> {
-    // What is on the other side keeps nothing.
+    // The back end keeps nothing.
     let verify = u32::from(store != BACK_END);
     let region = |mode: &&'static str| {
         on(store, threads, mode, &format!("--by region --verify {verify} --backing {device},poll={mode}"))
@@ -140,8 +143,8 @@ fn bars(results: &Results) -> Vec<Bar> {
     let ratio = |metric, store, threads, labels| results.ratio(metric, &with(threads, store), labels, None);
     let enough = std::thread::available_parallelism().is_ok_and(|count| count.get() > 8);
     for (threads, gain) in [(1, 1.27), (8, 1.20)] {
-        // A back end and eight threads that poll want a processor each. A device with a
-        // timer for an interrupt would show what the timer costs.
+        // A back end and eight polling threads need a processor each. A device whose interrupt is a
+        // timer would show the cost of the timer.
         let gained = ratio(Metric::Rate, BACK_END, threads, [CLASSIC, INTERRUPT]).filter(|_| threads == 1 || enough);
         bars.push(Bar::times_at_least(format!("{}: polled against told", with(threads, BACK_END)), gained, gain));
     }
@@ -156,8 +159,8 @@ fn bars(results: &Results) -> Vec<Bar> {
         results.ratio_of(Metric::ProcessorTime, [(&with(8, MEMORY), USERFAULT), (&with(1, MEMORY), USERFAULT)]);
     bars.push(Bar::times_at_most(format!("{MEMORY}: processor time of a write by 8 threads against 1"), shared, 1.25));
     for store in [DRIVE, FILE] {
-        // Nobody would choose it where it gains next to nothing; and where a timer is
-        // too coarse for the device, it is classic polling.
+        // Hybrid polling is not compared where it gains next to nothing, or where a timer is too
+        // coarse for the device, so that it is classic polling.
         let median = |metric, labels| ratio(metric, store, 1, labels).map(|ratio| ratio.median);
         let gains = median(Metric::Rate, [HYBRID, INTERRUPT]).is_some_and(|gain| gain > 1.1);
         let sleeps = median(Metric::ProcessorTime, [HYBRID, CLASSIC]).is_some_and(|part| part < 0.95);

@@ -1,11 +1,11 @@
-//! `usring bench task-work`: threads with a ring each that answer each other's
-//! requests. A message is queued on its receiver's ring, and the receiver is
-//! notified. The bars hold usring to the kernel's ring.
+//! `usring bench task-work`: threads with a ring each, which answer each other's requests. A
+//! message is queued on its receiver's ring, and the receiver is notified. The bars compare usring
+//! with the kernel's ring.
 //!
-//! Two rows show what other notifications cost on usring's rings: a signal per
-//! thread, and a signal under a lock that all threads share, as in kernels before
-//! 5.11. Both are the workload's own and make calls that the ring's own notification
-//! does not need. So only the difference of these two rows is the lock's.
+//! Two rows show the cost of other notifications on usring's rings: a signal per thread, and a
+//! signal under a lock that all threads share, as in kernels before 5.11. Both are made by the
+//! workload, with calls that the ring's own notification does not need. So only the difference of
+//! these two rows is the cost of the lock.
 
 use super::Benchmark;
 use super::child::System;
@@ -18,9 +18,9 @@ const SHARED: &str = "signal, shared lock";
 const KERNEL: &str = "kernel";
 
 const THREADS: [u32; 5] = [1, 2, 4, 8, 16];
-/// The row that is held to the bar.
+/// Threads of the row that has bars.
 const MOST: u32 = 16;
-/// Requests that each thread has open.
+/// Requests in flight per thread.
 const DEPTH: u32 = 8;
 
 pub fn benchmark() -> Benchmark {

@@ -1,5 +1,5 @@
-//! `usring bench vhost-user`: a back end that another process serves, through a
-//! ring and through the `blkio` library, on one socket. Both poll.
+//! `usring bench vhost-user`: a back end in another process, through a ring and through the `blkio`
+//! library, on one socket. Both poll.
 
 use super::Benchmark;
 use super::child::System;
