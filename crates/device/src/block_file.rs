@@ -13,13 +13,13 @@
 //! process, even if the device never answers.
 //!
 //! # Concurrency
-//! - Each call has a queue pair to itself, one of at most sixteen. It holds no lock that a call on
-//!   another queue pair needs, with one exception:
+//! - Each call has a queue pair to itself, one of at most sixteen. Calls on different queue pairs
+//!   share only one kind of lock:
 //! - Two writes to *parts* of one block are serialized, so that neither undoes the other.
-//! - Writes of whole blocks take no lock, and other processes have locks of their own. So a write
-//!   to a part of a block may be lost if the whole block is written at the same time, and so may
-//!   the other write. Two processes that write to parts
-//!   of one block may lose a write, too, even if the parts do not overlap.
+//! - Writes of whole blocks do not take that lock, and other processes have locks of their own. So
+//!   of a write to a part of a block and a concurrent write to the whole block, either may be lost.
+//!   So may either of two writes by two processes to parts of one block, even if the parts do not
+//!   overlap.
 
 mod caller;
 mod callers;

@@ -1,5 +1,5 @@
-//! A device as a file: what Linux answers for a block device (each answer
-//! measured on a loop device), whatever the device itself can do.
+//! Tests of a device as a file. The expected results are those of a Linux block device (each
+//! measured on a loop device), whatever the device itself supports.
 #![cfg(not(loom))]
 
 mod test_device;
@@ -31,7 +31,7 @@ fn write(file: BlockFile, offset: u64, bytes: &[u8], direct: bool) -> Result<u64
     file.write(offset, &[memory(&mut bytes.to_vec())], direct, false)
 }
 
-/// The same numbers again and again, but each seed its own.
+/// A random generator. Its sequence depends only on the seed.
 struct Random(u64);
 
 impl Random {
@@ -44,7 +44,7 @@ impl Random {
         (0..length).map(|_| self.below(256) as u8).collect()
     }
 
-    /// Cuts memory into segments, empty ones among them.
+    /// Cuts memory into segments, some of them empty.
     fn cut(&mut self, whole: IoVector) -> Vec<IoVector> {
         let (mut parts, mut at) = (vec![], 0);
         while at < whole.length {
@@ -57,7 +57,7 @@ impl Random {
     }
 }
 
-/// Random reads and writes of any bytes against a vector that takes the same.
+/// Compares random reads and writes of any bytes with the same operations on a vector.
 fn compare_with_a_vector(driver: TestDriver, seed: u64) {
     let (device, controls, _) = driver.device(CLASSIC);
     let (file, mut random) = (device.as_file(), Random(seed));
@@ -132,7 +132,7 @@ fn the_end_of_the_device_is_the_end_of_a_transfer() {
         }
         assert_eq!(read(file, SIZE - 512, 4096, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 4096], direct), Ok(512));
-        // What is cut off need not be whole blocks.
+        // The bytes behind the device's end need not be whole blocks.
         assert_eq!(read(file, SIZE - 512, 700, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 700], direct), Ok(512));
         for offset in [i64::MAX as u64, 1 << 63, u64::MAX] {
@@ -211,7 +211,7 @@ fn a_transfer_longer_than_linux_makes_is_cut() {
     let page = IoVector { base: 0x1000, length: 1 << 30 };
     assert_eq!(transfer(&[page], 1 << 40), Route::QueuePair { length: 1 << 30 });
     assert_eq!(transfer(&[page, page, page], 1 << 40), Route::BlockFile);
-    // 2 GiB less a page is whole blocks, the rest of it is cut.
+    // The total is shortened to 2 GiB minus a page, which is whole blocks.
     let rest = IoVector { base: 0x1000, length: 100 };
     assert_eq!(transfer(&[page, page, rest], 1 << 40), Route::BlockFile);
     assert_eq!(transfer(&[rest], 1 << 40), Route::Refused(Errno::EINVAL));
@@ -248,7 +248,7 @@ fn an_error_in_the_middle_leaves_what_came_before_it() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     let file = device.as_file();
     controls.bad_byte.store(20_000, Relaxed);
-    // What lies behind may have been read, too: pieces are in flight together.
+    // Blocks behind the bad one may have been read, too, because pieces are in flight together.
     assert_eq!(file.read(0, &[memory(&mut [0; SIZE as usize])], true), Ok(16 << 10));
     assert_eq!(read(file, 16 << 10, 8192, true), Err(Errno::EIO));
     assert_eq!(write(file, 19_500, &[1; 600], false), Ok(19_968 - 19_500), "up to the bad block");
@@ -262,7 +262,7 @@ fn writers_of_parts_of_one_block_do_not_undo_each_other() {
     controls.latency.store(2_000, Relaxed);
     const THREADS: u64 = 4;
     const PART: u64 = 96;
-    // Parts lie next to each other, some across the border of two blocks.
+    // The parts are adjacent, and some cross a block boundary.
     thread::scope(|scope| {
         for number in 0..THREADS {
             let file = device.as_file();
@@ -319,7 +319,7 @@ fn a_call_waits_as_the_policy_of_the_moment_says() {
         assert_eq!(read(device.as_file(), 0, 512, true), Ok(vec![0; 512]));
         controls.get(|c| &c.polls) - before
     };
-    // Unless this thread waits for a processor all the while.
+    // A single attempt fails if this thread waits for a processor the whole time.
     let spins = || sooner_or_later(polls, |polls| *polls > 50);
     spins();
     policy.set(PollPolicy::Interrupt);

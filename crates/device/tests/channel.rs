@@ -1,5 +1,5 @@
-//! How a channel waits: what each policy answers, and what that is worth on a
-//! device whose latency the test decides.
+//! Tests of how a channel waits: what each policy returns, and its effect on a device whose latency
+//! the test sets.
 #![cfg(not(loom))]
 
 mod test_device;
@@ -34,15 +34,14 @@ fn submit(channel: &mut Channel, token: u32) {
     assert_eq!(channel.submit(&request), Submission::Accepted);
 }
 
-/// Held by who measures, so that the tests do not take the processor from each
-/// other.
+/// Serializes tests that measure time, so that they do not take the processor from each other.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An ordinary user: `depth` requests in flight, waits for one at least, and
-/// submits as many again.
+/// A typical user: keeps `depth` requests in flight, waits for at least one, and submits as many
+/// again.
 struct User {
     _turn: MutexGuard<'static, ()>,
     channel: Channel,
@@ -56,12 +55,12 @@ struct Work {
     looks: u64,
     waits: u64,
     sleeps: Vec<Nanoseconds>,
-    /// Waits whose sleep was over before the device was done.
+    /// Waits whose sleep ended before the device had completed the request.
     short: u64,
 }
 
 impl Work {
-    /// The median sleep of all waits; 0 where most had none.
+    /// Returns the median sleep of all waits; 0 if most waits had none.
     fn typical_sleep(&self) -> Nanoseconds {
         let mut sleeps = self.sleeps.clone();
         sleeps.resize(self.waits as usize, 0);
@@ -69,8 +68,8 @@ impl Work {
         sleeps[sleeps.len() / 2]
     }
 
-    /// Whether most waits sleep at least so long, and are up when the device is done. (On
-    /// a busy machine that seems to take longer than it does.)
+    /// Whether most waits sleep at least this long and wake before the device completes. On a busy
+    /// machine the device seems slower than it is.
     fn sleeps_for_most(&self, least: Nanoseconds) -> bool {
         self.typical_sleep() >= least && 2 * self.short > self.waits
     }
@@ -105,8 +104,8 @@ impl User {
                     assert!(!slept, "once for each wait");
                     slept = true;
                     work.sleeps.push(span);
-                    // As on a quiet machine: on a busy one, who gives its processor
-                    // away learns when others give it back, and not of the device.
+                    // Spins, to behave as on a quiet machine. On a busy machine a real sleep would
+                    // measure when the thread gets the processor back, not the device.
                     let start = Instant::now();
                     while start.elapsed() < Duration::from_nanos(span) {
                         std::hint::spin_loop();
@@ -132,7 +131,7 @@ impl User {
         work
     }
 
-    /// Lets the device end what it has.
+    /// Waits until all requests in flight have completed.
     fn finish(mut self) {
         while self.channel.in_flight() > 0 {
             self.wait(&mut Work::default());
@@ -173,7 +172,7 @@ fn a_device_that_gets_slower_is_slept_for_longer_and_a_faster_one_less() {
     let (device, controls, policy) = latency(100);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, Manner::Ring, 1);
-    // Well above what a busy machine may take the timer to be late by (60 µs at most).
+    // Well above the timer's lateness on a busy machine (at most 60 µs).
     for microseconds in [300, 1_200, 400] {
         controls.latency.store(microseconds * MICROSECOND, Relaxed);
         sooner_or_later(|| user.work(20), |work| work.sleeps_for_most(microseconds * 400));
@@ -192,14 +191,14 @@ fn a_fast_device_is_not_slept_for() {
     user.finish();
 }
 
-/// blk-mq's sleep, once for each request, came down to 167 requests a second. (How long
-/// the sleeps are in all: `estimate`.)
+/// blk-mq's sleep for each request gave 167 requests per second. (The tests of `estimate` check the
+/// total length of the sleeps.)
 #[test]
 fn with_many_in_flight_hybrid_sleeps_once_for_each_wait() {
     let (device, _, policy) = latency(200);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, Manner::Ring, 32);
-    // That it is once at most is seen to in each wait.
+    // `User::wait` checks that each wait sleeps at most once.
     sooner_or_later(|| user.work(3_000).sleeps.len(), |sleeps| *sleeps > 0);
     user.finish();
 }
@@ -239,7 +238,7 @@ fn a_calls_wait_sleeps_half_the_mean_of_the_window_before() {
         pause
     };
     while start.elapsed() < Duration::from_millis(80) {
-        // The call itself may take until the next window.
+        // The call itself may last into the next window.
         let pause = call();
         assert!(pause == Pause::Spin || start.elapsed() > Duration::from_millis(100), "not in the first window");
     }
@@ -248,7 +247,7 @@ fn a_calls_wait_sleeps_half_the_mean_of_the_window_before() {
         assert!(start.elapsed() < LONGEST, "it never sleeps");
         last = call();
     }
-    // A busy machine makes some calls longer than the device does.
+    // On a busy machine some calls take longer than the device.
     let halves = LATENCY * 500..=longest.as_nanos() as u64 / 2 + 1;
     assert!(matches!(last, Pause::Sleep(span) if halves.contains(&span)), "{last:?} is not in {halves:?}");
 }
@@ -256,7 +255,7 @@ fn a_calls_wait_sleeps_half_the_mean_of_the_window_before() {
 #[test]
 fn a_fixed_sleep_counts_from_the_oldest_request() {
     let (device, controls, policy) = latency(0);
-    // Long for a pause of this thread's on a busy machine.
+    // Much longer than a pause of this thread on a busy machine.
     const SPAN: u64 = 2_000_000_000;
     policy.set(HybridFixed(SPAN));
     let mut channel = device.open_channel(POLLED).unwrap();
@@ -280,7 +279,7 @@ fn a_fixed_sleep_counts_from_the_oldest_request() {
     assert!(asked(&mut channel) + 10_000_000 <= young, "the oldest counts");
     sleep_precisely(SPAN).unwrap();
     assert_eq!(asked(&mut channel), 0);
-    // The third stays when the first two are done.
+    // The third request is still in flight when the first two have completed.
     controls.latency.store(SPAN / 10, Relaxed);
     submit(&mut channel, 2);
     channel.ring_doorbell();

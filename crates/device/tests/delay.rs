@@ -1,4 +1,4 @@
-//! The delaying wrapper: the device inside, but later.
+//! Tests of the wrapper that adds latency.
 
 mod common;
 
@@ -60,11 +60,11 @@ fn each_direction_takes_its_own_time() {
         for (operation, milliseconds) in cases {
             let attempt = || {
                 let took = took(operation, &memory);
-                // Ticks are a ten-thousandth off.
+                // The tick clock may be off by one part in ten thousand.
                 assert!(took >= Duration::from_micros(milliseconds * 999), "{operation:?} took {took:?}");
                 took
             };
-            // And none that of the next.
+            // Nor does it have the latency of the next operation.
             sooner_or_later(attempt, |took| *took < Duration::from_millis(milliseconds + 20));
         }
     }
@@ -87,12 +87,12 @@ fn many_requests_are_held_back_at_the_same_time() {
         }
         start.elapsed()
     };
-    // One after the other they would take more than a second.
+    // In sequence the requests would take more than a second.
     sooner_or_later(attempt, |took| *took < Duration::from_millis(20 * 30));
 }
 
-/// One thread may sleep on the interrupt while another looks at the queue: a
-/// look that hands nothing over must not use the interrupt up.
+/// One thread may sleep on the interrupt while another polls the queue. A poll that returns no
+/// completion must not consume the interrupt.
 #[test]
 fn a_look_that_finds_nothing_due_leaves_a_sleeper_to_be_woken() {
     let driver = open("delay(null:size=1G,latency=5ms,write=1000s)");
@@ -102,7 +102,7 @@ fn a_look_that_finds_nothing_due_leaves_a_sleeper_to_be_woken() {
     assert!(queue.arm_interrupt());
     assert_eq!(queue.submit(&transfer(0, Operation::Write, 0, &segments)), Submission::Accepted);
     queue.ring_doorbell();
-    // Long enough for the write to be done inside and held back.
+    // Long enough for the inner device to complete the write, which is then held back.
     let start = Instant::now();
     let mut completions = Completions::new();
     while start.elapsed() < Duration::from_millis(20) {

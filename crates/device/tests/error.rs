@@ -1,4 +1,4 @@
-//! The faulty wrapper: errors by chance, the same under the same seed.
+//! Tests of the faulty wrapper: random errors, repeated with the same seed.
 
 mod common;
 
@@ -56,7 +56,8 @@ fn look(queue: &mut dyn QueuePair) -> Vec<Completion> {
     }
 }
 
-/// What becomes of a thousand reads of eight blocks, by token; `None` for what is not answered at once.
+/// Returns the results of a thousand reads of eight blocks, by token; `None` for a read that does
+/// not complete immediately.
 fn results(text: &str) -> Vec<Option<i32>> {
     let driver = open(text);
     let memory = Memory::new(512 * BLOCKS);
@@ -104,7 +105,7 @@ fn what_is_short_is_whole_blocks_of_every_number() {
         let mut seen = [0; BLOCKS + 1];
         for _ in 0..200 {
             memory.set(0, &vec![0xee; length]);
-            // Two segments, so that the end may fall into either.
+            // Two segments, so that the shortened length may end in either.
             let segments = [memory.segment(0, 3 * block), memory.segment(3 * block, length - 3 * block)];
             let result = rig.transfer(Operation::Read, 0, &segments) as usize;
             assert!(result.is_multiple_of(block) && (block..length).contains(&result));
@@ -113,7 +114,7 @@ fn what_is_short_is_whole_blocks_of_every_number() {
             seen[result / block] += 1;
         }
         assert!(seen[1..BLOCKS].iter().all(|times| *times > 0), "{seen:?}");
-        // What is one block is not made less of.
+        // A request of a single block is never shortened.
         assert_eq!(rig.transfer(Operation::Read, 0, &[memory.segment(0, block)]), block as i32);
         assert_eq!(rig.range(Operation::Flush, 0, 0), 0);
     }

@@ -1,4 +1,4 @@
-//! What the three estimates expect, fed with latencies of our choice.
+//! Tests of the three estimates with given latencies.
 #![cfg(not(loom))]
 
 use usring_device::Operation::{Flush, Read, Write};
@@ -7,15 +7,15 @@ use usring_sys::ticks::{self, Ticks};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
-/// The timer's, as the machines at hand have it.
+/// Overshoot of the timer, as measured on ordinary machines.
 const OVERSHOOT: u64 = 3 * MICROSECOND;
 
 fn reads(length: u64) -> Bucket {
     Bucket::of(Read, length)
 }
 
-/// A device, alone at queue depth 1, that takes what it takes; answers how
-/// long was slept and how long was spun for the last request.
+/// Serves requests one at a time on a device of constant latency. Returns the time slept and the
+/// time polled for the last request.
 fn serve(expectations: &mut Expectations, requests: usize, latency: u64) -> (u64, u64) {
     let bucket = reads(4096);
     let mut last = (0, 0);
@@ -131,7 +131,7 @@ fn with_several_in_flight_an_uneven_device_is_not_slept_for() {
 fn with_many_in_flight_the_sleeps_are_no_longer_than_the_device_takes_for_all() {
     const EVEN: u64 = 200 * MICROSECOND;
     let mut expectations = Expectations::default();
-    // One sleep for all 32, and one look that finds them, this late at least.
+    // One sleep and one poll for all 32 requests; the poll comes no earlier than the sleep ends.
     let mut serve = |latency: u64| {
         let slept = match expectations.sleep(reads(4096), 0, false, OVERSHOOT) {
             0 => 0,
@@ -144,7 +144,7 @@ fn with_many_in_flight_the_sleeps_are_no_longer_than_the_device_takes_for_all() 
     };
     let all = (0..100).map(|_| serve(EVEN)).sum::<u64>();
     assert!((50 * EVEN..100 * EVEN).contains(&all), "{all} ns");
-    // The whole machine was busy for a while: that is made good soon.
+    // After a delay of the whole machine the estimate recovers soon.
     serve(300 * EVEN);
     let all = (0..20).map(|_| serve(EVEN)).sum::<u64>();
     assert!(all < 30 * EVEN, "{all} ns");

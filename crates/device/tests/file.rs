@@ -1,5 +1,5 @@
-//! A device in a file: over the kernel's AIO on a disk, on tmpfs, and on a block
-//! device, through the page cache, and where no AIO is to be had.
+//! Tests of a device in a file: with the kernel's AIO on a disk, on tmpfs and on a block device;
+//! through the page cache; and without AIO.
 
 mod common;
 mod file {
@@ -35,7 +35,7 @@ fn open(text: &str) -> Box<dyn Driver> {
     try_open(text).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// A sparse file as a device. Its name is gone as soon as it is open.
+/// Makes a device in a sparse file. The file's name is removed as soon as the device is open.
 fn subject(place: fn() -> Place, options: &'static str) -> Subject {
     let open = move || {
         let file = place();
@@ -97,7 +97,7 @@ fn a_block_device_does_all_that_a_file_does() {
 fn direct_transfers_are_chosen_where_they_can_be_had() {
     let file = Place::on_disk();
     file.make(SIZE);
-    // A request that is not answered at once went to the disk by itself.
+    // The geometry shows the choice: O_DIRECT requires aligned memory.
     let geometry = |options| open(&file.text(options)).geometry();
     assert_eq!(geometry(",direct=off").alignment, 1);
     assert!(geometry(",direct=on").alignment > 1);
@@ -145,7 +145,7 @@ fn a_removed_file_goes_on_being_the_device() {
     file.remove();
     rig.write(8192, &[2; 4096]);
     assert!(rig.read(4096, 4096) == [1; 4096]);
-    // Also a queue pair that is opened afterwards.
+    // So does a queue pair that is opened afterwards.
     assert!(Rig::new(&*driver, POLLED).read(8192, 4096) == [2; 4096]);
     let mut found = [0; 4096];
     disk.read_exact_at(&mut found, 8192).unwrap();
@@ -225,7 +225,7 @@ fn what_cannot_be_a_device_is_refused() {
     assert_eq!(refused(&file.path), Some(Errno::ENOENT), "it is never made");
     assert_eq!(refused("/dev/null"), Some(Errno::EINVAL));
     assert_eq!(refused(&std::env::temp_dir().display().to_string()), Some(Errno::EISDIR));
-    // Nobody is at the other end of the fifo: an open that waits for one would never return.
+    // The fifo has no other end: an open that waits for one would never return.
     let path = std::ffi::CString::new(file.path.as_str()).unwrap();
     let mode = u64::from(linux::S_IFIFO | 0o600);
     let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, mode, 0, 0];
@@ -263,7 +263,7 @@ fn a_refused_request_in_a_batch_stops_none_of_the_others() {
     let driver = open(&file.text(""));
     let mut rig = Rig::new(&*driver, POLLED);
     let memory = Memory::new(64 << 10);
-    // The kernel finds out about these vectors while it takes the batch.
+    // The kernel finds these invalid vectors while it takes the batch.
     let bad = [IoVector { base: 1 << 62, length: 4096 }; 2];
     for token in 0..16 {
         let good = [memory.segment(token as usize * 4096, 2048), memory.segment(token as usize * 4096 + 2048, 2048)];
@@ -294,7 +294,7 @@ fn a_sleeper_is_told_of_a_request_that_the_kernel_did_not_take() {
     assert!(is_error(rig.wait()[0].result, Errno::EFAULT));
 }
 
-/// A sandbox may answer for the kernel, which never says so.
+/// A sandbox may answer instead of the kernel. The kernel never returns 0 here.
 #[test]
 fn an_answer_that_nothing_was_taken_is_not_waited_for_to_change() {
     let file = Place::on_disk();
@@ -333,7 +333,7 @@ fn a_batch_has_room_for_as_many_segments_as_a_request_may_have() {
     }
 }
 
-/// There is no room for its segments beside theirs, and none is needed.
+/// The batch has no room left for its segments, and a refused request needs none.
 #[test]
 fn a_request_that_is_refused_behind_a_full_batch_holds_nothing_up() {
     let file = Place::on_disk();
@@ -374,7 +374,7 @@ fn a_forked_child_does_its_parents_requests_no_harm() {
         let mut completions = Completions::new();
         queue.as_mut().unwrap().poll(&mut completions);
         let sees_nothing = completions.as_slice().is_empty();
-        // One of its own, which may come to lie where the parent's is.
+        // A queue pair of the child's own, which may lie at the address of the parent's.
         let mut own = Rig::new(&*driver, POLLED);
         drop(queue.take());
         let works = own.read(0, 4096) == [0; 4096];
@@ -397,11 +397,11 @@ fn without_free_descriptors_opening_says_so() {
     let text = file.text("");
     let status = in_child(|| {
         let limit = libc::rlimit { rlim_cur: 3, rlim_max: 1024 };
-        // SAFETY: the child's own limit, read from a local variable.
+        // SAFETY: the limit is the child's own, and is read from a local variable.
         let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0;
         let refused = try_open(&text).err() == Some(Errno::EMFILE);
         let limit = libc::rlimit { rlim_cur: 64, rlim_max: 1024 };
-        // SAFETY: as above.
+        // SAFETY: the limit is the child's own, and is read from a local variable.
         let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0;
         let works = try_open(&text).is_ok();
         i32::from(!(set && refused && raised && works))
@@ -435,19 +435,19 @@ fn many_jobs_on_many_queues_keep_their_data_apart() {
     });
 }
 
-/// The rings of AIO contexts that this process has mapped.
+/// Returns the number of AIO contexts' rings that this process has mapped.
 fn contexts() -> usize {
     fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("[aio]")).count()
 }
 
-/// To destroy a context takes the kernel tens of milliseconds.
+/// The kernel takes tens of milliseconds to destroy a context.
 #[test]
 fn a_context_with_nothing_out_is_kept_for_the_next_queue_and_for_no_child() {
     let file = Place::on_disk();
     file.make(SIZE).write_all_at(&[7; 4096], 0).unwrap();
     let driver = open(&file.text(""));
     let used = |depth| Rig::new(&*driver, QueueOptions { depth, interrupts: false }).read(0, 4096) == [7; 4096];
-    // In a child nobody else has contexts.
+    // In a child, because there no other test has contexts.
     let status = in_child(|| {
         let first = contexts();
         let one = (0..8).all(|_| used(64)) && contexts() == first + 1;

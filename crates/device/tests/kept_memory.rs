@@ -1,5 +1,5 @@
-//! Memory that comes and goes (`usring_sys::kept_memory`) is never given to a device that
-//! hands it to the kernel until it has answered; every other device has it as it is.
+//! Memory whose pages come and go (`usring_sys::kept_memory`) is never passed to a device that
+//! gives it to the kernel until completion. Every other device gets it directly.
 #![cfg(not(loom))]
 
 mod test_device;
@@ -12,10 +12,11 @@ use usring_sys::kept_memory::{self, Keeper};
 use usring_sys::plain::IoVector;
 
 const SIZE: usize = 32 << 10;
-/// Of it, what comes and goes.
+/// The part of the memory whose pages come and go.
 const WITHIN: std::ops::Range<usize> = 16 << 10..24 << 10;
 
-/// This process's memory, whose middle is the keeper's, and which holds what a test leaves there.
+/// Returns this process's memory. Its middle belongs to the pin hook (`Keeper`); its content stays
+/// from test to test.
 fn memory() -> u64 {
     static START: OnceLock<u64> = OnceLock::new();
     *START.get_or_init(|| {

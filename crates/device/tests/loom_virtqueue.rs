@@ -1,5 +1,5 @@
-//! Models of a virtqueue and of its change of hands: what is published is seen
-//! whole, whoever sleeps is told, and a new back end finds the rings in order.
+//! Models of a virtqueue and of a change of the back end. Published entries are seen whole, a
+//! sleeping side gets its notification, and a new back end finds consistent rings.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-device --release --test 'loom_*'`
 #![cfg(loom)]
@@ -11,7 +11,7 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 
-/// A queue of two, what a device writes as the answer, and the two words.
+/// A queue of two descriptors, the device's result, and the words `generation` and `settled`.
 const PLACES: Places = Places { descriptors: 0, available: 32, used: 44, size: 2 };
 const ANSWER: usize = 80;
 const GENERATION: usize = 88;
@@ -47,14 +47,15 @@ impl Back {
         self.memory.half_word(PLACES.used_index()).store(index + 1, Edge::UsedIndex.release());
     }
 
-    /// Wants to be told when the index passes this; whether it has already.
+    /// Asks for a notification when the index passes `index`. Returns whether it has not passed
+    /// yet.
     fn sleep(&self, index: u16) -> bool {
         self.memory.half_word(PLACES.used + 4 + 16).store(index, Ordering::Relaxed);
         Edge::AvailableEvent.barrier(Side::Sleeper);
         self.available() == index
     }
 
-    /// Whether the driver wants to be told of the first completion.
+    /// Whether the driver wants an interrupt at the first completion.
     fn wakes(&self) -> bool {
         Edge::UsedEvent.barrier(Side::Waker);
         self.memory.half_word(PLACES.available + 4 + 4).load(Ordering::Relaxed) == 0
@@ -103,7 +104,7 @@ fn a_used_index_loaded_without_acquire_shows_an_unwritten_answer() {
 fn kick() {
     loom::model(|| {
         let (memory, mut queue) = queue();
-        // From here on the device has to ask.
+        // From here on the device must ask for a notification.
         memory.half_word(PLACES.used + 4 + 16).store(0x8000, Ordering::Relaxed);
         let back = Back { memory };
         let device = thread::spawn(move || back.sleep(0));
@@ -152,7 +153,7 @@ fn without_the_drivers_barrier_it_sleeps_through_a_completion() {
     weaken(Edge::UsedEvent, Side::Sleeper, interrupt);
 }
 
-/// The first of two requests was done, out of order, by a back end that died.
+/// A back end completed the second of two requests first, and then died.
 fn change_of_hands() {
     loom::model(|| {
         let (memory, mut queue) = queue();
@@ -163,7 +164,7 @@ fn change_of_hands() {
         let _ = queue.publish();
         let back = Back { memory: memory.clone() };
         let control = thread::spawn(move || {
-            // The old back end's last act; then the new one has answered.
+            // The old back end's last completion; then the new back end has answered.
             back.complete(0, 1);
             generation::begin(&back.memory, GENERATION, 2);
             if generation::settled(&back.memory, SETTLED) == 4 {

@@ -1,4 +1,4 @@
-//! The null device: it answers after its latency and touches nothing.
+//! Tests of the null device, which completes requests after its latency and touches no memory.
 
 mod common;
 
@@ -36,7 +36,7 @@ mod after_a_drawn_time {
 
 const POLLED: QueueOptions = QueueOptions { depth: 64, interrupts: false };
 
-/// Addresses that nobody can use.
+/// An address that cannot be accessed.
 static NOWHERE: IoVector = IoVector { base: 8, length: 4096 };
 
 fn read(token: u32) -> DeviceRequest<'static> {
@@ -67,7 +67,7 @@ fn a_request_takes_its_latency_from_the_doorbell_and_many_take_it_together() {
             }
             start.elapsed()
         };
-        // One after the other they would take more than a second.
+        // In sequence the requests would take more than a second.
         sooner_or_later(attempt, |took| *took < Duration::from_millis(20 * 30));
     }
 }
@@ -141,7 +141,7 @@ fn a_sleeper_is_woken_for_what_comes_due_earlier_than_what_it_waits_for() {
     rig.submit(&read(0));
     rig.queue.ring_doorbell();
     assert!(rig.queue.arm_interrupt());
-    // Among so many one is due soon.
+    // Among 255 requests at least one is due soon.
     (1..256).for_each(|token| rig.submit(&read(token)));
     rig.queue.ring_doorbell();
     let number = rig.queue.interrupt().unwrap();

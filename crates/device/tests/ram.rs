@@ -1,5 +1,5 @@
-//! The RAM device: what is written is there, for every queue and every process
-//! that has its memory.
+//! Tests of the RAM device: every queue and every process with its memory reads the data that any
+//! of them has written.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn a_device_for_which_there_are_no_addresses_is_an_error() {
     assert_eq!(parse("ram:size=1024T").unwrap().open(Box::new(OwnSupply)).err(), Some(Errno::ENOMEM));
 }
 
-/// Hands out one and the same memory, as the launcher does.
+/// Supplies the same memory to every driver, as the launcher does.
 #[derive(Clone)]
 struct Common(std::sync::Arc<OwnedDescriptor>);
 
@@ -61,7 +61,7 @@ impl Supply for Common {
 }
 
 fn pages(file: &OwnedDescriptor) -> i64 {
-    // SAFETY: plain numbers, which the kernel fills.
+    // SAFETY: the structure consists of integers.
     let mut stat: linux::stat = unsafe { std::mem::zeroed() };
     SystemCall::new(linux::__NR_fstat, [file.number() as u64, &raw mut stat as u64, 0, 0, 0]).run().unwrap();
     stat.st_blocks / 8
@@ -107,8 +107,7 @@ fn a_request_is_done_when_it_is_taken() {
     assert_eq!(completions.as_slice().len(), POLLED.depth as usize);
 }
 
-/// Threads that write the same block leave one of their writes or a mixture of
-/// them, and nothing else.
+/// Threads that write the same block leave one of their writes or a mixture of them.
 #[test]
 fn threads_may_fight_over_a_block() {
     let driver = open("ram:size=1M");

@@ -1,9 +1,9 @@
-//! A device's text: what is read, what is written, and what a person is told.
+//! Tests of a device's text: parsing, writing, and messages to the user.
 
 use usring_device::spec::parse;
 use usring_device::{Distribution, OwnSupply, PollPolicy};
 
-/// Parses, and checks that what is written is read as the same.
+/// Parses a text, and checks that the written form parses to the same device.
 fn read(text: &str) -> usring_device::Spec {
     let spec = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     let written = spec.to_string();
@@ -153,7 +153,7 @@ fn a_device_that_is_read_can_be_opened() {
     assert_eq!((driver.geometry().size, driver.geometry().block), (1 << 40, 4096));
 }
 
-/// A small generator: the test does again what it did.
+/// A small random generator that repeats its sequence in every run.
 struct Noise(u64);
 
 impl Noise {
@@ -165,8 +165,8 @@ impl Noise {
     }
 }
 
-/// Random bytes, and random changes of texts that mean something: each is
-/// refused with a text, or means the same when it is written.
+/// Random bytes, and random changes of valid texts. Each text is refused with a message, or keeps
+/// its meaning when it is written and parsed again.
 #[test]
 fn no_text_is_too_much() {
     let seeds = [

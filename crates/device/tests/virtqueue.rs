@@ -1,4 +1,5 @@
-//! The driver's half of a virtqueue: when the device is told, and when not.
+//! Tests of the driver's half of a virtqueue: when it notifies the device, and when it asks for
+//! interrupts.
 #![cfg(not(loom))]
 
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use usring_sys::mapping::Mapping;
 use usring_sys::shared::SharedMemory;
 
 const PLACES: Places = Places { descriptors: 0, available: 256, used: 516, size: 16 };
-/// Flags of the used ring, and the available event behind it.
+/// Offsets of the used ring's flags and of the available event behind that ring.
 const USED_FLAGS: usize = 516;
 const AVAILABLE_EVENT: usize = 516 + 4 + 8 * 16;
 const USED_EVENT: usize = 256 + 4 + 2 * 16;
@@ -32,7 +33,7 @@ fn a_device_that_polls_is_never_told() {
 
     let (memory, mut queue_by_event) = queue(true);
     assert!(publish(&mut queue_by_event, 1), "a device that says nothing waits for the first");
-    // It has seen one and goes on by itself.
+    // The device has seen one entry and polls from then on.
     assert!(!publish(&mut queue_by_event, 3));
     memory.half_word(AVAILABLE_EVENT).store(4, Ordering::Relaxed);
     assert!(publish(&mut queue_by_event, 1));
@@ -54,7 +55,8 @@ fn who_polls_asks_for_no_interrupt_and_who_sleeps_for_the_next() {
     assert_eq!((flags(&memory), event(&memory)), (0, 0xffff));
     assert!(queue_by_event.ask_for_interrupt());
     assert_eq!(event(&memory), 0);
-    // A completion: the wish comes too late, and the next is for the one after it.
+    // There is a completion already, so the request for an interrupt is too late; the next one is
+    // for the completion after it.
     memory.half_word(516 + 2).store(1, Ordering::Relaxed);
     assert!(!queue_by_event.ask_for_interrupt());
     assert_eq!(queue_by_event.take(), Some(0));

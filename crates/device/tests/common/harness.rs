@@ -1,5 +1,5 @@
-//! A queue pair with a clock beside it, memory that a device may write, and
-//! random traffic that is compared with a model.
+//! A queue pair with time limits, memory that a device may write, and random traffic that is
+//! compared with a model.
 
 pub use super::patience::LONGEST;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -11,7 +11,7 @@ use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 
-/// A small generator of random numbers (xorshift), the same in every run.
+/// A small generator of random numbers (xorshift) with the same sequence in every run.
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -23,18 +23,19 @@ impl Dice {
     }
 }
 
-/// Memory that a device reads and writes behind the compiler's back: only
-/// copied from and to.
+/// Memory that a device reads and writes without the compiler's knowledge. The test only copies
+/// from and to it.
 pub struct Memory {
     start: *mut u8,
     length: usize,
 }
 
-// SAFETY: used through copies; who shares it with a device waits for completions.
+// SAFETY: the memory is only accessed by copies. A test that shares it with a device waits for the
+// completions.
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// Zeroes, aligned to a page.
+    /// Allocates zeroed memory, aligned to a page.
     pub fn new(length: usize) -> Memory {
         // SAFETY: the length is not zero.
         let start = unsafe { alloc_zeroed(Memory::layout(length)) };
@@ -57,14 +58,14 @@ impl Memory {
 
     pub fn set(&mut self, from: usize, bytes: &[u8]) {
         assert!(from + bytes.len() <= self.length);
-        // SAFETY: within the allocation.
+        // SAFETY: the range lies within the allocation.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(from), bytes.len()) };
     }
 
     pub fn get(&self, from: usize, length: usize) -> Vec<u8> {
         assert!(from + length <= self.length);
         let mut bytes = vec![0; length];
-        // SAFETY: within the allocation.
+        // SAFETY: the range lies within the allocation.
         unsafe { std::ptr::copy_nonoverlapping(self.start.add(from), bytes.as_mut_ptr(), length) };
         bytes
     }
@@ -72,19 +73,19 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: the memory was allocated with this layout.
         unsafe { dealloc(self.start, Memory::layout(self.length)) };
     }
 }
 
-/// Whether a descriptor is readable within this time.
+/// Whether a descriptor becomes readable within this time.
 pub fn is_readable(number: i32, within: Duration) -> bool {
     let mut one = (number, linux::POLLIN as u16, 0u16);
     let arguments = [&raw mut one as u64, 1, within.as_millis() as u64, 0, 0];
     SystemCall::new(linux::__NR_poll, arguments).run() == Ok(1)
 }
 
-/// A read or write of all its segments.
+/// Returns a read or write of all segments.
 pub fn transfer(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();
     DeviceRequest {
@@ -99,12 +100,12 @@ pub fn transfer(token: u32, operation: Operation, offset: u64, segments: &[IoVec
     }
 }
 
-/// A queue pair in use.
+/// A queue pair in use by a test.
 pub struct Rig<'a> {
     pub driver: &'a dyn Driver,
     pub queue: Box<dyn QueuePair>,
     options: QueueOptions,
-    /// What a look brought that nobody has taken yet.
+    /// Completions that the test has not taken yet.
     found: Vec<Completion>,
     completions: Completions,
     pub in_flight: usize,
@@ -117,7 +118,7 @@ impl<'a> Rig<'a> {
         Rig { driver, queue, options, found: Vec::new(), completions: Completions::new(), in_flight: 0 }
     }
 
-    /// Hands a request over, whatever it takes; the doorbell is the caller's.
+    /// Submits a request by any route. The caller rings the doorbell.
     pub fn submit(&mut self, request: &DeviceRequest) {
         let start = Instant::now();
         loop {
@@ -144,7 +145,8 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Whether an answer is there that the queue pair had no part in, or was seen already.
+    /// Whether a completion is there without another poll: from a worker, a refusal, or an earlier
+    /// poll.
     pub fn is_answered(&self) -> bool {
         !self.found.is_empty()
     }
@@ -155,8 +157,8 @@ impl<'a> Rig<'a> {
         self.found.extend_from_slice(self.completions.as_slice());
     }
 
-    /// Waits for one completion or more, as the queue's options say: who polls
-    /// looks where there is news.
+    /// Waits for at least one completion, by interrupts or by polling as the queue's options say. A
+    /// polling test only polls when the queue pair reports completions.
     pub fn wait(&mut self) -> Vec<Completion> {
         let start = Instant::now();
         loop {
@@ -175,7 +177,7 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Makes one request and waits for it; nothing else is out.
+    /// Makes one request and waits for it. No other request is in flight.
     pub fn run(&mut self, request: &DeviceRequest) -> i32 {
         assert_eq!(self.in_flight, 0);
         self.submit(request);
@@ -203,14 +205,13 @@ impl<'a> Rig<'a> {
         memory.get(0, length)
     }
 
-    /// A request without data over a range.
+    /// Makes a request without data over a range.
     pub fn range(&mut self, operation: Operation, offset: u64, length: u64) -> i32 {
         self.run(&DeviceRequest { length, ..transfer(0, operation, offset, &[]) })
     }
 }
 
-/// Reads and writes at random within a part of a device that nobody else uses,
-/// compared with a model of it.
+/// Random reads and writes within a part of a device that has no other user, compared with a model.
 pub struct Traffic {
     pub part: std::ops::Range<u64>,
     pub options: QueueOptions,
@@ -221,15 +222,15 @@ pub struct Traffic {
 
 struct Slot {
     memory: Memory,
-    /// Offset and length, while a request is out.
+    /// Offset, length and operation of the request in flight.
     out: Option<(u64, usize, Operation)>,
 }
 
-/// Longest transfer of the traffic, in blocks.
+/// Maximum length of a transfer, in blocks.
 const LONGEST_BLOCKS: u64 = 16;
 
 impl Traffic {
-    /// Runs it; answers the tokens in the order of their completion.
+    /// Runs the traffic. Returns the tokens in the order of completion.
     pub fn run(&self, driver: &dyn Driver) -> Vec<u32> {
         let geometry = driver.geometry();
         let block = u64::from(geometry.block);
@@ -303,7 +304,7 @@ impl Traffic {
     }
 }
 
-/// The errno of a result.
+/// Whether a result is this errno.
 pub fn is_error(result: i32, error: Errno) -> bool {
     result == error.negative()
 }

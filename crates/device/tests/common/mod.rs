@@ -1,5 +1,5 @@
-//! What every driver has to do, whatever it is made of. A driver's test file
-//! says how its device is opened and calls [`any_driver`]'s macro:
+//! Tests that every driver must pass. A driver's test file says how to open its device, and calls
+//! the macro [`any_driver`]:
 //!
 //! ```ignore
 //! mod common;
@@ -16,19 +16,19 @@ pub use parts::*;
 
 use usring_device::Driver;
 
-/// A device to be tested.
+/// A device under test.
 pub struct Subject {
-    /// Opens it anew, holding zeroes (if it keeps data), of [`LEAST_SIZE`] at least.
+    /// Opens a new device of at least [`LEAST_SIZE`] bytes. A device that keeps data holds zeroes.
     pub open: Box<dyn Fn() -> Box<dyn Driver>>,
-    /// What is written can be read.
+    /// Written data can be read back.
     pub keeps_data: bool,
-    /// It reads and writes the program's memory: a bad address is found.
+    /// The device accesses the program's memory, so it finds invalid addresses.
     pub touches_memory: bool,
 }
 
 pub const LEAST_SIZE: u64 = 4 << 20;
 
-/// One test for each of the parts.
+/// Makes one test of each part.
 #[macro_export]
 macro_rules! any_driver {
     ($subject:expr) => {

@@ -1,4 +1,4 @@
-//! The parts of what every driver has to do.
+//! The tests that every driver must pass.
 
 use super::harness::{LONGEST, Memory, Rig, Traffic, is_error, is_readable, transfer};
 use super::{LEAST_SIZE, Subject};
@@ -54,7 +54,7 @@ pub fn a_queue_takes_no_more_than_its_depth_and_goes_on(subject: &Subject) {
         }
         if rig.in_flight == POLLED.depth as usize {
             let segments = [memory.segment(0, block)];
-            // Not all of them need be the queue's: a worker's are not.
+            // Requests that a worker has executed take no room in the queue.
             let answer = rig.queue.submit(&transfer(0, Operation::Read, 0, &segments));
             assert!(matches!(answer, Submission::Full | Submission::NeedsWorker), "{answer:?}");
         }
@@ -77,12 +77,12 @@ pub fn segments_of_any_length_are_filled_in_order(subject: &Subject) {
     if geometry.segments < 4 {
         return;
     }
-    // Where buffers have to be aligned, so are their lengths, all but the last.
+    // If buffers must be aligned, so must all lengths but the last.
     let unit = geometry.alignment as usize;
     let total = 8 * geometry.block as usize;
     let lengths = [unit, 3 * unit, 2 * unit, total - 6 * unit];
     let mut memory = Memory::new(total + 4 * 4096);
-    // Each segment a page after the one before, and in reverse.
+    // Each segment lies below the one that precedes it, with a gap between them.
     let mut segments = Vec::new();
     let mut end = total + 4 * 4096;
     for length in lengths {
@@ -123,7 +123,7 @@ pub fn operations_without_data_do_what_they_say(subject: &Subject) {
     let features = driver.geometry().features;
     let block = u64::from(driver.geometry().block);
     let mut rig = Rig::new(&*driver, POLLED);
-    // From small to large, on and off the borders of pages.
+    // From small to large, aligned to pages or not.
     for (offset, length) in [(0, block), (block, 3 * block), (4096, 8192), (block, 64 * 1024 + block), (0, 1 << 20)] {
         let whole = 2 << 20;
         let data: Vec<u8> = (0..whole).map(|index| 1 + (index % 251) as u8).collect();
@@ -160,7 +160,7 @@ pub fn an_interrupt_comes_for_what_is_submitted_after_arming(subject: &Subject) 
         let (segments, offset) = ([memory.segment(0, block)], round * block as u64);
         rig.submit(&transfer(0, Operation::Write, offset, &segments));
         rig.queue.ring_doorbell();
-        // A worker's answer needs none.
+        // A worker's completion needs no interrupt.
         assert!(rig.is_answered() || is_readable(number, LONGEST), "no interrupt");
         assert_eq!(rig.wait()[0].result, block as i32);
     }
@@ -174,7 +174,7 @@ pub fn an_interrupt_without_requests_is_silent(subject: &Subject) {
     assert!(!is_readable(number, Duration::ZERO));
     for _ in 0..20 {
         rig.write(0, &vec![7; driver.geometry().block as usize]);
-        // Whoever keeps the descriptor in an epoll set must not spin on it.
+        // The descriptor must not stay readable, or a user with an epoll set would spin.
         assert!(rig.queue.arm_interrupt());
         assert!(!is_readable(number, Duration::ZERO), "an interrupt for what is done already");
     }
@@ -200,7 +200,7 @@ pub fn a_dropped_queue_leaves_memory_alone(subject: &Subject) {
         drop(rig);
         let mine = vec![0x5a; block * depth];
         memory.set(0, &mine);
-        // Long enough for what was on its way: the device does other things meanwhile.
+        // Long enough for requests in flight to end; meanwhile the device serves others.
         let options = POLLED;
         let part = LEAST_SIZE / 2..LEAST_SIZE;
         Traffic { part, options, requests: 200, keeps_data: false, seed: 77 }.run(&*driver);
@@ -237,7 +237,7 @@ pub fn a_bad_address_is_an_answer(subject: &Subject) {
         assert!(is_error(result, Errno::EFAULT), "{operation:?} with a bad address: {result}");
         if driver.geometry().segments > 1 {
             let result = rig.transfer(operation, 0, &[good.segment(0, block as usize), bad]);
-            // As from pwritev(2): what comes before it may have been transferred.
+            // As with pwritev(2), the data before the bad address may have been transferred.
             let is_short = result == block as i32;
             let is_answer = is_short || is_error(result, Errno::EFAULT);
             assert!(is_answer, "{operation:?} with a bad second address: {result}");

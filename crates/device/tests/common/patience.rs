@@ -1,13 +1,13 @@
-//! How long tests wait, and what they try again: machines are shared.
+//! Time limits and repeated attempts of tests, for shared machines.
 #![allow(dead_code, reason = "no test program uses all of it")]
 
 use std::time::{Duration, Instant};
 
-/// Nothing takes longer; a test that comes here has failed.
+/// Limit of every wait. A test that reaches it has failed.
 pub const LONGEST: Duration = Duration::from_secs(60);
 
-/// Tries until what came of it is good. What a quiet machine does at once, a busy
-/// one does sooner or later; what is broken, never.
+/// Repeats an attempt until its result is good. On a busy machine a correct product succeeds at
+/// some attempt, and a defective one never does.
 pub fn sooner_or_later<T: std::fmt::Debug>(mut attempt: impl FnMut() -> T, good: impl Fn(&T) -> bool) {
     let start = Instant::now();
     loop {

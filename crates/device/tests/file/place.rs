@@ -1,4 +1,4 @@
-//! Where the files of these tests lie, and the surroundings that some need.
+//! Paths of the tests' files, and the environments that some tests need.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -8,7 +8,7 @@ use std::{fs, io, thread};
 use usring_device::{DeviceRequest, Driver, Geometry, QueueOptions, QueuePair};
 use usring_sys::Errno;
 
-/// A path that nobody else has; what is there is gone at the end.
+/// A unique path. Its file is removed when the test ends.
 pub struct Place {
     pub path: String,
 }
@@ -28,7 +28,7 @@ impl Place {
         Place { path: format!("{folder}/usring-file-{}-{number}", process::id()) }
     }
 
-    /// A sparse file.
+    /// Makes a sparse file.
     pub fn make(&self, size: u64) -> File {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&self.path).unwrap();
         file.set_len(size).unwrap();
@@ -50,36 +50,36 @@ impl Drop for Place {
     }
 }
 
-/// What `run` answers in a forked child, 99 if it panics.
+/// Runs `run` in a forked child and returns its result; 99 after a panic.
 pub fn in_child(run: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: libc's own fork, which leaves its allocator usable in the child.
+    // SAFETY: this is libc's fork, which keeps the allocator usable in the child.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // The product's panics abort; this is for a panic of the test's.
+        // Panics in the product abort; this handles a panic in the test.
         let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or(99);
-        // SAFETY: nothing of the parent's is run at the child's end.
+        // SAFETY: the child exits without running any of the parent's exit handlers.
         unsafe { libc::_exit(status) };
     }
     assert!(child > 0);
     let mut status = 0;
-    // SAFETY: our own child, and a local variable.
+    // SAFETY: the child is our own, and `status` is a local variable.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 1000 + libc::WTERMSIG(status) }
 }
 
-/// fcntl's record lock on the whole file.
+/// Takes fcntl's record lock on the whole file.
 pub fn lock(file: &File, command: i32) -> io::Result<()> {
-    // SAFETY: plain numbers, of which all zeroes are a value.
+    // SAFETY: all fields are integers, for which zero is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as i16;
-    // SAFETY: an open descriptor and a local variable.
+    // SAFETY: the descriptor is open, and `lock` is a local variable.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, &lock) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// A driver whose queue pairs are opened where a sandbox denies io_setup(2).
+/// Returns a driver that opens its queue pairs as in a sandbox that denies io_setup(2).
 pub fn denied(driver: Box<dyn Driver>) -> Box<dyn Driver> {
     Box::new(Denied(driver))
 }
@@ -108,7 +108,7 @@ impl Driver for Denied {
     }
 }
 
-/// Lets a system call answer so to this thread, and do nothing.
+/// Makes a system call return an error to this thread without being executed.
 pub fn answer_for_kernel(number: libc::c_long, error: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut filter = [
@@ -118,7 +118,7 @@ pub fn answer_for_kernel(number: libc::c_long, error: i32) {
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: concerns this thread alone, with a filter that is copied; the call is then made in vain.
+    // SAFETY: the filter concerns only this thread, and the kernel copies it.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
@@ -127,8 +127,8 @@ pub fn answer_for_kernel(number: libc::c_long, error: i32) {
     }
 }
 
-/// Runs a test on a tmpfs of this many bytes that only its thread sees; `false`
-/// where that is not allowed.
+/// Runs a test in a thread of its own, on a tmpfs of this many bytes that only that thread sees.
+/// `false` if the system does not allow it.
 pub fn with_small_file_system(size: u64, run: impl FnOnce(&str) + Send) -> bool {
     let place = Place::on_disk();
     fs::create_dir(&place.path).unwrap();
@@ -137,7 +137,8 @@ pub fn with_small_file_system(size: u64, run: impl FnOnce(&str) + Send) -> bool 
     let ran = thread::scope(|scope| {
         let mount_and_run = || {
             let none = std::ptr::null();
-            // SAFETY: this thread's own view of the mounts; all strings end with a NUL.
+            // SAFETY: the calls change only this thread's view of the mounts, and all strings end
+            // with a NUL.
             let mounted = unsafe {
                 libc::unshare(libc::CLONE_NEWNS) == 0
                     && libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
@@ -155,14 +156,14 @@ pub fn with_small_file_system(size: u64, run: impl FnOnce(&str) + Send) -> bool 
     ran
 }
 
-/// A loop device, gone when this and whoever has it open are.
+/// A loop device. It is released when this value and all its users have gone.
 pub struct LoopDevice {
     pub path: String,
     _device: File,
     _backing: Place,
 }
 
-/// `None` where that is not allowed.
+/// Makes a loop device; `None` if the system does not allow it.
 pub fn loop_device(size: u64) -> Option<LoopDevice> {
     const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
     const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
@@ -181,9 +182,9 @@ pub fn loop_device(size: u64) -> Option<LoopDevice> {
     let backing = Place::on_disk();
     let file = backing.make(size);
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control").ok()?;
-    // Somebody else may take the same number in between.
+    // Another process may take the same number between the two calls.
     for _ in 0..20 {
-        // SAFETY: takes no argument.
+        // SAFETY: the call takes no argument.
         let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
         if number < 0 {
             return None;
@@ -198,7 +199,7 @@ pub fn loop_device(size: u64) -> Option<LoopDevice> {
             after_flags: [0; 176],
             reserved: [0; 8],
         };
-        // SAFETY: a structure of the size that the call reads.
+        // SAFETY: the structure has the size that the call reads.
         if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &configuration) } == 0 {
             return Some(LoopDevice { path, _device: device, _backing: backing });
         }

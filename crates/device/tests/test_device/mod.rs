@@ -1,5 +1,5 @@
-//! A device for tests: memory behind a queue pair whose demands, latency and
-//! failures the test decides, and that counts what is asked of it.
+//! A device for tests: memory behind a queue pair. The test sets its limits, latency and failures,
+//! and reads its counters.
 #![allow(dead_code)]
 
 #[path = "../common/patience.rs"]
@@ -19,29 +19,29 @@ use usring_sys::{Errno, SystemCall, UserAddress, eventfd, user_memory};
 
 pub const BLOCK: u32 = 512;
 
-/// What the test and the device share.
+/// State shared by the test and the device.
 pub struct Controls {
     pub bytes: Mutex<Vec<u8>>,
-    /// From the doorbell to the completion, in nanoseconds.
+    /// Time from the doorbell to the completion, in nanoseconds.
     pub latency: AtomicU64,
-    /// Looks, by all queue pairs.
+    /// Polls of all queue pairs.
     pub polls: AtomicU64,
     pub requests: AtomicU64,
     pub durable_writes: AtomicU64,
     pub flushes: AtomicU64,
-    /// Armed interrupts.
+    /// Number of times that an interrupt was armed.
     pub interrupts: AtomicU64,
     pub most_in_flight: AtomicU64,
-    /// Queue pairs that are open, and how many may be.
+    /// Number of open queue pairs, and the maximum.
     pub queues: AtomicU32,
     pub most_queues: AtomicU32,
-    /// The answer to a request that touches this byte; none for `u64::MAX`.
+    /// A request that touches this byte fails; none does for `u64::MAX`.
     pub bad_byte: AtomicU64,
-    /// Every so many requests, one is left to `Driver::execute`.
+    /// One request in this many is left to `Driver::execute`.
     pub worker_every: AtomicU64,
-    /// Queue pairs hold this many, whatever was asked for.
+    /// Capacity of a queue pair, whatever depth was requested.
     pub room: AtomicU32,
-    /// Addresses that no request may name.
+    /// Addresses that no request may use.
     pub forbidden: Mutex<Option<Range<u64>>>,
 }
 
@@ -89,7 +89,7 @@ pub struct TestDriver {
     pub controls: Arc<Controls>,
 }
 
-/// A driver of that many bytes that takes small requests, from any address.
+/// Returns a driver of this many bytes. It takes small requests from any address.
 pub fn driver(size: u64) -> TestDriver {
     user_memory::install_fault_handler();
     let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, ..Features::default() };
@@ -189,7 +189,7 @@ impl QueuePair for TestQueue {
 
     fn ring_doorbell(&mut self) {
         let due = Clock::Monotonic.now() + self.controls.latency.load(Ordering::Relaxed);
-        // The latest first: completions come in any order.
+        // The latest request completes first, because completions may come in any order.
         self.pending.extend(self.accepted.drain(..).rev().map(|completion| (due, completion)));
     }
 
@@ -228,7 +228,7 @@ impl Drop for TestQueue {
     }
 }
 
-/// A page that may be used, and behind it others that may not.
+/// A page that may be accessed, followed by one that may not.
 pub struct HalfUsable(usize);
 
 const PAGE: usize = usring_sys::mapping::PAGE;
@@ -242,7 +242,7 @@ impl HalfUsable {
         HalfUsable(address)
     }
 
-    /// Where that many usable bytes are left.
+    /// Returns the address at which this many bytes may be accessed.
     pub fn before_end(&self, bytes: u64) -> u64 {
         (self.0 + PAGE) as u64 - bytes
     }
