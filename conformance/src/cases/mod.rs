@@ -70,6 +70,7 @@ mod registered_buffers;
 mod registered_files;
 mod restrictions;
 mod rights;
+mod rights_later;
 mod ring_fds;
 mod rw_flags;
 mod selected_buffer;
@@ -164,6 +165,7 @@ pub const ROOMS: &[&[Case]] = &[
     clock::CASES,
     personality::CASES,
     rights::CASES,
+    rights_later::CASES,
     sq_thread::CASES,
     iopoll::CASES,
     uring_cmd::CASES,

@@ -37,7 +37,7 @@ pub const CASES: &[Case] = &[
 
 pub(super) const NOBODY: u32 = 65534;
 /// Of [`Place`].
-const SECRET: &CStr = c"secret";
+pub(super) const SECRET: &CStr = c"secret";
 const CLOSED: &CStr = c"closed/file";
 const LOCKED: &CStr = c"locked";
 
@@ -69,12 +69,16 @@ impl Place {
         Place { scratch, directory }
     }
 
-    fn fd(&self) -> i32 {
+    pub(super) fn fd(&self) -> i32 {
         self.directory.as_raw_fd()
+    }
+
+    pub(super) fn path(&self, name: &str) -> std::path::PathBuf {
+        self.scratch.path.join(name)
     }
 }
 
-fn open(directory: i32, path: &CStr, flags: i32) -> Sqe {
+pub(super) fn open(directory: i32, path: &CStr, flags: i32) -> Sqe {
     Sqe {
         addr: path.as_ptr() as u64,
         len: 0o600,
@@ -83,12 +87,12 @@ fn open(directory: i32, path: &CStr, flags: i32) -> Sqe {
     }
 }
 
-fn describe(entry: &Entry) -> String {
+pub(super) fn describe(entry: &Entry) -> String {
     if entry.res >= 0 { "done".into() } else { crate::names::result(entry.res) }
 }
 
 /// Opens, inline and by a worker.
-fn opens(t: &mut Transcript, ring: &mut Ring, what: &str, directory: i32, path: &CStr) {
+pub(super) fn opens(t: &mut Transcript, ring: &mut Ring, what: &str, directory: i32, path: &CStr) {
     open_both_ways(t, ring, what, open(directory, path, libc::O_RDONLY));
 }
 
@@ -105,7 +109,7 @@ fn open_both_ways(t: &mut Transcript, ring: &mut Ring, what: &str, sqe: Sqe) {
     }
 }
 
-fn shut(number: i32) {
+pub(super) fn shut(number: i32) {
     if number >= 0 {
         // SAFETY: a descriptor that a request has just opened.
         unsafe { libc::close(number) };
@@ -444,7 +448,7 @@ fn behind_a_timeout(t: &mut Transcript) {
     });
 }
 
-fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
+pub(super) fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
     ring.watch(count);
     ring.reap()
 }

@@ -42,7 +42,7 @@ impl Background {
             futex::wake(&running, u32::MAX);
         };
         let spawn = if self.unknown { thread::spawn_unknown } else { thread::spawn };
-        let started = spawn(name, Credentials::Following, Box::new(work));
+        let started = spawn(name, Credentials::Service, Box::new(work));
         if started.is_err() {
             self.running.fetch_sub(1, Ordering::Relaxed);
         }

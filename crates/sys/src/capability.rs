@@ -1,17 +1,58 @@
-//! What the calling thread is allowed beyond others.
+//! Capabilities of the calling thread (capabilities(7)).
 
-use crate::SystemCall;
+use crate::{Errno, SystemCall};
 use linux_raw_sys::general as linux;
 
+const CAP_SETGID: u32 = 6;
+const CAP_SETUID: u32 = 7;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_NICE: u32 = 23;
 
-/// Whether it may give I/O the realtime class (ioprio_set(2)).
-pub fn may_be_realtime() -> bool {
-    // Version 3, this thread; effective, permitted, inheritable, twice 32 bits.
-    let header = [0x2008_0522u32, 0];
-    let mut sets = [[0u32; 3]; 2];
+/// `_LINUX_CAPABILITY_VERSION_3`.
+const VERSION: u32 = 0x2008_0522;
+
+/// A `cap_user_data_t`: effective, permitted and inheritable set, as two halves of 32 bits.
+pub type Sets = [[u32; 3]; 2];
+
+/// The calling thread's sets.
+///
+/// Error: `EPERM` where a filter denies capget(2).
+pub fn get() -> Result<Sets, Errno> {
+    let header = [VERSION, 0];
+    let mut sets = Sets::default();
     let arguments = [&raw const header as u64, &raw mut sets as u64, 0, 0, 0];
-    let asked = SystemCall::new(linux::__NR_capget, arguments).run();
-    asked.is_ok() && sets[0][0] & (1 << CAP_SYS_ADMIN | 1 << CAP_SYS_NICE) != 0
+    SystemCall::new(linux::__NR_capget, arguments).run()?;
+    Ok(sets)
+}
+
+/// Gives the calling thread these sets.
+///
+/// Error: `EPERM` if one of them is not permitted.
+pub fn set(sets: &Sets) -> Result<(), Errno> {
+    let header = [VERSION, 0];
+    let arguments = [&raw const header as u64, &raw const *sets as u64, 0, 0, 0];
+    SystemCall::new(linux::__NR_capset, arguments).run().map(drop)
+}
+
+/// Takes what `most` does not have out of the calling thread's sets.
+pub fn limit(most: &Sets) -> Result<(), Errno> {
+    let mut sets = get()?;
+    let mut is_less = false;
+    for (set, most) in sets.iter_mut().flatten().zip(most.iter().flatten()) {
+        is_less |= *set & !most != 0;
+        *set &= most;
+    }
+    if is_less { set(&sets) } else { Ok(()) }
+}
+
+/// Gives up all capabilities of the calling thread but those by which a thread changes its user
+/// and its groups: it has to follow when the program gives these up.
+pub fn keep_identity_only() -> Result<(), Errno> {
+    let kept = 1 << CAP_SETUID | 1 << CAP_SETGID;
+    limit(&[[kept, kept, 0], [0; 3]])
+}
+
+/// Whether the calling thread may give I/O the realtime class (ioprio_set(2)).
+pub fn may_be_realtime() -> bool {
+    get().is_ok_and(|sets| sets[0][0] & (1 << CAP_SYS_ADMIN | 1 << CAP_SYS_NICE) != 0)
 }

@@ -5,22 +5,28 @@
 //! program that has given up its user or its capabilities is left with no thread that has them.
 //! If the program has other threads, the one that has changed differs from them ([`differ`]).
 //!
+//! Neighbours: `credential_change` has the words of the protocol and its models, `own_threads` the
+//! threads that follow.
+//!
 //! - Everything here may run in a signal handler that interrupts the engine. It takes no lock that
 //!   a thread holds outside this file, allocates nothing, and waits a bounded time.
 //! - The lock of a change is only held inside a signal handler that blocks every signal.
-//! - The table names each thread of ours from clone(2) on (CLONE_PARENT_SETTID) to its end. So no
-//!   change can fall between a thread's start and its entry, and no thread of ours is taken for one
-//!   of the program's.
+//! - A service thread that lags, or cannot follow, counts as a difference between threads: no
+//!   request is carried out by its rights any more.
 
+use crate::capability::{self, Sets};
 use crate::clock::{Clock, Nanoseconds};
+use crate::credential_change::{Generations, Order};
 #[cfg(not(loom))]
 use crate::futex;
+use crate::mapping::{self, private_pages};
+use crate::own_threads::{self, Slot};
 use crate::signals::thread_id;
 use crate::thread::Credentials;
 use crate::unusual::{self, Unusual};
 use crate::wait::SignalInformation;
-use crate::{Errno, SystemCall, UserAddress, program_threads, syscall, user_memory};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use crate::{Errno, SystemCall, program_threads, syscall};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
 /// Stands in for the futex of the models, whose words have another type. No model uses this file.
@@ -57,79 +63,35 @@ pub const CALLS: [u32; 13] = [
     linux::__NR_setns,
 ];
 
-/// Threads of ours in a process; more are not started.
-const THREADS: usize = 4096;
 /// How long a change waits for the service threads.
-const PATIENCE: Nanoseconds = 1_000_000_000;
+pub const PATIENCE: Nanoseconds = 1_000_000_000;
 const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
 
-/// A thread of ours.
-struct Slot {
-    /// Thread id; [`FREE`]; or [`RESERVED`] until clone(2) has written the id. The kernel frees it
-    /// when the thread has ended (CLONE_CHILD_CLEARTID).
-    thread: AtomicU32,
-    /// Its [`Credentials`].
-    kind: AtomicU32,
-    /// The last change that the thread has made.
-    made: AtomicU32,
+#[cfg(not(loom))]
+static GENERATIONS: Generations = Generations::new();
+#[cfg(not(loom))]
+static ORDER: Order = Order::new();
+
+#[cfg(loom)]
+loom::lazy_static! {
+    static ref GENERATIONS: Generations = Generations::new();
+    static ref ORDER: Order = Order::new();
 }
 
-impl Slot {
-    /// The thread, if there is one.
-    fn thread(&self) -> Option<u32> {
-        let thread = self.thread.load(Ordering::Acquire);
-        (thread != FREE && thread != RESERVED).then_some(thread)
-    }
+/// Held by the thread that gives an order.
+static ORDERING: AtomicU32 = AtomicU32::new(0);
+/// Counts answers; the thread that changes sleeps on it.
+static ANSWERS: AtomicU32 = AtomicU32::new(0);
 
-    fn has(&self, kind: Credentials) -> bool {
-        self.kind.load(Ordering::Relaxed) == kind as u32
-    }
-
-    /// The thread, if it follows.
-    fn follower(&self) -> Option<u32> {
-        self.thread().filter(|_| self.has(Credentials::Following))
-    }
-
-    /// The thread, if it does not count as one of the program's.
-    fn servant(&self) -> Option<u32> {
-        self.thread().filter(|_| !self.has(Credentials::OfSubmitter))
-    }
-}
-
-const FREE: u32 = 0;
-const RESERVED: u32 = u32::MAX;
-
-static TABLE: [Slot; THREADS] =
-    [const { Slot { thread: AtomicU32::new(FREE), kind: AtomicU32::new(0), made: AtomicU32::new(0) } }; THREADS];
-
-/// The change that is being followed.
-struct Change {
-    lock: AtomicU32,
-    /// Counts the changes that were followed.
-    sequence: AtomicU32,
-    number: AtomicU32,
-    arguments: [AtomicU64; 3],
-    /// Counts answers; the thread that changes sleeps on it.
-    answers: AtomicU32,
-}
-
-static CHANGE: Change = Change {
-    lock: AtomicU32::new(0),
-    sequence: AtomicU32::new(0),
-    number: AtomicU32::new(0),
-    arguments: [const { AtomicU64::new(0) }; 3],
-    answers: AtomicU32::new(0),
-};
-
-/// How often any thread has changed.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// The last generation of which no two threads differed, once they do.
+static LAST_ALIKE: AtomicU32 = AtomicU32::new(0);
 
 /// How often a thread has changed, by its id. Threads that share an entry only seem to have
 /// changed more often.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 
-/// Called after a change, in a signal handler.
-static OBSERVER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+/// The [`Observer`].
+static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Whether every change by a thread of the program comes by here.
 static SEEN: AtomicBool = AtomicBool::new(false);
@@ -144,9 +106,22 @@ pub fn are_alike() -> bool {
     SEEN.load(Ordering::Relaxed) && !differ()
 }
 
-/// Names what is called after each change. It runs in a signal handler.
-pub fn set_observer(observer: fn()) {
-    OBSERVER.store(observer as *mut (), Ordering::Release);
+/// Functions that are called around each change, in a signal handler.
+#[derive(Debug)]
+pub struct Observer {
+    /// A thread is about to change. `true`: threads are going to differ, for the first time.
+    pub before: fn(bool),
+    pub after: fn(),
+}
+
+/// Names what is called around each change.
+pub fn set_observer(observer: &'static Observer) {
+    OBSERVER.store(core::ptr::from_ref(observer).cast_mut(), Ordering::Release);
+}
+
+fn observer() -> Option<&'static Observer> {
+    // SAFETY: null, or what `set_observer` has stored, a reference that lives for ever.
+    unsafe { OBSERVER.load(Ordering::Acquire).as_ref() }
 }
 
 /// Whether threads of this process may differ in what they may do.
@@ -155,56 +130,111 @@ pub fn differ() -> bool {
     unusual::has(Unusual::Credentials)
 }
 
-/// How often any thread has changed, or none that had company.
+/// How many changes there have been, of any thread.
 pub fn generation() -> u32 {
-    GENERATION.load(Ordering::Acquire)
+    GENERATIONS.ended()
+}
+
+/// The words by which a thread that is born learns of changes.
+pub(crate) fn words() -> (&'static Generations, &'static Order) {
+    (&GENERATIONS, &ORDER)
+}
+
+/// The last generation in which no two threads differed, where they do now.
+pub fn last_alike() -> u32 {
+    LAST_ALIKE.load(Ordering::Acquire)
+}
+
+/// The generation that the calling thread, one of ours that keeps its credentials, was born with.
+/// `None`: a change was under way.
+pub fn generation_of_birth() -> Option<u32> {
+    own_threads::current().and_then(Slot::generation)
+}
+
+/// Whether the calling thread has the credentials that all threads of the program have; they do
+/// not differ.
+pub fn has_common() -> bool {
+    let generation = generation();
+    if generation == 0 {
+        return true;
+    }
+    let is_of_birth = |slot: &&Slot| slot.has(Credentials::OfBirth);
+    own_threads::current().filter(is_of_birth).is_none_or(|slot| slot.generation() == Some(generation))
 }
 
 /// How often a thread has changed.
 pub fn changes_of(thread: u32) -> u32 {
-    CHANGES_BY_THREAD[thread as usize % CHANGES_BY_THREAD.len()].load(Ordering::Acquire)
+    changes_word(thread).load(Ordering::Acquire)
 }
 
-/// In a fork child, before anything else runs there: its one thread differs from none.
+fn changes_word(thread: u32) -> &'static AtomicU32 {
+    &CHANGES_BY_THREAD[thread as usize % CHANGES_BY_THREAD.len()]
+}
+
+/// Whether a thread of a forked child has changed before the child began.
+static CHANGED_EARLY: AtomicBool = AtomicBool::new(false);
+
+/// Makes a forked child begin: no thread of ours is left. The child's threads differ only if one
+/// of several has changed by now ([`change_early`]).
 pub fn forget_after_fork() {
-    unusual::clear(Unusual::Credentials);
-    CHANGE.lock.store(0, Ordering::Relaxed);
-    for slot in TABLE.iter().filter(|slot| slot.thread.load(Ordering::Relaxed) != FREE) {
-        slot.thread.store(FREE, Ordering::Relaxed);
+    let differ = CHANGED_EARLY.swap(false, Ordering::Relaxed) && !is_only_thread();
+    LAST_ALIKE.store(u32::MAX, Ordering::Relaxed);
+    if differ {
+        unusual::set(Unusual::Credentials)
+    } else {
+        unusual::clear(Unusual::Credentials)
     }
+    ORDERING.store(0, Ordering::Relaxed);
+    own_threads::forget();
+}
+
+/// Makes one of [`CALLS`] for a thread of a forked child that has not begun, which
+/// [`forget_after_fork`] does.
+pub fn change_early(number: u32, arguments: [u64; 3]) -> u64 {
+    let answer = change_alone(number, arguments);
+    if syscall::check(answer).is_ok() && !is_only_thread() {
+        CHANGED_EARLY.store(true, Ordering::Relaxed);
+    }
+    answer
 }
 
 /// Makes one of [`CALLS`] for a thread of the program and has the service threads follow. Returns
 /// the kernel's answer. For a signal handler that blocks every signal.
 pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
-    let answer = change_alone(number, arguments);
-    if syscall::check(answer).is_err() || is_only_thread() {
-        return answer;
+    if is_only_thread() {
+        return change_alone(number, arguments);
     }
     // What unshare(2) and setns(2) change, a service thread cannot follow.
     let is_followed = !matches!(number, linux::__NR_unshare | linux::__NR_setns);
-    if differ() || !is_followed || !is_programs_only_thread() {
-        let thread = thread_id();
-        CHANGES_BY_THREAD[thread as usize % CHANGES_BY_THREAD.len()].fetch_add(1, Ordering::Release);
-        unusual::set(Unusual::Credentials);
+    let differs = differ() || !is_followed || !is_programs_only_thread();
+    if let Some(observer) = observer() {
+        (observer.before)(differs && !differ());
     }
-    match number {
-        linux::__NR_capset => {
-            // The caller's id may stand in its header; a thread may only name itself.
-            let [version, _] = user_memory::read::<[u32; 2]>(UserAddress(arguments[0])).unwrap_or_default();
-            let header = [version, 0];
-            have_followed(number, [&raw const header as u64, arguments[1], 0]);
+    let before = GENERATIONS.ended();
+    GENERATIONS.begin();
+    let answer = change_alone(number, arguments);
+    if syscall::check(answer).is_ok() {
+        if differs {
+            note_difference(before);
         }
-        _ if is_followed => have_followed(number, arguments),
-        _ => {}
+        if is_followed && !have_followed(number, arguments) && !differs {
+            note_difference(before);
+        }
     }
-    GENERATION.fetch_add(1, Ordering::Release);
-    let observer = OBSERVER.load(Ordering::Acquire);
-    if !observer.is_null() {
-        // SAFETY: only `set_observer` stores here, and it stores a `fn()`.
-        unsafe { core::mem::transmute::<*mut (), fn()>(observer)() };
+    GENERATIONS.end();
+    if let Some(observer) = observer() {
+        (observer.after)();
     }
     answer
+}
+
+/// The calling thread differs from others from now on.
+fn note_difference(generation_before: u32) {
+    changes_word(thread_id()).fetch_add(1, Ordering::Release);
+    if !differ() {
+        LAST_ALIKE.store(generation_before, Ordering::Release);
+    }
+    unusual::set(Unusual::Credentials);
 }
 
 /// Makes one of [`CALLS`] for the calling thread, which has its process to itself.
@@ -237,92 +267,182 @@ fn is_programs_only_thread() -> bool {
 
 fn lists_only_ours() -> Result<bool, Errno> {
     let caller = thread_id();
-    let is_ours = |thread: u32| TABLE.iter().any(|slot| slot.servant() == Some(thread));
+    let is_ours = |thread: u32| own_threads::all().any(|slot| slot.serves(thread));
     program_threads::find(|thread| thread != caller && !is_ours(thread)).map(|found| found.is_none())
 }
 
 /// Whether a thread of the process is ours.
 pub fn is_ours(thread: u32) -> bool {
-    TABLE.iter().any(|slot| slot.thread() == Some(thread))
+    own_threads::all().any(|slot| slot.thread() == Some(thread))
 }
 
-/// Has the service threads make the call, and waits for them.
-fn have_followed(number: u32, arguments: [u64; 3]) {
+/// Arguments for followers in place of the caller's pointers. It is what the kernel says that the
+/// calling thread has become, so no other thread of the program can replace it meanwhile.
+struct Copied {
+    arguments: [u64; 3],
+    /// Groups: address and length of pages of our own.
+    pages: Option<(usize, usize)>,
+}
+
+impl Copied {
+    fn of(number: u32, arguments: [u64; 3]) -> Result<Copied, Errno> {
+        let mut copied = Copied { arguments, pages: None };
+        match number {
+            linux::__NR_capset => copied.arguments = packed(&capability::get()?),
+            linux::__NR_setgroups => {
+                let get = |count, list| SystemCall::new(linux::__NR_getgroups, [count, list, 0, 0, 0]).run();
+                let count = get(0, 0)?;
+                let length = (count as usize * size_of::<u32>()).next_multiple_of(mapping::PAGE).max(mapping::PAGE);
+                let address = private_pages(length)?;
+                copied.pages = Some((address, length));
+                get(count, address as u64)?;
+                copied.arguments = [count, address as u64, 0];
+            }
+            _ => {}
+        }
+        Ok(copied)
+    }
+}
+
+/// Capabilities as three arguments, one for each set.
+fn packed([low, high]: &Sets) -> [u64; 3] {
+    core::array::from_fn(|set| u64::from(high[set]) << 32 | u64::from(low[set]))
+}
+
+fn unpacked(sets: [u64; 3]) -> Sets {
+    [sets.map(|set| set as u32), sets.map(|set| (set >> 32) as u32)]
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        if let Some((address, length)) = self.pages {
+            let _ = mapping::unmap(address, length);
+        }
+    }
+}
+
+/// Has the service threads make the call, and waits for them. Returns whether each of them has
+/// become what the calling thread is.
+fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     let end = Clock::Monotonic.now() + PATIENCE;
-    while CHANGE.lock.swap(1, Ordering::Acquire) != 0 {
-        let _ = futex::wait(&CHANGE.lock, 1, Some(BETWEEN_LOOKS));
+    while ORDERING.swap(1, Ordering::Acquire) != 0 {
         if Clock::Monotonic.now() > end {
             // A service thread of another change is stuck in the kernel.
-            break;
+            return false;
         }
+        let _ = futex::wait(&ORDERING, 1, Some(BETWEEN_LOOKS));
     }
-    CHANGE.number.store(number, Ordering::Relaxed);
-    for (word, argument) in CHANGE.arguments.iter().zip(arguments) {
-        word.store(argument, Ordering::Relaxed);
-    }
-    let sequence = CHANGE.sequence.fetch_add(1, Ordering::Release).wrapping_add(1);
-    for thread in TABLE.iter().filter_map(Slot::follower) {
-        SignalInformation::follow().send_to(thread);
-    }
-    let lags = |slot: &&Slot| slot.follower().is_some() && slot.made.load(Ordering::Acquire) != sequence;
-    loop {
-        let answers = CHANGE.answers.load(Ordering::Acquire);
-        if TABLE.iter().find(lags).is_none() || Clock::Monotonic.now() > end {
-            break;
+    let followed = Copied::of(number, arguments).is_ok_and(|copied| {
+        let [a, b, c] = copied.arguments;
+        let order = ORDER.give([u64::from(number), a, b, c, secure_bits()]);
+        let all_came = wait_for_followers(order, end);
+        if !all_came {
+            // A follower that comes late reads the pages.
+            core::mem::forget(copied);
         }
-        let _ = futex::wait(&CHANGE.answers, answers, Some(BETWEEN_LOOKS));
-    }
-    CHANGE.lock.store(0, Ordering::Release);
-    futex::wake(&CHANGE.lock, 1);
+        all_came && are_followers_like(order, state())
+    });
+    ORDERING.store(0, Ordering::Release);
+    futex::wake(&ORDERING, 1);
+    followed
 }
 
-/// The signal of a change has come, in a handler. Any other thread than a follower has the id of
-/// one that has just ended, and does nothing.
+/// Signals the followers until each has answered or time is up.
+fn wait_for_followers(order: u32, end: Nanoseconds) -> bool {
+    let lags = |slot: &&Slot| slot.following().is_some() && slot.follower.state_after(order).is_none();
+    loop {
+        let answers = ANSWERS.load(Ordering::Acquire);
+        // Again each time: a signal can be lost (the limit of queued ones, a mask).
+        let mut lagging = own_threads::all().filter(lags).filter_map(Slot::following).peekable();
+        if lagging.peek().is_none() {
+            return true;
+        }
+        if Clock::Monotonic.now() > end {
+            return false;
+        }
+        for thread in lagging {
+            SignalInformation::follow().send_to(thread);
+        }
+        let _ = futex::wait(&ANSWERS, answers, Some(BETWEEN_LOOKS));
+    }
+}
+
+fn are_followers_like(order: u32, caller: u64) -> bool {
+    own_threads::all().filter(|slot| slot.following().is_some()).all(|slot| {
+        let mask = if slot.has(Credentials::Service) { IDENTITY } else { u64::MAX };
+        slot.follower.state_after(order).is_none_or(|state| state & mask == caller & mask)
+    })
+}
+
+/// A signal of ours has come, in a handler: the calling thread follows a change, if it is a service
+/// thread and has not followed yet.
 pub fn follow() {
-    let thread = thread_id();
-    let Some(slot) = TABLE.iter().find(|slot| slot.follower() == Some(thread)) else { return };
-    let sequence = CHANGE.sequence.load(Ordering::Acquire);
-    if slot.made.load(Ordering::Relaxed) == sequence {
+    if ORDER.last() == 0 {
         return;
     }
-    let [a, b, c] = &CHANGE.arguments;
-    let arguments = [a, b, c].map(|word| word.load(Ordering::Relaxed));
-    change_alone(CHANGE.number.load(Ordering::Relaxed), arguments);
-    slot.made.store(sequence, Ordering::Release);
-    CHANGE.answers.fetch_add(1, Ordering::Release);
-    futex::wake(&CHANGE.answers, u32::MAX);
+    let Some(slot) = own_threads::current().filter(|slot| slot.following().is_some()) else { return };
+    let Some((order, [number, a, b, c, bits])) = ORDER.take(slot.follower.made()) else { return };
+    let number = number as u32;
+    assume_secure_bits(bits);
+    let refused = if number == linux::__NR_capset {
+        let sets = unpacked([a, b, c]);
+        if slot.has(Credentials::Service) { capability::limit(&sets) } else { capability::set(&sets) }.is_err()
+    } else {
+        syscall::check(change_alone(number, [a, b, c])).is_err()
+    };
+    let has_failed = number == LANDLOCK_RESTRICT_SELF && refused;
+    slot.follower.answer(order, if has_failed { !state() } else { state() });
+    ANSWERS.fetch_add(1, Ordering::Release);
+    futex::wake(&ANSWERS, u32::MAX);
 }
 
-/// A thread's place in the table. The kernel gives a bare thread's place up, for others it is
-/// dropped.
-#[derive(Debug)]
-pub struct Place(usize);
+/// prctl(2)'s options; `linux-raw-sys` has them only in a module of its own.
+const PR_SET_KEEPCAPS: u64 = 8;
+const PR_GET_SECUREBITS: u64 = 27;
+const PR_SET_SECUREBITS: u64 = 28;
+/// `SECBIT_KEEP_CAPS`.
+const KEEP_CAPABILITIES: u64 = 1 << 4;
 
-impl Place {
-    /// A place for a thread that is about to be made.
-    ///
-    /// Error: `EAGAIN` if there are too many.
-    pub fn reserve(credentials: Credentials) -> Result<Place, Errno> {
-        let take =
-            |slot: &Slot| slot.thread.compare_exchange(FREE, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        let index = TABLE.iter().position(take).ok_or(Errno::EAGAIN)?;
-        TABLE[index].kind.store(credentials as u32, Ordering::Release);
-        Ok(Place(index))
+/// The calling thread's securebits. They decide what a change of user does to its capabilities,
+/// and prctl(2), which sets them, is not trapped.
+fn secure_bits() -> u64 {
+    SystemCall::new(linux::__NR_prctl, [PR_GET_SECUREBITS, 0, 0, 0, 0]).run_once().unwrap_or(0)
+}
+
+fn assume_secure_bits(wanted: u64) {
+    let own = secure_bits();
+    if (own ^ wanted) & KEEP_CAPABILITIES != 0 {
+        let keeps = u64::from(wanted & KEEP_CAPABILITIES != 0);
+        let _ = SystemCall::new(linux::__NR_prctl, [PR_SET_KEEPCAPS, keeps, 0, 0, 0]).run_once();
     }
-
-    /// Where clone(2) is to write the thread's id, and the kernel to clear it.
-    pub fn thread_word(&self) -> *mut u32 {
-        TABLE[self.0].thread.as_ptr()
-    }
-
-    /// The calling thread takes its place.
-    pub fn begin(&self) {
-        TABLE[self.0].thread.store(thread_id(), Ordering::Release);
+    if (own ^ wanted) & !KEEP_CAPABILITIES != 0 {
+        let _ = SystemCall::new(linux::__NR_prctl, [PR_SET_SECUREBITS, wanted, 0, 0, 0]).run_once();
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        TABLE[self.0].thread.store(FREE, Ordering::Release);
-    }
+/// The part of a [`state`] that a service thread without capabilities shares with the program.
+const IDENTITY: u64 = u64::MAX << 32;
+
+/// The calling thread's users and groups, and its capabilities, as a hash of 32 bits each.
+fn state() -> u64 {
+    let mut identity = [0u32; 8];
+    let [a, b, c, d, e, f, ..] = &mut identity;
+    let users = [&raw mut *a as u64, &raw mut *b as u64, &raw mut *c as u64, 0, 0];
+    let groups = [&raw mut *d as u64, &raw mut *e as u64, &raw mut *f as u64, 0, 0];
+    let _ = SystemCall::new(linux::__NR_getresuid, users).run_once();
+    let _ = SystemCall::new(linux::__NR_getresgid, groups).run_once();
+    // They answer the number that is in force, and no thread may have this one.
+    let current = |number| SystemCall::new(number, [u64::from(u32::MAX), 0, 0, 0, 0]).run_once().unwrap_or(0);
+    (identity[6], identity[7]) = (current(linux::__NR_setfsuid) as u32, current(linux::__NR_setfsgid) as u32);
+    let capabilities = capability::get().unwrap_or_default();
+    let [low, high] = capabilities;
+    let capabilities = [low[0], low[1], high[0], high[1]];
+    u64::from(hash(&identity)) << 32 | u64::from(hash(&capabilities))
+}
+
+/// FNV-1a, word by word.
+fn hash(words: &[u32]) -> u32 {
+    words.iter().fold(0x811c_9dc5, |hash: u32, word| {
+        word.to_le_bytes().iter().fold(hash, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+    })
 }

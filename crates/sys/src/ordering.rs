@@ -70,6 +70,9 @@ pub enum Edge {
     /// The state of a call that is watched: the signal that breaks it off is sent
     /// before the caller leaves.
     BreakOff,
+    /// A change of credentials: the thread that changes publishes the counts of changes and the
+    /// order to follow. A service thread publishes its answer.
+    Change,
     /// The watcher says that it sleeps, looks at the calls; a caller says that it
     /// calls, looks whether the watcher sleeps.
     Watch,

@@ -9,10 +9,10 @@
 //! instructions cause (SIGSYS, SIGSEGV, SIGBUS) and [`CHANGE_USER`]: the
 //! program's handlers run on the program's threads.
 
-use crate::credentials::Place;
 use crate::mapping::{PAGE, private_pages, unmap};
+use crate::own_threads::Place;
 use crate::syscall::PASS_MARK;
-use crate::{Errno, SystemCall, syscall};
+use crate::{Errno, SystemCall, capability, credentials, syscall};
 use alloc::boxed::Box;
 use core::arch::{asm, global_asm};
 use core::ffi::c_void;
@@ -40,6 +40,9 @@ pub fn current() -> ThreadId {
 pub enum Credentials {
     /// Every change by a thread of the program is followed ([`crate::credentials`]).
     Following,
+    /// Every change of user and groups is followed. It has no capability but those by which it
+    /// follows: nothing that it does asks for another.
+    Service,
     /// Those that it was born with: it carries out requests of threads that have them.
     OfBirth,
     /// Those that it was born with, and it submits by them: it counts as a thread of the program.
@@ -77,6 +80,7 @@ struct Start {
     name: [u8; NAME_MAX + 1],
     work: Box<dyn FnOnce() + Send>,
     place: Place,
+    gives_up_capabilities: bool,
     /// It ends without any libc, and the kernel gives its place up.
     is_bare: bool,
 }
@@ -97,12 +101,15 @@ pub fn spawn_unknown(name: &str, credentials: Credentials, work: Box<dyn FnOnce(
 fn spawn_by(
     spawner: Option<Spawner>,
     name: &str,
-    credentials: Credentials,
+    kind: Credentials,
     work: Box<dyn FnOnce() + Send>,
 ) -> Result<(), Errno> {
-    let place = Place::reserve(credentials)?;
+    let place = Place::reserve(kind, credentials::generation())?;
     let thread_word = place.thread_word();
-    let mut start = Box::new(Start { name: [0; NAME_MAX + 1], work, place, is_bare: spawner.is_none() });
+    let gives_up_capabilities = kind == Credentials::Service;
+    let name_buffer = [0; NAME_MAX + 1];
+    let is_bare = spawner.is_none();
+    let mut start = Box::new(Start { name: name_buffer, work, place, gives_up_capabilities, is_bare });
     let length = name.len().min(NAME_MAX);
     start.name[..length].copy_from_slice(&name.as_bytes()[..length]);
     let argument = Box::into_raw(start);
@@ -123,9 +130,13 @@ fn spawn_by(
 extern "C" fn run(argument: *mut c_void) {
     // SAFETY: `spawn` gave it to this thread alone.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
-    let Start { name, work, place, is_bare } = *start;
-    place.begin();
+    let Start { name, work, place, gives_up_capabilities, is_bare } = *start;
+    let (generations, order) = credentials::words();
+    place.begin(generations, order);
     block_signals();
+    if gives_up_capabilities {
+        let _ = capability::keep_identity_only();
+    }
     let _ = SystemCall::new(linux::__NR_prctl, [PR_SET_NAME, name.as_ptr() as u64, 0, 0, 0]).run();
     work();
     if is_bare {

@@ -329,18 +329,12 @@ const _: () = assert!(size_of::<SignalInformation>() == 128);
 const QUEUED: i32 = -1;
 
 impl SignalInformation {
-    /// Whether this is the SIGSYS of [`interrupt_worker`]. When the process
-    /// has used up its limit of queued signals, all but the number is lost.
-    pub fn is_worker_interrupt(&self) -> bool {
-        self.signal == linux::SIGSYS as i32
-            && (self.code == QUEUED && self.value == INTERRUPT || self.code == 0 && self.process == 0)
-    }
-
-    /// Whether this is the SIGSYS that asks a service thread to follow a change of credentials.
-    /// Where the limit of queued signals was used up, only a look at the change tells.
-    pub fn asks_to_follow(&self) -> bool {
-        self.signal == linux::SIGSYS as i32
-            && (self.code == QUEUED && self.value == FOLLOW || self.code == 0 && self.process == 0)
+    /// Whether a thread of ours has sent this SIGSYS. Its value is not to be relied on. The
+    /// kernel keeps one SIGSYS of several, and loses the value when the process has used up its
+    /// limit of queued signals.
+    pub fn is_ours(&self) -> bool {
+        let is_queued = self.code == QUEUED && matches!(self.value, INTERRUPT | FOLLOW);
+        self.signal == linux::SIGSYS as i32 && (is_queued || self.code == 0 && self.process == 0)
     }
 
     /// Asks a service thread to follow a change of credentials.

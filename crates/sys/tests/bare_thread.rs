@@ -7,8 +7,11 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use usring_sys::{SystemCall, futex, mapping, thread};
+use usring_sys::{SystemCall, capability, futex, mapping, thread};
 use usring_uapi::general as linux;
+
+#[path = "../../../xtask/src/skipped.rs"]
+mod skipped;
 
 /// Hands out pieces of one big mapping and takes nothing back.
 struct Bump(AtomicUsize);
@@ -37,6 +40,7 @@ static ALLOCATOR: Bump = Bump(AtomicUsize::new(0));
 struct Report {
     id: AtomicUsize,
     mask: AtomicU64,
+    /// Its name, or two of its sets of capabilities.
     name: [AtomicU64; 2],
     done: AtomicU32,
 }
@@ -67,6 +71,29 @@ fn start(name: &str) -> Arc<Report> {
     };
     thread::spawn(name, thread::Credentials::Following, Box::new(work)).unwrap();
     report
+}
+
+#[test]
+fn a_service_thread_has_no_capability_but_to_follow_a_change_of_user() {
+    const KEPT: u32 = 1 << 6 | 1 << 7; // CAP_SETGID and CAP_SETUID
+    let own = capability::get().unwrap();
+    if own[0][0] & !KEPT == 0 {
+        return skipped::skip("the user has no capability to give up");
+    }
+    let report = Arc::new(Report::default());
+    let theirs = report.clone();
+    let work = move || {
+        let [low, high] = capability::get().unwrap();
+        theirs.name[0].store(u64::from(low[0]) << 32 | u64::from(high[0]), Ordering::Relaxed);
+        theirs.name[1].store(u64::from(low[1]) << 32 | u64::from(high[1]), Ordering::Relaxed);
+        theirs.done.store(1, Ordering::Release);
+        futex::wake(&theirs.done, 1);
+    };
+    thread::spawn("usring-test", thread::Credentials::Service, Box::new(work)).unwrap();
+    finished(&report);
+    let [in_force, permitted] = [0, 1].map(|set| u64::from(own[0][set] & KEPT) << 32);
+    assert_eq!(report.name.each_ref().map(|word| word.load(Ordering::Relaxed)), [in_force, permitted]);
+    assert_eq!(capability::get(), Ok(own), "its creator keeps all");
 }
 
 fn finished(report: &Report) {

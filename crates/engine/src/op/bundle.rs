@@ -50,20 +50,25 @@ fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
     }
 }
 
+/// Takes buffers to send from a request's group. Returns whether none is left there.
+pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
+    let group = request.sqe.buf_index;
+    // Of a classic group the whole buffer is sent, whatever was asked for.
+    let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
+    let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
+    let many = select(locked, request, most)?;
+    let left = locked.groups.use_up_all(group, &many);
+    request.buffer = Some(named(group, &many, left));
+    Ok(many.emptied)
+}
+
 /// SEND: everything that the group holds.
 pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOutcome, Errno> {
     let number = request.file.number;
-    let group = request.sqe.buf_index;
     loop {
         let mut emptied = true;
         if request.buffer.is_none() {
-            // Of a classic group the whole buffer is sent, whatever was asked for.
-            let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
-            let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
-            let many = select(locked, request, most)?;
-            let left = locked.groups.use_up_all(group, &many);
-            emptied = many.emptied;
-            request.buffer = Some(named(group, &many, left));
+            emptied = select_to_send(locked, request)?;
         }
         let transfer = transfer_of(request)?;
         let outcome = match send::call(transfer, message::DO_NOT_WAIT, number).run() {

@@ -55,6 +55,35 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     Ok(outcome)
 }
 
+/// Gets a request ready for a worker of its submitter's group: the calling thread has not its
+/// rights. `None`: it is first to be polled for, which asks for none.
+#[cold]
+pub(crate) fn leave_to_worker(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
+    match prepare_for_worker(locked, request) {
+        Ok(polls_first) => (!polls_first).then_some(IssueOutcome::NeedsWorker),
+        Err(error) => Some(IssueOutcome::done(error.negative())),
+    }
+}
+
+/// Takes of the ring what the request needs of it. Returns whether it is first to be polled for.
+fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
+    if transfer_of(request)?.has(POLL_FIRST) && request.ready_for == 0 {
+        return Ok(true);
+    }
+    if matches!(request.sqe.opcode, opcode::SEND_ZC | opcode::SENDMSG_ZC) {
+        check_without_copy(locked, request)?;
+    }
+    if request.has_flag(sqe_flags::BUFFER_SELECT) && request.buffer.is_none() {
+        send_receive::check_socket(request.file.number)?;
+        if transfer_of(request)?.has(BUNDLE) {
+            bundle::select_to_send(locked, request)?;
+        } else {
+            select_buffer(locked, request)?;
+        }
+    }
+    Ok(false)
+}
+
 /// A bundle without a group: the kernel goes on to the next, and finds nothing.
 #[cold]
 fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome) -> IssueOutcome {

@@ -24,12 +24,13 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use usring_sys::clock::Clock;
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::mutex::Mutex;
 use usring_sys::thread::Credentials;
-use usring_sys::{Errno, credentials, eventfd, thread};
+use usring_sys::{Errno, credentials, eventfd, futex, thread};
 use usring_uapi::io_uring as abi;
 
 type Action = Box<dyn FnOnce() + Send>;
@@ -40,6 +41,43 @@ enum Errand {
     Run(Action),
 }
 
+/// Work that the ring watcher does before a thread changes its credentials. Its words are written
+/// and read in signal handlers.
+#[derive(Default)]
+struct Preparation {
+    /// Workers that were asked for and are not born yet.
+    births: AtomicU32,
+    /// The common group is to have an anchor: threads are going to differ.
+    wants_anchor: AtomicBool,
+    /// Futex word: counted up when one of the two is done.
+    done: AtomicU32,
+}
+
+impl Preparation {
+    fn is_over(&self) -> bool {
+        self.births.load(Ordering::Acquire) == 0 && !self.wants_anchor.load(Ordering::Acquire)
+    }
+
+    fn announce(&self) {
+        self.done.fetch_add(1, Ordering::Release);
+        futex::wake(&self.done, u32::MAX);
+    }
+
+    /// Waits until it is over, a second at most: the calling thread may hold a lock that the ring
+    /// watcher needs.
+    fn wait(&self) {
+        let end = Clock::Monotonic.now() + credentials::PATIENCE;
+        loop {
+            let seen = self.done.load(Ordering::Acquire);
+            let left = end.saturating_sub(Clock::Monotonic.now());
+            if self.is_over() || left == 0 {
+                return;
+            }
+            let _ = futex::wait(&self.done, seen, Some(left));
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Attendant {
     post: Mutex<Option<Arc<Post>>>,
@@ -47,6 +85,7 @@ pub(crate) struct Attendant {
     bell: AtomicI32,
     /// A thread has changed its credentials.
     has_changed: AtomicBool,
+    preparation: Preparation,
     /// The thread, as [`thread::current`] names it.
     thread: AtomicUsize,
 }
@@ -100,12 +139,18 @@ impl Attendance {
     }
 }
 
-/// A thread has changed its credentials.
-fn note_change() {
-    if let Some(process) = process::existing() {
-        process.attendant.note_change();
-    }
-}
+static OBSERVER: credentials::Observer = credentials::Observer {
+    before: |will_differ| {
+        if let Some(process) = process::existing() {
+            process.attendant.prepare_change(will_differ);
+        }
+    },
+    after: || {
+        if let Some(process) = process::existing() {
+            process.attendant.note_change();
+        }
+    },
+};
 
 impl Attendant {
     /// Makes sure that the thread exists; called when a ring is set up.
@@ -128,14 +173,18 @@ impl Attendant {
         });
         fresh.set.add(fresh.bell.number(), epoll::IN, BELL)?;
         self.bell.store(fresh.bell.number() + 1, Ordering::Release);
-        credentials::set_observer(note_change);
+        credentials::set_observer(&OBSERVER);
         descriptor::set_keeper(&RING_THE_BELL);
         let theirs = fresh.clone();
         let life = move || {
             self.thread.store(thread::current().0, Ordering::Relaxed);
             theirs.attend();
         };
-        thread::spawn("usring-attend", Credentials::Following, Box::new(life))?;
+        if let Err(error) = thread::spawn("usring-attend", Credentials::Following, Box::new(life)) {
+            // The number may be the program's in a moment.
+            self.bell.store(0, Ordering::Release);
+            return Err(error);
+        }
         *post = Some(fresh.clone());
         Ok(fresh)
     }
@@ -146,18 +195,51 @@ impl Attendant {
         post.ask(Errand::Birth { name, credentials, life, stillborn });
     }
 
+    /// Starts a worker of the common group soon, by the rights that all threads have now;
+    /// `stillborn` runs if that is impossible.
+    pub fn start_worker(&'static self, life: Action, stillborn: Action) {
+        let preparation = &self.preparation;
+        preparation.births.fetch_add(1, Ordering::SeqCst);
+        let over = || {
+            preparation.births.fetch_sub(1, Ordering::SeqCst);
+            preparation.announce();
+        };
+        // The worker itself says that it is born: by then its generation is known.
+        let life = move || (over(), life()).1;
+        let stillborn = move || (over(), stillborn()).1;
+        self.start_thread("iou-wrk", Credentials::OfBirth, Box::new(life), Box::new(stillborn));
+    }
+
     /// Whether the calling thread is the attendant: what it asks of itself is
     /// not done before it is back from what it does.
     pub fn is_current(&self) -> bool {
         self.thread.load(Ordering::Relaxed) == thread::current().0
     }
 
+    /// The calling thread is about to change its credentials: waits until what was asked for by
+    /// those of before is done. For a signal handler.
+    fn prepare_change(&self, will_differ: bool) {
+        if will_differ {
+            self.preparation.wants_anchor.store(true, Ordering::SeqCst);
+        }
+        if !self.preparation.is_over() && self.signal() && !self.is_current() {
+            self.preparation.wait();
+        }
+    }
+
     /// Has the attendant look after groups of rights that are no more. For a signal handler.
     fn note_change(&self) {
         self.has_changed.store(true, Ordering::Release);
-        if let number @ 1.. = self.bell.load(Ordering::Acquire) {
+        self.signal();
+    }
+
+    /// Wakes the ring watcher, in a signal handler. `false`: there is none.
+    fn signal(&self) -> bool {
+        let number = self.bell.load(Ordering::Acquire);
+        if number > 0 {
             eventfd::signal(number - 1);
         }
+        number > 0
     }
 
     fn ring_the_bell(&'static self) {
@@ -225,6 +307,13 @@ impl Post {
                     }
                 }
             }
+        }
+        let preparation = &process().attendant.preparation;
+        if preparation.wants_anchor.load(Ordering::Acquire) {
+            process().groups.anchor_common(|| {
+                preparation.wants_anchor.store(false, Ordering::Release);
+                preparation.announce();
+            });
         }
     }
 

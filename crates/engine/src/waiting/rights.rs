@@ -6,11 +6,17 @@
 //! thread has made. A request names its group in its copy of the SQE, in place of the personality.
 //!
 //! - As long as no thread of the program differs from another (`sys::credentials`) there is the
-//!   common group, number 0. Its anchor is the attendant, which follows every change.
-//! - Afterwards each thread that submits has a group of its own, until it changes again. A group
-//!   that nobody can submit to any more is retired: its idle workers and its anchor end, busy ones
-//!   when their queue is empty.
+//!   common group, number 0. The ring watcher, which follows every change, starts its workers. Each
+//!   change begins another generation of the group, and a worker that was born in another
+//!   generation than it was asked for takes no work.
+//! - Just before threads differ the last common group gets an anchor, for requests that were
+//!   submitted until then. Afterwards each thread that submits has a group of its own, until it
+//!   changes again. A group without submitters is retired: its idle workers and its anchor end,
+//!   busy ones when their queue is empty.
 //! - A registered personality is a group, made by the thread that registers it.
+//!
+//! Order of a change: births are done → anchor → the call → the service threads follow. Each step
+//! is waited for a second at most. A worker that is born too late takes no work.
 //!
 //! Neighbours: `workers` runs the queues of all groups, `way_down::issue` sends a request to its
 //! group that another thread is about to issue.
@@ -26,6 +32,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_sys::mutex::Mutex;
 use usring_sys::thread::{self, Credentials, ThreadId};
+use usring_sys::thread_life::ThreadLife;
 use usring_sys::{Errno, credentials, futex, signals};
 
 /// A group's number in its requests.
@@ -34,7 +41,8 @@ const COMMON: GroupNumber = 0;
 /// Of a ring's driver that submits for nobody.
 const NO_GROUP: GroupNumber = u16::MAX;
 
-/// Marks a request, in its copy of the SQE's flags, whose group is not the common one.
+/// Marks a request, in its copy of the SQE's flags, that names a group. Number 0 means that it was
+/// submitted while threads did not differ, and may be tried first by a thread that does.
 pub(crate) const HAS_GROUP: u8 = 1 << 7;
 
 type Action = Box<dyn FnOnce() + Send>;
@@ -49,6 +57,8 @@ struct Birth {
 pub(crate) struct GroupState {
     /// Names its queues; never used again.
     pub serial: u32,
+    /// Of a common group: the generation whose rights its workers have.
+    generation: Option<u32>,
     /// Futex words of the idle workers, one per class; counted up per job.
     pub signals: [AtomicU32; 2],
     retired: AtomicBool,
@@ -61,6 +71,11 @@ impl GroupState {
     /// Nobody submits to the group any more.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
+    }
+
+    /// Whether the calling thread, which is to be a worker of the group, was born with its rights.
+    pub fn is_fit(&self) -> bool {
+        self.generation.is_none_or(|generation| credentials::generation_of_birth() == Some(generation))
     }
 
     fn ring(&self) {
@@ -96,10 +111,11 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    fn new(number: GroupNumber) -> Group {
+    fn new(number: GroupNumber, generation: Option<u32>) -> Group {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let state = GroupState {
             serial: LAST.fetch_add(1, Ordering::Relaxed),
+            generation,
             signals: Default::default(),
             retired: AtomicBool::new(false),
             births: Mutex::new(Vec::new()),
@@ -108,27 +124,37 @@ impl Group {
         Group { number, state: Arc::new(state), has_anchor: Mutex::new(false) }
     }
 
-    /// Gives the group its anchor, made by the calling thread, whose group it is.
-    fn settle(&self) -> Result<(), Errno> {
+    /// Gives the group its anchor, made by the calling thread, whose group it is. Returns whether
+    /// it had none. The anchor begins by calling `begun`.
+    fn settle_and(&self, begun: impl FnOnce() + Send + 'static) -> Result<bool, Errno> {
         let mut has_anchor = self.has_anchor.lock();
-        if !*has_anchor {
-            let state = self.state.clone();
-            thread::spawn("iou-anchor", Credentials::OfBirth, Box::new(move || state.anchor()))?;
-            *has_anchor = true;
+        if *has_anchor {
+            return Ok(false);
         }
-        Ok(())
+        let state = self.state.clone();
+        let life = move || {
+            begun();
+            state.anchor();
+        };
+        thread::spawn("iou-anchor", Credentials::OfBirth, Box::new(life))?;
+        *has_anchor = true;
+        Ok(true)
+    }
+
+    fn settle(&self) -> Result<bool, Errno> {
+        self.settle_and(|| ())
     }
 
     /// Has a worker born soon; `stillborn` runs if that is impossible.
     pub fn start_worker(&self, attendant: &'static Attendant, life: Action, stillborn: Action) {
-        if self.number == COMMON {
-            return attendant.start_thread("iou-wrk", Credentials::OfBirth, life, stillborn);
+        if *self.has_anchor.lock() {
+            self.state.births.lock().push(Birth { life, stillborn });
+            self.state.ring();
+        } else if self.number == COMMON {
+            attendant.start_worker(life, stillborn);
+        } else {
+            stillborn();
         }
-        if !*self.has_anchor.lock() {
-            return stillborn();
-        }
-        self.state.births.lock().push(Birth { life, stillborn });
-        self.state.ring();
     }
 }
 
@@ -146,13 +172,16 @@ impl Drop for Group {
 /// A thread's group, as long as the thread has not changed since.
 struct Member {
     thread: ThreadId,
+    life: ThreadLife,
     changes: u32,
     group: Arc<Group>,
 }
 
 #[derive(Default)]
 struct GroupsState {
-    common: Option<(u32, Arc<Group>)>,
+    common: Option<Arc<Group>>,
+    /// The last common group before threads differed, with an anchor.
+    last_alike: Option<Arc<Group>>,
     /// By thread id.
     members: BTreeMap<u32, Member>,
     /// A personality that was registered while no thread differed has the common rights, until the
@@ -172,44 +201,89 @@ pub(crate) struct Groups {
 const MANY_MEMBERS: usize = 64;
 
 impl Groups {
-    /// The group of those who do not differ. A new one after each change: what is queued in the old
-    /// one is carried out by the rights of before.
-    pub fn common(&self) -> Arc<Group> {
-        let generation = credentials::generation();
+    /// The group of threads that do not differ. A new one after each change: requests
+    /// queued in the old one keep the rights of before.
+    ///
+    /// `None`: threads differ, and no group has the rights of before.
+    pub fn common(&self) -> Option<Arc<Group>> {
+        if credentials::differ() {
+            let state = self.state.lock();
+            let is_last = |group: &&Arc<Group>| group.state.generation == Some(credentials::last_alike());
+            return state.last_alike.as_ref().filter(is_last).cloned();
+        }
+        Some(self.common_of_now())
+    }
+
+    fn common_of_now(&self) -> Arc<Group> {
+        let generation = Some(credentials::generation());
         let mut state = self.state.lock();
-        if let Some((born, group)) = &state.common
-            && *born == generation
+        if let Some(group) = &state.common
+            && group.state.generation == generation
         {
             return group.clone();
         }
-        let fresh = Arc::new(Group::new(COMMON));
-        let old = state.common.replace((generation, fresh.clone()));
+        let fresh = Arc::new(Group::new(COMMON, generation));
+        let old = state.common.replace(fresh.clone());
         drop(state);
         drop(old);
         fresh
     }
 
-    /// The calling thread's own group.
+    /// Threads are going to differ: requests submitted until now keep the rights that the calling
+    /// thread, the ring watcher, still has. `done` is called when an anchor has them, or none can.
+    pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
+        let group = self.common_of_now();
+        let settled = group.settle_and(done.clone());
+        if settled.is_ok() {
+            let old = self.state.lock().last_alike.replace(group);
+            drop(old);
+        }
+        if settled != Ok(true) {
+            done();
+        }
+    }
+
+    /// The calling thread's own group, with an anchor.
     ///
-    /// Error: `EAGAIN` if there are too many.
+    /// Errors: `EAGAIN` if there are too many groups or threads; `ENOMEM`.
     fn of_this_thread(&self) -> Result<Arc<Group>, Errno> {
-        let (id, changes) = this_thread();
+        loop {
+            let (id, changes) = this_thread();
+            let group = self.member(id, changes)?;
+            // A signal of libc's may have changed the thread since the group was looked up.
+            if !group.settle()? || credentials::changes_of(id) == changes {
+                return Ok(group);
+            }
+        }
+    }
+
+    fn member(&self, id: u32, changes: u32) -> Result<Arc<Group>, Errno> {
         let mut state = self.state.lock();
         if let Some(group) = state.group_of(id, changes) {
             return Ok(group);
         }
         let group = state.new_group()?;
-        let member = Member { thread: thread::current(), changes, group: group.clone() };
+        let life = ThreadLife::of_this_thread();
+        let member = Member { thread: thread::current(), life, changes, group: group.clone() };
         let before = state.members.insert(id, member);
         drop(state);
         drop(before);
         Ok(group)
     }
 
-    /// Whether the calling thread's own group has this number.
-    fn is_member(&self, number: GroupNumber) -> bool {
+    /// Whether the calling thread has the rights of the group with this number: it is its own, or a
+    /// personality that has the rights of all threads.
+    fn has_rights_of(&self, number: GroupNumber) -> bool {
         let (id, changes) = this_thread();
-        self.state.lock().group_of(id, changes).is_some_and(|group| group.number == number)
+        let state = self.state.lock();
+        if state.group_of(id, changes).is_some_and(|group| group.number == number) {
+            return true;
+        }
+        let (generation, personality) = &state.personality;
+        credentials::are_alike()
+            && *generation == credentials::generation()
+            && personality.upgrade().is_some_and(|group| group.number == number)
+            && credentials::has_common()
     }
 
     /// The group of a personality that the calling thread registers.
@@ -223,18 +297,15 @@ impl Groups {
             && state.personality.0 == generation
             && let Some(group) = state.personality.1.upgrade()
         {
+            drop(state);
+            group.settle()?;
             return Ok(group);
         }
         let group = state.new_group()?;
         state.personality = (generation, Arc::downgrade(&group));
+        drop(state);
+        group.settle()?;
         Ok(group)
-    }
-
-    /// Whether a personality has the rights that all threads have.
-    fn is_common(&self, group: &Arc<Group>) -> bool {
-        let (generation, state) = (credentials::generation(), self.state.lock());
-        let (born, personality) = &state.personality;
-        credentials::are_alike() && *born == generation && core::ptr::eq(personality.as_ptr(), Arc::as_ptr(group))
     }
 
     fn find(&self, number: GroupNumber) -> Option<Arc<Group>> {
@@ -244,8 +315,8 @@ impl Groups {
     /// A thread has changed: groups of rights that it had are retired.
     pub fn sweep(&self) {
         let mut state = self.state.lock();
-        let generation = credentials::generation();
-        let common = state.common.take_if(|(born, _)| *born != generation);
+        let generation = Some(credentials::generation());
+        let common = state.common.take_if(|group| group.state.generation != generation);
         let left = state.take_stale(|id, member| credentials::changes_of(id) == member.changes);
         drop(state);
         drop((common, left));
@@ -261,19 +332,19 @@ impl GroupsState {
     fn group_of(&self, id: u32, changes: u32) -> Option<Arc<Group>> {
         let member = self.members.get(&id)?;
         let is_same = member.thread == thread::current() && member.changes == changes;
-        is_same.then(|| member.group.clone())
+        (is_same && !member.life.has_ended()).then(|| member.group.clone())
     }
 
     fn new_group(&mut self) -> Result<Arc<Group>, Errno> {
         if self.members.len() >= MANY_MEMBERS && self.members.len().is_multiple_of(MANY_MEMBERS) {
             // Those that it drops have no thread, so nobody waits for their end.
-            drop(self.take_stale(|id, _| signals::is_alive(id)));
+            drop(self.take_stale(|_, member| !member.life.has_ended()));
         }
         self.numbers.retain(|_, group| group.strong_count() > 0);
         for _ in 0..NO_GROUP {
             self.last_number = if self.last_number + 1 == NO_GROUP { 1 } else { self.last_number + 1 };
             if !self.numbers.contains_key(&self.last_number) {
-                let group = Arc::new(Group::new(self.last_number));
+                let group = Arc::new(Group::new(self.last_number, None));
                 self.numbers.insert(self.last_number, Arc::downgrade(&group));
                 return Ok(group);
             }
@@ -291,22 +362,26 @@ impl GroupsState {
 /// What a ring knows of the rights of its requests.
 #[derive(Default)]
 pub(crate) struct RingRights {
-    /// Groups that requests of the ring may be in.
-    held: Vec<Arc<Group>>,
+    /// Groups that requests of the ring are in, with the number of these requests.
+    held: BTreeMap<GroupNumber, (Arc<Group>, u64)>,
     /// By their numbers of the ring's.
     personalities: BTreeMap<u16, Arc<Group>>,
     last_personality: u16,
     /// Of a ring that another ring's SQ thread serves: for whom.
     creator: Option<Arc<Group>>,
-    /// Whose requests are being submitted.
-    submitter: Option<GroupNumber>,
+    /// The group of the submission under way; `Some(None)`: its thread has no group.
+    submitter: Option<Option<Arc<Group>>>,
 }
 
 impl RingRights {
-    fn hold(&mut self, group: &Arc<Group>) {
-        if !self.held.iter().any(|other| Arc::ptr_eq(other, group)) {
-            self.held.push(group.clone());
-        }
+    /// Whether requests are counted by their groups.
+    #[inline(always)]
+    pub fn count_requests(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    fn join(&mut self, group: &Arc<Group>) {
+        self.held.entry(group.number).or_insert_with(|| (group.clone(), 0)).1 += 1;
     }
 }
 
@@ -316,16 +391,12 @@ pub(crate) fn begin_submission(locked: &mut LockedRing) {
     if locked.drain.outstanding() == 0 {
         locked.rights.held.clear();
     }
-    let creator = locked.rights.creator.clone();
-    let group = match creator {
+    let group = match locked.rights.creator.clone() {
         Some(group) => Ok(group),
-        None => process().groups.of_this_thread().and_then(|group| group.settle().map(|()| group)),
+        None => process().groups.of_this_thread(),
     };
     // Without a group nothing is carried out but what needs no right.
-    locked.rights.submitter = Some(group.as_ref().map_or(NO_GROUP, |group| group.number));
-    if let Ok(group) = group {
-        locked.rights.hold(&group);
-    }
+    locked.rights.submitter = Some(group.ok());
 }
 
 /// The end of that submission.
@@ -336,13 +407,22 @@ pub(crate) fn end_submission(locked: &mut LockedRing) {
 
 /// Puts a request that was prepared into its submitter's group, if that is not the common one.
 #[inline(always)]
-pub(crate) fn mark(locked: &LockedRing, request: &mut Request) {
-    if let Some(number) = locked.rights.submitter
+pub(crate) fn mark(locked: &mut LockedRing, request: &mut Request) {
+    if let Some(group) = &locked.rights.submitter
         && !request.has_flag(HAS_GROUP)
     {
-        request.sqe.personality = number;
+        let group = group.clone();
+        request.sqe.personality = group.as_ref().map_or(NO_GROUP, |group| group.number);
         request.sqe.flags |= HAS_GROUP;
+        if let Some(group) = group {
+            locked.rights.join(&group);
+        }
     }
+}
+
+/// Marks a request that may be tried first after its submission: threads may differ by then.
+pub(crate) fn mark_for_later(request: &mut Request) {
+    request.sqe.flags |= HAS_GROUP;
 }
 
 /// Puts a request into the group that its personality names.
@@ -353,26 +433,45 @@ pub(crate) fn adopt(locked: &mut LockedRing, request: &mut Request) -> Result<()
     let rights = &mut locked.rights;
     let group = rights.personalities.get(&request.sqe.personality).cloned().ok_or(Errno::EINVAL)?;
     request.sqe.flags |= HAS_GROUP;
-    request.sqe.personality = if process().groups.is_common(&group) { COMMON } else { group.number };
-    rights.hold(&group);
+    request.sqe.personality = group.number;
+    rights.join(&group);
     Ok(())
+}
+
+/// A request has ended: its group is given up with the last of its requests.
+#[cold]
+pub(crate) fn leave(locked: &mut LockedRing, request: &Request) {
+    let number = request.sqe.personality;
+    if !request.has_flag(HAS_GROUP) || number == COMMON {
+        return;
+    }
+    if let Some((_, count)) = locked.rights.held.get_mut(&number) {
+        *count -= 1;
+        if *count == 0 {
+            locked.rights.held.remove(&number);
+        }
+    }
 }
 
 /// Whether the calling thread lacks the rights of a request's group, or has others.
 pub(crate) fn is_foreign(locked: &LockedRing, request: &Request) -> bool {
     let number = request.sqe.personality;
-    if !request.has_flag(HAS_GROUP) || number == COMMON {
+    if !request.has_flag(HAS_GROUP) {
         return false;
     }
+    if number == COMMON {
+        return credentials::differ() || !credentials::has_common();
+    }
     // The SQ thread of another ring submits for a group that it does not belong to.
-    let submits = locked.rights.submitter == Some(number) && locked.rights.creator.is_none();
-    !submits && !process().groups.is_member(number)
+    let submitter = locked.rights.submitter.as_ref().and_then(Option::as_ref);
+    let submits = submitter.is_some_and(|group| group.number == number) && locked.rights.creator.is_none();
+    !submits && !process().groups.has_rights_of(number)
 }
 
 /// The group whose workers are to carry a request out. `None`: it is gone.
 pub(crate) fn group_of(request: &Request) -> Option<Arc<Group>> {
     if !request.has_flag(HAS_GROUP) || request.sqe.personality == COMMON {
-        return Some(process().groups.common());
+        return process().groups.common();
     }
     process().groups.find(request.sqe.personality)
 }
@@ -380,9 +479,7 @@ pub(crate) fn group_of(request: &Request) -> Option<Arc<Group>> {
 /// The ring's requests are the calling thread's, whichever thread submits them.
 pub(crate) fn submit_for_creator(locked: &mut LockedRing) -> Result<(), Errno> {
     if credentials::differ() {
-        let group = process().groups.of_this_thread()?;
-        group.settle()?;
-        locked.rights.creator = Some(group);
+        locked.rights.creator = Some(process().groups.of_this_thread()?);
     }
     Ok(())
 }
@@ -392,7 +489,6 @@ pub(crate) fn submit_for_creator(locked: &mut LockedRing) -> Result<(), Errno> {
 /// Errors: those of a thread that cannot be started; `EBUSY` if there is no number left.
 pub(crate) fn register(locked: &mut LockedRing) -> Result<u32, Errno> {
     let group = process().groups.of_personality()?;
-    group.settle()?;
     let rights = &mut locked.rights;
     for _ in 0..u16::MAX {
         rights.last_personality = rights.last_personality.checked_add(1).unwrap_or(1);

@@ -137,11 +137,11 @@ impl Guard {
         if attendant.is_current() {
             // It would start the guard when it is back from the call in which it
             // may be stuck. If two are started, one goes at once.
-            let _ = thread::spawn(NAME, Credentials::Following, Box::new(|| self.keep_watch()));
+            let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
         } else if is_new {
             // Without a thread the next call tries again.
             let stillborn = || self.watcher.is_stillborn();
-            attendant.start_thread(NAME, Credentials::Following, Box::new(|| self.keep_watch()), Box::new(stillborn));
+            attendant.start_thread(NAME, Credentials::Service, Box::new(|| self.keep_watch()), Box::new(stillborn));
         }
     }
 

@@ -190,7 +190,9 @@ impl WorkerPool {
             let (theirs, stillborn) = (group.state.clone(), group.state.clone());
             group.start_worker(
                 &process().attendant,
-                Box::new(move || self.work(class, &theirs)),
+                Box::new(
+                    move || if theirs.is_fit() { self.work(class, &theirs) } else { self.not_born(class, &theirs) },
+                ),
                 Box::new(move || self.not_born(class, &stillborn)),
             );
         }

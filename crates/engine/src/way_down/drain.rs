@@ -1,6 +1,7 @@
 //! IO_DRAIN: a request that waits for all earlier ones, and those behind it.
 
 use crate::request::RequestEntry;
+use crate::rights;
 use crate::ring::LockedRing;
 use alloc::collections::VecDeque;
 use usring_uapi::sqe_flags;
@@ -13,14 +14,17 @@ pub(crate) struct Drain {
     outstanding: u64,
     /// Those among them that are held back here.
     held: u64,
-    /// A drain is held back or may be under way: who comes waits until it is done.
-    active: bool,
-    /// The next start waits like a drain (one stood inside a chain).
-    hold_next: bool,
+    /// [`ACTIVE`] and [`HOLD_NEXT`].
+    state: u8,
     /// A request with CQE_SKIP_SUCCESS was seen: the kernel refuses drains
     /// from then on, because it counts them by CQEs.
     disabled: bool,
 }
+
+/// A drain is held back or may be under way: later requests wait until it is done.
+const ACTIVE: u8 = 1;
+/// The next start waits like a drain (one stood inside a chain).
+const HOLD_NEXT: u8 = 2;
 
 struct Deferred {
     request: RequestEntry,
@@ -47,16 +51,16 @@ impl Drain {
 
     #[inline]
     pub fn is_active(&self) -> bool {
-        self.active || self.hold_next
+        self.state != 0
     }
 
     /// Lets what comes wait until a request has found nothing to wait for.
     pub fn activate(&mut self) {
-        self.active = true;
+        self.state |= ACTIVE;
     }
 
     pub fn hold_next(&mut self) {
-        self.hold_next = true;
+        self.state |= HOLD_NEXT;
     }
 
     pub fn disable(&mut self) {
@@ -75,8 +79,9 @@ impl Drain {
 
 /// Queues a request behind what it waits for; starts it at once if that is
 /// nothing.
-pub(crate) fn defer(locked: &mut LockedRing, request: RequestEntry) {
-    let drains = core::mem::take(&mut locked.drain.hold_next) || request.has_flag(sqe_flags::IO_DRAIN);
+pub(crate) fn defer(locked: &mut LockedRing, mut request: RequestEntry) {
+    let drains = locked.drain.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
+    rights::mark_for_later(&mut request);
     let mut members = 1;
     let mut link = &request.link;
     while let Some(next) = link {
@@ -84,11 +89,12 @@ pub(crate) fn defer(locked: &mut LockedRing, request: RequestEntry) {
         link = &next.link;
     }
     locked.drain.held += members;
-    locked.drain.active = true;
+    locked.drain.state = ACTIVE;
     locked.drain.deferred.push_back(Deferred { request, drains, members });
     release(locked);
     // One that did not have to wait, and nobody has to wait for.
-    locked.drain.active = drains || !locked.drain.deferred.is_empty();
+    let is_active = drains || !locked.drain.deferred.is_empty();
+    locked.drain.state = if is_active { ACTIVE } else { 0 };
 }
 
 /// Releases the oldest request when no other is under way, and those behind it up to the

@@ -3,7 +3,7 @@
 
 use crate::complete;
 use crate::fast_poll::Turn;
-use crate::op::{self, Operation, block_device, message_ring, read_write};
+use crate::op::{self, Operation, block_device, message_ring, read_write, send};
 use crate::request::{Hold, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::{device_queues, fast_poll, rights, timeout, workers};
@@ -134,10 +134,12 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
 /// A request that another thread has to carry out: for its rights, or because it asks for that.
 #[cold]
 fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
-    // What waits for its file has been tried; nothing of what is left asks for a right.
-    let asks = request.row.bears_rights && request.progress == Progress::New && request.place == 0;
-    if asks && !request.has_flag(sqe_flags::BUFFER_SELECT) && rights::is_foreign(locked, request) {
-        return Some(IssueOutcome::NeedsWorker);
+    let is_send = matches!(request.operation, Operation::SendReceive(_));
+    // Each part of what is sent asks for a right. Anything else that waits for its file has been
+    // tried by its submitter, and nothing of what is left asks for one.
+    let asks = request.row.bears_rights && request.progress == Progress::New && (request.place == 0 || is_send);
+    if asks && rights::is_foreign(locked, request) {
+        return if is_send { send::leave_to_worker(locked, request) } else { Some(IssueOutcome::NeedsWorker) };
     }
     if request.has_flag(sqe_flags::ASYNC) { force_async(locked, request) } else { None }
 }
@@ -185,6 +187,9 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
         return complete::complete(locked, request, error.negative().into());
     }
     timeout::arm_link_timeout(locked, &mut request);
+    if request.row.bears_rights {
+        rights::mark_for_later(&mut request);
+    }
     match outcome {
         IssueOutcome::WouldBlock if polls => fast_poll::arm_retry(locked, request, poll_events, Turn::Over),
         IssueOutcome::PollsFirst if polls => fast_poll::arm_first(locked, request, poll_events),

@@ -5,6 +5,7 @@ use crate::complete;
 use crate::issue::{self, Answer};
 use crate::op::read_write;
 use crate::request::{Progress, Request, RequestEntry};
+use crate::rights;
 use crate::ring::LockedRing;
 use crate::submit;
 use crate::timeout;
@@ -71,6 +72,9 @@ fn start_members(locked: &mut LockedRing) {
     }
     let mut rest: Option<RequestEntry> = None;
     while let Some(mut member) = locked.chain.members.pop() {
+        if !locked.chain.members.is_empty() {
+            rights::mark_for_later(&mut member);
+        }
         member.link = rest.take();
         rest = Some(member);
     }

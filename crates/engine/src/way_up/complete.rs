@@ -4,7 +4,7 @@ use crate::issue::Answer;
 use crate::op::send_receive;
 use crate::request::RequestEntry;
 use crate::ring::{LockedRing, RingState};
-use crate::{drain, link, timeout};
+use crate::{drain, link, rights, timeout};
 use usring_sys::Errno;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
 use usring_uapi::{Cqe, sqe_flags};
@@ -56,6 +56,9 @@ pub(crate) fn drop_quietly(locked: &mut LockedRing, request: RequestEntry) {
 #[inline(always)]
 fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.drain.retire();
+    if locked.rights.count_requests() {
+        rights::leave(locked, &request);
+    }
     // A buffer that no CQE has named (silent success) is used up all the same,
     // as on the kernel; giving it back could hand out one that a later read has.
     request.buffer = None;

@@ -178,13 +178,10 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
         arrival.continue_at(door::trap_door() as usize);
         return true;
     }
-    let follows = information.asks_to_follow();
-    if follows {
-        credentials::follow();
+    if !information.is_ours() {
+        return false;
     }
-    if !information.is_worker_interrupt() {
-        return follows;
-    }
+    credentials::follow();
     if let Some(way_out) = wait::way_out(arrival.instruction_pointer()) {
         arrival.continue_at(way_out);
     }
@@ -195,11 +192,10 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
 /// of its own, which may find a thread in the engine: there no door may be entered.
 fn change_credentials(arrival: &mut Arrival, number: u32) {
     let arguments = [CONTEXT_RDI, CONTEXT_RSI, CONTEXT_RDX].map(|register| *arrival.word(register));
-    *arrival.word(CONTEXT_RAX) = if process::is_own_by_now() {
-        credentials::change(number, arguments)
-    } else {
-        // A vfork child changes itself alone; a forked one has no other thread yet.
-        credentials::change_alone(number, arguments)
+    *arrival.word(CONTEXT_RAX) = match process::caller() {
+        process::Caller::Own => credentials::change(number, arguments),
+        process::Caller::Borrower => credentials::change_alone(number, arguments),
+        process::Caller::NotBegun => credentials::change_early(number, arguments),
     };
 }
 

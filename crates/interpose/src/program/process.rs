@@ -126,10 +126,22 @@ pub fn id() -> u32 {
     getpid()
 }
 
-/// Whether the caller is known to be the process whose memory this is. For signal handlers: makes
-/// nothing, so a forked child that has made no call of ours yet gets `false`.
-pub fn is_own_by_now() -> bool {
-    PROCESS.get().is_some_and(|process| process.id == getpid())
+/// The caller's relation to the memory it runs in.
+pub enum Caller {
+    Own,
+    /// A vfork child's, which borrows it.
+    Borrower,
+    /// A forked child's own, and nothing of ours has run in the child yet.
+    NotBegun,
+}
+
+/// The caller's relation to the memory it runs in. For signal handlers: makes nothing.
+pub fn caller() -> Caller {
+    match PROCESS.get() {
+        Some(process) if process.id == getpid() => Caller::Own,
+        Some(_) => Caller::Borrower,
+        None => Caller::NotBegun,
+    }
 }
 
 /// Whether the caller is the process whose memory this is, and not a vfork

@@ -1,0 +1,365 @@
+//! Rights that change between a request's submission and its end, in its own thread or in another.
+//! Each case runs in a forked child and needs a superuser.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::{Sqe, opcode, sqe_flags};
+
+use super::reg;
+use super::rights::{self, NOBODY, Place, SECRET};
+use crate::buffers::group_of;
+use crate::case::{Case, case};
+use crate::files::{self, Fifo};
+use crate::memory::Pages;
+use crate::process;
+use crate::ring::{Entry, Ring};
+use crate::sqe::{Change, read, send, sqe, timeout};
+use crate::time::milliseconds;
+use crate::transcript::Transcript;
+
+pub const CASES: &[Case] = &[
+    case("rights_later.raised_after_submission", raised_after_submission),
+    case("rights_later.lowered_after_submission", lowered_after_submission),
+    case("rights_later.behind_a_worker_of_a_personality", behind_a_worker_of_a_personality),
+    case("rights_later.of_a_personality", of_a_personality),
+    case("rights_later.another_thread_raises_itself", another_thread_raises_itself),
+    case("rights_later.kept_capabilities", kept_capabilities),
+    case("rights_later.thread_with_the_id_of_another", thread_with_the_id_of_another),
+    case("rights_later.send_polled_for_first", send_polled_for_first),
+    case("rights_later.send_of_a_selected_buffer", send_of_a_selected_buffer),
+    case("rights_later.changes_while_requests_wait", changes_while_requests_wait),
+    case("rights_later.thread_of_a_child_before_its_first_ring", thread_of_a_child_before_its_first_ring),
+];
+
+fn open_secret(place: &Place, user_data: u64) -> Sqe {
+    Sqe { user_data, ..rights::open(place.fd(), SECRET, libc::O_RDONLY) }
+}
+
+fn say_last(t: &mut Transcript, what: &str, seen: &[Entry]) {
+    let last = seen.iter().find(|entry| entry.user_data == 2);
+    t.say(format_args!("{what}: {}", last.map_or("nothing".into(), rights::describe)));
+}
+
+/// How many of 300 opens by workers succeed, submitted as `first` and followed by a change to
+/// `then`. Each of them needs a worker of its own: no worker outlives a change.
+fn opens_before_a_change(t: &mut Transcript, place: &Place, first: u32, then: u32) {
+    let mut ring = Ring::new(8);
+    let mut opened = 0;
+    for _ in 0..300 {
+        rights::set_file_system_user(first);
+        ring.push(open_secret(place, 2).forced_async());
+        ring.submit();
+        rights::set_file_system_user(then);
+        let entry = ring.wait(1)[0];
+        opened += u32::from(entry.res >= 0);
+        rights::shut(entry.res);
+    }
+    t.say(format_args!("{opened} opened"));
+}
+
+fn raised_after_submission(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| opens_before_a_change(t, &place, NOBODY, 0));
+}
+
+fn lowered_after_submission(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| opens_before_a_change(t, &place, 0, NOBODY));
+}
+
+/// The thread that carries a request out lends its rights to no request behind it.
+fn behind_a_worker_of_a_personality(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| {
+        let fifo = Fifo::new();
+        let (reader, writer) = files::pipe();
+        // Another process, which keeps its rights, lets the open go on.
+        let helper = process::start(|| {
+            let mut byte = [0u8; 1];
+            // SAFETY: the byte is ours to write.
+            unsafe { libc::read(reader.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
+            let _held = fifo.release();
+            // SAFETY: as above; it ends when the case closes its end.
+            unsafe { libc::read(reader.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
+            0
+        });
+        let mut ring = Ring::new(8);
+        t.result("register", ring.register(reg::PERSONALITY, std::ptr::null::<u8>(), 0));
+        rights::set_file_system_user(NOBODY);
+        ring.push(fifo.open(1).with(|sqe| sqe.personality = 1).flagged(sqe_flags::IO_LINK));
+        ring.push(open_secret(&place, 2));
+        ring.submit();
+        files::put(&writer, b"x");
+        let seen = rights::seen_in_memory(&mut ring, 2);
+        say_last(t, "behind it", &seen);
+        files::put(&writer, b"x");
+        t.say(process::ending(helper));
+    });
+}
+
+/// A request with a personality keeps it, whatever becomes of its thread.
+fn of_a_personality(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| {
+        for (first, then) in [(0, NOBODY), (NOBODY, 0)] {
+            for flags in [0, sqe_flags::ASYNC] {
+                rights::set_file_system_user(first);
+                let mut ring = Ring::new(8);
+                ring.register(reg::PERSONALITY, std::ptr::null::<u8>(), 0);
+                let (reader, writer) = files::pipe();
+                let mut buffer = [0u8; 1];
+                ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1).flagged(sqe_flags::IO_LINK));
+                ring.push(open_secret(&place, 2).with(|sqe| sqe.personality = 1).flagged(flags));
+                ring.submit();
+                rights::set_file_system_user(then);
+                files::put(&writer, b"x");
+                let seen = ring.wait(2);
+                say_last(t, &format!("registered as {first}, flags {flags:#x}"), &seen);
+            }
+        }
+    });
+}
+
+/// A request was submitted while all threads had the same rights. Then another thread takes more.
+fn another_thread_raises_itself(t: &mut Transcript) {
+    let place = Place::new();
+    for flags in [0, sqe_flags::ASYNC] {
+        rights::alone(t, |t| {
+            rights::set_file_system_user(NOBODY);
+            let mut ring = Ring::new(8);
+            let (reader, writer) = files::pipe();
+            let (go, wait) = std::sync::mpsc::channel();
+            let (over, hold) = std::sync::mpsc::channel::<()>();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let () = wait.recv().expect("a word");
+                    rights::set_file_system_user(0);
+                    files::put(&writer, b"x");
+                    let _ = hold.recv();
+                });
+                let mut buffer = [0u8; 1];
+                ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1).flagged(sqe_flags::IO_LINK));
+                ring.push(open_secret(&place, 2).flagged(flags));
+                ring.submit();
+                go.send(()).expect("a listener");
+                let seen = rights::seen_in_memory(&mut ring, 2);
+                say_last(t, &format!("flags {flags:#x}"), &seen);
+                drop(over);
+            });
+        });
+    }
+}
+
+/// PR_SET_KEEPCAPS: a change of user leaves the permitted capabilities.
+fn kept_capabilities(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| {
+        let mut ring = Ring::new(8);
+        rights::opens(t, &mut ring, "before", place.fd(), SECRET);
+        // SAFETY: changes no memory.
+        unsafe {
+            libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0);
+            libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY);
+        }
+        rights::opens(t, &mut ring, "with none in force", place.fd(), SECRET);
+        let header = [0x2008_0522u32, 0];
+        let mut sets = [[0u32; 3]; 2];
+        // SAFETY: both are as capget(2) and capset(2) want them.
+        unsafe {
+            libc::syscall(libc::SYS_capget, &raw const header, &raw mut sets);
+            sets.iter_mut().for_each(|half| half[0] = half[1]);
+            libc::syscall(libc::SYS_capset, &raw const header, &raw const sets);
+        }
+        rights::opens(t, &mut ring, "with all in force", place.fd(), SECRET);
+    });
+}
+
+/// Linux gives the id of a thread that has ended to another one later.
+fn thread_with_the_id_of_another(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| {
+        let mut ring = Ring::new(8);
+        let thread_id = || {
+            // SAFETY: asks for a number.
+            unsafe { libc::syscall(libc::SYS_gettid) as i32 }
+        };
+        let first = std::thread::scope(|scope| {
+            let work = || {
+                rights::set_file_system_user(0);
+                rights::opens(t, &mut ring, "the first", place.fd(), SECRET);
+                thread_id()
+            };
+            scope.spawn(work).join().expect("no panic")
+        });
+        // Its successor inherits the rights of the main thread, which gives them up.
+        rights::set_file_system_user(NOBODY);
+        let said = std::sync::atomic::AtomicBool::new(false);
+        for _ in 0..2000 {
+            let next = std::fs::write("/proc/sys/kernel/ns_last_pid", (first - 1).to_string());
+            next.expect("the number before the next thread's is a superuser's to choose");
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    if thread_id() == first {
+                        rights::opens(t, &mut ring, "its successor", place.fd(), SECRET);
+                        said.store(true, std::sync::atomic::Ordering::Relaxed);
+                    }
+                });
+            });
+            if said.load(std::sync::atomic::Ordering::Relaxed) {
+                return;
+            }
+        }
+        t.say("no thread has got that number");
+    });
+}
+
+/// A socket that receives messages at a path, and the address of that path.
+fn receiver(place: &Place, name: &str, mode: u32) -> (std::os::unix::net::UnixDatagram, libc::sockaddr_un) {
+    use std::os::unix::fs::PermissionsExt;
+    let path = place.path(name);
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("a socket");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("a mode of our own file");
+    let mut address: libc::sockaddr_un = crate::memory::zeroed();
+    address.sun_family = libc::AF_UNIX as u16;
+    for (to, from) in address.sun_path.iter_mut().zip(path.as_os_str().as_encoded_bytes()) {
+        *to = *from as libc::c_char;
+    }
+    (socket, address)
+}
+
+fn addressed(sqe: Sqe, address: &libc::sockaddr_un) -> Sqe {
+    // `addr2`, and `addr_len` in the lower half of `file_index`.
+    Sqe { off: &raw const *address as u64, file_index: size_of::<libc::sockaddr_un>() as u32, ..sqe }
+}
+
+/// Sends a message to a path that only the superuser may send to, from a thread without rights.
+/// Another thread, which has them, lets it go on.
+fn sends_later(t: &mut Transcript, ring: &mut Ring, submit: impl FnOnce(&mut Ring) -> u32 + Send, go_on: impl Fn()) {
+    std::thread::scope(|scope| {
+        let (over, wait) = std::sync::mpsc::channel::<()>();
+        let (submitted, go) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            rights::set_file_system_user(NOBODY);
+            let count = submit(ring);
+            submitted.send((ring, count)).expect("a listener");
+            let _ = wait.recv();
+        });
+        let (ring, count) = go.recv().expect("a ring");
+        go_on();
+        let seen = rights::seen_in_memory(ring, count);
+        say_last(t, "sent", &seen);
+        drop(over);
+    });
+}
+
+fn send_polled_for_first(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| {
+        let socket = files::socket(libc::AF_UNIX, libc::SOCK_DGRAM);
+        let (_target, address) = receiver(&place, "target", 0o600);
+        // Its own send buffer is full of what another socket has not received.
+        let (other, filler) = receiver(&place, "other", 0o666);
+        files::set_nonblocking(&socket, true);
+        let fill = || {
+            // SAFETY: the bytes and the address live across the call.
+            unsafe {
+                let (bytes, length) = ([0u8; 16384], size_of::<libc::sockaddr_un>() as u32);
+                libc::sendto(
+                    socket.as_raw_fd(),
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    0,
+                    (&raw const filler).cast(),
+                    length,
+                )
+            }
+        };
+        while fill() > 0 {}
+        files::set_nonblocking(&socket, false);
+        let sent = addressed(send(socket.as_raw_fd(), b"message", 2), &address);
+        let submit = |ring: &mut Ring| {
+            ring.push(sent.with(|sqe| sqe.ioprio = 1));
+            ring.submit();
+            1
+        };
+        let drain = || {
+            other.set_nonblocking(true).expect("a flag");
+            while other.recv(&mut [0u8; 16384]).is_ok() {}
+        };
+        sends_later(t, &mut Ring::new(8), submit, drain);
+    });
+}
+
+fn send_of_a_selected_buffer(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| {
+        let socket = files::socket(libc::AF_UNIX, libc::SOCK_DGRAM);
+        let (_target, address) = receiver(&place, "target", 0o600);
+        let mut ring = Ring::new(8);
+        let memory = Pages::new(1);
+        let mut group = group_of(&ring, &memory, 8, 7);
+        group.add_slots(0..2);
+        let sent = addressed(Sqe { len: 8, ..sqe(opcode::SEND, socket.as_raw_fd(), 2) }, &address);
+        let time = milliseconds(20);
+        let time = &time;
+        let submit = move |ring: &mut Ring| {
+            ring.push(timeout(time, 0, 0, 1).flagged(sqe_flags::IO_HARDLINK));
+            ring.push(sent.with(|sqe| sqe.buf_index = 7).flagged(sqe_flags::BUFFER_SELECT));
+            ring.submit();
+            2
+        };
+        sends_later(t, &mut ring, submit, || {});
+    });
+}
+
+/// A ring that always has requests, of a thread that changes back and forth: as many threads serve
+/// it at the end as at the beginning, but for a few.
+fn changes_while_requests_wait(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| {
+        let mut ring = Ring::new(8);
+        let (reader, _writer) = files::pipe();
+        let mut buffer = [0u8; 1];
+        ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
+        ring.submit();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for user in [NOBODY, 0].repeat(200) {
+                    rights::set_file_system_user(user);
+                    let entry = ring.one(open_secret(&place, 2));
+                    rights::shut(entry.res);
+                }
+                let few = || std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() < 40);
+                t.say(format_args!("few threads: {}", crate::time::until(few)));
+            });
+        });
+    });
+}
+
+/// A child that no function of libc's has forked, and a thread of which changes before any ring.
+fn thread_of_a_child_before_its_first_ring(t: &mut Transcript) {
+    let place = Place::new();
+    rights::alone(t, |t| {
+        let ring = Ring::new(8);
+        // SAFETY: the child goes on with its one thread.
+        let child = unsafe { libc::syscall(libc::SYS_fork) } as i32;
+        if child != 0 {
+            t.say(process::ending(child));
+            return drop(ring);
+        }
+        std::mem::forget(ring);
+        let (made, ready) = std::sync::mpsc::channel::<Ring>();
+        std::thread::scope(|scope| {
+            let place = &place;
+            scope.spawn(move || {
+                rights::set_file_system_user(NOBODY);
+                let mut ring = ready.recv().expect("a ring");
+                rights::opens(t, &mut ring, "restricted", place.fd(), SECRET);
+            });
+            let first = Ring::new(8);
+            made.send(first).expect("a listener");
+        });
+        // SAFETY: ends the child here.
+        unsafe { libc::_exit(0) };
+    });
+}

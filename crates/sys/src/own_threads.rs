@@ -1,0 +1,167 @@
+//! The table of our own threads, from clone(2) (CLONE_PARENT_SETTID) to their end.
+//!
+//! [`crate::credentials`] finds here the threads that follow a change. No change can fall between a
+//! thread's start and its entry, and no thread of ours is taken for one of the program's.
+
+use crate::Errno;
+use crate::credential_change::{Follower, Generations, Order};
+use crate::signals::thread_id;
+use crate::thread::Credentials;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Threads of ours in a process; more are not started.
+const THREADS: usize = 4096;
+
+/// A thread of ours.
+pub(crate) struct Slot {
+    /// Thread id; [`FREE`]; or [`RESERVED`] until clone(2) has written the id. The kernel frees it
+    /// when the thread has ended (CLONE_CHILD_CLEARTID).
+    thread: AtomicU32,
+    /// Its [`Credentials`].
+    kind: AtomicU32,
+    /// The generation of the thread's credentials at its birth, or [`UNKNOWN`].
+    generation: AtomicU32,
+    pub follower: Follower,
+}
+
+const FREE: u32 = 0;
+const RESERVED: u32 = u32::MAX;
+
+/// A thread that was born while a change was under way.
+const UNKNOWN: u32 = u32::MAX;
+
+#[cfg(not(loom))]
+static TABLE: [Slot; THREADS] = [const { Slot::new() }; THREADS];
+
+#[cfg(loom)]
+loom::lazy_static! {
+    static ref TABLE: alloc::vec::Vec<Slot> = (0..THREADS).map(|_| Slot::new()).collect();
+}
+
+/// Slots from here on have never been used.
+static USED: AtomicU32 = AtomicU32::new(0);
+
+impl Slot {
+    #[cfg(not(loom))]
+    const fn new() -> Slot {
+        Slot {
+            thread: AtomicU32::new(FREE),
+            kind: AtomicU32::new(0),
+            generation: AtomicU32::new(UNKNOWN),
+            follower: Follower::new(),
+        }
+    }
+
+    #[cfg(loom)]
+    fn new() -> Slot {
+        let word = AtomicU32::new;
+        Slot { thread: word(FREE), kind: word(0), generation: word(UNKNOWN), follower: Follower::new() }
+    }
+
+    /// The thread, if there is one.
+    pub fn thread(&self) -> Option<u32> {
+        let thread = self.thread.load(Ordering::Acquire);
+        (thread != FREE && thread != RESERVED).then_some(thread)
+    }
+
+    pub fn has(&self, kind: Credentials) -> bool {
+        self.kind.load(Ordering::Relaxed) == kind as u32
+    }
+
+    /// The thread, if it follows every change.
+    pub fn following(&self) -> Option<u32> {
+        self.thread().filter(|_| self.has(Credentials::Following) || self.has(Credentials::Service))
+    }
+
+    /// Whether this thread does not count as one of the program's.
+    pub fn serves(&self, thread: u32) -> bool {
+        self.thread() == Some(thread) && !self.has(Credentials::OfSubmitter)
+    }
+
+    /// The generation of the thread's credentials, if that is known.
+    pub fn generation(&self) -> Option<u32> {
+        let generation = self.generation.load(Ordering::Acquire);
+        (generation != UNKNOWN).then_some(generation)
+    }
+}
+
+/// All slots that have been used.
+pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
+    TABLE.iter().take(USED.load(Ordering::Acquire) as usize)
+}
+
+/// The calling thread's slot. `None`: it is a thread of the program.
+pub(crate) fn current() -> Option<&'static Slot> {
+    let thread = thread_id();
+    all().find(|slot| slot.thread() == Some(thread))
+}
+
+/// In a fork child: no thread of ours is left.
+pub(crate) fn forget() {
+    for slot in all().filter(|slot| slot.thread.load(Ordering::Relaxed) != FREE) {
+        slot.thread.store(FREE, Ordering::Relaxed);
+    }
+}
+
+/// Where the credentials come from that a thread is born with.
+#[derive(Clone, Copy, Debug)]
+enum Origin {
+    /// The creator is of this generation unless a change begins before the birth.
+    Seen(u32),
+    /// The creator has kept those that it was born with.
+    Inherited(u32),
+}
+
+/// A thread's place in the table. The kernel gives a bare thread's place up, for others it is
+/// dropped.
+#[derive(Debug)]
+pub struct Place {
+    index: usize,
+    origin: Origin,
+}
+
+impl Place {
+    /// A place for a thread that the caller is about to make; `generation` is the last one of which
+    /// the caller knows.
+    ///
+    /// Error: `EAGAIN` if there are too many.
+    pub fn reserve(kind: Credentials, generation: u32) -> Result<Place, Errno> {
+        let origin = match current().filter(|creator| creator.has(Credentials::OfBirth)) {
+            Some(creator) => Origin::Inherited(creator.generation.load(Ordering::Acquire)),
+            None => Origin::Seen(generation),
+        };
+        let take =
+            |slot: &Slot| slot.thread.compare_exchange(FREE, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let index = TABLE.iter().position(take).ok_or(Errno::EAGAIN)?;
+        USED.fetch_max(index as u32 + 1, Ordering::AcqRel);
+        TABLE[index].kind.store(kind as u32, Ordering::Release);
+        TABLE[index].generation.store(UNKNOWN, Ordering::Release);
+        Ok(Place { index, origin })
+    }
+
+    /// Where clone(2) is to write the thread's id, and the kernel to clear it.
+    pub fn thread_word(&self) -> *mut u32 {
+        TABLE[self.index].thread.as_ptr()
+    }
+
+    /// The calling thread takes its place.
+    pub fn begin(&self, generations: &Generations, order: &Order) {
+        let slot = &TABLE[self.index];
+        let generation = match self.origin {
+            Origin::Seen(seen) => generations.of_newborn(seen),
+            Origin::Inherited(generation) => Some(generation),
+        };
+        if generation.is_some() {
+            // It is born with the effect of all orders.
+            slot.follower.answer(order.last(), 0);
+        }
+        slot.generation.store(generation.unwrap_or(UNKNOWN), Ordering::Release);
+        slot.thread.store(thread_id(), Ordering::Release);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        TABLE[self.index].thread.store(FREE, Ordering::Release);
+    }
+}

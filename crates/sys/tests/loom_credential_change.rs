@@ -1,0 +1,133 @@
+//! Models of a change of credentials while a worker is born. A worker that takes work has the
+//! rights of the generation that it was asked for. A follower never mixes two orders.
+#![cfg(loom)]
+
+use loom::cell::Cell;
+use loom::thread;
+use usring_sys::credential_change::{Follower, Generations, Order};
+use usring_sys::ordering::{Edge, Side, weaken};
+use usring_sys::sync::Arc;
+
+#[derive(Debug)]
+struct Process {
+    generations: Generations,
+    order: Order,
+    follower: Follower,
+}
+
+impl Process {
+    fn new() -> Arc<Process> {
+        Arc::new(Process { generations: Generations::new(), order: Order::new(), follower: Follower::new() })
+    }
+
+    /// The program's thread changes to the rights of `generation`. It does not wait, as one whose
+    /// follower is late.
+    fn change(&self, generation: u32) -> u32 {
+        self.generations.begin();
+        let order = self.order.give([u64::from(generation); 5]);
+        self.generations.end();
+        order
+    }
+
+    /// The signal of a change comes to the service thread, which has these rights.
+    fn follow(&self, rights: &Cell<u32>) {
+        if let Some((order, words)) = self.order.take(self.follower.made()) {
+            assert_eq!(words, [words[0]; 5], "an order is mixed with another");
+            rights.set(words[0] as u32);
+            self.follower.answer(order, words[0]);
+        }
+    }
+}
+
+/// The ring watcher starts a worker. The signal of a change comes before or after its look.
+fn a_worker_is_born_while_a_thread_changes(follows_after_looking: bool) {
+    loom::model(move || {
+        let process = Process::new();
+        let asked_for = process.generations.ended();
+        let watcher = {
+            let process = process.clone();
+            thread::spawn(move || {
+                let rights = Cell::new(asked_for);
+                if !follows_after_looking {
+                    process.follow(&rights);
+                }
+                let seen = process.generations.ended();
+                if follows_after_looking {
+                    process.follow(&rights);
+                }
+                let inherited = rights.get();
+                let worker = thread::spawn(move || {
+                    if process.generations.of_newborn(seen) == Some(asked_for) {
+                        assert_eq!(inherited, asked_for, "a worker has the rights of another generation");
+                    }
+                });
+                worker.join().unwrap();
+            })
+        };
+        process.change(asked_for + 1);
+        watcher.join().unwrap();
+    });
+}
+
+#[test]
+fn a_worker_has_the_rights_that_it_was_asked_for() {
+    a_worker_is_born_while_a_thread_changes(false);
+    a_worker_is_born_while_a_thread_changes(true);
+}
+
+/// Two orders follow each other while a follower that lags reads.
+fn an_order_comes_while_a_follower_reads() {
+    loom::model(|| {
+        let process = Process::new();
+        let service = {
+            let process = process.clone();
+            thread::spawn(move || process.follow(&Cell::new(0)))
+        };
+        process.change(1);
+        process.change(2);
+        service.join().unwrap();
+    });
+}
+
+#[test]
+fn a_follower_that_lags_mixes_no_orders() {
+    an_order_comes_while_a_follower_reads();
+}
+
+#[test]
+#[should_panic(expected = "an order is mixed with another")]
+fn an_order_taken_without_acquire_is_read_in_part() {
+    weaken(Edge::Change, Side::Acquire, an_order_comes_while_a_follower_reads);
+}
+
+#[test]
+#[should_panic(expected = "an order is mixed with another")]
+fn an_order_given_without_release_is_read_in_part() {
+    weaken(Edge::Change, Side::Release, an_order_comes_while_a_follower_reads);
+}
+
+/// The thread that changes looks at the answer, and at what the follower did before it.
+fn an_answer_is_awaited() {
+    loom::model(|| {
+        let process = Process::new();
+        let service = {
+            let process = process.clone();
+            thread::spawn(move || process.follower.answer(2, 1))
+        };
+        if let Some(state) = process.follower.state_after(2) {
+            assert_eq!(state, 1, "an answer is seen before what it says");
+        }
+        service.join().unwrap();
+    });
+}
+
+#[test]
+fn an_answer_says_what_the_follower_has_become() {
+    an_answer_is_awaited();
+}
+
+#[test]
+#[should_panic(expected = "an answer is seen before what it says")]
+fn an_answer_without_release_is_seen_too_early() {
+    weaken(Edge::Change, Side::Release, an_answer_is_awaited);
+}
