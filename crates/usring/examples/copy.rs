@@ -4,8 +4,8 @@
 //! cargo run --example copy -- FROM TO
 //! ```
 //!
-//! Each block is read, and when its bytes are there, written. An ordinary
-//! io_uring program: with `use io_uring::…` it does the same on the kernel's.
+//! Each block is read and, when its bytes are there, written. This is an ordinary io_uring program:
+//! with `use io_uring::…` it runs on the kernel's io_uring.
 
 use std::error::Error;
 use std::fs::File;
@@ -17,10 +17,10 @@ const BLOCK: usize = 128 * 1024;
 /// Blocks in flight.
 const DEPTH: usize = 32;
 
-/// What is being done to one block.
+/// The state of one block.
 struct Slot {
     buffer: Vec<u8>,
-    /// Where its bytes belong.
+    /// Offset of the block in both files.
     offset: u64,
     /// Bytes read, of which `written` are written.
     length: usize,
@@ -32,13 +32,13 @@ struct Copy {
     from: types::Fd,
     to: types::Fd,
     size: u64,
-    /// Where the next block begins.
+    /// Offset of the next block.
     next: u64,
     slots: Vec<Slot>,
 }
 
 impl Copy {
-    /// Begins with the next block, if there is one.
+    /// Starts with the next block, if there is one.
     fn begin(&mut self, index: usize) -> Option<squeue::Entry> {
         if self.next >= self.size {
             return None;
@@ -49,7 +49,7 @@ impl Copy {
         Some(self.request(index))
     }
 
-    /// What the block needs now.
+    /// Returns the request that the block needs now.
     fn request(&mut self, index: usize) -> squeue::Entry {
         let slot = &mut self.slots[index];
         let entry = if slot.reading {
@@ -63,7 +63,7 @@ impl Copy {
         entry.user_data(index as u64)
     }
 
-    /// One of its requests has completed; what comes after it.
+    /// Handles the completion of a block's request, and returns the request that follows, if any.
     fn advance(&mut self, index: usize, result: i32) -> std::io::Result<Option<squeue::Entry>> {
         if result < 0 {
             return Err(std::io::Error::from_raw_os_error(-result));
@@ -94,13 +94,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         slots: (0..DEPTH).map(|_| empty()).collect(),
     };
 
-    // Made after the buffers, so it goes before them, also if an error ends this.
+    // Made after the buffers, so it is dropped before them, also if an error ends this function.
     let mut ring = IoUring::new(DEPTH as u32)?;
     let mut ready: Vec<squeue::Entry> = (0..DEPTH).filter_map(|index| copy.begin(index)).collect();
     let mut in_flight = 0;
     while in_flight > 0 || !ready.is_empty() {
-        // SAFETY: buffers and files live until the ring is dropped, and a
-        // buffer is not touched while a request names it.
+        // SAFETY: buffers and files live until the ring is dropped. A buffer is not touched while a
+        // request names it.
         unsafe { ring.submission().push_multiple(&ready)? };
         in_flight += ready.len();
         ready.clear();

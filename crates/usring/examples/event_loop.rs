@@ -1,5 +1,5 @@
-//! A ring inside an event loop of poll(2), as libuv and others have it: the
-//! loop watches the ring's descriptor and never waits in the ring.
+//! A ring inside an event loop of poll(2), like libuv's: the loop watches the ring's descriptor and
+//! never waits in the ring.
 //!
 //! ```text
 //! cargo run --example event_loop
@@ -27,7 +27,7 @@ fn main() -> std::io::Result<()> {
 
     let mut watched = libc::pollfd { fd: ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     loop {
-        // SAFETY: one `pollfd`, as its count says.
+        // SAFETY: the array is one `pollfd`, as its count says.
         if unsafe { libc::poll(&mut watched, 1, -1) } < 0 {
             return Err(std::io::Error::last_os_error());
         }

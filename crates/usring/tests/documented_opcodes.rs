@@ -1,10 +1,10 @@
-//! docs/compatibility.md promises exactly what PROBE reports.
+//! Checks that docs/compatibility.md promises exactly the opcodes that PROBE reports.
 
 use std::collections::BTreeSet;
 use usring::{IoUring, Probe};
 use usring_uapi::opcode::{COUNT, NAMES};
 
-/// The opcodes named in the first column of the table below "## Opcodes".
+/// Returns the opcodes named in the first column of the table below "## Opcodes".
 fn documented() -> BTreeSet<String> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/compatibility.md");
     let page = std::fs::read_to_string(page).expect("docs/compatibility.md");

@@ -1,10 +1,8 @@
-//! The tests of `tests/api` once more, as what they are: a program on the
-//! `io-uring` crate, linked with libc, that knows nothing of usring. It is
-//! started under `usring run --deny-kernel`, so that every call goes through
-//! the doors of libusring.so and nothing can fall through to the kernel.
+//! The tests of `tests/api`, run as an ordinary program on the `io-uring` crate, linked with libc,
+//! that does not know of usring. It is started under `usring run --deny-kernel`. So every call goes
+//! through the entry points of libusring.so, and nothing can fall through to the kernel.
 //!
-//! Needs `cargo xtask build`, and finds its product beside this test or where
-//! `USRING_BIN` says.
+//! Needs `cargo xtask build`. The product is beside this test, or where `USRING_BIN` says.
 
 use io_uring as ring;
 
@@ -52,16 +50,16 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Says that this process is the program, and not who starts it.
+/// Environment variable that is set in the program, but not in the process that starts it.
 const INSIDE: &str = "USRING_TEST_INSIDE";
 
 /// Whether the tests are to run in this process.
 const RUNS_HERE: fn() -> bool = || std::env::var_os(INSIDE).is_some();
 
-/// For the whole of it; it takes seconds.
+/// Time limit of the whole program, which takes seconds.
 const LONG: Duration = Duration::from_secs(300);
 
-/// `usring` as it was built: named by the environment, or beside this test.
+/// Returns the path of `usring`: from the environment, or beside this test.
 fn usring() -> PathBuf {
     let named = std::env::var_os("USRING_BIN").map(PathBuf::from);
     let path = named.unwrap_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_usring")));
@@ -70,14 +68,15 @@ fn usring() -> PathBuf {
     path
 }
 
-/// The program's end, within the bound.
+/// Runs the program and returns its output, within the time limit.
 fn run(arguments: &[&str]) -> Output {
     let program = std::env::current_exe().unwrap();
     let mut command = Command::new(usring());
     command.args(arguments).arg("--").arg(program).env(INSIDE, "1");
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let end = Instant::now() + LONG;
-    // Its output fits a pipe as long as it passes; readers take the rest.
+    // The readers take the output, so that a failing program, which prints more than a pipe holds,
+    // does not block.
     let readers = (reader(child.stdout.take().unwrap()), reader(child.stderr.take().unwrap()));
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {

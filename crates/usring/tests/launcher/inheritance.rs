@@ -1,10 +1,10 @@
-//! A program inherits under the launcher what it would have without it.
+//! A program inherits under the launcher what it would inherit without it.
 
 use crate::{installation, run, text, usring, utf8};
 use std::process::Command;
 
-/// What a shell line prints when each `RUN` in it is nothing, `usring run`,
-/// and `usring run --stats`.
+/// Returns what a shell line prints when each `RUN` in it is replaced by nothing, by `usring run`,
+/// and by `usring run --stats`.
 fn three_ways(line: &str) -> [String; 3] {
     let launcher = installation().path("usring");
     [String::new(), format!("{} run", launcher.display()), format!("{} run --stats", launcher.display())].map(

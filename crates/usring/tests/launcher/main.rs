@@ -1,8 +1,7 @@
-//! What `usring run` does around a program: which ones it refuses, what they
-//! inherit, how they end. A stub stands in for libusring.so, so that only the
-//! launcher is under test.
+//! Tests of `usring run` around a program: which programs it refuses, what they inherit, how they
+//! end. A stub stands in for libusring.so, so that only the launcher is tested.
 
-/// The one of the tests of such devices, which use more of it.
+/// The back end of the vhost-user tests, which use more of the module.
 #[allow(dead_code)]
 #[path = "../vhost_user/backend.rs"]
 mod backend;
@@ -23,7 +22,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// The launcher and the stub side by side in a folder that anyone may enter.
+/// The launcher and the stub side by side in a folder that every user may enter.
 struct Installation(TempDir);
 
 fn installation() -> &'static Installation {
@@ -38,11 +37,11 @@ fn installation() -> &'static Installation {
     })
 }
 
-/// Of the launcher, and so of the library that goes with it.
+/// Identity of the launcher's build, which the library must have, too.
 const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
 const STUB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/launcher/stub.c");
 
-/// How the stub of a build is compiled.
+/// Returns the arguments by which the stub is compiled with an identity.
 fn stub(identity: &str) -> [String; 4] {
     ["-shared".into(), "-fPIC".into(), format!("-DIDENTITY=\"{identity}\""), STUB.into()]
 }
@@ -52,17 +51,17 @@ impl Installation {
         self.0.path().join(name)
     }
 
-    /// Runs the C compiler; the result lies beside the launcher.
+    /// Runs the C compiler. The result is beside the launcher.
     fn compile(&self, arguments: &[impl AsRef<OsStr> + std::fmt::Debug], name: &str) -> PathBuf {
         let result = self.path(name);
         let status = Command::new("cc").args(arguments).arg("-o").arg(&result).status().expect("a C compiler");
         assert!(status.success(), "cc {arguments:?}");
-        // For nobody, too, whatever umask(2) says.
+        // Every user may execute it, whatever umask(2) says.
         std::fs::set_permissions(&result, std::fs::Permissions::from_mode(0o755)).unwrap();
         result
     }
 
-    /// A file with these contents and this mode.
+    /// Writes a file with these contents and this mode.
     fn write(&self, name: &str, contents: &[u8], mode: u32) -> PathBuf {
         let path = self.path(name);
         let draft = tempfile::NamedTempFile::new().unwrap();
@@ -73,21 +72,21 @@ impl Installation {
     }
 }
 
-/// By another process: what this one has open for writing, a child that another
-/// test is just starting has open, too, and no such file can be executed.
+/// Copies a file by another process. If this process wrote it, a child that another test is just
+/// starting could inherit the descriptor, and a file that is open for writing cannot be executed.
 fn copy(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--preserve=mode").arg(from).arg(to).status().expect("cp");
     assert!(status.success(), "{} cannot be copied", from.display());
 }
 
-/// `usring` with these arguments.
+/// Returns `usring` with these arguments.
 fn usring(arguments: &[&str]) -> Command {
     let mut command = Command::new(installation().path("usring"));
     command.args(arguments);
     command
 }
 
-/// `usring run`, to its end.
+/// Runs `usring run` to its end.
 fn run(arguments: &[&str]) -> Output {
     usring(&["run"]).args(arguments).output().unwrap()
 }

@@ -1,5 +1,5 @@
-//! The files in which swapped memory and devices lie: whose they are is found out before the
-//! program starts.
+//! The files of swapped memory and devices: conflicts over them are found before the program
+//! starts.
 
 use crate::{run, text};
 use std::fs::{File, Permissions};
@@ -14,7 +14,7 @@ fn file(folder: &TempDir, name: &str, mode: u32) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// `run --swap file:path=PATH… true`: its status, and what it says.
+/// Runs `run --swap file:path=PATH… true`. Returns its status and standard error.
 fn swap_to(path: &str, more: &str) -> (Option<i32>, String) {
     let output = run(&["--swap", &format!("file:path={path},limit=8M{more}"), "true"]);
     (output.status.code(), text(&output.stderr))
@@ -49,7 +49,7 @@ fn a_swap_file_with_data_is_refused_unless_they_may_be_overwritten() {
     assert!(std::fs::read(&path).unwrap() == content, "it has been changed");
     let (status, said) = swap_to(&path, ",overwrite=on");
     assert_eq!(status, Some(0), "{said}");
-    // It is usring's now.
+    // The store has usring's header now.
     assert_eq!(swap_to(&path, ""), (Some(0), String::new()));
 }
 

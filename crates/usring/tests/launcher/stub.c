@@ -1,4 +1,4 @@
-/* Stands in for libusring.so in the launcher's own tests: says that it was
+/* Stands in for libusring.so in the launcher's own tests. It reports that it was
  * loaded and, if asked to, counts five reads in the statistics file. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -32,7 +32,7 @@ static void count(const char *path)
 }
 
 #ifdef IDENTITY
-/* The note by which the launcher knows the library. */
+/* The note by which the launcher recognises the library. */
 __attribute__((section(".note.usring"), used, aligned(4))) static const struct {
 	uint32_t name_size, content_size, kind;
 	char name[8];

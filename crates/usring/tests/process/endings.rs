@@ -88,7 +88,7 @@ fn a_ring_with_everything_in_flight_is_dropped_at_once() {
             ring.submit().unwrap();
             push(&mut ring, &[nop(3)]);
             if round % 2 == 0 {
-                // On another thread than the one that may submit.
+                // Dropped on another thread than the only one that may submit.
                 std::thread::spawn(move || drop(ring)).join().unwrap();
             } else {
                 drop(ring);
@@ -119,7 +119,7 @@ fn a_chain_does_not_go_on_after_its_ring_was_dropped() {
             let chain = [fifo.open().flags(squeue::Flags::IO_HARDLINK), write(&file, b"never")];
             submit(&mut ring, &chain);
             if round % 2 == 0 {
-                // So that a worker has it.
+                // Waits until a worker has the request.
                 stays_quiet(&mut ring);
             }
             drop(ring);
@@ -129,10 +129,10 @@ fn a_chain_does_not_go_on_after_its_ring_was_dropped() {
     });
 }
 
-/// Names what a test binary that was started by a test is to do.
+/// Environment variable with the part that a test binary is to play, when a test starts it.
 const PART: &str = "USRING_TEST_PART";
 
-/// Starts this binary again to play one part.
+/// Returns a command that starts this binary again to play one part.
 fn play(part: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "endings::the_other_process", "--nocapture", "--test-threads=1"]).env(PART, part);
@@ -140,7 +140,7 @@ fn play(part: &str) -> Command {
     command
 }
 
-/// Its end, within the bound.
+/// Runs a part and returns how it ended, within the time limit.
 #[track_caller]
 fn end_of(part: &str) -> ExitStatus {
     let mut process = play(part).spawn().unwrap();
@@ -156,7 +156,7 @@ fn end_of(part: &str) -> ExitStatus {
     process.wait().unwrap()
 }
 
-/// Not a test by itself: what the processes that tests start do.
+/// The code of the processes that tests start. It is not a test by itself.
 #[test]
 fn the_other_process() {
     let Ok(part) = std::env::var(PART) else { return };
@@ -175,11 +175,11 @@ fn the_other_process() {
         "abort" => std::process::abort(),
         "exec" => panic!("{}", Command::new("/bin/sh").args(["-c", "exit 8"]).exec()),
         "kill" => {
-            // SAFETY: no memory is named.
+            // SAFETY: the call names no memory.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
         "fault" => {
-            // SAFETY: none: this is what a program with a mistake does.
+            // SAFETY: none. This is the mistake of a faulty program.
             unsafe { std::ptr::without_provenance_mut::<u8>(16).write_volatile(1) };
         }
         "overflow" => drop(std::thread::spawn(|| overflow_stack(0)).join()),

@@ -1,5 +1,4 @@
-//! Children: what they may do with their parent's rings, and that they never
-//! hang.
+//! Forked children: what they may do with their parent's rings, and that they never hang.
 
 use crate::alone_and_bounded;
 use crate::support::*;
@@ -10,30 +9,30 @@ use std::time::{Duration, Instant};
 use usring::aio::{Context, IOCB_CMD_PWRITE, IoEvent, Iocb};
 use usring::{IoUring, opcode, squeue};
 
-/// Runs `body` in a forked child; answers its exit status.
+/// Runs `body` in a forked child and returns its exit status.
 #[track_caller]
 fn in_child(body: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child has one thread and ends with _exit. Between lie calls
-    // to malloc at most, which glibc keeps usable in a child.
+    // SAFETY: the child has one thread and ends with _exit. In between it at most allocates, which
+    // glibc supports in a child.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(99);
-        // SAFETY: ends this process.
+        // SAFETY: the call ends this process.
         unsafe { libc::_exit(status) };
     }
     assert!(child > 0);
     let end = Instant::now() + PATIENCE / 2;
     loop {
         let mut status = 0;
-        // SAFETY: the number is written.
+        // SAFETY: waitpid writes one number.
         if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child {
             assert!(libc::WIFEXITED(status), "the child died: {status:#x}");
             return libc::WEXITSTATUS(status);
         }
         if Instant::now() > end {
-            // SAFETY: our own child, not yet waited for.
+            // SAFETY: the process is a child of this one and has not been waited for.
             unsafe { libc::kill(child, libc::SIGKILL) };
-            // SAFETY: as above.
+            // SAFETY: waitpid writes one number.
             unsafe { libc::waitpid(child, &mut status, 0) };
             panic!("the child hangs");
         }
@@ -41,7 +40,7 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// An errno that fits an exit status; 0 for success.
+/// Returns an errno that fits an exit status; 0 for success.
 fn errno<T>(outcome: std::io::Result<T>) -> i32 {
     outcome.err().map_or(0, |error| error.raw_os_error().unwrap_or(98))
 }
@@ -146,8 +145,8 @@ fn forks_at_any_moment_hang_nobody() {
                     }
                 });
             }
-            // The library's own ring is shared with its maker's children, and a
-            // new one needs all that the engine makes once per process.
+            // The children inherit `shared` and are refused. A new ring of a child needs everything
+            // that the engine makes once per process.
             let shared = IoUring::new(8).unwrap();
             for _ in 0..60 {
                 let status = in_child(|| {
@@ -192,7 +191,7 @@ fn a_child_may_close_everything() {
         assert!(number >= 0);
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let status = in_child(|| {
-            // SAFETY: this process has no use for them any more.
+            // SAFETY: this process does not use its descriptors any more.
             unsafe { libc::close_range(3, u32::MAX, 0) };
             4
         });
@@ -212,15 +211,15 @@ fn memory_that_is_kept_from_children_is_not_there() {
     });
 }
 
-/// What is submitted beyond what the kernel is given at a time waits with its file
-/// kept open, which takes a number for each file and not for each request.
+/// Requests beyond those that the kernel gets at a time wait with their file kept open. That takes
+/// a descriptor for each file, not for each request.
 #[test]
 fn a_deep_context_needs_few_descriptors() {
     alone_and_bounded(|| {
         const COUNT: usize = 6000;
         let status = in_child(|| {
             let limit = libc::rlimit { rlim_cur: 256, rlim_max: 256 };
-            // SAFETY: the structure.
+            // SAFETY: setrlimit reads the structure.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
             let context = Context::new(2 * COUNT as u32).unwrap();
             let files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
@@ -234,7 +233,7 @@ fn a_deep_context_needs_few_descriptors() {
             };
             let mut iocbs: Vec<Iocb> = (0..COUNT).map(write).collect();
             let list: Vec<*mut Iocb> = iocbs.iter_mut().map(|iocb| &raw mut *iocb).collect();
-            // SAFETY: they live until the child ends.
+            // SAFETY: the iocbs and their buffers live until the child ends.
             assert_eq!(unsafe { context.submit(&list) }.unwrap(), COUNT);
             let mut events = vec![IoEvent::default(); COUNT];
             assert_eq!(context.events(COUNT, &mut events, None).unwrap(), COUNT);

@@ -1,6 +1,6 @@
-//! What belongs to the whole process, and its end: workers and other threads,
-//! descriptors and memory, rings that go with requests in flight, fork, exec
-//! and exit. One test at a time, because they count.
+//! Tests of the whole process and of its end: workers and other threads, descriptors and memory,
+//! rings dropped with requests in flight, fork, exec and exit. They count threads and descriptors,
+//! so one runs at a time.
 
 #[path = "../api/support.rs"]
 #[allow(dead_code, reason = "each suite uses its part")]
@@ -18,13 +18,13 @@ mod workers;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Held by each test for as long as it runs.
+/// Waits for the turn of a test. The test holds the guard while it runs.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a test alone and with a bound.
+/// Runs a test alone and with a time limit.
 #[track_caller]
 fn alone_and_bounded(test: impl FnOnce() + Send + 'static) {
     let _turn = alone();

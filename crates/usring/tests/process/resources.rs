@@ -1,4 +1,4 @@
-//! What rings cost, and that they give it back.
+//! The memory, descriptors and threads that rings take, and that they are released.
 
 use crate::alone_and_bounded;
 use crate::support::*;
@@ -20,21 +20,21 @@ fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// Memory in use, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/statm").unwrap();
     status.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// Processor time of this process so far.
+/// Returns the processor time of this process so far.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure.
+    // SAFETY: clock_gettime writes the structure.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What a piece of work took.
+/// Elapsed time and processor time of a piece of work.
 #[derive(Debug)]
 struct Span {
     passed: Duration,
@@ -48,13 +48,14 @@ impl Span {
         Span { of_processor: processor_time() - before, passed: start.elapsed() }
     }
 
-    /// Who spins uses all of a processor, on a machine of any speed.
+    /// Returns whether the process slept for most of the time. A spinning thread uses all of a
+    /// processor, on a machine of any speed.
     fn is_idle(&self) -> bool {
         self.of_processor < self.passed / 5
     }
 }
 
-/// A ring with something of everything in flight, which its drop has to end.
+/// Returns a ring with requests of every kind in flight, which its drop has to end.
 fn busy_ring(reader: &impl AsRawFd, fifo: &Fifo, buffer: &mut [u8; 4]) -> IoUring {
     let mut ring = IoUring::new(16).unwrap();
     let far = timespec(Duration::from_secs(1000));
@@ -79,12 +80,13 @@ fn rings_give_back_their_descriptors_and_memory() {
     alone_and_bounded(|| {
         let ((reader, _writer), fifo, mut buffer) = (pipe(), Fifo::new(), [0; 4]);
         const ROUNDS: usize = 100;
-        // The C library keeps stacks and arenas for as many threads as there have been at once.
+        // The C library keeps stacks and arenas for the largest number of threads so far.
         (0..20).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         let before = (open_descriptors(), mappings());
         (0..ROUNDS).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         eventually("descriptors are as before", || open_descriptors() <= before.0);
-        // And some more where there have been more of them now: but none for each ring.
+        // The C library may keep a few more, where more threads ran at once, but not one for each
+        // ring.
         eventually("mappings are as before", || mappings() <= before.1 + ROUNDS / 2);
     });
 }
@@ -138,29 +140,29 @@ fn one_attendant_serves_all_rings_and_sq_threads_go_with_theirs() {
         eventually("one is left", || threads_named(SQ_THREAD) == 1);
         drop(attached);
         eventually("none is left", || threads_named(SQ_THREAD) == 0);
-        // By now it has begun, and said its name.
+        // By now the thread has started and set its name.
         assert_eq!(threads_named("usring-attend"), 1);
         drop(rings);
     });
 }
 
-/// How many of this process's descriptors are the file at `path`.
+/// Returns how many of this process's descriptors are the file at `path`.
 fn descriptors_of(path: &Path) -> usize {
     let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
     numbers.filter(|number| std::fs::read_link(number.as_ref().unwrap().path()).is_ok_and(|file| file == path)).count()
 }
 
-/// Another process that holds a record lock on a file until it is dropped.
+/// Another process that holds a record lock on a file until this is dropped.
 struct Holder(libc::pid_t);
 
 impl Holder {
     fn of(file: &impl AsRawFd) -> Holder {
         let (mut reader, writer) = std::io::pipe().unwrap();
-        // SAFETY: the child makes system calls only.
+        // SAFETY: the child makes only system calls.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let lock = libc::flock { l_type: libc::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
-            // SAFETY: the structure, a byte, and the end of this process.
+            // SAFETY: the calls read a structure and a byte, and end this process.
             unsafe {
                 let locked = libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock);
                 libc::write(writer.as_raw_fd(), [b'x'; 1].as_ptr().cast(), usize::from(locked == 0));
@@ -179,7 +181,7 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // SAFETY: our own child, not yet waited for.
+        // SAFETY: the process is a child of this one and has not been waited for.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);
@@ -200,7 +202,7 @@ fn a_file_that_was_locked_is_let_go_once_the_lock_has_gone() {
     });
 }
 
-/// Set for the process that the test below starts.
+/// Environment variable that is set for the process that the test below starts.
 const IN_SANDBOX: &str = "USRING_TEST_IN_SANDBOX";
 
 #[test]
@@ -209,16 +211,16 @@ fn a_system_without_pages_for_the_process_alone_gets_an_error() {
         let error = IoUring::new(4).err().and_then(|error| error.raw_os_error());
         return assert_eq!(error, Some(libc::ENOMEM));
     }
-    // In a process of its own: this one has had its page for long.
+    // This runs in a new process, because the present one already has its page.
     let mut again = Command::new(std::env::current_exe().unwrap());
     again.args(["--exact", "resources::a_system_without_pages_for_the_process_alone_gets_an_error"]);
     again.env(IN_SANDBOX, "");
-    // SAFETY: makes two system calls on memory of its own.
+    // SAFETY: the function makes two system calls on memory of its own.
     let output = unsafe { again.pre_exec(deny_wipe_on_fork) }.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// From now on madvise(MADV_WIPEONFORK) answers EINVAL, as where it is unknown.
+/// Installs a filter by which madvise(MADV_WIPEONFORK) answers EINVAL, as on a kernel without it.
 fn deny_wipe_on_fork() -> std::io::Result<()> {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let unless = |value: u32, skip: u8| libc::sock_filter {
@@ -227,7 +229,7 @@ fn deny_wipe_on_fork() -> std::io::Result<()> {
     };
     let load = |offset: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
     let answer = |value: u32| statement(libc::BPF_RET | libc::BPF_K, value);
-    // struct seccomp_data: the number first, the third argument at 32.
+    // In struct seccomp_data the number comes first, and the third argument is at offset 32.
     let mut filter = [
         load(0),
         unless(libc::SYS_madvise as u32, 3),
@@ -237,7 +239,7 @@ fn deny_wipe_on_fork() -> std::io::Result<()> {
         answer(libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program and what it points to live until the calls are over.
+    // SAFETY: the program and the filter that it points to live until the calls are over.
     let installed = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
@@ -266,11 +268,11 @@ fn a_registered_file_that_hangs_up_while_nobody_waits_for_it_costs_nothing() {
     });
 }
 
-/// Whether somebody holds a record lock on a file: asked by an open file that
-/// was there before the lock, for closing one would end the process's locks.
+/// Returns whether a process holds a record lock on a file. `probe` is an open file description
+/// from before the lock, because closing a new one would end the process's locks.
 fn is_locked(probe: &impl AsRawFd) -> bool {
     let mut lock = libc::flock { l_type: libc::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
-    // SAFETY: the structure.
+    // SAFETY: fcntl reads and writes the structure.
     assert_eq!(unsafe { libc::fcntl(probe.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) }, 0);
     lock.l_type != libc::F_UNLCK as i16
 }
@@ -278,7 +280,7 @@ fn is_locked(probe: &impl AsRawFd) -> bool {
 #[track_caller]
 fn lock(file: &impl AsRawFd) {
     let lock = libc::flock { l_type: libc::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
-    // SAFETY: the structure.
+    // SAFETY: fcntl reads the structure.
     assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) }, 0);
 }
 
@@ -306,11 +308,12 @@ fn record_locks_outlive_a_wait_by_a_number_that_has_meant_a_socket() {
         assert_eq!(collect(&mut ring, 1)[0].result, 4);
         let (mut master, mut terminal) = (0, 0);
         let null = std::ptr::null_mut();
-        // SAFETY: two numbers; and both are the test's.
+        // SAFETY: openpty writes two numbers, and both descriptors belong to the test.
         let probe = unsafe {
             assert_eq!(libc::openpty(&raw mut master, &raw mut terminal, null, null.cast(), null.cast()), 0);
             let path = std::ffi::CStr::from_ptr(libc::ttyname(terminal)).to_owned();
-            // It must not become the terminal of who started the tests, if that leads a session.
+            // With O_NOCTTY the terminal does not become the controlling terminal of the tests'
+            // session.
             let mut options = std::fs::OpenOptions::new();
             options.read(true).write(true).custom_flags(libc::O_NOCTTY);
             let probe = options.open(path.to_str().unwrap()).unwrap();
@@ -320,7 +323,7 @@ fn record_locks_outlive_a_wait_by_a_number_that_has_meant_a_socket() {
         lock(&local);
         assert!(is_locked(&probe));
         submit(&mut ring, &[read(&local, &mut buffer)]);
-        // SAFETY: two bytes.
+        // SAFETY: write reads two bytes.
         assert_eq!(unsafe { libc::write(master, b"x\n".as_ptr().cast(), 2) }, 2);
         assert_eq!(collect(&mut ring, 1)[0].result, 2);
         assert_eq!(result(&mut ring, nop(1)), 0);

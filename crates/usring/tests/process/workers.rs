@@ -1,4 +1,4 @@
-//! Workers: how many there are, in what order they work, when they go.
+//! Workers: their number, the order in which they work, and when they end.
 
 use crate::alone_and_bounded;
 use crate::support::*;
@@ -13,14 +13,14 @@ fn ring() -> IoUring {
     IoUring::new(64).unwrap()
 }
 
-/// A read of a file by a worker.
+/// Returns a read of a file that a worker carries out.
 fn by_worker(file: &impl AsRawFd, buffer: &mut [u8]) -> squeue::Entry {
     opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32)
         .build()
         .flags(squeue::Flags::ASYNC)
 }
 
-/// The limits before, with these in force until dropped.
+/// Sets limits of workers until this is dropped. Holds the limits before.
 struct Limits([u32; 2]);
 
 impl Limits {
@@ -41,8 +41,8 @@ fn buffered_writes_to_one_file_keep_their_order() {
     alone_and_bounded(|| {
         const COUNT: u64 = 60;
         let mut ring = ring();
-        // Short ones, and often: what overtakes does so between two workers'
-        // taking a write each and making it.
+        // Many short rounds: a write can overtake another only if two workers take one each, and
+        // the second acts first.
         for _ in 0..400 {
             let mut file = file_with(b"");
             let blocks: Vec<[u8; 3]> = (0..COUNT).map(|index| [index as u8; 3]).collect();
@@ -164,7 +164,7 @@ fn a_raised_limit_serves_what_waits_already() {
         let mut ring = ring();
         let (busy, free) = (Fifo::new(), Fifo::new());
         eventually("nobody else's worker is left", || threads_named(WORKER) == 0);
-        // In order: the only worker has the first when it finds the second.
+        // The requests are in order: the only worker has the first when the second arrives.
         submit(&mut ring, &[busy.open().user_data(1), free.open().user_data(2)]);
         free.release();
         stays_quiet(&mut ring);
@@ -175,12 +175,12 @@ fn a_raised_limit_serves_what_waits_already() {
     });
 }
 
-/// The processors that a thread may run on, as the system lists them in its status.
+/// Returns the processors that a thread may run on, from its status file.
 fn place(status: &str) -> Option<String> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(String::from))
 }
 
-/// Those of the workers: one list where all may run on the same.
+/// Returns the processors of the workers: one list if all may run on the same.
 fn places_of_workers() -> BTreeSet<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -188,10 +188,10 @@ fn places_of_workers() -> BTreeSet<String> {
     workers.filter_map(|status| place(&status)).collect()
 }
 
-/// All that a thread may be given, though it may have been started on fewer.
+/// Returns all processors that a thread may be given, even if it was started on fewer.
 fn everywhere() -> String {
     let anywhere = || {
-        // SAFETY: plain numbers, all bits set; and this thread's own place.
+        // SAFETY: the set is plain numbers, with all bits set. The call concerns only this thread.
         unsafe {
             let mut all: libc::cpu_set_t = std::mem::zeroed();
             (&raw mut all).write_bytes(0xff, 1);
@@ -208,7 +208,7 @@ fn workers_stay_where_they_are_told_to() {
         let (mut ring, file) = (ring(), file_with(b"1234"));
         eventually("older workers are gone", || threads_named(WORKER) == 0);
         assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
-        // A worker that was left alone for long may have gone before it is looked at.
+        // A worker that is idle for long may have ended before the test looks at it.
         let eventually_at = |ring: &mut IoUring, wanted: String| {
             eventually("each is told by its next request", || {
                 assert_eq!(result(ring, by_worker(&file, &mut [0; 4])), 4);
@@ -217,9 +217,9 @@ fn workers_stay_where_they_are_told_to() {
         };
         assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
         let own = allowed_processor();
-        // SAFETY: plain numbers; zero is an empty set.
+        // SAFETY: the set is plain numbers, and zero is an empty set.
         let mut first: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the set.
+        // SAFETY: `own` is a processor's number, which is within the set.
         unsafe { libc::CPU_SET(own as usize, &mut first) };
         ring.submitter().register_iowq_aff(&first).unwrap();
         eventually_at(&mut ring, own.to_string());

@@ -12,7 +12,7 @@ use usring_device::driver::vhost_user::Options;
 use usring_device::spec;
 use usring_device::{Driver, QueueOptions, QueuePair};
 
-/// No wait of a test is longer.
+/// Longest wait of a test.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub struct Backend {
@@ -48,18 +48,18 @@ impl Backend {
         self.folder.path().join("socket").to_str().unwrap().to_owned()
     }
 
-    /// Another daemon on the same image and socket.
+    /// Starts another daemon on the same image and socket.
     pub fn restart(&mut self) {
         let _ = std::fs::remove_file(self.socket());
         let image = self.image();
-        // What a test writes need not survive the machine.
+        // A test's data need not survive a crash of the machine.
         let file = format!("driver=file,node-name=file,filename={},discard=unmap,cache.no-flush=on", image.display());
         let node = format!("driver={},node-name=node,file=file,discard=unmap,cache.no-flush=on", self.format);
         let export = format!(
             "type=vhost-user-blk,id=export,node-name=node,addr.type=unix,addr.path={},writable=on,num-queues={},writethrough={}",
             self.socket(),
             self.queues,
-            // qcow2's tables lie in the daemon's memory otherwise, and die with it.
+            // Otherwise qcow2's tables are in the daemon's memory, and are lost when it is killed.
             if self.format == "qcow2" { "on" } else { "off" },
         );
         let daemon = Command::new("qemu-storage-daemon")
@@ -75,7 +75,7 @@ impl Backend {
         }
     }
 
-    /// From now on it does nothing, and is still there.
+    /// Stops the daemon, which then does nothing but still exists.
     pub fn stop(&self) {
         let daemon = Pid::from_raw(self.daemon.as_ref().unwrap().id().cast_signed());
         kill(daemon, Signal::SIGSTOP).unwrap();
@@ -83,7 +83,7 @@ impl Backend {
         assert_eq!(stopped, WaitStatus::Stopped(daemon, Signal::SIGSTOP));
     }
 
-    /// kill −9.
+    /// Kills the daemon by SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             daemon.kill().unwrap();
@@ -96,8 +96,8 @@ impl Backend {
     }
 }
 
-/// Whether a socket is not only there but takes connections: a flag of it in
-/// /proc, because a connection made to find out would be the one it serves.
+/// Returns whether a socket accepts connections, by a flag in /proc. A connection made to find out
+/// would be the only one that the back end serves.
 fn listens(path: &str) -> bool {
     const ACCEPTS: &str = "00010000";
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -114,7 +114,7 @@ impl Drop for Backend {
 pub struct Device {
     pub driver: Box<dyn Driver>,
     pub control: VhostUser,
-    /// What a user would have read.
+    /// The sentences for the user.
     pub told: std::sync::mpsc::Receiver<String>,
 }
 

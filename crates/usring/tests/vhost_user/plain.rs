@@ -1,6 +1,6 @@
-//! A back end of our own, for what Debian's does not do: one that offers next
-//! to nothing, and one that dies at a chosen moment, with or without a record
-//! of what it had in flight. It serves one queue, in order or as it is told.
+//! A back end of our own, for what Debian's back end does not do. It can offer next to no features,
+//! and it can die at a chosen moment, with or without a record of the requests in flight. It serves
+//! one queue, in order or as a [`Plan`] says.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 pub const INDIRECT: u64 = 1 << 28;
 pub const EVENT_INDEX: u64 = 1 << 29;
 const ALWAYS: u64 = 1 << 32 | 1 << 30 | 1 << 1 | 1 << 2 | 1 << 9;
-/// Stands for a flush among sectors.
+/// Stands for a flush in a list of sectors.
 pub const FLUSH: u64 = u64::MAX;
 /// Small, so that one request needs many descriptors.
 const SIZE_MAX: u32 = 3072;
@@ -24,8 +24,8 @@ const SEG_MAX: u32 = 60;
 #[derive(Clone)]
 pub enum Plan {
     Serve,
-    /// Takes so many, completes these of them in this order, and is gone. `torn`:
-    /// in the midst of noting the last one in its record.
+    /// Takes `takes` requests, completes some of them in the order of `completes`, and dies.
+    /// `torn`: it dies while it writes the last completion to its record.
     Die {
         takes: usize,
         completes: Vec<usize>,
@@ -33,7 +33,7 @@ pub enum Plan {
     },
 }
 
-/// What outlives back ends: the blocks, and who did what.
+/// What outlives back ends: the blocks, and the log of writes.
 #[derive(Clone, Default)]
 pub struct Disk {
     pub blocks: Arc<Mutex<Vec<u8>>>,
@@ -47,7 +47,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// Listens, and serves the first who comes.
+    /// Listens, and serves the first front end that connects.
     pub fn start(path: &str, disk: Disk, features: u64, protocol: VhostUserProtocolFeatures, plan: Plan) -> Plain {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
@@ -71,7 +71,7 @@ impl Plain {
         Plain { life: Some(life), stop }
     }
 
-    /// Waits until it has died as planned.
+    /// Waits until the back end has died as planned.
     pub fn has_died(mut self) {
         self.life.take().unwrap().join().unwrap();
     }
@@ -114,10 +114,10 @@ fn live(listener: UnixListener, state: State, stopped: mpsc::Receiver<()>) {
     }
 }
 
-/// Which of them can be read, within a moment.
+/// Returns which of the descriptors are readable, after at most 10 ms.
 fn readable<const N: usize>(descriptors: &[i32; N]) -> [bool; N] {
     let mut watched = descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-    // SAFETY: as many entries as it says.
+    // SAFETY: the array has `N` entries, as its count says.
     unsafe { libc::poll(watched.as_mut_ptr(), N as libc::nfds_t, 10) };
     watched.map(|one| one.revents != 0)
 }
@@ -128,7 +128,7 @@ struct Region {
     memory: *mut u8,
 }
 
-// SAFETY: a mapping that is never taken back, used by one thread at a time.
+// SAFETY: the mapping is never removed, and one thread at a time uses it.
 unsafe impl Send for Region {}
 
 struct State {
@@ -139,19 +139,19 @@ struct State {
     agreed: u64,
     regions: Vec<Region>,
     size: u16,
-    /// Descriptors, available, used.
+    /// Addresses of descriptors, available ring and used ring.
     rings: [u64; 3],
     next: u16,
     kick: Option<File>,
     call: Option<File>,
     record: Option<(File, Region)>,
-    /// Heads, not yet completed.
+    /// Heads of requests that were taken and not yet completed.
     fetched: Vec<u16>,
 }
 
 fn map(file: &File, offset: u64, length: u64, address: u64) -> Region {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
-    // SAFETY: a new mapping.
+    // SAFETY: the call makes a new mapping.
     let memory =
         unsafe { libc::mmap(std::ptr::null_mut(), (offset + length) as usize, protection, flags, file.as_raw_fd(), 0) };
     assert_ne!(memory, libc::MAP_FAILED);
@@ -169,17 +169,18 @@ impl State {
     }
 
     fn read<T: Copy>(&self, address: u64) -> T {
-        // SAFETY: mapped; numbers.
+        // SAFETY: the address is mapped, and any bytes are a valid number.
         unsafe { self.at(address, size_of::<T>() as u64).cast::<T>().read_volatile() }
     }
 
     fn write<T: Copy>(&self, address: u64, value: T) {
-        // SAFETY: mapped; numbers.
+        // SAFETY: the address is mapped, and any bytes are a valid number.
         unsafe { self.at(address, size_of::<T>() as u64).cast::<T>().write_volatile(value) }
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// Takes what is there and does what the plan says; `false` when it dies.
+    /// Takes the published requests and does what the plan says. Returns `false` when the back end
+    /// dies.
     fn work(&mut self) -> bool {
         let mut count = [0; 8];
         let _ = self.kick.as_ref().unwrap().read(&mut count);
@@ -190,7 +191,7 @@ impl State {
             self.next = self.next.wrapping_add(1);
             self.fetched.push(head);
             self.note(head, 1);
-            // Told of the next one.
+            // Asks for a notification of the next request.
             self.write(self.rings[2] + 4 + 8 * u64::from(self.size), self.next);
         }
         match self.plan.clone() {
@@ -206,11 +207,11 @@ impl State {
         true
     }
 
-    /// In flight or not, in the record.
+    /// Writes to the record whether a request is in flight.
     fn note(&self, head: u16, in_flight: u8) {
         if let Some((_, record)) = &self.record {
             let place = record.memory.wrapping_add(16 + 16 * usize::from(head));
-            // SAFETY: within the record: a state for each descriptor.
+            // SAFETY: the address is within the record, which has a state for each descriptor.
             unsafe {
                 place.wrapping_add(8).cast::<u64>().write_volatile(u64::from(self.next));
                 place.write_volatile(in_flight);
@@ -225,7 +226,7 @@ impl State {
         let entry = used + 4 + 8 * u64::from(index % self.size);
         self.write(entry, [u32::from(head), 1]);
         if let Some((_, record)) = &self.record {
-            // SAFETY: the record's header: the last that was done.
+            // SAFETY: the field of the record's header for the last completed head.
             unsafe { record.memory.wrapping_add(12).cast::<u16>().write_volatile(head) };
         }
         self.write(used + 2, index.wrapping_add(1));
@@ -234,7 +235,7 @@ impl State {
         }
         self.note(head, 0);
         if let Some((_, record)) = &self.record {
-            // SAFETY: the record's header: the used index.
+            // SAFETY: the field of the record's header for the used index.
             unsafe { record.memory.wrapping_add(14).cast::<u16>().write_volatile(index.wrapping_add(1)) };
         }
         let wanted = if self.agreed & EVENT_INDEX != 0 {
@@ -247,7 +248,7 @@ impl State {
         }
     }
 
-    /// The chain of a head: address, length, whether the device writes it.
+    /// Returns the chain of a head: address, length, and whether the device writes it.
     fn chain(&self, head: u16) -> Vec<(u64, u32, bool)> {
         let (mut table, mut index, mut chain) = (self.rings[0], head, Vec::new());
         loop {
@@ -276,7 +277,8 @@ impl State {
             assert!(*length <= SIZE_MAX);
             let (memory, there) = (self.at(*address, u64::from(*length)), &mut blocks[at..][..*length as usize]);
             at += there.len();
-            // SAFETY: mapped, of that length; the driver leaves it alone until the request is done.
+            // SAFETY: the memory is mapped with this length. The driver does not touch it until the
+            // request is done.
             match (kind, unsafe { std::slice::from_raw_parts_mut(memory, there.len()) }) {
                 (0, memory) if *writable => memory.copy_from_slice(there),
                 (1, memory) if !*writable => there.copy_from_slice(memory),
@@ -291,12 +293,13 @@ impl State {
         self.write(chain[chain.len() - 1].0, 0u8);
     }
 
-    /// What the back end before had in flight, in its order; then on from there.
+    /// Takes the requests that the previous back end had in flight, in its order, and continues
+    /// behind them.
     fn resume(&mut self) {
         let Some((_, record)) = &self.record else { return };
         let used: u16 = self.read(self.rings[2] + 2);
         let header = record.memory.cast::<u16>();
-        // SAFETY: the record's header and states.
+        // SAFETY: the addresses are in the record's header and states.
         let mut rest: Vec<_> = unsafe {
             let (last, noted) = (header.wrapping_add(6).read_volatile(), header.wrapping_add(7));
             if noted.read_volatile() != used {

@@ -1,5 +1,5 @@
-//! Back ends that offer next to nothing, and what is sent again to the one
-//! that comes after another: with the back end of [`crate::plain`].
+//! Back ends that offer next to no features, and requests that are sent again to the next back end.
+//! The back end is that of [`crate::plain`].
 
 use crate::MEGABYTE;
 use crate::backend::{Device, LIMIT};
@@ -49,7 +49,8 @@ fn a_back_end_that_offers_next_to_nothing_is_served_all_the_same() {
         let ended = wait_asleep(&mut *queue, traffic.out());
         traffic.take(&ended);
         traffic.verify(&mut *queue);
-        // As many descriptors as it takes, and as many at once as there are.
+        // A request takes as many descriptors as it needs, and the queue takes as many requests as
+        // its descriptors allow.
         let transfer = device.driver.geometry().transfer as usize;
         assert!(transfer > 100_000);
         let bytes: Vec<u8> = (0..transfer).map(|at| (at / 5) as u8).collect();
@@ -67,13 +68,13 @@ fn a_back_end_that_offers_next_to_nothing_is_served_all_the_same() {
         queue.ring_doorbell();
         wait(&mut *queue, accepted as usize);
         assert!(into[..accepted as usize].iter().all(|buffer| *buffer == bytes));
-        // Memory that was shared before the queue was at work is seen at once.
+        // The back end sees memory that was shared before the queue was started.
         let inside = [vector(&shared[4096..][..8192])];
         let write = DeviceRequest { registered: true, ..request(0, Operation::Write, 0, &inside) };
         assert_eq!(run(&mut *queue, &write), 8192);
         assert_eq!(device.control.counts().1, 1);
         assert_eq!(read(&mut *queue, 0, 8192), vec![0x77; 8192]);
-        // What comes later is not, and is copied.
+        // Memory that is shared later is not seen, so it is copied.
         let late = Pages::new(64 * 1024, 0x88);
         device.driver.share_memory(vector(&late));
         let outside = [vector(&late[..4096])];
@@ -87,8 +88,8 @@ fn wait_for_sentence(device: &Device, end: &str) {
     while !device.told.recv_timeout(LIMIT).unwrap().ends_with(end) {}
 }
 
-/// Eight writes; a back end that takes six of them, completes some and dies;
-/// another; what either wrote, in order.
+/// Submits eight writes to a back end that takes six, completes some and dies. Then another back
+/// end serves the queue. Returns what the two wrote, in order.
 fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: bool) -> Vec<u64> {
     let place = Place::new();
     let plan = Plan::Die { takes: 6, completes: completes.to_vec(), torn };
@@ -108,7 +109,8 @@ fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: b
     back.has_died();
     submit(&mut *queue, 6..8);
     let _back = place.start(INDIRECT | EVENT_INDEX, protocol, Plan::Serve);
-    // Nobody looks before the other one is there: what was completed is still to be taken.
+    // The user does not poll before the second back end is there, so completions of the first are
+    // still to be taken.
     wait_for_sentence(&device, "socket is back");
     let mut ended: Vec<_> =
         wait(&mut *queue, 8).iter().map(|completion| (completion.token, completion.result)).collect();
@@ -147,7 +149,8 @@ fn a_queue_that_changes_hands_leaves_nothing_in_the_record() {
     }
     queue.ring_doorbell();
     back.has_died();
-    // Its user goes with it; the next has nothing to do with what he left.
+    // The queue's user ends with the queue. The next user has nothing to do with the requests that
+    // were left.
     wait_for_sentence(&device, "wait until it is back");
     drop(queue);
     let _back = place.start(INDIRECT, RECORD, Plan::Serve);
@@ -177,7 +180,7 @@ fn a_durable_write_is_followed_by_a_flush_before_it_completes() {
     }
 }
 
-/// Somebody is asleep, with a request out, when the back end goes.
+/// Returns the result of a request whose user sleeps when the back end goes.
 fn asleep_meanwhile(options: &str, afterwards: impl FnOnce(&Place) -> Option<Plain>) -> i32 {
     let place = Place::new();
     let never = Plan::Die { takes: usize::MAX, completes: Vec::new(), torn: false };
@@ -191,10 +194,10 @@ fn asleep_meanwhile(options: &str, afterwards: impl FnOnce(&Place) -> Option<Pla
     assert!(queue.arm_interrupt());
     let _others = (drop(back), afterwards(&place));
     let mut completions = Completions::new();
-    // Nothing but the interrupt makes this user look.
+    // Only the interrupt makes this user poll.
     while completions.as_slice().is_empty() {
         let mut watched = libc::pollfd { fd: queue.interrupt().unwrap(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, as it says.
+        // SAFETY: the array is one entry, as its count says.
         assert_eq!(unsafe { libc::poll(&mut watched, 1, LIMIT.as_millis() as i32) }, 1, "the sleeper is forgotten");
         queue.poll(&mut completions);
     }

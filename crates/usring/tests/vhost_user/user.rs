@@ -9,14 +9,14 @@ pub fn vector(bytes: &[u8]) -> IoVector {
     IoVector { base: bytes.as_ptr() as u64, length: bytes.len() as u64 }
 }
 
-/// Pages of a test's own, to be registered: what an allocator hands out may
-/// have been registered by another test before.
+/// Pages of a test's own, to be registered. Memory of an allocator may have been registered by
+/// another test before.
 pub struct Pages(*mut u8, usize);
 
 impl Pages {
     pub fn new(length: usize, fill: u8) -> Pages {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping.
+        // SAFETY: the call makes a new mapping.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
         assert_ne!(address, libc::MAP_FAILED);
         let mut pages = Pages(address.cast(), length);
@@ -29,26 +29,28 @@ impl std::ops::Deref for Pages {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: mapped, filled, and written by the device only while a request is out.
+        // SAFETY: the memory is mapped and filled. The device writes it only while a request is in
+        // flight.
         unsafe { std::slice::from_raw_parts(self.0, self.1) }
     }
 }
 
 impl std::ops::DerefMut for Pages {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above.
+        // SAFETY: the memory is mapped and filled. The device writes it only while a request is in
+        // flight.
         unsafe { std::slice::from_raw_parts_mut(self.0, self.1) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, whatever lies there by now.
+        // SAFETY: the mapping was made by `new`, and this is its owner.
         unsafe { libc::munmap(self.0.cast(), self.1) };
     }
 }
 
-/// A request with all that is usual.
+/// Returns a request with the usual values.
 pub fn request(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();
     DeviceRequest {
@@ -90,14 +92,14 @@ pub fn wait_asleep(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
         }
         if queue.arm_interrupt() {
             let mut watched = libc::pollfd { fd: queue.interrupt().unwrap(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one entry, as it says.
+            // SAFETY: the array is one entry, as its count says.
             let woken = unsafe { libc::poll(&mut watched, 1, LIMIT.as_millis() as i32) };
             assert_eq!(woken, 1, "{} of {count} requests completed", all.len());
         }
     }
 }
 
-/// One request to its end.
+/// Runs one request to its end.
 pub fn run(queue: &mut dyn QueuePair, request: &DeviceRequest) -> i32 {
     match queue.submit(request) {
         Submission::Accepted => {
@@ -115,7 +117,7 @@ pub fn read(queue: &mut dyn QueuePair, offset: u64, length: usize) -> Vec<u8> {
     buffer
 }
 
-/// Numbers that depend on a seed alone.
+/// Pseudo-random numbers that depend only on a seed.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -127,12 +129,12 @@ impl Numbers {
 
 const BLOCK: usize = 4096;
 
-/// Writes and reads of blocks at random places, `depth` at once, each read
-/// compared with what was last written there; no two at once on one block.
+/// Writes and reads of blocks at random places, `depth` at once, but never two on one block. Each
+/// read is compared with what was last written there.
 pub struct Traffic {
     first: u64,
     blocks: u64,
-    /// What each block holds: a number that fills it.
+    /// By block: the number that fills it.
     holds: Vec<u64>,
     lanes: Vec<Lane>,
     numbers: Numbers,
@@ -141,7 +143,7 @@ pub struct Traffic {
 
 struct Lane {
     buffer: Box<[u64]>,
-    /// Block and whether it is written, while a request is out.
+    /// The block and whether it is written, while a request is in flight.
     out: Option<(usize, bool)>,
 }
 
@@ -158,7 +160,7 @@ impl Traffic {
         }
     }
 
-    /// Fills every lane that has nothing out.
+    /// Submits a request in every lane that has none in flight.
     pub fn submit(&mut self, queue: &mut dyn QueuePair) {
         for token in 0..self.lanes.len() {
             if self.lanes[token].out.is_some() {
@@ -200,7 +202,7 @@ impl Traffic {
         }
     }
 
-    /// A number of requests; then none is out.
+    /// Runs `count` requests, and waits until none is in flight.
     pub fn run(&mut self, queue: &mut dyn QueuePair, count: usize) {
         let end = self.answered + count;
         while self.answered < end {
@@ -216,7 +218,7 @@ impl Traffic {
         self.take(&rest);
     }
 
-    /// Every block, once more.
+    /// Reads and compares every block.
     pub fn verify(&mut self, queue: &mut dyn QueuePair) {
         for block in 0..self.blocks {
             let bytes = read(queue, self.first + block * BLOCK as u64, BLOCK);
