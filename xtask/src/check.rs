@@ -1,13 +1,12 @@
-//! Everything that CI runs, in the order in which it is cheapest to fail.
+//! `cargo xtask check`: everything that CI runs. Steps that are cheap and fail often come first.
 
 use crate::step::{self, Report, Tally};
 use crate::{Outcome, floors, loom, packages, product, prose, size};
 
 const STEPS: usize = 12;
 
-/// All steps; one that fails does not keep the next from being looked at,
-/// except that nothing can be tested that does not build. Whether all went
-/// well; the last line printed counts what passed and failed.
+/// Runs all steps and returns whether all succeeded. The next step runs even if one fails, except
+/// that nothing is tested that does not build. The last line printed counts what passed and failed.
 pub fn run() -> bool {
     let mut report = Report::of(STEPS);
     report.step("packages", |_| packages::provide());
@@ -31,8 +30,7 @@ fn lints(what: &[&str]) -> Outcome {
     step::run(step::cargo(&["clippy", "--quiet"]).args(what).args(["--", "-D", "warnings"]))
 }
 
-/// The tests that drive whole programs drive the optimised product, as it is
-/// shipped.
+/// Runs all tests. Tests that drive whole programs use the optimised product, as it is shipped.
 fn tests(tally: &mut Tally) -> Outcome {
     let mut command = step::cargo(&["test", "--no-fail-fast"]);
     command.env("USRING_BIN", product::folder(true).join("usring"));
@@ -44,7 +42,8 @@ fn tests(tally: &mut Tally) -> Outcome {
     }
     let (counted, outcome) = step::run_tests(&mut command);
     tally.add(counted);
-    // Apart from the rest, as it is built: see the workspace's default members.
+    // The library is tested apart from the rest, as it is built: see the workspace's default
+    // members.
     let (of_library, library) = step::run_tests(&mut step::cargo(&["test", "--package", "usring-interpose"]));
     tally.add(of_library);
     outcome.and(library)

@@ -1,5 +1,5 @@
-//! The house's floors: a crate sees only lower ones. ARCHITECTURE.md explains
-//! the table; a new crate needs a row in both.
+//! Checks the layers of the crates: a crate may depend only on lower layers. ARCHITECTURE.md
+//! explains the table. A new crate needs a row in both.
 
 use crate::Outcome;
 use crate::step;
@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 struct Floor {
     crate_name: &'static str,
     level: u8,
-    /// Lower floors that it may not see all the same.
+    /// Lower layers that it may not see nevertheless.
     hidden: &'static [&'static str],
-    /// Reached from inside a program's call: no libc, nothing that needs it.
+    /// Runs within a program's call, so it has no libc, and nothing that needs libc.
     freestanding: bool,
 }
 
@@ -32,10 +32,10 @@ const FLOORS: [Floor; 9] = [
     floor(6, "usring", &["usring-interpose"], false),
 ];
 
-/// They see everything and no product crate sees them.
+/// Crates that may depend on everything, and on which no product crate depends.
 const BESIDE: [&str; 4] = ["conformance", "fuzz", "workloads", "xtask"];
 
-/// What a freestanding crate may take from elsewhere: nothing that calls libc.
+/// Outside crates that a freestanding crate may use, because they do not call libc.
 const FREESTANDING_DEPENDENCIES: [&str; 4] = ["linux-raw-sys", "loom", "yaxpeax-arch", "yaxpeax-x86"];
 
 pub fn run() -> Outcome {
@@ -75,7 +75,7 @@ fn breaches_of(package: &Package, row: &Floor, rows: &BTreeMap<&str, &Floor>) ->
     of_product.filter_map(|dependency| breach(row, &dependency.name, rows)).collect()
 }
 
-/// What is wrong with the crate of this row using that crate.
+/// Returns what is wrong if the crate of this row uses the crate `used`.
 fn breach(row: &Floor, used: &str, rows: &BTreeMap<&str, &Floor>) -> Option<String> {
     let user = row.crate_name;
     match rows.get(used) {

@@ -1,4 +1,4 @@
-//! The loom models: every interleaving of what threads share.
+//! The loom models, which try every interleaving of what threads share.
 
 use crate::Outcome;
 use crate::step::{self, Tally};
@@ -10,7 +10,7 @@ pub fn run() -> Outcome {
     tests(&mut Tally::default())
 }
 
-/// Runs them; a build tree of their own keeps `--cfg loom` out of the other.
+/// Runs the models. They have a build tree of their own, which keeps `--cfg loom` out of the other.
 pub fn tests(tally: &mut Tally) -> Outcome {
     let mut command = step::cargo(&["test", "--release", "--test", "loom_*", "--target-dir", "target/loom"]);
     for name in CRATES {

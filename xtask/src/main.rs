@@ -1,6 +1,5 @@
-//! The project's own chores, as `cargo xtask NAME`: building both halves of
-//! the product side by side, holding the house rules, and everything that CI
-//! runs.
+//! The project's tasks, as `cargo xtask NAME`: building both halves of the product side by side,
+//! checking the project's rules, and everything that CI runs.
 
 mod check;
 mod floors;
@@ -16,7 +15,7 @@ use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// What a chore answers; a failure says why in words.
+/// Result of a task. A failure says why in words.
 type Outcome = Result<(), String>;
 
 #[derive(Parser)]
@@ -34,18 +33,19 @@ enum Chore {
         #[arg(long)]
         release: bool,
     },
-    /// Everything that CI runs: format, lints, floors, sizes, builds, tests, documentation, models
+    /// Run everything that CI runs: format, lints, layers, sizes, builds, tests, documentation,
+    /// models
     Check,
-    /// Fail if a crate sees what its floor may not see
+    /// Fail if a crate depends on one that its layer may not see
     Floors,
-    /// Fail if a file or a function has grown past its limit
+    /// Fail if a file or a function is longer than its limit
     Size,
     /// Fail if comments, messages or documents break more rules of docs/style.md than before
     Prose {
         /// Print each finding of a part (a crate's folder, `documents`, or `all`) and check nothing
         #[arg(long, value_name = "PART")]
         list: Option<String>,
-        /// Lower the limits in xtask/prose-limits to what is there
+        /// Lower the limits in xtask/prose-limits to the present findings
         #[arg(long)]
         tighten: bool,
     },
@@ -72,22 +72,24 @@ enum Chore {
 
 #[derive(Subcommand)]
 enum Soak {
-    /// The conformance cases, round after round, in a build whose threads are held up between the steps of their protocols
+    /// Run the conformance cases, round after round, in a build that holds threads up at random
+    /// between the steps of their protocols
     Interleavings {
         #[arg(long, default_value_t = 5)]
         rounds: u32,
-        /// Only the rooms whose names contain this
+        /// Run only the modules whose names contain this text
         #[arg(default_value = "")]
         rooms: String,
     },
-    /// Swap for unmodified programs with a GiB of memory: the tests that take minutes
+    /// Run the swap tests that take minutes: unmodified programs with a GiB of memory
     Swap,
-    /// Build the echo server and load it on usring with the kernel's io_uring denied: connections that come and go, and peers that reset, stall and send garbage
+    /// Load the echo server on usring, with the kernel's io_uring denied: connections that come and
+    /// go, and peers that reset, stall and send garbage
     Sockets {
-        /// How long
+        /// Duration in seconds
         #[arg(long, default_value_t = 60)]
         seconds: u32,
-        /// At the same time
+        /// Connections at the same time
         #[arg(long, default_value_t = 5000)]
         connections: u32,
         /// Options of the server

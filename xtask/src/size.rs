@@ -1,5 +1,5 @@
-//! The size ratchet: files to 600 lines, functions to 60. What is longer
-//! stands in `size-exceptions` with its length, and that list only shrinks.
+//! The limits of size: 600 lines for a file, 60 for a function. Longer ones are listed in
+//! `size-exceptions` with their length, and that list only shrinks.
 
 use crate::Outcome;
 use crate::step;
@@ -20,7 +20,7 @@ pub fn run() -> Outcome {
     let files = source_files(root)?;
     let mut long = Lengths::new();
     for file in &files {
-        // A file that is being moved is listed and not there.
+        // A file that is being moved is listed but not there.
         let Ok(text) = std::fs::read_to_string(root.join(file)) else { continue };
         measure(file, &text, &mut long)?;
     }
@@ -44,7 +44,7 @@ pub fn run() -> Outcome {
     }
 }
 
-/// Rust files that git knows or could be told of.
+/// Returns the Rust files that git tracks, or that it would list as untracked.
 fn source_files(root: &Path) -> Result<Vec<String>, String> {
     let arguments = ["ls-files", "--cached", "--others", "--exclude-standard", "--", "*.rs"];
     let output = Command::new("git").args(arguments).current_dir(root).output();
@@ -55,7 +55,7 @@ fn source_files(root: &Path) -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Notes what is longer than its limit.
+/// Records what is longer than its limit.
 fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
     let lines = text.lines().count();
     if lines > FILE_LIMIT {
@@ -69,12 +69,12 @@ fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
 struct Functions<'a> {
     file: &'a str,
     long: &'a mut Lengths,
-    /// The functions around the one being looked at.
+    /// Names of the functions around the present one.
     within: Vec<String>,
 }
 
 impl Functions<'_> {
-    /// From the line of `fn` to that of the closing brace.
+    /// Measures from the line of `fn` to that of the closing brace.
     fn note(&mut self, signature: &syn::Signature, block: &syn::Block) {
         self.within.push(signature.ident.to_string());
         let lines = block.brace_token.span.close().end().line - signature.fn_token.span.start().line + 1;
@@ -115,14 +115,14 @@ fn parse(text: &str) -> Result<Lengths, String> {
     entries.map(|line| entry(line).ok_or_else(|| format!("{EXCEPTIONS}: cannot understand `{line}`"))).collect()
 }
 
-/// The list as git has it.
+/// Returns the list as git has it in this version.
 fn committed(root: &Path, version: &str) -> Option<Lengths> {
     let arguments = ["show", &format!("{version}:{EXCEPTIONS}")];
     let output = Command::new("git").args(arguments).current_dir(root).output().ok()?;
     output.status.success().then(|| parse(&String::from_utf8_lossy(&output.stdout)).ok())?
 }
 
-/// What is long and not listed so, and what is listed and not so long.
+/// Compares what is long with the list, in both directions.
 fn compare(long: &Lengths, listed: &Lengths) -> Vec<String> {
     let mut breaches = Vec::new();
     for (name, lines) in long {
@@ -143,7 +143,7 @@ fn compare(long: &Lengths, listed: &Lengths) -> Vec<String> {
     breaches
 }
 
-/// Entries that the earlier list has not, or has with fewer lines.
+/// Returns entries that are new in the list, or that have more lines than in the earlier list.
 fn grown(listed: &Lengths, earlier: &Lengths) -> Vec<String> {
     let newer = listed.iter().filter(|(name, lines)| earlier.get(*name).is_none_or(|before| before < lines));
     newer.map(|(name, _)| format!("{name} was added to {EXCEPTIONS}, which may only shrink")).collect()

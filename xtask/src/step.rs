@@ -1,5 +1,4 @@
-//! Runs commands, shows what they print as they print it, and remembers what
-//! the tests among them said.
+//! Runs commands, shows their output as it comes, and counts the tests that they report.
 
 use crate::{Outcome, skipped};
 use std::io::{BufRead, BufReader, Write};
@@ -7,19 +6,20 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How many tests have run, by what `cargo test` says at the end of each file.
+/// The number of tests that have run, from the lines by which `cargo test` ends each file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub passed: usize,
     pub failed: usize,
     pub ignored: usize,
-    /// Of those that passed: the names of tests that found something missing, and what.
+    /// Tests that passed because something they need was missing: their names, and what was
+    /// missing.
     pub skipped: Vec<String>,
 }
 
 impl Tally {
-    /// Adds what a line such as `test result: ok. 3 passed; 0 failed; 1
-    /// ignored; …` says, or that of a test that was skipped; other lines say nothing.
+    /// Adds the numbers of a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`, or a
+    /// skipped test. Ignores other lines.
     fn add_line(&mut self, line: &str) {
         self.skipped.extend(skipped::read(line).map(str::to_owned));
         let Some((_, counts)) = line.split_once("test result: ").and_then(|(_, rest)| rest.split_once(". ")) else {
@@ -46,16 +46,17 @@ impl Tally {
     }
 }
 
-/// `cargo` as it runs us, in the workspace's root.
+/// Returns `cargo`, as it has started this program, in the workspace's root.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root());
-    // Set for us by the cargo that runs us; another package's build must not see it.
+    // The cargo that started this program has set the variable. The build of another package must
+    // not see it.
     command.env_remove("CARGO_MANIFEST_DIR");
     command
 }
 
-/// The workspace's root.
+/// Returns the workspace's root.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
@@ -66,7 +67,7 @@ pub fn run(command: &mut Command) -> Outcome {
     if status.success() { Ok(()) } else { Err(format!("{} failed ({status})", describe(command))) }
 }
 
-/// Runs a command that runs tests; its output is shown as it comes.
+/// Runs a command that runs tests. Shows its output as it comes.
 pub fn run_tests(command: &mut Command) -> (Tally, Outcome) {
     let mut tally = Tally::default();
     let outcome = follow(command, &mut tally);
@@ -79,7 +80,7 @@ fn follow(command: &mut Command, tally: &mut Tally) -> Outcome {
     let mut terminal = std::io::stdout();
     for line in BufReader::new(output).split(b'\n') {
         let line = line.map_err(|error| error.to_string())?;
-        // Whoever reads us may have gone; the tests run on.
+        // If the reader of our output has gone, the tests still run on.
         let _ = terminal.write_all(&[&line[..], b"\n"].concat());
         tally.add_line(&String::from_utf8_lossy(&line));
     }
@@ -97,7 +98,7 @@ fn describe(command: &Command) -> String {
     format!("`{} {}`", program.display(), words.join(" "))
 }
 
-/// A list of named steps, and how each went.
+/// A list of named steps, with the result of each.
 pub struct Report {
     steps: usize,
     lines: Vec<(&'static str, Duration, Outcome)>,
@@ -109,7 +110,7 @@ impl Report {
         Report { steps, lines: Vec::new(), tally: Tally::default() }
     }
 
-    /// Runs a step and says so; whether it went well.
+    /// Runs a step and prints its result. Returns whether it succeeded.
     pub fn step(&mut self, name: &'static str, run: impl FnOnce(&mut Tally) -> Outcome) -> bool {
         println!("\n== [{}/{}] {name}", self.lines.len() + 1, self.steps);
         let start = Instant::now();
@@ -122,8 +123,8 @@ impl Report {
         went_well
     }
 
-    /// The table of all steps, and one last line that counts the tests and
-    /// each step as one more. Whether all went well.
+    /// Prints the table of all steps, and a last line that counts the tests and adds each step as
+    /// one. Returns whether all succeeded.
     pub fn finish(self) -> bool {
         println!("\n== summary");
         let width = self.lines.iter().map(|(name, ..)| name.len()).max().unwrap_or(0);
@@ -142,10 +143,10 @@ impl Report {
         if not_run != 0 {
             println!("{not_run} steps were not run");
         }
-        // A test that is skipped in the middle has passed as well, if its harness is to be believed.
+        // The harness counts a test that is skipped at run time as passed.
         let skipped = self.tally.skipped.len().min(self.tally.passed);
         let passed = self.tally.passed - skipped + self.lines.len() - failed_steps;
-        // A step that fails for its tests is not counted a second time.
+        // A step that fails because of its tests is not counted a second time.
         let failed = self.tally.failed.max(failed_steps);
         println!("{passed} passed, {failed} failed, {} skipped", skipped + self.tally.ignored);
         failed == 0 && not_run == 0

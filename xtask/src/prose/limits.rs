@@ -1,5 +1,5 @@
-//! The ratchet: how many findings each part of the repository may have, by
-//! rule. The numbers in `xtask/prose-limits` only fall.
+//! The limits: how many findings each part of the repository may have, by rule. The numbers in
+//! `xtask/prose-limits` only fall.
 
 use super::rules::Rule;
 use crate::step;

@@ -1,5 +1,5 @@
-//! `cargo xtask prose`: holds the rules of docs/style.md that a machine can
-//! hold, over comments, messages and documents.
+//! `cargo xtask prose`: checks the rules of docs/style.md that a machine can check, in comments,
+//! messages and documents.
 //!
 //! - [`text`] takes the sentences out of a file.
 //! - [`rules`] finds what is wrong in one sentence or line.
@@ -33,14 +33,13 @@ struct Part {
     findings: Vec<Finding>,
 }
 
-/// Checks every file and commit subject; with `list`, prints each finding of
-/// that part (`all` for every part); with `tighten`, lowers the limits to what
-/// is there.
+/// Checks every file and commit subject. `list`: only prints each finding of that part (`all`: of
+/// every part). `tighten`: lowers the limits to the present findings.
 pub fn run(list: Option<&str>, tighten: bool) -> Outcome {
     let mut parts: BTreeMap<String, Part> = BTreeMap::new();
     for file in tracked_files()? {
         let Some(kind) = text::Kind::of(&file) else { continue };
-        // A file that is being moved is listed and not there.
+        // A file that is being moved is listed but not there.
         let Ok(content) = std::fs::read_to_string(step::root().join(&file)) else { continue };
         examine(&file, kind, &content, parts.entry(part_of(&file)).or_default());
     }
@@ -64,7 +63,7 @@ fn tracked_files() -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// The crate that a file belongs to; `documents` for those that belong to none.
+/// Returns the crate that a file belongs to, or `documents` if it belongs to none.
 fn part_of(file: &str) -> String {
     let mut folders = file.split('/');
     match (folders.next(), folders.next()) {

@@ -1,17 +1,17 @@
-//! The rules of docs/style.md that need no reader.
+//! The rules of docs/style.md that a machine can check.
 
 use super::text::Kind;
 
-/// Longer sentences are findings.
+/// A sentence with more words is a finding.
 const LONG_WORDS: usize = 30;
-/// No sentence may be longer than this in the end.
+/// A sentence with more words is a finding of another rule, whose limits fall first.
 const ENDLESS_WORDS: usize = 40;
 const COMMENT_COLUMNS: usize = 100;
 const DOCUMENT_COLUMNS: usize = 120;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The subject of a clause is a pronoun that names nobody.
+    /// The subject of a clause is a pronoun that names nothing.
     Subject,
     /// More than 30 words.
     Long,
@@ -40,11 +40,11 @@ impl Rule {
     }
 }
 
-/// Subjects that name nobody, wherever they stand.
+/// Subjects without a name, wherever they are in a sentence.
 const NAMELESS: [&str; 6] = ["whoever", "whomever", "somebody", "everybody", "nobody", "anybody"];
-/// Pronouns that are a subject when they begin a clause.
+/// Pronouns that are a subject at the beginning of a clause.
 const PRONOUNS: [&str; 4] = ["who", "what", "whatever", "whose"];
-/// Words whose better ones stand in the table of docs/style.md.
+/// Words that docs/style.md replaces by better ones.
 const BANNED: [&str; 31] = [
     "told",
     "untold",
@@ -79,8 +79,8 @@ const BANNED: [&str; 31] = [
     "doors",
 ];
 
-/// Whether a line is wider than its kind of file allows. A line that holds one
-/// long word (an address, a path) cannot be broken.
+/// Returns whether a line is wider than its kind of file allows. A line of one long word (an
+/// address, a path) cannot be broken, so it is not.
 pub fn is_wide(kind: Kind, line: &str) -> bool {
     let most = if kind == Kind::Markdown { DOCUMENT_COLUMNS } else { COMMENT_COLUMNS };
     let text = line.trim_start().trim_start_matches(['/', '!', '-', '*', '>']);
@@ -121,7 +121,8 @@ fn is_nameless_subject(words: &[&str], plain: &[String], at: usize) -> bool {
     begins_clause && !is_question && PRONOUNS.contains(&word)
 }
 
-/// In lower case and without punctuation; empty for code and for a quoted word.
+/// Returns the word in lower case and without punctuation. Code and quoted words give an empty
+/// string.
 fn bare(word: &str) -> String {
     if word.contains('`') || word.starts_with('"') {
         return String::new();

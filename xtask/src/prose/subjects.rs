@@ -4,15 +4,15 @@
 use crate::step;
 use std::process::Command;
 
-/// Earlier commits were written before the rule.
+/// Commits before this one were written before the rule.
 const RULE_BEGINS: &str = "ef4fd1e";
 const MOST_CHARACTERS: usize = 72;
-/// First words that say neither what acts nor what is done.
+/// First words that name neither an actor nor an action.
 const NAMELESS: [&str; 10] =
     ["who", "whoever", "whom", "what", "whatever", "that", "nobody", "somebody", "everybody", "one"];
 
-/// Prints each subject that breaks the rule and returns how many there are. A
-/// clone without the history (a tarball, a shallow clone) has none to read.
+/// Prints each subject that breaks the rule, and returns how many there are. A clone without the
+/// history (a tarball, a shallow clone) has no subjects to read.
 pub fn check() -> Result<usize, String> {
     let range = format!("{RULE_BEGINS}..HEAD");
     let arguments = ["log", "--no-merges", "--format=%s", &range];

@@ -1,9 +1,8 @@
-//! Takes the sentences out of a source file or document, and the lines whose
-//! width counts.
+//! Extracts the sentences of a source file or document, and the lines whose width counts.
 //!
-//! Code blocks, tables and headings are left out. Inline code counts as one
-//! word. In Rust and C only comments that stand on lines of their own are read,
-//! and in Rust also string literals of at least [`MESSAGE_WORDS`] words.
+//! Code blocks, tables and headings are left out. Inline code counts as one word. In Rust and C
+//! only comments on lines of their own are read, and in Rust also string literals of at least
+//! [`MESSAGE_WORDS`] words.
 
 use proc_macro2::{TokenStream, TokenTree};
 use std::str::FromStr;
@@ -19,7 +18,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// `None` for a file without sentences to read.
+    /// Returns the kind of a file; `None` for a file without sentences to read.
     pub fn of(file: &str) -> Option<Kind> {
         match file.rsplit_once('.')?.1 {
             "rs" => Some(Kind::Rust),
@@ -31,7 +30,7 @@ impl Kind {
 }
 
 pub struct Sentence {
-    /// Where its paragraph begins.
+    /// Line at which the sentence's paragraph begins.
     pub line: usize,
     pub text: String,
 }
@@ -78,7 +77,7 @@ pub fn extract(kind: Kind, content: &str) -> Extract {
     extract
 }
 
-/// The text of a line that is only a comment.
+/// Returns the text of a line that is only a comment.
 fn rust_comment(line: &str) -> Option<&str> {
     let rest = line.trim_start().strip_prefix("//")?;
     Some(rest.strip_prefix(['/', '!']).unwrap_or(rest).trim())
@@ -115,7 +114,7 @@ impl Paragraph {
     }
 }
 
-/// The text behind a bullet or a number.
+/// Returns the text behind a bullet or a number.
 fn list_item(prose: &str) -> Option<&str> {
     if let Some(rest) = prose.strip_prefix("- ").or_else(|| prose.strip_prefix("* ")) {
         return Some(rest);
@@ -124,8 +123,8 @@ fn list_item(prose: &str) -> Option<&str> {
     (!number.is_empty() && number.chars().all(|digit| digit.is_ascii_digit())).then_some(rest)
 }
 
-/// Splits at full stops, question and exclamation marks that are followed by
-/// a capital, a backtick, a bracket or the end.
+/// Splits at full stops, question marks and exclamation marks before a capital, a backtick, a
+/// bracket or the end.
 fn split(text: &str) -> Vec<String> {
     let words = with_code_as_one_word(text);
     let mut sentences = Vec::new();
@@ -163,7 +162,7 @@ fn with_code_as_one_word(text: &str) -> Vec<String> {
     joined.split([' ', '\n', '\t']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
-/// String literals that are sentences.
+/// Returns the string literals that are sentences.
 fn messages(content: &str) -> Vec<Sentence> {
     let mut found = Vec::new();
     if let Ok(tokens) = TokenStream::from_str(content) {
@@ -176,7 +175,7 @@ fn collect_literals(tokens: TokenStream, found: &mut Vec<Sentence>) {
     let mut is_attribute = false;
     for token in tokens {
         match token {
-            // `#[doc = "…"]` is how the lexer hands over a doc comment.
+            // The lexer passes a doc comment on as `#[doc = "…"]`.
             TokenTree::Group(group) if is_attribute => drop(group),
             TokenTree::Group(group) => collect_literals(group.stream(), found),
             TokenTree::Literal(literal) => {
