@@ -66,7 +66,7 @@ fn a_full_queue_takes_nothing_more_until_it_is_submitted() {
         assert_eq!(ring.submission().len(), 3);
         push(&mut ring, &[nop(3)]);
         assert!(ring.submission().is_full());
-        // SAFETY: as above.
+        // SAFETY: a NOP names no memory.
         assert!(unsafe { ring.submission().push(&nop(4)) }.is_err());
         assert_eq!(ring.submit().unwrap(), 4);
         assert!(ring.submission().is_empty());
@@ -90,7 +90,7 @@ fn entries_that_are_not_synced_are_not_submitted() {
     });
 }
 
-/// An entry of an opcode that no kernel knows.
+/// Returns an entry of an opcode that no kernel has.
 fn unknown(user_data: u64) -> squeue::Entry {
     let mut entry = nop(user_data);
     // SAFETY: an entry is a `struct io_uring_sqe`, which starts with the opcode.

@@ -20,7 +20,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// `count` reads, numbered from 0.
+    /// Submits `count` reads, numbered from 0.
     fn submit(ring: &mut IoUring, count: usize) -> Waiting {
         let mut waiting = Waiting { pipes: (0..count).map(|_| pipe()).collect(), buffers: vec![[0; 4]; count] };
         let entries: Vec<_> = (0..)
@@ -38,7 +38,8 @@ fn cancel(builder: CancelBuilder) -> squeue::Entry {
     opcode::AsyncCancel2::new(builder).build().user_data(1000)
 }
 
-/// Cancels, and answers the canceller's result and the cancelled in their order.
+/// Cancels, and returns the result of the cancel and the user data of the cancelled requests,
+/// sorted.
 #[track_caller]
 fn cancelled(ring: &mut IoUring, builder: CancelBuilder, targets: usize) -> (i32, Vec<u64>) {
     submit(ring, &[cancel(builder)]);
@@ -112,7 +113,7 @@ fn what_waits_in_a_worker_is_broken_off() {
         for round in 0..50 {
             submit(&mut ring, &[fifo.open().user_data(1)]);
             if round % 2 == 0 {
-                // Sometimes it has not begun, sometimes it sleeps.
+                // In some rounds the worker has not begun, in others it sleeps.
                 stays_quiet(&mut ring);
             }
             let (answer, targets) = cancelled(&mut ring, CancelBuilder::user_data(1), 1);
@@ -185,7 +186,7 @@ fn a_synchronous_cancel_breaks_off_a_worker() {
     });
 }
 
-/// It may have been gone by the second look.
+/// Accepts ENOENT: the request may have ended before the second cancel.
 fn gone(error: std::io::Error) -> std::io::Result<()> {
     if error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
 }

@@ -16,7 +16,7 @@ fn iocb(command: u16, file: &impl AsRawFd, data: u64) -> Iocb {
 
 fn submit(context: &Context, iocbs: &mut [Iocb]) -> std::io::Result<usize> {
     let list: Vec<*mut Iocb> = iocbs.iter_mut().map(|iocb| &raw mut *iocb).collect();
-    // SAFETY: the tests keep what they name until it is done.
+    // SAFETY: the tests keep the memory of their requests until these are done.
     unsafe { context.submit(&list) }
 }
 
@@ -50,7 +50,7 @@ fn a_poll_is_waited_for_by_time_and_cancelled() {
         assert_eq!(submit(&context, &mut polls).unwrap(), 2);
         let mut events = [IoEvent::default(); 4];
         assert_eq!(context.events(1, &mut events, Some(Duration::from_millis(5))).unwrap(), 0);
-        // SAFETY: it is still there.
+        // SAFETY: the iocb is valid memory.
         let cancelled = unsafe { context.cancel(&raw mut polls[1]) }.unwrap_err();
         assert_eq!(cancelled.raw_os_error(), Some(libc::EINPROGRESS));
         assert_eq!(context.events(1, &mut events, None).unwrap(), 1);
@@ -74,7 +74,7 @@ fn errors_are_linuxs() {
 
 const BLOCK: usize = 4096;
 
-/// What direct transfers take.
+/// A block that is aligned as direct transfers need.
 #[repr(C, align(4096))]
 struct Block([u8; BLOCK]);
 
@@ -103,7 +103,7 @@ fn a_polled_context_transfers_blocks_of_any_direct_file() {
         for command in [IOCB_CMD_PWRITE, IOCB_CMD_PREAD] {
             let iocb_of = |(place, block)| of_block(command, &file, place, block);
             let mut iocbs: Vec<Iocb> = blocks.iter_mut().enumerate().map(iocb_of).collect();
-            // More than the context was made for, and than a call takes.
+            // More requests than the context was made for, and than one call takes.
             let first = submit(&context, &mut iocbs).unwrap();
             assert_eq!(first, 127);
             assert_eq!(submit(&context, &mut iocbs[first..]).unwrap(), 200 - first);
@@ -138,7 +138,8 @@ fn a_polled_context_refuses_what_cannot_be_polled_for() {
     assert_eq!(refused(Iocb { aio_lio_opcode: IOCB_CMD_FSYNC, ..read }), libc::EINVAL);
     assert_eq!(refused(of_block(IOCB_CMD_PREAD, &buffered, 0, &mut block)), libc::EOPNOTSUPP);
     assert_eq!(code(Context::with_flags(8, 2).unwrap_err()), libc::EINVAL);
-    // The other way round.
+    // A request without the flag is refused above; a context without the flag refuses a request
+    // with it.
     let plain = Context::with_flags(8, 0).unwrap();
     assert_eq!(code(submit(&plain, &mut [read]).unwrap_err()), libc::EINVAL);
     let mut events = [IoEvent::default(); 1];
@@ -147,13 +148,14 @@ fn a_polled_context_refuses_what_cannot_be_polled_for() {
     assert_eq!(events[0].res, 0, "the file is empty");
 }
 
-/// What the kernel never does: wait in the write to an eventfd whose counter is at its end.
+/// The kernel never waits in the write to an eventfd whose counter is at its maximum. Neither does
+/// usring.
 #[test]
 fn an_eventfd_at_its_end_holds_nobody_up() {
     bounded(|| {
         let context = Context::new(8).unwrap();
         let file = tempfile::tempfile().unwrap();
-        // SAFETY: plain numbers; the descriptor is ours.
+        // SAFETY: the call takes only numbers, and the new descriptor belongs to the test.
         let told = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
         let told = std::fs::File::from(told);
         for short_of_end in [0u64, 1, 2] {
@@ -173,12 +175,11 @@ fn an_eventfd_at_its_end_holds_nobody_up() {
     });
 }
 
-/// The machine may have no more contexts of the kernel's, and have some again a
-/// moment later.
+/// The machine may have no context of the kernel's left, and may have one again a moment later.
 #[test]
 fn a_file_that_could_not_be_polled_for_is_asked_again() {
     bounded(|| {
-        // Of a size that no other test has left one of for the next.
+        // The size is unique, so that no other test has left a context of it.
         let context = Context::polled(777).unwrap();
         let file = direct_file();
         let mut block = Block([0; BLOCK]);
@@ -197,7 +198,7 @@ fn a_file_that_could_not_be_polled_for_is_asked_again() {
     });
 }
 
-/// From now on io_setup(2) answers EAGAIN to this thread.
+/// Installs a filter by which io_setup(2) answers EAGAIN to this thread.
 fn refuse_contexts() {
     let statement = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let mut filter = [
@@ -207,7 +208,7 @@ fn refuse_contexts() {
         statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: concerns this thread alone, with a filter that is copied.
+    // SAFETY: the calls concern only this thread, and copy the filter.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);

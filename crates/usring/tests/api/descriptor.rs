@@ -8,17 +8,17 @@ fn ring() -> IoUring {
     IoUring::new(16).unwrap()
 }
 
-/// Whether poll(2) finds it readable within so many milliseconds.
+/// Returns whether poll(2) finds the descriptor readable within this time.
 fn is_readable(ring: &IoUring, milliseconds: i32) -> bool {
     let mut watched = libc::pollfd { fd: ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one `pollfd`, as its count says.
+    // SAFETY: the array is one `pollfd`, as its count says.
     unsafe { libc::poll(&mut watched, 1, milliseconds) == 1 }
 }
 
 const LONG: i32 = 20_000;
 
-/// A thread that has just posted what was taken may still be about to signal
-/// it, so an event loop may have to look at an empty queue once.
+/// Checks that the descriptor becomes unreadable. A thread that has just posted a completion may
+/// signal it after the test has taken it, so an event loop may once see an empty queue.
 #[track_caller]
 fn becomes_unreadable(ring: &mut IoUring) {
     eventually("the descriptor is not readable", || {
@@ -65,33 +65,34 @@ fn epoll_reports_each_completion_by_level_and_by_edge() {
     bounded(|| {
         for trigger in [0, libc::EPOLLET as u32] {
             let mut ring = ring();
-            // SAFETY: no memory is named, and the number is new.
+            // SAFETY: the call names no memory, and the descriptor is new.
             let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
             let mut event = libc::epoll_event { events: libc::EPOLLIN as u32 | trigger, u64: 42 };
-            // SAFETY: the structure.
+            // SAFETY: the call reads the structure.
             let added = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, ring.as_raw_fd(), &mut event) };
             assert_eq!(added, 0);
             for round in 0..20 {
                 submit(&mut ring, &[nop(round)]);
-                // SAFETY: one event, as its count says.
+                // SAFETY: the array is one event, as its count says.
                 assert_eq!(unsafe { libc::epoll_wait(set.as_raw_fd(), &mut event, 1, LONG) }, 1);
                 assert_eq!(ring.completion().map(|entry| entry.user_data()).collect::<Vec<_>>(), [round]);
-                // SAFETY: as above.
+                // SAFETY: the array is one event, as its count says.
                 assert_eq!(unsafe { libc::epoll_wait(set.as_raw_fd(), &mut event, 1, 0) }, 0);
             }
         }
     });
 }
 
-/// An event loop that sleeps for edges alone, as tokio-uring's does, with far more completions than the queue holds.
+/// An event loop that waits for edges only, as tokio-uring's does, with far more completions than
+/// the queue holds.
 #[test]
 fn a_backlog_that_is_moved_into_the_queue_is_an_edge() {
     bounded(|| {
         let mut ring: IoUring = IoUring::builder().setup_cqsize(4).build(2).unwrap();
-        // SAFETY: no memory is named, and the number is new.
+        // SAFETY: the call names no memory, and the descriptor is new.
         let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-        // SAFETY: the structure.
+        // SAFETY: the call reads the structure.
         let added = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, ring.as_raw_fd(), &mut event) };
         assert_eq!(added, 0);
         for number in 0..50 {
@@ -99,7 +100,7 @@ fn a_backlog_that_is_moved_into_the_queue_is_an_edge() {
         }
         let mut all = Vec::new();
         while all.len() < 50 {
-            // SAFETY: one event, as its count says.
+            // SAFETY: the array is one event, as its count says.
             let count = unsafe { libc::epoll_wait(set.as_raw_fd(), &mut event, 1, LONG) };
             assert_eq!(count, 1, "{} of 50 came", all.len());
             all.extend(ring.completion().map(|entry| entry.user_data()));
@@ -137,7 +138,8 @@ fn rings_that_watch_each_other_do_not_deadlock() {
             submit(&mut first, &[to_second]);
             submit(&mut second, &[to_first]);
             submit(&mut first, &[nop(2)]);
-            // Taken together: a queue that is emptied at once may not be seen.
+            // Completions are taken when all are there, because a poll may not see a queue that is
+            // emptied at once.
             eventually("both polls are done", || first.completion().len() == 2 && second.completion().len() == 1);
             let mut seen = collect(&mut second, 1);
             seen.extend(collect(&mut first, 2));

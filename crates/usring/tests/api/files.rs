@@ -1,4 +1,4 @@
-//! Opening, closing, asking about and arranging files.
+//! Opening, closing, examining and arranging files.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -24,11 +24,11 @@ fn fd(file: &impl AsRawFd) -> types::Fd {
     types::Fd(file.as_raw_fd())
 }
 
-/// The file behind a result.
+/// Returns the file behind a result.
 #[track_caller]
 fn opened(result: i32) -> OwnedFd {
     assert!(result >= 0, "open: {}", std::io::Error::from_raw_os_error(-result));
-    // SAFETY: the ring has just handed it out.
+    // SAFETY: the ring has just returned the descriptor, and no other code knows it.
     unsafe { OwnedFd::from_raw_fd(result) }
 }
 
@@ -44,10 +44,10 @@ fn openat_opens_and_creates() {
             .mode(0o640)
             .build();
         let file = File::from(opened(result(&mut ring, create.clone())));
-        // Whatever umask(2) takes of the others' rights.
+        // Only the owner's rights are checked, because umask(2) may remove others.
         assert_eq!(file.metadata().unwrap().mode() & 0o700, 0o600);
         assert_eq!(result(&mut ring, create), negative(libc::EEXIST));
-        // SAFETY: no memory is named.
+        // SAFETY: the call names no memory.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
         assert_eq!(flags & libc::O_NONBLOCK, 0, "nobody asked for it");
         let root = File::open(directory.path()).unwrap();
@@ -93,8 +93,8 @@ fn close_closes_before_it_completes() {
     bounded(|| {
         let mut ring = ring();
         let file = file_with(b"");
-        // Out of the way of most other tests, which take the lowest free number.
-        // SAFETY: no memory is named.
+        // Most other tests take the lowest free number, so they do not get this one.
+        // SAFETY: the call names no memory.
         let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 500) };
         assert!(is_open_as(number, &file));
         assert_eq!(result(&mut ring, opcode::Close::new(types::Fd(number)).build()), 0);
@@ -139,7 +139,7 @@ fn a_slot_becomes_an_ordinary_descriptor() {
         drop(file);
         let install = opcode::FixedFdInstall::new(types::Fixed(0), 0).build();
         let installed = File::from(opened(result(&mut ring, install)));
-        // SAFETY: no memory is named.
+        // SAFETY: the call names no memory.
         assert_eq!(unsafe { libc::fcntl(installed.as_raw_fd(), libc::F_GETFD) }, libc::FD_CLOEXEC);
         assert_eq!(std::io::read_to_string(installed).unwrap(), "shared");
     });
@@ -156,7 +156,7 @@ fn statx_tells_of_paths_and_descriptors() {
             .mask(libc::STATX_BASIC_STATS)
             .build();
         assert_eq!(result(&mut ring, of_file), 0);
-        // SAFETY: plain numbers, zeroed and then filled.
+        // SAFETY: the structure is plain numbers, zeroed and then filled.
         assert_eq!(unsafe { answer.assume_init() }.stx_size, 1234);
         let of_path = opcode::Statx::new(HERE, c"/nowhere/at all".as_ptr(), answer.as_mut_ptr().cast()).build();
         assert_eq!(result(&mut ring, of_path), negative(libc::ENOENT));
@@ -195,18 +195,18 @@ fn advice_is_taken() {
             assert_eq!(result(&mut ring, opcode::Fadvise::new(fd(&file), 8192, advice).build()), 0);
         }
         assert_eq!(result(&mut ring, opcode::Fadvise::new(fd(&file), 8192, 77).build()), negative(libc::EINVAL));
-        // SAFETY: a new mapping.
+        // SAFETY: the call makes a new mapping.
         let pages = unsafe {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             libc::mmap(std::ptr::null_mut(), 8192, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
         };
         assert_ne!(pages, libc::MAP_FAILED);
-        // SAFETY: it is ours, 8,192 bytes of it.
+        // SAFETY: the mapping has 8,192 bytes and belongs to the test.
         unsafe { pages.cast::<u8>().write(9) };
         assert_eq!(result(&mut ring, opcode::Madvise::new(pages, 8192, libc::MADV_DONTNEED).build()), 0);
-        // SAFETY: as above; the advice has emptied it.
+        // SAFETY: the mapping has 8,192 bytes. The advice has emptied it.
         assert_eq!(unsafe { pages.cast::<u8>().read_volatile() }, 0);
-        // SAFETY: the mapping of above.
+        // SAFETY: the mapping was made above, and is not used any more.
         unsafe { libc::munmap(pages, 8192) };
         let misaligned = opcode::Madvise::new(std::ptr::without_provenance(1), 8192, libc::MADV_DONTNEED).build();
         assert_eq!(result(&mut ring, misaligned), negative(libc::EINVAL));

@@ -1,5 +1,5 @@
-//! What the engine takes for granted of a program or a connection that has done
-//! the same for long: it saves time by that, and is wrong at no other price.
+//! Shortcuts that the engine takes for a program or a connection that has behaved the same for
+//! long. If such an expectation is wrong, it costs only time.
 
 use crate::provided_buffers::{Buffers, GROUP};
 use crate::ring::{IoUring, opcode, types};
@@ -9,13 +9,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// More waits in a row than it takes to be known for them.
+/// More waits in a row than the engine needs to expect the next.
 const MANY: u64 = 3000;
-/// What a program that has all it waits for may have to do before something else
-/// is looked at.
+/// Calls within which the engine must look at files and timers, although the program already has
+/// what it waits for.
 const SOON: usize = 100;
 
-/// Waits many times, each time for something that is there at once.
+/// Waits many times, each time for a completion that is there at once.
 fn keep_waiting(ring: &mut IoUring) {
     for round in 0..MANY {
         push(ring, &[nop(round)]);
@@ -40,7 +40,7 @@ fn who_has_always_waited_and_then_only_looks_at_memory_sees_what_completes() {
     });
 }
 
-/// Has a file and a timer waited for on a ring whose program always waits.
+/// Submits a read and a timeout on a ring whose program always waits.
 fn wait_for_both(ring: &mut IoUring, reader: &OwnedFd, buffer: &mut [u8; 4], time: &types::Timespec) {
     submit(ring, &[read(reader, buffer).user_data(MANY)]);
     keep_waiting(ring);
@@ -57,7 +57,8 @@ fn who_has_always_waited_and_then_only_submits_sees_what_its_files_and_timers_br
             wait_for_both(&mut ring, &reader, &mut buffer, &time);
             put(&writer, b"data");
             let mut ended = 0;
-            // It never stays away, so nothing but time ends this if nobody looks.
+            // The program keeps submitting, so only time ends this loop if the engine does not
+            // look.
             let start = Instant::now();
             while ended < 2 && start.elapsed() < PATIENCE / 2 {
                 submit(&mut ring, &[nop(0)]);
@@ -88,7 +89,7 @@ fn who_always_has_enough_gets_what_its_files_and_timers_bring_all_the_same() {
     });
 }
 
-/// Connections that all send as soon as they were heard.
+/// Connections whose peers all send as soon as their last message was received.
 struct Crowd {
     theirs: Vec<UnixStream>,
     /// The ring's ends.
@@ -113,8 +114,8 @@ impl Crowd {
         Crowd { theirs, _ours: ours, buffers, round: 0 }
     }
 
-    /// All but those in `silent` say one thing, and it is heard. Answers what
-    /// else completed.
+    /// Has all peers except those in `silent` send one message, and receives these. Returns the
+    /// other completions.
     fn speaks(&mut self, ring: &mut IoUring, silent: std::ops::Range<usize>) -> Vec<Done> {
         self.round = self.round.wrapping_add(1);
         for (place, socket) in self.theirs.iter_mut().enumerate() {
@@ -141,7 +142,7 @@ impl Crowd {
     }
 }
 
-/// A crowd that has been busy for long, on rings of both kinds.
+/// Runs a test with a crowd that has been busy for long, on rings of both kinds.
 fn busy(test: fn(IoUring, Crowd)) {
     bounded(move || {
         let rings =

@@ -13,7 +13,7 @@ fn ring() -> IoUring {
     IoUring::new(16).unwrap()
 }
 
-/// User data and results, in the order of completion.
+/// Returns user data and results, in the order of completion.
 fn outcomes(done: &[Done]) -> Vec<(u64, i32)> {
     done.iter().map(|done| (done.user_data, done.result)).collect()
 }
@@ -24,7 +24,7 @@ pub fn chain(ring: &mut IoUring, entries: &[squeue::Entry]) -> Vec<(u64, i32)> {
     outcomes(&collect(ring, entries.len()))
 }
 
-/// A read that fails.
+/// Returns a read that fails.
 fn failing(user_data: u64) -> squeue::Entry {
     opcode::Read::new(types::Fd(1 << 20), std::ptr::null_mut(), 0).build().user_data(user_data)
 }

@@ -1,16 +1,15 @@
-//! The engine through its Rust API, in one process, on real files, pipes,
-//! eventfds and timers. Each file is a concern; each test is named by the
-//! behaviour it shows, and each wait has a bound ([`support`]).
+//! The engine through its Rust API, in one process, on real files, pipes, eventfds and timers. Each
+//! file tests one area. Each test is named by the behaviour that it shows, and each wait has a time
+//! limit ([`support`]).
 //!
-//! The API has the names of the `io-uring` crate, so all of this but
-//! [`only_usring`] also runs on the kernel's own io_uring, which is how the
-//! expectations were checked:
+//! The API has the names of the `io-uring` crate. So all tests except [`only_usring`] also run on
+//! the kernel's own io_uring, which is how the expectations were checked:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg on_kernel" cargo test -p usring --test api
 //! ```
 //!
-//! and through the doors of `usring run` (`tests/doors`).
+//! They also run through the entry points of `usring run` (`tests/doors`).
 #![allow(unexpected_cfgs, reason = "`on_kernel` is given by hand")]
 
 #[cfg(on_kernel)]

@@ -1,5 +1,4 @@
-//! MSG_RING between rings of the API, which know each other by their
-//! descriptors.
+//! MSG_RING between rings of the API, which name each other by their descriptors.
 
 use crate::ring::{IoUring, cqueue, opcode, squeue, types};
 use crate::support::*;
@@ -52,7 +51,7 @@ fn a_thread_that_waits_is_woken_by_messages() {
                     assert_eq!(result(&mut ring, message), 0);
                 }
             });
-            // Not before there are three.
+            // Returns only when three completions are there.
             target.submit_and_wait(3).unwrap();
             let done: Vec<Done> = target.completion().map(Done::from).collect();
             assert!(done.iter().map(|done| done.user_data).eq(0..3), "{done:?}");
@@ -106,7 +105,7 @@ fn a_ring_is_not_kept_by_messages_that_nobody_looks_at() {
 
 fn is_deserted(writer: &impl AsRawFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array is one entry, as its count says.
     unsafe { libc::poll(&mut entry, 1, 0) };
     entry.revents & libc::POLLERR != 0
 }

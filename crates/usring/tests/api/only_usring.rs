@@ -1,7 +1,8 @@
-//! What only usring does, or does differently: functions that the io-uring
-//! crate does not have, a signal mask that it passes in a size that Linux
-//! refuses, and a link timeout that the kernel answers with one completion
-//! too few.
+//! Tests of what differs from the kernel and the `io-uring` crate:
+//!
+//! - functions that the crate does not have;
+//! - a signal mask, which the crate passes in a size that Linux refuses;
+//! - a link timeout, for which the kernel posts one completion too few.
 
 use crate::links::chain;
 use crate::provided_buffers::{Buffers, GROUP, use_up};
@@ -22,7 +23,7 @@ fn a_mask_keeps_signals_away_during_the_wait() {
     bounded(|| {
         let (ring, time) = (ring(), timespec(Duration::from_millis(50)));
         handle(libc::SIGUSR2, 0);
-        // SAFETY: a set to be filled.
+        // SAFETY: a zeroed set is valid, and the call fills it.
         let mask = unsafe {
             let mut mask: libc::sigset_t = std::mem::zeroed();
             libc::sigaddset(&mut mask, libc::SIGUSR2);
@@ -39,10 +40,10 @@ fn tags_of_files_and_ranges_for_new_ones() {
     bounded(|| {
         let (mut ring, (reader, writer), mut buffer) = (ring(), pipe(), [0; 8]);
         let (mut numbers, mut tags) = ([reader.as_raw_fd(), -1, -1, -1], [91u64, 0, 0, 0]);
-        // `struct io_uring_rsrc_register`.
+        // The words of a `struct io_uring_rsrc_register`.
         let mut resources = [4u64, 0, numbers.as_mut_ptr() as u64, tags.as_mut_ptr() as u64];
         const FILES2: u32 = 13;
-        // SAFETY: what the opcode takes, with its size.
+        // SAFETY: the argument is what the opcode takes, with its size.
         unsafe { ring.submitter().register(FILES2, resources.as_mut_ptr().cast(), 32).unwrap() };
         submit(&mut ring, &[read_slot(0, &mut buffer).user_data(1)]);
         stays_quiet(&mut ring);
@@ -93,11 +94,11 @@ fn a_link_timeout_reaches_a_request_in_a_worker() {
             let mut found = chain(&mut ring, &entries);
             found.sort_unstable();
             assert!(was_broken_off(found[0].1), "{found:?}");
-            // As on the kernel what a worker is in the middle of counts as not found.
+            // As on the kernel, a request that a worker is carrying out counts as not found.
             if found[1] == (2, negative(libc::ENOENT)) {
                 break;
             }
-            // No worker had taken it yet: once more, with more time.
+            // No worker had taken the request yet, so the test tries again with more time.
             assert_eq!(found[1], (2, negative(libc::ETIME)));
             time *= 2;
         }

@@ -16,13 +16,13 @@ fn poll(file: &impl AsRawFd, events: i32) -> opcode::PollAdd {
     opcode::PollAdd::new(types::Fd(file.as_raw_fd()), events as u32)
 }
 
-/// POLL_REMOVE as an update: `len` holds what changes, `off` the new user data.
+/// Returns a POLL_REMOVE that updates: `len` holds what changes, `off` the new user data.
 fn update(target: u64, new_user_data: Option<u64>, new_events: Option<i32>, multi: bool) -> squeue::Entry {
     let mut entry = opcode::PollRemove::new(target).build();
     let mut flags = u32::from(multi);
     let bytes = (&raw mut entry).cast::<u8>();
-    // SAFETY: an entry is a `struct io_uring_sqe` of 64 bytes: `off` stands at
-    // 8, `len` at 24, `poll32_events` at 28.
+    // SAFETY: an entry is a `struct io_uring_sqe` of 64 bytes, with `off` at 8, `len` at 24, and
+    // `poll32_events` at 28.
     unsafe {
         if let Some(events) = new_events {
             flags |= 1 << 1;

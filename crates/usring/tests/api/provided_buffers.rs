@@ -13,7 +13,7 @@ fn ring() -> IoUring {
     IoUring::new(16).unwrap()
 }
 
-/// A read that takes a buffer of the group.
+/// Returns a read that takes a buffer of the group.
 fn select(file: &impl AsRawFd, length: u32) -> squeue::Entry {
     opcode::Read::new(types::Fd(file.as_raw_fd()), std::ptr::null_mut(), length)
         .offset(u64::MAX)
@@ -138,7 +138,7 @@ pub struct Buffers {
     count: u16,
     tail: u16,
     memory: Vec<u8>,
-    /// Bytes of the mapping that is to be undone.
+    /// Bytes of the mapping that the drop removes.
     mapped: usize,
 }
 
@@ -147,7 +147,7 @@ const LENGTH: usize = 16;
 impl Buffers {
     pub fn new(count: u16) -> Buffers {
         let size = usize::from(count) * size_of::<BufRingEntry>();
-        // SAFETY: a new mapping.
+        // SAFETY: the call makes a new mapping.
         let pages = unsafe {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             libc::mmap(std::ptr::null_mut(), size, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
@@ -164,14 +164,14 @@ impl Buffers {
     pub fn add(&mut self, id: u16) {
         let address = self.memory[usize::from(id) * LENGTH..].as_mut_ptr() as u64;
         let slot = usize::from(self.tail & (self.count - 1));
-        // SAFETY: the slot lies in the mapping and the engine does not read it
-        // before the tail is moved.
+        // SAFETY: the slot is in the mapping, and the engine does not read it before the tail is
+        // moved.
         let entry = unsafe { &mut *self.entries.add(slot) };
         entry.set_addr(address);
         entry.set_len(LENGTH as u32);
         entry.set_bid(id);
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the tail lies in the first entry and is atomic for both sides.
+        // SAFETY: the tail is in the first entry, and both sides access it atomically.
         let tail = unsafe { &*BufRingEntry::tail(self.entries).cast::<AtomicU16>() };
         tail.store(self.tail, Ordering::Release);
     }
@@ -181,14 +181,14 @@ impl Buffers {
     }
 
     pub fn register(&self, ring: &IoUring) -> std::io::Result<()> {
-        // SAFETY: the tests drop the ring first.
+        // SAFETY: the tests drop the ring before the buffers.
         unsafe { ring.submitter().register_buf_ring_with_flags(self.entries as u64, self.count, GROUP, 0) }
     }
 }
 
 impl Drop for Buffers {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new` or of `IoUring::map`.
+        // SAFETY: the mapping was made by `new` or by `IoUring::map`, and this is its owner.
         unsafe { libc::munmap(self.entries.cast(), self.mapped) };
     }
 }
@@ -253,7 +253,7 @@ fn nonsense_rings_of_buffers_are_refused() {
     bounded(|| {
         let (buffers, ring) = (Buffers::new(4), ring());
         let register = |address: u64, count: u16, flags: u16| {
-            // SAFETY: what is not refused stays registered for a moment only.
+            // SAFETY: a group that is not refused is registered only for a moment.
             unsafe { ring.submitter().register_buf_ring_with_flags(address, count, GROUP, flags) }
         };
         let address = buffers.entries as u64;

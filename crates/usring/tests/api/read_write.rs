@@ -1,4 +1,4 @@
-//! READ, WRITE and their vectored kin on files, pipes and eventfds.
+//! READ, WRITE and their vectored variants on files, pipes and eventfds.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::skipped::skip;
@@ -119,7 +119,7 @@ fn pages_that_are_not_cached_are_read_all_the_same() {
         file.sync_all().unwrap();
         let mut ring = ring();
         for round in 0..4u64 {
-            // SAFETY: no memory is named.
+            // SAFETY: the call names no memory.
             unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
             let mut buffers = vec![vec![0; 60_000]; 8];
             let entries: Vec<_> = (0..)
@@ -182,7 +182,7 @@ fn a_read_of_an_empty_pipe_waits_for_data() {
 fn a_write_to_a_full_pipe_waits_for_room() {
     bounded(|| {
         let (mut ring, (reader, writer)) = (ring(), pipe());
-        // SAFETY: no memory is named.
+        // SAFETY: the call names no memory.
         unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) };
         let page = [7u8; 4096];
         assert_eq!(result(&mut ring, write(&writer, &page)), 4096);
@@ -198,7 +198,7 @@ fn a_write_to_a_full_pipe_waits_for_room() {
 fn a_file_that_is_nonblocking_is_waited_for_too() {
     bounded(|| {
         let (mut ring, (reader, writer)) = (ring(), pipe());
-        // SAFETY: no memory is named.
+        // SAFETY: the call names no memory.
         unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         let mut buffer = [0; 4];
         submit(&mut ring, &[read(&reader, &mut buffer)]);
@@ -242,7 +242,7 @@ fn errors_of_the_file_are_the_requests() {
         assert_eq!(result(&mut ring, write(&reader, b"data")), negative(libc::EBADF));
         drop(reader);
         assert_eq!(result(&mut ring, write(&writer, b"data")), negative(libc::EPIPE));
-        // SAFETY: a number that nobody has.
+        // SAFETY: the number is no open descriptor, and `ManuallyDrop` keeps it from being closed.
         let nobody = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(1 << 20) });
         assert_eq!(result(&mut ring, read(&*nobody, &mut buffer)), negative(libc::EBADF));
         let directory = File::open("/").unwrap();
@@ -295,8 +295,8 @@ fn a_waiting_request_keeps_its_file() {
         let mut buffer = [0; 16];
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let (other_reader, other_writer) = pipe();
-        // Closes the one and opens the other under its number.
-        // SAFETY: both are open numbers of ours.
+        // The call closes the first pipe's end and gives its number to the second's.
+        // SAFETY: both numbers are descriptors of this test.
         assert!(unsafe { libc::dup2(other_reader.as_raw_fd(), reader.as_raw_fd()) } >= 0);
         let reused = reader;
         put(&other_writer, b"wrong");
@@ -345,19 +345,19 @@ fn a_terminal_and_special_files_work() {
         assert_eq!(collect(&mut ring, 1)[0].result, 6);
         assert_eq!(&buffer[..6], b"typed\n");
         assert_eq!(result(&mut ring, write(&slave, b"shown")), 5);
-        // The echo of what was typed comes first.
+        // The terminal's echo of the typed text comes first.
         let mut shown = [0; b"typed\r\nshown".len()];
         master.read_exact(&mut shown).unwrap();
         assert_eq!(&shown, b"typed\r\nshown");
     });
 }
 
-/// A pseudo terminal.
+/// Opens a pseudo-terminal.
 fn terminal() -> (File, OwnedFd) {
     let (mut master, mut slave) = (-1, -1);
     let null = std::ptr::null_mut();
-    // SAFETY: both numbers are written, the rest may be null.
+    // SAFETY: the call writes both numbers. The other arguments may be null.
     assert_eq!(unsafe { libc::openpty(&mut master, &mut slave, null, null.cast(), null.cast()) }, 0);
-    // SAFETY: both were just handed out to us.
+    // SAFETY: the call has just made both descriptors, and no other code knows them.
     unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) }
 }

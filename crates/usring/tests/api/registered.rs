@@ -21,9 +21,9 @@ fn read_fixed(file: &impl AsRawFd, buffer: *const u8, length: u32, index: u16) -
     opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), buffer.cast_mut(), length, index).build()
 }
 
-/// Registers buffers that the test keeps until the ring is gone.
+/// Registers buffers that the test keeps until the ring is dropped.
 fn register(ring: &IoUring, buffers: &[libc::iovec]) -> std::io::Result<()> {
-    // SAFETY: as above.
+    // SAFETY: the test keeps the buffers until the ring is dropped.
     unsafe { ring.submitter().register_buffers(buffers) }
 }
 
@@ -79,7 +79,7 @@ fn slots_of_buffers_are_updated_and_tags_tell_when_one_is_gone() {
         let (buffers, mut ring, file) = ([vec![0u8; 64], vec![0u8; 64]], ring(), file_with(&[9; 64]));
         let submitter = ring.submitter();
         submitter.register_buffers_sparse(4).unwrap();
-        // SAFETY: the buffers live until the ring is gone.
+        // SAFETY: the buffers live until the ring is dropped.
         unsafe {
             submitter.register_buffers_update(1, &[iovec(&buffers[0])], Some(&[71])).unwrap();
             let too_far = submitter.register_buffers_update(3, &[iovec(&buffers[0]), iovec(&buffers[1])], None);
@@ -87,7 +87,7 @@ fn slots_of_buffers_are_updated_and_tags_tell_when_one_is_gone() {
         }
         assert_eq!(result(&mut ring, read_fixed(&file, buffers[0].as_ptr(), 64, 1)), 64);
         assert_eq!(result(&mut ring, read_fixed(&file, buffers[0].as_ptr(), 64, 0)), negative(libc::EFAULT), "empty");
-        // SAFETY: as above.
+        // SAFETY: the buffers live until the ring is dropped.
         unsafe { ring.submitter().register_buffers_update(1, &[iovec(&buffers[1])], Some(&[72])).unwrap() };
         let tag = collect(&mut ring, 1)[0];
         assert_eq!((tag.user_data, tag.result, tag.flags), (71, 0, 0));
@@ -100,7 +100,7 @@ fn slots_of_buffers_are_updated_and_tags_tell_when_one_is_gone() {
 fn tags_come_with_registration_too() {
     bounded(|| {
         let (buffer, mut ring) = (vec![0u8; 64], ring());
-        // SAFETY: the buffer lives until the ring is gone.
+        // SAFETY: the buffer lives until the ring is dropped.
         unsafe { ring.submitter().register_buffers2(&[iovec(&buffer), iovec(&buffer)], &[81, 0]).unwrap() };
         ring.submitter().unregister_buffers().unwrap();
         assert_eq!(collect(&mut ring, 1)[0].user_data, 81);

@@ -1,5 +1,5 @@
-//! ACCEPT from a blocking listener from which others accept, too: whoever is
-//! faster, the ring is never held up.
+//! ACCEPT from a blocking listener from which other threads accept, too. Whichever thread is
+//! faster, the ring never blocks.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -9,11 +9,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Far more than a ring may be held up, far less than a test may take.
+/// Far longer than a ring may block, far shorter than a test may take.
 const LONG: Duration = Duration::from_secs(30);
 
-/// So many connections make it likely that ring and rival see one at the same
-/// time; and no more than there is time for.
+/// So many connections make it likely that the ring and its rival see one at the same time. `SPAN`
+/// limits the time.
 const ROUNDS: usize = 5000;
 const SPAN: Duration = Duration::from_secs(3);
 
@@ -31,11 +31,11 @@ fn rival(listener: &TcpListener) -> JoinHandle<usize> {
 }
 
 fn shut_down(listener: &TcpListener) {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call names no memory.
     assert_eq!(unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) }, 0);
 }
 
-/// A connection that somebody will greet with a byte.
+/// Returns a connection whose acceptor, ring or rival, will send a byte.
 fn client(address: SocketAddr) -> TcpStream {
     let client = TcpStream::connect(address).unwrap();
     client.set_nonblocking(true).unwrap();
@@ -52,8 +52,8 @@ fn is_greeted(client: &mut TcpStream) -> bool {
     }
 }
 
-/// Offers connections to a ring and a rival; `arm` makes the request that is to
-/// be there at each of them. Answers how many the ring got.
+/// Offers connections to a ring and a rival. `arm` makes the request that must be waiting at each
+/// connection. Returns how many the ring got.
 fn contest(ring: &mut IoUring, listener: &TcpListener, arm: impl Fn() -> squeue::Entry) -> usize {
     let address = listener.local_addr().unwrap();
     let rival = rival(listener);
@@ -78,7 +78,7 @@ fn contest(ring: &mut IoUring, listener: &TcpListener, arm: impl Fn() -> squeue:
                 assert!(done.result >= 0, "{done:?}");
                 armed = done.has_more();
                 taken += 1;
-                // SAFETY: made for this test, and nobody else's.
+                // SAFETY: the ring has just returned the descriptor, and no other code knows it.
                 let connection = unsafe { OwnedFd::from_raw_fd(done.result) };
                 let _ = TcpStream::from(connection).write_all(b"r");
             }
@@ -114,8 +114,7 @@ fn one_after_another() {
     });
 }
 
-/// Two rings whose owners accept whenever they can: each connection is taken by
-/// one of them.
+/// Two rings whose owners accept whenever they can. Each connection is taken by one of them.
 #[test]
 fn two_rings() {
     bounded(|| {
@@ -136,7 +135,8 @@ fn two_rings() {
                         }
                         assert!(done.has_more());
                         count += 1;
-                        // SAFETY: made for this test, and nobody else's.
+                        // SAFETY: the ring has just returned the descriptor, and no other code
+                        // knows it.
                         let connection = unsafe { OwnedFd::from_raw_fd(done.result) };
                         let _ = TcpStream::from(connection).write_all(b"r");
                     }
@@ -156,7 +156,7 @@ fn two_rings() {
     });
 }
 
-/// Whoever waits for the connection by then, the driver or a worker.
+/// Holds whether the driver or a worker waits for the connection when the request is cancelled.
 #[test]
 fn what_is_cancelled_takes_no_connection() {
     bounded(|| {
@@ -182,7 +182,7 @@ fn what_is_cancelled_takes_no_connection() {
         }
         assert_eq!(entries.len(), 2);
 
-        // Nor does what is armed when its ring goes.
+        // A request that is armed when its ring is dropped takes no connection, either.
         push(&mut ring, &[opcode::AcceptMulti::new(types::Fd(listener.as_raw_fd())).build()]);
         ring.submit().unwrap();
         drop(ring);

@@ -1,16 +1,16 @@
-//! Rings whose submissions are taken by a thread.
+//! Rings with an SQ thread.
 
 use crate::ring::{EnterFlags, IoUring, opcode, squeue, types};
 use crate::support::*;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// A ring whose thread sleeps after this many milliseconds.
+/// Returns a ring whose SQ thread sleeps after this many milliseconds without work.
 fn polled(entries: u32, idle: u32) -> IoUring {
     IoUring::builder().setup_sqpoll(idle).build(entries).unwrap()
 }
 
-/// Pushes and lets the thread know, without ever waiting for it.
+/// Pushes requests and wakes the SQ thread if needed, without waiting for it.
 #[track_caller]
 fn offer(ring: &mut IoUring, entries: &[squeue::Entry]) {
     push(ring, entries);
@@ -47,12 +47,12 @@ fn the_thread_sleeps_when_it_is_idle_and_is_woken() {
     });
 }
 
-/// A thread that sleeps takes nothing by itself. One that was still on its way
-/// to sleep looks at the queue once more, and may.
+/// Returns whether the SQ thread leaves the queue alone. A sleeping thread takes nothing by itself.
+/// A thread that is about to sleep looks at the queue once more, and may take the request.
 fn is_left_alone(ring: &mut IoUring) -> bool {
-    // A moment in which it would be taken.
+    // An SQ thread that is awake would take the request within this time.
     std::thread::sleep(Duration::from_millis(1));
-    // SAFETY: no argument.
+    // SAFETY: the call has no argument.
     unsafe { ring.submitter().enter::<u8>(0, 0, EnterFlags::GETEVENTS.bits(), None).unwrap() };
     ring.completion().is_empty() && ring.submission().len() == 1
 }
@@ -62,8 +62,8 @@ fn no_wakeup_is_lost_while_the_thread_goes_to_sleep() {
     bounded(|| {
         let mut ring = polled(16, 1);
         for round in 0..400u64 {
-            // Pauses around the idle time, so that some pushes meet the thread
-            // on its way to sleep.
+            // Pauses close to the idle time, so that some pushes meet the thread when it is about
+            // to sleep.
             std::thread::sleep(Duration::from_micros(700 + round * 7 % 700));
             offer(&mut ring, &[nop(round)]);
             assert_eq!(collect(&mut ring, 1)[0].user_data, round);
@@ -76,7 +76,7 @@ fn enter_submits_nothing_itself_and_says_otherwise() {
     bounded(|| {
         let mut ring = polled(16, 10_000);
         push(&mut ring, &[nop(1), nop(2)]);
-        // SAFETY: no argument.
+        // SAFETY: the call has no argument.
         let enter = |ring: &IoUring, count, flags: EnterFlags| unsafe {
             ring.submitter().enter::<u8>(count, 0, flags.bits(), None).unwrap()
         };
@@ -176,7 +176,7 @@ fn a_file_is_closed_when_its_close_has_completed() {
     bounded(|| {
         let mut ring = polled(16, 100);
         let file = file_with(b"");
-        // SAFETY: no memory is named.
+        // SAFETY: the call names no memory.
         let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 550) };
         assert!(is_open_as(number, &file));
         offer(&mut ring, &[opcode::Close::new(types::Fd(number)).build()]);

@@ -1,4 +1,4 @@
-//! What the tests share: bounds, ways to drive a ring, files.
+//! Common parts of the tests: time limits, ways to drive a ring, files.
 
 #[path = "../../../../xtask/src/skipped.rs"]
 pub mod skipped;
@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Longest time that anything here may take; far more than it does, because
-/// machines are shared.
+/// Longest time that anything here may take. It is far more than is needed, because machines are
+/// shared.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs a test in a thread of its own and fails if that hangs.
+/// Runs a test in a thread of its own, and fails if that hangs.
 #[track_caller]
 pub fn bounded(test: impl FnOnce() + Send + 'static) {
     if !crate::RUNS_HERE() {
@@ -35,7 +35,7 @@ pub fn bounded(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Waits until something has become true, without telling anybody to hurry.
+/// Waits until a condition is true, without waking any thread.
 #[track_caller]
 pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
@@ -45,7 +45,7 @@ pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// A completion, as tests look at it.
+/// A completion in plain words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     pub user_data: u64,
@@ -76,8 +76,8 @@ pub const fn negative(errno: i32) -> i32 {
 /// Pushes requests whose memory the test keeps alive.
 #[track_caller]
 pub fn push(ring: &mut IoUring, entries: &[squeue::Entry]) {
-    // SAFETY: every test keeps what its requests name until they are done or
-    // the ring is gone, or names a bad address on purpose.
+    // SAFETY: every test keeps the memory of its requests until they are done or the ring is
+    // dropped, or names a bad address on purpose.
     unsafe { ring.submission().push_multiple(entries).expect("the ring is large enough for the test") };
 }
 
@@ -88,7 +88,7 @@ pub fn submit(ring: &mut IoUring, entries: &[squeue::Entry]) {
     assert_eq!(ring.submit().expect("submit"), entries.len(), "all are taken");
 }
 
-/// Waits for `count` more completions, in the order in which they come.
+/// Waits for `count` more completions, and returns them in the order in which they come.
 #[track_caller]
 pub fn collect(ring: &mut IoUring, count: usize) -> Vec<Done> {
     let mut found = Vec::new();
@@ -104,7 +104,7 @@ pub fn collect(ring: &mut IoUring, count: usize) -> Vec<Done> {
     }
 }
 
-/// One wait; a time-out is no error here.
+/// Waits once. A timeout is not an error here.
 #[track_caller]
 pub fn wait_at_most(ring: &IoUring, want: usize, time: Duration) {
     let time = types::Timespec::from(time);
@@ -115,7 +115,7 @@ pub fn wait_at_most(ring: &IoUring, want: usize, time: Duration) {
     }
 }
 
-/// The completions of these requests, by user data.
+/// Runs requests and returns their completions, sorted by user data.
 #[track_caller]
 pub fn run(ring: &mut IoUring, entries: &[squeue::Entry]) -> Vec<Done> {
     submit(ring, entries);
@@ -124,13 +124,13 @@ pub fn run(ring: &mut IoUring, entries: &[squeue::Entry]) -> Vec<Done> {
     done
 }
 
-/// The result of one request.
+/// Runs a request and returns its result.
 #[track_caller]
 pub fn result(ring: &mut IoUring, entry: squeue::Entry) -> i32 {
     run(ring, &[entry])[0].result
 }
 
-/// Nothing completes for a moment that is long for the engine.
+/// Checks that nothing completes for 20 ms, which is long for the engine.
 #[track_caller]
 pub fn stays_quiet(ring: &mut IoUring) {
     wait_at_most(ring, 1, Duration::from_millis(20));
@@ -142,7 +142,7 @@ pub fn nop(user_data: u64) -> squeue::Entry {
     opcode::Nop::new().build().user_data(user_data)
 }
 
-/// A read that may be named by anything.
+/// Returns a read from any descriptor, at the file's own position.
 pub fn read(fd: &impl AsRawFd, buffer: &mut [u8]) -> squeue::Entry {
     opcode::Read::new(types::Fd(fd.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32).offset(u64::MAX).build()
 }
@@ -155,7 +155,7 @@ pub fn timespec(time: Duration) -> types::Timespec {
     types::Timespec::from(time)
 }
 
-/// A file without a name, with this in it, at its start.
+/// Returns a file without a name that holds `content`, positioned at its start.
 pub fn file_with(content: &[u8]) -> File {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(content).expect("write");
@@ -163,18 +163,18 @@ pub fn file_with(content: &[u8]) -> File {
     file
 }
 
-/// Both ends of a pipe: to read from, to write to.
+/// Returns both ends of a pipe: the reading end, and the writing end.
 pub fn pipe() -> (OwnedFd, OwnedFd) {
     let mut ends: [RawFd; 2] = [0; 2];
-    // SAFETY: an array of two.
+    // SAFETY: the array has two numbers.
     assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
-    // SAFETY: both were just handed out to us.
+    // SAFETY: the call has just made both descriptors, and no other code knows them.
     unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) }
 }
 
 /// Writes to a pipe that has room.
 pub fn put(fd: &OwnedFd, data: &[u8]) {
-    // SAFETY: the slice.
+    // SAFETY: the call reads the slice.
     let written = unsafe { libc::write(fd.as_raw_fd(), data.as_ptr().cast(), data.len()) };
     assert_eq!(written, data.len() as isize);
 }
@@ -182,15 +182,14 @@ pub fn put(fd: &OwnedFd, data: &[u8]) {
 /// Reads what is there.
 pub fn get(fd: &OwnedFd, length: usize) -> Vec<u8> {
     let mut data = vec![0; length];
-    // SAFETY: the vector's bytes.
+    // SAFETY: the call writes to the vector's bytes.
     let read = unsafe { libc::read(fd.as_raw_fd(), data.as_mut_ptr().cast(), length) };
     data.truncate(usize::try_from(read).expect("read"));
     data
 }
 
-/// A named pipe. To open its reading end occupies a worker until somebody opens
-/// the other one: nothing can be polled for, and to create (which it says) is
-/// never tried without blocking.
+/// A named pipe. Opening its reading end occupies a worker until a thread opens the other end. The
+/// open cannot be polled for. It has O_CREAT, so it is never tried without blocking.
 pub struct Fifo {
     directory: tempfile::TempDir,
     path: std::ffi::CString,
@@ -201,12 +200,12 @@ impl Fifo {
         use std::os::unix::ffi::OsStrExt;
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = std::ffi::CString::new(directory.path().join("fifo").as_os_str().as_bytes()).expect("no NUL");
-        // SAFETY: a string.
+        // SAFETY: the call reads a string with its NUL.
         assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
         Fifo { directory, path }
     }
 
-    /// The request that waits.
+    /// Returns the request that waits.
     pub fn open(&self) -> squeue::Entry {
         opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), self.path.as_ptr())
             .flags(libc::O_RDONLY | libc::O_CREAT | libc::O_CLOEXEC)
@@ -215,54 +214,54 @@ impl Fifo {
             .flags(squeue::Flags::ASYNC)
     }
 
-    /// Lets all that wait go on.
+    /// Ends the wait of all such requests.
     pub fn release(&self) {
         let both = File::options().read(true).write(true).open(self.directory.path().join("fifo"));
-        // It stays open, for those that are only about to wait.
+        // The file stays open, for requests that are only about to wait.
         std::mem::forget(both.expect("the pipe is there"));
     }
 }
 
-/// Closes what requests have opened.
+/// Closes the files that requests have opened.
 #[track_caller]
 pub fn close_all(done: &[Done]) {
     for done in done {
         assert!(done.result >= 0, "open: {done:?}");
-        // SAFETY: the ring has just handed it out.
+        // SAFETY: the ring has just returned the descriptor, and no other code knows it.
         drop(unsafe { OwnedFd::from_raw_fd(done.result) });
     }
 }
 
-/// What a request answers whose system call was broken off. (The third is the
-/// kernel's own, which lets it out here.)
+/// Returns whether this is the result of a request whose system call was interrupted. (−512 is
+/// internal to the kernel, which lets it out here.)
 pub fn was_broken_off(result: i32) -> bool {
     [negative(libc::ECANCELED), negative(libc::EINTR), -512].contains(&result)
 }
 
-/// A non-blocking eventfd.
+/// Returns a non-blocking eventfd.
 pub fn event() -> OwnedFd {
-    // SAFETY: no memory is named.
+    // SAFETY: the call names no memory.
     let number = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     assert!(number >= 0);
-    // SAFETY: just handed out to us.
+    // SAFETY: the call has just made the descriptor, and no other code knows it.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
-/// What an eventfd has counted since the last look.
+/// Returns what an eventfd has counted since the last call.
 pub fn count(event: &OwnedFd) -> u64 {
     let mut value = 0u64;
-    // SAFETY: eight bytes.
+    // SAFETY: the call writes eight bytes.
     match unsafe { libc::read(event.as_raw_fd(), (&raw mut value).cast(), 8) } {
         8 => value,
         _ => 0,
     }
 }
 
-/// The first of the processors that this thread may run on.
+/// Returns the first of the processors that this thread may run on.
 pub fn allowed_processor() -> u32 {
-    // SAFETY: plain numbers; zero is an empty set.
+    // SAFETY: the set is plain numbers, and zero is an empty set.
     let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set, and what the system says of this thread.
+    // SAFETY: the call fills the set, which is then read.
     let first = unsafe {
         libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed);
         (0..libc::CPU_SETSIZE as usize).find(|&processor| libc::CPU_ISSET(processor, &allowed))
@@ -270,10 +269,10 @@ pub fn allowed_processor() -> u32 {
     first.expect("it runs somewhere") as u32
 }
 
-/// As many as the process may ever have: what it was started with may be 1024.
+/// Raises the soft limit of descriptors to the hard limit, because the soft one may be 1024.
 pub fn take_all_descriptors() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure, twice.
+    // SAFETY: the calls read and write the structure.
     unsafe {
         assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
         limit.rlim_cur = limit.rlim_max;
@@ -281,17 +280,17 @@ pub fn take_all_descriptors() {
     }
 }
 
-/// Whether this number is this very file: others of the process's threads may
-/// have taken a number that was closed.
+/// Returns whether this number is this very file. Another thread of the process may have taken a
+/// number that was closed.
 pub fn is_open_as(number: RawFd, file: &File) -> bool {
-    // SAFETY: plain numbers; zeroes are some file's that there is not.
+    // SAFETY: the structures are plain numbers.
     let (mut found, mut wanted): (libc::stat, libc::stat) = unsafe { std::mem::zeroed() };
-    // SAFETY: the structures.
+    // SAFETY: the calls fill the structures.
     let answers = unsafe { (libc::fstat(number, &mut found), libc::fstat(file.as_raw_fd(), &mut wanted)) };
     answers == (0, 0) && (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
 }
 
-/// Threads of this process that the engine has started under this name.
+/// Returns how many threads of this process have this name, which the engine gives its threads.
 pub fn threads_named(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("/proc");
     tasks

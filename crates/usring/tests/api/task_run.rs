@@ -1,5 +1,5 @@
-//! Who sees completions when: deferred and cooperative task work, and the
-//! single issuer.
+//! When completions become visible, and to which thread: deferred and cooperative task work, and
+//! the single issuer.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -48,9 +48,9 @@ fn deferred_completions_of_polled_files_appear_when_the_owner_asks() {
     });
 }
 
-/// How often the calling thread has gone to sleep.
+/// Returns how often the calling thread has gone to sleep.
 fn sleeps() -> i64 {
-    // SAFETY: an all-zero `rusage` is one, and the call fills it.
+    // SAFETY: an all-zero `rusage` is valid, and the call fills it.
     unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &mut usage), 0);
@@ -88,7 +88,7 @@ fn a_wait_for_many_events_that_come_one_by_one_sleeps_less_often_than_they_come(
             assert_eq!(collect(&mut ring, EVENTS).len(), EVENTS);
         }
         counts.sort_unstable();
-        // The median: other work of the machine may spread the events of a round.
+        // The median counts, because other work of the machine may spread the events of a round.
         assert!(counts[counts.len() / 2] <= EVENTS as i64 * 3 / 4, "{counts:?}");
     });
 }

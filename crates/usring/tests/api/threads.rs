@@ -13,10 +13,11 @@ fn threads_with_a_ring_each_talk_through_pipes() {
         const THREADS: usize = 6;
         const ROUNDS: u32 = 300;
         let (readers, mut writers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| pipe()).unzip();
-        // Each passes on to the next.
+        // Each thread passes the number on to the next.
         writers.rotate_left(1);
         let threads = readers.into_iter().zip(writers).enumerate().map(|(index, (reader, writer))| {
-            // The first one starts it, so the last number stays with the second.
+            // The first thread starts the chain, so the last number stays in the second thread's
+            // pipe.
             std::thread::spawn(move || {
                 let mut ring = IoUring::new(8).unwrap();
                 if index == 0 {
@@ -31,14 +32,14 @@ fn threads_with_a_ring_each_talk_through_pipes() {
                 (reader, writer)
             })
         });
-        // Collected first: all have to run at once.
+        // The threads are collected before they are joined, because all have to run at once.
         let threads: Vec<_> = threads.collect();
         let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert_eq!(get(&ends[1].0, 4), (THREADS as u32 * ROUNDS).to_ne_bytes());
     });
 }
 
-/// A ring that several threads push to and take from, each in its turn.
+/// A ring to which several threads push and from which several take, one at a time.
 struct Shared {
     ring: IoUring,
     pushing: Mutex<()>,
@@ -48,8 +49,7 @@ struct Shared {
 impl Shared {
     fn push(&self, entry: &squeue::Entry) {
         let _turn = self.pushing.lock().unwrap();
-        // SAFETY: this thread alone has the queue, and the caller's requests
-        // name memory that lives.
+        // SAFETY: only this thread has the queue, and the caller's requests name memory that lives.
         while unsafe { self.ring.submission_shared().push(entry) }.is_err() {
             self.ring.submit().unwrap();
         }
@@ -57,7 +57,7 @@ impl Shared {
 
     fn take(&self) -> Vec<Done> {
         let _turn = self.taking.lock().unwrap();
-        // SAFETY: this thread alone has the queue.
+        // SAFETY: only this thread has the queue.
         unsafe { self.ring.completion_shared() }.map(Done::from).collect()
     }
 }
@@ -106,7 +106,7 @@ fn several_threads_wait_on_one_ring_and_each_wakes() {
         for round in 0..200u64 {
             let shared = shared(16);
             let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
-            // Something is armed, so that one of them watches files.
+            // A read is armed, so that one of the waiters watches files.
             shared.push(&read(&reader, &mut buffer).user_data(100));
             shared.ring.submit().unwrap();
             let waiters: Vec<_> = (1..=4)
@@ -200,8 +200,8 @@ fn mixed_work_from_many_threads_is_all_done() {
     });
 }
 
-/// A worker that finds the ring busy leaves its work to whoever holds it, even
-/// if that one is there only to be refused.
+/// A worker that finds the ring locked leaves its work to the thread that holds the lock, even if
+/// that thread's call is about to be refused.
 #[test]
 fn a_completion_that_comes_while_another_thread_is_refused_is_not_left_behind() {
     bounded(|| {
@@ -212,7 +212,7 @@ fn a_completion_that_comes_while_another_thread_is_refused_is_not_left_behind() 
             let (shared, stop) = (shared.clone(), stop.clone());
             move || {
                 while stop.load(Ordering::SeqCst) == 0 {
-                    // SAFETY: no argument.
+                    // SAFETY: the call has no argument.
                     let refused = unsafe { shared.ring.submitter().enter::<libc::sigset_t>(1, 0, 0, None) };
                     assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EEXIST));
                 }

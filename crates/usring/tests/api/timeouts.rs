@@ -13,10 +13,10 @@ fn ring() -> IoUring {
     IoUring::new(64).unwrap()
 }
 
-/// A clock's time.
+/// Returns the time of a clock.
 fn now(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure.
+    // SAFETY: the call writes the structure.
     assert_eq!(unsafe { libc::clock_gettime(clock, &mut time) }, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -32,13 +32,13 @@ fn a_timeout_expires_when_its_time_has_come() {
     });
 }
 
-/// Four timeouts, submitted while none has expired, the first of them last to
-/// expire; their order, as `order` finds it. On a busy machine the time may be
-/// over before all are submitted: then once more, with more of it.
+/// Submits four timeouts before any expires; the first submitted is the last to expire. Checks
+/// their order, as `order` finds it. On a busy machine the first may expire before all are
+/// submitted; then the test tries again with more time.
 fn order_of_four(ring: &mut IoUring, mut order: impl FnMut(&mut IoUring) -> Vec<u64>) {
     let mut lead = Duration::from_millis(60);
     loop {
-        // Absolute, so that a pause while they are submitted changes nothing.
+        // The times are absolute, so that a pause between the submissions changes nothing.
         let base = now(libc::CLOCK_MONOTONIC) + lead;
         let times = [60, 0, 40, 20].map(|ms| timespec(base + Duration::from_millis(ms)));
         for (index, time) in (0..).zip(&times) {
@@ -213,7 +213,7 @@ fn timers_end_one_after_another_while_nobody_is_inside() {
         order_of_four(&mut ring, |ring| {
             let mut order = Vec::new();
             eventually("four have ended", || {
-                // In memory only.
+                // Only the CQ in memory is watched.
                 order.extend(ring.completion().map(|done| done.user_data()));
                 order.len() == 4
             });

@@ -59,7 +59,7 @@ fn a_wait_ends_with_an_absolute_time() {
     bounded(|| {
         let ring = ring();
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the structure.
+        // SAFETY: the call writes the structure.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
         let at = Duration::new(now.tv_sec as u64, now.tv_nsec as u32) + Duration::from_millis(20);
         let (time, before) = (timespec(at), Instant::now());
@@ -96,8 +96,8 @@ fn what_arrives_from_another_thread_ends_the_wait() {
         let mut buffer = [0; 4];
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let other = std::thread::spawn(move || {
-            // So that the first thread most likely sleeps by then; if not, the
-            // test shows less, and nothing wrong.
+            // The pause makes it likely that the first thread sleeps by then. If it does not, the
+            // test proves less, but still passes.
             std::thread::sleep(Duration::from_millis(20));
             put(&writer, b"data");
             writer
@@ -115,7 +115,7 @@ extern "C" fn count_signal(_: libc::c_int) {
 }
 
 pub fn handle(signal: i32, flags: i32) {
-    // SAFETY: zeroes are an action without a handler, which is then named.
+    // SAFETY: a zeroed structure is a valid action, and its handler is then set.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = count_signal as extern "C" fn(libc::c_int) as usize;
@@ -124,7 +124,7 @@ pub fn handle(signal: i32, flags: i32) {
     }
 }
 
-/// Sends the signal to this thread until what it interrupts has ended.
+/// Sends the signal to this thread, again and again, until `body` has ended.
 pub fn with_signals<T>(signal: i32, body: impl FnOnce() -> T) -> T {
     use std::sync::atomic::AtomicBool;
     let ended = AtomicBool::new(false);
@@ -133,7 +133,7 @@ pub fn with_signals<T>(signal: i32, body: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !ended.load(Ordering::SeqCst) {
-                // SAFETY: the thread is there until the scope ends.
+                // SAFETY: the thread exists until the scope ends.
                 unsafe { libc::pthread_kill(target, signal) };
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -230,7 +230,7 @@ fn nonsense_arguments_are_refused() {
     bounded(|| {
         let ring = ring();
         let enter = |flags: u32, argument: Option<&[u8; 5]>| {
-            // SAFETY: refused before the argument is used.
+            // SAFETY: the call is refused before the argument is used.
             error_of(unsafe { ring.submitter().enter(0, 1, flags, argument) })
         };
         assert_eq!(enter(1 << 20, None), libc::EINVAL);
