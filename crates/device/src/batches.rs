@@ -27,7 +27,7 @@ pub(crate) struct Batches {
 #[derive(Clone, Copy)]
 struct Batch {
     due: Ticks,
-    /// Position behind the batch's last completion.
+    /// Position after the batch's last completion.
     end: u32,
 }
 

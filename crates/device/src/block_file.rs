@@ -64,7 +64,7 @@ impl<'a> BlockFile<'a> {
     }
 
     /// Reads or writes, and returns the number of bytes. It is smaller than requested at the
-    /// device's end, behind 2 GiB, or before an error.
+    /// device's end, after 2 GiB, or before an error.
     ///
     /// Errors: those of [`Transfer::route`]; `EFAULT`; the device's errors (`EIO` and others).
     pub fn transfer(&self, transfer: &Transfer) -> Result<u64, Errno> {

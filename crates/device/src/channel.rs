@@ -1,14 +1,11 @@
-//! A queue pair with what its user has to know to wait for it well: how many
-//! requests are out, and since when.
+//! A queue pair and what its user needs for an efficient wait: the number of requests in flight,
+//! and when they were submitted.
 //!
-//! A wait is `begin_wait`, then `poll` and `pause` in turns until enough has
-//! completed. What `pause` answers follows the device's policy, which may
-//! change between two looks.
-//!
-//! Only while the policy is hybrid, requests are tracked: when each was
-//! submitted (one reading of the clock for each batch), which is the oldest,
-//! and how long those before it took. Otherwise a submission costs one look at
-//! the policy, a poll one at a pointer.
+//! - A wait is `begin_wait`, then `poll` and `pause` in turns until enough requests have completed.
+//! - `pause` follows the device's policy, which may change between two polls.
+//! - Requests are tracked only while the policy is hybrid: when each was submitted (the clock is
+//!   read once per batch), which is the oldest, and how long earlier requests took. Otherwise a
+//!   submission only loads the policy, and a poll only tests a pointer.
 
 use crate::driver::{Delivery, QueueOptions, QueuePair, Submission};
 use crate::policy::{PolicyWord, PollPolicy};
@@ -18,7 +15,7 @@ use alloc::boxed::Box;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::kernel_aio::Waiter;
 
-/// One user's queue pair.
+/// A queue pair with one user.
 pub struct Channel {
     queue: Box<dyn QueuePair>,
     policy: &'static PolicyWord,
@@ -26,7 +23,7 @@ pub struct Channel {
     options: QueueOptions,
     manner: Manner,
     tracker: Option<Box<Tracker>>,
-    /// The tracker stays whatever the policy becomes.
+    /// Keeps the tracker whatever the policy becomes.
     keeps_tracking: bool,
 }
 
@@ -36,14 +33,14 @@ pub struct Wait {
     slept: bool,
 }
 
-/// What to do after a look that found too little; in order of haste, so who
-/// waits for several channels does the least of what they say.
+/// The next step after a poll that found too few completions. Ordered by urgency: a thread that
+/// waits for several channels takes the minimum of their answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pause {
-    /// Look again.
+    /// Poll again.
     Spin,
-    /// Sleep this long ([`usring_sys::timer_slack::sleep_precisely`]), then look
-    /// again; the wait's only sleep.
+    /// Sleep for this time ([`usring_sys::timer_slack::sleep_precisely`]), then poll again. A wait
+    /// sleeps at most once.
     Sleep(Nanoseconds),
     /// Arm the interrupt and sleep on it.
     Interrupt,
@@ -64,14 +61,14 @@ impl Channel {
         channel
     }
 
-    /// Makes now, and keeps, what a hybrid policy needs: for a user that may not
-    /// allocate when the policy changes.
+    /// Allocates the state of a hybrid policy now and keeps it, for a user that must not allocate
+    /// when the policy changes.
     pub fn keep_tracking(&mut self) {
         self.keeps_tracking = true;
         self.tracker();
     }
 
-    /// See [`QueuePair::submit`].
+    /// Submits a request; see [`QueuePair::submit`].
     #[inline(always)]
     pub fn submit(&mut self, request: &DeviceRequest) -> Submission {
         let submission = self.queue.submit(request);
@@ -84,7 +81,7 @@ impl Channel {
         submission
     }
 
-    /// See [`QueuePair::ring_doorbell`].
+    /// Notifies the device of the accepted requests; see [`QueuePair::ring_doorbell`].
     #[inline]
     pub fn ring_doorbell(&mut self) {
         self.queue.ring_doorbell();
@@ -93,12 +90,12 @@ impl Channel {
         }
     }
 
-    /// See [`QueuePair::is_delivered_to`].
+    /// Whether the notification of the device may sleep; see [`QueuePair::is_delivered_to`].
     pub fn is_delivered_to(&self) -> bool {
         self.queue.is_delivered_to()
     }
 
-    /// See [`QueuePair::begin_delivery`].
+    /// Begins a deferred submit; see [`QueuePair::begin_delivery`].
     #[inline]
     pub fn begin_delivery(&mut self) -> Option<Delivery> {
         let delivery = self.queue.begin_delivery();
@@ -108,13 +105,13 @@ impl Channel {
         delivery
     }
 
-    /// See [`QueuePair::end_delivery`].
+    /// Ends a deferred submit; see [`QueuePair::end_delivery`].
     #[inline]
     pub fn end_delivery(&mut self, delivery: Delivery) {
         self.queue.end_delivery(delivery);
     }
 
-    /// Appends what has completed. See [`QueuePair::poll`].
+    /// Appends the completed requests; see [`QueuePair::poll`].
     #[inline]
     pub fn poll(&mut self, completions: &mut Completions) {
         let before = completions.as_slice().len();
@@ -125,7 +122,7 @@ impl Channel {
         }
     }
 
-    /// See [`QueuePair::has_news`].
+    /// Whether a poll may find completions; see [`QueuePair::has_news`].
     #[inline]
     pub fn has_news(&mut self) -> bool {
         self.queue.has_news()
@@ -145,33 +142,33 @@ impl Channel {
         self.tracker.get_or_insert_with(|| Box::new(Tracker::new(manner, depth)))
     }
 
-    /// Requests that have been accepted and not completed.
+    /// Returns the number of requests that were accepted and have not completed.
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// See [`QueuePair::interrupt`].
+    /// Returns the descriptor of the interrupt; see [`QueuePair::interrupt`].
     pub fn interrupt(&self) -> Option<i32> {
         self.queue.interrupt()
     }
 
-    /// See [`QueuePair::waiter`].
+    /// Returns a way to sleep for several completions; see [`QueuePair::waiter`].
     pub fn waiter(&self) -> Option<Waiter> {
         self.queue.waiter()
     }
 
-    /// See [`QueuePair::silence`].
+    /// Lets completions signal no interrupt; see [`QueuePair::silence`].
     pub fn silence(&mut self) {
         self.queue.silence();
     }
 
-    /// See [`QueuePair::has_silent`].
+    /// Whether requests in flight signal no interrupt; see [`QueuePair::has_silent`].
     pub fn has_silent(&self) -> bool {
         self.queue.has_silent()
     }
 
-    /// See [`QueuePair::arm_interrupt`].
+    /// Arms the interrupt; see [`QueuePair::arm_interrupt`].
     pub fn arm_interrupt(&mut self) -> bool {
         self.queue.arm_interrupt()
     }
@@ -180,14 +177,13 @@ impl Channel {
         Wait::default()
     }
 
-    /// What to do next in a wait that has found too little.
+    /// Returns the next step of a wait that has found too few completions.
     #[inline]
     pub fn pause(&mut self, wait: &mut Wait) -> Pause {
         match self.policy.get() {
             PollPolicy::Classic => Pause::Spin,
             PollPolicy::Interrupt if self.options.interrupts => Pause::Interrupt,
-            // The policy was another when the queue pair was opened, and its
-            // device knows nobody to interrupt.
+            // The queue pair was opened without interrupts, under another policy.
             PollPolicy::Interrupt => Pause::Spin,
             hybrid => self.pause_hybrid(wait, hybrid),
         }

@@ -1,12 +1,13 @@
-//! What the processes of a run ask the one that started it: which devices
-//! there are, and what their drivers need ([`Supply`]). Both sides read the
-//! messages by this file.
+//! Messages from the processes of a run to the starter, the process that started the run. They ask
+//! which devices there are, and for what the drivers need ([`Supply`]). This file defines the
+//! messages for both sides.
 //!
-//! One connection carries one question and its answer, so nothing is shared
-//! between threads or inherited by a fork. Only who has a back end's queue keeps
-//! the connection on which it came: by its end the starter learns of a process
-//! that was killed. On it the queue is returned, too: it is lent once and comes back
-//! once, so that nobody returns what is another's by then.
+//! - A connection carries one question and its answer. So threads share no connection, and a fork
+//!   inherits none.
+//! - A process that has a back end's queue keeps the connection on which the queue came. By the end
+//!   of that connection the starter learns that the process was killed.
+//! - The queue is returned on that connection, too. It is lent once and returned once, so no
+//!   process returns a queue that meanwhile belongs to another.
 
 use crate::supply::{QueueGrant, SharedRegion, Supply};
 use alloc::vec::Vec;
@@ -14,57 +15,58 @@ use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::unix_socket::Connection;
 
-/// First word of every message; a change of this file changes it.
+/// First word of every message. Changes with every change of this file's messages.
 pub const MAGIC: u32 = 0x7573_0001;
-/// Longest message, in bytes: a head and the text of a device.
+/// Maximum length of a message in bytes: a header and the text of a device.
 pub const LONGEST: usize = 8192;
 
-/// What is asked.
+/// The kind of a question. Each comment gives the question's values and, after the arrow, the
+/// answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// → `values[0]`: how many devices; descriptor: the page of their policies.
+    /// → `values[0]`: number of devices; descriptor: the page with their policies.
     List = 1,
-    /// Of a device → values: st_dev and st_ino of its file, [`FALLBACK`]; text: its SPEC.
+    /// About a device → values: st_dev and st_ino of its file, [`FALLBACK`]; text: its SPEC.
     Describe = 2,
     /// `values[0]`: size → descriptor: the memory that holds the device's blocks.
     Memory = 3,
-    /// → descriptor: the memory that a back end's queues lie in.
+    /// → descriptor: the memory that holds the back end's queues.
     Arena = 4,
-    /// → `values[0]`: its index; descriptors: kick, call, settled. The queue is
-    /// taken back when this connection ends, however that happens.
+    /// → `values[0]`: index of the queue; descriptors: kick, call, settled. The starter takes the
+    /// queue back when this connection ends, whatever ends it.
     Queue = 5,
-    /// On the connection of a queue. → When it is answered, the back end has let go of the queue.
+    /// On the connection of a queue → empty; when it arrives, the back end has released the queue.
     ReturnQueue = 6,
-    /// `values[0]`: length, with a file of memory → values: slot and address.
+    /// `values[0]`: length; descriptor: a file of memory → values: slot and address.
     Share = 7,
     /// `values[0]`: slot.
     Unshare = 8,
-    /// Of [`SWAP`]. → It is the asker's until this connection has ended, and those of its queues.
-    /// `EBUSY`: it is another's.
+    /// About [`SWAP`] → empty: the device belongs to the asking process until this connection and
+    /// those of its queues have ended. `EBUSY`: it belongs to another process.
     Claim = 9,
 }
 
-/// In place of a device's number: where swapped memory of the run goes. No list has it.
+/// Device number of the run's swap device, which [`Kind::List`] does not count.
 pub const SWAP: u32 = u32::MAX;
 
-/// A polled ring may wait for the device's interrupts.
+/// Flag of [`Kind::Describe`]: a polled ring may wait for the device's interrupts.
 pub const FALLBACK: u64 = 1;
 
-/// The head of a question.
+/// Header of a question.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Question {
     pub kind: u32,
-    /// Which device, counted from 0.
+    /// Number of the device, counted from 0.
     pub device: u32,
     pub values: [u64; 4],
 }
 
-/// Bytes of the two heads.
+/// Length of the two headers in bytes.
 pub const QUESTION_LENGTH: usize = 12 + 4 * 8;
 pub const ANSWER_LENGTH: usize = 8 + 4 * 8;
 
-/// The head of an answer; a text may follow.
+/// Header of an answer; a text may follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// 0, or an errno.
@@ -79,7 +81,7 @@ impl Question {
         bytes
     }
 
-    /// `None`: not a question, or one of another build.
+    /// `None` if the bytes are no question, or come from another build.
     pub fn from_bytes(bytes: &[u8]) -> Option<Question> {
         let ([magic, kind, device], values) = read::<3>(bytes)?;
         (magic == MAGIC).then_some(Question { kind, device, values })
@@ -93,7 +95,7 @@ impl Answer {
         bytes
     }
 
-    /// `None`: not an answer, or one of another build.
+    /// `None` if the bytes are no answer, or come from another build.
     pub fn from_bytes(bytes: &[u8]) -> Option<Answer> {
         let ([magic, error], values) = read::<2>(bytes)?;
         (magic == MAGIC).then_some(Answer { error, values })
@@ -124,14 +126,14 @@ impl Kind {
     }
 }
 
-/// An answer with all that came along.
+/// An answer with its text and descriptors.
 pub struct Answered {
     pub values: [u64; 4],
     pub text: Vec<u8>,
     pub descriptors: Vec<OwnedDescriptor>,
 }
 
-/// Where the questions go: the path of the starter's socket.
+/// The starter's socket, to which the questions go.
 #[derive(Clone, Debug)]
 pub struct Control {
     path: Vec<u8>,
@@ -142,9 +144,9 @@ impl Control {
         Control { path: path.into() }
     }
 
-    /// Asks. Blocks until the answer is there.
+    /// Sends a question and waits for the answer.
     ///
-    /// Errors: that of the answer; `ECONNREFUSED`, `ENOENT` or `EPIPE` where nobody answers;
+    /// Errors: that of the answer; `ECONNREFUSED`, `ENOENT` or `EPIPE` if no process answers;
     /// `EINVAL` for an answer of another build.
     pub fn ask(&self, kind: Kind, device: u32, values: [u64; 4], lent: Option<i32>) -> Result<Answered, Errno> {
         self.ask_on(&Connection::open(&self.path)?, kind, device, values, lent)
@@ -172,11 +174,11 @@ impl Control {
     }
 }
 
-/// A device's supplies, from the process that started the run.
+/// The resources of a device, supplied by the starter.
 pub struct RemoteSupply {
     control: Control,
     device: u32,
-    /// By which the device is this process's alone.
+    /// The connection that keeps the swap device for this process.
     _claim: Option<Connection>,
 }
 
@@ -185,8 +187,8 @@ impl RemoteSupply {
         RemoteSupply { control, device, _claim: None }
     }
 
-    /// Of the device where swapped memory goes, which is this process's alone for as long as this
-    /// lives. Errors: `EBUSY` while another process has it; as [`Control::ask`].
+    /// Claims the run's swap device for this process, for the life of the returned value. Errors:
+    /// `EBUSY` if another process has it; those of [`Control::ask`].
     pub fn of_swap(control: Control) -> Result<Self, Errno> {
         let claim = Connection::open(&control.path)?;
         control.ask_on(&claim, Kind::Claim, SWAP, [0; 4], None)?;
@@ -221,7 +223,7 @@ impl Supply for RemoteSupply {
 
     fn return_queue(&self, _: u32, connection: Option<&Connection>) {
         let Some(connection) = connection else { return };
-        // If nobody answers, nobody serves the queue either.
+        // If the starter does not answer, its queues are no longer served.
         let _ = self.control.ask_on(connection, Kind::ReturnQueue, self.device, [0; 4], None);
     }
 

@@ -1,6 +1,5 @@
-//! The two faces that a kind of device implements: the driver, which everybody
-//! shares, and its queue pairs, each of which belongs to one ring, context or
-//! thread.
+//! The two traits of a kind of device: the driver, which all users share, and its queue pairs, each
+//! of which belongs to one ring, context or thread.
 
 mod delivery;
 pub mod file;
@@ -18,132 +17,134 @@ use usring_sys::Errno;
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::plain::IoVector;
 
-/// Most bytes of one request, where nothing else limits them: what Linux
-/// transfers in one call (`MAX_RW_COUNT`); a result has room for it.
+/// Maximum bytes of a request without another limit: Linux's limit for one call (`MAX_RW_COUNT`).
+/// It fits into a result.
 pub const LONGEST_TRANSFER: u32 = 0x7fff_f000;
-/// Most segments of one request, where nothing else limits them (`UIO_MAXIOV`).
+/// Maximum number of segments of a request without another limit (`UIO_MAXIOV`).
 pub const MOST_SEGMENTS: u32 = 1024;
 
-/// One device of a kind (`null`, `ram`, …), or a wrapper around one.
+/// A device of one kind (`null`, `ram`, …), or a wrapper around a device.
 pub trait Driver: Send + Sync {
     fn geometry(&self) -> Geometry;
 
-    /// Opens a queue pair. May block: it is the control path.
+    /// Opens a queue pair. On the control path; may block.
     ///
-    /// Errors: what the driver's system calls or its back end answer; `ENOMEM`.
+    /// Errors: those of the driver's system calls or of its back end; `ENOMEM`.
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno>;
 
-    /// Carries out, in the calling thread and blocking, a request that a queue
-    /// pair answered with [`Submission::NeedsWorker`]. Answers bytes.
+    /// Executes a request for which a queue pair returned [`Submission::NeedsWorker`]. Blocks the
+    /// calling thread. Returns the bytes.
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let _ = request;
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Whether a forked child may go on with this driver, by queue pairs of its own that reach
-    /// the same blocks, if the descriptors that `keep` is told stay open in it.
+    /// Whether a forked child may use this driver with queue pairs of its own, which reach the same
+    /// blocks. The descriptors passed to `keep` must stay open in the child.
     fn hand_down(&self, keep: &mut dyn FnMut(i32)) -> bool {
         let _ = keep;
         false
     }
 
-    /// The program says that these bytes are its for many transfers
-    /// (registered buffers, buffer rings): a driver whose back end can share
-    /// memory does so, and transfers from and to it without a copy. No promise.
+    /// Announces memory that the program uses for many transfers (registered buffers, buffer
+    /// rings). If its back end can share memory, the driver shares this memory and transfers
+    /// without a copy. The driver may ignore the call.
     fn share_memory(&self, memory: IoVector) {
         let _ = memory;
     }
 
-    /// Counterpart of [`Driver::share_memory`], after the last transfer.
+    /// Ends what [`Driver::share_memory`] began, after the last transfer.
     fn unshare_memory(&self, memory: IoVector) {
         let _ = memory;
     }
 }
 
-/// How a queue pair will be used.
+/// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Most requests that are out at the same time; tokens are below it.
+    /// Maximum number of requests in flight; tokens are smaller.
     pub depth: u32,
-    /// Whether its user sleeps on [`QueuePair::interrupt`] (else it only polls, and
-    /// the device is told to interrupt nobody).
+    /// Whether the user sleeps on [`QueuePair::interrupt`]. If not, the user only polls, and the
+    /// device sends no interrupts.
     pub interrupts: bool,
 }
 
-/// What came of handing a request to a queue pair.
+/// Result of [`QueuePair::submit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Submission {
-    /// It will be completed; the device need not have been told before
+    /// The request will complete. The device need not learn of it before
     /// [`QueuePair::ring_doorbell`].
     Accepted,
-    /// No room now; there will be after a completion.
+    /// There is no room until a request completes.
     Full,
-    /// It would block here: [`Driver::execute`] does it.
+    /// The request would block here; [`Driver::execute`] executes it.
     NeedsWorker,
-    /// Its answer, at once; no completion will follow.
+    /// The request fails immediately with this error; there will be no completion.
     Refused(Errno),
 }
 
 /// A submission queue and a completion queue of a device.
 pub trait QueuePair: Send {
-    /// Takes a request. Never blocks, never touches its memory after any
-    /// answer but [`Submission::Accepted`].
+    /// Submits a request. Never blocks. Touches the request's memory later only if the result is
+    /// [`Submission::Accepted`].
     fn submit(&mut self, request: &DeviceRequest) -> Submission;
 
-    /// Tells the device of everything that was accepted: once per batch. Sleeps
-    /// only where [`QueuePair::is_delivered_to`].
+    /// Notifies the device of all accepted requests, once per batch. Sleeps only if
+    /// [`QueuePair::is_delivered_to`].
     fn ring_doorbell(&mut self);
 
-    /// Whether telling the device may sleep. Who holds a lock that others want
-    /// tells it in two steps then, the sleep between them.
+    /// Whether notifying the device may sleep. A user with a contended lock then uses a deferred
+    /// submit, which releases the lock for the sleep:
+    ///
+    /// 1. [`QueuePair::begin_delivery`], with the lock.
+    /// 2. [`Delivery::carry_out`], without the lock.
+    /// 3. [`QueuePair::end_delivery`], with the lock.
     fn is_delivered_to(&self) -> bool {
         false
     }
 
-    /// The first step: what is to be carried out and brought back. `None`: there
-    /// is nothing more to tell.
+    /// Begins a deferred submit. Returns the delivery to carry out and to bring back; `None` if
+    /// there is nothing left to do.
     fn begin_delivery(&mut self) -> Option<Delivery> {
         self.ring_doorbell();
         None
     }
 
-    /// The second step, after [`Delivery::carry_out`].
+    /// Ends a deferred submit, after [`Delivery::carry_out`].
     fn end_delivery(&mut self, delivery: Delivery) {
         let _ = delivery;
     }
 
-    /// Collects what has completed, in any order, as far as there is room.
-    /// Never blocks.
+    /// Appends completions in any order, as far as there is room. Never blocks.
     fn poll(&mut self, completions: &mut Completions);
 
-    /// Whether a look may find something now. Cheap: it is asked over and over
-    /// between two looks. `true` where that cannot be told without the look itself.
+    /// Whether a poll may find completions. Cheap, because users call it repeatedly between polls.
+    /// `true` if only a poll can find out.
     fn has_news(&mut self) -> bool {
         true
     }
 
-    /// The descriptor that becomes readable after [`QueuePair::arm_interrupt`];
-    /// `None` unless opened with interrupts.
+    /// Returns the descriptor that becomes readable after [`QueuePair::arm_interrupt`]; `None`
+    /// unless the queue pair was opened with interrupts.
     fn interrupt(&self) -> Option<i32>;
 
-    /// How a thread sleeps for several completions at once, where there is such a way; its
-    /// looks need no armed interrupt.
+    /// Returns a way for a thread to sleep until several requests have completed, if the device has
+    /// one. It needs no armed interrupt.
     fn waiter(&self) -> Option<Waiter> {
         None
     }
 
-    /// Lets requests go out whose completions do not signal the interrupt, which is cheaper, until
-    /// the interrupt is armed for the first time.
+    /// Lets the requests submitted from now on complete without signalling the interrupt, which is
+    /// cheaper. Ends when the interrupt is armed.
     fn silence(&mut self) {}
 
-    /// Whether requests are out of which an armed interrupt does not tell.
+    /// Whether requests are in flight whose completions do not signal an armed interrupt.
     fn has_silent(&self) -> bool {
         false
     }
 
-    /// Asks to be told of the next completion through [`QueuePair::interrupt`].
-    /// `false` if there may be a completion already: poll first, the
-    /// descriptor may stay silent.
+    /// Asks for a signal of [`QueuePair::interrupt`] at the next completion. `false` if there may
+    /// be a completion already: the user must poll first, as the descriptor may stay unreadable.
     fn arm_interrupt(&mut self) -> bool;
 }

@@ -1,5 +1,5 @@
-//! Block devices in user space: devices, their requests, and how a thread waits for
-//! completions. The crate knows no ring, no SQE and no file descriptor of the program.
+//! Block devices in user space: devices, their requests, and how a thread waits for completions.
+//! The crate knows no ring, no SQE and no file descriptor of the program.
 //!
 //! | part | files |
 //! |---|---|

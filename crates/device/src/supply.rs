@@ -1,6 +1,7 @@
-//! Resources that a driver can get only from the process that started the run. These are memory
-//! that all processes of the run share, and queues of a back end: only one process is connected
-//! to a back end.
+//! Resources that a driver can get only from the process that started the run:
+//!
+//! - memory that all processes of the run share,
+//! - queues of a back end, to which only that process is connected.
 
 use alloc::sync::Arc;
 use usring_sys::Errno;

@@ -87,7 +87,7 @@ impl Transfer<'_> {
     }
 
     /// Returns the number of bytes to transfer. The checks are in Linux's order: a transfer that
-    /// starts behind the end skips the rest of them, and a transfer that crosses the end is
+    /// starts beyond the end skips the rest of them, and a transfer that crosses the end is
     /// shortened first.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<u64, Errno> {
         let length = total(self.segments)?;

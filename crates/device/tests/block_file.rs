@@ -132,7 +132,7 @@ fn the_end_of_the_device_is_the_end_of_a_transfer() {
         }
         assert_eq!(read(file, SIZE - 512, 4096, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 4096], direct), Ok(512));
-        // The bytes behind the device's end need not be whole blocks.
+        // The bytes beyond the device's end need not be whole blocks.
         assert_eq!(read(file, SIZE - 512, 700, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 700], direct), Ok(512));
         for offset in [i64::MAX as u64, 1 << 63, u64::MAX] {
@@ -248,7 +248,7 @@ fn an_error_in_the_middle_leaves_what_came_before_it() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     let file = device.as_file();
     controls.bad_byte.store(20_000, Relaxed);
-    // Blocks behind the bad one may have been read, too, because pieces are in flight together.
+    // Blocks after the bad one may have been read, too, because pieces are in flight together.
     assert_eq!(file.read(0, &[memory(&mut [0; SIZE as usize])], true), Ok(16 << 10));
     assert_eq!(read(file, 16 << 10, 8192, true), Err(Errno::EIO));
     assert_eq!(write(file, 19_500, &[1; 600], false), Ok(19_968 - 19_500), "up to the bad block");

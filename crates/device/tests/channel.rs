@@ -1,5 +1,5 @@
-//! Tests of how a channel waits: what each policy returns, and its effect on a device whose latency
-//! the test sets.
+//! Tests of how a channel waits: the answers of each policy, and their effect on a device whose
+//! latency the test sets.
 #![cfg(not(loom))]
 
 mod test_device;

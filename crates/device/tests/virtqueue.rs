@@ -9,7 +9,7 @@ use usring_sys::mapping::Mapping;
 use usring_sys::shared::SharedMemory;
 
 const PLACES: Places = Places { descriptors: 0, available: 256, used: 516, size: 16 };
-/// Offsets of the used ring's flags and of the available event behind that ring.
+/// Offsets of the used ring's flags and of the available event that follows that ring.
 const USED_FLAGS: usize = 516;
 const AVAILABLE_EVENT: usize = 516 + 4 + 8 * 16;
 const USED_EVENT: usize = 256 + 4 + 2 * 16;

@@ -1,7 +1,7 @@
 //! The engine's half of the CQ, which produces entries.
 //!
 //! - A CQE that finds no room goes to the backlog, so none is lost. The order is kept: while the
-//!   backlog is not empty, every new CQE goes behind it.
+//!   backlog is not empty, every new CQE is appended to it.
 //! - The SQ's flag `CQ_OVERFLOW` asks the program to enter, and enter calls
 //!   [`CompletionQueue::flush_overflow`].
 //! - The CQ may be an AIO context's ring instead (`crate::events`). Each CQE is then stored as an
@@ -15,7 +15,7 @@ use usring_sys::ordering::Edge;
 use usring_sys::sync::Ordering;
 use usring_uapi::Cqe;
 
-/// The 16 bytes behind a CQE on a ring with `CQE32`. For an event, the first word is its `data`.
+/// The 16 bytes after a CQE on a ring with `CQE32`. For an event, the first word is its `data`.
 pub type Extension = [u64; 2];
 
 /// The engine's half of the CQ. Only the holder of the ring's lock uses it.
@@ -215,7 +215,7 @@ impl CompletionQueue {
         published
     }
 
-    /// Returns the index behind the last CQE in the ring. The backlog is not counted.
+    /// Returns the index after the last CQE in the ring. The backlog is not counted.
     #[inline]
     pub fn tail(&self) -> u32 {
         self.tail

@@ -28,7 +28,7 @@ pub(crate) fn place(slot: u32) -> usize {
     EVENTS + slot as usize * EVENT
 }
 
-/// Returns the slot behind this one.
+/// Returns the slot after this one.
 #[inline]
 pub(crate) fn after(slot: u32, slots: u32) -> u32 {
     if slot + 1 >= slots { 0 } else { slot + 1 }

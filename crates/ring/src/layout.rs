@@ -114,7 +114,7 @@ impl Layout {
         EVENTS + self.event_slots as usize * EVENT
     }
 
-    /// Returns the offset behind the CQEs, rounded up to a cache line. With wide CQEs the kernel
+    /// Returns the offset after the CQEs, rounded up to a cache line. With wide CQEs the kernel
     /// doubles the header's room, too; so does this function, as a program may rely on it.
     fn end_of_cqes(&self) -> usize {
         let narrow = CQES + 16 * self.cq_entries as usize;

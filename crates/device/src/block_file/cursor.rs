@@ -41,7 +41,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Collects segments that a device of this geometry may access, at most `room` segments and
-    /// `most` bytes. Advances the cursor behind them. Returns their bytes.
+    /// `most` bytes. Advances the cursor past them. Returns their bytes.
     pub fn gather(&mut self, list: &mut Vec<IoVector>, room: usize, most: u64, geometry: &Geometry) -> u64 {
         let (alignment, lends) = (u64::from(geometry.alignment), geometry.features.lends_memory);
         let mut bytes = 0;

@@ -1,13 +1,13 @@
-//! What was accepted, on its way to a device that may have its caller sleep:
-//! the kernel's AIO does its share of a request within io_submit(2), and that may
-//! be all of it (a write through the page cache, which waits while too much of
-//! that is dirty; a file system in user space).
+//! Deferred submits: accepted requests on their way to a device whose notification may sleep. The
+//! kernel's AIO does a part of each request within io_submit(2), and sometimes all of it. Examples
+//! are a write through the page cache, which waits while too much of the cache is dirty, and a file
+//! system in user space.
 //!
-//! A delivery is its carrier's alone, and touches nothing of the queue pair: so
-//! it is made without the lock that guards that one, and who wants the queue pair
-//! meanwhile, be it for what this very delivery completes, does not wait. Requests
-//! of one delivery are taken in the order in which they were accepted; two that
-//! are made at the same time have none.
+//! - A delivery belongs to the thread that carries it out, and touches nothing of the queue pair.
+//! - So it is carried out without the lock of the queue pair. Other threads may use the queue pair
+//!   meanwhile, and may even take completions of this delivery's requests.
+//! - The requests of a delivery are submitted in the order in which they were accepted. Concurrent
+//!   deliveries have no order.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -17,12 +17,12 @@ use usring_sys::kernel_aio::Batch;
 use usring_sys::{Errno, wait};
 use usring_uapi::aio::IoEvent;
 
-/// How often, and after how long, the kernel is asked again that has no memory for
-/// a request. There is always room for as many as the queue pair is deep.
+/// How often a submission is retried for which the kernel has no memory, and the pause between two
+/// tries in nanoseconds. The context itself always has room for the queue pair's depth.
 const PATIENCE: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
-/// See above. Brought back, it says what the kernel did not take.
+/// A deferred submit. Brought back, it contains the requests that the kernel did not take.
 pub struct Delivery(pub(super) Box<Parcel>);
 
 impl Delivery {
@@ -35,18 +35,18 @@ impl Delivery {
     }
 }
 
-/// Some requests for a context of the kernel's.
+/// Requests for an AIO context of the kernel.
 pub(super) struct Parcel {
     pub batch: Batch,
-    /// What their number means, if it is one of ours.
+    /// The file whose descriptor number the requests contain, if it is the device's own.
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub file: Option<Arc<HeldDescriptor>>,
-    /// Which they ring.
+    /// The eventfd whose descriptor number the requests contain.
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub interrupt: Option<Arc<OwnedDescriptor>>,
-    /// Answers to those that the kernel did not take.
+    /// Completions of the requests that the kernel did not take.
     pub refused: Vec<IoEvent>,
-    /// What was accepted behind them: they had too many segments for one.
+    /// Requests that were accepted later, as the parcel had no room for their segments.
     pub next: Option<Box<Parcel>>,
 }
 
@@ -55,7 +55,7 @@ impl Parcel {
         let mut patience = PATIENCE;
         while !self.batch.is_empty() {
             let error = match self.batch.submit() {
-                // No kernel takes nothing and says so; what stands before it may.
+                // The kernel never returns 0 here, but a seccomp filter may.
                 Ok(0) => Errno::EAGAIN,
                 Ok(_) => continue,
                 Err(error) => error,
@@ -65,7 +65,7 @@ impl Parcel {
                 let _ = wait::nanosleep(PAUSE);
                 continue;
             }
-            // The first one's fault; the others may be better.
+            // The error is the first request's; the kernel may accept the others.
             let data = self.batch.drop_first();
             self.refused.push(IoEvent { data, res: error.negative().into(), ..IoEvent::default() });
         }

@@ -1,26 +1,28 @@
-//! A device whose blocks lie in a file or on a block device, asked through the
-//! kernel's AIO: a batch of requests costs one system call, a look at the
-//! completions none, on every file system, without privilege and where
-//! io_uring is forbidden.
+//! A device whose blocks are in a file or on a block device, by way of the kernel's AIO. A batch of
+//! requests costs one system call, and a poll costs none. It works on every file system, without
+//! privilege, and where io_uring is forbidden.
 //!
 //! # When a submission takes time
-//! AIO is asynchronous for direct transfers (O_DIRECT). What Linux does within
-//! io_submit(2) all the same: it reads a file's map of blocks that is not in
-//! memory, allocates blocks for a write into a hole (ext4: 1 µs more than over
-//! written blocks; the transfer itself stays asynchronous), waits while the
-//! disk's queue is full, and, for a write that makes the file longer, waits for
-//! all of it; so the file has its full size from the start. tmpfs, which takes
-//! O_DIRECT since Linux 6.6, copies within the call.
+//! AIO is asynchronous for direct transfers (O_DIRECT). But Linux does some work within
+//! io_submit(2):
 //!
-//! Without O_DIRECT every transfer would be made within io_submit(2), so a
-//! buffered file has no context: a read that the page cache can answer is
-//! answered at once, everything else is a worker's. The same where no context
-//! is to be had (`aio-max-nr`, a sandbox).
+//! - It reads a file's block map that is not in memory.
+//! - It allocates blocks for a write into a hole. On ext4 that takes 1 µs more than a write to
+//!   written blocks; the transfer itself stays asynchronous.
+//! - It waits while the disk's queue is full.
+//! - It waits for the whole of a write that makes the file longer. So the file has its full size
+//!   from the start.
+//! - tmpfs, which has O_DIRECT since Linux 6.6, copies within the call.
 //!
-//! # What the file may undergo
-//! Removed or renamed, it stays the device. Made shorter, reads behind its end
-//! are `EIO`. A limit on file sizes (RLIMIT_FSIZE) and a full file system
-//! concern writes as they would concern the program's own.
+//! Without O_DIRECT, io_submit(2) would make the whole transfer, so a buffered file has no AIO
+//! context. A read that the page cache can serve is served immediately, and every other request by
+//! a worker. So are the requests for any file if there is no AIO context (`aio-max-nr`, a sandbox).
+//!
+//! # Changes to the file
+//! - A removed or renamed file stays the device.
+//! - If the file becomes shorter, reads beyond its end fail with `EIO`.
+//! - A limit on file sizes (RLIMIT_FSIZE) and a full file system affect writes as they affect the
+//!   program's own writes.
 
 mod kernel_files;
 mod queue;
@@ -54,14 +56,13 @@ pub static KIND: spec::Kind = spec::Kind {
     open: Opening::Device(|layer, _| Ok(Box::new(FileDriver::open(&FileOptions::of(layer)?)?))),
 };
 
-/// What is said of the file.
+/// Options of a file device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileOptions {
     pub path: CString,
-    /// The device's size, for which a shorter file is made longer; without it,
-    /// the file's own.
+    /// Size of the device; a shorter file is made longer. `None`: the file's own size.
     pub size: Option<u64>,
-    /// Past the page cache or not; without it, if the file system can.
+    /// Whether to bypass the page cache. `None`: if the file system can.
     pub direct: Option<bool>,
     pub read_only: bool,
 }
@@ -74,7 +75,7 @@ impl FileOptions {
     }
 }
 
-/// The file, opened once per process.
+/// The device's file, opened once per process.
 pub struct FileDriver {
     file: Arc<HeldDescriptor>,
     kind: Kind,
@@ -87,10 +88,12 @@ const SECTOR: u32 = 512;
 impl FileDriver {
     /// Opens the file.
     ///
-    /// Errors: what open(2) says; `EINVAL` for anything but a regular file or a
-    /// block device, for a size that is no multiple of the block, or none, and for
-    /// `direct` where the file system has no such transfers; `ENOSPC` if a block
-    /// device or a file that may not be written is smaller than asked for.
+    /// Errors:
+    /// - those of open(2);
+    /// - `EINVAL` if the file is neither regular nor a block device;
+    /// - `EINVAL` if the size is zero, or no multiple of the block;
+    /// - `EINVAL` for `direct`, if the file system has no direct transfers;
+    /// - `ENOSPC` if a block device or a read-only file is smaller than the requested size.
     pub fn open(options: &FileOptions) -> Result<FileDriver, Errno> {
         let access = if options.read_only { linux::O_RDONLY } else { linux::O_RDWR };
         let (file, measure, direct) = open_file(options, access)?;
@@ -112,7 +115,7 @@ impl FileDriver {
             write_zeroes: !options.read_only,
             read_only: options.read_only,
             forgets: false,
-            // (By a read or write that is a call of its own it is kept for that.)
+            // A read or write in a system call of its own pins the memory itself.
             lends_memory: direct.is_some(),
         };
         let transfer = LONGEST_TRANSFER - LONGEST_TRANSFER % block;
@@ -121,7 +124,7 @@ impl FileDriver {
         Ok(FileDriver { file: Arc::new(file), kind: measure.kind, direct: direct.is_some(), geometry })
     }
 
-    /// Whether transfers go past the page cache.
+    /// Whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
@@ -133,7 +136,7 @@ impl FileDriver {
         }
     }
 
-    /// For file systems that can neither zero nor punch.
+    /// Writes zeroes, for file systems that can neither zero nor punch.
     fn write_zeroes(&self, offset: u64, length: u64) -> Result<(), Errno> {
         let zeroes = Mapping::shared((self.geometry.block as usize).max(1 << 17))?;
         let mut done = 0;
@@ -168,7 +171,7 @@ impl Driver for FileDriver {
                 let target = Target::Device(DeviceTarget::new(file, &self.geometry));
                 Ok(Box::new(AioQueue::open(context, target, options.depth, interrupt)?))
             }
-            // It works, if slower.
+            // Without AIO the device works, but slower.
             Err(_) => InlineQueue::open(file, options.depth, interrupt, false).map(|queue| Box::new(queue) as _),
         }
     }
@@ -202,16 +205,16 @@ impl Driver for FileDriver {
     }
 }
 
-/// The `RWF_*` of a write.
+/// Returns the `RWF_*` flags of a write.
 #[inline]
 fn durability(request: &DeviceRequest) -> u32 {
     if request.durable { linux::RWF_DSYNC } else { 0 }
 }
 
-/// Multiples for memory and file that direct transfers keep to.
+/// Required alignment of memory and file offsets for direct transfers, in bytes.
 type Alignment = (u32, u32);
 
-/// The file, and how it is transferred directly; `None` if it is not.
+/// Opens the file. Returns the alignment of direct transfers; `None` if the file is buffered.
 fn open_file(options: &FileOptions, access: u32) -> Result<(HeldDescriptor, Measure, Option<Alignment>), Errno> {
     if options.direct != Some(false) {
         match file::open(&options.path, access | linux::O_DIRECT) {
@@ -239,7 +242,8 @@ fn measured(file: &HeldDescriptor) -> Result<Measure, Errno> {
     if measure.kind == Kind::Other { Err(Errno::EINVAL) } else { Ok(measure) }
 }
 
-/// What the file system tells, or what it lets through.
+/// Returns the alignment that the file system reports, or else the smallest that a read shows to
+/// work.
 fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignment> {
     match measure.direct {
         Direct::Refused => None,
@@ -255,8 +259,8 @@ fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignmen
     }
 }
 
-/// Gives a file the size that the device is to have: no write of the device may
-/// make it longer, because that is slow and not asynchronous.
+/// Makes a file as long as the device. A write that makes the file longer would be slow and not
+/// asynchronous.
 fn full_size(number: i32, size: u64, measure: &Measure, read_only: bool) -> Result<u64, Errno> {
     if size > measure.size {
         if measure.kind == Kind::BlockDevice || read_only {

@@ -37,7 +37,7 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
         match parser.name() {
             POLL => parser.policy(start, Place { wrapper: None, depth: 0 })?,
             OVERWRITE => parser.overwrite(start, Place { wrapper: None, depth: 0 })?,
-            // Reached only behind a wrapper's parenthesis, because a device parses its options
+            // Reached only after a wrapper's parenthesis, because a device parses its options
             // itself.
             found => {
                 let (found, kind) = (found.to_owned(), outermost.kind);

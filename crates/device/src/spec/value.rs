@@ -138,7 +138,7 @@ impl Probability {
         self.0
     }
 
-    /// Parses `0.01` or `1%`, with at most nine digits behind the point (seven for a percentage).
+    /// Parses `0.01` or `1%`, with at most nine digits after the point (seven for a percentage).
     pub fn parse(text: &str) -> Option<Probability> {
         let (text, digits) = match text.strip_suffix('%') {
             Some(percent) => (percent, Self::DIGITS - 2),

@@ -1,9 +1,8 @@
-//! All files of the kernel's as one device: what a program has opened by itself,
-//! with O_DIRECT, and wants polled. Each request names its file; where it ends,
-//! how it is aligned and what may be done with it the kernel alone decides, at
-//! every request anew, and its answers are passed on as they are. So there is
-//! nothing to be kept of a file, and nothing to go stale: the program may close
-//! it, make it longer or open another one by its number.
+//! All files of the kernel as one device: files that the program has opened itself with O_DIRECT,
+//! and wants to poll. Each request names its file. The kernel alone checks size, alignment and
+//! permissions, for every request, and its results are returned unchanged. So the device keeps no
+//! state of a file that could become stale: the program may close the file, extend it, or reuse its
+//! descriptor number.
 
 use super::queue::{AioQueue, Target};
 use crate::driver::{Driver, LONGEST_TRANSFER, MOST_SEGMENTS, QueueOptions, QueuePair};
@@ -11,12 +10,12 @@ use crate::geometry::{ANY_NUMBER, Features, Geometry};
 use alloc::boxed::Box;
 use usring_sys::{Errno, eventfd};
 
-/// For transfers with `O_DIRECT` on regular files and block devices: of anything
-/// else the kernel would make the whole transfer while it is being submitted.
+/// The device for transfers with `O_DIRECT` on regular files and block devices. For any other file
+/// the kernel would make the whole transfer within the submission.
 pub struct KernelFiles;
 
 impl Driver for KernelFiles {
-    /// Nobody goes by it: see above.
+    /// Returns limits that no request exceeds; the kernel checks each request.
     fn geometry(&self) -> Geometry {
         Geometry {
             size: i64::MAX as u64,
@@ -29,8 +28,8 @@ impl Driver for KernelFiles {
         }
     }
 
-    /// Errors: those of a context of the kernel's AIO: `EAGAIN` where the machine
-    /// has no more (`/proc/sys/fs/aio-max-nr`), `ENOSYS`, what a sandbox answers.
+    /// Errors: those of an AIO context: `EAGAIN` if the machine has no more
+    /// (`/proc/sys/fs/aio-max-nr`), `ENOSYS`, those of a sandbox.
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
         let interrupt = match options.interrupts {
             true => Some(eventfd::create()?.into_private()?),

@@ -1,5 +1,5 @@
-//! The queue pairs of a file: one over an AIO context of its own, and one that
-//! leaves to workers whatever it cannot answer at once.
+//! The queue pairs of a file: one on an AIO context of its own, and one that leaves to workers each
+//! request that it cannot complete immediately.
 
 use super::durability;
 use crate::driver::delivery::{Delivery, Parcel};
@@ -16,28 +16,28 @@ use usring_sys::{Errno, eventfd, file};
 use usring_uapi::aio::{self, IoEvent, Iocb};
 use usring_uapi::general as linux;
 
-/// In a request's `aio_data`, above its token: no bytes at all would be an error.
+/// Bit of a request's `aio_data`, above its token: a result of 0 bytes is an error.
 const EXPECTS_BYTES: u64 = 1 << 32;
-/// In a request's `aio_data`: its completion does not signal the interrupt's eventfd.
+/// Bit of a request's `aio_data`: the completion does not signal the eventfd of the interrupt.
 const SILENT: u64 = 1 << 33;
 
-/// Members of vectored requests of one batch, in all.
+/// Total segments of the vectored requests of a batch.
 const VECTORS: usize = 2 * MOST_SEGMENTS as usize;
 
-/// The descriptor that becomes readable for a sleeper.
+/// The descriptor that becomes readable for a sleeping user.
 struct Interrupt {
     eventfd: Arc<OwnedDescriptor>,
-    /// Somebody sleeps on it, or is about to.
+    /// The user sleeps on the eventfd, or is about to.
     is_armed: bool,
 }
 
 impl Interrupt {
-    /// Silences what rang for completions of before; a look has to follow.
+    /// Drains the eventfd of earlier signals; the caller must poll afterwards.
     fn drain(&mut self) {
         eventfd::drain(self.eventfd.number());
     }
 
-    /// There is something that the kernel does not ring for.
+    /// Signals a completion for which the kernel signals nothing.
     fn ring(&mut self) {
         if core::mem::take(&mut self.is_armed) {
             eventfd::signal(self.eventfd.number());
@@ -59,50 +59,50 @@ fn interrupt_by(eventfd: Option<OwnedDescriptor>) -> Option<Interrupt> {
     eventfd.map(|eventfd| Interrupt { eventfd: Arc::new(eventfd), is_armed: false })
 }
 
-/// A queue pair over the kernel's AIO.
+/// A queue pair on the kernel's AIO.
 pub struct AioQueue {
     context: Context,
-    /// What has been accepted since the kernel was last told.
+    /// Requests accepted since the last submission to the kernel.
     parcel: Box<Parcel>,
-    /// Before that: there was no room for more of their segments.
+    /// Earlier requests, in parcels that had no room for further segments.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     closed: Vec<Box<Parcel>>,
-    /// Empty ones.
+    /// Empty parcels for reuse.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     spare: Vec<Box<Parcel>>,
-    /// Answers to requests that the kernel did not take.
+    /// Completions of requests that the kernel did not take.
     refused: Vec<IoEvent>,
-    /// A filter of the program's forbids io_submit(2).
+    /// A seccomp filter of the program forbids io_submit(2).
     is_denied: bool,
-    /// Requests out whose completions signal nothing.
+    /// Requests in flight whose completions do not signal the interrupt.
     silent: u32,
-    /// How many are not answered yet, wherever they are.
+    /// Requests that were accepted and have not completed.
     out: u32,
     depth: u32,
-    /// What all requests have in common.
+    /// The fields that all requests have in common.
     template: Iocb,
     target: Target,
     interrupt: Option<Interrupt>,
 }
 
-/// Empty parcels that are kept: one for each thread that tells the kernel of
-/// something, and there are not many.
+/// Maximum number of empty parcels to keep: one for each thread that submits at the same time,
+/// usually few.
 const SPARE: usize = 4;
 
-/// Which file requests are for.
+/// The file that requests are for.
 pub enum Target {
-    /// The device's own.
+    /// The device's own file.
     Device(DeviceTarget),
-    /// Each names one of the program's (`DeviceRequest::file`), whose number is good
-    /// until the kernel has been told of the batch and holds the file itself.
+    /// A file of the program that each request names (`DeviceRequest::file`). The descriptor number
+    /// must stay valid until the batch has been submitted; from then on the kernel holds the file.
     Named,
 }
 
 pub struct DeviceTarget {
-    /// The kernel holds it too for each request; this is for those to come.
+    /// The kernel holds the file for each submitted request; this holds it for later ones.
     file: Arc<HeldDescriptor>,
     read_only: bool,
-    /// Bits that no address and no length of a segment may have.
+    /// Bits that must be 0 in every segment's address and length.
     misaligned: u64,
 }
 
@@ -112,7 +112,7 @@ impl DeviceTarget {
         DeviceTarget { file, read_only: geometry.features.read_only, misaligned }
     }
 
-    /// What the request is refused for.
+    /// Checks a request's permission and alignment.
     #[inline]
     fn check(&self, request: &DeviceRequest) -> Result<(), Errno> {
         if request.operation == Operation::Write && self.read_only {
@@ -121,8 +121,8 @@ impl DeviceTarget {
         if self.is_aligned(request.segments) { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// Each segment has to be aligned: a file system that meets another may well go
-    /// through the page cache, in silence and within the call.
+    /// Whether every segment is aligned. For a misaligned segment, a file system may silently use
+    /// the page cache and make the transfer within the call.
     #[inline]
     fn is_aligned(&self, segments: &[IoVector]) -> bool {
         segments.iter().fold(0, |bits, segment| bits | segment.base | segment.length) & self.misaligned == 0
@@ -130,7 +130,8 @@ impl DeviceTarget {
 }
 
 impl AioQueue {
-    /// The context of a queue pair: for its requests, and what wakes who sleeps for them.
+    /// Makes the context of a queue pair, with room for its requests and for those that wake a
+    /// sleeper.
     pub fn context(depth: u32) -> Result<Context, Errno> {
         Context::new(depth + Waiter::MOST)
     }
@@ -162,7 +163,7 @@ impl AioQueue {
         })
     }
 
-    /// An empty parcel takes the place of the one that was being filled.
+    /// Replaces the current parcel by an empty one and returns it.
     fn close_parcel(&mut self) -> Result<Box<Parcel>, Errno> {
         let fresh = match self.spare.pop() {
             Some(spare) => spare,
@@ -171,7 +172,8 @@ impl AioQueue {
         Ok(core::mem::replace(&mut self.parcel, fresh))
     }
 
-    /// There is no room for so many segments in this parcel.
+    /// Replaces the current parcel because it has no room for this many segments. Returns whether
+    /// there is room now.
     #[cold]
     fn begin_another(&mut self, segments: usize) -> bool {
         match self.close_parcel() {
@@ -181,7 +183,7 @@ impl AioQueue {
         self.parcel.batch.has_room(segments)
     }
 
-    /// There is no memory for a parcel that could take the place of this one.
+    /// Submits all parcels in this thread, because there is no memory for another parcel.
     #[cold]
     fn tell_here(&mut self) {
         for mut parcel in core::mem::take(&mut self.closed) {
@@ -217,7 +219,7 @@ impl AioQueue {
         }
     }
 
-    /// The kernel has been told of it.
+    /// Keeps a submitted parcel for reuse, and records the requests that the kernel did not take.
     #[inline]
     fn put_aside(&mut self, mut parcel: Box<Parcel>) {
         self.note_refused(&mut parcel.refused);
@@ -274,7 +276,7 @@ impl QueuePair for AioQueue {
             iocb.aio_rw_flags = request.file.flags as i32;
         }
         match request.operation {
-            // A flush has no place, and the kernel minds if it is given one.
+            // A flush has no offset; the kernel refuses one.
             Operation::Flush => {
                 self.count_out();
                 self.parcel.batch.push(iocb, &[], vectored);
@@ -293,7 +295,8 @@ impl QueuePair for AioQueue {
         Submission::Accepted
     }
 
-    /// Sleeps in the caller, who says by it that nobody minds.
+    /// Submits in the calling thread, which may sleep. A caller for which that matters defers the
+    /// submit.
     fn ring_doorbell(&mut self) {
         if let Some(mut delivery) = self.begin_delivery() {
             delivery.carry_out();
@@ -379,7 +382,7 @@ impl QueuePair for AioQueue {
             (self.template.aio_flags, self.template.aio_data) = (aio::IOCB_FLAG_RESFD, 0);
             self.template.aio_resfd = interrupt.eventfd.number() as u32;
         }
-        // Before the look: a completion in between rings once more.
+        // Drained before the check, so that a completion in between signals again.
         if let Some(interrupt) = &mut self.interrupt {
             interrupt.drain();
         }
@@ -391,7 +394,7 @@ impl QueuePair for AioQueue {
     }
 }
 
-/// Whether the kernel never refuses a request for this, but a seccomp filter does.
+/// Whether the error comes from a seccomp filter: the kernel never refuses a request with it.
 fn is_denial(event: &IoEvent) -> bool {
     [Errno::EPERM, Errno::ENOSYS, Errno::EACCES].iter().any(|error| event.res == i64::from(error.negative()))
 }
@@ -406,11 +409,11 @@ fn completion(event: &IoEvent) -> Completion {
     }
 }
 
-/// A queue pair that has no requests in flight: it answers what the page cache
-/// can answer, and leaves the rest to workers.
+/// A queue pair without requests in flight. It serves reads from the page cache and leaves all
+/// other requests to workers.
 pub struct InlineQueue {
     file: Arc<HeldDescriptor>,
-    /// A read that need not wait is tried here.
+    /// Whether to try reads here that need not wait.
     tries_reads: bool,
     answered: Vec<Completion>,
     interrupt: Option<Interrupt>,
@@ -443,7 +446,7 @@ impl QueuePair for InlineQueue {
                 ring(&mut self.interrupt);
                 Submission::Accepted
             }
-            // The file system does not know the question (tmpfs).
+            // The file system does not support RWF_NOWAIT (tmpfs).
             Err(Errno::EOPNOTSUPP) => {
                 self.tries_reads = false;
                 Submission::NeedsWorker

@@ -63,7 +63,7 @@ struct Request {
     active: Option<Active>,
     /// Destination of a read's bounce memory. The vector keeps its capacity.
     segments: Vec<IoVector>,
-    /// Descriptors of the main table behind the head, of this request or of the head's last one.
+    /// Descriptors of the main table after the head, of this request or of the head's last one.
     chain: Vec<u16>,
 }
 
