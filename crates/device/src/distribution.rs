@@ -76,10 +76,12 @@ impl Distribution {
     }
 }
 
-/// Returns −ln(x / 2⁶⁴), the inverse of the exponential distribution; an even `x` counts as `x +
-/// 1`, so 0 as 1. The core library has no logarithm. The power of two is counted from the leading
-/// zeros. The remaining factor (1 to 2) uses the series of the inverse hyperbolic tangent; its
-/// first omitted term is below 10⁻⁶.
+/// Returns −ln(x / 2⁶⁴), the inverse of the exponential distribution; `x | 1` stands for `x`, so
+/// that 0 has a logarithm, too.
+///
+/// The core library has no logarithm, so the number is split. Its power of two is counted from the
+/// leading zeros. The remaining factor (1 to 2) uses the series of the inverse hyperbolic tangent,
+/// whose first omitted term is below 10⁻⁶.
 fn minus_logarithm(x: u64) -> f64 {
     let x = x | 1;
     let zeros = x.leading_zeros();

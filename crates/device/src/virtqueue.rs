@@ -5,8 +5,8 @@
 //! # Ownership
 //! - The device owns the descriptors of a chain from the publication of the chain's head until the
 //!   driver takes the head from the used ring. Otherwise the driver owns them.
-//! - Each side writes its own ring. Behind the other side's ring it writes the event index: the
-//!   index from which on it wants a notification.
+//! - Each side writes its own ring. After the entries of its ring it writes the event index: the
+//!   index of the other side's ring from which on it wants a notification.
 //!
 //! | word | edge |
 //! |---|---|

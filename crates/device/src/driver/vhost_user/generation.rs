@@ -1,7 +1,7 @@
 //! How the users of queues learn of a new back end.
 //!
 //! On usring's side a queue's rings have one writer, the queue's user. The control plane only
-//! passes them to back ends. The two synchronize by two words in the arena:
+//! passes them to back ends. User and control plane synchronize by two words in the arena:
 //!
 //! 1. The connection to the back end is lost. Users notice nothing: they add requests, and requests
 //!    that the old back end still completes are completed.
