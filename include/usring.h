@@ -55,9 +55,11 @@ struct io_context;
  * Makes a context for nr_events requests at a time. `ctx` (libaio's
  * io_context_t *) points to NULL; sq_ring and cq_ring are NULL.
  *
- * Returns 0 or a negative errno. -EINVAL: a flag is unknown, a ring is not NULL,
- * nr_events is 0 or more than any context has, or *ctx is not NULL. -EFAULT: ctx
- * is no valid address. -ENOMEM.
+ * Returns 0 or a negative errno:
+ * - -EINVAL: a flag is unknown, a ring is not NULL, nr_events is 0 or more than any
+ *   context has, or *ctx is not NULL.
+ * - -EFAULT: ctx is no valid address.
+ * - -ENOMEM: there is no memory.
  */
 int io_setup2(unsigned nr_events, unsigned flags, void *sq_ring, void *cq_ring, struct io_context **ctx);
 
@@ -75,7 +77,7 @@ int io_setup2(unsigned nr_events, unsigned flags, void *sq_ring, void *cq_ring, 
  *     int error = usring_swap_map(&options, &swap);
  *     char *memory = usring_swap_address(swap);
  *
- * What differs from other memory:
+ * Differences from other memory:
  * - A system call on memory of a region answers EFAULT at a page that is out, or
  *   stops there; a datagram received into such a page is lost. So pin the memory
  *   that you pass to a system call. (With the mechanism "compat" that is not needed.)
@@ -113,14 +115,18 @@ struct usring_swap_options {
 /* For `readahead`: read nothing ahead. */
 #define USRING_SWAP_NO_READAHEAD ((size_t)-1)
 
-/* Makes a region. Errors of the backing:
- *   -ENODATA  it keeps nothing that is written to it (`null`, also within a wrapper)
- *   -ENOSPC   it is smaller than the region and its header
- *   -EEXIST   it holds data that usring did not write, or the kernel's swap space
- *   -EBUSY    another region uses it, or it is mounted
- *   -EROFS    it is read-only
- * and the errors of opening it. Other errors: -EINVAL: an option has an impossible
- * value; -EOPNOTSUPP: no mechanism works here; -ENOMEM. */
+/* Makes a region. Errors:
+ * - -ENODATA: the backing keeps nothing that is written to it (`null`, also within a
+ *   wrapper).
+ * - -ENOSPC: the backing is smaller than the region and its header.
+ * - -EEXIST: the backing holds data that usring did not write, or is the kernel's swap
+ *   space.
+ * - -EBUSY: another region uses the backing, or it is mounted.
+ * - -EROFS: the backing is read-only.
+ * - -EINVAL: an option has an impossible value.
+ * - -EOPNOTSUPP: no mechanism works here.
+ * - -ENOMEM: there is no memory.
+ * - Other errors are those of opening the backing. */
 int usring_swap_map(const struct usring_swap_options *options, struct usring_swap **swap);
 
 /* Gives the region up, with its memory, which must not be touched any more. */

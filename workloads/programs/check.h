@@ -1,6 +1,6 @@
-/* What the C programs share: a list of named checks, each of which either
- * returns or ends the program with a sentence. No check may take long: an alarm
- * ends the program that hangs, naming the check.
+/* Common code of the C programs: a list of named checks. A check returns, or ends
+ * the program with a sentence. If a check hangs, an alarm ends the program and
+ * names the check.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Machines are shared: a bound is for what hangs. */
+/* Far more than a check needs, because machines are shared. */
 enum { SECONDS_PER_CHECK = 60 };
 
 struct check {
@@ -23,7 +23,7 @@ struct check {
 
 static const char *running = "start";
 
-/* Fails with what stands in the source. */
+/* Fails with the condition's source text, unless it holds. */
 #define HOLDS(condition)                                                                         \
 	do {                                                                                     \
 		if (!(condition)) {                                                              \
@@ -32,7 +32,7 @@ static const char *running = "start";
 		}                                                                                \
 	} while (0)
 
-/* Fails with both numbers. */
+/* Fails with both numbers, unless they are equal. */
 #define EQUAL(found, wanted)                                                                     \
 	do {                                                                                     \
 		long long found_ = (found), wanted_ = (wanted);                                  \
@@ -59,7 +59,8 @@ static inline long long milliseconds_now(void)
 	return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
-/* One look of many at what another thread is to do, who may need this processor. */
+/* To be called in a loop that waits for another thread: yields the processor from time
+ * to time, because that thread may need it. */
 static inline void look_again(void)
 {
 	static _Thread_local unsigned looks;
@@ -67,7 +68,7 @@ static inline void look_again(void)
 		sched_yield();
 }
 
-/* Runs all checks, or the one that is named, and says so. */
+/* Runs all checks, or the check named `only`, and prints how many hold. */
 static inline int run_checks(const struct check *checks, size_t count, const char *only)
 {
 	size_t index, done = 0;

@@ -1,5 +1,5 @@
-/* A ring, a request, its answer: what every check on liburing begins and ends
- * with.
+/* Helpers of the checks on liburing: making a ring, a request, and taking its
+ * completion.
  */
 #pragma once
 
@@ -16,7 +16,7 @@ static inline struct io_uring new_ring(unsigned entries, unsigned flags)
 	return ring;
 }
 
-/* What a CQE says, without its open end. */
+/* The fields of a CQE, without its flexible array. */
 struct answer {
 	uint64_t user_data;
 	int res;
@@ -30,14 +30,14 @@ static inline struct io_uring_sqe *request(struct io_uring *ring)
 	return sqe;
 }
 
-/* To be called behind io_uring_prep_..., which clears both. */
+/* Sets user data and flags. Must be called after io_uring_prep_..., which clears both. */
 static inline void named(struct io_uring_sqe *sqe, uint64_t user_data, unsigned flags)
 {
 	io_uring_sqe_set_data64(sqe, user_data);
 	io_uring_sqe_set_flags(sqe, flags);
 }
 
-/* The next answer, waited for; taken out of the queue. */
+/* Waits for the next completion, and takes it from the queue. */
 static inline struct answer next_answer(struct io_uring *ring)
 {
 	struct io_uring_cqe *cqe;
@@ -47,7 +47,7 @@ static inline struct answer next_answer(struct io_uring *ring)
 	return answer;
 }
 
-/* The next answer, which must be this one. */
+/* Takes the next completion, which must have this user data. */
 static inline struct answer answer_to(struct io_uring *ring, uint64_t user_data)
 {
 	struct answer answer = next_answer(ring);
@@ -69,7 +69,7 @@ static inline void nothing_left(struct io_uring *ring)
 	EQUAL(io_uring_peek_cqe(ring, &cqe), -EAGAIN);
 }
 
-/* An empty file of this folder that nobody can name. */
+/* Makes an empty file without a name, in this folder. */
 static inline int new_file(void)
 {
 	int file = open(".", O_TMPFILE | O_RDWR, 0600);

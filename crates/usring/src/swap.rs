@@ -204,8 +204,11 @@ impl SwapRegion {
 
     /// Changes the limit. When the limit falls, the call returns after enough pages are evicted.
     ///
-    /// Errors: `EINVAL` if the limit is too small; `ENOSPC` if the backing has no room for the
-    /// pages that must be evicted; `EBUSY` if too many pages are pinned; errors of the backing.
+    /// Errors:
+    /// - `EINVAL`: the limit is too small.
+    /// - `ENOSPC`: the backing has no room for the pages that must be evicted.
+    /// - `EBUSY`: too many pages are pinned.
+    /// - Errors of the backing.
     pub fn set_limit(&self, bytes: usize) -> io::Result<()> {
         self.region.set_limit(bytes).map_err(os_error)
     }

@@ -26,7 +26,7 @@ struct Finding {
     excerpt: String,
 }
 
-/// What the tool found in one part of the repository.
+/// The findings in one part of the repository, and its number of words.
 #[derive(Default)]
 struct Part {
     words: usize,

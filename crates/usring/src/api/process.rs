@@ -1,5 +1,5 @@
-//! What a process needs before its first ring: fault handlers, a way to start threads that libc
-//! knows, and a table of which descriptor is which ring.
+//! Prepares a process for its first ring: fault handlers, a way to start threads that libc knows,
+//! and a table of which descriptor is which ring.
 
 use super::descriptor;
 use std::ffi::c_void;

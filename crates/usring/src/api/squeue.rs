@@ -98,10 +98,10 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
     /// [`PushError`]: the queue is full.
     ///
     /// # Safety
-    /// Every address in the entry is valid for what the operation does with it, until its
-    /// completion is posted or the ring is dropped. What the entry points to besides the data
-    /// itself needs to be valid only until the entry was submitted. An address without memory is
-    /// answered with `-EFAULT`; memory that belongs to other code is used.
+    /// Every address in the entry is valid for the operation's use of it, until its completion is
+    /// posted or the ring is dropped. Memory other than the data itself (a path, vectors) needs to
+    /// be valid only until the entry was submitted. An address without memory is answered with
+    /// `-EFAULT`; memory that belongs to other code is used.
     #[inline]
     pub unsafe fn push(&mut self, entry: &E) -> Result<(), PushError> {
         let sqe = entry::sqe(entry);

@@ -86,7 +86,7 @@ fn report_kernel() {
     say("restrictions", &Restrictions::here().to_string());
 }
 
-/// What may keep a program from the kernel's io_uring.
+/// Settings that may keep a program from the kernel's io_uring.
 struct Restrictions {
     /// The number in /proc/sys/kernel/io_uring_disabled, if the file exists.
     disabled: Option<u32>,

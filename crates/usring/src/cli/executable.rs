@@ -97,7 +97,7 @@ fn executable_file(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// What is known of the file that is started in the end, see [`Executable`].
+/// Facts about the file that is started in the end, see [`Executable`].
 struct Started {
     needs_shell: bool,
     runtime: Option<OsString>,

@@ -16,7 +16,7 @@ const CALLS: u32 = 2000;
 /// The bytes of `mov $426, %eax` and `syscall`, as [`enter_inline`] has them.
 const ORIGINAL_SITE: [u8; 7] = [0xb8, 0xaa, 0x01, 0x00, 0x00, 0x0f, 0x05];
 
-/// What the probe prints, as one line of JSON.
+/// The figures that the probe prints.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Findings {
     /// Median nanoseconds of an empty io_uring_enter by an instruction in the program.
@@ -27,7 +27,7 @@ pub struct Findings {
     pub patched: bool,
 }
 
-/// What the probe prints: its findings, or the errno if there is no ring.
+/// The probe's output, as one line of JSON: its findings, or the errno if there is no ring.
 #[derive(Debug, Deserialize, Serialize)]
 pub enum Answer {
     Works(Findings),

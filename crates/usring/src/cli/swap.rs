@@ -33,7 +33,7 @@ pub struct SwapOption {
     mechanism: Option<Mechanism>,
 }
 
-/// What is checked before the program starts.
+/// Results of the checks before the program starts.
 pub struct Checked {
     mechanism: Mechanism,
     /// Another process serves the store, so the launcher stays to keep the connection.
@@ -226,7 +226,7 @@ impl CountedFile {
     }
 }
 
-/// What the processes of a run have counted.
+/// The counters of a run's processes.
 pub struct Report(Vec<run::Sums>);
 
 impl fmt::Display for Report {

@@ -16,7 +16,7 @@ pub struct Options {
     mechanism: String,
 }
 
-/// What the probe prints, as one line of JSON.
+/// The probe's output, as one line of JSON.
 #[derive(Debug, Deserialize, Serialize)]
 enum Answer {
     /// Median nanoseconds of touching a page that is out, with a device in memory.

@@ -1,4 +1,4 @@
-//! Forked children: what they may do with their parent's rings, and that they never hang.
+//! Forked children: their parent's rings answer errors, their own rings work, and they never hang.
 
 use crate::alone_and_bounded;
 use crate::support::*;

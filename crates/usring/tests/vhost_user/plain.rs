@@ -20,7 +20,7 @@ pub const FLUSH: u64 = u64::MAX;
 const SIZE_MAX: u32 = 3072;
 const SEG_MAX: u32 = 60;
 
-/// What a back end does with the requests that it finds.
+/// How a back end handles the requests that it finds.
 #[derive(Clone)]
 pub enum Plan {
     Serve,
@@ -33,7 +33,7 @@ pub enum Plan {
     },
 }
 
-/// What outlives back ends: the blocks, and the log of writes.
+/// State that outlives back ends: the blocks, and the log of writes.
 #[derive(Clone, Default)]
 pub struct Disk {
     pub blocks: Arc<Mutex<Vec<u8>>>,

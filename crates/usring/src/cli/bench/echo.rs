@@ -1,7 +1,7 @@
 //! `usring bench echo`: the example server under 50 connections. Each sends PINGs, one or 16 at a
 //! time, and waits for the answers.
 //!
-//! - The same executable runs on the kernel's ring and on usring: in the mode that suits the kernel
+//! - One executable runs on the kernel's ring and on usring: in the mode that suits the kernel
 //!   best (multishots, DEFER_TASKRUN), and without any flags. A plain server on epoll(7) is
 //!   measured beside it.
 //! - Server and clients have a processor each. The clients are one thread, which is busy all the

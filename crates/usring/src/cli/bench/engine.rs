@@ -1,8 +1,8 @@
 //! `usring bench engine`: the cost of a read that no device slows down.
 //!
-//! The generator is the lightest that ordinary io_uring calls allow, in the shape of t/io_uring:
-//! random blocks of 4 KiB, 128 in flight, submitted and reaped by 32, with a registered file and
-//! registered buffers.
+//! The generator is the lightest that ordinary io_uring calls allow, in the shape of t/io_uring. It
+//! reads random blocks of 4 KiB, with 128 in flight, submitted and reaped by 32, and with a
+//! registered file and registered buffers.
 
 use super::Benchmark;
 use super::child::System;

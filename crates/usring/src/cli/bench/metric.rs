@@ -5,7 +5,7 @@ use serde::Deserialize;
 /// Bytes of a block, the same in all workloads with blocks.
 const BLOCK: f64 = 4096.0;
 
-/// What a workload prints.
+/// The figures that a workload prints.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Sample {
     operations: u64,

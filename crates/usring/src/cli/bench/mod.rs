@@ -100,7 +100,7 @@ struct Benchmark {
     /// The columns. The first is shown with quartiles, and is compared with the rival's.
     metrics: &'static [Metric],
     rounds: usize,
-    /// What the cases find in `{folder}`.
+    /// Files and back ends that the cases find in `{folder}`.
     props: &'static [Prop],
     /// The label of the rows that other rows are compared with.
     rival: &'static str,

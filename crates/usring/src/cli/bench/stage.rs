@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a benchmark needs.
+/// A file or back end that a benchmark needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prop {
     /// `{folder}/file`, of this many MiB.

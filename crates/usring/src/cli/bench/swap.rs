@@ -1,8 +1,8 @@
 //! `usring bench swap`: writes at random places of 256 MiB, of which 64 MiB are resident, by one
 //! thread and by several.
 //!
-//! - usring's regions wait by interrupts, by polling and by hybrid polling: on a device with the
-//!   latency of a fast drive, on a back end in another process, and on a file.
+//! - usring's regions wait by interrupts, by polling and by hybrid polling. Their backings are a
+//!   device with the latency of a fast drive, a back end in another process, and a file.
 //! - The rivals are the kernel's swap on the same file and in compressed memory, the mapped file,
 //!   and a pager built like LLNL's UMap.
 //! - The targets are the figures by which the kernel's polled swap-in is known.

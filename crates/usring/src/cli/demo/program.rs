@@ -27,7 +27,7 @@ pub struct Options {
     blocks: u64,
 }
 
-/// What the program prints, one per line, as JSON.
+/// A line of the program's output, as JSON.
 #[derive(Debug, Deserialize, Serialize)]
 pub enum Event {
     /// Blocks done so far. Each block counts twice, once for each phase.

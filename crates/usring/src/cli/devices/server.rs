@@ -41,7 +41,7 @@ struct Reply {
     owned: Vec<OwnedDescriptor>,
     /// Descriptors to send, which stay open here.
     kept: Vec<RawFd>,
-    /// What the answer lends to the client.
+    /// A loan that comes with the answer.
     lent: Option<Lent>,
 }
 

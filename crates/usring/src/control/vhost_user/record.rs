@@ -1,6 +1,6 @@
-//! The back end's record of requests in flight (INFLIGHT_SHMFD). The back end writes it; usring
-//! keeps its memory for the next back end. usring writes to it only when a queue gets a new user,
-//! because such a queue begins with nothing in flight.
+//! The back end's record of requests in flight (INFLIGHT_SHMFD). The back end writes it, and usring
+//! keeps its memory for the next back end. Only when a queue gets a new user does usring write to
+//! the record, because such a queue begins with nothing in flight.
 
 use std::fs::File;
 use usring_device::driver::vhost_user::arena::QUEUE_SIZE;
