@@ -77,7 +77,7 @@ enum Soak {
     Interleavings {
         #[arg(long, default_value_t = 5)]
         rounds: u32,
-        /// Run only the modules whose names contain this text
+        /// Run only the groups of cases whose names contain this text
         #[arg(default_value = "")]
         rooms: String,
     },

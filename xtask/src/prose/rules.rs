@@ -4,7 +4,7 @@ use super::text::Kind;
 
 /// A sentence with more words is a finding.
 const LONG_WORDS: usize = 30;
-/// A sentence with more words is a finding of another rule, whose limits fall first.
+/// A sentence with more words is also a finding of [`Rule::Endless`].
 const ENDLESS_WORDS: usize = 40;
 const COMMENT_COLUMNS: usize = 100;
 const DOCUMENT_COLUMNS: usize = 120;
@@ -80,7 +80,7 @@ const BANNED: [&str; 31] = [
 ];
 
 /// Returns whether a line is wider than its kind of file allows. A line of one long word (an
-/// address, a path) cannot be broken, so it is not.
+/// address, a path) cannot be broken, so it never counts as wide.
 pub fn is_wide(kind: Kind, line: &str) -> bool {
     let most = if kind == Kind::Markdown { DOCUMENT_COLUMNS } else { COMMENT_COLUMNS };
     let text = line.trim_start().trim_start_matches(['/', '!', '-', '*', '>']);

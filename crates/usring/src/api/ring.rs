@@ -227,10 +227,10 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
 /// // SAFETY: a NOP names no memory.
 /// unsafe { ring.submission().push(&opcode::Nop::new().build()).expect("an empty ring has room") };
 /// ring.submit()?;
-/// SAFETY: the array is one `pollfd`, as its count says.
+/// // SAFETY: the array is one `pollfd`, as its count says.
 /// assert_eq!(unsafe { libc::poll(&mut watched, 1, 1000) }, 1, "readable at once");
 /// ring.completion().for_each(drop);
-/// SAFETY: the array is one `pollfd`, as its count says.
+/// // SAFETY: the array is one `pollfd`, as its count says.
 /// assert_eq!(unsafe { libc::poll(&mut watched, 1, 0) }, 0, "nothing is left");
 /// # Ok(())
 /// # }

@@ -90,8 +90,8 @@ fn death_by_a_signal_is_mirrored() {
     }
 }
 
-/// Returns a program that reports each signal from within its handler. A shell would not do: it may
-/// run a trap only after a read that began before the signal.
+/// Returns a program that reports each signal from within its handler. A shell would not do: if a
+/// signal comes just before a read, the shell may run its trap only after the read.
 fn listener() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {

@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 /// A failure in words, to follow "the back end on PATH".
 pub type Failure = String;
 
-/// Protocol features beside the plain queues that usring uses.
+/// Protocol features that usring uses, beside the plain queues.
 const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::CONFIG)
     .union(VhostUserProtocolFeatures::REPLY_ACK)
