@@ -16,8 +16,9 @@ pub const AIO_POLL: &str = "USRING_AIO_POLL";
 /// Longest expected time of a lone transfer, in nanoseconds, for which its waiter polls instead of
 /// sleeping.
 const SPIN: &str = "USRING_SPIN";
-/// Number of an eventfd. The first process sends a NOP through its entry points, writes 1 to the
-/// eventfd and closes it. If the NOP fails, the process says why and exits with status 125.
+/// Number of an eventfd. The first process tests by an io_uring_enter of its own that the trap
+/// leads to usring. When it can serve the program, it writes 1 to the eventfd and closes it.
+/// Otherwise it says why, and exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
 /// Makes the number of variables that the constructor removes even. Then it can hide the gap that
 /// they leave from programs that look for the auxiliary vector behind the environment, as Go's do.
