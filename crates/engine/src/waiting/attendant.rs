@@ -1,18 +1,22 @@
-//! The attendant: one thread of the process that watches the rings nobody is
-//! inside of, so that a program which only looks at the CQ in memory, or only
-//! at the ring's descriptor, still sees its completions. It also gives birth
-//! to all other threads of the engine, so that none is made in the middle of a
-//! program's call (which may stand inside malloc or a signal handler).
+//! The ring watcher (`attendant`): one thread of the process that watches the rings that no thread
+//! is inside of. So a program that only looks at the CQ in memory, or only at the ring's
+//! descriptor, still sees its completions. The ring watcher also starts all other threads of the
+//! engine, so that no thread is made in the middle of a program's call, which may be inside malloc
+//! or a signal handler.
 //!
-//! A driver that leaves a ring with armed files or timers puts the ring's
-//! epoll set into the attendant's, one-shot. When it fires the attendant
-//! drives the ring, and by leaving it arms it again. It never waits for a
-//! ring's lock, or one slow driver would delay all rings: it leaves a call at
-//! the ring and tries the lock once, and whoever holds it looks for a call
-//! after letting go (the hand-over of `sys::mutex`). A waiter that watches the
-//! set itself switches the attendant off meanwhile: waking a thread for
-//! nothing costs more than two epoll_ctl(2). And where the program keeps coming
-//! back, even those are too much: `rounds`.
+//! How a ring is watched:
+//!
+//! 1. A driver that leaves a ring with armed files or timers puts the ring's epoll set into the
+//!    ring watcher's set, one-shot.
+//! 2. When the entry fires, the ring watcher marks the ring as called ([`Attendance`]) and tries
+//!    its lock once. It never waits for a ring's lock: one slow driver would delay all rings.
+//! 3. If the lock was free, the ring watcher drives the ring, and arms the entry again as it
+//!    leaves. If the lock was held, its holder looks for a call after releasing it (the hand-over
+//!    of `sys::mutex`).
+//!
+//! A waiter that watches the ring's set itself switches the ring watcher's entry off meanwhile: a
+//! needless wake-up of a thread costs more than two epoll_ctl(2). For a program that keeps coming
+//! back even these two calls are too much: see `rounds`.
 
 use super::last_thread::LastThread;
 use crate::device_queues;
@@ -35,7 +39,7 @@ use usring_uapi::io_uring as abi;
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// What the attendant is asked to do.
+/// A task for the ring watcher.
 enum Errand {
     Birth { name: &'static str, credentials: Credentials, life: Action, stillborn: Action },
     Run(Action),
@@ -45,11 +49,11 @@ enum Errand {
 /// and read in signal handlers.
 #[derive(Default)]
 struct Preparation {
-    /// Workers that were asked for and are not born yet.
+    /// Workers that were asked for and have not started yet.
     births: AtomicU32,
-    /// The common group is to have an anchor: threads are going to differ.
+    /// The common group is to get an anchor, because threads are going to differ.
     wants_anchor: AtomicBool,
-    /// Futex word: counted up when one of the two is done.
+    /// Futex word, raised when either of the two is done.
     done: AtomicU32,
 }
 
@@ -63,8 +67,8 @@ impl Preparation {
         futex::wake(&self.done, u32::MAX);
     }
 
-    /// Waits until it is over, a second at most: the calling thread may hold a lock that the ring
-    /// watcher needs.
+    /// Waits until the work is done, for at most a second: the calling thread may hold a lock that
+    /// the ring watcher needs.
     fn wait(&self) {
         let end = Clock::Monotonic.now() + credentials::PATIENCE;
         loop {
@@ -81,19 +85,19 @@ impl Preparation {
 #[derive(Default)]
 pub(crate) struct Attendant {
     post: Mutex<Option<Arc<Post>>>,
-    /// The bell's number plus 1, for [`Attendant::note_change`].
+    /// Number of the wake eventfd plus 1, for [`Attendant::note_change`].
     bell: AtomicI32,
     /// A thread has changed its credentials.
     has_changed: AtomicBool,
     preparation: Preparation,
-    /// The thread, as [`thread::current`] names it.
+    /// The ring watcher's thread, as [`thread::current`] names it.
     thread: AtomicUsize,
 }
 
-/// What the thread and its clients share.
+/// State that the ring watcher shares with its clients.
 struct Post {
     set: Epoll,
-    /// Readable while there are errands to run.
+    /// The wake eventfd: readable while there are tasks to run.
     bell: OwnedDescriptor,
     errands: Mutex<Vec<Errand>>,
     rings: Mutex<BTreeMap<u64, Weak<Ring>>>,
@@ -102,27 +106,27 @@ struct Post {
 }
 
 const BELL: u64 = 0;
-/// The event of the program's thread that is watched.
+/// Event data of the program's thread that is watched (`last_thread`).
 const LAST_THREAD: u64 = u64::MAX;
 
-/// How long, in milliseconds, until descriptors that wait for a record lock to
-/// go (`sys::descriptor`), and the program's first thread, are looked at again: nothing tells of
-/// either one's end.
+/// Milliseconds between two polls of the descriptors that wait for a record lock to go
+/// (`sys::descriptor`), and of the program's first thread. No event marks the end of either.
 const BETWEEN_LOOKS: u16 = 1000;
-/// The looks come after this many wake-ups, too, where one always follows another.
+/// The polls also come after this many wake-ups, for the case that one wake-up always follows
+/// another.
 const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
 
-/// A descriptor has begun to wait: the attendant has to know.
+/// Wakes the ring watcher, because a descriptor has begun to wait for a record lock to go.
 static RING_THE_BELL: fn() = || process().attendant.ring_the_bell();
 
-/// A ring's place in the attendant's set.
+/// A ring's entry in the ring watcher's set.
 #[derive(Default)]
 pub(crate) struct Attendance {
-    /// 0 until it was first put in.
+    /// Event data of the entry; 0 until the entry is first made.
     id: AtomicU64,
-    /// Put in and not fired since.
+    /// The entry is armed and has not fired since.
     armed: AtomicBool,
-    /// It has fired, and nobody has looked since.
+    /// The entry has fired, and no driver has looked since.
     called: AtomicBool,
     pub habit: Habit,
 }
@@ -133,7 +137,7 @@ impl Attendance {
         self.called.load(Ordering::Relaxed)
     }
 
-    /// The caller is going to look.
+    /// Takes the call, for a driver that is going to look at the ring.
     pub fn take_call(&self) -> bool {
         self.is_called() && self.called.swap(false, Ordering::SeqCst)
     }
@@ -153,7 +157,7 @@ static OBSERVER: credentials::Observer = credentials::Observer {
 };
 
 impl Attendant {
-    /// Makes sure that the thread exists; called when a ring is set up.
+    /// Starts the ring watcher if it is not running; called when a ring is set up.
     pub fn start(&'static self) -> Result<(), Errno> {
         self.post().map(drop)
     }
@@ -181,7 +185,7 @@ impl Attendant {
             theirs.attend();
         };
         if let Err(error) = thread::spawn("usring-attend", Credentials::Following, Box::new(life)) {
-            // The number may be the program's in a moment.
+            // The program may get this descriptor number at any moment.
             self.bell.store(0, Ordering::Release);
             return Err(error);
         }
@@ -189,14 +193,14 @@ impl Attendant {
         Ok(fresh)
     }
 
-    /// Starts a thread soon; `stillborn` runs if that is impossible.
+    /// Starts a thread soon; runs `stillborn` if the thread cannot be started.
     pub fn start_thread(&'static self, name: &'static str, credentials: Credentials, life: Action, stillborn: Action) {
         let Ok(post) = self.post() else { return stillborn() };
         post.ask(Errand::Birth { name, credentials, life, stillborn });
     }
 
-    /// Starts a worker of the common group soon, by the rights that all threads have now;
-    /// `stillborn` runs if that is impossible.
+    /// Starts a worker of the common group soon, with the rights that all threads have now. Runs
+    /// `stillborn` if the worker cannot be started.
     pub fn start_worker(&'static self, life: Action, stillborn: Action) {
         let preparation = &self.preparation;
         preparation.births.fetch_add(1, Ordering::SeqCst);
@@ -204,20 +208,20 @@ impl Attendant {
             preparation.births.fetch_sub(1, Ordering::SeqCst);
             preparation.announce();
         };
-        // The worker itself says that it is born: by then its generation is known.
+        // The worker itself reports that it has started: its generation is known by then.
         let life = move || (over(), life()).1;
         let stillborn = move || (over(), stillborn()).1;
         self.start_thread("iou-wrk", Credentials::OfBirth, Box::new(life), Box::new(stillborn));
     }
 
-    /// Whether the calling thread is the attendant: what it asks of itself is
-    /// not done before it is back from what it does.
+    /// Returns whether the calling thread is the ring watcher. A task that it gives itself runs
+    /// only after its present one.
     pub fn is_current(&self) -> bool {
         self.thread.load(Ordering::Relaxed) == thread::current().0
     }
 
-    /// The calling thread is about to change its credentials: waits until what was asked for by
-    /// those of before is done. For a signal handler.
+    /// Called by a thread that is about to change its credentials. Waits until the work that was
+    /// asked for under the old credentials is done. For a signal handler.
     fn prepare_change(&self, will_differ: bool) {
         if will_differ {
             self.preparation.wants_anchor.store(true, Ordering::SeqCst);
@@ -227,13 +231,14 @@ impl Attendant {
         }
     }
 
-    /// Has the attendant look after groups of rights that are no more. For a signal handler.
+    /// Has the ring watcher retire groups whose rights no thread has any more. For a signal
+    /// handler.
     fn note_change(&self) {
         self.has_changed.store(true, Ordering::Release);
         self.signal();
     }
 
-    /// Wakes the ring watcher, in a signal handler. `false`: there is none.
+    /// Wakes the ring watcher, in a signal handler. Returns `false` if there is none.
     fn signal(&self) -> bool {
         let number = self.bell.load(Ordering::Acquire);
         if number > 0 {
@@ -248,7 +253,7 @@ impl Attendant {
         }
     }
 
-    /// Does something soon in a thread that holds no lock.
+    /// Runs an action soon, in a thread that holds no lock.
     pub fn run(&'static self, action: Action) {
         if let Ok(post) = self.post() {
             post.ask(Errand::Run(action));
@@ -321,7 +326,7 @@ impl Post {
         let Some(ring) = self.rings.lock().get(&id).and_then(Weak::upgrade) else { return };
         ring.attendance.armed.store(false, Ordering::SeqCst);
         if ring.defers_task_work() {
-            // Its owner alone may complete; it is told that there is work.
+            // Only the ring's owner may complete requests. It is notified that there is work.
             task_work::announce_files(&ring);
             return;
         }
@@ -341,14 +346,14 @@ impl Post {
     }
 }
 
-/// Has the ring looked at: by the caller, or by whoever drives it now.
+/// Has the ring looked at, by the calling thread or by the thread that drives it now.
 pub(super) fn call(ring: &Arc<Ring>) {
     ring.attendance.called.store(true, Ordering::SeqCst);
     task_work::run_if_unattended(ring);
 }
 
-/// Changes the round; the attendant is told if that has begun (`true`). `false`
-/// if there is no attendant.
+/// Changes the list of rings under idle watching. `change` returns whether the list was empty
+/// before; the ring watcher is then woken. Returns `false` if there is no ring watcher.
 pub(super) fn with_rounds(change: impl FnOnce(&Rounds) -> bool) -> bool {
     let Ok(post) = process().attendant.post() else { return false };
     if change(&post.rounds) {
@@ -357,18 +362,17 @@ pub(super) fn with_rounds(change: impl FnOnce(&Rounds) -> bool) -> bool {
     true
 }
 
-/// Called by a driver that is about to leave: somebody has to watch what the
-/// ring waits for.
+/// Hands what the ring waits for to the ring watcher; called by a driver that is about to leave.
 #[inline(always)]
 pub(crate) fn take_over(locked: &mut LockedRing) {
     take_over_beside(locked, 0);
 }
 
-/// The same for one who comes back: it is going to look at so many requests of the
-/// devices itself.
+/// Hands what the ring waits for to the ring watcher, for a driver that will come back. The driver
+/// is going to poll `own` device requests itself.
 #[inline(always)]
 pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
-    // Who asks a polled ring for events looks for them itself.
+    // The callers that ask a polled ring for events poll the devices themselves.
     let counts_on_devices = locked.devices.in_flight() > own && !locked.is_looked_for();
     if locked.polls.armed() != 0 || !locked.timeouts.is_empty() || counts_on_devices {
         take_over_waits(locked);
@@ -389,13 +393,13 @@ fn take_over_waits(locked: &mut LockedRing) {
     }
     watch(locked);
     if locked.polls.has_due() {
-        // Somebody else goes on with it.
+        // Another thread goes on with the requests that are due.
         ring.wakers.call_watcher();
     }
 }
 
-/// Whether the owner of a ring that defers wants to be told of its work while
-/// it is not inside.
+/// Returns whether the owner of a ring that defers task work wants to be notified of work while it
+/// is not inside.
 fn hears_announcements(locked: &LockedRing) -> bool {
     let ring = locked.ring;
     ring.has(abi::IORING_SETUP_TASKRUN_FLAG) || ring.readiness.is_watched() || locked.event_descriptor.is_some()
@@ -404,7 +408,8 @@ fn hears_announcements(locked: &LockedRing) -> bool {
 fn watch(locked: &mut LockedRing) {
     let interrupts = locked.devices.in_flight() != 0 && !locked.is_looked_for();
     if interrupts && !device_queues::arm_interrupts(locked) && locked.ring.defers_task_work() {
-        // What a device has done already it tells nobody any more.
+        // A device raises no interrupt for completions from before it was armed, so the owner is
+        // notified here.
         task_work::announce_deferred(locked.ring, false);
     }
     if interrupts && locked.devices.has_silent() {
@@ -419,7 +424,7 @@ fn watch(locked: &mut LockedRing) {
     }
     let ring = locked.ring.clone();
     let Some(set) = locked.polls.set() else { return };
-    // A leader watches the set, and comes by here when it leaves.
+    // The leader watches the set, and comes by here when it leaves.
     if ring.wakers.sleep.is_led() || ring.attendance.armed.swap(true, Ordering::SeqCst) {
         return;
     }
@@ -429,7 +434,7 @@ fn watch(locked: &mut LockedRing) {
     }
 }
 
-/// A waiter is about to watch the ring's set itself.
+/// Switches the ring's entry off, for a waiter that is about to watch the ring's set itself.
 pub(crate) fn stand_down(locked: &LockedRing) {
     let attendance = &locked.ring.attendance;
     let Some(set) = locked.polls.set().filter(|_| attendance.armed.swap(false, Ordering::SeqCst)) else { return };
@@ -438,7 +443,7 @@ pub(crate) fn stand_down(locked: &LockedRing) {
     }
 }
 
-/// The ring goes away.
+/// Drops the ring's entry, for a ring that goes away.
 pub(crate) fn forget(ring: &Arc<Ring>) {
     let id = ring.attendance.id.load(Ordering::Relaxed);
     if id == 0 {

@@ -1,4 +1,4 @@
-//! Finding requests that wait, and ending their wait.
+//! Finds requests that wait, and ends their wait.
 
 use crate::fast_poll;
 use crate::opcode_table;
@@ -10,7 +10,7 @@ use usring_uapi::Sqe;
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;
 
-/// Which requests a cancellation means (IORING_ASYNC_CANCEL_*).
+/// The requests that a cancellation means (IORING_ASYNC_CANCEL_*).
 #[derive(Clone, Copy, Debug, Default)]
 #[doc(alias = "io_cancel_data")]
 pub(crate) struct CancelKey {
@@ -18,7 +18,7 @@ pub(crate) struct CancelKey {
     pub fd: i32,
     pub opcode: u8,
     pub flags: u32,
-    /// Once resolved: a number that stands for the file meant.
+    /// After `resolve`: a descriptor number of the file that the key names.
     pub file: i32,
 }
 
@@ -27,7 +27,7 @@ impl CancelKey {
         self.flags & flag != 0
     }
 
-    /// Whether all that match are meant, and their number is the answer.
+    /// Returns whether all matching requests are meant, and their number is the answer.
     pub fn counts(&self) -> bool {
         self.has(abi::IORING_ASYNC_CANCEL_ALL | abi::IORING_ASYNC_CANCEL_ANY)
     }
@@ -46,16 +46,16 @@ impl CancelKey {
         Ok(())
     }
 
-    /// Whether the file meant is that of a request, which has it by `number`.
-    /// Where nobody can tell, a file asked for by the same number is the same.
+    /// Returns whether the key's file is that of a request, which has it by `number`. Where the
+    /// kernel cannot compare the files, equal numbers in the SQEs count as the same file.
     fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
         let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
         let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;
         descriptor::same_file(number, self.file).unwrap_or_else(same_number)
     }
 
-    /// Whether a request with this SQE, which works on the file behind
-    /// `number`, is meant.
+    /// Returns whether the key means a request with this SQE, which works on the file behind
+    /// `number`.
     pub fn matches(&self, sqe: &Sqe, number: i32) -> bool {
         if self.has(abi::IORING_ASYNC_CANCEL_ANY) {
             return true;
@@ -73,8 +73,8 @@ impl CancelKey {
     }
 }
 
-/// Cancels one or all that match. Targets get their −ECANCELED after the
-/// caller's own CQE, as on the kernel.
+/// Cancels one or all requests that match. Their CQEs with −ECANCELED come after the caller's own
+/// CQE, as on the kernel.
 pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Errno> {
     let mut key = *key;
     key.resolve(locked)?;
@@ -114,12 +114,11 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
     }
 }
 
-/// What became of a request that was to be cancelled.
+/// Result of cancelling one request.
 pub(crate) enum Found {
-    /// It ends with −ECANCELED.
+    /// The request ends with −ECANCELED.
     Cancelled,
-    /// A worker has the request of this opcode: the system call that it is in
-    /// was broken off.
+    /// A worker has the request, whose opcode this is. The worker's system call was ended.
     Running(u8),
     Nothing,
 }
@@ -143,7 +142,7 @@ pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Found {
     }
 }
 
-/// The driver completes it next ([`crate::issue::run_issuable`]).
+/// Marks a request as cancelled; the driver completes it next ([`crate::issue::run_issuable`]).
 fn cancelled(locked: &mut LockedRing, mut request: RequestEntry) {
     request.progress = Progress::Refused;
     request.result = Errno::ECANCELED.negative();

@@ -39,17 +39,17 @@ const SHARES: (u64, u64) = (40, 48);
 const MOST_BALANCE: i64 = 100_000;
 /// The most consecutive waits without a look, after looks in vain.
 const MOST_WITHOUT: u64 = 64;
-/// One sleep in so many has its processor time measured: that is two system calls.
+/// One of this many sleeps has its processor time measured, which takes two system calls.
 const MEASURED: u64 = 8;
 /// Longer waits say nothing about the device.
 const LONGEST: Nanoseconds = 10_000_000;
 
-/// Measurements of a ring's waits. The words are hints: of two concurrent
-/// waiters' updates one may get lost.
+/// Measurements of a ring's waits. The words are hints: an update may get lost if two waiters make
+/// theirs at once.
 #[derive(Default)]
 pub(crate) struct CqWaits {
-    /// Mean time and mean deviation until a completion was there, by waits that
-    /// saw it come. The latest eight or so weigh most. 0: not known.
+    /// Mean time and mean deviation until a completion was there, from waits that saw it come. The
+    /// latest eight or so weigh most. 0: not known.
     arrival: AtomicU64,
     spread: AtomicU64,
     /// Mean length of the waits that looked, and of those that only slept.
@@ -69,10 +69,10 @@ pub(crate) struct CqWaits {
     penalty: AtomicU64,
 }
 
-/// What a wait did.
+/// Record of one wait.
 #[derive(Default)]
 struct Account {
-    /// Processor time, as far as it was asleep.
+    /// Processor time used while asleep.
     asleep: Nanoseconds,
     looking: Nanoseconds,
     outcome: Outcome,
@@ -84,7 +84,7 @@ enum Outcome {
     Overslept,
     /// A look saw it.
     Seen,
-    /// The look ended too early.
+    /// The look ended before the completion came.
     Missed,
     #[default]
     Slept,
@@ -98,14 +98,14 @@ fn set(word: &AtomicU64, value: Nanoseconds) {
     word.store(value.min(LONGEST), Ordering::Relaxed);
 }
 
-/// Adds a value to a mean that weighs the latest eight or so most; 0: no mean yet.
+/// Adds a value to a mean in which the latest eight or so weigh most; 0: no mean yet.
 fn average(word: &AtomicU64, value: Nanoseconds) {
     let mean = get(word);
     set(word, if mean == 0 { value } else { (7 * mean + value).div_ceil(8) });
 }
 
 impl CqWaits {
-    /// How long to sleep by a timer; 0: not at all.
+    /// Returns how long to sleep by a timer; 0: not at all.
     fn nap(&self) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let late = timer_slack::overshoot() + get(&self.late);
@@ -115,12 +115,12 @@ impl CqWaits {
         if nap > late {
             return nap;
         }
-        // A lateness that nobody measures is forgotten: the machine may be quiet again.
+        // The lateness decays while it is not measured: the machine may be quiet again.
         set(&self.late, get(&self.late).saturating_sub(1 + get(&self.late) / 256));
         0
     }
 
-    /// How long to look, this long after the wait's start; 0: not at all.
+    /// Returns how long to look, this long after the wait's start; 0: not at all.
     fn look(&self, elapsed: Nanoseconds) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let without = get(&self.without);
@@ -134,23 +134,25 @@ impl CqWaits {
             return 0;
         }
         if get(&self.slept) != 0 && get(&self.looked) >= get(&self.slept) {
-            // Looks do not shorten the waits. One wait in so many finds out anew.
+            // Looks do not shorten the waits. After [`MOST_WITHOUT`] waits, the next one tries
+            // again.
             set(&self.without, MOST_WITHOUT);
             set(&self.looked, 0);
             return 0;
         }
-        // As far out as RFC 6298 expects an answer.
+        // The look lasts as long as RFC 6298 would wait for an answer.
         (mean + (4 * spread).max(mean)).saturating_sub(elapsed).clamp(expected, MOST_LOOK)
     }
 
-    /// Processor time that waits may use, in 64ths of their length. A late wake-up
-    /// delays every completion that the wait brings: the more, the larger the share.
+    /// Returns the processor time that waits may use, in 64ths of their length. A late wake-up
+    /// delays every completion that the wait brings. So the more completions it brings, the larger
+    /// the share.
     fn share(&self) -> u64 {
         let doubled = (get(&self.brought) / 64).checked_ilog2().unwrap_or(0);
         (SHARES.0 + 6 * u64::from(doubled)).min(SHARES.1)
     }
 
-    /// Counts a wait of this length, which brought so many completions.
+    /// Counts a wait of this length, which brought `brought` completions.
     fn account(&self, length: Nanoseconds, brought: u32, account: &Account) {
         average(&self.brought, 16 * u64::from(brought));
         let used = (account.asleep + account.looking).min(length);
@@ -175,8 +177,8 @@ impl CqWaits {
     }
 
     fn learn_arrival(&self, length: Nanoseconds, outcome: Outcome) {
-        // Half of a sleep that was too long is taken off, or it would prove itself
-        // right. A wait that only slept is longer than the completion took.
+        // A sleep that was too long counts as half its length, or it would confirm itself. A wait
+        // that only slept is longer than the completion took.
         match outcome {
             Outcome::Slept if (1..=length).contains(&get(&self.arrival)) => {}
             Outcome::Overslept => self.arrived_after(length / 2),
@@ -190,13 +192,13 @@ impl CqWaits {
             set(&self.arrival, length);
             return set(&self.spread, length / 2);
         }
-        // A wait during which the whole machine was busy says little.
+        // A wait during which the whole machine was busy says little about the device.
         let length = length.min(4 * mean);
         set(&self.spread, (3 * spread + length.abs_diff(mean)).div_ceil(4));
         set(&self.arrival, (7 * mean + length).div_ceil(8));
     }
 
-    /// Sleeps, and returns what that took of a processor with the answer.
+    /// Sleeps; returns the answer, and the processor time that the sleep took.
     fn metered<T>(&self, sleep: impl FnOnce() -> T) -> (T, Nanoseconds) {
         let number = self.sleeps.fetch_add(1, Ordering::Relaxed);
         if !number.is_multiple_of(MEASURED) {
@@ -210,7 +212,7 @@ impl CqWaits {
     }
 }
 
-/// Waits for `call.completions` CQEs. `EINTR` and `ETIME` only if the CQ is empty.
+/// Waits for `call.completions` CQEs. Returns `EINTR` and `ETIME` only if the CQ is empty.
 pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     if ring.memory.ready() >= call.completions {
         return Ok(());
@@ -222,7 +224,7 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     waited
 }
 
-/// Sleeps by a timer, looks and sleeps, as far as each is worth it.
+/// Sleeps by a timer, looks and sleeps, as far as each step is worth it.
 fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Account) -> Result<(), Errno> {
     let (waits, wanted) = (&ring.cq_waits, call.completions);
     let nap = waits.nap();
@@ -250,7 +252,7 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Ac
     slept
 }
 
-/// By how much a timer's sleep was later than this machine's sleeps are at best.
+/// Returns by how much a timer's sleep was later than this machine's sleeps are at best.
 fn lateness(slept: Nanoseconds, nap: Nanoseconds) -> Nanoseconds {
     slept.saturating_sub(nap).saturating_sub(timer_slack::overshoot()).min(MOST_LOOK)
 }
@@ -269,7 +271,7 @@ fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result
     }
 }
 
-/// Looks for a while; returns whether there is enough.
+/// Looks for a while; returns whether there are enough CQEs.
 fn look(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
     let start = Ticks::now();
     while !signals::interrupted() && Ticks::now().since(start) < budget {
@@ -283,7 +285,7 @@ fn look(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
     false
 }
 
-/// Sleeps until there is enough.
+/// Sleeps until there are enough CQEs.
 fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     let word = &ring.wakers.sleep;
     loop {
@@ -301,7 +303,7 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
         } else {
             Ok(())
         };
-        // What it was woken for is in the CQ.
+        // The completions for which it was woken are in the CQ.
         let _ = word.retract(ticket);
         if slept == Err(Errno::EINTR) {
             return or_what_there_is(ring, Errno::EINTR);
@@ -309,7 +311,7 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     }
 }
 
-/// A wait that ends early is an error only if nothing has arrived.
+/// Returns the error of a wait that ends early only if nothing has arrived.
 fn or_what_there_is(ring: &Ring, error: Errno) -> Result<(), Errno> {
     if ring.memory.ready() > 0 { Ok(()) } else { Err(error) }
 }
@@ -318,9 +320,8 @@ fn or_what_there_is(ring: &Ring, error: Errno) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
-    /// Makes waits on a device of 14 µs, where a sleep takes 16 µs of a processor and
-    /// ends that much late. Returns the share of looks, and the waits' share of a
-    /// processor.
+    /// Simulates waits on a device of 14 µs, where a sleep takes 16 µs of processor time and ends
+    /// that much late. Returns the share of waits that looked, and the waits' share of a processor.
     fn simulate(waits: &CqWaits, seen_after: Nanoseconds) -> (f64, f64) {
         const WAITS: u64 = 20_000;
         let (mut looks, mut used, mut passed) = (0, 0, 0);

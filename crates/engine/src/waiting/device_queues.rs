@@ -1,10 +1,9 @@
-//! Who waits for a device: the ring's channels, one per device that its
-//! requests have named, and the requests that are out on each.
+//! A ring's channels, one per device that its requests have named, with the requests that are in
+//! flight on each.
 //!
-//! A request goes in at `submit` and comes out at `reap`, in any order. What a
-//! full queue pair does not take waits here, in order, for a completion.
-//! `iopoll` spins on these channels; a ring that is not polled sleeps on their
-//! interrupts.
+//! A request goes in at `submit` and comes out at `reap`, in any order. Requests that a full queue
+//! pair refuses wait here, in order, for a completion. `iopoll` spins on these channels. A ring
+//! that is not polled sleeps on their interrupts.
 
 mod carriers;
 mod delivery;
@@ -34,20 +33,20 @@ use usring_sys::{Errno, epoll};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
-/// Requests that may be out on one channel: as many as the CQ has room for, or as
-/// the ring was made for, within these.
+/// Least and most requests that may be in flight on one channel. Between these bounds, the number
+/// is what the CQ has room for or the ring was made for.
 const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 
-/// Signs of news that are looked for between two looks: a look takes as long as
-/// several of them, and what it finds is found that much later.
+/// Checks for signs of completions between two polls. A poll takes as long as several checks, and
+/// delays by that much what it finds.
 const SPINS: u32 = 16;
 
-/// CQEs of a batch that a waiter beside an SQ thread sees before the batch ends.
+/// CQEs of a batch after which a waiter beside an SQ thread may see them, before the batch ends.
 const SHOWN_TOGETHER: usize = 8;
 
-/// Looks that find nothing, though a device says that there may be something.
+/// Most fruitless polls in a row of devices that report possible completions.
 const PATIENCE: u32 = 64;
-/// After which they go on, in nanoseconds.
+/// Nanoseconds until polling goes on after that.
 const LATER: Nanoseconds = 1_000_000;
 
 /// The ring's channels.
@@ -55,30 +54,30 @@ const LATER: Nanoseconds = 1_000_000;
 pub(crate) struct DeviceQueues {
     channels: Vec<DeviceQueue>,
     completions: Completions,
-    /// Requests that are out or wait for room, over all channels.
+    /// Requests in flight or waiting for room, over all channels.
     in_flight: u32,
-    /// Something was accepted since the devices were last told.
+    /// A channel has accepted requests since the last doorbell.
     untold: bool,
-    /// Requests that were accepted and have to be delivered: see [`deliver`].
+    /// Accepted requests whose submit is deferred: see [`deliver`].
     owing: u32,
-    /// A thread has been asked to do that.
+    /// A submit helper has been asked to submit them.
     left: bool,
-    /// A device can neither tell nor be waited for.
+    /// A device can neither signal completions nor be waited for: a timer has it polled.
     looked_at_later: bool,
     forbids_waiter: bool,
     /// Of a ring with HYBRID_IOPOLL.
     hybrid: Option<Box<Hybrid>>,
-    /// The channel to the kernel's own files, or why there is none, once one was
-    /// asked for; an answer that may soon be another is not kept.
+    /// The channel to the kernel's own files, once a request has asked for it, or the error of
+    /// opening it. An error that may soon pass is not kept.
     kernel_files: Option<Result<ChannelIndex, Errno>>,
     pub lone_waits: LoneWaits,
 }
 
-/// IORING_SETUP_HYBRID_IOPOLL as the kernel has it: one estimate for the ring,
-/// and one sleep for each request, before it is polled for the first time.
+/// IORING_SETUP_HYBRID_IOPOLL as in the kernel: one estimate for the ring, and one sleep for each
+/// request before its first poll.
 struct Hybrid {
     estimate: RingEstimate,
-    /// Not polled for yet, in the order of submission.
+    /// Requests not polled for yet, in the order of submission.
     fresh: VecDeque<Fresh>,
 }
 
@@ -99,39 +98,39 @@ struct DeviceQueue {
     device: Arc<Device>,
     channel: Channel,
     wait: Wait,
-    /// By token.
+    /// Requests in flight, by token.
     out: Vec<Option<RequestEntry>>,
     free: Vec<u32>,
-    /// Did not fit.
+    /// Requests that did not fit into the queue pair.
     backlog: VecDeque<RequestEntry>,
-    /// What comes now goes behind the backlog: there is some, or it is being delivered.
+    /// New requests go behind the backlog: it is not empty, or it is being submitted.
     is_behind: bool,
-    /// To tell the device may sleep: it is done without the ring's lock.
+    /// Submitting to the device may sleep, so it is done without the ring's lock.
     is_delivered_to: bool,
-    /// `RWF_*` that its requests have beside their own.
+    /// `RWF_*` that are added to each request's own flags.
     added_flags: u32,
-    /// So many requests are to be delivered.
+    /// Requests whose submit is deferred.
     owes: u32,
-    /// Deliveries that are being made.
+    /// Deferred submits under way.
     away: u32,
-    /// Its interrupt is in the ring's epoll set.
+    /// The channel's interrupt is in the ring's epoll set.
     watched: bool,
-    /// The interrupt was armed, and neither has it fired nor has anything
-    /// completed since.
+    /// The interrupt is armed: it has not fired, and nothing has completed, since.
     armed: bool,
 }
 
 impl DeviceQueue {
-    /// Whether a failure may only say that the transfer would have to wait, that its file takes no
-    /// RWF_NOWAIT, or that io_submit(2) is forbidden. Only a transfer that keeps its file can go to
-    /// a worker: the program's own number may stand for another file by now.
+    /// Returns whether a worker should try a failed request again. The failure may only say that
+    /// the transfer would have to wait, that its file takes no RWF_NOWAIT, or that io_submit(2) is
+    /// forbidden. Only a transfer that keeps its file can go to a worker: the program's own number
+    /// may stand for another file by now.
     #[cold]
     fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
         const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
-        // Also of a buffered write: O_DIRECT has been taken away since.
+        // A buffered write gets this, too, if O_DIRECT has been removed since.
         const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
-        // A seccomp filter's answers for io_submit(2).
+        // A seccomp filter's answers to io_submit(2).
         const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
         let has_file = !matches!(request.file.hold, Hold::Submitter);
@@ -145,13 +144,13 @@ impl DeviceQueue {
 pub(crate) struct ChannelIndex(u32);
 
 impl DeviceQueues {
-    /// Requests that no completion has come for yet.
+    /// Returns the number of requests without a completion yet.
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// The ring's channel to a device; opened by the first request that names it.
+    /// Returns the ring's channel to a device; the first request that names the device opens it.
     #[inline]
     pub fn channel(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
         match self.channels.iter().position(|queue| Arc::ptr_eq(&queue.device, device)) {
@@ -160,7 +159,7 @@ impl DeviceQueues {
         }
     }
 
-    /// The ring's channel to all files of the kernel's.
+    /// Returns the ring's channel to all files of the kernel's.
     #[inline]
     pub fn channel_to_kernel_files(&mut self, ring: &Ring) -> Result<ChannelIndex, Errno> {
         match self.kernel_files {
@@ -183,7 +182,8 @@ impl DeviceQueues {
         let interrupts = !ring.is_polled() || device.waits_when_polled();
         let mut channel = device.open_channel(QueueOptions { depth, interrupts })?;
         if ring.defers_task_work() {
-            // Its owner sleeps on the completions themselves, as long as it waits for nothing else.
+            // The ring's owner sleeps on the completions themselves, as long as it waits for
+            // nothing else.
             channel.silence();
         }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
@@ -193,7 +193,8 @@ impl DeviceQueues {
             device: device.clone(),
             wait: channel.begin_wait(),
             is_delivered_to: channel.is_delivered_to(),
-            // As the kernel's ring does: what would wait within io_submit(2) is a worker's.
+            // As in the kernel's ring, a transfer that would wait within io_submit(2) goes to a
+            // worker.
             added_flags: if is_of_kernel && !ring.has_events() { linux::RWF_NOWAIT } else { 0 },
             owes: 0,
             away: 0,
@@ -208,32 +209,32 @@ impl DeviceQueues {
         Ok(ChannelIndex(self.channels.len() as u32 - 1))
     }
 
-    /// Whether requests are out of which the interrupts do not tell.
+    /// Returns whether requests are in flight whose completions raise no interrupt.
     pub fn has_silent(&self) -> bool {
         self.channels.iter().any(|queue| queue.channel.has_silent())
     }
 
-    /// How long a sleep on the interrupts may last.
+    /// Returns the longest that a sleep on the interrupts may last.
     pub fn bound_sleep(&self, span: Option<Nanoseconds>) -> Option<Nanoseconds> {
         if self.has_silent() { Some(span.map_or(LATER, |span| span.min(LATER))) } else { span }
     }
 
-    /// Has the attendant drive the ring once more, after [`LATER`].
+    /// Has the ring watcher drive the ring once more, after [`LATER`].
     pub fn look_later(&mut self) {
         self.looked_at_later = true;
     }
 
-    /// Sleeps on completions themselves are impossible: io_getevents(2) is forbidden.
+    /// Notes that io_getevents(2) is forbidden, so no thread can sleep on completions themselves.
     pub fn forbid_waiter(&mut self) {
         self.forbids_waiter = true;
     }
 
-    /// When somebody has to come by who looks at the devices once more.
+    /// Returns when a thread has to poll the devices once more.
     pub fn next_look(&mut self) -> Option<Nanoseconds> {
         core::mem::take(&mut self.looked_at_later).then(|| Clock::Monotonic.now().saturating_add(LATER))
     }
 
-    /// Takes a request out that no device has yet.
+    /// Takes out a request that no device has yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
             if let Some(place) = queue.backlog.iter().position(&mut matches) {
@@ -244,19 +245,20 @@ impl DeviceQueues {
         None
     }
 
-    /// Whether a device with requests out has no interrupt: only a poll finds
-    /// what it completes.
+    /// Returns whether a device with requests in flight has no interrupt, so that only a poll finds
+    /// their completions.
     fn cannot_tell(&self) -> bool {
         self.channels.iter().any(|queue| queue.channel.in_flight() > 0 && queue.channel.interrupt().is_none())
     }
 
-    /// Whether requests have their own sleeps before they are polled for.
+    /// Returns whether each request has its own sleep before it is first polled for.
     #[inline(always)]
     pub fn has_naps(&self) -> bool {
         self.hybrid.is_some()
     }
 
-    /// The next request that has not been polled for, on a ring with HYBRID_IOPOLL.
+    /// Returns the sleep of the next request that has not been polled for, on a ring with
+    /// HYBRID_IOPOLL.
     pub fn next_nap(&mut self) -> Option<Nap> {
         let hybrid = self.hybrid.as_mut()?;
         while let Some(fresh) = hybrid.fresh.pop_front() {
@@ -268,22 +270,22 @@ impl DeviceQueues {
         None
     }
 
-    /// The poll after that sleep is over.
+    /// Records that the poll after a request's sleep is over.
     pub fn end_nap(&mut self, nap: &Nap) {
         if let Some(hybrid) = &mut self.hybrid {
             hybrid.estimate.record(Ticks::now().since(nap.since), nap.span);
         }
     }
 
-    /// A wait on all channels begins, also on those that are not busy yet.
+    /// Begins a wait on all channels, including those that are not busy yet.
     fn begin_wait(&mut self) {
         for queue in &mut self.channels {
             queue.wait = queue.channel.begin_wait();
         }
     }
 
-    /// What to do after a look that found too little: the least of what the
-    /// busy channels say. `begins`: it is the first such look of its wait.
+    /// Returns what to do after a poll that found too little: the least of what the busy channels
+    /// ask for. `begins`: this is the first such poll of its wait.
     #[inline]
     pub fn pause(&mut self, begins: bool) -> Pause {
         if begins {
@@ -298,14 +300,14 @@ impl DeviceQueues {
             });
         }
         match all {
-            // Its sleeps are those of each request.
+            // On a ring with HYBRID_IOPOLL only the requests' own sleeps count.
             Some(Pause::Sleep(_)) if self.hybrid.is_some() => Pause::Spin,
             pause => pause.unwrap_or(Pause::Spin),
         }
     }
 
-    /// Spins until one of the devices may have completed something, a short
-    /// while at most. Whether one may have.
+    /// Spins for a short while, until a device may have completed something. Returns whether one
+    /// may have.
     #[inline]
     pub fn spin(&mut self) -> bool {
         for _ in 0..SPINS {
@@ -318,9 +320,9 @@ impl DeviceQueues {
         false
     }
 
-    /// How to sleep for completions of the kernel's files, and how many of them are to come,
-    /// if no other device has anything to do. `None` while a submit helper may hand one of
-    /// them to a worker, of which that sleep would not learn.
+    /// Returns how to sleep for completions of the kernel's files, and how many of them are to
+    /// come, if no other device has anything to do. `None` while a submit helper may hand one of
+    /// them to a worker: that sleep would not notice it.
     pub fn waiter(&self) -> Option<(Waiter, u32)> {
         if self.forbids_waiter {
             return None;
@@ -334,8 +336,8 @@ impl DeviceQueues {
         Some((only.waiter()?, count))
     }
 
-    /// Tells the devices of what was accepted, once per batch; but for what is
-    /// [owed](Self::owes_delivery).
+    /// Rings the devices' doorbells, once per batch, except for requests whose submit is
+    /// [deferred](Self::owes_delivery).
     #[inline]
     pub fn ring_doorbells(&mut self) {
         if self.untold {
@@ -345,21 +347,21 @@ impl DeviceQueues {
         }
     }
 
-    /// Whether something was accepted that whoever gives up the ring's lock has to
+    /// Returns whether requests were accepted that the thread that releases the ring's lock has to
     /// [deliver].
     #[inline(always)]
     pub fn owes_delivery(&self) -> bool {
         self.owing != 0 && !self.left
     }
 
-    /// Whether some of what is owed has waited for room: whoever finds the room is
-    /// hardly ever who has submitted it.
+    /// Returns whether some of the deferred requests have waited for room. The thread that frees
+    /// the room is hardly ever their submitter.
     pub fn owes_backlog(&self) -> bool {
         self.owing != 0 && self.channels.iter().any(|queue| queue.is_behind && queue.owes != 0)
     }
 }
 
-/// Whether who asks again may get another answer.
+/// Returns whether a later attempt may succeed.
 fn is_passing(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
 }
@@ -393,7 +395,8 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
             queues.untold = true;
             return;
         }
-        // Its own thread sees to it, and to what was left to another.
+        // The submitting thread delivers the request, together with what was left to a submit
+        // helper.
         queues.left = false;
         queues.owing += 1;
         queue.owes += 1;
@@ -409,8 +412,8 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
         Submission::Refused(error) => complete::complete(locked, request, error.negative().into()),
         Submission::NeedsWorker => issue::hand_to_worker(locked, request),
         Submission::Full | Submission::Accepted => {
-            // It may find out later that it needs a worker, and the program may
-            // close its file meanwhile.
+            // The request may later turn out to need a worker, and the program may close its file
+            // meanwhile.
             block_device::note(locked, &mut request);
             if request.file.device.is_none()
                 && let Err(error) = locked.named.keep(&mut request.file)
@@ -425,8 +428,7 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
     }
 }
 
-/// Completes what the devices have done, and says whether that is anything.
-/// Never blocks.
+/// Completes what the devices have done, and returns whether there was anything. Never blocks.
 #[inline(always)]
 pub(crate) fn reap(locked: &mut LockedRing) -> bool {
     if locked.devices.in_flight == 0 {
@@ -448,7 +450,7 @@ fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
     !completions.as_slice().is_empty() && complete_found(locked, index)
 }
 
-/// Completes what a look has found, and what further looks find if there may be more.
+/// Completes what a poll has found, and what further polls find if there may be more.
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     let mut completions = core::mem::take(&mut locked.devices.completions);
@@ -476,7 +478,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         completions.clear();
         let queue = &mut locked.devices.channels[index];
         queue.armed = false;
-        // Not past what is being delivered.
+        // Requests that are being submitted now stay in front of the backlog.
         if queue.is_behind && queue.away == 0 {
             submit_backlog(locked, index);
         }
@@ -489,16 +491,16 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     true
 }
 
-/// Shows the CQEs posted so far to a waiter that looks at the CQ in memory, and wakes
-/// one that sleeps: it comes back while the rest of the batch is posted.
+/// Shows the CQEs posted so far to a waiter that looks at the CQ in memory, and wakes a waiter that
+/// sleeps. Its wake-up overlaps with the posting of the rest of the batch.
 fn publish_early(locked: &mut LockedRing) {
     locked.cq.publish_early();
-    // Without a barrier: a sleeper that is overlooked here is woken at the batch's end.
+    // No barrier is needed: a sleeper that is overlooked here is woken at the batch's end.
     locked.ring.wakers.wake_all(locked.ring.memory.ready());
 }
 
-/// Room has come, or its last delivery is back: what waited goes first, and nothing
-/// that comes later is delivered beside it.
+/// Submits the backlog, because room has come or the last deferred submit has ended. Requests that
+/// waited go first, and no later request is submitted beside them.
 #[cold]
 fn submit_backlog(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.channels[index];
@@ -512,9 +514,9 @@ fn submit_backlog(locked: &mut LockedRing, index: usize) {
     queue.is_behind |= queue.owes != 0;
 }
 
-/// Has the devices tell the ring's epoll set of what they complete, on a ring
-/// that sleeps for it. `false` if something may have completed already, or the
-/// device cannot tell: the caller looks again first.
+/// Has the devices signal their completions to the ring's epoll set, for a ring that sleeps.
+/// Returns `false` if something may have completed already, or if a device cannot signal: the
+/// caller polls again first.
 pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
     let mut all = true;
     for index in 0..locked.devices.channels.len() {
@@ -539,15 +541,16 @@ fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
     Ok(queue.armed)
 }
 
-/// A device has told the epoll set: which one, is not asked.
+/// Polls all devices, because one of them has signalled the epoll set. The event does not say
+/// which.
 pub(crate) fn interrupted(locked: &mut LockedRing) {
     locked.devices.channels.iter_mut().for_each(|queue| queue.armed = false);
     reap(locked);
 }
 
-/// The driver of a ring that is not polled leaves: completes what is done, and
-/// lets the devices tell of the rest. A device that cannot tell and has nothing
-/// done (the kernel had no room for a request) is looked at again by a timer.
+/// Completes what is done and arms the interrupts for the rest, for a driver that leaves a ring
+/// that is not polled. A device that has no interrupt and nothing done (the kernel had no room for
+/// a request) is polled again by a timer.
 pub(crate) fn settle(locked: &mut LockedRing) {
     let mut fruitless = 0;
     while locked.devices.in_flight() > 0 && !arm_interrupts(locked) {
@@ -565,13 +568,13 @@ pub(crate) fn settle(locked: &mut LockedRing) {
 }
 
 impl Ring {
-    /// Whether completions are found by polling the devices.
+    /// Returns whether completions are found by polling the devices.
     #[inline]
     pub(crate) fn is_polled(&self) -> bool {
         self.has(abi::IORING_SETUP_IOPOLL)
     }
 
-    /// Whether the SQ thread does that, and nobody else.
+    /// Returns whether the SQ thread alone polls the devices.
     #[inline]
     pub(crate) fn is_polled_by_thread(&self) -> bool {
         const BOTH: u32 = abi::IORING_SETUP_IOPOLL | abi::IORING_SETUP_SQPOLL;

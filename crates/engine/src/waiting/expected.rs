@@ -1,44 +1,47 @@
-//! Files that are expected to be ready before the epoll set has said so. An event
-//! costs about as much in the set as half a receive does; where a server has more
-//! to do than it gets done, whom it has answered longest ago will have asked
-//! again. So while waits of the set bring many events at a time, the multishots
-//! that were called are kept in the order in which they were, and tried in that
-//! order before the set is asked: until two of them have had nothing, for so many
-//! in a row. Who had nothing goes behind all others once more, and is then forgotten
-//! until its next event; else it would wait for the set to be asked, and with it its peer.
+//! Files that are expected to be ready before the epoll set has reported them.
 //!
-//! It is a guess about speed and nothing else. Nothing is taken out of the set by
-//! it: a file that was tried in vain has its edge to come, and one that was
-//! emptied before its event is passed over by the kernel. The set is asked at
-//! intervals all the same (`LockedRing::is_due_for_a_look`). Where guesses go wrong
-//! they are given up for a while.
+//! An event costs about half as much in the set as a receive does. Where a server has more to do
+//! than it gets done, the peer that was answered longest ago will have asked again. So while waits
+//! of the set bring many events at a time:
+//!
+//! 1. The multishots that were called are kept in the order of their calls.
+//! 2. They are tried in that order before the set is asked, until [`MOST`] were tried or [`MISSES`]
+//!    of them found nothing.
+//! 3. A multishot that found nothing goes behind all others once more. After a second miss it is
+//!    dropped until its next event. Without the second chance, it and its peer would wait until the
+//!    set is asked.
+//!
+//! These guesses only save time. They take nothing out of the set: a file that was tried in vain
+//! has its edge still to come, and the kernel passes over one that was emptied before its event.
+//! The set is asked at intervals all the same (`LockedRing::is_due_for_a_look`). Where guesses go
+//! wrong they are given up for a while.
 
 use super::poll_slot::Tag;
 use alloc::collections::VecDeque;
 
-/// So many events at a time are a sign of it.
+/// Events per wait from which guesses begin.
 const MANY: usize = 8;
-/// So many are tried in a row.
+/// Most tries in a row.
 const MOST: usize = 32;
-/// So many in vain.
+/// Tries in vain after which the set is asked.
 pub(super) const MISSES: u32 = 2;
-/// A guess in vain costs as much as so many good ones save.
+/// Good guesses whose saving makes up for one guess in vain.
 const WORTH: u32 = 4;
-/// So many waits of the set without guesses, at most, after wrong ones.
+/// Most waits of the set without guesses, after wrong ones.
 const LONGEST_PAUSE: u32 = 1024;
-/// More than any ring has that is worth it.
+/// Most entries of the queue: more than any ring for which guesses are worth it.
 const LIMIT: usize = 4096;
 
-/// In `poll_table`.
+/// State of the guesses, part of `poll_table`.
 #[derive(Default)]
 pub(crate) struct Expected {
-    /// Each with the time at which it was put here.
+    /// Each file, with the time at which it was put here.
     queue: VecDeque<(Tag, u32)>,
     time: u32,
     guesses: bool,
-    /// A guess was right since the set was asked last.
+    /// A guess was right since the set was last asked.
     was_right: bool,
-    /// So many waits have to bring many events before the next guess.
+    /// Number of waits that have to bring many events before the next guess.
     pause: u32,
     last_pause: u32,
 }
@@ -49,12 +52,12 @@ impl Expected {
         self.queue.is_empty()
     }
 
-    /// How many may be tried in a row: nobody twice.
+    /// Returns how many files may be tried in a row, each at most once.
     pub fn chances(&self) -> usize {
         self.queue.len().min(MOST)
     }
 
-    /// The set has brought so many events.
+    /// Notes the number of events that a wait of the set has brought.
     #[inline]
     pub fn told_of(&mut self, events: usize) {
         if events >= MANY && !self.guesses {
@@ -63,8 +66,8 @@ impl Expected {
         }
     }
 
-    /// Puts a file at the end; answers the time that its slot is to remember:
-    /// what was put here earlier of it counts no more.
+    /// Puts a file at the end; returns the time that its slot has to remember. The file's earlier
+    /// entries no longer count.
     #[inline]
     pub fn put(&mut self, tag: Tag) -> Option<u32> {
         if !self.guesses {
@@ -83,24 +86,24 @@ impl Expected {
         self.queue.pop_front()
     }
 
-    /// The one to be tried next.
+    /// Returns the file to be tried next.
     #[inline]
     pub fn next(&self) -> Option<Tag> {
         self.queue.front().map(|(tag, _)| *tag)
     }
 
-    /// Whether guesses have stood in for the set since it was asked last.
+    /// Returns whether a guess was right since the set was last asked.
     pub fn was_right(&self) -> bool {
         self.was_right
     }
 
-    /// The set is asked.
+    /// Notes that the set is asked.
     #[inline]
     pub fn begin_anew(&mut self) {
         self.was_right = false;
     }
 
-    /// What came of guesses.
+    /// Judges the results of guesses.
     pub fn judge(&mut self, hits: u32, misses: u32) {
         self.was_right |= hits > 0;
         if hits >= WORTH * misses {

@@ -1,33 +1,25 @@
-//! Who waits for a file to be ready: arming a request on its file's
-//! registration (`poll_table`), and what an event of it means. A request that
-//! would block is armed here and issued again when its file is ready; a
-//! POLL_ADD is armed here and completed.
+//! Requests that wait for a file to be ready: arming a request on its file's registration
+//! (`poll_table`), and what an event means for it. A request that would block is armed here and
+//! issued again when its file is ready. A POLL_ADD is armed here and completed.
 //!
-//! The ring's epoll set is made when the first request is armed. It is waited
-//! on by the thread that waits in `enter` or, while nobody is inside, by the
-//! attendant.
-//!
-//! An event calls all who wait behind its registration, in the order in which
-//! they came, as a wake-up does in the kernel: each POLL_ADD is told of it, each
-//! other request is tried once more, and what would block again goes back to
-//! the end of the list without a system call of its own.
-//!
-//! A multishot request is tried as often as it gives something, but not for
-//! ever: after a turn of [`TURN`] results it goes behind everybody else who is
-//! ready. It waits at its registration meanwhile, for a cancellation to find,
-//! and is due: whoever drives the ring comes back to it ([`go_on`]) before it
-//! sleeps, and a driver that leaves has somebody else do so. So the edge that
-//! called it may be used up without anything being lost. A single receive that is
-//! put together of many pieces does the same.
-//!
-//! A registered file's registration outlives who waits behind it, and tells of
-//! nothing twice. So a request may wait there only if it has just found its file
-//! not ready; one that has not asked ([`arm_first`]) has that asked for it, and if
-//! something is there its turn is due at once.
-//!
-//! EPOLLEXCLUSIVE makes
-//! no difference here: epoll merges events that come close together, so if only
-//! one of the exclusive waiters were called for them, the others' might be lost.
+//! - **The set.** The ring's epoll set is made when the first request is armed. The thread that
+//!   waits in `enter` waits on it. While no thread is inside, the ring watcher does.
+//! - **An event** calls all requests that wait behind its registration, in the order in which they
+//!   came, as a wake-up does in the kernel. Each POLL_ADD is completed, each other request is tried
+//!   once more. A request that would block again goes back to the end of the list without a system
+//!   call of its own.
+//! - **Time slices.** A multishot request is tried as long as it gives results, but after [`TURN`]
+//!   of them it goes behind all other requests that are ready. Meanwhile it waits at its
+//!   registration, where a cancellation finds it, and is runnable. The driver comes back to it
+//!   ([`go_on`]) before it sleeps. A driver that leaves has another thread do so. So the edge that
+//!   called the request may be used up without any loss. A single receive that is put together from
+//!   many pieces works the same way.
+//! - **Registered files.** The registration of a registered file outlives its requests, and reports
+//!   nothing twice. So a request may wait there only if it has just found its file not ready. For a
+//!   request that has not tried ([`arm_first`]), the engine polls the file. If something is there,
+//!   the request is runnable at once.
+//! - **EPOLLEXCLUSIVE** makes no difference here. epoll merges events that come close together. If
+//!   only one of the exclusive waiters were called for them, the others' events might be lost.
 
 use super::expected;
 use crate::complete;
@@ -52,27 +44,25 @@ use usring_uapi::sqe_flags;
 pub(crate) enum Purpose {
     /// Issue the request again.
     Retry,
-    /// Complete it with the events.
+    /// Complete the request with the events.
     Report,
 }
 
-/// So many events are taken from the set at a time. The program comes back for
-/// more, so it is not kept waiting by what others have brought, and gives
-/// back the buffers that it was lent.
+/// Events taken per epoll_wait(2). The program comes back for more. So it is not kept waiting by
+/// what other files have brought, and gives back the buffers that it was lent.
 pub(crate) const EVENTS: usize = 32;
-/// Results that a multishot gives in a row while others wait: one, and the 32
-/// retries that the kernel allows it.
+/// Results that a multishot gives in a row while other requests wait: one, and the 32 retries that
+/// the kernel allows it.
 pub(crate) const TURN: u32 = 33;
 
-/// Event data of descriptors that are no request: only wakes the waiter.
+/// Event data of descriptors that belong to no request: they only wake the waiter.
 pub(crate) const WAKE_DATA: u64 = u64::MAX;
-/// That of devices' interrupts.
+/// Event data of devices' interrupts.
 pub(crate) const DEVICE_DATA: u64 = u64::MAX - 1;
-/// That of the timer: it has fired.
+/// Event data of the timer.
 const TIMER_DATA: u64 = u64::MAX - 2;
 
-/// Arms a request that would block; its file decides: what cannot be polled
-/// goes to a worker.
+/// Arms a request that would block. If its file cannot be polled, the request goes to a worker.
 pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, turn: Turn) {
     let interest = Interest { events, multishot: request.multishot };
     if locked.polls.can_go_back(&request, interest) {
@@ -81,7 +71,7 @@ pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: 
     add(locked, request, interest, Begins::Retry(turn));
 }
 
-/// The same for one that knows nothing of its file yet.
+/// Arms a request that has not tried its file yet.
 pub(crate) fn arm_first(locked: &mut LockedRing, request: RequestEntry, events: u32) {
     let interest = Interest { events, multishot: request.multishot };
     add(locked, request, interest, Begins::First);
@@ -93,12 +83,12 @@ pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
     add(locked, request, interest, Begins::Report);
 }
 
-/// As what a request begins to wait.
+/// How a request begins to wait.
 #[derive(Clone, Copy)]
 enum Begins {
-    /// It has found nothing, or comes back in any case.
+    /// The request has found nothing, or is called again in any case.
     Retry(Turn),
-    /// There may be something for it.
+    /// There may be something for the request.
     First,
     Report,
 }
@@ -115,16 +105,15 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
         (Ok(place), Begins::Retry(turn)) => locked.polls.push(place.tag, request, purpose, turn),
         (Ok(place), Begins::First) => begin_first(locked, request, interest, place),
         (Ok(place), Begins::Report) => begin_report(locked, request, interest, place),
-        // The number has come to mean a file of another kind: from the start,
-        // with the truth known now.
+        // The number has come to mean a file of another kind: begin again, now that this is known.
         (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => issue::issue(locked, request),
         (Err(error), _) => refused(locked, request, interest, purpose, error),
     }
 }
 
-/// Returns what the file is ready for, where its registration does not report that: one
-/// that has reported an event reports what comes. What is there may have come long ago,
-/// for a request that is gone by now.
+/// Returns what the file is ready for, where its registration would not report that. A registration
+/// that has reported an event reports only what comes after it. The earlier event may have been for
+/// a request that is gone by now.
 fn is_there(request: &Request, interest: Interest, place: Place) -> u32 {
     if !place.has_reported {
         return 0;
@@ -140,7 +129,7 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
 }
 
 fn begin_report(locked: &mut LockedRing, request: RequestEntry, interest: Interest, place: Place) {
-    // A multishot begins with what is there.
+    // A multishot first completes with what is there.
     if interest.multishot {
         let there = is_there(&request, interest, place);
         if there != 0 && !complete::post_more(locked, request.sqe.user_data, there as i32, 0) {
@@ -150,15 +139,16 @@ fn begin_report(locked: &mut LockedRing, request: RequestEntry, interest: Intere
     locked.polls.push(place.tag, request, Purpose::Report, Turn::Over);
 }
 
-/// The file is not one that epoll takes.
+/// Handles a request whose file epoll refuses.
 fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose, error: Errno) {
     match (error, purpose) {
         (Errno::EPERM, Purpose::Retry) if request.has_flag(sqe_flags::BUFFER_SELECT) || request.row.work.is_none() => {
-            // Neither polled nor, without its buffer or work for one, for a worker.
+            // The file cannot be polled. A worker cannot help either: the request has no buffer
+            // yet, or its opcode no blocking work.
             complete::complete(locked, request, Errno::EAGAIN.negative().into());
         }
         (Errno::EPERM, Purpose::Retry) => workers::hand_over(locked, request),
-        // A file that cannot be polled is always ready, as poll(2) has it.
+        // A file that cannot be polled is always ready, as in poll(2).
         (Errno::EPERM, Purpose::Report) => {
             let ready = interest.events & (epoll::IN | epoll::OUT | 0x40 | 0x100);
             let answer = if ready == 0 { Errno::EINVAL.negative() } else { ready as i32 };
@@ -179,10 +169,10 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Lets the set wake its watcher when the ring's next timer is due. Where it
-/// will do so earlier already, that is left: who deals with that event comes by
-/// here again, and a ring whose timers are far away costs its drivers no call.
-/// (Of a ring that defers, others see the event and leave it where it is.)
+/// Arms the set's timer for the ring's next timeout. A timer that fires earlier is left as it is:
+/// the thread that handles its event comes by here again. So a ring whose timeouts are far away
+/// costs its drivers no call. (On a ring that defers task work, other threads see the event and
+/// leave it where it is.)
 #[inline]
 pub(crate) fn arm_timer(locked: &mut LockedRing, due: Option<Nanoseconds>) -> Result<(), Errno> {
     let Some(due) = due else { return Ok(()) };
@@ -210,17 +200,17 @@ fn arm_timer_anew(locked: &mut LockedRing, due: Nanoseconds) -> Result<(), Errno
     Ok(())
 }
 
-/// Looks which armed files are ready now, without waiting. While somebody
-/// leads, that thread alone takes events from the set: among them may be the
-/// one that is to wake it, and it is in the kernel or on its way here.
+/// Polls which armed files are ready now, without waiting. While a thread leads, only that thread
+/// takes events from the set: one of them may be the event that wakes it. The leader is in the
+/// kernel or on its way here.
 pub(crate) fn look(locked: &mut LockedRing) {
     if locked.ring.wakers.sleep.is_led() {
         go_on(locked);
         return;
     }
     let mut events = [Event::default(); EVENTS];
-    // Also when nothing is armed: a wake event that nobody took would keep the
-    // set readable, and the attendant awake.
+    // This is also done when nothing is armed: a wake event that no thread takes would keep the set
+    // readable, and the ring watcher awake.
     loop {
         let Some(set) = locked.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
@@ -231,7 +221,7 @@ pub(crate) fn look(locked: &mut LockedRing) {
     }
 }
 
-/// Deals with what the epoll set reported.
+/// Handles what the epoll set reported.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
     locked.polls.expected.told_of(events.len());
     prefetch(locked, events);
@@ -241,7 +231,7 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
         }
         let (data, mask) = (event.data, event.events);
         if data == WAKE_DATA {
-            // It has woken us, edge-triggered: nothing to read.
+            // The event has woken this thread. It is edge-triggered: there is nothing to read.
             continue;
         }
         if data == DEVICE_DATA {
@@ -258,8 +248,8 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
     go_on(locked);
 }
 
-/// Who waits has been left alone for long: fetches what is needed of the slots
-/// while it goes by them, and of the first one's request.
+/// Prefetches the slots of all events, and the request of the first one: they were last touched
+/// long ago.
 #[inline]
 fn prefetch(locked: &LockedRing, events: &[Event]) {
     for event in events {
@@ -270,7 +260,7 @@ fn prefetch(locked: &LockedRing, events: &[Event]) {
     }
 }
 
-/// Comes back to those whose turn is due, to each of them once.
+/// Calls each runnable request once.
 #[inline]
 pub(crate) fn go_on(locked: &mut LockedRing) {
     if locked.polls.has_due() {
@@ -292,8 +282,8 @@ fn take_turns(locked: &mut LockedRing) {
     issue::run_issuable(locked);
 }
 
-/// Tries multishots whose files the set has not told of, but which have probably
-/// become ready since they were last called.
+/// Tries multishots for which the set has reported nothing, but whose files have probably become
+/// ready since the last call.
 #[inline(never)]
 pub(crate) fn try_expected(locked: &mut LockedRing) {
     let (mut hits, mut misses) = (0, 0);
@@ -314,8 +304,8 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
     issue::run_issuable(locked);
 }
 
-/// Before a call returns: what is due is done with by then, as far as that does
-/// not keep the caller for long. The owner of a ring that defers asks for it.
+/// Calls runnable requests before the caller returns, as far as that does not keep it for long. The
+/// owner of a ring that defers task work asks for these itself.
 #[inline(always)]
 pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
     if locked.polls.has_due() && !locked.ring.defers_task_work() {
@@ -335,7 +325,7 @@ fn look_while_due(locked: &mut LockedRing) {
 }
 
 fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
-    // An event of requests that were cancelled meanwhile finds nobody.
+    // An event of requests that were cancelled meanwhile finds none.
     if !locked.polls.begin_round(tag) {
         return;
     }
@@ -362,7 +352,7 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     }
 }
 
-/// Calls a multishot that has waited there.
+/// Calls a multishot that waits at this registration.
 #[inline(always)]
 fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     if let Some(request) = issue::call(locked, request) {
@@ -370,16 +360,16 @@ fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     }
 }
 
-/// One more CQE of a multishot poll; `false` if the next one is its last,
-/// because this one does not fit.
+/// Posts one more CQE of a multishot poll. Returns `false` if the next CQE is its last, because
+/// this one does not fit.
 fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
     !is_told_by_a_ring(locked, request.sqe.fd, request.file.number)
         && complete::post_more(locked, request.sqe.user_data, mask as i32, 0)
 }
 
-/// Whether completions make the file readable, as the ring's registered eventfd, a
-/// ring's descriptor, or an epoll set that one of these is in. A multishot on that
-/// could feed itself for ever, so the first event of that kind is its last.
+/// Returns whether completions make the file readable. That holds for the ring's registered
+/// eventfd, a ring's descriptor, and an epoll set that contains one of these. A multishot on such a
+/// file could feed itself for ever, so its first event of that kind is its last.
 fn is_told_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
     let by_event = locked.event_descriptor.as_ref().is_some_and(|event| {
         let own = event.descriptor.number();
@@ -390,7 +380,7 @@ fn is_told_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
     by_event || host::ring_of(asked).is_some() || readiness::is_signalled_in(number)
 }
 
-/// The ring is gone: no set, no timer.
+/// Drops set and timer, for a ring that goes away.
 pub(crate) fn dissolve(locked: &mut LockedRing) {
     locked.polls = Default::default();
 }
@@ -400,7 +390,7 @@ pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Option<Reques
     locked.polls.extract(|request| request.id == id)
 }
 
-/// Whether a file is a device of characters that cannot be waited for (`/dev/zero`).
+/// Returns whether a file is a character device that cannot be polled (`/dev/zero`).
 pub(crate) fn is_unpolled_device(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|identity| identity.is_character_device()) && !epoll::can_be_polled(number)
 }

@@ -1,5 +1,5 @@
-//! IORING_SETUP_IOPOLL: whoever asks for events looks for them at the devices,
-//! and nothing interrupts it.
+//! IORING_SETUP_IOPOLL: the thread that asks for events polls the devices for them, and no
+//! interrupt is used.
 
 use crate::device_queues;
 use crate::ring::{LockedRing, Ring};
@@ -12,17 +12,17 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, signals, timer_slack};
 
-/// Looks between two chances for others to take the ring's lock.
+/// Polls between two chances for other threads to take the ring's lock.
 const LOOKS_PER_TURN: u32 = 16;
 
-/// Decades: no time limit for looking.
+/// Decades of nanoseconds: longer limits count as none.
 const FOR_EVER: Nanoseconds = 1 << 60;
 
-/// Beside an SQ thread enter polls, too, as kernels before 5.7 had it: to see
-/// what it is worth that it does not.
+/// Beside an SQ thread, enter polls as well, as kernels before 5.7 did. Only for measuring the gain
+/// of not doing so.
 static POLLING_ENTER: AtomicBool = AtomicBool::new(false);
 
-/// See `POLLING_ENTER`.
+/// Sets `POLLING_ENTER`.
 pub fn have_enter_poll() {
     POLLING_ENTER.store(true, Ordering::Relaxed);
 }
@@ -31,9 +31,8 @@ pub(crate) fn enters_poll() -> bool {
     POLLING_ENTER.load(Ordering::Relaxed)
 }
 
-/// enter(2) with GETEVENTS on a polled ring without an SQ thread: comes back
-/// at once if there is a CQE, else polls until there are `minimum` or nothing
-/// is out any more.
+/// Runs enter(2) with GETEVENTS on a polled ring without an SQ thread. Returns at once if there is
+/// a CQE. Otherwise polls until there are `minimum`, or no request is in flight any more.
 ///
 /// Errors: `EINTR` for a signal, if no CQE is there.
 pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
@@ -47,7 +46,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         let (back, end) = look_until(ring, locked, minimum, None);
         match end {
             End::NothingOut if workers::have_requests_of(ring) => {
-                // What no queue pair could take is under way all the same.
+                // Requests that no queue pair could take are under way in workers.
                 back.depart();
                 wait::pause(ring)?;
             }
@@ -61,7 +60,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
             End::Told => {
-                // Never for more than is out.
+                // Never wait for more than is in flight.
                 let completions = minimum.min(back.cq.ready() + back.devices.in_flight());
                 back.unlock();
                 return wait::wait(ring, &WaitCall { completions, ..Default::default() });
@@ -71,8 +70,8 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
     }
 }
 
-/// A wait on a ring that looks for its events without being a polled one: spins
-/// while something is out on a device, and sleeps for everything else.
+/// Waits on a ring whose callers poll for events although it is not a polled ring. Spins while
+/// requests are in flight on devices, and sleeps for everything else.
 pub(crate) fn look_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     loop {
         let left = call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < FOR_EVER);
@@ -88,8 +87,8 @@ pub(crate) fn look_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
             End::NothingOut => {}
         }
         wait::wait(ring, &WaitCall { until_devices: true, ..*call })?;
-        // It ends without enough for a device, or because it is over and there
-        // is something.
+        // The wait ends without enough CQEs if a device has something to do, or if the wait is over
+        // and there is something.
         let is_over = || call.deadline.is_some_and(|(clock, at)| clock.now() >= at) || signals::interrupted();
         let ready = ring.memory.ready();
         if ready >= call.completions || ready > 0 && is_over() {
@@ -98,19 +97,18 @@ pub(crate) fn look_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
     }
 }
 
-/// Why looking has ended.
+/// Why polling has ended.
 enum End {
     Enough,
-    /// No device has anything to do.
+    /// No device has a request in flight.
     NothingOut,
     Interrupted,
     TimeIsUp,
-    /// The devices are to tell, by their policy.
+    /// The devices' policy asks for interrupts.
     Told,
 }
 
-/// Looks until there are `minimum` CQEs, for so long at most. The batch is
-/// finished when it comes back.
+/// Polls until there are `minimum` CQEs, for at most `limit`. The batch is finished on return.
 #[inline(always)]
 fn look_until<'a>(
     ring: &'a Arc<Ring>,
@@ -125,7 +123,7 @@ fn look_until<'a>(
         locked = look(ring, locked);
         locked.finish_batch();
         if locked.devices.owes_delivery() && limit.is_some() {
-            // It may take longer.
+            // A deferred submit may take longer than the limit.
             device_queues::leave_delivery(&mut locked);
         }
         if locked.cq.ready() >= minimum {
@@ -148,7 +146,7 @@ fn look_until<'a>(
             }
             Pause::Sleep(span) => {
                 locked.unlock();
-                // Ended early by a signal: the next look sees that.
+                // A signal may end the sleep early: the next poll notices the signal.
                 let _ = timer_slack::sleep_precisely(span.min(limit.unwrap_or(span)));
                 ring.lock()
             }
@@ -161,7 +159,7 @@ fn look_until<'a>(
     }
 }
 
-/// One look at the devices.
+/// Polls the devices once.
 #[inline(always)]
 fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     if locked.devices.has_naps() {
@@ -171,14 +169,13 @@ fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     locked
 }
 
-/// On a ring with HYBRID_IOPOLL: after the sleep that the next request's first
-/// poll is worth.
+/// Polls after the sleep that the next request's first poll is worth, on a ring with HYBRID_IOPOLL.
 #[inline(never)]
 fn look_after_nap<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     let nap = locked.devices.next_nap();
     if let Some(nap) = nap.as_ref().filter(|nap| nap.span > 0) {
         locked.unlock();
-        // Ended early by a signal: the caller sees that.
+        // A signal may end the sleep early: the caller notices the signal.
         let _ = timer_slack::sleep_precisely(nap.span);
         locked = ring.lock();
     }

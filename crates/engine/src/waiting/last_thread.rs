@@ -18,7 +18,7 @@ use usring_sys::program_threads::{self, ThreadDescriptor};
 use usring_sys::{Errno, SystemCall, credentials, thread};
 use usring_uapi::general as linux;
 
-/// The thread of the program that is watched. The ring watcher's own.
+/// The thread of the program that is watched. Only the ring watcher has one of these.
 pub(super) enum LastThread {
     First,
     Other(ThreadDescriptor),
@@ -31,12 +31,13 @@ impl LastThread {
         if thread::are_bare() { LastThread::First } else { LastThread::Nobody }
     }
 
-    /// Whether [`LastThread::look`] is to be called now and then.
+    /// Returns whether [`LastThread::look`] has to be called now and then.
     pub fn needs_looks(&self) -> bool {
         matches!(self, LastThread::First)
     }
 
-    /// Looks at the first thread; `event` names another one's descriptor in the set.
+    /// Checks whether the first thread has ended. `event`: data for the next thread's descriptor in
+    /// the set.
     pub fn look(&mut self, set: &Epoll, event: u64) {
         if self.needs_looks()
             && let Some(status) = program_threads::status_of_ended(program_threads::first())
@@ -45,7 +46,7 @@ impl LastThread {
         }
     }
 
-    /// The descriptor is readable.
+    /// Goes on to the next thread, because the watched thread's descriptor is readable.
     pub fn has_ended(&mut self, set: &Epoll, event: u64) {
         if let LastThread::Other(ended) = self {
             let status = ended.exit_code().unwrap_or(0);
@@ -53,13 +54,14 @@ impl LastThread {
         }
     }
 
-    /// The thread that was watched has ended; so has the first one, which was watched before.
+    /// Finds the next thread to watch; ends the process if there is none. The watched thread has
+    /// ended, and so has the first thread, which was watched before it.
     fn go_on(&mut self, set: &Epoll, event: u64, status: u8) {
         *self = LastThread::Nobody;
         let first = program_threads::first();
         let mut looks = 0;
-        // A thread that ends while the list is read may hide another one: only two looks in a row
-        // that find none say that there is none.
+        // A thread that ends while the list is read may hide another thread. So only two looks in a
+        // row that find no thread prove that there is none.
         while looks < 2 {
             let found = program_threads::find(|thread| thread != first && !credentials::is_ours(thread));
             match found.map(|thread| thread.map(ThreadDescriptor::open)) {
@@ -69,7 +71,7 @@ impl LastThread {
                     }
                     return;
                 }
-                // It has ended by now.
+                // The thread has ended by now.
                 Ok(Some(Err(Errno::ESRCH))) => looks = 0,
                 Ok(None) => looks += 1,
                 Ok(Some(Err(_))) | Err(_) => return,

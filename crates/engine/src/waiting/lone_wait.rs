@@ -1,10 +1,12 @@
 //! Looking for a lone transfer's completion before the thread that waits for it sleeps.
 //!
-//! To sleep and to be woken takes a thread some ten microseconds. So where a transfer of the
-//! kernel's files takes hardly longer, the waiter looks for its completion in the kernel's AIO
-//! ring, which is memory. How long transfers take is estimated from the waits before; a look
-//! lasts at most twice as long, and there is none above a limit ([`set_limit`]). A look
-//! in vain makes the estimate longer, so the next ones cease by themselves.
+//! A thread takes some ten microseconds to sleep and to be woken. Where a transfer of the kernel's
+//! files takes hardly longer, the waiter looks for its completion in the kernel's AIO ring, which
+//! is memory.
+//!
+//! - The waits before give an estimate of a transfer's time. A look lasts at most twice as long.
+//! - There is no look if the estimate is above a limit ([`set_limit`]).
+//! - A look in vain makes the estimate longer, so the next looks cease by themselves.
 
 use crate::ring::{LockedRing, Ring};
 use alloc::sync::Arc;
@@ -13,7 +15,8 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 use usring_sys::{processor, signals};
 
-/// Longest expected wait that is looked through, unless [`set_limit`] says otherwise.
+/// Longest expected wait, in nanoseconds, during which the waiter looks, unless [`set_limit`]
+/// changes it.
 pub const DEFAULT_LIMIT: Nanoseconds = 15_000;
 static LIMIT: AtomicU64 = AtomicU64::new(DEFAULT_LIMIT);
 
@@ -22,31 +25,32 @@ pub fn set_limit(limit: Nanoseconds) {
     LIMIT.store(limit, Ordering::Relaxed);
 }
 
-/// How long such waits of a ring have taken.
+/// Estimate of how long such waits of a ring take.
 #[derive(Default)]
 pub(crate) struct LoneWaits {
-    /// Mean length, the latest eight or so weighing most; 0: there has been none.
+    /// Mean length, in which the latest eight or so weigh most; 0: there has been none.
     mean: Nanoseconds,
 }
 
 impl LoneWaits {
-    /// A wait that began then, if it was one for a lone transfer, has ended with its completion.
+    /// Records a wait that has ended with its completion. `began`: when it began, if it was a wait
+    /// for a lone transfer.
     pub fn record(&mut self, began: Option<Ticks>) {
         let Some(began) = began else { return };
         let length = Ticks::now().since(began).max(1);
         self.mean = if self.mean == 0 { length } else { (7 * self.mean + length.min(4 * self.mean)).div_ceil(8) };
     }
 
-    /// How long to look; 0: not at all.
+    /// Returns how long to look; 0: not at all.
     fn budget(&self) -> Nanoseconds {
         let is_short = self.mean != 0 && self.mean <= LIMIT.load(Ordering::Relaxed);
         if is_short && !processor::is_only() { 2 * self.mean } else { 0 }
     }
 }
 
-/// Looks for the completion that a waiter waits for, if that is a lone transfer's and the wait has
-/// only begun, which `began` notes. It looks no longer than `most`. `None`: there is something to
-/// do, and the lock is given up. The lock is also given up now and then for others that want it.
+/// Looks for a lone transfer's completion at the beginning of a wait. Notes that beginning in
+/// `began`, and looks no longer than `most`. Now and then it releases the lock for other threads
+/// that want it. Returns `None` if there is something to do; the lock is then released.
 #[inline]
 pub(crate) fn look<'a>(
     ring: &'a Arc<Ring>,
@@ -68,8 +72,8 @@ pub(crate) fn look<'a>(
     }
 }
 
-/// Whether a wait for one more completion waits for a single transfer of the kernel's files,
-/// and for nothing else that the ring would have to watch.
+/// Returns whether a wait for one more completion waits for a single transfer of the kernel's
+/// files, and for nothing else that the ring would have to watch.
 #[inline]
 fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
     locked.devices.in_flight() == 1
@@ -92,7 +96,7 @@ fn look_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, 
         }
         locked.unlock();
         locked = ring.lock();
-        // Another thread may have posted what the wait is for.
+        // Another thread may have posted the completion that the wait is for.
         if locked.devices.in_flight() != 1 || locked.cq.ready() >= wanted {
             locked.unlock();
             return None;

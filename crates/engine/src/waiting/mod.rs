@@ -1,7 +1,17 @@
-//! Who waits for what: a file to be ready (`fast_poll`), a device (`device_queues`;
-//! one lone transfer is looked for by `lone_wait` before its waiter sleeps;
-//! polled by `iopoll`; beside an SQ thread, which does that, `cq_wait`), a thread that may block (`workers`), time (`timeout`), the program itself (`sq_thread`); who
-//! watches while nobody is inside (`attendant`; of a ring to which its program keeps coming back, at intervals: `rounds`), who gets a driver out of a call that should not have slept (`stuck_calls`), and who ends a wait (`cancel`). By whose rights a worker works: `rights`.
+//! Requests that wait, and the threads that watch meanwhile.
+//!
+//! | waits for | modules |
+//! |---|---|
+//! | a file to be ready | `fast_poll`, `poll_table` |
+//! | a device | `device_queues`; `iopoll` polls; `cq_wait` waits beside an SQ thread that polls |
+//! | a lone transfer | `lone_wait` looks for its completion before the waiter sleeps |
+//! | a thread that may block | `workers`, with the rights that `rights` chooses |
+//! | time | `timeout` |
+//! | the program's next submission | `sq_thread` |
+//!
+//! While no thread is inside a ring, the ring watcher (`attendant`) watches it; a ring whose
+//! program keeps coming back is only checked at intervals (`rounds`). `stuck_calls` gets a driver
+//! out of a call that should not have slept. `cancel` ends a wait.
 
 pub(crate) mod attendant;
 pub(crate) mod cancel;

@@ -1,5 +1,5 @@
-//! A place of `poll_table`: one registration in a ring's epoll set, who waits
-//! behind it, and what keeps its file open meanwhile.
+//! A slot of `poll_table`: one registration in a ring's epoll set, the requests that wait behind
+//! it, and what keeps its file open meanwhile.
 
 use super::waiters::Waiters;
 use crate::registered_files::RegisteredFile;
@@ -7,41 +7,41 @@ use alloc::sync::{Arc, Weak};
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::Epoll;
 
-/// What the requests behind one registration have in common.
+/// The common properties of the requests behind one registration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Interest {
     /// EPOLL* events; error and hang-up are always reported too.
     pub events: u32,
-    /// Stays after an event.
+    /// The registration stays after an event.
     pub multishot: bool,
 }
 
-/// A duplicate that requests share while they wait for one file; those that go
-/// on to a worker take their share with them.
+/// A duplicate that requests share while they wait for one file. A request that goes on to a worker
+/// takes its share with it.
 pub(crate) struct SharedHold {
     pub(super) descriptor: HeldDescriptor,
-    /// Whose waiters share it.
+    /// The slot whose waiters share it.
     pub(super) tag: Tag,
 }
 
 /// The event data of a registration: its slot, and the slot's generation above.
 pub(crate) type Tag = u64;
 
-/// Where a request has been let in.
+/// The slot to which a request was admitted.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub tag: Tag,
-    /// The set has reported an event since the registration was switched on. From then on
-    /// it reports what comes, and not what is there.
+    /// The set has reported an event since the registration was switched on. From then on it
+    /// reports only new events, not what is already there.
     pub has_reported: bool,
 }
 
-/// What a request that waits is waiting for.
+/// The event that ends a request's wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// An event.
     Over,
-    /// Its next turn, whether there is an event or not.
+    /// Its next time slice, whether there is an event or not.
     Due,
 }
 
@@ -49,16 +49,16 @@ pub(crate) enum Turn {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Switch {
     Off,
-    /// Until its next event.
+    /// On until the next event.
     Once,
     /// Edge-triggered.
     On,
 }
 
-/// What keeps a waited-for file open.
+/// The hold that keeps a waited-for file open.
 pub(super) enum Home {
     Free,
-    /// Our duplicate of this number, as long as somebody waits.
+    /// usring's duplicate of the number `of`, held as long as a request waits.
     Duplicate {
         hold: Arc<SharedHold>,
         of: i32,
@@ -70,28 +70,28 @@ pub(super) enum Home {
     },
 }
 
-/// What an event touches stands in one line of the processor's cache.
+/// The fields that an event touches lie in one cache line.
 #[repr(C, align(64))]
 pub(super) struct Slot {
     pub(super) waiters: Waiters,
     pub(super) home: Home,
-    /// Tells an event of an earlier file from one of this.
+    /// Distinguishes an event of an earlier file from one of this file.
     pub(super) generation: u32,
-    /// Counts events; who began to wait in this round is not called by it.
+    /// Counts events. A request that began to wait in this round is not called by it.
     pub(super) round: u32,
     pub(super) switch: Switch,
     /// The set has reported an event since `switch` was last turned on.
     pub(super) has_reported: bool,
-    /// Its waiters are being called: it is not closed meanwhile.
+    /// Its waiters are being called; the slot is not closed meanwhile.
     pub(super) firing: bool,
-    /// When it was tried last without an event it was not ready.
+    /// At its last try without an event the file was not ready.
     pub(super) had_nothing: bool,
-    /// When its file was last put among those that are expected to be ready.
+    /// Time at which its file was last put among those expected to be ready.
     pub(super) expected: u32,
     pub(super) interest: Interest,
-    /// The next one of the same number.
+    /// The next slot of the same number.
     pub(super) next: u32,
-    /// The hold of an earlier file, to be filled again.
+    /// The hold of an earlier file, kept for reuse.
     pub(super) spare: Option<Arc<SharedHold>>,
 }
 
@@ -124,13 +124,12 @@ impl Slot {
     }
 }
 
-/// What is remembered of a number of the program's.
+/// Record of one of the program's numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Number {
     /// First of the slots that hold a file of this number.
     pub(super) first: u32,
-    /// A registration under the settled number of its duplicate has been left
-    /// in the set.
+    /// A registration under the settled number of its duplicate has been left in the set.
     pub(super) registered: bool,
     /// One of its files was of a kind that takes record locks.
     pub(super) lockable: bool,
@@ -138,13 +137,12 @@ pub(super) struct Number {
 
 pub(super) const NONE: u32 = u32::MAX;
 
-/// A registered file's place in the epoll set. It goes before the file's number
-/// does: close(2) alone would leave it there while the program has the file
-/// open.
+/// A registered file's entry in the epoll set. It is deleted before the file's number is closed:
+/// close(2) alone would leave it there while the program has the file open.
 pub(crate) struct Registration {
     pub(super) set: Arc<Epoll>,
     pub(super) number: i32,
-    /// For any but the first: an epoll set takes each number once.
+    /// A duplicate, for every registration but the first: an epoll set takes each number once.
     pub(super) _own: Option<OwnedDescriptor>,
     pub(super) interest: Interest,
     pub(super) tag: Tag,

@@ -1,46 +1,51 @@
-//! The files that a ring's requests wait for: each registered once in the
-//! ring's epoll set, with the list of the requests behind it. `fast_poll`
-//! decides what an event means for them.
+//! The files that a ring's requests wait for. Each is registered once in the ring's epoll set, with
+//! the list of the requests behind it. `fast_poll` decides what an event means for them.
 //!
-//! # What a registration hangs on
-//! A request that waits holds its file: close(2) neither cancels it nor lets a
-//! reused number answer. So there has to be a duplicate of the program's
-//! descriptor while somebody waits, and there must be none when nobody does:
-//! a socket or pipe that we kept open longer would hide the program's close
-//! from the peer, and a close of an ordinary number is not seen by us (libc has
-//! some of its own; and the trap filter, which outlives exec, must let a loader
-//! close its files before there is a handler). Nor can it be put off until the
-//! program closes. Hence one duplicate per file and wait, shared by all who wait,
-//! and only registered files, which the ring keeps open anyway, cost nothing at all.
+//! # What keeps a file open
+//! A request that waits holds its file: close(2) neither cancels it nor makes it wait for the file
+//! that gets the number next. So usring needs a duplicate of the program's descriptor while a
+//! request waits, and must have none otherwise:
 //!
-//! The registration may live longer than the duplicate. An entry of an epoll
-//! set is named by an open file *and* the number it was registered under; it
-//! does not keep the file open, and the kernel drops it with the file. It could
-//! be made under the program's number, but that number is the program's to
-//! close and to use again at any moment: between our duplicate and our
-//! epoll_ctl(2) it may come to mean another file, and a registration whose
-//! number is gone can no longer be deleted. So it is made under the number of
-//! the duplicate, which nobody but us changes, and the duplicate of a file
-//! always gets the same number, a fixed distance above the program's
-//! (`descriptor::hold_settled`). The next wait for the file then finds the
-//! registration in place and only switches it on again: EPOLL_CTL_MOD names
-//! file and number, so a program's number that means another file by now is
-//! answered by ENOENT and registered afresh. No identity is remembered that
-//! could go stale; what is remembered per number is only which of ADD and MOD
-//! to try first.
+//! - A socket or pipe that usring kept open longer would hide the program's close from the peer.
+//! - usring does not see the close of an ordinary number. libc makes some closes itself. The trap
+//!   filter outlives exec, and must let a loader close its files before there is a handler. So the
+//!   duplicate's close cannot wait for the program's either.
 //!
-//! A wait of one event thus costs a duplicate, a MOD and a close. It is one-shot
-//! (EPOLLONESHOT), so what is left in the set when the duplicate is closed is
-//! silent, whoever else has the file open. Where requests still wait after an
-//! event, and for multishots, the registration becomes edge-triggered and costs
-//! nothing per event any more; it is deleted by name before its number goes.
+//! Hence there is one duplicate per file and wait, shared by all requests that wait. Only
+//! registered files, which the ring keeps open anyway, need none.
 //!
-//! # Who shares
-//! Requests share a registration if they wait for the same open file (asked of
-//! the kernel, which alone knows) and for the same events, and are multishot or
-//! not. Others have one each: epoll reports all registered events that are
-//! there and not the one that came, so a common one would show a multishot that
-//! waits for input each event of output as well.
+//! # Why a registration outlives its duplicate
+//! An entry of an epoll set is named by an open file *and* the number under which it was
+//! registered. It does not keep the file open, and the kernel drops it with the file.
+//!
+//! Registering the program's own number would not be safe: the program may close it and use it
+//! again at any moment. Between usring's duplicate and its epoll_ctl(2) the number may come to mean
+//! another file. A registration whose number is gone can no longer be deleted.
+//!
+//! So the entry is registered under the number of the duplicate, which only usring changes. The
+//! duplicate of a file always gets the same number, a fixed distance above the program's
+//! (`descriptor::hold_settled`). The next wait for the file finds the registration in place and
+//! only switches it on again. EPOLL_CTL_MOD names both file and number. If the program's number
+//! means another file by now, the kernel answers ENOENT, and the file is registered afresh. usring
+//! remembers no identity that could become stale. It only remembers, per number, whether to try ADD
+//! or MOD first.
+//!
+//! A wait for one event thus costs a duplicate, a MOD and a close. It is one-shot (EPOLLONESHOT),
+//! so the entry that stays in the set after the duplicate's close is silent, even if other
+//! processes have the file open. Where requests still wait after an event, and for multishots, the
+//! registration becomes edge-triggered and needs no further call per event. It is deleted by name
+//! before its number is closed.
+//!
+//! # Which requests share a registration
+//! Requests share a registration if all of these hold:
+//!
+//! - They wait for the same open file; only the kernel knows, so it is asked.
+//! - They wait for the same events.
+//! - They are all multishot, or all not.
+//!
+//! Other requests have one each. epoll reports all registered events that are present, not only the
+//! one that has just come. So a shared registration would show a multishot that waits for input
+//! each event of output as well.
 
 use super::expected::Expected;
 use super::fast_poll::Purpose;
@@ -59,7 +64,7 @@ use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::processor;
 
-/// See the head of this file.
+/// The head of this file describes the table.
 #[derive(Default)]
 pub(crate) struct PollTable {
     set: Option<Arc<Epoll>>,
@@ -67,28 +72,28 @@ pub(crate) struct PollTable {
     free: Vec<u32>,
     numbers: Vec<Number>,
     waiting: u32,
-    /// Where a request waits whose turn is due; it may be gone by now.
+    /// Slots with a runnable request, which may be gone by now.
     due: VecDeque<Tag>,
     /// Files that may be ready.
     pub expected: Expected,
     /// No slot below this one has waiters.
     low: usize,
-    /// So many slots are worth a search for dead ones.
+    /// Number of slots from which a search for dead ones is worth it.
     sweep_at: usize,
-    /// In the set while nobody is inside: the next timer.
+    /// Timer in the set while no thread is inside: it fires when the ring's next timeout is due.
     pub timer: Option<OwnedDescriptor>,
-    /// When it fires, on the monotonic clock; 0 once that has been seen.
+    /// Time at which the timer fires, on the monotonic clock; 0 once the event has been seen.
     pub timer_fires: Nanoseconds,
 }
 
 impl PollTable {
-    /// How many requests wait.
+    /// Returns the number of requests that wait.
     #[inline]
     pub fn armed(&self) -> u32 {
         self.waiting
     }
 
-    /// The set, if one was made.
+    /// Returns the set, if it was made.
     pub fn set(&self) -> Option<&Epoll> {
         self.set.as_deref()
     }
@@ -97,13 +102,13 @@ impl PollTable {
         self.set = Some(Arc::new(set));
     }
 
-    /// Whether the file of this number has been waited for: it can be polled,
-    /// unless the number has come to mean another one.
+    /// Returns whether a request has waited for the file of this number. The file can then be
+    /// polled, unless the number has come to mean another file.
     pub fn knows(&self, number: i32) -> bool {
         self.numbers.get(number as usize).is_some_and(|known| known.registered || known.first != NONE)
     }
 
-    /// The number has just been given to a file that nobody has waited for.
+    /// Notes that the number has just been given to a file that no request has waited for.
     #[inline]
     pub fn has_new_file(&mut self, number: i32) {
         if let Some(known) = self.numbers.get_mut(number as usize) {
@@ -111,18 +116,17 @@ impl PollTable {
         }
     }
 
-    /// Whether a request that has waited can go back to where it was: its share
-    /// of the hold it has still.
+    /// Returns whether a request that has waited can go back to where it was: it still has its
+    /// share of the hold.
     #[inline]
     pub(super) fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
         let waited = request.place != 0 && matches!(request.file.hold, Hold::Registered(_) | Hold::Shared(_));
         waited && self.slot(request.place).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
     }
 
-    /// Finds or makes the registration for a file; gives the request its share
-    /// of the hold. On an error that comes from the registration, the request
-    /// is left with a hold of its own.
-    /// `socket`: it is known to be one.
+    /// Finds or makes the registration for a file, and gives the request its share of the hold. If
+    /// the registration fails, the request is left with a hold of its own. `socket`: the file is
+    /// known to be a socket.
     pub(super) fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<Place, Errno> {
         match &file.hold {
             Hold::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
@@ -140,8 +144,8 @@ impl PollTable {
         }
     }
 
-    /// The slot where requests wait for this file and these events. Slots whose
-    /// file has lost its number are no longer found by it.
+    /// Returns the slot where requests wait for this file and these events. Unlinks slots whose
+    /// file no longer has its number.
     fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
         let mut index = self.numbers.get(number as usize)?.first;
         let mut before = NONE;
@@ -250,8 +254,8 @@ impl PollTable {
         slot.next = first;
     }
 
-    /// A set takes one file under 500 numbers at most. The same file may be
-    /// waited for already by way of another of its numbers.
+    /// Returns a slot where requests wait for the same file by another of its numbers. A set takes
+    /// one file under at most 500 numbers.
     #[cold]
     fn waited_for_elsewhere(&self, number: i32, interest: Interest) -> Option<u32> {
         let is_it = |slot: &Slot| {
@@ -293,8 +297,8 @@ impl PollTable {
         Ok(Place { tag, has_reported: false })
     }
 
-    /// Tells the epoll set; `known` says that the registration should be there.
-    /// Answers whether it was.
+    /// Switches a registration in the epoll set. `known`: the registration should be there. Returns
+    /// whether it was.
     fn switch_to(&self, number: i32, interest: Interest, to: Switch, tag: Tag, known: bool) -> Result<bool, Errno> {
         let Some(set) = &self.set else { return Err(Errno::ENOMEM) };
         let events = match to {
@@ -323,7 +327,7 @@ impl PollTable {
         &mut self.numbers[index]
     }
 
-    /// A free slot, of a generation that no event knows.
+    /// Claims a free slot, with a generation that no event names.
     fn claim_slot(&mut self) -> u32 {
         if self.free.is_empty() && self.slots.len() >= self.sweep_at {
             self.sweep();
@@ -354,7 +358,7 @@ impl PollTable {
         (slot.generation == (tag >> 32) as u32 && !matches!(slot.home, Home::Free)).then_some(slot)
     }
 
-    /// Lets a request wait where [`PollTable::attach`] has let it in.
+    /// Adds a request to the slot that [`PollTable::attach`] returned.
     pub(super) fn push(&mut self, tag: Tag, mut request: RequestEntry, purpose: Purpose, turn: Turn) {
         request.place = tag;
         let slot = &mut self.slots[tag as u32 as usize];
@@ -367,8 +371,8 @@ impl PollTable {
         self.low = self.low.min(tag as u32 as usize);
     }
 
-    /// An event has come: who waits now is to be called. `false` if nobody
-    /// does.
+    /// Begins a round after an event: the requests that wait now are to be called. Returns `false`
+    /// if none waits.
     pub(super) fn begin_round(&mut self, tag: Tag) -> bool {
         let Some(slot) = self.slot(tag) else { return false };
         if slot.waiters.is_empty() {
@@ -384,14 +388,14 @@ impl PollTable {
         true
     }
 
-    /// An event of a registered file that nobody waits for: the first of them
-    /// switches its registration off. What cannot be switched off (error,
-    /// hang-up) is told of once more, and then no longer.
+    /// Handles an event of a registered file that no request waits for. The first such event
+    /// switches the registration off. Error and hang-up, which cannot be switched off, are reported
+    /// once more and then no longer.
     #[cold]
     fn rest(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
         let Home::Registered { file, number } = &slot.home else { return };
-        // Of a file that has gone the number may be another one's by now.
+        // If the file is gone, the number may mean another file by now.
         let (Some(_held), number) = (file.upgrade(), *number) else { return };
         if slot.switch != Switch::Off {
             slot.switch = Switch::Off;
@@ -400,7 +404,7 @@ impl PollTable {
         }
     }
 
-    /// The next one to be called in this round.
+    /// Returns the next request to be called in this round.
     pub(super) fn next_of_round(&mut self, tag: Tag) -> Option<Waiter> {
         let slot = self.slot(tag)?;
         if slot.waiters.front()?.round == slot.round {
@@ -411,7 +415,7 @@ impl PollTable {
         waiter
     }
 
-    /// Whether somebody's turn may be due.
+    /// Returns whether a request may be runnable.
     #[inline]
     pub fn has_due(&self) -> bool {
         !self.due.is_empty()
@@ -421,8 +425,8 @@ impl PollTable {
         self.due.len()
     }
 
-    /// Whoever has been due for longest, unless it is gone; its round is ended
-    /// like that of an event.
+    /// Takes the request that has been runnable for longest, unless it is gone. The caller ends its
+    /// round as after an event.
     pub(super) fn begin_turn(&mut self) -> Option<(Tag, Waiter)> {
         let tag = self.due.pop_front()?;
         let slot = self.slot(tag)?;
@@ -432,8 +436,8 @@ impl PollTable {
         Some((tag, waiter))
     }
 
-    /// A multishot of this file has been called, and may be again soon. One that had `nothing` has another
-    /// chance behind the others, and no third.
+    /// Notes that a multishot of this file has been called, and may soon be called again. If the
+    /// call found `nothing`, the file gets one more try behind all others, and no third.
     #[inline]
     pub(super) fn expect(&mut self, tag: Tag, nothing: bool) {
         let Some(slot) = self.slot(tag) else { return };
@@ -447,14 +451,13 @@ impl PollTable {
         }
     }
 
-    /// Whether there are files that may be ready.
+    /// Returns whether there are files that may be ready.
     #[inline]
     pub fn expects(&self) -> bool {
         !self.expected.is_empty()
     }
 
-    /// A multishot whose file may be ready; its round is ended like that of an
-    /// event.
+    /// Takes a multishot whose file may be ready. The caller ends its round as after an event.
     pub(super) fn begin_expected(&mut self) -> Option<(Tag, Waiter)> {
         loop {
             let (tag, time) = self.expected.take()?;
@@ -467,8 +470,8 @@ impl PollTable {
         }
     }
 
-    /// What is to be tried next is in no near cache by now: between two tries
-    /// lies a system call.
+    /// Prefetches the next request to be tried: a system call lies between two tries, so it is no
+    /// longer in a near cache.
     #[inline]
     fn prefetch_expected(&self) {
         if let Some(tag) = self.expected.next() {
@@ -476,7 +479,7 @@ impl PollTable {
         }
     }
 
-    /// An event of this slot has come.
+    /// Prefetches the slot of an event that has come.
     #[inline]
     pub(super) fn prefetch_slot(&self, tag: Tag) {
         if let Some(slot) = self.slots.get(tag as u32 as usize) {
@@ -484,7 +487,7 @@ impl PollTable {
         }
     }
 
-    /// Whoever waits there is about to be called.
+    /// Prefetches the request that is about to be called.
     #[inline]
     pub(super) fn prefetch_waiter(&self, tag: Tag) {
         let Some(slot) = self.slots.get(tag as u32 as usize) else { return };
@@ -496,7 +499,7 @@ impl PollTable {
         }
     }
 
-    /// A multishot that was called in a round waits on where it was.
+    /// Puts a multishot that was called in a round back where it was.
     #[inline]
     pub(super) fn waits_on(&mut self, tag: Tag, request: RequestEntry) {
         let index = tag as u32 as usize;
@@ -516,8 +519,8 @@ impl PollTable {
         }
     }
 
-    /// Whoever waits has a registration that is switched on; a duplicate that
-    /// nobody waits with is given up.
+    /// Switches the registration on if requests wait there. Closes a duplicate behind which no
+    /// request waits.
     fn after_change(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.firing || !matches!(slot.home, Home::Duplicate { .. }) {
@@ -529,12 +532,12 @@ impl PollTable {
             slot.switch = Switch::On;
             slot.has_reported = false;
             let (number, interest, tag) = (slot.number(), slot.interest, tag_of(index, slot));
-            // It is there: nobody but us deletes it.
+            // This cannot fail: only usring deletes the registration.
             let _ = self.switch_to(number, interest, Switch::On, tag, true);
         }
     }
 
-    /// Gives up the file of a slot where nobody waits any more.
+    /// Releases the file of a slot where no request waits any more.
     fn close(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         let Home::Duplicate { mut hold, of } = core::mem::replace(&mut slot.home, Home::Free) else { return };
@@ -545,7 +548,7 @@ impl PollTable {
         if !stays && let Some(set) = &self.set {
             let _ = set.delete(hold.descriptor.number());
         }
-        // A worker may have its share still; then that one closes it.
+        // A worker may still have its share; then the worker closes the file.
         if let Some(sole) = Arc::get_mut(&mut hold) {
             sole.descriptor = HeldDescriptor::default();
             self.slots[index as usize].spare = Some(hold);

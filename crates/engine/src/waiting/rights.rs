@@ -15,7 +15,7 @@
 //!   busy ones when their queue is empty.
 //! - A registered personality is a group, made by the thread that registers it.
 //!
-//! Order of a change: births are done → anchor → the call → the service threads follow. Each step
+//! Order of a change: pending workers have started → anchor → the call → the service threads follow. Each step
 //! is waited for a second at most. A worker that is born too late takes no work.
 //!
 //! Neighbours: `workers` runs the queues of all groups, `way_down::issue` sends a request to its
@@ -38,28 +38,30 @@ use usring_sys::{Errno, credentials, futex, signals};
 /// A group's number in its requests.
 pub(crate) type GroupNumber = u16;
 const COMMON: GroupNumber = 0;
-/// Of a ring's driver that submits for nobody.
+/// Number of a driver that submits without a group.
 const NO_GROUP: GroupNumber = u16::MAX;
 
-/// Marks a request, in its copy of the SQE's flags, that names a group. Number 0 means that it was
-/// submitted while threads did not differ, and may be tried first by a thread that does.
+/// Flag in a request's copy of the SQE: the request names a group. Number 0 then means that the
+/// request was submitted while threads did not differ, and that a thread with other rights may be
+/// the first to try it.
 pub(crate) const HAS_GROUP: u8 = 1 << 7;
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// A worker that is to be born.
+/// A worker that is to be started.
 struct Birth {
     life: Action,
     stillborn: Action,
 }
 
-/// What the threads of a group share. They outlive the group's [`Group`] by the work that is left.
+/// State that the threads of a group share. It outlives the group's [`Group`] as long as work is
+/// left.
 pub(crate) struct GroupState {
-    /// Names its queues; never used again.
+    /// Names the group's queues; never used again.
     pub serial: u32,
-    /// Of a common group: the generation whose rights its workers have.
+    /// In a common group: the generation whose rights its workers have.
     generation: Option<u32>,
-    /// Futex words of the idle workers, one per class; counted up per job.
+    /// Futex words of the idle workers, one per class; raised once per job.
     pub signals: [AtomicU32; 2],
     retired: AtomicBool,
     births: Mutex<Vec<Birth>>,
@@ -68,12 +70,13 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    /// Nobody submits to the group any more.
+    /// Returns whether no thread submits to the group any more.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
 
-    /// Whether the calling thread, which is to be a worker of the group, was born with its rights.
+    /// Returns whether the calling thread, which is to be a worker of the group, was started with
+    /// the group's rights.
     pub fn is_fit(&self) -> bool {
         self.generation.is_none_or(|generation| credentials::generation_of_birth() == Some(generation))
     }
@@ -103,7 +106,7 @@ impl GroupState {
     }
 }
 
-/// A group, for those who submit to it; it retires with the last of them.
+/// A group, held by all that submit to it. It retires when the last of them drops it.
 pub(crate) struct Group {
     number: GroupNumber,
     pub state: Arc<GroupState>,
@@ -124,8 +127,8 @@ impl Group {
         Group { number, state: Arc::new(state), has_anchor: Mutex::new(false) }
     }
 
-    /// Gives the group its anchor, made by the calling thread, whose group it is. Returns whether
-    /// it had none. The anchor begins by calling `begun`.
+    /// Gives the group its anchor. The calling thread, whose group it is, makes the anchor, which
+    /// begins by calling `begun`. Returns whether the group had none before.
     fn settle_and(&self, begun: impl FnOnce() + Send + 'static) -> Result<bool, Errno> {
         let mut has_anchor = self.has_anchor.lock();
         if *has_anchor {
@@ -145,7 +148,7 @@ impl Group {
         self.settle_and(|| ())
     }
 
-    /// Has a worker born soon; `stillborn` runs if that is impossible.
+    /// Starts a worker soon; runs `stillborn` if the worker cannot be started.
     pub fn start_worker(&self, attendant: &'static Attendant, life: Action, stillborn: Action) {
         if *self.has_anchor.lock() {
             self.state.births.lock().push(Birth { life, stillborn });
@@ -169,7 +172,7 @@ impl Drop for Group {
     }
 }
 
-/// A thread's group, as long as the thread has not changed since.
+/// A thread's group, valid as long as the thread's credentials have not changed since.
 struct Member {
     thread: ThreadId,
     life: ThreadLife,
@@ -184,8 +187,9 @@ struct GroupsState {
     last_alike: Option<Arc<Group>>,
     /// By thread id.
     members: BTreeMap<u32, Member>,
-    /// A personality that was registered while no thread differed has the common rights, until the
-    /// next change. (Where changes go unseen it is never taken for that.)
+    /// Generation and group of a personality that was registered while threads did not differ. It
+    /// has the common rights until the next change. (Where changes cannot be observed, it is never
+    /// taken for the common group.)
     personality: (u32, Weak<Group>),
     numbers: BTreeMap<GroupNumber, Weak<Group>>,
     last_number: GroupNumber,
@@ -197,14 +201,14 @@ pub(crate) struct Groups {
     state: Mutex<GroupsState>,
 }
 
-/// With so many members, those whose threads are gone are looked for.
+/// When the members reach a multiple of this number, those whose threads have ended are dropped.
 const MANY_MEMBERS: usize = 64;
 
 impl Groups {
-    /// The group of threads that do not differ. A new one after each change: requests
-    /// queued in the old one keep the rights of before.
+    /// Returns the group of threads that do not differ. It is a new group after each change:
+    /// requests queued in the old group keep the rights from before.
     ///
-    /// `None`: threads differ, and no group has the rights of before.
+    /// `None`: threads differ, and no group has the rights from before.
     pub fn common(&self) -> Option<Arc<Group>> {
         if credentials::differ() {
             let state = self.state.lock();
@@ -229,8 +233,9 @@ impl Groups {
         fresh
     }
 
-    /// Threads are going to differ: requests submitted until now keep the rights that the calling
-    /// thread, the ring watcher, still has. `done` is called when an anchor has them, or none can.
+    /// Gives the common group an anchor, because threads are going to differ. So requests submitted
+    /// until now keep the rights that the calling thread, the ring watcher, still has. `done` is
+    /// called when an anchor has them, or when none can be made.
     pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
         let group = self.common_of_now();
         let settled = group.settle_and(done.clone());
@@ -243,14 +248,15 @@ impl Groups {
         }
     }
 
-    /// The calling thread's own group, with an anchor.
+    /// Returns the calling thread's own group, with an anchor.
     ///
     /// Errors: `EAGAIN` if there are too many groups or threads; `ENOMEM`.
     fn of_this_thread(&self) -> Result<Arc<Group>, Errno> {
         loop {
             let (id, changes) = this_thread();
             let group = self.member(id, changes)?;
-            // A signal of libc's may have changed the thread since the group was looked up.
+            // A signal of libc's may have changed the thread's credentials since the group was
+            // looked up.
             if !group.settle()? || credentials::changes_of(id) == changes {
                 return Ok(group);
             }
@@ -271,8 +277,8 @@ impl Groups {
         Ok(group)
     }
 
-    /// Whether the calling thread has the rights of the group with this number: it is its own, or a
-    /// personality that has the rights of all threads.
+    /// Returns whether the calling thread has the rights of the group with this number. The group
+    /// is either its own, or a personality with the rights of all threads.
     fn has_rights_of(&self, number: GroupNumber) -> bool {
         let (id, changes) = this_thread();
         let state = self.state.lock();
@@ -286,7 +292,7 @@ impl Groups {
             && credentials::has_common()
     }
 
-    /// The group of a personality that the calling thread registers.
+    /// Returns the group of a personality that the calling thread registers.
     fn of_personality(&self) -> Result<Arc<Group>, Errno> {
         if credentials::differ() {
             return self.of_this_thread();
@@ -312,7 +318,8 @@ impl Groups {
         self.state.lock().numbers.get(&number).and_then(Weak::upgrade)
     }
 
-    /// A thread has changed: groups of rights that it had are retired.
+    /// Retires groups whose rights no thread has any more, after a thread has changed its
+    /// credentials.
     pub fn sweep(&self) {
         let mut state = self.state.lock();
         let generation = Some(credentials::generation());
@@ -337,7 +344,7 @@ impl GroupsState {
 
     fn new_group(&mut self) -> Result<Arc<Group>, Errno> {
         if self.members.len() >= MANY_MEMBERS && self.members.len().is_multiple_of(MANY_MEMBERS) {
-            // Those that it drops have no thread, so nobody waits for their end.
+            // The threads of the dropped members have ended, so none waits for its groups to end.
             drop(self.take_stale(|_, member| !member.life.has_ended()));
         }
         self.numbers.retain(|_, group| group.strong_count() > 0);
@@ -359,22 +366,22 @@ impl GroupsState {
     }
 }
 
-/// What a ring knows of the rights of its requests.
+/// A ring's record of the rights of its requests.
 #[derive(Default)]
 pub(crate) struct RingRights {
     /// Groups that requests of the ring are in, with the number of these requests.
     held: BTreeMap<GroupNumber, (Arc<Group>, u64)>,
-    /// By their numbers of the ring's.
+    /// By their numbers in the ring.
     personalities: BTreeMap<u16, Arc<Group>>,
     last_personality: u16,
-    /// Of a ring that another ring's SQ thread serves: for whom.
+    /// Group of the creator, for a ring that another ring's SQ thread serves.
     creator: Option<Arc<Group>>,
-    /// The group of the submission under way; `Some(None)`: its thread has no group.
+    /// Group of the submission under way; `Some(None)`: the submitting thread has no group.
     submitter: Option<Option<Arc<Group>>>,
 }
 
 impl RingRights {
-    /// Whether requests are counted by their groups.
+    /// Returns whether requests are counted by their groups.
     #[inline(always)]
     pub fn count_requests(&self) -> bool {
         !self.held.is_empty()
@@ -385,7 +392,7 @@ impl RingRights {
     }
 }
 
-/// A submission begins while threads differ: its requests are the calling thread's.
+/// Begins a submission while threads differ: its requests get the calling thread's group.
 #[cold]
 pub(crate) fn begin_submission(locked: &mut LockedRing) {
     if locked.drain.outstanding() == 0 {
@@ -395,17 +402,17 @@ pub(crate) fn begin_submission(locked: &mut LockedRing) {
         Some(group) => Ok(group),
         None => process().groups.of_this_thread(),
     };
-    // Without a group nothing is carried out but what needs no right.
+    // Without a group, only work that needs no rights is carried out.
     locked.rights.submitter = Some(group.ok());
 }
 
-/// The end of that submission.
+/// Ends a submission that was begun while threads differ.
 #[cold]
 pub(crate) fn end_submission(locked: &mut LockedRing) {
     locked.rights.submitter = None;
 }
 
-/// Puts a request that was prepared into its submitter's group, if that is not the common one.
+/// Puts a prepared request into its submitter's group, unless that is the common group.
 #[inline(always)]
 pub(crate) fn mark(locked: &mut LockedRing, request: &mut Request) {
     if let Some(group) = &locked.rights.submitter
@@ -420,7 +427,7 @@ pub(crate) fn mark(locked: &mut LockedRing, request: &mut Request) {
     }
 }
 
-/// Marks a request that may be tried first after its submission: threads may differ by then.
+/// Marks a request that may first be tried after its submission: threads may differ by then.
 pub(crate) fn mark_for_later(request: &mut Request) {
     request.sqe.flags |= HAS_GROUP;
 }
@@ -438,7 +445,7 @@ pub(crate) fn adopt(locked: &mut LockedRing, request: &mut Request) -> Result<()
     Ok(())
 }
 
-/// A request has ended: its group is given up with the last of its requests.
+/// Takes an ended request out of its group. The ring releases the group with its last request.
 #[cold]
 pub(crate) fn leave(locked: &mut LockedRing, request: &Request) {
     let number = request.sqe.personality;
@@ -453,7 +460,7 @@ pub(crate) fn leave(locked: &mut LockedRing, request: &Request) {
     }
 }
 
-/// Whether the calling thread lacks the rights of a request's group, or has others.
+/// Returns whether the calling thread's rights are not those of the request's group.
 pub(crate) fn is_foreign(locked: &LockedRing, request: &Request) -> bool {
     let number = request.sqe.personality;
     if !request.has_flag(HAS_GROUP) {
@@ -468,7 +475,7 @@ pub(crate) fn is_foreign(locked: &LockedRing, request: &Request) -> bool {
     !submits && !process().groups.has_rights_of(number)
 }
 
-/// The group whose workers are to carry a request out. `None`: it is gone.
+/// Returns the group whose workers are to carry out a request; `None`: the group is gone.
 pub(crate) fn group_of(request: &Request) -> Option<Arc<Group>> {
     if !request.has_flag(HAS_GROUP) || request.sqe.personality == COMMON {
         return process().groups.common();
@@ -476,7 +483,7 @@ pub(crate) fn group_of(request: &Request) -> Option<Arc<Group>> {
     process().groups.find(request.sqe.personality)
 }
 
-/// The ring's requests are the calling thread's, whichever thread submits them.
+/// Gives the ring's requests the calling thread's rights, whichever thread submits them.
 pub(crate) fn submit_for_creator(locked: &mut LockedRing) -> Result<(), Errno> {
     if credentials::differ() {
         locked.rights.creator = Some(process().groups.of_this_thread()?);
@@ -484,9 +491,9 @@ pub(crate) fn submit_for_creator(locked: &mut LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Registers the calling thread's rights; answers their number in the ring.
+/// Registers the calling thread's rights; returns their number in the ring.
 ///
-/// Errors: those of a thread that cannot be started; `EBUSY` if there is no number left.
+/// Errors: those of a thread that cannot be started; `EBUSY` if no number is left.
 pub(crate) fn register(locked: &mut LockedRing) -> Result<u32, Errno> {
     let group = process().groups.of_personality()?;
     let rights = &mut locked.rights;
@@ -500,15 +507,15 @@ pub(crate) fn register(locked: &mut LockedRing) -> Result<u32, Errno> {
     Err(Errno::EBUSY)
 }
 
-/// Takes a personality back. Requests that have it keep it.
+/// Removes a personality. Requests that have it keep it.
 ///
-/// Error: `EINVAL` if there is none of this number.
+/// Error: `EINVAL` if there is none with this number.
 pub(crate) fn unregister(locked: &mut LockedRing, number: u32) -> Result<(), Errno> {
     let number = u16::try_from(number).map_err(|_| Errno::EINVAL)?;
     locked.rights.personalities.remove(&number).map(drop).ok_or(Errno::EINVAL)
 }
 
-/// The ring goes away.
+/// Drops the ring's groups, for a ring that goes away.
 pub(crate) fn forget(locked: &mut LockedRing) {
     locked.rights = RingRights::default();
 }

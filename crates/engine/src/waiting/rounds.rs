@@ -1,26 +1,25 @@
-//! Rings whose program keeps coming back to them. While a program looks at
-//! what it has got, the attendant watches its ring; but to put the ring into the
-//! attendant's set and to take it out again are two system calls, and what comes
-//! meanwhile wakes a thread that takes the processor from the program, to do what
-//! that was about to do itself.
+//! Idle watching: rings whose program keeps coming back to them.
 //!
-//! So a ring that has been waited in many times in a row is put on the attendant's
-//! *round* instead: at intervals the attendant looks whether anybody has come by
-//! since the last time, and lets the ring be as long as somebody has. If nobody
-//! has, for two intervals, the program is elsewhere: the attendant drives the ring
-//! once and watches it again as any other. What a program misses by that which
-//! stops coming by and looks at the CQ in memory, it has after two intervals; and
-//! each time that happens, twice as many waits are needed before the
-//! ring goes on the round again.
+//! The ring watcher (`attendant`) watches a ring while its program is elsewhere. To put the ring
+//! into the ring watcher's set and to take it out again are two system calls. An event that arrives
+//! in between also wakes the ring watcher, which takes the processor from the program to do what
+//! the program was about to do itself.
 //!
-//! Whoever drives a ring on the round comes by all that it waits for now and
-//! then, as the owner of a ring that defers does, for nobody else will.
+//! So a ring on which the program has waited many times in a row is watched in another way:
 //!
-//! The hand-over: the driver that leaves finds the ring on the round and arms
-//! nothing; the attendant takes it off first and then leaves a call at it
-//! (`attendant`), as it does when a set has fired. So either the driver found the
-//! ring taken off and has armed it, or the call comes after, and whoever takes
-//! that has to leave the ring in turn.
+//! - The ring watcher asks at intervals whether the program has been in the ring since the last
+//!   time. As long as it has, the ring is left alone.
+//! - After two intervals without the program, the ring watcher drives the ring once and then
+//!   watches it as any other ring. So a program that stops entering, and only looks at the CQ in
+//!   memory, sees its completions at most two intervals late.
+//! - Each time that happens, twice as many waits are needed before idle watching begins again.
+//! - While it lasts, each driver of the ring polls all that the ring waits for now and then, as the
+//!   owner of a ring that defers task work does. No other thread does so.
+//!
+//! The hand-over: a driver that leaves and finds idle watching on arms nothing. The ring watcher
+//! first ends idle watching and then calls the ring, as it does when a set has fired. So either the
+//! driver saw the end and armed the ring, or the call comes later. The driver that takes the call
+//! leaves the ring in turn, and arms it.
 
 use crate::attendant;
 use crate::ring::{LockedRing, Ring};
@@ -30,28 +29,31 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::mutex::Mutex;
 
-/// Between two looks, in milliseconds.
+/// Milliseconds between two checks.
 pub(super) const INTERVAL_MS: u16 = 1;
 const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
-/// So many looks without anybody: the program is elsewhere.
+/// After this many checks without a visit the program counts as gone.
 const ABSENT: u32 = 2;
-/// So many looks at one who only sleeps in the ring: there is little to do.
+/// After this many checks at which the program only sleeps in the ring, there is little to do, and
+/// idle watching ends.
 const QUIET: u32 = 20;
 
-/// Waits, as [`Habit::came_by`] weighs them, before a ring goes on the round.
+/// Least and most activity estimates that start idle watching. [`Habit::came_by`] makes the
+/// estimate.
 const FIRST_TRIAL: u32 = 64;
 const LAST_TRIAL: u32 = 2048;
 
-/// What is known of how a ring's program behaves. Hints all, but for `on_round`.
+/// Estimate of how a ring's program behaves. All words are hints, except `on_round`.
 #[derive(Default)]
 pub(crate) struct Habit {
     on_round: AtomicBool,
-    /// How often the program has come to wait, and looked at all there is: the driver's. Who only
-    /// submits does not look at files and timers, so that does not count.
+    /// Number of times that the program has come to wait and looked at all there is; written by the
+    /// driver. A thread that only submits does not look at files and timers, so its calls do not
+    /// count.
     visits: AtomicU32,
-    /// Waits lately.
+    /// The activity estimate: recent waits.
     waits: AtomicU32,
-    /// How many are needed above [`FIRST_TRIAL`].
+    /// Activity needed above [`FIRST_TRIAL`].
     doubt: AtomicU32,
 }
 
@@ -61,8 +63,8 @@ impl Habit {
         self.on_round.load(Ordering::Relaxed)
     }
 
-    /// The program has come by, to wait or only to submit. Who submits for each
-    /// wait more than once may as well be one that looks at the CQ in memory.
+    /// Counts a call of the program, to wait or only to submit. A program that submits more than
+    /// once per wait may be one that looks at the CQ in memory.
     #[inline]
     pub fn came_by(&self, waits: bool) {
         let before = self.waits.load(Ordering::Relaxed);
@@ -70,7 +72,7 @@ impl Habit {
         self.waits.store(now, Ordering::Relaxed);
     }
 
-    /// A driver looks at all there is.
+    /// Counts a driver's look at all that the ring waits for.
     #[inline]
     pub fn visit(&self) {
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -80,23 +82,23 @@ impl Habit {
         self.waits.load(Ordering::Relaxed) >= FIRST_TRIAL + self.doubt.load(Ordering::Relaxed)
     }
 
-    /// It has stayed away.
+    /// Doubles the activity that is needed, because the program has stayed away.
     fn doubt(&self) {
         let trial = FIRST_TRIAL + self.doubt.load(Ordering::Relaxed);
         self.doubt.store((2 * trial).min(LAST_TRIAL) - FIRST_TRIAL, Ordering::Relaxed);
     }
 }
 
-/// A ring on the round.
+/// A ring under idle watching.
 struct Stop {
     ring: Weak<Ring>,
-    /// Its visits at the last look.
+    /// The ring's visits at the last check.
     visits: u32,
-    /// So many looks have found them the same.
+    /// Consecutive checks that found no further visit.
     unchanged: u32,
 }
 
-/// The attendant's round.
+/// The rings under idle watching.
 #[derive(Default)]
 pub(super) struct Rounds {
     stops: Mutex<Vec<Stop>>,
@@ -107,18 +109,18 @@ impl Rounds {
         self.stops.lock().is_empty()
     }
 
-    /// Puts a ring on the round; answers whether it is the only one.
+    /// Begins idle watching of a ring; returns whether it is the only such ring.
     fn put_on(&self, ring: &Arc<Ring>) -> bool {
         let mut stops = self.stops.lock();
-        // It may not have been struck off yet since the last time.
+        // The entry of an earlier idle watching may still be there.
         stops.retain(|stop| stop.ring.as_ptr() != Arc::as_ptr(ring));
         let visits = ring.attendance.habit.visits.load(Ordering::Relaxed);
         stops.push(Stop { ring: Arc::downgrade(ring), visits, unchanged: 0 });
         stops.len() == 1
     }
 
-    /// Goes by all rings if it is time to; the attendant's. `last`: when it
-    /// did.
+    /// Checks all rings if an interval has passed; for the ring watcher. `last`: time of the last
+    /// check.
     pub fn make(&self, last: &mut Nanoseconds) {
         let now = Clock::Monotonic.now();
         if now.saturating_sub(*last) < INTERVAL {
@@ -134,7 +136,7 @@ impl Rounds {
             }
             stays
         });
-        // Without the lock: they may be driven, and put on the round again.
+        // Without the lock, because driving these rings may begin idle watching again.
         for ring in left {
             attendant::call(&ring);
         }
@@ -142,7 +144,7 @@ impl Rounds {
 }
 
 impl Stop {
-    /// Whether the ring stays on the round.
+    /// Returns whether idle watching of the ring goes on.
     fn look(&mut self, ring: &Ring) -> bool {
         let habit = &ring.attendance.habit;
         if !habit.on_round.load(Ordering::SeqCst) {
@@ -165,9 +167,9 @@ impl Stop {
     }
 }
 
-/// Called by a driver that is about to leave: whether the round takes the place
-/// of watching the ring. Not where the program may be waiting for a descriptor
-/// to tell it, nor where devices do.
+/// Returns whether idle watching takes the place of arming the ring; called by a driver that is
+/// about to leave. It does not if the program may wait for a descriptor's signal, or if requests
+/// are in flight on devices.
 #[inline]
 pub(super) fn take_care(locked: &LockedRing) -> bool {
     let (ring, habit) = (locked.ring, &locked.ring.attendance.habit);
@@ -179,7 +181,7 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
         && locked.event_descriptor.is_none()
         && !ring.readiness.is_watched()
         && !ring.defers_task_work();
-    // Who sleeps inside knows no timer and no turn that has come since.
+    // A leader that sleeps inside does not know of a timer or a due request that was added since.
     if ring.wakers.sleep.is_led() {
         return false;
     }

@@ -1,11 +1,15 @@
-//! The SQ thread of IORING_SETUP_SQPOLL: submits for the program, which then
-//! needs no call at all while the thread is awake. One thread may serve
-//! several rings (ATTACH_WQ).
+//! The SQ thread of IORING_SETUP_SQPOLL: submits for the program, which needs no call at all while
+//! the thread is awake. One thread may serve several rings (ATTACH_WQ).
 //!
-//! It sleeps after `sq_thread_idle` without work. Before that it sets
-//! NEED_WAKEUP on each of its rings, passes a full barrier and looks at each
-//! SQ once more; the program stores its tail, passes a full barrier and looks
-//! at the flag. One of the two sees the other.
+//! The SQ thread sleeps after `sq_thread_idle` without work. The hand-over:
+//!
+//! | SQ thread | program |
+//! |---|---|
+//! | sets NEED_WAKEUP on each of its rings | stores the SQ's tail |
+//! | full barrier | full barrier |
+//! | looks at each SQ once more | looks at NEED_WAKEUP |
+//!
+//! One of the two sees the other.
 
 use crate::device_queues;
 use crate::host;
@@ -25,14 +29,13 @@ use usring_sys::{Errno, processor, timer_slack, wait};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
-/// What `sq_thread_idle` of 0 means.
+/// Nanoseconds that `sq_thread_idle` of 0 means.
 const DEFAULT_IDLE: Nanoseconds = 1_000_000_000;
 const MILLISECOND: Nanoseconds = 1_000_000;
-/// Entries taken from one ring before the next one's turn, if there are
-/// several.
+/// Most entries taken from one ring before the next ring is served, if there are several.
 const SHARE: u32 = 8;
 
-/// A ring's end of its thread.
+/// A ring's reference to its SQ thread.
 #[derive(Default)]
 pub(crate) struct SqThreadHandle {
     thread: Mutex<Option<Arc<SqThread>>>,
@@ -40,22 +43,22 @@ pub(crate) struct SqThreadHandle {
 
 struct SqThread {
     rings: Mutex<Vec<Arc<Ring>>>,
-    /// Counts up when the list changes.
+    /// Raised when the list changes.
     changes: AtomicU32,
     idle: AtomicU64,
     processor: Option<u32>,
-    /// Where the thread itself sleeps.
+    /// Sleep word of the thread itself.
     sleep: SleepWord,
-    /// Where those sleep who wait for room in an SQ.
+    /// Sleep word of the callers that wait for room in an SQ.
     room: SleepWord,
     dead: AtomicBool,
 }
 
-/// Gives a new ring its thread: that of the ring it attaches to, or its own.
+/// Gives a new ring its SQ thread: the one of the ring that it attaches to, or a new one.
 pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
     ticks::calibrate();
     if ring.is_polled() {
-        // Asked here once, and not in the middle of a wait.
+        // Measured here once, and not in the middle of a wait.
         timer_slack::overshoot();
     }
     let idle = match params.sq_thread_idle {
@@ -66,7 +69,7 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         let other = host::ring_to_attach_to(params.wq_fd as i32)?;
         let shared = other.sq_thread.thread.lock().clone().ok_or(Errno::EINVAL)?;
         shared.idle.fetch_max(idle, Ordering::Relaxed);
-        // The thread has the credentials of the other ring's creator.
+        // The SQ thread has the credentials of the other ring's creator.
         let mut locked = ring.lock();
         let own_rights = rights::submit_for_creator(&mut locked);
         locked.unlock();
@@ -75,7 +78,7 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
             *ring.sq_thread.thread.lock() = Some(shared);
             return Ok(());
         }
-        // It has just ended with its last ring: this one gets its own.
+        // The shared thread has just ended with its last ring: this ring gets its own.
     }
     let processor = ring.has(abi::IORING_SETUP_SQ_AFF).then_some(params.sq_thread_cpu);
     if processor.is_some_and(|number| !processor::is_allowed(number)) {
@@ -93,7 +96,8 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
     let added = own.add(ring);
     debug_assert!(added, "a thread that was never alive has died");
     *ring.sq_thread.thread.lock() = Some(own.clone());
-    // Born of the ring's creator, whose credentials it keeps, as the kernel's does.
+    // The ring's creator starts the SQ thread, which keeps the creator's credentials, as the
+    // kernel's does.
     let theirs = own.clone();
     let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
     if started.is_err() {
@@ -102,7 +106,7 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
     started
 }
 
-/// Takes a ring away from its thread, which ends with its last ring.
+/// Takes a ring away from its SQ thread, which ends with its last ring.
 pub(crate) fn part(ring: &Arc<Ring>) {
     let Some(thread) = ring.sq_thread.thread.lock().take() else { return };
     thread.rings.lock().retain(|other| !Arc::ptr_eq(other, ring));
@@ -116,7 +120,7 @@ impl SqThreadHandle {
         self.thread.lock().clone()
     }
 
-    /// `EOWNERDEAD` if the thread could not be started.
+    /// Returns `EOWNERDEAD` if the thread could not be started.
     pub fn check_alive(&self) -> Result<(), Errno> {
         match self.get() {
             Some(thread) if !thread.dead.load(Ordering::SeqCst) => Ok(()),
@@ -131,7 +135,7 @@ impl SqThreadHandle {
         }
     }
 
-    /// Sleeps until the ring's SQ has room (SQ_WAIT).
+    /// Sleeps until the ring's SQ has room (SQ_WAIT). Errors: `EINTR`; `EOWNERDEAD`.
     pub fn wait_for_room(&self, ring: &Ring) -> Result<(), Errno> {
         let Some(thread) = self.get() else { return Err(Errno::EOWNERDEAD) };
         loop {
@@ -141,8 +145,8 @@ impl SqThreadHandle {
             } else {
                 Ok(())
             };
-            // Whoever is claimed is claimed with all others: nobody relies on
-            // this one.
+            // Room wakes all of its waiters at once, so a claim on this waiter alone may be
+            // dropped.
             let _ = thread.room.retract(ticket);
             match slept {
                 Err(Errno::EINTR) => return Err(Errno::EINTR),
@@ -154,10 +158,10 @@ impl SqThreadHandle {
 }
 
 impl SqThread {
-    /// `false`: the thread serves nobody any more.
+    /// Adds a ring. Returns `false` if the thread has ended or could not be started.
     fn add(&self, ring: &Arc<Ring>) -> bool {
         {
-            // A thread dies under this lock, and only with an empty list.
+            // A thread becomes dead under this lock, and only with an empty list.
             let mut rings = self.rings.lock();
             if self.dead.load(Ordering::SeqCst) {
                 return false;
@@ -173,7 +177,8 @@ impl SqThread {
         wake(&self.sleep);
     }
 
-    /// It could not be started: whoever has joined it meanwhile has no thread.
+    /// Marks the thread as dead, because it could not be started. Rings that have joined it
+    /// meanwhile have no SQ thread.
     fn die(&self) {
         let rings = self.rings.lock();
         self.dead.store(true, Ordering::SeqCst);
@@ -181,7 +186,7 @@ impl SqThread {
         self.announce_room();
     }
 
-    /// Whether the thread is to end, because no ring is left.
+    /// Returns whether the thread is to end, because no ring is left.
     fn ends(&self) -> bool {
         let rings = self.rings.lock();
         if !rings.is_empty() {
@@ -214,7 +219,7 @@ impl SqThread {
                 if self.ends() {
                     return;
                 }
-                // The change that gave it a ring is on its way here.
+                // The change that gave the thread a ring is about to become visible.
                 processor::give_way();
                 continue;
             }
@@ -223,8 +228,7 @@ impl SqThread {
                 continue;
             }
             if Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed) {
-                // The bound of this spin is the idle time that the program
-                // chose.
+                // This spin is bounded by the idle time that the program chose.
                 spin();
                 continue;
             }
@@ -233,7 +237,7 @@ impl SqThread {
         }
     }
 
-    /// Submits what there is; answers whether there was anything.
+    /// Submits what the rings' SQs hold; returns whether there was anything to do.
     fn serve(&self, rings: &[Arc<Ring>]) -> bool {
         let most = if rings.len() > 1 { SHARE } else { u32::MAX };
         let mut worked = false;
@@ -249,10 +253,11 @@ impl SqThread {
             let taken = submit::submit(&mut locked, most);
             if ring.is_polled() {
                 device_queues::reap(&mut locked);
-                // As long as something is out this thread alone looks for it.
+                // This thread alone polls for requests in flight.
                 worked |= locked.devices.in_flight() > 0;
             }
-            // A device that has its caller stand still holds up no other ring.
+            // With several rings, deferred submits go to a submit helper, so that a slow device
+            // holds up no other ring.
             if rings.len() > 1 {
                 locked.leave_inside()
             } else {
@@ -266,10 +271,10 @@ impl SqThread {
         worked
     }
 
-    /// Sleeps until it is woken, unless there is something to do: `seen` is the
-    /// state of the list that `rings` was copied from.
+    /// Sleeps until the thread is woken, unless there is something to do. `seen`: state of the list
+    /// from which `rings` was copied.
     fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
-        // First of all, so that an enter that follows the flag finds it.
+        // The announcement comes first, so that an enter that sees the flag finds the sleeper.
         let ticket = self.sleep.announce(Sleeper::Futex, 1);
         let mut idle = self.changes.load(Ordering::SeqCst) == seen;
         for ring in rings {
@@ -277,13 +282,13 @@ impl SqThread {
             let nothing = locked.sq.prepare_sleep();
             idle &= nothing || ring.is_disabled();
             locked.unlock();
-            // A worker or the attendant may have found the lock taken just now.
+            // A worker or the ring watcher may just now have found the lock taken.
             idle &= !ring.has_work_left();
         }
         if idle {
             let _ = self.sleep.sleep(&ticket, None);
         }
-        // Claimed or not, it looks at everything again now.
+        // The thread looks at everything again now, whether or not a waker has claimed it.
         let _ = self.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();
@@ -293,11 +298,10 @@ impl SqThread {
     }
 }
 
-/// Before the next look. Where there is but one processor, what is looked for
-/// can only come from whoever gets it meanwhile. Elsewhere the thread keeps its
-/// own, as the kernel's does: whoever else wants to run there gets a share by
-/// the scheduler's rule, but one who gives way to them waits for all of theirs,
-/// some milliseconds each time.
+/// Spins or yields before the next poll. On a single processor, new work can only come from another
+/// thread that gets the processor meanwhile, so this thread yields. Elsewhere it keeps its
+/// processor, as the kernel's SQ thread does: the scheduler gives other threads their share. A
+/// thread that yields waits for all of their time slices, some milliseconds each time.
 fn spin() {
     if processor::is_only() {
         processor::give_way();

@@ -1,22 +1,20 @@
-//! Calls that a driver makes under its ring's lock although the kernel may put
-//! it to sleep in them: accept4(2) of a listener that blocks.
+//! The stuck-call watchdog (`guard`): gets a driver out of a call under its ring's lock that the
+//! kernel may put to sleep. That call is accept4(2) on a listener that blocks.
 //!
-//! accept4 has no form that does not wait, and O_NONBLOCK is the whole open file's,
-//! the program's and perhaps another process's. So the driver asks first whether
-//! there is a connection. But whoever shares the listener may take it in
-//! between, and then the driver sleeps until the next one comes, with the ring's
-//! lock in its hands.
+//! accept4 has no form that does not wait. O_NONBLOCK belongs to the whole open file, which is the
+//! program's and perhaps another process's. So the driver asks first whether there is a connection.
+//! But another process that shares the listener may take the connection in between. The driver then
+//! sleeps until the next one comes, while it holds the ring's lock.
 //!
-//! The guard gets it out again. While such calls are made, it looks at intervals
-//! whether a ring's driver is still in the call that it was in the last time, and
-//! breaks that off as a worker's call is broken off (`sys::wait`). It is a thread
-//! of its own because the attendant drives rings, too. Where nothing has been
-//! called for some time it sleeps, and in the end goes; a call costs it no
-//! system call of its own but the first after such a pause.
+//! While such calls are made, the watchdog checks at intervals whether a ring's driver is still in
+//! the call that it was in the last time. If so, it ends the call, as a worker's call is ended
+//! (`sys::wait`). The watchdog is a thread of its own because the ring watcher drives rings, too.
+//! It sleeps after some time without calls, and later ends. Only the first call after such a pause
+//! costs the driver a system call.
 //!
-//! A ring on which that has happened ([`StuckCalls::has_been_stuck`]) knows that a listener of its own is shared,
-//! and leaves the next calls to workers ([`StuckCalls::leaves_to_worker`]); each
-//! time it happens again, twice as many.
+//! A ring on which a call got stuck ([`StuckCalls::has_been_stuck`]) has a listener that is shared.
+//! It leaves its next calls to workers ([`StuckCalls::leaves_to_worker`]), and twice as many of
+//! them each time that it happens again.
 
 use crate::process::process;
 use alloc::boxed::Box;
@@ -31,51 +29,53 @@ use usring_sys::{Errno, SystemCall, futex, signals, thread, wait};
 
 const NAME: &str = "usring-guard";
 
-/// Between two looks. A driver is stuck for twice as long at most.
+/// Nanoseconds between two checks. A driver is stuck for at most twice as long.
 const INTERVAL: Nanoseconds = 5_000_000;
-/// So many looks without a call in between, and the guard sleeps.
+/// Checks without a call in between after which the watchdog sleeps.
 const QUIET_LOOKS: u32 = 20;
-/// So long asleep, and it ends.
+/// Nanoseconds of sleep after which the watchdog ends.
 const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
 
-/// How many calls are left to workers after one has been stuck.
+/// Least and most calls that are left to workers after one has been stuck.
 const FIRST_PENALTY: u32 = 256;
 const LAST_PENALTY: u32 = 1 << 20;
 
-/// The thread that makes calls, asked for once by who makes several.
+/// Id of the thread that makes calls; looked up once for several calls.
 pub(crate) struct Caller(Option<u32>);
 
-/// A ring's part.
+/// A ring's share of the watchdog.
 #[derive(Default)]
 pub(crate) struct StuckCalls {
     watch: Option<Arc<WatchedCalls>>,
-    /// So many calls are for workers.
+    /// Number of next calls that are left to workers.
     for_workers: u32,
-    /// So many were the last time.
+    /// Number of calls that were left to workers the last time.
     penalty: u32,
-    /// The one thread that drives a ring which defers its work, by both of its names. The first may be another
-    /// thread's once it has ended; but to that one the ring is closed on the kernel (EEXIST), so no program has it go
-    /// on there. If one did, a call in which it got stuck would end with the next connection and no sooner.
+    /// Both names of the one thread that drives a ring with deferred task work. After its end the
+    /// first name may be another thread's. The kernel refuses that thread the ring (EEXIST), so no
+    /// program continues there. If one did, a call in which it got stuck would only end with the
+    /// next connection.
     owner: Option<(ThreadId, u32)>,
 }
 
 impl StuckCalls {
-    /// Whether the next call is to be made by a worker, which may wait in it.
+    /// Returns whether a worker makes the next call; a worker may wait in it.
     pub fn leaves_to_worker(&mut self) -> bool {
         let leaves = self.for_workers != 0;
         self.for_workers -= u32::from(leaves);
         leaves
     }
 
-    /// Somebody else was faster: a call that came to nothing would have slept.
-    /// (If what it was made for is there still, it was only slow, for want of a
-    /// processor.)
+    /// Leaves the next calls to workers, because a call was ended. Another process was faster, and
+    /// the call would have slept. (If its connection is still there, the call was only slow, for
+    /// want of a processor.)
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
         self.for_workers = self.penalty;
     }
 
-    /// Who is going to make calls. `is_owner`: nobody else does on this ring.
+    /// Returns the caller for the next calls. `is_owner`: no other thread makes such calls on this
+    /// ring.
     pub fn caller(&mut self, is_owner: bool) -> Caller {
         if !is_owner {
             return Caller(None);
@@ -91,8 +91,8 @@ impl StuckCalls {
         }
     }
 
-    /// Makes a call that is expected not to sleep. `None`: it came to nothing,
-    /// for it slept or was slow, or a signal has come.
+    /// Makes a call that is expected not to sleep. `None`: the call had no result, because it
+    /// slept, was slow, or a signal came.
     pub fn make(&mut self, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
         let watch = self.watch.get_or_insert_with(|| {
             let watch = Arc::new(WatchedCalls::default());
@@ -107,11 +107,11 @@ impl StuckCalls {
     }
 }
 
-/// The process's guard.
+/// The process's watchdog.
 #[derive(Default)]
 pub(crate) struct Guard {
     watcher: Watcher,
-    /// Each with what was seen at the last look.
+    /// The watched calls of each ring, with their state at the last check.
     watches: Mutex<Vec<(Arc<WatchedCalls>, Seen)>>,
 }
 
@@ -135,17 +135,17 @@ impl Guard {
         };
         let attendant = &process().attendant;
         if attendant.is_current() {
-            // It would start the guard when it is back from the call in which it
-            // may be stuck. If two are started, one goes at once.
+            // The ring watcher would start the watchdog only after the call in which it may be
+            // stuck. If two watchdogs are started, one of them ends at once.
             let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
         } else if is_new {
-            // Without a thread the next call tries again.
+            // If the thread cannot be started, the next call tries again.
             let stillborn = || self.watcher.is_stillborn();
             attendant.start_thread(NAME, Credentials::Service, Box::new(|| self.keep_watch()), Box::new(stillborn));
         }
     }
 
-    /// The thread.
+    /// The watchdog's life.
     fn keep_watch(&self) {
         if !self.watcher.begin() {
             return;
@@ -169,8 +169,7 @@ impl Guard {
         }
     }
 
-    /// Looks at every ring; answers whether a call was made since the last look
-    /// or is being made.
+    /// Checks every ring. Returns whether a call was made since the last check, or is being made.
     fn look(&self) -> bool {
         let mut busy = false;
         self.watches.lock().retain_mut(|(watch, last)| {
@@ -180,7 +179,7 @@ impl Guard {
             }
             busy |= now != *last || !now.is_outside();
             *last = now;
-            // The ring's own share, while there is a ring.
+            // The ring holds one reference, as long as there is a ring.
             Arc::strong_count(watch) > 1
         });
         busy

@@ -1,5 +1,5 @@
-//! Who waits for time: TIMEOUT, LINK_TIMEOUT, and the deadline by which a
-//! waiter has to be awake.
+//! Requests that wait for time: TIMEOUT, LINK_TIMEOUT, and the deadline by which a waiter has to be
+//! awake.
 
 use crate::cancel::{self, Found};
 use crate::complete;
@@ -19,11 +19,11 @@ pub(crate) struct Deadline {
     pub clock: Clock,
     /// On `clock`.
     pub at: Nanoseconds,
-    /// Or earlier, once this many more requests have completed (0: never).
+    /// The timeout ends earlier once this many more requests have completed (0: never).
     pub completions: u32,
-    /// A multishot starts again after this span…
+    /// A multishot starts again after this span.
     pub repeat_every: Nanoseconds,
-    /// …this many times in all (0: until it is removed).
+    /// Times that a multishot starts in all (0: until it is removed).
     pub repeats: u32,
     /// Reaching it is no failure (ETIME_SUCCESS).
     pub expiry_succeeds: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Deadline {
 struct Timer {
     request: RequestEntry,
     deadline: Deadline,
-    /// Where the count of completions must have come for it to end early.
+    /// Count of completions at which the timer ends early.
     completes_at: Option<i64>,
 }
 
@@ -52,12 +52,12 @@ pub(crate) struct Timeouts {
     /// CQEs so far, and the CQ's tail up to which they are counted.
     completions: i64,
     counted_to: u32,
-    /// Its tail when the requests that are being issued began to be.
+    /// The CQ's tail when the present batch of requests began to be issued.
     batch_began_at: u32,
-    /// How often a TIMEOUT has ended by time or count: each ends a wait,
-    /// however many completions it still wants (the kernel's `cq_timeouts`).
+    /// Number of TIMEOUTs that ended by time or count. Each ends a wait, however many completions
+    /// the wait still needs (the kernel's `cq_timeouts`).
     pub ended: i64,
-    /// One has since sleepers were woken last.
+    /// A TIMEOUT has ended since sleepers were last woken.
     pub just_ended: bool,
 }
 
@@ -79,13 +79,13 @@ impl Timeouts {
         self.just_ended = true;
     }
 
-    /// Whether completions have been counted that a timeout waits for.
+    /// Returns whether there are new completions that a timeout may count.
     #[inline(always)]
     pub fn has_counted(&self, tail: u32) -> bool {
         self.counting != 0 && self.counted_to != tail
     }
 
-    /// How long until the next timer, if there is one.
+    /// Returns the time until the next timer, if there is one.
     pub fn until_next(&self) -> Option<Nanoseconds> {
         let spans = CLOCKS.iter().filter_map(|&clock| {
             let (&(at, _), _) = self.by_clock[lane(clock)].first_key_value()?;
@@ -94,8 +94,8 @@ impl Timeouts {
         spans.min()
     }
 
-    /// When the next timer is due, on the monotonic clock. Asks no clock where
-    /// there are no timers on others.
+    /// Returns when the next timer is due, on the monotonic clock. Reads no clock if all timers use
+    /// that one.
     pub fn next_due(&self) -> Option<Nanoseconds> {
         let due = CLOCKS.iter().filter_map(|&clock| {
             let (&(at, _), _) = self.by_clock[lane(clock)].first_key_value()?;
@@ -107,9 +107,9 @@ impl Timeouts {
         due.min()
     }
 
-    /// CQEs up to this tail of the CQ, less those of timeouts that have ended
-    /// by themselves: what counted timeouts count. (A timeout that is removed
-    /// or refused counts like any other request, and so does a tag.)
+    /// Counts the CQEs up to this tail of the CQ; returns their number less the timeouts that have
+    /// ended by themselves. Timeouts with a count use this number. (A timeout that is removed or
+    /// refused counts like any other request, and so does a tag.)
     fn count_to(&mut self, tail: u32) -> i64 {
         self.completions += i64::from(tail.wrapping_sub(self.counted_to) as i32);
         self.counted_to = tail;
@@ -135,15 +135,17 @@ impl Timeouts {
             .find_map(|(lane, timers)| timers.iter().find(|(_, timer)| matches(timer)).map(|(key, _)| (lane, *key)))
     }
 
-    /// Takes out the first plain timeout that `matches`. A LINK_TIMEOUT goes
-    /// with the request it watches and is never taken by itself.
+    /// Takes out the first plain timeout that `matches`. A LINK_TIMEOUT goes with the request that
+    /// it watches and is never taken by itself.
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
         let (lane, key) = self.find(|timer| timer.deadline.watches.is_none() && matches(&timer.request))?;
         self.remove(lane, key).map(|timer| timer.request)
     }
 
-    /// Gives the timeout with this user data a new deadline (TIMEOUT_UPDATE;
-    /// `linked` looks among the LINK_TIMEOUTs).
+    /// Gives the timeout with this user data a new deadline (TIMEOUT_UPDATE; `linked`: searches the
+    /// LINK_TIMEOUTs).
+    ///
+    /// Error: `ENOENT` if there is none.
     pub fn update(&mut self, user_data: u64, linked: bool, absolute: bool, time: Nanoseconds) -> Result<(), Errno> {
         let (lane, key) = self
             .find(|timer| timer.request.sqe.user_data == user_data && timer.deadline.watches.is_some() == linked)
@@ -152,7 +154,7 @@ impl Timeouts {
         let at = if absolute { time } else { timer.deadline.clock.now().saturating_add(time) };
         let mut deadline = Deadline { at, ..timer.deadline };
         if deadline.repeat_every != 0 {
-            // It goes on by the new span, and for ever.
+            // The timeout goes on with the new span, without an end.
             deadline.repeats = 0;
             if !absolute {
                 deadline.repeat_every = time.max(1);
@@ -168,7 +170,7 @@ impl Timeouts {
         if key.0 <= now { self.remove(lane, key) } else { None }
     }
 
-    /// Takes out a timer whose count has been reached, the smallest first.
+    /// Takes out a timer whose count has been reached, the smallest count first.
     fn pop_counted(&mut self, completions: i64) -> Option<Timer> {
         let counts = self.by_clock.iter().enumerate().flat_map(|(lane, timers)| {
             let reached = timers.iter().filter_map(|(key, timer)| Some((timer.completes_at?, *key)));
@@ -179,15 +181,14 @@ impl Timeouts {
     }
 }
 
-/// Requests are going to be issued, the completions of all of which come later
-/// for a timeout among them that counts.
+/// Begins a batch of issues. For a counting timeout among these requests, the completions of all of
+/// them come later.
 #[inline]
 pub(crate) fn begin_batch(locked: &mut LockedRing) {
     locked.timeouts.batch_began_at = locked.cq.tail();
 }
 
-/// Arms a TIMEOUT. One that counts begins behind what was there before its own
-/// batch.
+/// Arms a TIMEOUT. Its count begins at the CQ's tail before its own batch.
 pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
     let Operation::Timeout(deadline) = request.operation else { unreachable!("only a timeout waits for time") };
     let completes_at = (deadline.completions != 0).then(|| {
@@ -210,21 +211,21 @@ pub(crate) fn arm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     locked.timeouts.insert(watcher, deadline, None);
 }
 
-/// The LINK_TIMEOUT behind a request that has ended without waiting: it goes by
-/// itself, and what stands behind it follows that request.
+/// Detaches the LINK_TIMEOUT behind a request that has ended without waiting. The LINK_TIMEOUT
+/// completes by itself. Returns the request behind it, which follows the ended one.
 pub(crate) fn let_go(locked: &mut LockedRing, mut watcher: RequestEntry) -> Option<RequestEntry> {
     let next = watcher.link.take();
     locked.successors.push_back(watcher);
     next
 }
 
-/// A LINK_TIMEOUT's result is an errno, but never a failure: it is silent if
-/// it was asked to be.
+/// Makes a LINK_TIMEOUT's answer. Its result is an errno but never a failure: a LINK_TIMEOUT with
+/// CQE_SKIP_SUCCESS is silent.
 fn watcher_answer(error: Errno) -> Answer {
     Answer { result: error.negative(), failed: false }
 }
 
-/// The watched request completed in time.
+/// Disarms the LINK_TIMEOUT of a request that completed in time.
 pub(crate) fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     let Some(id) = request.link_timeout.take() else { return };
     let Some((lane, key)) = locked.timeouts.find(|timer| timer.request.id == id) else { return };
@@ -246,8 +247,8 @@ pub(crate) fn flush_counted(locked: &mut LockedRing) {
     }
 }
 
-/// Completes what has expired. Each clock is read once, so a timeout that
-/// repeats does so once in a call, however short its span is.
+/// Completes what has expired. Each clock is read once, so a repeating timeout repeats at most once
+/// per call, however short its span is.
 pub(crate) fn expire(locked: &mut LockedRing) {
     if locked.timeouts.is_empty() {
         return;
@@ -272,8 +273,7 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
     if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {
-        // The span begins anew, as on the kernel: what came too late is not
-        // caught up on.
+        // The span begins anew, as on the kernel: missed repetitions are not made up for.
         let at = now.saturating_add(deadline.repeat_every);
         let repeats = deadline.repeats.saturating_sub(1);
         locked.timeouts.insert(request, Deadline { at, repeats, ..deadline }, None);
@@ -282,13 +282,14 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
     complete::complete(locked, request, Answer { result, failed: !deadline.expiry_succeeds });
 }
 
-/// The watched request is too late: the timeout's CQE first, then the
-/// request's −ECANCELED. What a worker is in the middle of is broken off if it
-/// can be, but counts as not found.
+/// Handles a watched request that is too late. The timeout's CQE comes first, then the request's
+/// −ECANCELED. If a worker has the request, its system call is ended if possible, but the request
+/// counts as not found.
 fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
     let answer = match cancel::cancel_id(locked, target) {
         Found::Cancelled => watcher_answer(Errno::ETIME),
-        // It occupies no worker of the kernel's, whose search says how many it has found.
+        // WAITID occupies no worker in the kernel, whose search returns the number of requests that
+        // it found.
         Found::Running(opcode::WAITID) => 1.into(),
         Found::Running(_) | Found::Nothing => watcher_answer(Errno::ENOENT),
     };
@@ -296,7 +297,7 @@ fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: Reque
     complete::complete(locked, watcher, answer);
 }
 
-/// All armed timers' requests, for a ring that goes away.
+/// Takes the requests of all armed timers, for a ring that goes away.
 pub(crate) fn take_all(locked: &mut LockedRing) -> Vec<RequestEntry> {
     let lanes = core::mem::take(&mut locked.timeouts.by_clock);
     locked.timeouts.counting = 0;

@@ -1,7 +1,6 @@
-//! The requests that wait behind one registration, in the order in which they
-//! came. Nearly always that is one: it stands in the slot itself, and not in
-//! memory of its own, which would have to be fetched as well when its event
-//! comes, long after it was touched last.
+//! The requests that wait behind one registration, in the order in which they came. Nearly always
+//! there is only one. It is stored in the slot itself, because memory of its own would be one more
+//! cache miss when its event comes, long after the last touch.
 
 use super::fast_poll::Purpose;
 use super::poll_slot::Turn;
@@ -11,15 +10,15 @@ use alloc::collections::VecDeque;
 
 pub(super) struct Waiter {
     pub request: RequestEntry,
-    /// The file's round in which it began to wait.
+    /// The file's round in which the request began to wait.
     pub round: u32,
     pub purpose: Purpose,
     pub turn: Turn,
 }
 
 impl Waiter {
-    /// Whether it may be called without an event, of which it has had one before:
-    /// without any it would take itself for one that begins.
+    /// Returns whether the request may be called without an event. It must have been called for an
+    /// event before: otherwise it would take itself for one that begins.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_called = self.request.ready_for != 0;
@@ -30,7 +29,7 @@ impl Waiter {
 #[derive(Default)]
 pub(super) struct Waiters {
     first: Option<Waiter>,
-    /// Those behind the first; where there is none, nobody.
+    /// The requests behind the first; empty if there is no first.
     #[expect(clippy::box_collection, reason = "a slot has room for a pointer")]
     others: Option<Box<VecDeque<Waiter>>>,
 }
@@ -64,7 +63,7 @@ impl Waiters {
         waiter
     }
 
-    /// Takes out the first one that `is_it`.
+    /// Takes out the first waiter that `is_it`.
     #[inline]
     pub fn take(&mut self, mut is_it: impl FnMut(&Waiter) -> bool) -> Option<Waiter> {
         if is_it(self.first.as_ref()?) {

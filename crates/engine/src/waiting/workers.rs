@@ -1,11 +1,11 @@
-//! Threads that may block (the kernel's io-wq): a bounded pool for regular
-//! files and block devices, whose work ends by itself, and an unbounded one
-//! for everything that may wait for ever. Each group of requests with the same
-//! rights (`rights`) has both. Threads are born on demand, by the group's anchor,
-//! and end when idle. Writes to one buffered file run in order, whosever they are.
+//! Threads that may block (the kernel's io-wq). There are two pools: a bounded one for regular
+//! files and block devices, whose work ends by itself, and an unbounded one for work that may wait
+//! for ever. Each group of requests with the same rights (`rights`) has both pools.
 //!
-//! A waiting job belongs to the pool's queue; a running one to its worker; a
-//! finished one goes back to its ring as task work.
+//! - The group's anchor starts workers on demand. They end when idle.
+//! - Writes to one buffered file run in order, also across groups.
+//! - A waiting job belongs to the pool's queue, a running one to its worker. A finished one goes
+//!   back to its ring as task work.
 
 use crate::op::Operation;
 use crate::process::process;
@@ -25,7 +25,7 @@ use usring_sys::{Errno, SystemCall, futex, processor, signals, wait};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// An idle worker ends after this long.
+/// Nanoseconds after which an idle worker ends.
 const IDLE_LIMIT: u64 = 5_000_000_000;
 /// Most unbounded workers unless the program sets another limit.
 const DEFAULT_UNBOUNDED: u32 = 1024;
@@ -37,18 +37,18 @@ pub(crate) enum Class {
     Unbounded = 1,
 }
 
-/// Work on the same file that must not overtake.
+/// Device and inode of a file whose jobs must not overtake each other.
 type OrderKey = (u64, u64);
 
 struct Job {
     request: RequestEntry,
     ring: Arc<Ring>,
     order: Option<OrderKey>,
-    /// Lives for as long as there is work for it.
+    /// Keeps the group alive as long as there is work for it.
     group: Arc<Group>,
 }
 
-/// What is remembered of a job while a worker has it.
+/// Record of a job that a worker has.
 struct Running {
     ring: Arc<Ring>,
     view: JobView,
@@ -56,15 +56,15 @@ struct Running {
     slot: Arc<WorkerSlot>,
 }
 
-/// What a canceller knows a job by.
+/// The properties by which a cancellation finds a job.
 #[derive(Clone, Copy)]
 pub(crate) struct JobView {
     pub id: RequestId,
     pub sqe: Sqe,
-    /// Of its file.
+    /// Descriptor number of the request's file.
     pub number: i32,
-    /// Its ring's end does not end it. A direct transfer has begun in the kernel by the time its
-    /// submitter's call returns.
+    /// The job goes on when its ring is closed: a direct transfer would have begun in the kernel by
+    /// the time its submitter's call returned.
     pub outlives_ring: bool,
 }
 
@@ -81,20 +81,19 @@ impl JobView {
 #[derive(Default)]
 struct WorkerSlot {
     thread: AtomicU32,
-    /// Set to break off the system call that the worker is in.
+    /// Set to end the system call that the worker is in.
     cancelled: AtomicU32,
 }
 
 impl WorkerSlot {
-    /// Breaks off the system call that the worker is in or about to make.
+    /// Ends the system call that the worker is in or about to make.
     fn interrupt(&self) {
         self.cancelled.store(1, Ordering::SeqCst);
         wait::interrupt_worker(self.thread.load(Ordering::Relaxed));
     }
 }
 
-/// The blocking side of a system call: ends early when the request is
-/// cancelled.
+/// Makes blocking system calls, which end early when the request is cancelled.
 pub(crate) struct Blocking<'a> {
     cancelled: &'a AtomicU32,
 }
@@ -122,10 +121,11 @@ struct PoolState {
     placement: Placement,
 }
 
-/// Where workers may run (REGISTER_IOWQ_AFF). Each looks before its next job.
+/// The processors on which workers may run (REGISTER_IOWQ_AFF). Each worker checks this before its
+/// next job.
 #[derive(Clone, Copy, Default)]
 struct Placement {
-    /// Counts the changes; 0 as long as a worker may run where it was born.
+    /// Number of changes; 0 as long as each worker may run where it started.
     version: u32,
     processors: Mask,
 }
@@ -136,7 +136,7 @@ pub(crate) struct WorkerPool {
     state: Mutex<PoolState>,
 }
 
-/// Gives a request to a worker.
+/// Hands a request to a worker.
 pub(crate) fn hand_over(locked: &mut LockedRing, request: RequestEntry) {
     let row = request.row;
     debug_assert!(row.work.is_some(), "an opcode without blocking work was handed to a worker");
@@ -148,8 +148,8 @@ pub(crate) fn hand_over(locked: &mut LockedRing, request: RequestEntry) {
     process().workers.enqueue(class, job);
 }
 
-/// Regular files and block devices never keep a worker for ever, so their
-/// number is bounded; buffered writes to one file keep their order.
+/// Returns a request's pool and its order key. Work on regular files and block devices always ends,
+/// so the number of its workers is bounded. Buffered writes to one file keep their order.
 fn classify(request: &Request) -> (Class, Option<OrderKey>) {
     let row = request.row;
     if !row.needs_file {
@@ -198,8 +198,8 @@ impl WorkerPool {
         }
     }
 
-    /// A thread could not be started: what waits and has nobody to run it
-    /// fails with EAGAIN, as the kernel answers without workers.
+    /// Handles a worker that could not be started. If the group has no other worker, its queued
+    /// jobs fail with `EAGAIN`, as on a kernel without workers.
     fn not_born(&self, class: Class, group: &GroupState) {
         let mut state = self.state.lock();
         let pool = state.pool(group, class);
@@ -256,7 +256,7 @@ impl WorkerPool {
         };
         let mut state = self.state.lock();
         state.running.retain(|running| running.view.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
-        // The next of this file may be waiting for us and for no one else: here, or in other groups.
+        // The next job of this file may wait for this job alone, in this group or in others.
         let successors = if job.order.is_some() { state.held_up(job.order) } else { Vec::new() };
         drop(state);
         for group in successors {
@@ -271,15 +271,15 @@ impl WorkerPool {
         drop(group);
     }
 
-    /// From now on workers run on these processors only, or on all again.
+    /// Lets workers run on these processors only; `None`: on all again.
     pub fn place(&self, processors: Option<Mask>) {
         let placement = &mut self.state.lock().placement;
         placement.version += 1;
         placement.processors = processors.unwrap_or_else(|| Mask::default().map(|_| u64::MAX));
     }
 
-    /// The limits of both pools; non-zero members of `new` replace them. What
-    /// queued for want of workers gets those that a raised limit allows.
+    /// Returns the limits of both pools; non-zero members of `new` replace them. Starts the workers
+    /// that a raised limit allows for queued jobs.
     pub fn exchange_limits(&'static self, new: [u32; 2]) -> [u32; 2] {
         let mut state = self.state.lock();
         let old = [Class::Bounded, Class::Unbounded].map(|class| state.limit(class));
@@ -291,7 +291,7 @@ impl WorkerPool {
                 let pool = &mut pools[index];
                 let count = pool.grow(limit);
                 pool.threads += count;
-                // What is queued knows its group.
+                // Each queued job knows its group.
                 births.extend(pool.queue.front().map(|job| (job.group.clone(), class, count)));
             }
         }
@@ -304,7 +304,7 @@ impl WorkerPool {
 }
 
 impl ClassState {
-    /// How many more threads what waits could use, and the limit allows.
+    /// Returns how many more threads the queued jobs could use, within the limit.
     fn grow(&self, limit: u32) -> u32 {
         let wanted = (self.queue.len() as u32).saturating_sub(self.idle);
         wanted.min(limit.saturating_sub(self.threads))
@@ -333,7 +333,7 @@ impl PoolState {
         self.forget_if_over(group);
     }
 
-    /// Forgets a group that has neither work nor workers.
+    /// Drops the state of a group that has neither work nor workers.
     fn forget_if_over(&mut self, group: &GroupState) {
         let is_over = |pools: &[ClassState; 2]| pools.iter().all(|pool| pool.threads == 0 && pool.queue.is_empty());
         if self.groups.get(&group.serial).is_some_and(is_over) {
@@ -341,13 +341,13 @@ impl PoolState {
         }
     }
 
-    /// The groups in which work of this order waits.
+    /// Returns the groups in which jobs with this order key wait.
     fn held_up(&self, order: Option<OrderKey>) -> Vec<Arc<Group>> {
         let queues = self.groups.values().map(|pools| &pools[Class::Bounded as usize].queue);
         queues.filter_map(|queue| queue.iter().find(|job| job.order == order)).map(|job| job.group.clone()).collect()
     }
 
-    /// The oldest job that overtakes nobody.
+    /// Takes the oldest job that overtakes no other job of its file.
     fn next_job(&mut self, group: &GroupState, class: Class, slot: &Arc<WorkerSlot>) -> Option<Job> {
         let queue = &mut self.groups.get_mut(&group.serial)?[class as usize].queue;
         let running = &self.running;
@@ -378,24 +378,23 @@ fn finish(mut request: RequestEntry, ring: Arc<Ring>, result: i32) {
     task_work::add(&ring, request);
 }
 
-/// Breaks off everything that `matches` and that workers are doing for a ring.
+/// Ends the system calls that workers make for the ring's requests that `matches`.
 pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
     let state = process().workers.state.lock();
     let of_ring = state.running.iter().filter(|running| Arc::ptr_eq(&running.ring, ring));
     of_ring.filter(|running| matches(&running.view)).for_each(|running| running.slot.interrupt());
 }
 
-/// What a cancellation found.
+/// Result of a cancellation.
 pub(crate) enum Cancelled {
-    /// It had not started; the caller completes it.
+    /// The request had not started; the caller completes it.
     Waiting(RequestEntry),
-    /// A worker has the request of this opcode; the system call it is in was
-    /// broken off.
+    /// A worker has the request, whose opcode this is. The worker's system call was ended.
     Running(u8),
     Nothing,
 }
 
-/// Finds one request of this ring that `matches`.
+/// Cancels one request of the ring that `matches`.
 pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Cancelled {
     let mut state = process().workers.state.lock();
     for pool in state.groups.values_mut().flatten() {
@@ -411,7 +410,7 @@ pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Ca
     Cancelled::Running(running.view.sqe.opcode)
 }
 
-/// Whether workers have, or will have, requests of a ring.
+/// Returns whether requests of a ring are queued for workers or run by them.
 pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
     let state = process().workers.state.lock();
     let is_of_ring = |other: &Arc<Ring>| Arc::ptr_eq(other, ring);
@@ -419,8 +418,8 @@ pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
     waits || state.running.iter().any(|running| is_of_ring(&running.ring))
 }
 
-/// Breaks off what workers do for a closed ring, and drops what they have not begun, but for
-/// transfers that outlive it.
+/// Ends the running system calls of a closed ring and drops its queued jobs, except for transfers
+/// that outlive the ring.
 pub(crate) fn break_off(ring: &Arc<Ring>) {
     let ends = |view: &JobView| !view.outlives_ring;
     while let Cancelled::Waiting(_) = cancel(ring, ends) {}

@@ -1,9 +1,8 @@
-//! Threads that carry what others have accepted and must not sleep for: the
-//! attendant, an SQ thread of several rings, who is inside another ring or has a time
-//! limit. Born on demand, by the attendant, and gone when idle.
+//! Submit helpers (`carrier`): threads that make deferred submits for threads that must not sleep.
+//! These are the ring watcher, an SQ thread of several rings, and a thread that is inside another
+//! ring or has a time limit. The ring watcher starts submit helpers on demand. They end when idle.
 //!
-//! There is one for every ring whose delivery stands still, so none waits for
-//! another's.
+//! Each ring whose deferred submit sleeps has a submit helper, so no ring waits for another.
 
 use super::delivery;
 use crate::process::process;
@@ -16,28 +15,28 @@ use usring_sys::mutex::Mutex;
 use usring_sys::thread::Credentials;
 use usring_sys::{Errno, futex};
 
-/// An idle carrier ends after this long.
+/// Nanoseconds after which an idle submit helper ends.
 const IDLE_LIMIT: u64 = 5_000_000_000;
 
-/// All carriers of the process.
+/// All submit helpers of the process.
 #[derive(Default)]
 pub(crate) struct Carriers {
     state: Mutex<State>,
-    /// Futex word of the idle ones; counted up per ring.
+    /// Futex word of the idle submit helpers, raised once per ring.
     signal: AtomicU32,
 }
 
 #[derive(Default)]
 struct State {
-    /// With something to be delivered.
+    /// Rings with a deferred submit.
     rings: VecDeque<Arc<Ring>>,
     threads: u32,
     idle: u32,
 }
 
 impl Carriers {
-    /// Has what the ring owes delivered soon; the ring's lock may be held. `false`:
-    /// there can be no thread.
+    /// Has a submit helper make the ring's deferred submits soon; the ring's lock may be held.
+    /// Returns `false` if no thread can be started.
     pub fn call(&'static self, ring: &Arc<Ring>) -> bool {
         if process().attendant.start().is_err() {
             return false;
@@ -59,7 +58,7 @@ impl Carriers {
         true
     }
 
-    /// Without a thread it has to be the attendant after all.
+    /// Submits in the ring watcher after all, if no submit helper could be started.
     fn not_born(&self) {
         let mut state = self.state.lock();
         state.threads -= 1;
@@ -68,7 +67,7 @@ impl Carriers {
         stranded.into_iter().for_each(delivery::deliver_all);
     }
 
-    /// The life of a carrier.
+    /// The life of a submit helper.
     fn carry(&self) {
         let mut state = self.state.lock();
         loop {

@@ -1,15 +1,16 @@
-//! What was accepted, on its way to devices that may have whoever tells them of it
-//! sleep: it is carried without the ring's lock, by whoever gives that up.
+//! Deferred submits: requests that were accepted for devices on which a submit may sleep. The
+//! thread that releases the ring's lock submits them, after the release.
 //!
-//! What one thread has submitted is closed, for all channels, under the hold of
-//! the lock by which it was submitted: nobody else carries any of it, and the
-//! thread's call does not return before all of it is with the kernel. The numbers
-//! of its files are good until then, and nothing it submits overtakes what it has
-//! submitted. What others deliver meanwhile may.
+//! - A thread's own requests, for all channels, are taken for submission under the same hold of the
+//!   lock under which they were accepted. No other thread submits any of them.
+//! - The thread's call does not return before the kernel has all of them. Until then the numbers of
+//!   their files are valid.
+//! - No later request of the thread overtakes its earlier ones. Requests that other threads submit
+//!   meanwhile may.
 //!
-//! What comes of completions, chains that go on and requests that waited for room,
-//! names files that are kept: anybody may carry it, and who must not sleep leaves
-//! it to a thread.
+//! Completions lead to further requests: chains that go on, and requests that waited for room.
+//! Their files are kept, so any thread may submit them. A thread that must not sleep leaves them to
+//! a submit helper.
 
 use super::{DeviceQueues, reap_one, submit_backlog};
 use crate::attendant;
@@ -20,11 +21,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::Delivery;
 
-/// What is carried out for one channel.
+/// A channel's index, and the batch that is being submitted for it.
 type Load = (usize, Delivery);
 
-/// What a ring that is closed lets go of: when the last of its deliveries is back, or
-/// the kernel would be told of memory that nobody keeps any more.
+/// Resources of a closed ring, released when the last of its deferred submits has ended. Earlier,
+/// the kernel could be given memory that nothing keeps any more.
 #[derive(Default)]
 pub(crate) struct Departing {
     devices: DeviceQueues,
@@ -36,14 +37,13 @@ impl Departing {
         Departing { devices: core::mem::take(&mut locked.devices), buffers: core::mem::take(&mut locked.buffers) }
     }
 
-    /// Whether nothing is being delivered.
+    /// Returns whether no submit is under way.
     pub fn is_back(&self) -> bool {
         self.devices.channels.iter().all(|queue| queue.away == 0)
     }
 
-    /// Lets go of it. A queue pair that is dropped sees to it that its device touches
-    /// no memory any more, which may take as long as the device does, so not under
-    /// the ring's lock.
+    /// Releases the resources, without the ring's lock. A dropped queue pair first ensures that its
+    /// device touches no memory any more, which may take as long as the device does.
     pub fn go(self) {
         let Departing { devices, mut buffers } = self;
         drop(devices);
@@ -51,13 +51,13 @@ impl Departing {
     }
 }
 
-/// Deliveries that a driver makes before it leaves the rest to a thread: its own is the
-/// first, and what its completions begin (a link goes on) is hardly ever the last.
+/// Most deferred submits that a driver makes before it leaves the rest to a submit helper. The
+/// first is its own; the requests that completions begin (a link goes on) rarely end with one more.
 const ROUNDS: u32 = 8;
 
-/// Delivers what is owed, for a driver that has finished its batch. That may sleep, so
-/// the ring's lock is given up for it, and what the ring waits for is watched meanwhile.
-/// When this is back all that the driver has submitted itself has been delivered.
+/// Makes the deferred submits of a driver that has finished its batch. They may sleep, so the
+/// ring's lock is released for them, and what the ring waits for is watched meanwhile. On return,
+/// all that the driver itself submitted has been handed to the devices.
 #[inline(never)]
 pub(crate) fn deliver(mut locked: LockedRing) -> LockedRing {
     for _ in 0..ROUNDS {
@@ -73,7 +73,7 @@ pub(crate) fn deliver(mut locked: LockedRing) -> LockedRing {
     locked
 }
 
-/// The same to the end, for a thread that has nothing else to do.
+/// Makes deferred submits until none is left, for a thread that has nothing else to do.
 pub(super) fn deliver_all(ring: Arc<Ring>) {
     let mut locked = ring.lock();
     while locked.devices.owing != 0 {
@@ -87,7 +87,7 @@ fn deliver_once(mut locked: LockedRing) -> LockedRing {
     let ring = locked.ring;
     let owing = locked.devices.owing;
     attendant::take_over_beside(&mut locked, owing);
-    // Of further channels: hardly ever any.
+    // Batches of further channels; there are rarely any.
     let mut others = Vec::new();
     let Some((index, mut delivery)) = begin(&mut locked, &mut others) else {
         call_lookers(ring);
@@ -110,7 +110,7 @@ fn deliver_once(mut locked: LockedRing) -> LockedRing {
     locked
 }
 
-/// Ends a delivery of a channel. The backlog follows once no delivery is left.
+/// Ends a deferred submit of a channel. The backlog follows once none is under way.
 fn end_one(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.channels[index];
     queue.away -= 1;
@@ -119,7 +119,7 @@ fn end_one(locked: &mut LockedRing, index: usize) {
     }
 }
 
-/// Who sleeps where events are looked for is to look now.
+/// Wakes the threads that sleep instead of polling for events: they have to poll now.
 #[inline(always)]
 fn call_lookers(ring: &Ring) {
     if ring.looks_for_events {
@@ -127,7 +127,8 @@ fn call_lookers(ring: &Ring) {
     }
 }
 
-/// Closes what is owed. `None`: that was all.
+/// Takes all deferred requests for submission: returns the first channel's batch, and adds further
+/// ones to `others`. `None`: there was no batch.
 #[inline(always)]
 fn begin(locked: &mut LockedRing, others: &mut Vec<Load>) -> Option<Load> {
     let closed = locked.closed;
@@ -145,7 +146,8 @@ fn begin(locked: &mut LockedRing, others: &mut Vec<Load>) -> Option<Load> {
         let Some(delivery) = queue.channel.begin_delivery() else {
             if queue.is_behind && queue.away == 0 {
                 submit_backlog(locked, index);
-                // What a device refuses at once is complete; the lock is released next.
+                // Requests that a device refuses at once are complete, and the lock is released
+                // next.
                 locked.finish_batch();
             }
             continue;
@@ -169,7 +171,7 @@ fn bring_others_back(locked: &mut LockedRing, others: Vec<Load>) {
 #[inline(always)]
 fn bring_one_back(locked: &mut LockedRing, index: usize, delivery: Delivery) {
     locked.devices.channels[index].channel.end_delivery(delivery);
-    // Not seldom it has been done on the way, or could not be done without waiting.
+    // The device has often completed some requests by now, or could not take them without waiting.
     if !locked.is_looked_for() {
         reap_one(locked, index);
     }
@@ -196,21 +198,22 @@ fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, loads: Vec<Load>) -> Loc
     locked
 }
 
-/// The same for whoever gives the lock up anyway; the attendant, which is there for
-/// all rings, leaves it to a thread.
+/// Makes the deferred submits for a thread that releases the lock anyway. The ring watcher, which
+/// serves all rings, leaves them to a submit helper.
 #[inline(never)]
 pub(crate) fn deliver_or_leave(locked: LockedRing) -> LockedRing {
     if process().attendant.is_current() { left_to_thread(locked) } else { deliver(locked) }
 }
 
-/// The same for who must not sleep, unless there is no other way.
+/// Leaves deferred submits to a submit helper, for a thread that must not sleep. If no helper can
+/// be started, makes them itself.
 pub(crate) fn left_to_thread(mut locked: LockedRing) -> LockedRing {
     leave_delivery(&mut locked);
     if locked.devices.owes_delivery() { deliver_once(locked) } else { locked }
 }
 
-/// Leaves what is owed to a [carrier](super::Carriers), if there can be one: else it is
-/// owed still.
+/// Leaves deferred submits to a [submit helper](super::Carriers). They stay pending if none can be
+/// started.
 pub(crate) fn leave_delivery(locked: &mut LockedRing) {
     if locked.devices.owes_delivery() {
         locked.devices.left = process().carriers.call(locked.ring);
