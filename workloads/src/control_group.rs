@@ -1,22 +1,23 @@
-//! A memory control group of our own, where one may be made: what its processes use
-//! together is bounded by the kernel, who kills one of them where nothing can be freed.
+//! A memory control group for tests, where the process may make one. The kernel bounds the memory
+//! that the group's processes use together. If it can free no more, it kills one of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Gone when this is dropped, which is after its last process.
+/// A control group. Dropping it removes the group; its last process must have ended before.
 pub struct ControlGroup {
     path: PathBuf,
 }
 
 impl ControlGroup {
-    /// For so many bytes, below the group that we are in. Errors: why there is none, in words.
+    /// Makes a group with a limit of `bytes`, below the group of this process. Errors: a text that
+    /// says why there is none.
     pub fn make(bytes: usize) -> Result<ControlGroup, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("usring-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let groups = read(Path::new("/proc/self/cgroup"))?;
-        // Version 1: a hierarchy of its own.
+        // Version 1: memory has a hierarchy of its own.
         let own = groups.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
             controllers.split(',').any(|controller| controller == "memory").then_some(path)
@@ -32,7 +33,7 @@ impl ControlGroup {
         Ok(group)
     }
 
-    /// The system's swap is not for its processes, as far as the kernel can say so.
+    /// Keeps the group's processes out of the system's swap, as far as the kernel offers that.
     pub fn without_swap(self) -> ControlGroup {
         let limit = read(&self.path.join("memory.limit_in_bytes")).unwrap_or_default();
         let _ = write(&self.path.join("memory.memsw.limit_in_bytes"), limit.trim());
@@ -40,17 +41,17 @@ impl ControlGroup {
         self
     }
 
-    /// The file to which a process writes 0 to be one of it.
+    /// Returns the path of the file to which a process writes 0 to join the group.
     pub fn members(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 
-    /// By its path: puts the calling process into it.
+    /// Moves the calling process into the group whose `cgroup.procs` is at `members`.
     pub fn enter(members: &Path) -> Result<(), String> {
         write(members, "0")
     }
 
-    /// Most bytes that were ever used, where the kernel tells.
+    /// Returns the peak memory use in bytes, if the kernel reports it.
     pub fn peak(&self) -> Option<u64> {
         let files = ["memory.max_usage_in_bytes", "memory.peak"];
         files.iter().find_map(|file| read(&self.path.join(file)).ok()?.trim().parse().ok())

@@ -1,27 +1,25 @@
-//! What an echo server answers. A connection whose first bytes are a PING of
-//! Redis's protocol speaks that protocol for its life: each PING is answered by
-//! +PONG, and what is no PING is echoed up to the end of its line. Any other
-//! connection gets back what it sends, byte for byte.
+//! The protocol of the echo servers. A connection whose first bytes are a PING of Redis's protocol
+//! speaks that protocol for its whole life. The server answers each PING with +PONG, and echoes
+//! anything else up to the end of its line. On any other connection the server echoes every byte.
 //!
-//! The bytes may come in pieces of any size. What could still become a PING is
-//! held back until it is decided; no byte of it has to be kept, because only as
-//! much of a known text can be held.
+//! The bytes may arrive in pieces of any size. The server holds back bytes that may still become a
+//! PING. It stores none of them, because held bytes always match the beginning of a known text.
 
-/// As it is typed, and as clients send it.
+/// PING in both forms: as a user types it, and as clients send it.
 const PINGS: [&[u8]; 2] = [b"PING\r\n", b"*1\r\n$4\r\nPING\r\n"];
 const PONG: &[u8] = b"+PONG\r\n";
 
-/// What a connection is in the middle of.
+/// What the connection is parsing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// A message may begin here.
     #[default]
     Start,
-    /// So many bytes of that PING have been seen.
+    /// `matched` bytes of PING number `ping` have been received.
     Held { ping: u8, matched: u8 },
-    /// A line of a connection that speaks Redis's protocol and is no PING.
+    /// Inside a line that is no PING, on a connection that speaks Redis's protocol.
     Line,
-    /// The rest of the connection.
+    /// Echoes for the rest of the connection.
     Echo,
 }
 
@@ -29,7 +27,7 @@ enum State {
 #[derive(Clone, Debug, Default)]
 pub struct Dialogue {
     state: State,
-    /// It has sent a PING.
+    /// Whether the connection has sent a PING first.
     redis: bool,
 }
 
@@ -50,7 +48,7 @@ impl Dialogue {
         }
     }
 
-    /// Appends what was held back: nothing can follow it any more.
+    /// Appends the bytes held back. Called at the end of the input.
     pub fn finish(&mut self, output: &mut Vec<u8>) {
         if let State::Held { ping, matched } = self.state {
             output.extend_from_slice(&PINGS[usize::from(ping)][..usize::from(matched)]);
@@ -59,7 +57,7 @@ impl Dialogue {
     }
 
     fn begin<'a>(&mut self, input: &'a [u8], output: &mut Vec<u8>) -> &'a [u8] {
-        // No two of them begin alike.
+        // The PINGs differ in their first byte.
         match PINGS.iter().position(|ping| ping[0] == input[0]) {
             Some(ping) => self.go_on(input, ping as u8, 0, output),
             None => {
@@ -69,7 +67,7 @@ impl Dialogue {
         }
     }
 
-    /// `input` follows on `matched` bytes of a PING; answers what is left of it.
+    /// Continues a PING of which `matched` bytes have been received. Returns the rest of the input.
     fn go_on<'a>(&mut self, input: &'a [u8], ping: u8, matched: usize, output: &mut Vec<u8>) -> &'a [u8] {
         let text = PINGS[usize::from(ping)];
         let wanted = &text[matched..];
@@ -107,7 +105,7 @@ impl Dialogue {
 mod tests {
     use super::*;
 
-    /// The answer to `input` cut into pieces of so many bytes.
+    /// Returns the answer to `input`, fed in pieces of `pieces` bytes.
     fn answer(input: &[u8], pieces: usize) -> String {
         let (mut dialogue, mut output) = (Dialogue::default(), Vec::new());
         for piece in input.chunks(pieces) {

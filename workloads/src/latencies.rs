@@ -1,9 +1,8 @@
-//! How long each of many operations took: counts by length, in steps of 1.6 %
-//! and without a list of all of them.
+//! A histogram of durations with steps of 1.6 %. It needs no list of all samples.
 
 use std::time::Duration;
 
-/// Steps of a doubling.
+/// Steps per doubling.
 const STEPS: u64 = 64;
 const STEP_BITS: u32 = STEPS.ilog2();
 
@@ -26,14 +25,13 @@ impl Latencies {
         self.total += 1;
     }
 
-    /// What another has counted, too.
+    /// Adds the counts of another histogram.
     pub fn add_all(&mut self, other: &Latencies) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(ours, theirs)| *ours += theirs);
         self.total += other.total;
     }
 
-    /// Which part of the operations took no longer than this, as well as it is
-    /// known.
+    /// Returns the share of operations that took at most `limit`, within the histogram's precision.
     pub fn share_within(&self, limit: Duration) -> f64 {
         let within: u64 = self.counts[..=place(limit.as_nanos() as u64)].iter().sum();
         within as f64 / self.total.max(1) as f64
@@ -43,8 +41,8 @@ impl Latencies {
         *self = Latencies::default();
     }
 
-    /// Nanoseconds that this share of the operations did not exceed; nothing
-    /// if there was none.
+    /// Returns the duration in nanoseconds that the given share of operations did not exceed; None
+    /// if there are no samples.
     pub fn within(&self, share: f64) -> Option<u64> {
         let wanted = ((self.total as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;
@@ -61,7 +59,7 @@ fn place(nanoseconds: u64) -> usize {
     (u64::from(doubling) * STEPS + (nanoseconds >> doubling)) as usize
 }
 
-/// The least that falls into a place.
+/// Returns the least duration of a step.
 fn value(place: usize) -> u64 {
     let place = place as u64;
     if place < 2 * STEPS {

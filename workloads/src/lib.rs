@@ -1,10 +1,10 @@
-//! Ordinary programs on usring. They know nothing of it and see only what any
-//! user of the command sees; no product crate depends on this one.
+//! Test and benchmark programs that run on usring unchanged. They see only what any user of the
+//! command sees. No product crate depends on this crate.
 //!
-//! Those in `src/bin/` are for measuring: each does one thing for a while and
-//! prints how long it took; `usring bench` runs them on the kernel and on usring
-//! in turn. Those that the tests in `tests/` drive come from Debian or lie in
-//! `programs/`; [`harness`] starts them and waits for them.
+//! - The programs in `src/bin/` are benchmarks. Each does one thing for a while and prints how long
+//!   it took. `usring bench` runs them on the kernel and on usring in turn.
+//! - The tests in `tests/` drive programs of Debian and those in `programs/`. [`harness`] starts
+//!   them and waits for them.
 
 pub mod control_group;
 pub mod dialogue;

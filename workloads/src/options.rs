@@ -1,4 +1,4 @@
-//! `--name value` arguments, as every workload takes them.
+//! Parser for the `--name value` arguments of the workloads.
 
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ impl Options {
         Options(std::env::args().skip(1).collect())
     }
 
-    /// The value after `--name`, or `default` if it is not there.
+    /// Returns the value after `--name`, or `default` if the argument is absent.
     pub fn value<T: FromStr>(&self, name: &str, default: T) -> Result<T, String> {
         let flag = format!("--{name}");
         let Some(position) = self.0.iter().position(|argument| *argument == flag) else { return Ok(default) };
@@ -19,7 +19,7 @@ impl Options {
     }
 }
 
-/// Runs a workload's `main` and turns what went wrong into words and status 1.
+/// Runs a workload's `main`. Prints its error and exits with status 1 if it fails.
 pub fn run(main: impl FnOnce(&Options) -> Result<(), String>) -> std::process::ExitCode {
     match main(&Options::from_arguments()) {
         Ok(()) => std::process::ExitCode::SUCCESS,

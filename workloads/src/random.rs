@@ -1,6 +1,6 @@
-//! Marsaglia's xorshift: which block is next.
+//! Pseudo-random numbers for choosing blocks: Marsaglia's xorshift.
 
-/// Pseudo-random numbers, the same in every run.
+/// A generator. Its sequence does not differ between runs.
 pub struct Random(u64);
 
 impl Default for Random {
@@ -10,18 +10,18 @@ impl Default for Random {
 }
 
 impl Random {
-    /// Others for each number.
+    /// Returns a generator whose sequence depends on `number`.
     pub fn of(number: u64) -> Random {
         Random(Random::default().0 ^ (number + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9))
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        // The upper half of the product: no division.
+        // Takes the upper half of the product, which avoids a division.
         ((u128::from(self.0) * u128::from(end)) >> 64) as u64
     }
 }

@@ -1,4 +1,4 @@
-//! epoll(7), as much of it as the servers and clients here need.
+//! A small wrapper of epoll(7) for the servers and clients of this crate.
 
 use crate::sockets::checked;
 use std::io;
@@ -12,9 +12,9 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// `most` events are taken at a time.
+    /// Makes an empty set. A wait returns at most `most` events.
     pub fn new(most: usize) -> io::Result<Readiness> {
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let set = unsafe { OwnedFd::from_raw_fd(checked(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
         Ok(Readiness { set, events: vec![libc::epoll_event { events: 0, u64: 0 }; most], count: 0 })
     }
@@ -26,9 +26,9 @@ impl Readiness {
         Ok(())
     }
 
-    /// Waits so many milliseconds, for ever if it is −1.
+    /// Waits for up to `milliseconds`; without limit if it is −1.
     pub fn wait(&mut self, milliseconds: i32) -> io::Result<()> {
-        // SAFETY: the events are as many as their count says.
+        // SAFETY: the array has as many elements as the call says.
         let answer = checked(unsafe {
             libc::epoll_wait(self.set.as_raw_fd(), self.events.as_mut_ptr(), self.events.len() as i32, milliseconds)
         });
@@ -40,12 +40,12 @@ impl Readiness {
         Ok(())
     }
 
-    /// How many events the last wait brought.
+    /// Returns the number of events of the last wait.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// One of them: what has happened, and to whom.
+    /// Returns an event of the last wait: its flags and the registered value.
     pub fn event(&self, at: usize) -> (u32, u64) {
         let event = self.events[at];
         (event.events, event.u64)

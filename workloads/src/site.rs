@@ -1,15 +1,16 @@
-//! The call sites by which a program reaches io_uring_enter(2).
+//! The kinds of call sites by which a program calls io_uring_enter(2).
 
 use io_uring::IoUring;
 use std::arch::asm;
 use std::os::fd::AsRawFd;
 use std::str::FromStr;
 
-/// Wait for completions.
+/// IORING_ENTER_GETEVENTS: wait for completions.
 pub const GETEVENTS: u32 = 1;
-/// Wake the SQ thread.
+/// IORING_ENTER_SQ_WAKEUP: wake the SQ thread.
 pub const SQ_WAKEUP: u32 = 2;
-/// The ring is named by its index among the thread's registered rings.
+/// IORING_ENTER_REGISTERED_RING: the call names the ring by its index among the thread's registered
+/// rings.
 const REGISTERED_RING: u32 = 1 << 4;
 
 /// A kind of call site.
@@ -17,9 +18,9 @@ const REGISTERED_RING: u32 = 1 << 4;
 pub enum Site {
     /// `mov $426, %eax; syscall`, as in liburing.
     Inline,
-    /// A bare `syscall` between bytes that nobody can put a jump into.
+    /// A bare `syscall` between bytes that cannot hold a jump.
     Bare,
-    /// libc's `syscall()`, as the `io-uring` crate has it.
+    /// libc's `syscall()`, as the `io-uring` crate uses it.
     Libc,
 }
 
@@ -37,13 +38,13 @@ impl FromStr for Site {
 }
 
 impl Site {
-    /// Submits and waits; what the call answers.
+    /// Submits and waits. Returns the call's result.
     #[inline]
     pub fn enter(self, ring: i32, to_submit: u32, min_complete: u32) -> i64 {
         self.enter_with(ring, to_submit, min_complete, GETEVENTS)
     }
 
-    /// The same with any flags of the call.
+    /// Submits and waits with any flags of the call. Returns the call's result.
     #[inline]
     pub fn enter_with(self, ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
         match self {
@@ -58,7 +59,7 @@ impl Site {
     }
 }
 
-/// How a ring is named in io_uring_enter(2).
+/// How io_uring_enter(2) names a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Entrance {
     number: i32,
@@ -66,13 +67,13 @@ pub struct Entrance {
 }
 
 impl Entrance {
-    /// By its descriptor.
+    /// Names the ring by its descriptor.
     pub fn plain(ring: &IoUring) -> Entrance {
         Entrance { number: ring.as_raw_fd(), flags: 0 }
     }
 
-    /// By its index, after registering it with this thread: the call need not look
-    /// the descriptor up.
+    /// Registers the ring with this thread and names it by its index. The kernel then need not look
+    /// up the descriptor.
     pub fn registered(ring: &IoUring) -> Result<Entrance, String> {
         const REGISTER_RING_FDS: u32 = 20;
         /// `io_uring_rsrc_update`.
@@ -94,15 +95,15 @@ impl Entrance {
         }
     }
 
-    /// Submits and waits, with the call's flags; what the call answers.
+    /// Submits and waits with the call's flags. Returns the call's result.
     #[inline]
     pub fn enter(self, site: Site, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
         site.enter_with(self.number, to_submit, min_complete, flags | self.flags)
     }
 }
 
-/// A ring, and how it is entered. `best`: as it is fastest on the kernel, for one
-/// thread, with deferred task work and registered.
+/// Makes a ring. With `best` the ring has the kernel's fastest setup: single issuer, deferred task
+/// work, registered with the thread.
 pub fn ring(entries: u32, best: bool) -> Result<(IoUring, Entrance), String> {
     let mut builder = IoUring::builder();
     if best {
@@ -113,16 +114,15 @@ pub fn ring(entries: u32, best: bool) -> Result<(IoUring, Entrance), String> {
     Ok((ring, entrance))
 }
 
-/// A function of its own around these instructions, which make the call.
+/// Defines a function whose system call is made by these instructions.
 macro_rules! enters_by {
     ($name:ident: $($instruction:literal)*) => {
         #[inline(never)]
         fn $name(ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
             let answer: i64;
-            // SAFETY: 1. The call gets no address; the requests' own were
-            // vouched for when they were pushed. 2. The clobbers are those of
-            // the x86-64 system call convention. 3. What lies around the
-            // instruction is jumped over.
+            // SAFETY: 1. The call gets no address. The memory that requests name was vouched for
+            // when they were pushed. 2. The clobbers are those of the x86-64 system call
+            // convention. 3. The code jumps over the bytes around the instruction.
             unsafe {
                 asm!(
                     $($instruction,)*
@@ -145,5 +145,5 @@ macro_rules! enters_by {
 
 const _: () = assert!(libc::SYS_io_uring_enter == 426);
 enters_by!(enter_inline: "mov eax, 426" "syscall");
-// The bytes around it are `hlt`.
+// The bytes around the instruction are `hlt`.
 enters_by!(enter_bare: "jmp 2f" ".fill 130, 1, 0xf4" "2:" "syscall" "jmp 3f" ".fill 130, 1, 0xf4" "3:");

@@ -1,4 +1,4 @@
-//! Sockets and signals as servers and their clients start with them.
+//! Helpers with which servers and their clients set up sockets and signals.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
-/// As many descriptors as we may have.
+/// Raises the limit of open files to the hard limit.
 pub fn raise_descriptor_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls get one `rlimit` that lives through them.
@@ -18,7 +18,7 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// What all threads of a process have used of processors until now.
+/// Returns the processor time that all threads of a process have used.
 pub fn processor_time(process: i32) -> io::Result<Duration> {
     let mut clock = 0;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -32,7 +32,7 @@ pub fn processor_time(process: i32) -> io::Result<Duration> {
     Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
-/// What a call of libc's answered.
+/// Turns the result of a libc call into a `Result` with errno as the error.
 pub fn checked(answer: i32) -> io::Result<i32> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
@@ -48,23 +48,23 @@ fn local(port: u16) -> libc::sockaddr_in {
 
 const ADDRESS_LENGTH: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
 
-/// A connection to 127.0.0.1 that neither waits nor is waited for.
+/// Starts a connection to 127.0.0.1 on a non-blocking socket, without waiting for it.
 pub fn connect(port: u16) -> io::Result<TcpStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the socket is new and nobody else's.
+    // SAFETY: the socket is new, and nothing else owns it.
     let socket = unsafe { TcpStream::from_raw_fd(checked(libc::socket(libc::AF_INET, kind, 0))?) };
     let address = local(port);
-    // SAFETY: the address is a `sockaddr_in` of that length.
+    // SAFETY: the address is a `sockaddr_in` of the length that the call names.
     match checked(unsafe { libc::connect(socket.as_raw_fd(), ptr::from_ref(&address).cast(), ADDRESS_LENGTH) }) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
         _ => Ok(socket),
     }
 }
 
-/// A listening socket of 127.0.0.1 and its port, which others may share. 0 takes a
-/// free one. Connections inherit TCP_NODELAY from it.
+/// Makes a listening socket of 127.0.0.1 and returns it with its port. Port 0 takes a free one.
+/// Other processes may share the port. Connections inherit TCP_NODELAY from the socket.
 pub fn listen(port: u16) -> io::Result<(TcpListener, u16)> {
-    // SAFETY: the socket is new and nobody else's.
+    // SAFETY: the socket is new, and nothing else owns it.
     let socket = unsafe {
         let number = checked(libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0))?;
         TcpListener::from_raw_fd(number)
@@ -79,7 +79,7 @@ pub fn listen(port: u16) -> io::Result<(TcpListener, u16)> {
         checked(unsafe { libc::setsockopt(number, level, option, ptr::from_ref(&1_i32).cast(), 4) })?;
     }
     let address = local(port);
-    // SAFETY: the address is a `sockaddr_in` of that length.
+    // SAFETY: the address is a `sockaddr_in` of the length that the call names.
     checked(unsafe { libc::bind(number, ptr::from_ref(&address).cast(), ADDRESS_LENGTH) })?;
     // SAFETY: the call takes no address.
     checked(unsafe { libc::listen(number, 4096) })?;
@@ -87,14 +87,14 @@ pub fn listen(port: u16) -> io::Result<(TcpListener, u16)> {
     Ok((socket, port))
 }
 
-/// SIGTERM and SIGINT, which are waited for instead of handled.
+/// SIGTERM and SIGINT, blocked, so that the process can wait for them.
 pub struct Signals(libc::sigset_t);
 
 impl Signals {
-    /// For this thread and those that it starts.
+    /// Blocks both signals in this thread and in threads that it starts later.
     pub fn block() -> Signals {
-        // SAFETY: each call gets a set that lives through it; an all-zero one is
-        // a set to be emptied.
+        // SAFETY: each call gets a set that lives through it. An all-zero set may be passed to
+        // sigemptyset(3).
         unsafe {
             let mut set = std::mem::zeroed();
             libc::sigemptyset(&mut set);
@@ -105,10 +105,10 @@ impl Signals {
         }
     }
 
-    /// Can be read once one of them has come.
+    /// Returns a signalfd(2), which is readable once one of the signals has arrived.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        // SAFETY: 1. The set lives through the call. 2. The descriptor is new and
-        // nobody else's.
+        // SAFETY: 1. The set lives through the call. 2. The descriptor is new, and nothing else
+        // owns it.
         unsafe { checked(libc::signalfd(-1, &self.0, libc::SFD_CLOEXEC)).map(|number| OwnedFd::from_raw_fd(number)) }
     }
 
@@ -118,7 +118,7 @@ impl Signals {
         unsafe { libc::sigwait(&self.0, &mut signal) };
     }
 
-    /// Sends SIGTERM to ourselves.
+    /// Sends SIGTERM to this process.
     pub fn send() {
         // SAFETY: the call takes no address.
         unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };

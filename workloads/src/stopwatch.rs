@@ -1,4 +1,4 @@
-//! How long something takes per operation.
+//! Measures the time per operation.
 
 use crate::options::Options;
 use crate::sockets;
@@ -6,26 +6,26 @@ use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Runs `step`, which does some operations and says how many, for about
-/// `span` after a warm-up, and prints the result as a line of JSON.
+/// Runs `step` for about `span` after a warm-up, and prints the result as a line of JSON. `step`
+/// does some operations and returns their number.
 pub fn print(span: Duration, step: impl FnMut() -> Result<u64, String>) -> Result<(), String> {
     println!("{{{}}}", measure(span, step)?);
     Ok(())
 }
 
-/// What was done, and how long it took.
+/// The result of a measurement.
 pub struct Sample {
     pub operations: u64,
     pub time: Duration,
-    /// Processor time of all threads of the process that is measured, and of the
-    /// process that serves it, if there is one: see [`count_server`].
+    /// Processor time of all threads of this process, and of the process that serves it, if there
+    /// is one: see [`count_server`].
     pub processor: Duration,
-    /// Processor time of the thread that submits, where that is told apart.
+    /// Processor time of the thread that submits, where it is measured separately.
     pub thread: Option<Duration>,
 }
 
 impl fmt::Display for Sample {
-    /// As members of a JSON object.
+    /// Writes the members of a JSON object.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Sample { operations, time, processor, thread } = self;
         let (time, processor) = (time.as_nanos(), processor.as_nanos());
@@ -34,9 +34,9 @@ impl fmt::Display for Sample {
     }
 }
 
-/// See [`print()`].
+/// Runs `step` for about `span` after a warm-up, and returns the result.
 pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) -> Result<Sample, String> {
-    // The clock is read once per so many steps, so that it weighs nothing.
+    // Steps between two readings of the clock, so that the readings do not weigh in.
     const STEPS: u32 = 16;
     let mut repeat = |span: Duration| {
         let (start, processor, thread, mut operations) = (Instant::now(), all_time(), thread_time(), 0);
@@ -45,7 +45,8 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
                 operations += step()?;
             }
             let time = start.elapsed();
-            // On a busy machine nothing may have been done yet, which is no measure.
+            // On a busy machine the time may be over before the first operation. Such a run would
+            // be no measurement, so it goes on.
             if time >= span && operations > 0 {
                 let (processor, thread) = (all_time() - processor, Some(thread_time() - thread));
                 return Ok(Sample { operations, time, processor, thread });
@@ -56,16 +57,16 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
     repeat(span)
 }
 
-/// The process that serves this one, such as a device's back end; 0: none.
+/// Process id of the server, such as a device's back end; 0: none.
 static SERVER: AtomicI32 = AtomicI32::new(0);
 
-/// Counts the processor time of the process named by `--server` from now on, too.
+/// Also counts the processor time of the process named by `--server` from now on.
 pub fn count_server(options: &Options) -> Result<(), String> {
     SERVER.store(options.value("server", 0)?, Ordering::Relaxed);
     Ok(())
 }
 
-/// Processor time of this process and its server.
+/// Returns the processor time of this process and its server.
 fn all_time() -> Duration {
     let server = match SERVER.load(Ordering::Relaxed) {
         0 => Duration::ZERO,
@@ -78,7 +79,7 @@ fn thread_time() -> Duration {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// What all threads of this process have used of processors.
+/// Returns the processor time of all threads of this process.
 pub fn process_time() -> Duration {
     clock(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
@@ -90,8 +91,7 @@ fn clock(which: libc::clockid_t) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Keeps this process on one processor, so that no figure depends on where the
-/// scheduler puts it.
+/// Binds this process to one processor, so that no figure depends on the scheduler's choices.
 pub fn pin() {
     // SAFETY: 1. An all-zero `cpu_set_t` is the empty set. 2. Both calls get
     // the set and its true size. A refusal only makes the figures less steady.

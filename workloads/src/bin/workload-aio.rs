@@ -1,10 +1,10 @@
-//! Reads of 4 KiB at random places of a file or block device through the
-//! kernel's AIO, as fio's t/io_uring makes them with `-a`: so many in flight,
-//! submitted and taken in batches. With `--polled 1` the context is one that is
-//! polled for (io_setup2, which usring's library brings along).
+//! Benchmark: random 4 KiB reads of a file or block device through kernel AIO, as fio's t/io_uring
+//! makes them with `-a`. The program keeps a fixed number of reads in flight and submits and
+//! collects them in batches. With `--polled 1` the context is polled (`io_setup2`, which usring's
+//! library provides).
 //!
-//! `workload-aio --path FILE [--depth N] [--batch N] [--wait N] [--polled 0|1]
-//! [--latencies 0|1] [--milliseconds N]`
+//! `workload-aio --path FILE [--depth N] [--batch N] [--wait N] [--polled 0|1] [--latencies 0|1]
+//! [--milliseconds N]`
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -56,14 +56,14 @@ fn workload(options: &Options) -> Result<(), String> {
     generator.run(span)
 }
 
-/// A block of memory that direct I/O takes.
+/// A block of memory, aligned for direct I/O.
 #[derive(Clone)]
 #[repr(C, align(4096))]
 struct Buffer([u8; BLOCK]);
 
 struct Context(u64);
 
-/// io_setup2, if a library has it.
+/// `io_setup2`, if a loaded library exports it.
 type Setup2 = unsafe extern "C" fn(u32, u32, *mut libc::c_void, *mut libc::c_void, *mut u64) -> i32;
 
 impl Context {
@@ -74,15 +74,15 @@ impl Context {
             let answer = unsafe { libc::syscall(libc::SYS_io_setup, requests, &raw mut context) };
             return Context(context).unless(answer != 0, "io_setup");
         }
-        // SAFETY: a name that ends with NUL.
+        // SAFETY: the name ends with NUL.
         let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"io_setup2".as_ptr()) };
         if found.is_null() {
             return Err("no library here has io_setup2".into());
         }
-        // SAFETY: that is its type, by the library's header.
+        // SAFETY: this is the function's type by the library's header.
         let setup2 = unsafe { std::mem::transmute::<*mut libc::c_void, Setup2>(found) };
         let none = std::ptr::null_mut();
-        // SAFETY: it writes to `context`.
+        // SAFETY: the function writes only to `context`.
         let answer = unsafe { setup2(requests, IOCTX_FLAG_IOPOLL, none, none, &raw mut context) };
         Context(context).unless(answer != 0, "io_setup2")
     }
@@ -100,7 +100,8 @@ impl Context {
     #[inline]
     fn take(&self, least: usize, events: &mut [IoEvent]) -> i64 {
         let none = std::ptr::null::<libc::timespec>();
-        // SAFETY: the events are ours to write.
+        // SAFETY: the events belong to this call, and the kernel writes at most `events.len()` of
+        // them.
         unsafe { libc::syscall(libc::SYS_io_getevents, self.0, least, events.len(), events.as_mut_ptr(), none) }
     }
 }
@@ -108,9 +109,9 @@ impl Context {
 struct Generator {
     context: Context,
     blocks: u64,
-    /// Submitted together.
+    /// Requests per submission.
     batch: usize,
-    /// Waited for together.
+    /// Completions to wait for in each io_getevents(2).
     wait: usize,
     measures: bool,
     iocbs: Vec<Iocb>,
@@ -138,7 +139,7 @@ impl Generator {
         }
     }
 
-    /// After a warm-up, for about `span`; prints a line of JSON.
+    /// Measures for about `span` after a warm-up, and prints one line of JSON.
     fn run(&mut self, span: Duration) -> Result<(), String> {
         stopwatch::measure(span / 5, || self.round())?;
         self.latencies.clear();
@@ -153,7 +154,7 @@ impl Generator {
         Ok(())
     }
 
-    /// Fills the queue by a batch, and takes what is done once it is full.
+    /// Submits a batch. If the queue is full then, collects completions.
     fn round(&mut self) -> Result<u64, String> {
         let now = self.measures.then(Instant::now);
         self.list.clear();
@@ -170,7 +171,7 @@ impl Generator {
         let mut rest = &self.list[..];
         while !rest.is_empty() {
             match self.context.submit(rest) {
-                // A polled context takes no more than 127 at once.
+                // A polled context accepts at most 127 requests at once.
                 taken if taken > 0 => rest = &rest[taken as usize..],
                 _ => return Err(format!("io_submit: {}", std::io::Error::last_os_error())),
             }

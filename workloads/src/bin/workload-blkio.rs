@@ -1,8 +1,8 @@
-//! The reads of `workload-device` through the `blkio` library, from a
-//! vhost-user-blk back end: what a ring on the same back end is compared with.
+//! Benchmark: the reads of `workload-device`, made with the `blkio` library from a vhost-user-blk
+//! back end. It is the baseline for a ring on the same back end.
 //!
-//! `workload-blkio --path SOCKET [--depth N] [--batch N] [--wait N]
-//! [--latencies 0|1] [--milliseconds N]`
+//! `workload-blkio --path SOCKET [--depth N] [--batch N] [--wait N] [--latencies 0|1]
+//! [--milliseconds N]`
 
 use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
 use std::mem::MaybeUninit;
@@ -88,7 +88,7 @@ impl Reader {
         })
     }
 
-    /// Fills the queue by a batch, and takes what is done once it is full.
+    /// Submits a batch. If the queue is full then, collects completions.
     fn round(&mut self) -> Result<u64, String> {
         let now = if self.measured { Some(Instant::now()) } else { None };
         for _ in 0..self.batch.min(self.free.len()) {
@@ -105,7 +105,7 @@ impl Reader {
         let done = done.map_err(|error| error.message().to_owned())?;
         let now = if self.measured { Some(Instant::now()) } else { None };
         for completion in &self.completions[..done] {
-            // SAFETY: `do_io` has written that many.
+            // SAFETY: `do_io` returned the number of completions that it has written.
             let completion = unsafe { completion.assume_init_ref() };
             if completion.ret != 0 {
                 return Err(format!("a read answered {}", completion.ret));

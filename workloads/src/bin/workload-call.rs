@@ -1,9 +1,10 @@
-//! What a system call costs that has nothing to do with rings.
+//! Benchmark: the cost of a system call that has nothing to do with rings.
 //!
-//! `workload-call [--call getppid|read|close|fcntl|sigprocmask] [--filter none|empty] [--milliseconds N]`
+//! `workload-call [--call getppid|read|close|fcntl|sigprocmask] [--filter none|empty]
+//! [--milliseconds N]`
 //!
-//! With `--filter empty` a seccomp filter that allows everything is in place: what the kernel charges
-//! for having any.
+//! With `--filter empty` the process has a seccomp filter that allows every call. This shows the
+//! kernel's charge for any filter.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use workloads::options::{self, Options};
 use workloads::stopwatch;
 
-/// Calls between two looks at the clock.
+/// Calls between two readings of the clock.
 const BATCH: u64 = 256;
 
 fn main() -> ExitCode {
@@ -30,11 +31,11 @@ fn workload(options: &Options) -> Result<(), String> {
     stopwatch::pin();
     let zero = File::open("/dev/zero").map_err(|error| error.to_string())?;
     let number = zero.as_raw_fd();
-    // Of no open file, so that only the way in and out is measured.
+    // The number of no open file, so that only the system call's entry and exit are measured.
     let closed = zero.try_clone().map_err(|error| error.to_string())?.into_raw_fd();
     let mut byte = 0u8;
-    // SAFETY: an all-zero set is an empty one; each call has arguments of its kind, and `closed`
-    // belongs to nobody.
+    // SAFETY: an all-zero set is an empty one. Each call has arguments of its kind, and `closed` is
+    // the number of no open file.
     unsafe {
         libc::close(closed);
         let mut set: libc::sigset_t = std::mem::zeroed();

@@ -1,17 +1,18 @@
-//! Reads or writes of 4 KiB of a file or block device through a ring, as fio's
-//! t/io_uring makes them. They are submitted and reaped in batches, with registered buffers and
-//! files. The lightest generator that ordinary
-//! calls allow, so that what is measured is the ring and the device.
+//! Benchmark: 4 KiB reads or writes of a file or block device through a ring, as fio's t/io_uring
+//! makes them. The program submits and reaps them in batches, with registered buffers and files.
+//! The generator is as light as ordinary calls allow, so that the measurement shows the ring and
+//! the device.
 //!
-//! `workload-device --path FILE [--depth N] [--batch N] [--wait N]
-//! [--polled 0|1] [--sq-thread 0|1] [--registered 0|1] [--order random|sequential]
-//! [--latencies 0|1] [--direct 0|1] [--writes 0|1] [--best 0|1] [--pinned 0|1] [--server PID]
-//! [--milliseconds N]`
+//! `workload-device --path FILE [--depth N] [--batch N] [--wait N] [--polled 0|1] [--sq-thread 0|1]
+//! [--registered 0|1] [--order random|sequential] [--latencies 0|1] [--direct 0|1] [--writes 0|1]
+//! [--best 0|1] [--pinned 0|1] [--server PID] [--milliseconds N]`
 //!
-//! `--by copy --size BYTES` copies blocks from random places of memory instead:
-//! the floor of a device in memory. `--fill 1` first writes all of the file. `--best 1` sets
-//! the ring up as it is fastest on the kernel. `--pinned 0` leaves the process to the scheduler.
-//! `--server` names the device's back end, whose processor time counts.
+//! - `--by copy --size BYTES` copies blocks from random places of memory instead. It is the floor
+//!   for a device in memory.
+//! - `--fill 1` first writes all of the file.
+//! - `--best 1` sets the ring up in the kernel's fastest way.
+//! - `--pinned 0` leaves the process to the scheduler.
+//! - `--server` names the process of the device's back end. Its processor time counts, too.
 
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::{File, OpenOptions};
@@ -55,13 +56,13 @@ fn workload(options: &Options) -> Result<(), String> {
     Generator::new(&shape, file, blocks)?.run(span)
 }
 
-/// What is done.
+/// The options of a run.
 struct Shape {
     path: PathBuf,
     depth: u32,
-    /// Submitted together.
+    /// Requests per submission.
     batch: u32,
-    /// Waited for together.
+    /// Completions to wait for in each enter.
     wait: u32,
     polled: bool,
     sq_thread: bool,
@@ -121,12 +122,12 @@ impl Shape {
     }
 }
 
-/// A block of memory that direct I/O takes.
+/// A block of memory, aligned for direct I/O.
 #[derive(Clone)]
 #[repr(C, align(4096))]
 struct Buffer([u8; BLOCK]);
 
-/// Writes all of a file, so that no read is one of a hole.
+/// Writes all of a file, so that no read meets a hole.
 fn fill(file: &File, blocks: u64) -> Result<(), String> {
     const TOGETHER: u64 = 64;
     let mut bytes = vec![Buffer([1; BLOCK]); TOGETHER as usize];
@@ -135,26 +136,26 @@ fn fill(file: &File, blocks: u64) -> Result<(), String> {
         for (at, buffer) in bytes.iter_mut().enumerate() {
             buffer.0[..8].copy_from_slice(&(block + at as u64).to_le_bytes());
         }
-        // SAFETY: buffers lie one behind the other and consist of bytes.
+        // SAFETY: the buffers are contiguous and consist of bytes.
         let bytes = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), count as usize * BLOCK) };
         file.write_all_at(bytes, block * BLOCK as u64).map_err(|error| format!("block {block}: {error}"))?;
     }
     file.sync_all().map_err(|error| error.to_string())
 }
 
-/// One place of the queue: which request is in it, and since when.
+/// One slot of the queue: its request's buffer, and when that request was sent.
 struct Slot {
     buffer: *mut u8,
     submitted: Instant,
 }
 
-/// Where is read from next.
+/// The file, and the position of the next request in it.
 struct Source {
     file: File,
     registered: bool,
     writes: bool,
     blocks: u64,
-    /// In sequence, or anywhere.
+    /// The next block in sequential order; `None` for random order.
     next: Option<u64>,
     random: Random,
 }
@@ -187,7 +188,7 @@ struct Generator<'a> {
     entrance: Entrance,
     source: Source,
     slots: Vec<Slot>,
-    /// Held for the slots, which point into them.
+    /// Keeps the slots' buffers alive: the slots point into them.
     _buffers: Vec<Buffer>,
     free: Vec<u32>,
     latencies: Latencies,
@@ -228,7 +229,7 @@ impl Generator<'_> {
         })
     }
 
-    /// After a warm-up, for about `span`; prints a line of JSON.
+    /// Measures for about `span` after a warm-up, and prints one line of JSON.
     fn run(&mut self, span: Duration) -> Result<(), String> {
         stopwatch::measure(span / 5, || self.round())?;
         self.latencies.clear();
@@ -243,7 +244,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Fills the queue by a batch, and takes what is done once it is full.
+    /// Submits a batch. If the queue is full then, reaps completions.
     fn round(&mut self) -> Result<u64, String> {
         let batch = self.shape.batch.min(self.free.len() as u32);
         let now = if self.shape.latencies { Some(Instant::now()) } else { None };
@@ -255,18 +256,18 @@ impl Generator<'_> {
                 slot.submitted = now;
             }
             let entry = self.source.entry(slot, index);
-            // SAFETY: the buffer lives as long as the ring, and nobody reads it.
+            // SAFETY: the buffer lives as long as the ring, and its content is never read.
             unsafe { submission.push(&entry) }.map_err(|_| "the SQ is full")?;
         }
-        // The entries are shown all at once.
+        // Publishes all entries by one store of the SQ tail.
         drop(submission);
         let wanted = if self.free.is_empty() { self.shape.wait } else { 0 };
         self.enter(batch, wanted)?;
         if wanted == 0 { Ok(0) } else { self.reap() }
     }
 
-    /// An SQ thread takes what is in the SQ by itself: the call is made to wake
-    /// it, or to wait.
+    /// Calls io_uring_enter(2) if it is needed. With an SQ thread the call only wakes that thread,
+    /// or waits.
     fn enter(&mut self, submitted: u32, wanted: u32) -> Result<(), String> {
         let mut flags = if wanted > 0 { GETEVENTS } else { 0 };
         if self.shape.sq_thread {
@@ -302,11 +303,11 @@ impl Generator<'_> {
     }
 }
 
-/// Memory of the kind that a device in memory has: shared, and written once.
+/// Maps memory like that of a device in memory: shared, and written once.
 fn shared_memory(size: usize) -> Result<&'static mut [u8], String> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping, which nothing else names and which stays.
+    // SAFETY: a new mapping. Nothing else points into it, and it is never unmapped.
     let memory = unsafe {
         let address = libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0);
         if address == libc::MAP_FAILED {

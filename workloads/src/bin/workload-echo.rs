@@ -1,10 +1,10 @@
-//! Clients of an echo server that send PING and wait for +PONG, so many at a
-//! time, and what that costs the server.
+//! Benchmark: clients of an echo server that send PING and wait for +PONG. Each connection has a
+//! fixed number of PINGs in flight. The result includes the server's processor time.
 //!
 //! `workload-echo --port N [--server PID] [--connections N] [--pipeline N] [--milliseconds N]`
 //!
-//! One thread drives all connections by epoll(7), edge-triggered. A latency is that
-//! of all PINGs that were sent together.
+//! One thread drives all connections by epoll(7), edge-triggered. A latency is measured over all
+//! PINGs that were sent together.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -18,7 +18,7 @@ use workloads::stopwatch::Sample;
 
 const PING: &[u8] = b"PING\r\n";
 const PONG: &[u8] = b"+PONG\r\n";
-/// Nothing that is sent takes longer to be answered, in milliseconds.
+/// Timeout for an answer, in milliseconds.
 const LIMIT: i32 = 10_000;
 
 fn main() -> ExitCode {
@@ -40,7 +40,7 @@ fn workload(options: &Options) -> Result<(), String> {
 
 struct Client {
     socket: TcpStream,
-    /// Bytes of the answer that have come.
+    /// Bytes of the answer that have been received.
     answered: usize,
     sent: Instant,
 }
@@ -48,7 +48,7 @@ struct Client {
 struct Clients {
     all: Vec<Client>,
     readiness: Readiness,
-    /// What is sent, and what has to come back.
+    /// The bytes that each client sends, and the answer that it expects.
     question: Vec<u8>,
     answer: Vec<u8>,
     pipeline: u64,
@@ -70,7 +70,7 @@ impl Clients {
         Ok(Clients { all, readiness, question, answer, pipeline: pipeline as u64, latencies: Latencies::default() })
     }
 
-    /// Asks for about `span`, and waits until everything is answered.
+    /// Sends requests for about `span`, then waits for the remaining answers.
     fn run(&mut self, span: Duration, server: i32) -> Result<Sample, String> {
         self.latencies.clear();
         let processor = || if server == 0 { Ok(Duration::ZERO) } else { processor_time(server) };
@@ -115,7 +115,7 @@ impl Clients {
         }
     }
 
-    /// Takes what has come; whether that is all.
+    /// Receives bytes from one connection. Returns whether its answer is complete.
     fn take(&mut self, place: usize) -> Result<bool, String> {
         let client = &mut self.all[place];
         let mut buffer = [0; 4096];

@@ -1,11 +1,11 @@
-//! A plain echo server on epoll(7), edge-triggered, without io_uring: what
-//! `echo_server` is compared with. It answers the same.
+//! A plain echo server on epoll(7), edge-triggered, without io_uring: the baseline for
+//! `echo_server`. Both give the same answers.
 //!
 //! `workload-epoll [--port N] [--close-after BYTES]`
 //!
-//! It accepts until there is nobody left, registers each connection once, and takes
-//! a read that fills less than the buffer for the last of its event (epoll(7)
-//! allows that), which saves the one that fails.
+//! The server accepts until no connection is waiting, and registers each connection once. A read
+//! that fills less than the buffer ends the event. epoll(7) allows that, and it saves the read that
+//! would fail.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -63,14 +63,14 @@ fn serve(port: u16, close_after: u64) -> io::Result<()> {
     }
 }
 
-/// Without std's own calls: the connection is to cost one.
+/// Accepts with one system call per connection. `accept` of std may make more.
 fn accept(listener: &TcpListener) -> io::Result<Option<TcpStream>> {
     let none = std::ptr::null_mut();
     // SAFETY: the call gets no address.
     let number =
         unsafe { libc::accept4(listener.as_raw_fd(), none, none.cast(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) };
     if number >= 0 {
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         return Ok(Some(unsafe { OwnedFd::from_raw_fd(number) }.into()));
     }
     match io::Error::last_os_error() {
@@ -92,7 +92,7 @@ impl Connection {
         Connection { socket, dialogue: Dialogue::default(), outgoing: Vec::new(), received: 0, ended: false }
     }
 
-    /// Reads and answers; whether the connection is to stay.
+    /// Reads and answers. Returns whether the connection stays open.
     fn ready(&mut self, buffer: &mut [u8], close_after: u64) -> io::Result<bool> {
         loop {
             self.send()?;
@@ -119,7 +119,7 @@ impl Connection {
         Ok(!(self.ended || self.received >= close_after) || !self.outgoing.is_empty())
     }
 
-    /// Sends what it can; the rest when there is room again.
+    /// Sends as much as the socket accepts. The rest is sent when the socket is writable again.
     fn send(&mut self) -> io::Result<()> {
         while !self.outgoing.is_empty() {
             match self.socket.write(&self.outgoing) {

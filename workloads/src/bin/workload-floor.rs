@@ -1,5 +1,5 @@
-//! What this machine charges for what nobody can do without: a system call,
-//! copying a block, and handing over to a thread that sleeps.
+//! Benchmark: the machine's own cost of three basic operations, which no implementation avoids: a
+//! system call, a copy of a block, and a switch to a sleeping thread.
 //!
 //! `workload-floor [--of system-call|copy|hand-over] [--milliseconds N]`
 
@@ -23,7 +23,7 @@ fn workload(options: &Options) -> Result<(), String> {
     stopwatch::pin();
     match of.as_str() {
         "system-call" => stopwatch::print(span, || {
-            // SAFETY: getppid(2) takes nothing and touches nothing.
+            // SAFETY: getppid(2) takes no arguments and touches no memory.
             black_box(unsafe { libc::syscall(libc::SYS_getppid) });
             Ok(1)
         }),
@@ -40,8 +40,8 @@ fn workload(options: &Options) -> Result<(), String> {
     }
 }
 
-/// Two threads on one processor, one of which sleeps at any time: each wakes the
-/// other by a futex, and sleeps.
+/// Measures futex wake-ups between two threads on one processor. At any time one of them sleeps;
+/// each thread wakes the other and goes to sleep.
 fn hand_over(span: Duration) -> Result<(), String> {
     const OURS: u32 = 0;
     const THEIRS: u32 = 1;
@@ -82,6 +82,6 @@ fn sleep(turn: &AtomicU32, while_it_is: u32) {
 
 fn futex(word: &AtomicU32, operation: i32, value: u32) {
     let none = std::ptr::null::<libc::timespec>();
-    // SAFETY: the word is alive, and no time is given.
+    // SAFETY: the word is alive, and there is no timeout to read.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation | libc::FUTEX_PRIVATE_FLAG, value, none) };
 }

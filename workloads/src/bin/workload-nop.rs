@@ -1,9 +1,9 @@
-//! NOPs, submitted and reaped in batches: what a request costs when it does
+//! Benchmark: NOPs, submitted and reaped in batches. It shows the cost of a request that does
 //! nothing.
 //!
 //! `workload-nop [--batch N] [--site inline|bare|libc] [--best 0|1] [--milliseconds N]`
 //!
-//! `--best 1` sets the ring up as it is fastest on the kernel.
+//! `--best 1` sets the ring up in the kernel's fastest way.
 
 use io_uring::opcode;
 use std::process::ExitCode;

@@ -1,13 +1,14 @@
-//! Random 4 KiB reads of a file that lies in the page cache: what a ring adds
-//! to the copy.
+//! Benchmark: random 4 KiB reads of a file in the page cache. It shows the cost that a ring adds to
+//! the copy.
 //!
-//! `workload-read [--batch N] [--by ring|pread|preadv2] [--best 0|1] [--milliseconds N] [--folder DIR]`
+//! `workload-read [--batch N] [--by ring|pread|preadv2] [--best 0|1] [--milliseconds N] [--folder
+//! DIR]`
 //!
-//! `--best 1` sets the ring up as it is fastest on the kernel, with a registered file
-//! and registered buffers.
+//! `--best 1` sets the ring up in the kernel's fastest way, with a registered file and registered
+//! buffers.
 //!
-//! `preadv2` is asked for with RWF_NOWAIT: the one ordinary call that reads and
-//! cannot be made to wait, and so what a ring in user space is built on.
+//! `preadv2` is called with RWF_NOWAIT. It is the only ordinary call that reads and never waits, so
+//! a ring in user space is built on it.
 
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::File;
@@ -44,8 +45,8 @@ fn workload(options: &Options) -> Result<(), String> {
     }
 }
 
-/// A file without a name, written so that all of it lies in the page cache.
-/// The first bytes of each block are its number.
+/// Creates an unnamed file and writes it, so that all of it is in the page cache. Each block begins
+/// with its number.
 fn make_file(folder: &Path) -> std::io::Result<File> {
     let path = folder.join(format!("usring-workload-{}", std::process::id()));
     let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
@@ -62,7 +63,7 @@ fn first_bytes(bytes: &[u8]) -> u64 {
     bytes[..8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// Where the reads go.
+/// The file and the buffers, as the requests name them.
 #[derive(Clone, Copy)]
 enum Target {
     File(types::Fd),
@@ -108,8 +109,8 @@ fn by_ring(file: &File, batch: u32, best: bool, span: Duration) -> Result<(), St
             let block = random.below(BLOCKS);
             let read = target.read(index, buffer, block * BLOCK as u64);
             let read = read.user_data(block << 32 | index as u64);
-            // SAFETY: the buffer lives as long as the ring, and is looked at
-            // only after its completion.
+            // SAFETY: the buffer lives as long as the ring, and is read only after the request's
+            // completion.
             unsafe { submission.push(&read) }.map_err(|_| "the SQ is full")?;
         }
         submission.sync();
@@ -142,7 +143,7 @@ fn by_call(span: Duration, read: impl Fn(&mut [u8], u64) -> std::io::Result<usiz
 
 fn read_without_waiting(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
     let vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: one vector, which is the whole of a buffer that is ours alone.
+    // SAFETY: there is one vector. It covers a whole buffer that nothing else uses.
     let length = unsafe { libc::preadv2(file.as_raw_fd(), &vector, 1, offset as i64, libc::RWF_NOWAIT) };
     usize::try_from(length).map_err(|_| std::io::Error::last_os_error())
 }

@@ -1,13 +1,17 @@
-//! An echo server under clients of every kind for a long time: thousands of
-//! connections that come and go, whose peers echo, close half, reset, read
-//! nothing for a while, send garbage or say nothing at all.
+//! Soak test: an echo server under clients of every kind for a long time. Thousands of connections
+//! come and go. Their peers echo, close one half, reset, stop reading for a while, send garbage, or
+//! send nothing at all.
 //!
 //! `workload-soak [--seconds N] [--connections N] -- SERVER ARGUMENTS`
 //!
-//! The server is started, has to say where it listens, and is ended by SIGTERM
-//! while connections are open. What is asked of it: every byte of an answer right;
-//! nobody left waiting; its memory as it was; its descriptors closed with the
-//! connections; no request lost by its own account; a clean exit.
+//! The program starts the server, reads the server's port from its output, and ends it by SIGTERM
+//! while connections are open. It checks that:
+//! - every byte of every answer is right;
+//! - no client waits for ever;
+//! - the server's memory does not grow;
+//! - the server closes its descriptors with the connections;
+//! - the server's own counts show no lost request;
+//! - the server exits cleanly.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -20,11 +24,12 @@ use workloads::random::Random;
 use workloads::readiness::Readiness;
 use workloads::sockets;
 
-/// Nobody waits longer for an answer, nor for the server's end.
+/// Timeout for an answer, and for the server's end.
 const LIMIT: Duration = Duration::from_secs(20);
-/// What a stalling peer sends at most before it reads.
+/// Most bytes that a stalling peer sends before it reads.
 const STALL: usize = 1 << 20;
-/// A server may hold so much more at the end than it held before, in KiB and in parts of that.
+/// Growth allowed to the server's memory between start and end: in KiB, and as a fraction (one part
+/// in `GROWTH_PARTS`).
 const GROWTH: u64 = 4096;
 const GROWTH_PARTS: u64 = 10;
 
@@ -38,7 +43,7 @@ fn soak(options: &Options) -> Result<(), String> {
     let connections = options.value("connections", 5000)?;
     let words: Vec<String> = std::env::args().skip_while(|word| word != "--").skip(1).collect();
     let mut server = Server::start(&words)?;
-    // With one connection that stays: the server has opened by then what it needs.
+    // One connection stays open, so that the server has opened everything that it needs.
     let witness = Crowd::idle(server.port, 1)?;
     let idle = server.idle_descriptors();
     let mut crowd = Crowd::new(server.port, connections)?;
@@ -63,8 +68,8 @@ fn soak(options: &Options) -> Result<(), String> {
     check_account(&said, crowd.answered() + others, crowd.begun + others)
 }
 
-/// The third quarter of the time against the last: until half of it is over those who
-/// are quiet gather.
+/// Compares the memory of the third quarter of the time with that of the last. In the first half
+/// the number of quiet clients still grows.
 fn steady(memory: &[u64]) -> Result<String, String> {
     let quarter = memory.len() / 4;
     let mean = |part: &[u64]| part.iter().sum::<u64>() / part.len().max(1) as u64;
@@ -74,8 +79,8 @@ fn steady(memory: &[u64]) -> Result<String, String> {
     if after > before + GROWTH + before / GROWTH_PARTS { Err(format!("memory grows: {words}")) } else { Ok(words) }
 }
 
-/// The server's own counts, as its last line has them. It need not have seen those
-/// who were gone before it came to accept them.
+/// Checks the server's own counts, which its last line holds. The server need not have seen
+/// connections that closed before it accepted them.
 fn check_account(said: &str, certain: u64, begun: u64) -> Result<(), String> {
     let number = |behind: &str| {
         let before = said.split(behind).next().unwrap_or_default();
@@ -90,7 +95,7 @@ fn check_account(said: &str, certain: u64, begun: u64) -> Result<(), String> {
     }
 }
 
-/// The server that is tested: the last process of what was started.
+/// The server under test: the last process of the chain that was started.
 struct Server {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -110,14 +115,14 @@ impl Server {
         let port = line.trim().rsplit_once(':').and_then(|(_, port)| port.parse().ok());
         let port = port.ok_or_else(|| format!("the server said {line:?} and not where it listens"))?;
         let mut process = child.id();
-        // A launcher that stays beside it has it as its child.
+        // If a launcher stays beside the server, the server is the launcher's child.
         while let Some(next) = child_of(process) {
             process = next;
         }
         Ok(Server { child, output, port, process })
     }
 
-    /// How many it has open once nothing is opened and closed any more.
+    /// Returns the number of open descriptors, once that number no longer changes.
     fn idle_descriptors(&self) -> usize {
         let (mut last, mut same, start) = (self.descriptors(), 0, Instant::now());
         while same < 20 && start.elapsed() < LIMIT {
@@ -133,7 +138,7 @@ impl Server {
         std::fs::read_dir(format!("/proc/{}/fd", self.process)).map_or(0, Iterator::count)
     }
 
-    /// Resident, in KiB.
+    /// Returns the resident memory in KiB.
     fn memory(&self) -> Result<u64, String> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process));
         let status = status.map_err(|error| format!("the server is gone ({error})"))?;
@@ -141,7 +146,7 @@ impl Server {
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).ok_or_else(|| "no VmRSS".into())
     }
 
-    /// Whether it comes to hold no more descriptors than this.
+    /// Waits until the server holds at most `idle` descriptors. Fails at the time limit.
     fn forgets_connections(&self, idle: usize) -> Result<(), String> {
         let start = Instant::now();
         while self.descriptors() > idle {
@@ -153,7 +158,7 @@ impl Server {
         Ok(())
     }
 
-    /// What it says when it is told to end.
+    /// Sends SIGTERM and returns the server's last output.
     fn end(&mut self) -> Result<String, String> {
         // SAFETY: the call takes no address; the child has not been reaped.
         unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
@@ -190,15 +195,15 @@ fn child_of(process: u32) -> Option<u32> {
 /// How a peer behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peer {
-    /// Sends, reads the answer, some times, and closes.
+    /// Sends a question and reads the answer a few times, then closes.
     Echo,
-    /// Sends, closes its half, and reads to the end.
+    /// Sends, shuts down its sending half, and reads to the end.
     HalfClose,
-    /// Sends and resets, whatever is on its way.
+    /// Sends and resets, without regard to the answer.
     Reset,
-    /// Sends as long as it can without reading, waits, and reads on.
+    /// Sends without reading until the socket is full, waits, and then reads.
     Stall,
-    /// The same, and resets in the end.
+    /// Sends without reading until the socket is full, waits, reads, and ends with a reset.
     StallAndReset,
     /// Connects, waits and closes.
     Silent,
@@ -209,16 +214,16 @@ const PEERS: [Peer; 6] = [Peer::Echo, Peer::HalfClose, Peer::Reset, Peer::Stall,
 struct Client {
     socket: TcpStream,
     peer: Peer,
-    /// Says what the answer has to be.
+    /// Computes the expected answer.
     dialogue: Dialogue,
-    /// To be sent, and how much of it has been.
+    /// The bytes to send, and how many of them have been sent.
     question: Vec<u8>,
     sent: usize,
-    /// To come, and how much of it has.
+    /// The expected answer, and how many of its bytes have been received.
     answer: Vec<u8>,
     received: usize,
     rounds: u32,
-    /// Until then it does not read, or nothing at all.
+    /// Until this time the client does not read. A silent client does nothing at all.
     quiet_until: Option<Instant>,
     half_closed: bool,
     progress: Instant,
@@ -250,7 +255,7 @@ impl Crowd {
         })
     }
 
-    /// Connections that are accepted and then left alone.
+    /// Opens connections that the server accepts and that then stay unused.
     fn idle(port: u16, count: usize) -> Result<Vec<TcpStream>, String> {
         let mut idle = Vec::new();
         for _ in 0..count {
@@ -263,13 +268,13 @@ impl Crowd {
         Ok(idle)
     }
 
-    /// How many were answered to their end.
+    /// Returns the number of clients whose answers were complete.
     fn answered(&self) -> u64 {
         let to_the_end = |kind: &&(Peer, u64)| matches!(kind.0, Peer::Echo | Peer::HalfClose | Peer::Stall);
         self.kinds.iter().filter(to_the_end).map(|(_, count)| count).sum()
     }
 
-    /// Waits a moment for events, and looks at everybody now and then.
+    /// Waits up to 10 ms for events, and now and then visits every client.
     fn turn(&mut self, refill: bool) -> Result<(), String> {
         self.readiness.wait(10).map_err(|error| error.to_string())?;
         for at in 0..self.readiness.count() {
@@ -285,7 +290,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Until everybody is done.
+    /// Runs until every client is done.
     fn drain(&mut self) -> Result<(), String> {
         while self.clients.iter().any(Option::is_some) {
             self.turn(false)?;
@@ -313,7 +318,7 @@ impl Crowd {
         let socket = sockets::connect(self.port).map_err(|error| format!("cannot connect ({error})"))?;
         let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
         self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
-        // Those who are quiet stay longest: fewer of them.
+        // Quiet clients stay the longest, so there are fewer of them.
         let kind = match self.random.below(100) {
             0..50 => 0,
             50..70 => 1,
@@ -351,7 +356,7 @@ impl Crowd {
 }
 
 impl Client {
-    /// Something to be sent: PINGs, pieces of PINGs, any bytes.
+    /// Makes up a question: PINGs, pieces of PINGs, or random bytes.
     fn ask(&mut self, random: &mut Random, most: usize) {
         let length = 1 + random.below(most as u64) as usize;
         let mut question = Vec::with_capacity(length);
@@ -368,7 +373,8 @@ impl Client {
         (self.question, self.sent, self.received) = (question, 0, 0);
     }
 
-    /// Does what can be done; whether the connection is done.
+    /// Makes all the progress that is possible without waiting. Returns whether the connection is
+    /// done.
     fn go_on(&mut self, random: &mut Random) -> Result<bool, String> {
         let quiet = self.quiet_until.is_some_and(|until| Instant::now() < until);
         if self.peer == Peer::Silent {
@@ -425,7 +431,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes what has come; whether the server has closed.
+    /// Receives bytes. Returns whether the server has closed.
     fn receive(&mut self) -> Result<bool, String> {
         let mut buffer = [0; 16 << 10];
         loop {
@@ -446,12 +452,12 @@ impl Client {
         }
     }
 
-    /// Closes with a reset in place of an orderly end.
+    /// Closes with a reset instead of an orderly end.
     fn reset(&self) -> Result<bool, String> {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
         let length = size_of::<libc::linger>() as libc::socklen_t;
         let value = std::ptr::from_ref(&linger).cast();
-        // SAFETY: the value lives through the call and is as long as is said.
+        // SAFETY: the value lives through the call and has the length that the call names.
         let answer =
             unsafe { libc::setsockopt(self.socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, length) };
         if answer == 0 { Ok(true) } else { Err(std::io::Error::last_os_error().to_string()) }

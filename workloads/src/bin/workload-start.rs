@@ -1,10 +1,10 @@
-//! The first rings of a program, and the first request that has to wait for a file.
+//! Benchmark: the first rings of a program, and the first request that waits for a file.
 //!
 //! `workload-start [--rings N] [--threads N]`
 //!
 //! Makes `N` rings (default: 1), submits a POLL_ADD to the first, makes its pipe readable, and
-//! waits for the completion. `--threads` starts idle threads before that. A process has one start,
-//! so there is one operation, and no warm-up.
+//! waits for the completion. `--threads` starts idle threads before that. A process starts only
+//! once, so the program measures one operation, without a warm-up.
 
 use io_uring::{IoUring, opcode, types};
 use std::io::Write;
@@ -14,7 +14,7 @@ use std::time::Instant;
 use workloads::options::{self, Options};
 use workloads::stopwatch::{self, Sample};
 
-/// Entries of each ring.
+/// Entries in each ring's SQ.
 const ENTRIES: u32 = 8;
 
 fn main() -> ExitCode {

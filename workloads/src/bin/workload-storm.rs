@@ -1,10 +1,11 @@
-//! Short connections: each connects, sends 128 bytes, gets them back and is
-//! closed, so many at the same time; and what they cost the server.
+//! Benchmark: short connections and their cost to the server. Each connects, sends 128 bytes,
+//! receives them back and closes. A fixed number of connections is open at any time.
 //!
-//! `workload-storm --port N [--server PID] [--connections N] [--at-once N] [--closes server|client]`
+//! `workload-storm --port N [--server PID] [--connections N] [--at-once N] [--closes
+//! server|client]`
 //!
-//! Where the server closes (`echo_server --close-after 128`) the end of the stream
-//! is waited for; where the client does, nothing is.
+//! If the server closes (`echo_server --close-after 128`), the client waits for the end of the
+//! stream. If the client closes, it does not wait.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -16,7 +17,7 @@ use workloads::sockets::{self, processor_time};
 use workloads::stopwatch::Sample;
 
 const LENGTH: usize = 128;
-/// Longer than anything takes that is sent, in milliseconds.
+/// Timeout for any step, in milliseconds.
 const LIMIT: i32 = 10_000;
 
 fn main() -> ExitCode {
@@ -34,13 +35,13 @@ fn workload(options: &Options) -> Result<(), String> {
     let (start, before) = (Instant::now(), processor().map_err(words)?);
     storm.run(connections)?;
     let time = start.elapsed();
-    // What the server still does for connections that we have closed is its work, too.
+    // Includes the server's work for connections that the clients have closed already.
     let processor = settled(processor).map_err(words)? - before;
     println!("{{{}}}", Sample { operations: connections, time, processor, thread: None });
     Ok(())
 }
 
-/// The time once it no longer grows.
+/// Returns the server's processor time once it no longer grows.
 fn settled(processor: impl Fn() -> std::io::Result<Duration>) -> std::io::Result<Duration> {
     let mut last = processor()?;
     for _ in 0..100 {
@@ -76,7 +77,7 @@ impl Storm {
         Ok(Storm { port, server_closes, readiness, clients, begun: 0 })
     }
 
-    /// Makes so many connections, each place of `clients` one after the other.
+    /// Makes `connections` connections. Each element of `clients` has one connection after another.
     fn run(&mut self, connections: u64) -> Result<(), String> {
         let mut open = 0;
         for place in 0..self.clients.len().min(connections as usize) {
@@ -109,7 +110,7 @@ impl Storm {
         let socket = sockets::connect(self.port).map_err(|error| format!("cannot connect ({error})"))?;
         let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET) as u32;
         self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
-        // No two alike, and neither a PING.
+        // Every connection sends different bytes, and none of them form a PING.
         let mut bytes = [0; LENGTH];
         for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
             word.copy_from_slice(&(self.begun << 8 | at as u64 | 1 << 63).to_be_bytes());
@@ -121,7 +122,8 @@ impl Storm {
 }
 
 impl Client {
-    /// Does what can be done; whether that was all.
+    /// Makes all the progress that is possible without waiting. Returns whether the connection is
+    /// done.
     fn go_on(&mut self, server_closes: bool) -> Result<bool, String> {
         if !self.sent {
             match self.socket.write(&self.bytes) {

@@ -1,21 +1,19 @@
-//! Threads with a ring each that ask each other for something and answer: each
-//! request and each answer is a message, which is queued on the ring of another
-//! thread, and that thread has to be told.
+//! Benchmark: threads with a ring each that exchange requests and answers. Each request and each
+//! answer is a message that is queued on another thread's ring, and that thread must be notified.
 //!
 //! `workload-tasks [--threads N] [--depth N] [--told own|signal|shared] [--milliseconds N]`
 //!
-//! Each thread keeps `depth` requests open, all with the next thread. How it is
-//! notified differs:
-//! * `own`: it sleeps in io_uring_enter(2), and who sends has done what has to be
-//!   done by sending: whom to tell is the affair of that one ring.
-//! * `shared`: as kernels before 5.11 told a thread of task work. Who sends takes
-//!   a lock that all threads share, and in it sends the thread a signal, unless
-//!   one is on its way already; the thread sleeps until it has a signal, in
-//!   sigwaitinfo(2), which spares it a handler. Its ring is asked for events
-//!   without waiting, so that sending to it wakes nobody.
-//! * `signal`: as `shared`, without the lock. The difference of the two is the lock's
-//!   cost; the difference to `own` is that of a signal, and of calls of its own to
-//!   send it and to wait for it.
+//! Each thread keeps `depth` requests open, all with the next thread. `--told` selects the
+//! notification:
+//! - `own`: the receiver sleeps in io_uring_enter(2). The sender only sends the message; the
+//!   receiver's ring does the notification.
+//! - `shared`: the way of kernels before 5.11. The sender takes a lock that all threads share.
+//!   Under it, the sender signals the receiver unless a signal is pending already. The receiver
+//!   sleeps in sigwaitinfo(2), which spares it a handler. It asks its ring for events without
+//!   waiting, so sending to the ring wakes no thread.
+//! - `signal`: like `shared`, without the lock. The difference between the two is the lock's cost.
+//!   The difference from `own` is the cost of a signal and of the system calls that send it and
+//!   wait for it.
 
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 use std::os::fd::AsRawFd;
@@ -28,17 +26,17 @@ use workloads::latencies::Latencies;
 use workloads::options::{self, Options};
 use workloads::site::Site;
 
-/// What a message means, in the upper half of its user_data; the sender and the
-/// number of its request are in the lower.
+/// The kind of a message, in the upper half of its user_data. The lower half holds the sender and
+/// the number of its request.
 const REQUEST: u64 = 1 << 32;
 const ANSWER: u64 = 2 << 32;
 const END: u64 = 3 << 32;
-/// The CQE of a message that could not be sent.
+/// The kind of the CQE of a message that could not be sent.
 const NOT_SENT: u64 = 4 << 32;
 
 const SIGNAL: i32 = libc::SIGUSR1;
 
-/// Latencies whose share is told, in microseconds.
+/// The limits for which the output names the share of latencies below, in microseconds.
 const WITHIN: [u64; 3] = [200, 300, 400];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,29 +63,29 @@ fn main() -> ExitCode {
     options::run(workload)
 }
 
-/// What all threads see.
+/// State that all threads share.
 struct Common {
     told: Told,
     depth: usize,
-    /// The rings' descriptors.
+    /// Descriptors of the rings.
     rings: Vec<AtomicI32>,
-    /// How the threads are called by tgkill(2), and whether each has a signal
-    /// that it has not looked at.
+    /// Thread ids for tgkill(2), and for each thread whether a signal is pending that it has not
+    /// consumed.
     threads: Vec<AtomicI32>,
     signalled: Vec<AtomicBool>,
     lock: Mutex<()>,
     begin: Barrier,
     stop: AtomicBool,
-    /// Threads whose requests have all been answered.
+    /// Number of threads whose requests have all been answered.
     finished: AtomicUsize,
 }
 
-/// What a thread has done.
+/// The results of one thread.
 #[derive(Default)]
 struct Tally {
     answered: u64,
     completions: u64,
-    /// How often it has slept.
+    /// Number of times the thread slept.
     sleeps: u64,
     latencies: Latencies,
 }
@@ -133,12 +131,12 @@ fn workload(options: &Options) -> Result<(), String> {
     })
 }
 
-/// One thread.
+/// The state of one thread.
 struct Party<'a> {
     common: &'a Common,
     index: usize,
     ring: IoUring,
-    /// When each of its open requests was sent.
+    /// Send time of each open request.
     sent: Vec<Instant>,
     open: usize,
     tally: Tally,
@@ -147,9 +145,10 @@ struct Party<'a> {
 
 impl Party<'_> {
     fn run(common: &Common, index: usize) -> Result<Tally, String> {
-        // Before anybody can send one: it stays until it is waited for.
+        // Blocks the signal before any thread can send one: the signal then stays pending until the
+        // wait.
         only_wait_for_signal();
-        // SAFETY: gettid(2) takes nothing.
+        // SAFETY: gettid(2) takes no arguments.
         common.threads[index].store(unsafe { libc::gettid() }, Ordering::Relaxed);
         let entries = (4 * common.depth.max(8)).next_power_of_two() as u32;
         let made = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
@@ -160,7 +159,7 @@ impl Party<'_> {
         let mut party = Party { common, index, ring: ring?, sent, open: 0, tally: Tally::default(), ended: false };
         let slept = sleeps();
         if let Err(why) = party.exchange() {
-            // The others wait for its answers.
+            // The other threads wait for this thread's answers, so the whole process ends.
             eprintln!("{why}");
             std::process::exit(1);
         }
@@ -189,7 +188,7 @@ impl Party<'_> {
                 wait_for_signal();
             }
         }
-        // What was sent last.
+        // Submits the messages pushed last.
         let to_submit = self.ring.submission().len() as u32;
         enter(self.ring.as_raw_fd(), to_submit, 0)?;
         if self.common.told != Told::Own {
@@ -198,7 +197,8 @@ impl Party<'_> {
         Ok(())
     }
 
-    /// Deals with what has come, and says how much; notes who is sent something.
+    /// Handles the messages that have arrived and returns their number. Adds each thread that it
+    /// sends a message to `told`.
     fn take(&mut self, told: &mut Vec<usize>) -> Result<u64, String> {
         let now = Instant::now();
         let mut taken = 0;
@@ -256,10 +256,10 @@ impl Party<'_> {
         self.ask(number, now).map(Some)
     }
 
-    /// All its requests are answered. The last thread of which that is so tells
-    /// all that it is over.
+    /// Runs when all requests of this thread are answered. The last such thread ends the others.
+    /// Returns whether the run is over.
     fn finish(&mut self) -> Result<bool, String> {
-        // Counted once: it is never at 0 again.
+        // Counts this thread once: `open` never becomes 0 again.
         self.open = usize::MAX;
         let last = self.common.finished.fetch_add(1, Ordering::Relaxed) + 1 == self.common.rings.len();
         if last {
@@ -282,7 +282,8 @@ impl Party<'_> {
         Ok(())
     }
 
-    /// Sends a signal, in `shared` mode under the lock that all threads share.
+    /// Sends a signal to a thread. In `shared` mode this happens under the lock that all threads
+    /// share.
     fn tell(&self, other: usize) {
         let signalled = &self.common.signalled[other];
         if signalled.load(Ordering::SeqCst) {
@@ -291,7 +292,7 @@ impl Party<'_> {
         let _shared = (self.common.told == Told::Shared).then(|| self.common.lock.lock());
         if !signalled.swap(true, Ordering::SeqCst) {
             let thread = self.common.threads[other].load(Ordering::Relaxed);
-            // SAFETY: a signal to a thread of this process, which has it blocked.
+            // SAFETY: the signal goes to a thread of this process, which has blocked it.
             unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, SIGNAL) };
         }
     }
@@ -305,7 +306,7 @@ fn enter(ring: i32, to_submit: u32, wanted: u32) -> Result<(), String> {
 }
 
 fn signal_set() -> libc::sigset_t {
-    // SAFETY: 1. An all-zero set is a set. 2. The calls get it alone.
+    // SAFETY: 1. An all-zero set is valid. 2. The calls write only to it.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -315,17 +316,17 @@ fn signal_set() -> libc::sigset_t {
 }
 
 fn only_wait_for_signal() {
-    // SAFETY: a set of our own.
+    // SAFETY: the set is a temporary of this call's.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal_set(), std::ptr::null_mut()) };
 }
 
 fn wait_for_signal() {
-    // SAFETY: as above; nothing is wanted of the signal.
+    // SAFETY: the set is a temporary of this call's, and a null pointer asks for no information.
     unsafe { libc::sigwaitinfo(&signal_set(), std::ptr::null_mut()) };
 }
 
 fn usage(of: i32) -> libc::rusage {
-    // SAFETY: 1. An all-zero `rusage` is one. 2. The call fills it.
+    // SAFETY: 1. An all-zero `rusage` is valid. 2. The call fills it.
     unsafe {
         let mut usage = std::mem::zeroed();
         libc::getrusage(of, &mut usage);
@@ -333,12 +334,12 @@ fn usage(of: i32) -> libc::rusage {
     }
 }
 
-/// How often this thread has given its processor up to wait.
+/// Returns the number of voluntary context switches of this thread.
 fn sleeps() -> u64 {
     usage(libc::RUSAGE_THREAD).ru_nvcsw as u64
 }
 
-/// Of all threads.
+/// Returns the processor time of all threads.
 fn processor_time() -> Duration {
     let usage = usage(libc::RUSAGE_SELF);
     let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);

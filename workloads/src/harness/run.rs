@@ -1,4 +1,4 @@
-//! One program: started, waited for, ended if it takes too long.
+//! One program under test: started, waited for, and killed if it takes too long.
 
 use super::{Statistics, World, on_kernel};
 use crate::control_group::ControlGroup;
@@ -14,9 +14,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Nothing that is started here should take longer, unless it says so.
+/// Time limit of a program unless the test sets another.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(180);
-/// How much of what a program said is repeated when it failed.
+/// Bytes of a failed program's output that the report repeats.
 const TAIL: usize = 6000;
 
 /// A program and how to start it.
@@ -27,9 +27,9 @@ pub struct Run {
 }
 
 impl Run {
-    /// `options` are more of `usring run`'s.
+    /// Makes the command. `options` are further options of `usring run`.
     pub(super) fn new(stage: &Path, world: World, options: &[String], program: &Path) -> Run {
-        // Whatever we were started to ignore.
+        // Resets the signals that the test process ignores.
         let mut words: Vec<OsString> = vec!["/usr/bin/env".into(), "--default-signal".into()];
         if world.is_confined() {
             words.push(stage.join("tools/confine").into_os_string());
@@ -48,7 +48,7 @@ impl Run {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(stage).stdin(Stdio::null());
         command.env("LC_ALL", "C").env("HOME", stage).env("TMPDIR", stage).env("XDG_RUNTIME_DIR", stage);
-        // A group of its own, so that all of it can be ended by its id.
+        // A process group of its own, so that the harness can kill all of it by its id.
         command.process_group(0);
         Run { command, limit: DEFAULT_LIMIT, world }
     }
@@ -78,7 +78,7 @@ impl Run {
         self
     }
 
-    /// In a control group from the beginning.
+    /// Starts the program in a control group.
     pub fn within(mut self, group: &ControlGroup) -> Run {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "echo 0 >\"$0\" && exec \"$@\""]).arg(group.members());
@@ -89,15 +89,14 @@ impl Run {
         self
     }
 
-    /// After this time the program and its process group are killed, and the
-    /// test fails.
+    /// Sets the time after which the harness kills the program's process group and fails the test.
     pub fn limit(mut self, limit: Duration) -> Run {
         self.limit = limit;
         self
     }
 
     pub fn start(mut self) -> Started {
-        // Files, not pipes: nothing has to be drained while the program runs.
+        // Files, not pipes: no thread has to drain them while the program runs.
         let output = || tempfile::tempfile().expect("a temporary file");
         let (stdout, stderr) = (output(), output());
         self.command.stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
@@ -106,13 +105,13 @@ impl Run {
         Started { child, stdout, stderr, begin, run: self, ended: false }
     }
 
-    /// Starts it and waits for its end.
+    /// Starts the program and waits for its end.
     pub fn finish(self) -> Finished {
         self.start().finish()
     }
 }
 
-/// A program that runs. Dropped before its end, it is killed.
+/// A running program. Dropping it kills the program.
 pub struct Started {
     child: Child,
     stdout: File,
@@ -123,17 +122,17 @@ pub struct Started {
 }
 
 impl Started {
-    /// Of what was started first: the launcher, if it stays beside the program.
+    /// Returns the process id of the first process: the launcher's, if it stays beside the program.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it is over already.
+    /// Returns whether the program has ended.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Its first line on standard output, once it is there.
+    /// Waits for the program's first line on standard output and returns it.
     pub fn wait_for_line(&mut self, limit: Duration) -> String {
         let begin = Instant::now();
         loop {
@@ -147,7 +146,7 @@ impl Started {
         }
     }
 
-    /// Stops it, all threads of it, while `look` looks at it. For a program without a launcher
+    /// Stops all threads of the program while `look` runs. Only for a program without a launcher
     /// beside it.
     pub fn stopped<T>(&self, look: impl FnOnce(u32) -> T) -> T {
         let process = Pid::from_raw(self.child.id().cast_signed());
@@ -159,12 +158,12 @@ impl Started {
         looked
     }
 
-    /// Asks what was started to end.
+    /// Sends SIGTERM to the first process.
     pub fn terminate(&self) {
         signal::kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).expect("a process of ours");
     }
 
-    /// What it has written to standard error until now.
+    /// Returns the program's standard error so far.
     pub fn stderr_so_far(&self) -> String {
         contents(&self.stderr)
     }
@@ -172,8 +171,7 @@ impl Started {
     pub fn finish(mut self) -> Finished {
         let process = Pid::from_raw(self.child.id().cast_signed());
         let (ended, when_ended) = mpsc::channel();
-        // It is left unreaped, so that until we take it in below its id can
-        // belong to nobody else.
+        // WNOWAIT leaves the process unreaped, so its id cannot be reused before the wait below.
         std::thread::spawn(move || {
             let _ = waitid(Id::Pid(process), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
             let _ = ended.send(());
@@ -209,8 +207,8 @@ impl Drop for Started {
     }
 }
 
-/// Read by position: the program writes through the same open file, whose
-/// position must stay its own.
+/// Reads at explicit offsets. The program writes through the same open file, so the file position
+/// must not move.
 fn contents(file: &File) -> String {
     let length = file.metadata().unwrap().len();
     let mut bytes = vec![0; usize::try_from(length).unwrap()];
@@ -218,12 +216,12 @@ fn contents(file: &File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What a program did.
+/// The outcome of a program.
 #[derive(Debug)]
 pub struct Finished {
     pub status: ExitStatus,
     pub stdout: String,
-    /// Without usring's table.
+    /// Standard error without usring's table.
     pub stderr: String,
     pub statistics: Option<Statistics>,
     pub elapsed: Duration,
@@ -239,8 +237,8 @@ impl Finished {
         self
     }
 
-    /// Fails the test unless our engine completed at least so many requests
-    /// of these opcodes (of all, if none is named).
+    /// Fails the test unless the engine completed at least `at_least` requests of these opcodes (of
+    /// all opcodes, if none is named).
     #[track_caller]
     pub fn served(self, opcodes: &[&str], at_least: u64) -> Finished {
         if self.world.has_usring() {
@@ -254,8 +252,7 @@ impl Finished {
         self
     }
 
-    /// Fails the test if our engine answered any request of these opcodes with
-    /// an error.
+    /// Fails the test if the engine completed a request of these opcodes with an error.
     #[track_caller]
     pub fn without_errors(self, opcodes: &[&str]) -> Finished {
         let errors = self.statistics.as_ref().map_or(0, |statistics| statistics.sum("errors", opcodes));
@@ -263,7 +260,7 @@ impl Finished {
         self
     }
 
-    /// Everything that one wants to know when it failed.
+    /// Returns everything that helps to understand a failure.
     pub fn report(&self) -> String {
         let ended = match self.status.signal() {
             Some(signal) => format!("killed by signal {signal}"),
@@ -280,7 +277,7 @@ impl Finished {
     }
 }
 
-/// Kills a process of ours, as if the machine had failed.
+/// Kills a process with SIGKILL, as if the machine had failed.
 pub fn kill(process: i32) {
     signal::kill(Pid::from_raw(process), Signal::SIGKILL).expect("a process of ours");
 }

@@ -1,4 +1,4 @@
-//! The folder of one test, gone when the test ends.
+//! The folder of one test, removed when the test ends.
 
 use super::{CC, Run, World, require};
 use nix::fcntl::{OFlag, open};
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Where the programs of our own lie, as source.
+/// Folder with the sources of the test programs.
 const PROGRAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs");
 
-/// Anyone may write here, for some of the programs run as nobody.
+/// A test's folder. Any user may write to it, because some programs run as nobody.
 pub struct Stage {
     folder: TempDir,
 }
@@ -22,7 +22,7 @@ impl Stage {
         Stage::with(built_usring)
     }
 
-    /// With usring as it is shipped, for what is measured: the release profile.
+    /// Makes a stage with usring in the release profile, for measurements.
     pub fn with_release() -> Stage {
         Stage::with(|| {
             let built = built_usring();
@@ -49,12 +49,12 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// A file of the stage, whole.
+    /// Returns the whole content of a file of the stage.
     pub fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// A file that anyone may read and write.
+    /// Writes a file that any user may read and write.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, contents).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -62,7 +62,7 @@ impl Stage {
         path
     }
 
-    /// A folder in which anyone may write.
+    /// Makes a folder to which any user may write.
     pub fn make_folder(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir(&path).unwrap();
@@ -70,9 +70,9 @@ impl Stage {
         path
     }
 
-    /// A copy of a file of ours, where nobody can reach it. By another process: what
-    /// this one has open for writing, a child that another test is just starting has
-    /// open, too, and no such file can be executed.
+    /// Copies a file to the stage, where the user nobody can reach it. cp(1) does this in another
+    /// process. If this process had the copy open for writing, a child forked meanwhile by another
+    /// test would have it open, too, and no process could execute it.
     pub fn copy(&self, from: &Path, name: &str) -> PathBuf {
         let path = self.path(name);
         let output = Command::new("cp").arg(from).arg(&path).output().expect("cp");
@@ -81,44 +81,44 @@ impl Stage {
         path
     }
 
-    /// Compiles `programs/SOURCE` with Debian's compiler. `flags` stand behind
-    /// the source, so libraries may be named there.
+    /// Compiles `programs/SOURCE` with Debian's compiler. `flags` follow the source on the command
+    /// line, so they may name libraries.
     pub fn compile(&self, source: &str, flags: &[&str]) -> PathBuf {
         let result = self.path(source).with_extension("");
         self.compile_as(source, flags, &result);
         result
     }
 
-    /// The same, with a name of its own for the result.
+    /// Compiles `programs/SOURCE` to the path `result`.
     pub fn compile_as(&self, source: &str, flags: &[&str], result: &Path) {
         compile(&["-O2", "-pthread", "-Wall", "-Werror"], &Path::new(PROGRAMS).join(source), flags, result);
     }
 
-    /// A program on this stage, to be given its arguments and started.
+    /// Prepares a program on this stage. The caller adds arguments and starts it.
     pub fn program(&self, world: World, program: impl AsRef<Path>) -> Run {
         Run::new(&self.path(""), world, &[], program.as_ref())
     }
 
-    /// The same in a run that has these devices, each `PATH=SPEC`. A relative PATH
-    /// is one of the stage.
+    /// Prepares a program in a run with these devices, each `PATH=SPEC`. A relative PATH is
+    /// relative to the stage.
     pub fn program_on_devices(&self, world: World, devices: &[&str], program: impl AsRef<Path>) -> Run {
         let options: Vec<_> = devices.iter().map(|device| format!("--device={device}")).collect();
         self.program_with(world, &options, program)
     }
 
-    /// The same with other options of `usring run`.
+    /// Prepares a program with further options of `usring run`.
     pub fn program_with(&self, world: World, options: &[String], program: impl AsRef<Path>) -> Run {
         assert!(!super::on_kernel(), "the kernel has no devices of usring's");
         Run::new(&self.path(""), world, options, program.as_ref())
     }
 
-    /// What runs with devices have left in the folder of their sockets.
+    /// Returns the sockets that runs with devices have left in their folder.
     pub fn sockets(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.path("usring")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// A file of `programs/` that needs no compiler.
+    /// Returns the path of a script in `programs/`, which needs no compiler.
     pub fn script(name: &str) -> PathBuf {
         Path::new(PROGRAMS).join(name)
     }
@@ -135,12 +135,12 @@ fn compile(before: &[&str], source: &Path, behind: &[&str], result: &Path) {
     let mut command = Command::new(CC.path);
     let output = command.args(before).arg(source).args(behind).arg("-o").arg(result).output().unwrap();
     assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
-    // For nobody, too, whatever umask(2) says.
+    // Sets the mode explicitly, so that the user nobody can run the file under any umask(2).
     fs::set_permissions(result, Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A folder on a file system that takes O_DIRECT (a tmpfs may not), reachable
-/// for nobody.
+/// Makes a folder that the user nobody can reach, on a file system that supports O_DIRECT (a tmpfs
+/// may not).
 fn new_folder() -> TempDir {
     let candidates = [PathBuf::from("/var/tmp"), std::env::temp_dir()];
     let folder = candidates.iter().find_map(|parent| {
@@ -160,12 +160,12 @@ fn takes_direct_io(folder: &Path) -> bool {
     opened
 }
 
-/// `usring` as it was built: named by the environment, or beside this test.
+/// Returns the path of the built `usring`: from the environment, or beside this test.
 fn built_usring() -> PathBuf {
     let named = std::env::var_os("USRING_BIN").map(PathBuf::from);
     let path = named.unwrap_or_else(|| {
         let test = std::env::current_exe().unwrap();
-        // target/PROFILE/deps/TEST or target/PROFILE/PROGRAM
+        // Path of this test: target/PROFILE/deps/TEST or target/PROFILE/PROGRAM.
         let folder = test.ancestors().skip(1).find(|folder| folder.join("usring").is_file());
         folder.unwrap_or_else(|| test.parent().unwrap()).join("usring")
     });

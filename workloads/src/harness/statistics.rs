@@ -1,21 +1,21 @@
-//! The table that `usring run --stats` prints on standard error when the
-//! program has ended.
+//! Parser for the table that `usring run --stats` prints on standard error when the program has
+//! ended.
 
 use std::collections::BTreeMap;
 
-/// What our engine counted, by opcode.
+/// The engine's counts by opcode.
 #[derive(Debug, Default)]
 pub struct Statistics {
     rows: BTreeMap<String, BTreeMap<&'static str, u64>>,
 }
 
-/// In the order of the table.
+/// The columns, in the order of the table.
 const COLUMNS: [&str; 6] = ["submitted", "completed", "errors", "inline", "polled", "by worker"];
 
 impl Statistics {
-    /// The table, and the rest of `stderr`: the program's own words, and what else usring says
-    /// (of swap, behind the table). None if there is no table; a table without rows is one of a program
-    /// that asked for nothing.
+    /// Splits `stderr` into the table and the rest. The rest is the program's own output and
+    /// usring's other messages, for instance about swap. The table is None if `stderr` has none. A
+    /// table without rows means that the program made no requests.
     pub fn split(stderr: &str) -> (Option<Statistics>, String) {
         let mut begins = stderr.rmatch_indices("usring: ").map(|(begin, _)| begin);
         let Some(begin) = begins.find(|begin| is_summary(&stderr[*begin..])) else {
@@ -34,7 +34,7 @@ impl Statistics {
         (Some(Statistics { rows }), stderr[..begin].to_owned() + &stderr[end..])
     }
 
-    /// The sum of a column over these opcodes, or over all if none is named.
+    /// Returns the sum of a column over these opcodes, or over all if none is named.
     pub fn sum(&self, column: &'static str, opcodes: &[&str]) -> u64 {
         assert!(COLUMNS.contains(&column), "the table has no column {column}");
         let wanted = |opcode: &String| opcodes.is_empty() || opcodes.contains(&opcode.as_str());
@@ -42,7 +42,7 @@ impl Statistics {
     }
 }
 
-/// `usring: 2 rings` and what may follow in that line.
+/// Returns whether a text begins with `usring: N rings`; more may follow in the line.
 fn is_summary(text: &str) -> bool {
     let first = text.lines().next().unwrap_or_default();
     let words: Vec<_> = first.split_whitespace().collect();

@@ -1,7 +1,7 @@
-//! The kernel's swap, where it may be had: a swap area of our own, and a memory
-//! cgroup of the limit's size for another process of this program, which does
-//! the work. Both are gone when that has ended. Swap is the whole system's while
-//! it lasts: what else lacks memory at that moment uses it, too.
+//! The kernel's swap as a baseline, where the process may configure it. This module makes a swap
+//! area and a memory cgroup with the limit's size. A child process of this program runs in the
+//! cgroup and does the work. When the child has ended, the parent removes both. Meanwhile the swap
+//! area serves the whole system: any other process that lacks memory may use it, too.
 
 use super::Shape;
 use std::ffi::CString;
@@ -14,18 +14,21 @@ use std::process::Command;
 use workloads::control_group::ControlGroup;
 use workloads::options::Options;
 
-/// What the process needs beside the memory, and the kernel for it.
+/// Memory beside the measured pages: what the process needs, and what the kernel needs for the
+/// process.
 const OVERHEAD: usize = 4 << 20;
 
-/// The other process must end before somebody ends us, who have to clean up.
+/// Alarm for the child, in seconds. The child must end before a test's time limit kills the parent,
+/// because the parent has to clean up.
 const LONGEST: u32 = 25;
 
-/// Runs the workload in another process, if its memory is to be the kernel's.
+/// Runs the workload in another process if its memory is to be managed by the kernel. Returns
+/// whether it did.
 pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> {
     let group: String = options.value("group", String::new())?;
     if !group.is_empty() {
-        // We are that process.
-        // SAFETY: it ends us, if nobody else does.
+        // This process is that child.
+        // SAFETY: alarm(2) takes no address. It bounds the life of this process.
         unsafe { libc::alarm(LONGEST) };
         return ControlGroup::enter(Path::new(&group)).map(|()| false);
     }
@@ -53,9 +56,9 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
     if ended?.success() { Ok(true) } else { Err("the process that does the work has failed".into()) }
 }
 
-/// Drops what the page cache has of a file.
+/// Drops a file's pages from the page cache.
 pub fn forget_cached(file: &File) {
-    // SAFETY: advice about a file of ours.
+    // SAFETY: the call only advises about a file of this program's.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
@@ -67,14 +70,15 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A swap area that is in use.
+/// A swap area in use.
 struct Area {
     path: PathBuf,
-    /// The number of a zram device that is ours.
+    /// The number of the zram device, if this program has made one.
     zram: Option<u32>,
 }
 
-/// The system's swap readahead, switched off while it lasts: the accesses are at random.
+/// Switches the system's swap readahead off and restores it when dropped. The accesses are random,
+/// so readahead would only cost.
 struct PageCluster(String);
 
 impl PageCluster {
@@ -93,7 +97,7 @@ impl Drop for PageCluster {
     }
 }
 
-/// Before all others.
+/// Highest priority: the kernel uses this area before all others.
 const FIRST: i32 = 0x8000 | 0x7fff;
 
 impl Area {
@@ -109,7 +113,7 @@ impl Area {
         area.use_it()
     }
 
-    /// Writes what mkswap(8) writes, and turns it on.
+    /// Writes the header that mkswap(8) writes, and calls swapon(2).
     fn use_it(self) -> Result<Area, String> {
         const VERSION: u32 = 1;
         let failed = |error| format!("{}: {error}", self.path.display());
@@ -122,7 +126,7 @@ impl Area {
         file.write_all_at(&header, 0).and_then(|()| file.sync_all()).map_err(failed)?;
         drop(file);
         let name = self.name();
-        // SAFETY: a name that lives.
+        // SAFETY: the name ends with NUL and lives through the call.
         match unsafe { libc::swapon(name.as_ptr(), FIRST) } {
             0 => Ok(self),
             _ => Err(format!("no swap of the kernel's: {}", std::io::Error::last_os_error())),
@@ -136,7 +140,8 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: a name that lives. One that is not on is refused.
+        // SAFETY: the name ends with NUL and lives through the call. The kernel refuses an area
+        // that is not in use.
         unsafe { libc::swapoff(self.name().as_ptr()) };
         if let Some(number) = self.zram {
             let _ = fs::write(format!("/sys/block/zram{number}/reset"), "1");

@@ -1,24 +1,22 @@
-//! Writes at random places of memory of which only a part is resident, by any
-//! number of threads: how many there are per second, and how long those take
-//! that fault.
+//! Benchmark: writes at random places of memory of which only a part is resident, by any number of
+//! threads. It reports writes per second and the latency of those that fault.
 //!
-//! `workload-swap --by region|umap|kernel-file|kernel-zram|mapped-file|first-touch
-//! [--threads N] [--size MIB] [--limit MIB] [--visits many|once] [--verify 0|1]
-//! [--milliseconds N]`, and of a region `--backing SPEC [--mechanism NAME]`, of the
-//! others that use a file `--path FILE`.
+//! `workload-swap --by region|umap|kernel-file|kernel-zram|mapped-file|first-touch [--threads N]
+//! [--size MIB] [--limit MIB] [--visits many|once] [--verify 0|1] [--milliseconds N]`. A region
+//! also takes `--backing SPEC [--mechanism NAME]`; the kinds that use a file take `--path FILE`.
 //!
-//! Each write adds to a word of a page of the thread's own and looks at what was
-//! there before, so a page that comes back wrong ends the run. `--visits once`: all
-//! of it goes out, the limit is lifted, and each page is touched once, in any
-//! order: what a fault takes where nothing is evicted.
+//! Each write adds to a word of a page that belongs to the thread, and checks the old value. So a
+//! page that returns with wrong content ends the run. With `--visits once` the program evicts all
+//! pages, lifts the limit, and touches each page once in random order. That measures a fault
+//! without eviction.
 //!
-//! | `--by` | whose pages |
+//! | `--by` | pages managed by |
 //! |---|---|
-//! | `region` | a swap region of usring's |
-//! | `umap` | a pager as LLNL's UMap is built ([`umap`]) |
+//! | `region` | a swap region of usring |
+//! | `umap` | a pager built like LLNL's UMap ([`umap`]) |
 //! | `kernel-file`, `kernel-zram` | the kernel's swap, in a memory cgroup ([`kernel`]) |
-//! | `mapped-file` | a file that is mapped, in such a cgroup |
-//! | `first-touch` | the kernel's own first touch of a page: the floor |
+//! | `mapped-file` | the kernel: a mapped file, in such a cgroup |
+//! | `first-touch` | the kernel: the first touch of each page, which is the floor |
 
 mod kernel;
 mod memory;
@@ -34,29 +32,29 @@ use workloads::options::{self, Options};
 use workloads::random::Random;
 use workloads::stopwatch;
 
-/// What takes longer has faulted: a resident page is written to in a fifth of
-/// it, and no fault comes back in twice as much.
+/// A write that takes longer counts as a fault. A write to a resident page takes a fifth of this,
+/// and every fault takes more than twice as long.
 const FAULTED: Duration = Duration::from_micros(1);
 
-/// A measurement goes on until each thread has faulted so often, or written so often:
-/// a machine that is busy with something else may let it do nothing for all of its time.
+/// A measurement lasts until each thread has made this many faults or writes. On a busy machine a
+/// thread may make no progress during the whole measuring time.
 const FEWEST_FAULTS: u64 = 20;
 const MOST_WRITES: u64 = 100_000;
-/// But no longer than this.
+/// A measurement ends after this time in any case.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// For less time than this a smaller memory is good enough, which is filled sooner:
-/// a part of it.
+/// For a measurement shorter than the duration, the memory is divided by the number: a smaller
+/// memory suffices and is filled sooner.
 const SHORTER: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
 
 fn main() -> ExitCode {
     options::run(workload)
 }
 
-/// What is done.
+/// The options of a run.
 struct Shape {
     threads: usize,
-    /// In bytes.
+    /// Bytes of memory.
     size: usize,
     limit: usize,
     once: bool,
@@ -99,17 +97,17 @@ fn workload(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// What was done.
+/// The results of a run.
 #[derive(Default)]
 struct Tally {
     operations: u64,
     time: Duration,
-    /// Of the whole process.
+    /// Processor time of the whole process.
     processor: Duration,
     faults: Latencies,
 }
 
-/// The pages of one thread, and how often each was written to.
+/// The pages of one thread, and how often each has been written.
 struct Share<'a> {
     memory: &'a dyn Memory,
     first: usize,
@@ -125,26 +123,26 @@ impl Share<'_> {
         Share { memory, first: index, step: shape.threads, visits: vec![0; count], verify: shape.verify }
     }
 
-    /// Fills the pages, so that they neither are zeroes nor compress to nothing.
+    /// Fills the pages with content that is not zero and does not compress to nothing.
     fn fill(&self) {
         let mut random = Random::default();
         let content: Vec<u64> = (0..PAGE / 16).map(|_| random.below(u64::MAX)).collect();
         for index in 0..self.visits.len() {
             let page = self.page(index);
-            // SAFETY: half a page of this thread's own.
+            // SAFETY: the range is half a page that only this thread uses.
             unsafe { page.add(8).cast::<u64>().copy_from_nonoverlapping(content.as_ptr(), content.len()) };
         }
     }
 
     fn page(&self, index: usize) -> *mut u8 {
-        // SAFETY: within the memory.
+        // SAFETY: the page lies within the memory.
         unsafe { self.memory.start().add((self.first + index * self.step) * PAGE) }
     }
 
-    /// Writes to a page, and says how long it took.
+    /// Writes to a page. Returns how long it took.
     #[inline]
     fn visit(&mut self, index: usize) -> Result<Duration, String> {
-        // SAFETY: the page is the memory's, aligned, and nobody has references to it.
+        // SAFETY: the page lies within the memory and is aligned, and no reference to it exists.
         let word = unsafe { &*self.page(index).cast::<std::sync::atomic::AtomicU64>() };
         let start = Instant::now();
         let before = word.fetch_add(1, Ordering::Relaxed);
@@ -158,10 +156,10 @@ impl Share<'_> {
     }
 }
 
-/// How far a measurement is.
+/// The phase of a measurement.
 struct Phase {
     now: AtomicU32,
-    /// Threads that have done enough to be measured by.
+    /// Threads that have done enough work for a valid measurement.
     satisfied: AtomicUsize,
 }
 
@@ -175,7 +173,7 @@ const WARM_UP: u32 = 0;
 const MEASURED: u32 = 1;
 const OVER: u32 = 2;
 
-/// Pages are visited again and again.
+/// Measures repeated visits to all pages.
 fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, String> {
     let (phase, begin) = (&Phase::new(), &Barrier::new(shape.threads + 1));
     std::thread::scope(|scope| {
@@ -201,7 +199,7 @@ fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, Stri
     })
 }
 
-/// A thread's.
+/// The loop of one thread.
 fn live(mut share: Share, index: usize, phase: &Phase, begin: &Barrier) -> Result<Tally, String> {
     share.fill();
     let mut random = Random::of(index as u64);
@@ -227,7 +225,7 @@ fn live(mut share: Share, index: usize, phase: &Phase, begin: &Barrier) -> Resul
     }
 }
 
-/// Rounds in which each page is out and comes back once.
+/// Measures rounds in which each page is evicted and read back once.
 fn visit_once(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, String> {
     let mut share = Share::new(shape, memory, 0);
     share.fill();

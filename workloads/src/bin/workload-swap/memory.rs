@@ -1,4 +1,5 @@
-//! Memory whose pages somebody takes away and brings back.
+//! The kinds of memory that the benchmark uses. Their pages are evicted and read back by a region,
+//! by a pager or by the kernel.
 
 use super::umap::Umap;
 use super::{Shape, kernel};
@@ -11,22 +12,22 @@ use workloads::options::Options;
 
 pub const PAGE: usize = 4096;
 
-/// The least limit of a region.
+/// Least limit of a region, in bytes.
 const LEAST: usize = 64 * PAGE;
 
 pub trait Memory: Sync {
     fn start(&self) -> *mut u8;
 
-    /// All pages are out afterwards (but for a few), and have room to come back.
+    /// Evicts all pages but a few, and then makes room for all of them to return.
     fn put_out(&self) -> Result<(), String>;
 
-    /// Whether what was put out comes back.
+    /// Whether an evicted page returns with its content.
     fn keeps_content(&self) -> bool {
         true
     }
 }
 
-/// What the options ask for, for as long as the process lives.
+/// Makes the memory that the options name. It lives as long as the process.
 pub fn make(options: &Options, shape: &Shape) -> Result<&'static dyn Memory, String> {
     let path: PathBuf = options.value("path", PathBuf::new())?;
     match options.value("by", "region".to_owned())?.as_str() {
@@ -71,27 +72,27 @@ impl Memory for Region {
     }
 }
 
-/// What becomes of a page that leaves.
+/// How `put_out` removes pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leaving {
     ToSwap,
     ForGood,
 }
 
-/// The kernel's.
+/// Memory managed by the kernel.
 struct Plain {
     start: *mut u8,
     size: usize,
     leaving: Leaving,
 }
 
-// SAFETY: an address, of memory that is only touched as atomics once threads share it.
+// SAFETY: the address is plain data. Once threads share the memory, they access it only as atomics.
 unsafe impl Sync for Plain {}
 
 impl Plain {
     fn anonymous(shape: &Shape, leaving: Leaving) -> Result<Plain, String> {
         let memory = Plain::map(shape.size, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, leaving)?;
-        // SAFETY: advice about memory of ours.
+        // SAFETY: the call only advises about memory of this program's.
         unsafe { libc::madvise(memory.start.cast::<c_void>(), shape.size, libc::MADV_NOHUGEPAGE) };
         Ok(memory)
     }
@@ -100,19 +101,19 @@ impl Plain {
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
         kernel::forget_cached(&file);
-        // Pages hold zeroes before they are written to.
+        // A file's pages hold zeroes before their first write.
         zero(&file, shape.size)?;
         let memory = Plain::map(shape.size, libc::MAP_SHARED, file.as_raw_fd(), Leaving::ToSwap)?;
-        // Without this each fault reads the pages around as well, and each of them
-        // drives another one out.
-        // SAFETY: advice about memory of ours.
+        // Without this advice each fault also reads the surrounding pages, and each of those evicts
+        // another page.
+        // SAFETY: the call only advises about memory of this program's.
         unsafe { libc::madvise(memory.start.cast::<c_void>(), shape.size, libc::MADV_RANDOM) };
         Ok(memory)
     }
 
     fn map(size: usize, flags: i32, file: i32, leaving: Leaving) -> Result<Plain, String> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, which nothing else names and which stays.
+        // SAFETY: a new mapping. Nothing else points into it, and it is never unmapped.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, file, 0) };
         if start == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error().to_string());
@@ -121,7 +122,7 @@ impl Plain {
     }
 }
 
-/// The first word of each page, without making holes: a file is filled once.
+/// Writes the first word of each page, so that the file has no holes and is filled only once.
 fn zero(file: &std::fs::File, size: usize) -> Result<(), String> {
     use std::os::unix::fs::FileExt;
     let zeroes = vec![0u8; 1 << 20];
@@ -140,7 +141,7 @@ impl Memory for Plain {
             Leaving::ToSwap => libc::MADV_PAGEOUT,
             Leaving::ForGood => libc::MADV_DONTNEED,
         };
-        // SAFETY: advice about memory of ours, whose users are none now.
+        // SAFETY: the call advises about memory of this program's, which no thread uses now.
         match unsafe { libc::madvise(self.start.cast::<c_void>(), self.size, advice) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error().to_string()),

@@ -1,13 +1,15 @@
-//! The baseline: a pager as LLNL's UMap is built, by what is published of it. One
-//! thread sleeps in poll(2) until userfaultfd(2) has faults, reads as many as there
-//! are, sorts them, and hands them to a pool of fillers; each fills one page and
-//! so lets the thread go on that waits for it. A pool of evictors starts when the
-//! buffer of pages is 90 % full, and takes the oldest, page by page, until it is
-//! 70 % full: write-protected, written, dropped. As many of either as there are
-//! processors; the store is read and written by pread(2) and pwrite(2), or copied, if
-//! it is memory.
+//! The baseline: a pager built like LLNL's UMap, as its publications describe it.
 //!
-//! It needs userfaultfd(2) for kernel mode, as UMap does, which is a privilege.
+//! - One thread sleeps in poll(2) until userfaultfd(2) has faults. It reads all that are there,
+//!   sorts them, and gives them to a pool of fillers.
+//! - Each filler fills one page and so wakes the thread that waits for it.
+//! - A pool of evictors starts when the buffer of pages is 90 % full. It evicts the oldest pages,
+//!   one by one, until the buffer is 70 % full. An evictor write-protects a page, writes it to the
+//!   store, and drops it.
+//! - Each pool has as many threads as there are processors.
+//! - The store is accessed by pread(2) and pwrite(2), or copied if it is memory.
+//!
+//! Like UMap, the pager needs userfaultfd(2) for faults in kernel mode, which is a privilege.
 
 use super::memory::{Memory, PAGE};
 use std::collections::VecDeque;
@@ -17,14 +19,14 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use usring_sys::userfault::{Telling, Touch, UserFault};
 
-/// In hundredths of the buffer.
+/// Marks at which eviction starts and ends, in percent of the buffer.
 const HIGH: usize = 90;
 const LOW: usize = 70;
 
-/// Faults that are read at once.
+/// Most faults that are read at once.
 const TOGETHER: usize = 64;
 
-/// A block of memory that direct I/O takes.
+/// A block of memory, aligned for direct I/O.
 #[repr(C, align(4096))]
 struct Block([u8; PAGE]);
 
@@ -33,17 +35,17 @@ enum Store {
     File(File),
 }
 
-// SAFETY: a thread touches only the blocks of pages that it has taken.
+// SAFETY: a thread touches only the blocks of the pages that it has made busy.
 unsafe impl Send for Store {}
-// SAFETY: as above.
+// SAFETY: a thread touches only the blocks of the pages that it has made busy.
 unsafe impl Sync for Store {}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Never touched: there is nothing to read.
+    /// Never touched, so there is no content to read.
     Untouched,
     Out,
-    /// Somebody fills it or evicts it.
+    /// A thread is filling or evicting the page.
     Busy,
     Clean,
     Dirty,
@@ -51,12 +53,12 @@ enum State {
 
 struct Buffer {
     pages: Vec<State>,
-    /// Resident ones, the oldest first.
+    /// The resident pages, oldest first.
     order: VecDeque<usize>,
-    /// Being filled or resident.
+    /// Number of pages that are resident or being filled.
     used: usize,
     limit: usize,
-    /// Evictors work.
+    /// Whether the evictors are at work.
     evicting: bool,
     faults: VecDeque<Touch>,
 }
@@ -66,16 +68,17 @@ pub struct Umap {
     fault: UserFault,
     store: Store,
     buffer: Mutex<Buffer>,
-    /// There are faults to fill for.
+    /// Wakes the fillers: there are faults to serve.
     filled: Condvar,
-    /// Pages are to be evicted.
+    /// Wakes the evictors: there are pages to evict.
     wanted: Condvar,
-    /// A page is no longer busy, or there is room.
+    /// Notifies waiters that a page is no longer busy, or that there is room.
     changed: Condvar,
 }
 
 impl Umap {
-    /// Of a file, or of memory if that has no name. Its threads live as long as the process.
+    /// Makes the memory, with the file at `path` as its store, or memory if `path` is empty. The
+    /// pager's threads live as long as the process.
     pub fn make(path: &Path, size: usize, limit: usize) -> Result<&'static dyn Memory, String> {
         let fault = UserFault::open(Telling::Events).map_err(|error| format!("no userfaultfd: {error}"))?;
         let start = map(size)? as usize;
@@ -119,11 +122,11 @@ impl Umap {
         self.start + page * PAGE
     }
 
-    /// The one that reads faults.
+    /// The loop of the thread that reads faults.
     fn manage(&self) {
         let mut watched = libc::pollfd { fd: self.fault.number(), events: libc::POLLIN, revents: 0 };
         loop {
-            // SAFETY: one entry, as it says.
+            // SAFETY: the array has one entry, as the call says.
             unsafe { libc::poll(&raw mut watched, 1, -1) };
             let mut faults: Vec<Touch> = std::iter::from_fn(|| self.fault.read()).take(TOGETHER).collect();
             faults.sort_by_key(|fault| fault.address);
@@ -149,7 +152,7 @@ impl Umap {
             buffer = match buffer.pages[page] {
                 before @ (State::Untouched | State::Out) => self.bring_in(buffer, page, before, touch, &mut block),
                 _ => {
-                    // It is there, or came meanwhile.
+                    // The page is resident, or has become so meanwhile.
                     if touch.write {
                         buffer.pages[page] = State::Dirty;
                         let _ = self.fault.protect(self.address(page), PAGE, false);
@@ -221,17 +224,17 @@ impl Umap {
         if is_dirty {
             let protected = self.fault.protect(address, PAGE, true);
             assert!(protected.is_ok(), "a page cannot be protected: {protected:?}");
-            // SAFETY: a page that is there, and that nobody can write to now.
+            // SAFETY: the page is resident, and it is write-protected now.
             unsafe { (address as *const u8).copy_to_nonoverlapping(block.0.as_mut_ptr(), PAGE) };
             self.write(page, block);
         }
-        // SAFETY: the page is ours to drop; its content is in the store.
+        // SAFETY: this thread has made the page busy, and its content is in the store.
         unsafe { libc::madvise(address as *mut libc::c_void, PAGE, libc::MADV_DONTNEED) };
     }
 
     fn read(&self, page: usize, block: &mut Block) {
         match &self.store {
-            // SAFETY: the page's block, within the store.
+            // SAFETY: the page's block lies within the store.
             Store::Memory(start) => unsafe {
                 start.add(page * PAGE).copy_to_nonoverlapping(block.0.as_mut_ptr(), PAGE);
             },
@@ -241,7 +244,7 @@ impl Umap {
 
     fn write(&self, page: usize, block: &Block) {
         match &self.store {
-            // SAFETY: the page's block, within the store.
+            // SAFETY: the page's block lies within the store.
             Store::Memory(start) => unsafe {
                 start.add(page * PAGE).copy_from_nonoverlapping(block.0.as_ptr(), PAGE);
             },
@@ -254,16 +257,16 @@ fn wait<'a>(event: &Condvar, guard: MutexGuard<'a, Buffer>) -> MutexGuard<'a, Bu
     event.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory that stays.
+/// Maps memory that is never unmapped.
 fn map(size: usize) -> Result<*mut u8, String> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping, which nothing else names.
+    // SAFETY: a new mapping, into which nothing else points.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error().to_string());
     }
-    // SAFETY: advice about this mapping.
+    // SAFETY: the call only advises about this mapping.
     unsafe { libc::madvise(start, size, libc::MADV_NOHUGEPAGE) };
     Ok(start.cast())
 }
