@@ -1,16 +1,19 @@
-//! An echo server on io_uring, as one would write it for the kernel: multishot
-//! accept, multishot receive, a ring of provided buffers, one io_uring per thread.
-//! The same executable runs on the kernel's io_uring and under `usring run`.
+//! An echo server on io_uring, as one would write it for the kernel: multishot accept, multishot
+//! receive, a ring of provided buffers, one io_uring per thread. The same executable runs on the
+//! kernel's io_uring and under `usring run`.
 //!
-//! [`Server`] is one thread: it owns a ring and everything that its requests
-//! point to. [`Server::run`] waits for completions and hands each to the method
-//! that belongs to its [`Kind`]; a connection's next step is decided in one place,
-//! [`Server::advance`]. What a server has to expect is dealt with where it comes
-//! up: a multishot that ended although there is more (the CQ was full), a receive
-//! that found no buffer, an accept that found no free descriptor, a send that was
-//! cut short, a peer that reads nothing, closes half or resets.
+//! [`Server`] is one thread's server. It owns a ring and everything that its requests point to.
+//! [`Server::run`] waits for completions and hands each to the method for its [`Kind`].
+//! [`Server::advance`] alone decides a connection's next step.
 //!
-//! What is answered to what is in `workloads::dialogue`.
+//! The server handles these events, each at the place where it occurs:
+//! - a multishot that ended although there is more (the CQ was full);
+//! - a receive that found no buffer;
+//! - an accept that found no free descriptor;
+//! - a send that was cut short;
+//! - a peer that reads nothing, closes one half, or resets.
+//!
+//! The protocol is in `workloads::dialogue`.
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::io;
@@ -31,12 +34,12 @@ use buffers::{Buffers, GROUP};
 use connection::{Connection, Counts};
 use options::{HELP, Options};
 
-/// Of a connection whose peer does not read: unsent bytes from which on nothing
-/// more is received from it.
+/// Most unsent bytes of a connection whose peer does not read. Beyond that the server stops to
+/// receive from it.
 const PATIENCE: usize = 256 << 10;
-/// Until an accept is tried again for which there was no descriptor.
+/// Pause before the next accept after an accept has found no free descriptor.
 static PAUSE: types::Timespec = types::Timespec::new().nsec(50_000_000);
-/// For requests to end after they have been cancelled.
+/// Time limit for requests to end after they have been cancelled.
 static LIMIT: types::Timespec = types::Timespec::new().sec(5);
 
 fn main() -> ExitCode {
@@ -56,7 +59,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the threads, waits for a signal and ends them.
+/// Starts the threads, waits for a signal, and ends the threads.
 fn serve(options: &Options) -> io::Result<ExitCode> {
     sockets::raise_descriptor_limit();
     let signals = Signals::block();
@@ -71,14 +74,14 @@ fn serve(options: &Options) -> io::Result<ExitCode> {
         let start = |(listener, bell)| {
             scope.spawn(move || {
                 let end = Server::new(options, listener, bell).and_then(Server::run);
-                // One thread that fails ends the program.
+                // A thread that fails ends the whole program.
                 end.inspect_err(|_| Signals::send())
             })
         };
         let threads: Vec<_> = listeners.iter().zip(&bells).map(start).collect();
         signals.wait();
         for bell in &bells {
-            // SAFETY: the call reads eight bytes, which is what it is given.
+            // SAFETY: the call reads eight bytes, the size of the value passed.
             unsafe { libc::write(bell.as_raw_fd(), ptr::from_ref(&1_u64).cast(), 8) };
         }
         threads.into_iter().map(|thread| thread.join().expect("a server thread")).collect::<io::Result<Vec<_>>>()
@@ -90,12 +93,12 @@ fn serve(options: &Options) -> io::Result<ExitCode> {
 }
 
 fn event() -> io::Result<OwnedFd> {
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     unsafe { checked(libc::eventfd(0, libc::EFD_CLOEXEC)).map(|number| OwnedFd::from_raw_fd(number)) }
 }
 
-/// What a completion belongs to: the low byte of its user data. Above it is the
-/// connection's place.
+/// The kind of request that a completion belongs to: the low byte of its user data. Above it is the
+/// connection's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
@@ -103,9 +106,9 @@ enum Kind {
     Receive,
     Send,
     Close,
-    /// Of a connection's receive.
+    /// Cancels a connection's receive.
     Cancel,
-    /// The main thread rings.
+    /// Reads the eventfd with which the main thread asks for the end.
     Bell,
     CancelAll,
     Pause,
@@ -141,14 +144,14 @@ struct Server<'a> {
     options: &'a Options,
     listener: &'a TcpListener,
     bell: &'a OwnedFd,
-    /// Where the bell is read into.
+    /// The buffer for reads of the eventfd (`bell`).
     rung: Box<u64>,
     connections: Vec<Connection>,
     free: Vec<usize>,
-    /// Whose receives are to be armed again once buffers have been given.
+    /// Connections whose receives are armed again once buffers have been returned.
     starved: Vec<usize>,
     accepting: bool,
-    /// Without the pause and the limit, which nobody waits for.
+    /// Requests in flight, without `Pause` and `Limit`, which the end does not wait for.
     under_way: u64,
     stopping: bool,
     overdue: bool,
@@ -185,7 +188,8 @@ impl Server<'_> {
         while !(self.stopping && self.under_way == 0 || self.overdue) {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
-                // A signal; or not all of what overflowed fits into the CQ.
+                // EINTR: a signal arrived. EBUSY: part of the overflow still does not fit into the
+                // CQ.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => {}
                 Err(error) => return Err(error),
             }
@@ -201,17 +205,17 @@ impl Server<'_> {
         Ok(self.counts)
     }
 
-    /// Puts a request into the SQ.
+    /// Puts a request into the SQ, and submits if the SQ is full.
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
-        // SAFETY: what the requests point to (answers that are being sent, the
-        // bell's word, times) neither moves nor goes before they have completed.
+        // SAFETY: the memory that requests point to (answers being sent, the eventfd's word,
+        // timeouts) neither moves nor is freed before they have completed.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.ring.submit()?;
         }
         Ok(())
     }
 
-    /// The same, of a request that is waited for at the end.
+    /// Puts a request into the SQ and counts it as in flight.
     fn request(&mut self, entry: squeue::Entry) -> io::Result<()> {
         self.under_way += 1;
         self.push(&entry)
@@ -271,13 +275,13 @@ impl Server<'_> {
                 self.advance(place)
             }
             libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM => {
-                // A close of ours, or one of another thread's, can change that.
+                // A close by this thread, or by another one, can free a descriptor.
                 self.counts.without_descriptor += 1;
                 let pause = opcode::Timeout::new(&PAUSE).build().user_data(Kind::Pause.of(0));
                 self.push(&pause)
             }
             libc::EINVAL | libc::EOPNOTSUPP | libc::EBADF => Err(io::Error::from_raw_os_error(-result)),
-            // The peer was gone again, or we are stopping.
+            // The peer has already gone, or the server is stopping.
             _ => self.accept(),
         }
     }
@@ -302,8 +306,8 @@ impl Server<'_> {
             }
             _ if -result == libc::ENOBUFS => {
                 self.counts.without_buffer += 1;
-                // Buffers are given back at once, so there will be some when all
-                // that has arrived has been looked at.
+                // The server returns buffers at once. So there are free buffers once it has handled
+                // all completions that have arrived.
                 self.starved.push(place);
                 return Ok(());
             }
@@ -333,7 +337,7 @@ impl Server<'_> {
         self.advance(place)
     }
 
-    /// What a connection does next: send, receive, stop receiving, close.
+    /// Decides a connection's next step: send, receive, stop receiving, or close.
     fn advance(&mut self, place: usize) -> io::Result<()> {
         let connection = &mut self.connections[place];
         let socket = types::Fd(connection.socket);
@@ -381,11 +385,11 @@ impl Server<'_> {
         self.counts.closed += 1;
         self.connections[place].reset();
         self.free.push(place);
-        // There may have been no descriptor for it.
+        // The accept may have stopped for lack of a descriptor.
         self.accept()
     }
 
-    /// Cancels everything; what then completes closes its connection.
+    /// Cancels all requests. Their completions then close the connections.
     fn stop(&mut self) -> io::Result<()> {
         self.stopping = true;
         let all = opcode::AsyncCancel2::new(types::CancelBuilder::any().all());

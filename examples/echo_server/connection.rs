@@ -1,30 +1,30 @@
-//! What the server knows of a connection, and what it counts.
+//! A connection's state, and the server's counts.
 
 use std::fmt;
 use std::os::fd::RawFd;
 use workloads::dialogue::Dialogue;
 
-/// What a connection keeps of its memory when it has sent all, and when it leaves
-/// its place to the next.
+/// Bytes of capacity that a connection keeps after it has sent everything, and when the next
+/// connection takes its slot.
 const KEPT: usize = 4 << 10;
 
-/// One connection. It is closed when none of its requests is under way, so that
-/// its place can be given away without anybody still meaning the old one.
+/// One connection. The server closes it when none of its requests is in flight. So no completion
+/// can refer to the old connection after the slot is reused.
 #[derive(Default)]
 pub struct Connection {
     pub socket: RawFd,
     dialogue: Dialogue,
-    /// What is being sent, and how much of it has been.
+    /// The bytes being sent, and how many of them have been sent.
     outgoing: Vec<u8>,
     pub sent: usize,
-    /// What is to be sent after that.
+    /// The bytes to send after `outgoing`.
     queued: Vec<u8>,
     pub received: u64,
     pub receiving: bool,
     pub sending: bool,
     pub cancelling: bool,
     pub closing: bool,
-    /// Nothing more is to be received; nothing more can be sent either.
+    /// `ended`: nothing more will be received. `broken`: nothing more can be sent, either.
     pub ended: bool,
     pub broken: bool,
 }
@@ -34,13 +34,14 @@ impl Connection {
         self.outgoing.len() - self.sent + self.queued.len()
     }
 
-    /// Where answers go: what is being sent must not move.
+    /// Returns the parser and the buffer for answers. During a send that is `queued`, because bytes
+    /// being sent must not move.
     pub fn answers(&mut self) -> (&mut Dialogue, &mut Vec<u8>) {
         let output = if self.sending { &mut self.queued } else { &mut self.outgoing };
         (&mut self.dialogue, output)
     }
 
-    /// What is to be sent next, if anything.
+    /// Returns the bytes to send next, if there are any.
     pub fn next_to_send(&mut self) -> &[u8] {
         if self.sent == self.outgoing.len() {
             self.outgoing.clear();
@@ -51,7 +52,7 @@ impl Connection {
         &self.outgoing[self.sent..]
     }
 
-    /// As new, but with its memory.
+    /// Resets the connection to a new one's state but keeps its memory.
     pub fn reset(&mut self) {
         let (mut outgoing, mut queued) = (std::mem::take(&mut self.outgoing), std::mem::take(&mut self.queued));
         for memory in [&mut outgoing, &mut queued] {
@@ -62,7 +63,7 @@ impl Connection {
     }
 }
 
-/// What a thread has done.
+/// The counts of one thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub accepted: u64,
@@ -75,7 +76,7 @@ pub struct Counts {
     pub without_descriptor: u64,
     /// Multishots that ended although there was more to come.
     pub rearmed: u64,
-    /// Requests whose last completion did not come.
+    /// Requests whose last completion never arrived.
     pub lost: u64,
 }
 

@@ -1,7 +1,6 @@
-//! `usring bench`: each benchmark runs, measures all of usring's rows, and says so
-//! in its JSON. What the figures are is not asked here: a test may share its
-//! machine. Alone in its test program, so that cargo runs nothing else of ours
-//! meanwhile.
+//! `usring bench`: each benchmark runs, measures all of usring's rows, and lists them in its JSON.
+//! The test does not judge the figures, because it may share its machine. It is the only test of
+//! its program, so cargo runs no other test of usring meanwhile.
 
 use serde_json::Value;
 use std::path::Path;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use workloads::harness::skipped::skip;
 use workloads::harness::{QEMU_STORAGE_DAEMON, Stage, World, on_kernel, require};
 
-/// Rows with these labels are somebody else's, or need what may not be there.
+/// Labels of rows that measure another product, or that need something that may be missing.
 const OTHERS: [&str; 9] = [
     "kernel",
     "kernel, empty filter",
@@ -26,7 +25,7 @@ fn bench(stage: &Stage, name: &str) -> Value {
     let report = stage.path("report.json");
     let run = stage.program(World::Bare, stage.path("tools/usring")).args(["bench", name, "--quick", "--json"]);
     let finished = run.arg(&report).limit(Duration::from_secs(240)).finish();
-    // A bar that does not hold is a result as well.
+    // Status 3, for a bar that does not hold, is a valid outcome.
     assert!(matches!(finished.status.code(), Some(0 | 3)), "{}", finished.report());
     assert!(finished.stdout.contains(&format!("usring bench {name}")), "{}", finished.report());
     let report = serde_json::from_slice::<Value>(&stage.read("report.json")).unwrap();
@@ -47,7 +46,7 @@ fn check(report: &Value, name: &str) {
         ours += 1;
         assert!(row.get("missing").is_none(), "{row:#}");
         let medians = row["medians"].as_object().unwrap();
-        // A thread that asks itself need not be woken.
+        // A thread that polls for completions need not be woken, so `wakes` may be 0.
         let is_something =
             |(name, value): (&String, &Value)| value.as_f64().unwrap() > 0.0 || name.starts_with("wakes");
         assert!(medians.keys().eq(units.keys()) && medians.iter().all(is_something), "{row:#}");

@@ -1,13 +1,13 @@
-//! The doors of libusring.so: what they leave alone, what they keep out of the
-//! engine, whom they take along. Each program runs by every door: call sites
-//! rewritten after their first trap, and left as they are.
+//! The entry points of libusring.so: what they preserve, what they keep out of the engine, and
+//! which children they stay in. Each program runs in two ways: with call sites rewritten after
+//! their first trap, and with call sites left as they are.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 use workloads::harness::skipped::skip;
 use workloads::harness::{GO, LIBURING, MUSL, Stage, World, on_kernel, require};
 
-/// Runs a program's checks by both doors.
+/// Runs a program's checks with rewritten call sites and without.
 #[track_caller]
 fn holds(source: &str, checks: u32) {
     require(&LIBURING);
@@ -60,7 +60,7 @@ fn a_program_that_gives_up_its_rights_is_left_with_no_thread_that_has_them() {
     said_so(&finished.stdout);
 }
 
-/// All checks hold, or only a superuser could have seen whether they do.
+/// Asserts that all checks hold, or that checking them needs a superuser.
 #[track_caller]
 fn said_so(stdout: &str) {
     if stdout == "needs a superuser\n" {
@@ -135,7 +135,7 @@ fn call_sites_are_rewritten_while_threads_run_through_them() {
     };
     assert_eq!(rewritten("1"), (0, 0), "asked to leave them as they are");
     if !on_kernel() {
-        // Of 256 sites a few lie across a page's end, and stay.
+        // Of 256 sites a few cross the end of a page and are not rewritten.
         let (sites, others) = rewritten("0");
         assert!(sites >= 250 && others == 2, "{sites} sites and {others} others");
     }
@@ -152,7 +152,7 @@ fn a_static_program_is_refused_with_a_sentence() {
     }
 }
 
-/// Runs another compiler.
+/// Runs another compiler, and fails the test if that fails.
 #[track_caller]
 fn compile(command: &mut Command) {
     let output = command.output().unwrap();
@@ -177,7 +177,7 @@ fn a_go_programs_small_stacks_are_left_alone() {
     let program = stage.path("goroutines");
     let mut build = Command::new(require(&GO));
     build.args(["build", "-o"]).arg(&program).arg(".").current_dir(Stage::script("goroutines"));
-    // Go's own packages are compiled once for all runs.
+    // The cache keeps Go's own packages compiled between runs.
     build
         .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go"))
         .env("GOTOOLCHAIN", "local")
@@ -190,7 +190,7 @@ fn a_go_programs_small_stacks_are_left_alone() {
     }
 }
 
-/// Lines that a tool says about the library.
+/// Returns the lines that a tool prints about the library.
 fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec<String> {
     let library = stage.path("tools/libusring.so");
     let output = Command::new(tool).args(arguments).arg(library).output().expect("binutils come with the compiler");
@@ -198,7 +198,7 @@ fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// What libusring.so stands in front of, and what it alone has.
+/// The symbols that libusring.so exports: those of libc that it replaces, and its own.
 const OFFERED: [&str; 70] = [
     "_Fork",
     "__poll_chk",
@@ -286,7 +286,7 @@ fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
     };
     assert_eq!(of_kind("T"), BTreeSet::from(OFFERED));
     let taken = [
-        // Looked up and never called: a sanitizer's runtime has them.
+        // Looked up but never called: sanitizer runtimes define them.
         "__asan_init",
         "__hwasan_init",
         "__lsan_init",
@@ -294,7 +294,7 @@ fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
         "__tsan_init",
         "__environ",
         "__errno_location",
-        // Called at the start, for a handler in forked children.
+        // Called at the start, to register a handler for forked children.
         "__register_atfork",
         "pthread_atfork",
         "_dl_debug_addr",
@@ -304,7 +304,7 @@ fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
     ];
     assert_eq!(of_kind("w"), BTreeSet::from(taken));
     assert_eq!(symbols.len(), OFFERED.len() + taken.len(), "{symbols:?}");
-    // No library is needed, and no thread-local block.
+    // The library needs no other library, and has no thread-local block.
     let headers = lines_about_the_library(&stage, "readelf", &["-ldW"]);
     assert!(
         !headers.iter().any(|line| line.contains("(NEEDED)") || line.trim_start().starts_with("TLS")),
@@ -320,7 +320,8 @@ fn the_library_touches_no_register_that_the_doors_do_not_save() {
     require(&LIBURING);
     let stage = Stage::new();
     let code = lines_about_the_library(&stage, "objdump", &["-d", "--no-show-raw-insn"]);
-    // Wide vectors, vector masks, the old floating-point stack and its state.
+    // Registers that the code must not touch: wide vectors, vector masks, and the x87 stack and its
+    // state.
     let touches = |line: &&String| {
         let instruction = line.split('\t').nth(1).unwrap_or("");
         let name = instruction.split_whitespace().next().unwrap_or("");

@@ -1,30 +1,29 @@
-//! CPython's own regression tests of what a layer between program and kernel
-//! could disturb: processes, signals, threads, memory maps, select, sockets,
-//! posix. A test that passes without usring has to pass under it.
+//! CPython's own regression tests, limited to areas that a layer between program and kernel could
+//! disturb: processes, signals, threads, memory maps, select, sockets, posix. A test that passes
+//! without usring must pass under it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 use workloads::harness::{self, Finished, Run, Stage, World};
 
-/// Some of the modules take most of a minute by themselves.
+/// Time limit of one test module. Some modules take most of a minute by themselves.
 const PATIENCE: Duration = Duration::from_secs(480);
 
-/// Needs a hypervisor that answers on its own address, and else waits for ever.
+/// This test needs a hypervisor that answers on its own address, and otherwise waits for ever.
 const NEEDS_VSOCK: &str = "ThreadedVSOCKSocketStreamTest";
 
 fn python(stage: &Stage, world: World, module: &str, only: &BTreeSet<String>) -> Run {
     let name = |number: usize| format!("{module}-{world:?}-{number}");
     let number = (0..).find(|number| !stage.path(&name(*number)).exists()).expect("numbers do not end");
     let folder = stage.make_folder(&name(number));
-    // -E: the environment of this machine's user is not Debian's.
+    // -E: Python ignores the environment of this machine's user.
     let run = stage.program(world, harness::python()).args(["-E", "-m", "test", "-v", "-i", NEEDS_VSOCK]);
     let run = only.iter().fold(run, |run, test| run.args(["-m", test]));
     run.arg(module).current_dir(&folder).limit(PATIENCE)
 }
 
-/// The tests that ended so, by the words of unittest's report: a line
-/// `name (module.Class.name) ... ok`, between which the test's own words may
-/// stand.
+/// Returns the tests that ended in the given way, from unittest's report. The report has a line
+/// `name (module.Class.name) ... ok` per test. A test's own output may stand inside that line.
 fn ended(finished: &Finished, how: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut last = None;
@@ -45,7 +44,7 @@ fn ended(finished: &Finished, how: &str) -> BTreeSet<String> {
 fn no_test_newly_fails(module: &str, at_least: usize) {
     let stage = Stage::new();
     let everything = BTreeSet::new();
-    // Most of the time is spent asleep, so both sides go on at once.
+    // The tests sleep most of the time, so the bare run and the run on usring proceed at once.
     let bare = python(&stage, World::Bare, module, &everything).start();
     let served = python(&stage, World::Transparent, module, &everything).finish();
     let bare = bare.finish();
@@ -55,8 +54,8 @@ fn no_test_newly_fails(module: &str, at_least: usize) {
     if suspects.is_empty() {
         return;
     }
-    // Some tests of CPython's measure time; on a busy machine they fail by chance. One that fails
-    // once more, without the others, does not.
+    // Some of CPython's tests measure time and fail by chance on a busy machine. A failed test is
+    // repeated alone, and only a second failure counts.
     let again = python(&stage, World::Transparent, module, &suspects).finish();
     let passed_again = ended(&again, "ok");
     suspects.retain(|test| !passed_again.contains(test));

@@ -1,10 +1,10 @@
-//! Rings on devices that their program does not poll: seen in memory alone, told
-//! by a descriptor, in chains, overflowing, and closed with requests out.
+//! Rings on devices that their program does not poll. The program watches the CQ in memory, waits
+//! on a descriptor, uses chains, overflows the CQ, and closes rings with requests in flight.
 
 use crate::devices::is_tidy;
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// Done at once, done by the kernel, and done when a timer says so.
+/// Devices that complete a request at once, through the kernel, or by a timer.
 const DEVICES: [&str; 5] = [
     "ram:size=1M",
     "null:size=1M",
@@ -13,7 +13,8 @@ const DEVICES: [&str; 5] = [
     "delay(ram:size=1M,read=uniform(1us,100us))",
 ];
 
-/// Does not poll: a polled ring waits for its interrupts, if it may.
+/// A device with poll=interrupt. A polled ring on it waits for its interrupts, if --iopoll-fallback
+/// allows that.
 const TOLD: &str = "delay(ram:size=1M,read=uniform(1us,100us)),poll=interrupt";
 
 #[test]
@@ -32,7 +33,7 @@ fn rings_on_devices_lose_no_completion_however_they_are_watched() {
     }
 }
 
-/// The attendant is there for all rings of a process.
+/// All rings of a process share one ring watcher (`attendant`).
 #[test]
 fn a_device_that_stands_still_holds_up_no_other_ring() {
     require(&LIBURING);

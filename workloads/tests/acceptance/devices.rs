@@ -1,5 +1,5 @@
-//! fio on devices of a run: rings that poll for their completions (`hipri`), and
-//! plain system calls. What was written is read again and checked.
+//! fio on devices of a run, through rings that poll for their completions (`hipri`) and by plain
+//! system calls. fio reads back and verifies its writes.
 
 use crate::fio::{job, number, report};
 use nix::sys::signal::{Signal, kill};
@@ -16,25 +16,24 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;
 const SIZE: u64 = BLOCK * BLOCKS;
 
-/// A ring that polls, and one that is told.
+/// fio options for a polled ring, and for a ring that gets notified of completions.
 const RING: [&str; 4] = ["ioengine=io_uring", "hipri=1", "direct=1", "bs=4k"];
 const TOLD: [&str; 3] = ["ioengine=io_uring", "direct=1", "bs=4k"];
 
-/// fio on `disk`, a device of this SPEC; what follows are its options, `--` left
-/// out.
+/// Prepares fio on `disk`, a device of this SPEC. `options` are fio's options without `--`.
 fn fio(stage: &Stage, world: World, spec: &str, options: &[&str]) -> Run {
     let run = stage.program_on_devices(world, &[&format!("disk={spec}")], require(&FIO));
     let run = run.args(["--output-format=json", "--name=job", "--filename=disk"]);
     run.args(options.iter().map(|option| format!("--{option}")))
 }
 
-/// That nothing of a run is left but the program's answer.
+/// Asserts that the run has left nothing behind.
 pub fn is_tidy(stage: &Stage) {
     assert!(!stage.path("disk").exists(), "the device's file is still there");
     assert!(stage.sockets().is_empty(), "the run's socket is still there: {:?}", stage.sockets());
 }
 
-/// Runs it; every job has to be without error.
+/// Runs fio and parses its report. Fails the test if a job had an error.
 fn succeeds(stage: &Stage, run: Run) -> (Finished, Value) {
     let finished = run.finish().succeeded();
     is_tidy(stage);
@@ -43,14 +42,14 @@ fn succeeds(stage: &Stage, run: Run) -> (Finished, Value) {
     (finished, document)
 }
 
-/// The sum of a figure over all jobs, none of which may have had an error.
+/// Returns the sum of a figure over all jobs. Fails the test if a job had an error.
 fn sum(document: &Value, place: &str, finished: &Finished) -> u64 {
     let jobs = document["jobs"].as_array().expect("a list of jobs");
     assert!(jobs.iter().all(|job| number(job, "/error") == 0), "{}", finished.report());
     jobs.iter().map(|job| number(job, place)).sum()
 }
 
-/// The devices that keep what is written to them.
+/// Returns the SPECs of the devices that keep written data.
 fn keepers(stage: &Stage) -> [String; 2] {
     let file = stage.write("backing", "");
     File::options().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
@@ -99,12 +98,12 @@ fn fio_verifies_what_it_wrote_by_rings_that_are_told() {
         for options in [&["iodepth=1"][..], &["iodepth=64"], &["iodepth=32", "sqthread_poll=1"]] {
             verified_by(&stage, World::Denied, spec, &TOLD, options);
         }
-        // Through no page cache, and by parts of blocks.
+        // Buffered, and in parts of blocks.
         verified_by(&stage, World::Denied, spec, &TOLD, &["iodepth=16", "direct=0", "bs=4k", "fixedbufs=1"]);
     }
 }
 
-/// fio's own word for it is errno 95.
+/// fio reports errno 95 (EOPNOTSUPP).
 #[test]
 fn a_device_that_does_not_poll_refuses_polled_rings_unless_told_to_fall_back() {
     const EOPNOTSUPP: u64 = 95;
@@ -158,7 +157,7 @@ fn a_null_device_takes_everything() {
     }
 }
 
-/// Plain calls, of whole blocks, of parts of blocks, and past the page cache.
+/// Plain calls, of whole blocks, of parts of blocks, and with direct I/O.
 #[test]
 fn fio_verifies_what_it_wrote_by_plain_calls() {
     let stage = Stage::new();
@@ -179,14 +178,15 @@ fn fio_verifies_what_it_wrote_by_plain_calls() {
             let run = fio(&stage, World::Denied, &spec, &[call, &job].concat());
             let (finished, document) = succeeds(&stage, run);
             let written = sum(&document, "/write/io_bytes", &finished);
-            // Of blocks that are no whole part of the device some find no room.
+            // If the device's size is no multiple of the block size, fio leaves a part of it
+            // unwritten.
             assert!(written > SIZE / 4 * 3 && written <= SIZE, "{spec} {call:?}: {}", finished.report());
             assert_eq!(sum(&document, "/read/io_bytes", &finished), written, "{spec} {call:?}: {}", finished.report());
         }
     }
 }
 
-/// fio's own word for it is errno 5.
+/// fio reports errno 5 (EIO).
 #[test]
 fn an_error_of_the_device_is_the_programs() {
     const EIO: u64 = 5;
@@ -198,7 +198,7 @@ fn an_error_of_the_device_is_the_programs() {
         assert!(!finished.status.success(), "{}", finished.report());
         let document = report(&finished);
         assert_eq!(number(&document["jobs"][0], "/error"), EIO, "{}", finished.report());
-        // Told to go on, it counts them.
+        // With continue_on_error fio counts the errors and goes on.
         let job = [&job[..], &["continue_on_error=all", "ignore_error=,EIO"]].concat();
         let finished = fio(&stage, World::Denied, "error(ram:size=1M,eio=0.5,seed=1)", &job).finish();
         let document = report(&finished);
@@ -213,12 +213,12 @@ fn a_delayed_device_takes_its_time() {
     let job = ["size=64k", "rw=write", "iodepth=1"];
     let run = fio(&stage, World::Denied, "delay(ram:size=1M,write=10ms)", &[&RING[..], &job].concat());
     let (finished, document) = succeeds(&stage, run);
-    // Sixteen writes, one after the other; fio counts milliseconds.
+    // Sixteen writes, one after the other. fio reports whole milliseconds.
     let runtime = sum(&document, "/write/runtime", &finished);
     assert!((155..60_000).contains(&runtime), "{runtime} ms: {}", finished.report());
 }
 
-/// What is looked for appears soon.
+/// Calls `look` until it returns a value. Fails the test after a time limit.
 pub fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
@@ -244,7 +244,7 @@ fn a_program_on_a_device_that_never_answers_can_be_killed() {
         assert_eq!(finished.status.signal(), Some(signal as i32), "{}", finished.report());
         is_tidy(&stage);
     }
-    // fio has a handler and waits for its requests.
+    // fio has a signal handler and waits for its requests.
     let started =
         fio(&stage, World::Denied, "error(ram:size=1M,never=1)", &[&ring[..], &["thread=1"]].concat()).start();
     let children = format!("/proc/{0}/task/{0}/children", started.id());

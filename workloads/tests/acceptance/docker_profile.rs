@@ -1,6 +1,6 @@
-//! The same programs as in the other rooms, as a container has them: nobody,
-//! no_new_privs, Docker's rules. There the kernel's io_uring is refused by the
-//! sandbox, so `--deny-kernel` is not given.
+//! The programs of the other modules, run as in a container: as nobody, with no_new_privs and
+//! Docker's rules. The sandbox refuses the kernel's io_uring there, so the tests do not pass
+//! `--deny-kernel`.
 
 use crate::{fio, io_uring_crate, libaio, liburing, mariadb, node, qemu_img, stress_ng};
 use workloads::harness::World;

@@ -1,8 +1,8 @@
-//! `examples/echo_server.rs` on usring, driven from outside by plain sockets:
-//! Debian's redis-benchmark, storms of short connections, and peers of every kind.
+//! `examples/echo_server.rs` on usring, driven by plain sockets: Debian's redis-benchmark, storms
+//! of short connections, and peers of every kind.
 //!
-//! A server counts what it has done and says so at its end. With what the clients
-//! saw that tells whether a byte, a descriptor or a completion was lost.
+//! The server counts its work and prints the counts at its end. A comparison with the clients'
+//! counts shows whether a byte, a descriptor or a completion was lost.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,14 +10,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use workloads::harness::{Finished, REDIS_BENCHMARK, Stage, Started, World, require};
 
-/// A server that listens.
+/// A running, listening server.
 struct Server<'a> {
     stage: &'a Stage,
     started: Started,
     port: String,
 }
 
-/// What it counted.
+/// The server's own counts.
 struct Account {
     accepted: u64,
     closed: u64,
@@ -50,7 +50,7 @@ impl Server<'_> {
         run.args(arguments).limit(Duration::from_secs(180)).finish().succeeded()
     }
 
-    /// How many it has open once nothing is opened and closed any more.
+    /// Returns the number of open descriptors, once that number no longer changes.
     fn idle_descriptors(&self) -> usize {
         let (mut last, mut same) = (self.descriptors(), 0);
         let start = Instant::now();
@@ -64,7 +64,8 @@ impl Server<'_> {
         last
     }
 
-    /// Of the process that serves, which may be a launcher's child.
+    /// Returns the number of open descriptors of the serving process, which may be a launcher's
+    /// child.
     fn descriptors(&self) -> usize {
         let mut process = self.started.id();
         let child = |process: u32| std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).ok();
@@ -74,7 +75,7 @@ impl Server<'_> {
         std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
     }
 
-    /// Fails the test unless so many are open in the end.
+    /// Waits until at most `descriptors` are open. Fails the test at the time limit.
     fn comes_to_hold(&self, descriptors: usize) {
         let start = Instant::now();
         while self.descriptors() != descriptors {
@@ -83,7 +84,7 @@ impl Server<'_> {
         }
     }
 
-    /// Ends it as its user would, and reads its last line.
+    /// Sends SIGTERM, as a user would, and parses the server's last line.
     fn end(self) -> Account {
         self.started.terminate();
         let finished = self.started.finish().succeeded();
@@ -107,7 +108,8 @@ impl Server<'_> {
     }
 }
 
-/// 50 and 500 connections, pipelining 1 and 16, PING typed and as clients send it.
+/// Runs redis-benchmark with 50 and 500 connections and pipelines of 1 and 16, with PING both as a
+/// user types it and as clients send it.
 fn redis_benchmark(world: World, mode: &str) {
     const REQUESTS: u64 = 20_000;
     let benchmark = Path::new(require(&REDIS_BENCHMARK));
@@ -130,14 +132,14 @@ fn redis_benchmark(world: World, mode: &str) {
     }
     server.comes_to_hold(idle);
     let account = server.end();
-    // 4 shapes, of each 20,000 of both kinds; the tool also asks for a configuration.
+    // Each of 4 shapes sends 20,000 PINGs of both kinds. The tool also asks for a configuration.
     let least = 4 * REQUESTS * (b"PING\r\n".len() + b"*1\r\n$4\r\nPING\r\n".len()) as u64;
     assert!(account.received >= least, "{}", account.finished.report());
     account.finished.served(&["recv"], 1).served(&["accept"], 1).served(&["send"], 4 * 2 * REQUESTS / 16);
 }
 
-/// A connection that the server has answered, and that stays: by then the server has
-/// opened what it needs.
+/// Opens a connection and waits for an answer. Afterwards the server has opened everything that it
+/// needs.
 fn answered(server: &Server) -> TcpStream {
     let mut socket = server.connect();
     socket.write_all(b"known").unwrap();
@@ -147,7 +149,7 @@ fn answered(server: &Server) -> TcpStream {
     socket
 }
 
-/// 10,000 short connections, many at once; `closes` says who ends them.
+/// Makes 10,000 short connections, many at once. `closes` names the side that closes.
 fn storm(world: World, closes: &str, arguments: &[&str]) {
     const CONNECTIONS: u64 = 10_000;
     let stage = Stage::new();
@@ -155,7 +157,7 @@ fn storm(world: World, closes: &str, arguments: &[&str]) {
     let _witness = answered(&server);
     let idle = server.idle_descriptors();
     let program = Path::new(env!("CARGO_BIN_EXE_workload-storm"));
-    // It compares every byte.
+    // The client compares every byte.
     server.client(program, &["--port", &server.port, "--closes", closes, "--at-once", "1000"]);
     server.comes_to_hold(idle);
     let account = server.end();
@@ -166,7 +168,7 @@ fn storm(world: World, closes: &str, arguments: &[&str]) {
     account.finished.served(&["send"], CONNECTIONS).served(&["close"], CONNECTIONS);
 }
 
-/// Everything else that peers do, one at a time, beside one that must not notice.
+/// Runs the other kinds of peers, one at a time, beside a connection that must not notice them.
 fn peers(world: World, arguments: &[&str]) {
     let stage = Stage::new();
     let server = Server::start(&stage, world, arguments);
@@ -181,14 +183,14 @@ fn peers(world: World, arguments: &[&str]) {
     let mut answer = [0; 5];
     witness.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"still");
-    // Left open, with requests under way.
+    // These connections stay open, with requests in flight.
     let mut open: Vec<_> = (0..50).map(|_| answered(&server)).collect();
     let account = server.end();
     assert_eq!(account.accepted, 1 + 4 + 50, "{}", account.finished.report());
     assert_eq!(open[7].read(&mut answer).unwrap(), 0, "an open connection is closed at the end");
 }
 
-/// All is answered although half of the connection is closed, and then the other half.
+/// Shuts down one half of a connection, reads all answers, then closes the other half.
 fn half_close(server: &Server) {
     let mut socket = server.connect();
     let sent: Vec<u8> = (0..100_000_u32).map(|at| (at * 7) as u8 | 0x80).collect();
@@ -204,8 +206,8 @@ fn half_close(server: &Server) {
     assert!(answer == wanted, "{} bytes came back of {}", answer.len(), wanted.len());
 }
 
-/// A peer that sends and does not read: it is not read from for ever, so that it
-/// costs no more than a bounded part of memory, and goes on when it reads.
+/// Sends without reading. The server must stop to receive from this peer, so that the peer costs a
+/// bounded amount of memory. When the peer reads, the server must go on.
 fn stall(server: &Server) {
     const MOST: usize = 64 << 20;
     let mut socket = server.connect();
@@ -227,7 +229,7 @@ fn stall(server: &Server) {
     assert!(answer.len() == sent && answer.iter().all(|byte| *byte == 0x81), "{} of {sent}", answer.len());
 }
 
-/// A PING that comes byte by byte.
+/// Sends a PING byte by byte.
 fn split_ping(server: &Server) {
     let mut socket = server.connect();
     socket.set_nodelay(true).unwrap();

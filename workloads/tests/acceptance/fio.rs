@@ -1,5 +1,5 @@
-//! fio's own io_uring engine: it calls io_uring_enter by instructions of its
-//! own, maps the rings in three pieces, and checks what it wrote.
+//! fio's io_uring engine. It calls io_uring_enter by inlined instructions, maps the rings in three
+//! pieces, and verifies its writes.
 
 use serde_json::Value;
 use workloads::harness::{FIO, Finished, Run, Stage, World, require};
@@ -11,16 +11,16 @@ const READS: &[&str] = &["read", "readv", "read_fixed"];
 const WRITES: &[&str] = &["write", "writev", "write_fixed"];
 const READS_AND_WRITES: &[&str] = &["read", "readv", "read_fixed", "write", "writev", "write_fixed"];
 
-/// The ring options that fio knows; each is on or off.
+/// The ring options of fio that are on or off.
 const RING_OPTIONS: [&str; 4] = ["sqthread_poll", "registerfiles", "fixedbufs", "nonvectored"];
 
-/// fio on a file of the stage. What follows are its options, `--` left out.
+/// Prepares fio on a file of the stage. `options` are fio's options without `--`.
 fn fio(stage: &Stage, world: World, options: &[&str]) -> Run {
     let run = stage.program(world, require(&FIO)).args(["--ioengine=io_uring", "--output-format=json"]);
     run.arg(format!("--bs={BLOCK}")).args(options.iter().map(|option| format!("--{option}")))
 }
 
-/// What fio reports. It prints words before the document.
+/// Parses fio's JSON report, which follows other output.
 pub fn report(finished: &Finished) -> Value {
     let begin = finished.stdout.find('{').unwrap_or_else(|| panic!("no JSON: {}", finished.report()));
     serde_json::from_str(&finished.stdout[begin..]).unwrap_or_else(|error| panic!("{error}: {}", finished.report()))
@@ -30,7 +30,7 @@ pub fn number(job: &Value, place: &str) -> u64 {
     job.pointer(place).and_then(Value::as_u64).unwrap_or_else(|| panic!("no number at {place}: {job:#}"))
 }
 
-/// One job's part of the report, which must speak of no error.
+/// Returns one job's part of the report. Fails the test if that job had an error.
 pub fn job<'a>(document: &'a Value, name: &str, finished: &Finished) -> &'a Value {
     let jobs = document["jobs"].as_array().expect("a list of jobs");
     let found = jobs.iter().find(|job| job["jobname"] == name);
@@ -39,9 +39,8 @@ pub fn job<'a>(document: &'a Value, name: &str, finished: &Finished) -> &'a Valu
     job
 }
 
-/// Writes so many blocks at random with verification, then reads them at
-/// random, both in one go. The second job starts when the first is done, with a
-/// ring of its own.
+/// Runs two jobs in one fio: random writes of `blocks` blocks with verification, then random reads.
+/// The second job starts when the first is done, and has a ring of its own.
 fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str]) {
     let bytes = blocks * BLOCK;
     let size = format!("size={bytes}");
@@ -64,9 +63,9 @@ fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str])
     finished.served(WRITES, blocks).served(READS, 2 * blocks).without_errors(&[]);
 }
 
-/// All 16 combinations of the ring options at both depths. Through the page
-/// cache the deep one runs in a thread of fio and the shallow one in a process
-/// that it forked; with direct I/O the other way round.
+/// Runs all 16 combinations of the ring options at both depths. Through the page cache the deep job
+/// runs in a thread of fio, and the shallow job in a forked process. With direct I/O it is the
+/// other way round.
 pub fn every_combination(world: World, direct: bool) {
     let stage = Stage::new();
     let is_direct = format!("direct={}", u8::from(direct));
@@ -74,7 +73,7 @@ pub fn every_combination(world: World, direct: bool) {
         let chosen = |(bit, option)| format!("{option}={}", combination >> bit & 1);
         let ring_options: Vec<_> = RING_OPTIONS.iter().enumerate().map(chosen).collect();
         let run = |deep: bool| {
-            // fio sleeps most of its time: the two run side by side.
+            // fio sleeps most of the time, so both runs proceed side by side.
             let place = if deep { ["iodepth=32", "filename=deep"] } else { ["iodepth=1", "filename=shallow"] };
             let thread = if deep != direct { "thread=1" } else { "thread=0" };
             let mut options: Vec<_> = ring_options.iter().map(String::as_str).collect();
@@ -92,9 +91,9 @@ pub fn every_combination(world: World, direct: bool) {
 pub fn sync_mixes(world: World) {
     let stage = Stage::new();
     let size = format!("size={SIZE}");
-    // One of so many requests is a sync; the last may be left out at the end.
-    // (fio leaves a field of SYNC_FILE_RANGE as the request before had it, for
-    // which the kernel refuses it too: of errors those are the only ones.)
+    // `syncs` is the least number of syncs: one per N requests, less the last, which fio may leave
+    // out. For SYNC_FILE_RANGE fio leaves a field as the request before had it, and the kernel
+    // refuses that, too. No other errors are allowed.
     for (mix, opcode, syncs) in [
         ("fsync=8", "fsync", BLOCKS / 8 - 1),
         ("fdatasync=4", "fsync", BLOCKS / 4 - 1),
@@ -149,7 +148,7 @@ pub fn several_jobs(world: World) {
     }
 }
 
-/// Blocks of many sizes at places aligned to less than a page.
+/// Tests blocks of many sizes at offsets that are not aligned to a page.
 pub fn uneven_blocks(world: World) {
     let stage = Stage::new();
     let options = [
@@ -196,7 +195,7 @@ fn fio_writes_blocks_of_many_sizes() {
     uneven_blocks(World::Denied);
 }
 
-/// If the kernel's ring got through, every other test here would prove nothing.
+/// If the kernel's io_uring answered here, the other tests would prove nothing.
 #[test]
 fn fio_fails_where_the_kernels_io_uring_is_denied_and_usring_is_not_there() {
     let stage = Stage::new();

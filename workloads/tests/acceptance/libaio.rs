@@ -1,8 +1,11 @@
-//! Programs on libaio: fio, whose engine asks for its events or takes them out
-//! of the context's ring by itself; QEMU, which submits through libaio and only
-//! ever looks at the ring; stress-ng, which makes the calls by their numbers.
-//! (MariaDB is in its own room.) The same with `--aio-poll`; and polled AIO as a C
-//! program has it that is linked to the library.
+//! Programs on libaio, also with `--aio-poll`:
+//!
+//! - fio, whose engine calls io_getevents or reads the context's ring itself;
+//! - QEMU, which submits through libaio and only reads the ring;
+//! - stress-ng, which makes the calls by their numbers;
+//! - a C program with polled AIO that is linked to the library.
+//!
+//! (MariaDB has a module of its own.)
 
 use crate::devices::is_tidy;
 use crate::fio::{job, number, report};
@@ -21,8 +24,8 @@ fn fio(run: Run, options: &[&str]) -> Run {
     run.arg(format!("--bs={BLOCK}")).args(options.iter().map(|option| format!("--{option}")))
 }
 
-/// Writes at random and reads all of it again, at these depths, with and without
-/// the page cache, with events by call and by hand.
+/// Writes at random places and verifies, at these depths, buffered and direct, with events taken by
+/// io_getevents and from the ring.
 fn verified(run: impl Fn() -> Run, options: &[&str], depths: &[&str]) {
     let size = format!("size={SIZE}");
     for depth in depths {
@@ -47,12 +50,12 @@ pub fn on_files(world: World) {
     let stage = Stage::new();
     let run = || stage.program(world, require(&FIO));
     verified(run, &["filename=file"], &["1", "32", "128"]);
-    // Waits for several at once, hands over several at once.
+    // Submits in batches and waits for several events at once.
     verified(run, &["filename=file", "iodepth_batch=8", "iodepth_batch_complete_min=4"], &["32"]);
     verified(run, &["filename=file", "fdatasync=16"], &["16"]);
 }
 
-/// `more`: options of `usring run`.
+/// Runs the programs on devices. `more` are further options of `usring run`.
 pub fn on_devices(world: World, more: &[&str]) {
     let stage = Stage::new();
     let backing = stage.write("backing", "");
@@ -111,7 +114,7 @@ pub fn qemu(world: World) {
         bench(&["-w", "-d", depth, "--pattern", "90"]).served(WRITES, REQUESTS).without_errors(&[]);
         assert!(stage.read("image").iter().all(|byte| *byte == 90), "a byte that was not written");
         bench(&["-d", depth]).served(READS, REQUESTS).without_errors(&[]);
-        // (It wakes a worker of its own to flush.)
+        // No `without_errors` here: QEMU flushes on a worker thread of its own.
         bench(&["-w", "-d", depth, "--flush-interval=64"]).served(WRITES, REQUESTS);
     }
 }
@@ -146,14 +149,14 @@ fn files_are_served_as_ever_where_devices_are_looked_at_for_events() {
     let stage = Stage::new();
     let run = || stage.program_with(World::Denied, &["--aio-poll".into()], require(&FIO));
     verified(run, &["filename=file"], &["1", "32", "128"]);
-    // Several jobs, and more at once than a queue pair takes.
+    // Several jobs, and more requests at once than a queue pair takes.
     verified(run, &["filename=file", "iodepth_batch=64", "iodepth_batch_complete_min=16"], &["300"]);
     let options = ["--aiol", "2", "--aiol-ops", "200", "--timeout", "300", "--verify", "--temp-path", "."];
     let run = stage.program_with(World::Denied, &["--aio-poll".into()], require(&STRESS_NG)).args(options);
     run.limit(Duration::from_secs(330)).finish().succeeded().served(&[], 200);
 }
 
-/// QEMU never asks for events: its eventfd is told of them.
+/// QEMU never calls io_getevents: an eventfd notifies it of events.
 #[test]
 fn an_eventfd_is_told_also_where_devices_are_looked_at_for_events() {
     let stage = Stage::new();
@@ -174,7 +177,7 @@ fn a_polled_context_keeps_every_rule_of_its_header() {
     let devices = ["disk=ram:size=1M", "slow=null:size=1M,latency=1s", "told=ram:size=1M,poll=interrupt"];
     let finished = stage.program_on_devices(World::Denied, &devices, &program).finish().succeeded();
     assert_eq!(finished.stdout, "16 checks hold\n", "{}", finished.report());
-    // Linked to the library, it is served without the command, too.
+    // A program that is linked to the library is served without the command, too.
     for check in ["io_setup2 refuses", "ordinary files"] {
         let alone = stage.program(World::Bare, &program).arg(check).finish().succeeded();
         assert_eq!(alone.stdout, "1 checks hold\n", "{}", alone.report());

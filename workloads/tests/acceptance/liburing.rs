@@ -1,11 +1,10 @@
-//! C programs on Debian's liburing, which has the system calls' instructions
-//! inlined: as the shared library, and as the static one linked into a program
-//! that is otherwise dynamic.
+//! C programs on Debian's liburing, which inlines the system call instructions. They use the shared
+//! library, and the static one linked into a program that is otherwise dynamic.
 
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// A program, how many checks it has, and how many requests all of them together
-/// see to their end, at the least.
+/// Each program with its number of checks and the least number of requests that it completes in
+/// total.
 const PROGRAMS: [(&str, u32, u64); 5] = [
     ("liburing_files.c", 12, 130),
     ("liburing_waiting.c", 13, 25),

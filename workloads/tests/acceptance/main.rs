@@ -1,10 +1,10 @@
-//! Real programs, most of them from Debian, driven through usring as their
-//! users would start them, and looked at from outside: what they wrote, what
-//! they said, how they ended, what `--stats` counted.
+//! Acceptance tests: real programs, most of them from Debian, run on usring as their users would
+//! start them. The tests check from outside what the programs wrote and printed, how they ended,
+//! and what `--stats` counted.
 //!
-//! Each room drives one program through `World::Denied`; `docker_profile` does
-//! all of it again in a sandbox. `transparency` and `cpython` are about programs
-//! that know nothing of io_uring, `memory` about what rings cost.
+//! Each module drives one program through `World::Denied`, and `docker_profile` repeats them all in
+//! a sandbox. `transparency` and `cpython` are about programs that know nothing of io_uring.
+//! `memory` is about the cost of rings.
 
 mod cpython;
 mod device_files;

@@ -1,5 +1,5 @@
-//! MariaDB's InnoDB on io_uring, and on libaio: a database is made, filled, killed in the
-//! middle of committing, recovered, checked and shut down.
+//! MariaDB's InnoDB on io_uring and on libaio. The tests create and fill a database, kill the
+//! server while it commits, recover, check, and shut down.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
@@ -13,23 +13,23 @@ use workloads::harness::{Finished, MARIADB, Run, Stage, Started, World, is_root,
 
 const ROWS: u32 = 20_000;
 const ROWS_PER_TRANSACTION: u32 = 100;
-/// Of the transactions during which the server is killed.
+/// Transactions during which the test kills the server.
 const ROWS_PER_BATCH: u32 = 10;
 const BATCHES_BEFORE_KILL: u32 = 40;
-/// For one start, one shutdown, one statement.
+/// Time limit for a start, a shutdown, or a statement.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What InnoDB asks the kernel by.
+/// The kernel interface that InnoDB uses.
 #[derive(Clone, Copy)]
 pub enum Interface {
     IoUring,
     Libaio,
-    /// Its events are looked for (`--aio-poll`).
+    /// libaio with `--aio-poll`: io_getevents polls the devices.
     PolledLibaio,
 }
 
 impl Interface {
-    /// The server's option, and what it then says.
+    /// Returns the server's option and the message that the server then prints.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Interface::IoUring => ("--innodb-linux-aio=io_uring", "InnoDB: Using io_uring"),
@@ -38,8 +38,8 @@ impl Interface {
     }
 }
 
-/// Programs of the server and its options: nothing of this machine's own
-/// configuration, a buffer pool that the rows do not fit into.
+/// Prepares a program of the server with its options. It reads none of this machine's
+/// configuration, and its buffer pool is too small for the rows.
 fn server_program(stage: &Stage, (world, interface): (World, Interface), program: &str) -> Run {
     let run = match interface {
         Interface::PolledLibaio => stage.program_with(world, &["--aio-poll".into()], program),
@@ -49,7 +49,7 @@ fn server_program(stage: &Stage, (world, interface): (World, Interface), program
     let run = run.arg(format!("--datadir={}", stage.path("data").display()));
     let run = run.arg(interface.words().0);
     let run = run.args(["--innodb-use-native-aio=1", "--innodb-buffer-pool-size=6M", "--innodb-log-file-size=8M"]);
-    // Unless it is told that it may, it refuses to run as root.
+    // Without this option the server refuses to run as root.
     let run = if is_root() && world == World::Denied { run.arg("--user=root") } else { run };
     run.limit(PATIENCE)
 }
@@ -77,14 +77,14 @@ impl<'stage> Server<'stage> {
         let run = server_program(stage, world, require(&MARIADB)).env("NOTIFY_SOCKET", &notifications);
         let run =
             run.args(["--skip-networking", "--socket=socket", "--pid-file=pid"]).arg(format!("--log-error={log}"));
-        // Relative to the data folder, the server's working folder.
+        // The log's path is relative to the data folder, which is the server's working folder.
         let process = run.arg("--socket").arg(stage.path("socket")).start();
         let mut server = Server { stage, process, log: format!("data/{log}"), interface: world.1 };
         server.wait_until_ready(&socket);
         server
     }
 
-    /// It tells, as it would tell systemd.
+    /// Waits for the notification that the server sends to systemd's socket.
     fn wait_until_ready(&mut self, socket: &UnixDatagram) {
         let deadline = Instant::now() + PATIENCE;
         socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -102,12 +102,12 @@ impl<'stage> Server<'stage> {
         fs::read_to_string(self.stage.path(&self.log)).unwrap_or_default()
     }
 
-    /// Of the server itself, not of a launcher beside it.
+    /// Returns the process id of the server, not of a launcher beside it.
     fn process_id(&self) -> i32 {
         String::from_utf8(self.stage.read("data/pid")).unwrap().trim().parse().expect("a process id")
     }
 
-    /// The client's program on this server.
+    /// Prepares the client program for this server.
     fn client(&self) -> Command {
         let mut client = Command::new("timeout");
         client.arg(PATIENCE.as_secs().to_string()).args(["mariadb", "--no-defaults", "--user=root", "--batch"]);
@@ -115,7 +115,7 @@ impl<'stage> Server<'stage> {
         client
     }
 
-    /// What the statements answer, line by line.
+    /// Runs statements and returns their output by lines.
     fn ask(&self, statements: &str) -> Vec<String> {
         let script = self.stage.write("statements", statements);
         let script = fs::File::open(script).unwrap();
@@ -125,8 +125,8 @@ impl<'stage> Server<'stage> {
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
     }
 
-    /// Commits batch after batch, and is killed meanwhile. Answers the number of
-    /// the last batch whose commit was reported.
+    /// Kills the server while it commits batch after batch. Returns the number of the last batch
+    /// whose commit was reported.
     fn kill_while_committing(self) -> u32 {
         let statements: String = (1..100_000).map(batch).collect();
         let script = fs::File::open(self.stage.write("batches", statements)).unwrap();
@@ -162,7 +162,7 @@ impl<'stage> Server<'stage> {
     }
 }
 
-/// One transaction, which reports its number once it is committed.
+/// Returns the statements of one transaction, which reports its number once it is committed.
 fn batch(number: u32) -> String {
     let rows: Vec<_> = (0..ROWS_PER_BATCH).map(|row| format!("({number}, {row}, REPEAT('b', 300))")).collect();
     format!("BEGIN; INSERT INTO t.batches VALUES {}; COMMIT; SELECT {number};\n", rows.join(", "))
@@ -183,8 +183,8 @@ fn load(server: &Server) {
     server.ask(&statements);
 }
 
-/// How many rows there are and what stands in them; then those in which
-/// something else stands than was written.
+/// Returns the number of rows, their range and a checksum, then the ids of rows whose content is
+/// wrong.
 fn contents(server: &Server) -> Vec<String> {
     server.ask(
         "SELECT COUNT(*), MIN(id), MAX(id), SUM(CRC32(CONCAT(id, digest, filler))) FROM t.loaded;
@@ -196,7 +196,7 @@ fn nothing_committed_was_lost(server: &Server, before: &[String], last_batch: u3
     assert_eq!(contents(server), before, "the loaded rows have changed");
     let committed = format!("SELECT COUNT(*) FROM t.batches WHERE batch <= {last_batch};");
     assert_eq!(server.ask(&committed), [(last_batch * ROWS_PER_BATCH).to_string()]);
-    // What was not reported may be there or not, but not in part.
+    // A batch whose commit was not reported may exist or not, but never in part.
     let torn = format!("SELECT batch FROM t.batches GROUP BY batch HAVING COUNT(*) <> {ROWS_PER_BATCH};");
     assert_eq!(server.ask(&torn), [""; 0]);
     let checked = server.ask("CHECK TABLE t.loaded, t.batches EXTENDED;");
@@ -223,7 +223,7 @@ pub fn survives_a_kill(world: World, interface: Interface) {
     nothing_committed_was_lost(&server, &before, last_batch);
     server.shut_down().served(&["read", "readv", "write", "writev"], 20);
 
-    // After a clean shutdown there is nothing to recover.
+    // After a clean shutdown the server has nothing to recover.
     let server = Server::start(&stage, world, "third.log");
     assert!(!server.log().contains("Starting crash recovery"), "{}", server.log());
     nothing_committed_was_lost(&server, &before, last_batch);

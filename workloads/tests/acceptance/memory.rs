@@ -1,12 +1,12 @@
-//! What rings cost while nobody uses them.
+//! The memory cost of idle rings.
 
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// Of one idle ring of 256 entries.
+/// Most bytes that an idle ring of 256 entries may cost.
 const LIMIT: i64 = 256 * 1024;
 
-/// Bytes per ring: as the process's share, as all that is resident, and what is
-/// left of the latter when the rings are gone.
+/// Returns bytes per ring: proportional share, resident set, and what remains of the resident set
+/// after the rings are closed.
 fn cost(rings: u64, entries: u32) -> [i64; 3] {
     require(&LIBURING);
     let stage = Stage::new();

@@ -1,5 +1,5 @@
-//! Node's fs: libuv gives requests to a ring with an SQ thread and learns of
-//! completions by watching the descriptor of another with epoll.
+//! Node's fs. libuv submits requests to a ring with an SQ thread. It learns of completions by
+//! watching another ring's descriptor with epoll.
 
 use workloads::harness::{self, Stage, World};
 
@@ -7,7 +7,7 @@ const FILES: u64 = 300;
 
 pub fn files(world: World) {
     let stage = Stage::new();
-    // Wherever it was found: nobody has to reach it.
+    // A copy on the stage, so that the user nobody can run Node.
     let node = stage.copy(&harness::node(), "tools/node");
     let script = stage.copy(&Stage::script("files.js"), "files.js");
     stage.make_folder("many");
@@ -15,8 +15,8 @@ pub fn files(world: World) {
     let finished = run.finish().succeeded();
     let bytes: u64 = (0..FILES).map(|index| 128 * (1 + index % 97)).sum();
     assert_eq!(finished.stdout, format!("{FILES} files, {bytes} bytes\n"), "{}", finished.report());
-    // libuv gives to threads what finds the ring full, and how much that is
-    // depends on how soon the SQ thread has its turn.
+    // libuv gives a request to its threads if the ring is full. How often that happens depends on
+    // how soon the SQ thread runs.
     finished.served(&["read", "readv"], 1).served(&["write", "writev"], 1).served(&["statx"], 1);
 }
 

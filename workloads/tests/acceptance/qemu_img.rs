@@ -1,13 +1,12 @@
-//! QEMU's block layer with `-i io_uring`: liburing, whose instructions are its
-//! own, an event loop that watches one ring's descriptor from another ring, and
-//! requests by vectors.
+//! QEMU's block layer with `-i io_uring`. It uses liburing with inlined system calls, an event loop
+//! that watches one ring's descriptor from another ring, and vectored requests.
 
 use std::fs::File;
 use workloads::harness::{QEMU_IMG, Run, Stage, World, require};
 
 const REQUESTS: u64 = 2000;
 const BLOCK: u64 = 4096;
-/// The image holds fewer blocks than are asked for: the bench wraps around.
+/// The image has fewer blocks than the bench requests, so the bench wraps around.
 const IMAGE_BLOCKS: u64 = 1024;
 
 fn image(stage: &Stage) {
@@ -48,8 +47,7 @@ pub fn writes(world: World) {
 pub fn flushes(world: World) {
     let stage = Stage::new();
     image(&stage);
-    // QEMU lets one flush stand for several that wait for it, and there are many
-    // of those where nothing is drained before a flush.
+    // QEMU merges flushes that wait for a running one. With --no-drain many flushes wait.
     for (options, at_least) in [(&["--flush-interval=64"][..], 15), (&["--flush-interval=40", "--no-drain"], 1)] {
         let all = [&["-w", "-d", "32"], options].concat();
         let finished = bench(&stage, world, "none", &all).finish().succeeded();

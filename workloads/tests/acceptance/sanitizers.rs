@@ -1,13 +1,13 @@
-//! Programs that are built with a compiler's sanitizers: these insist on being
-//! loaded first, and find in a program what they find without us.
+//! Programs built with a compiler's sanitizers. A sanitizer's runtime insists on being loaded
+//! first, and must find in a program what it finds without usring.
 
 use workloads::harness::{Finished, LIBURING, Stage, World, require};
 
 const ADDRESSES: &str = "-fsanitize=address,undefined";
 const THREADS: &str = "-fsanitize=thread";
 
-/// ThreadSanitizer ends a forked child that starts a thread, and a ring has some;
-/// and it stays a second longer to see what else happens.
+/// By default ThreadSanitizer ends a forked child that starts a thread, and rings start threads. It
+/// also waits a second at exit to see what else happens.
 const OPTIONS: &str = "die_after_fork=0:atexit_sleep_ms=0";
 
 fn run(sanitizer: &str, source: &str) -> Finished {
@@ -33,8 +33,8 @@ fn address_sanitizer_finds_nothing_in_right_programs() {
     is_clean(ADDRESSES, &programs);
 }
 
-/// (`liburing_waiting.c` has a signal interrupt a wait; ThreadSanitizer holds signals
-/// back, on the kernel's ring as well.)
+/// (`liburing_waiting.c` is left out. Its signal interrupts a wait, and ThreadSanitizer holds
+/// signals back, on the kernel's ring as well.)
 #[test]
 fn thread_sanitizer_finds_nothing_in_right_programs() {
     is_clean(THREADS, &[("liburing_files.c", 12), ("liburing_buffers.c", 3), ("liburing_sharing.c", 13)]);
@@ -46,7 +46,7 @@ fn a_sanitizer_s_program_is_found_behind_a_shell_and_finds_what_it_is_for() {
     let stage = Stage::new();
     let program = stage.compile("freed.c", &["-luring", "-g", "-Wno-use-after-free", ADDRESSES]);
     let text = stage.write("text", [b'x'; 64]);
-    // `env` shows the environment that the program's child would have.
+    // `env` prints the environment that the program's child would have.
     let script = format!("{} {}; echo ended with $?; env", program.display(), text.display());
     let finished = stage.program(World::Denied, "/bin/sh").args(["-c", &script]).finish();
     let (out, report) = (&finished.stdout, finished.report());

@@ -1,5 +1,5 @@
-//! stress-ng's io_uring stressor: most opcodes that work on files, through
-//! libc's `syscall` function.
+//! stress-ng's io_uring stressor. It uses most opcodes that work on files, through libc's `syscall`
+//! function.
 
 use std::time::Duration;
 use workloads::harness::{STRESS_NG, Stage, World, require};
@@ -18,7 +18,7 @@ pub fn stress(world: World) {
     finished.served(&[], OPERATIONS);
 }
 
-/// Out of `stress-ng: metrc: [1] io-uring   4000   0.12 ...`.
+/// Parses the count in `stress-ng: metrc: [1] io-uring   4000   0.12 ...`.
 fn operations_done(said: &str) -> Option<u64> {
     let line = said.lines().find(|line| line.contains("] io-uring "))?;
     line.split("] io-uring ").nth(1)?.split_whitespace().next()?.parse().ok()

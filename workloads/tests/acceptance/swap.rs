@@ -1,5 +1,5 @@
-//! Swap regions for C: a program that is linked to the library and uses each
-//! function of `usring.h`, with every mechanism, alone and under `usring run`.
+//! Swap regions for C. A program linked to the library uses each function of `usring.h` with every
+//! mechanism, alone and under `usring run`.
 
 use workloads::harness::{Stage, World};
 

@@ -1,5 +1,5 @@
-//! Where `usring run --swap` ends: at its limit, as the kernel counts; in a container; at a
-//! store that is full, fails or cannot be had.
+//! The limits of `usring run --swap`: the memory limit as the kernel counts it, a container, and a
+//! store that is full, fails or cannot be opened.
 
 use crate::swap_run::{self, MIB, Swapped, within_limit};
 use crate::vhost_user::BackEnd;
@@ -13,16 +13,16 @@ use workloads::harness::skipped::skip;
 use workloads::harness::{Finished, Stage, World, is_root, python};
 
 const LIMIT: u64 = 16;
-/// Four times that.
+/// MiB of memory that the program uses: four times the limit.
 const MEMORY: u64 = 64;
 const THREADS: &str = "4";
 
-/// Those that work for whoever runs this.
+/// Returns the mechanisms that work with this user's privileges.
 fn mechanisms() -> &'static [&'static str] {
     if is_root() { &["userfault", "guard", "mprotect", "compat"] } else { &["userfault", "guard", "mprotect"] }
 }
 
-/// `swapped_words.c` on a stage with memory that is swapped.
+/// Compiles `swapped_words.c` on a stage with swapped memory.
 fn words(swapped: &Swapped) -> PathBuf {
     swapped.stage.compile("swapped_words.c", &[])
 }
@@ -36,7 +36,8 @@ fn adds(finished: Finished) -> Finished {
 
 #[test]
 fn nobody_in_a_container_has_swapped_memory() {
-    // Nobody, and Docker's rules, which leave this mechanism without being asked.
+    // As nobody under Docker's rules. These rules leave only this mechanism, so usring chooses it
+    // by itself.
     for mechanism in ["", ",mechanism=mprotect"] {
         let swapped = Swapped::new(256, LIMIT, mechanism);
         let finished = swapped.program_in(World::Confined, words(&swapped));
@@ -51,7 +52,7 @@ fn nobody_in_a_container_has_swapped_memory() {
     let program = swapped.stage.compile("forked.c", &[]);
     let finished = within_limit(swapped.program_in(World::Confined, program).arg("10").finish());
     assert!(finished.stdout.ends_with("all is well\n"), "{}", finished.report());
-    // What the rules forbid, is said to be forbidden.
+    // The error names what the sandbox forbids.
     let swapped = Swapped::new(256, LIMIT, ",mechanism=userfault");
     let finished = swapped.program_in(World::Confined, "/bin/true").finish();
     assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
@@ -75,13 +76,13 @@ fn the_doctor_says_by_which_mechanism_a_program_has_swapped_memory() {
     }
 }
 
-/// What `docs/swap.md` says that swap takes beside its limit.
+/// Returns the bytes that swap takes beside its limit, as `docs/swap.md` states.
 fn slack() -> u64 {
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     2 * MIB + processors * (MIB / 4) + MEMORY * MIB / 64
 }
 
-/// What the program takes that is not swapped: its stacks, its libraries' variables.
+/// Bytes that the program uses beside swapped memory: its stacks and its libraries' variables.
 const OF_ITS_OWN: u64 = 2 * MIB;
 
 #[test]
@@ -93,13 +94,13 @@ fn a_control_group_of_the_limit_and_the_slack_holds_four_times_as_much_memory() 
         };
         let swapped = Swapped::new(512, LIMIT, &format!(",mechanism={mechanism}"));
         let run = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "3000"]);
-        // Killed, it would not say that.
+        // The program prints its result only if the kernel has not killed it.
         adds(run.within(&group).finish());
         println!("{mechanism}: {:?} bytes at most", group.peak());
     }
 }
 
-/// Bytes of swapped memory that are in memory, as the kernel counts.
+/// Returns the resident bytes of swapped memory, as the kernel counts.
 fn resident(process: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{process}/smaps")).unwrap();
     let (mut sum, mut is_window) = (0, false);
@@ -114,7 +115,8 @@ fn resident(process: u32) -> u64 {
     sum.max(of_file(process))
 }
 
-/// The same of the file that some mechanisms map: not all of it need be mapped.
+/// Returns the resident bytes of the file that some mechanisms map. Not all of the file need be
+/// mapped.
 fn of_file(process: u32) -> u64 {
     let files = fs::read_dir(format!("/proc/{process}/fd")).unwrap().map(|entry| entry.unwrap().path());
     let ours = files.filter(|path| fs::read_link(path).is_ok_and(|name| name.starts_with("/memfd:usring-swap")));
@@ -137,7 +139,7 @@ fn no_more_than_the_limit_is_resident_at_any_moment() {
         program.terminate();
         adds(program.finish());
         assert!(looks.iter().all(|bytes| *bytes <= LIMIT * MIB), "{mechanism}: {looks:?}");
-        // It is used, too.
+        // The limit is also used: at some moment more than half of it is resident.
         assert!(looks.iter().any(|bytes| *bytes > LIMIT * MIB / 2), "{mechanism}: {looks:?}");
     }
 }
@@ -165,7 +167,7 @@ fn died_of_a_page(finished: &Finished) {
 #[test]
 fn a_page_that_cannot_be_read_back_ends_the_program_and_is_never_made_up() {
     for mechanism in mechanisms() {
-        // Writes fail, too, and lose nothing.
+        // Writes to the store fail, too, and no data is lost.
         let failing = "error(delay(ram:size=256M,read=10us),eio=0.02,seed=3),poll=hybrid";
         let swapped = Swapped::on(failing, LIMIT, &format!(",mechanism={mechanism}"));
         let finished = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "0"]).finish();
@@ -179,14 +181,14 @@ fn a_back_end_in_another_process_has_swapped_memory_of_one_process() {
     let mut back_end = BackEnd::start(&swapped.stage, "raw");
     let program = words(&swapped);
     let finished = within_limit(adds(swapped.program(&program).args(["14", THREADS, "1000"]).finish()));
-    // It has fewer queues than would be asked for.
+    // The device has fewer queues than swap would ask for.
     assert!(!finished.stderr.contains("all in use"), "{}", finished.report());
     let nested = "import subprocess, sys\nkept = bytearray(4 << 20)\n\
                   subprocess.run(sys.argv[1:], check=True)\nprint(sum(kept))";
     let finished = swapped.program(python()).args(["-c", nested]).arg(&program).args(["14", "1", "100"]).finish();
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
     assert_eq!(finished.succeeded().stdout, "at work\n100 additions hold\n0\n");
-    // Dead, it takes the memory along.
+    // The death of the process frees its swapped memory.
     let mut started = swapped.bare(&program).args(["14", THREADS, "0"]).start();
     started.wait_for_line(Duration::from_secs(60));
     back_end.kill();

@@ -1,12 +1,13 @@
-//! Programs on io_uring and libaio whose buffers are swapped (`usring run --swap`): what their requests
-//! name is there when it is used, however long they wait and whoever carries them out.
+//! Programs on io_uring and libaio whose buffers are swapped (`usring run --swap`). Memory that a
+//! request names is resident when it is used, however long the request waits and whichever thread
+//! carries it out.
 
 use crate::fio::{job, number, report};
 use crate::swap_run::{Swapped, within_limit};
 use std::fs::File;
 use workloads::harness::{FIO, Finished, LIBURING, Run, World, require};
 
-/// In MiB: more buffers than may be resident.
+/// MiB that may be resident. The buffers are larger.
 const LIMIT: u64 = 8;
 const BUFFERS: &[&str] = &["--size=24m", "--bs=256k", "--iodepth=64"];
 
@@ -14,14 +15,14 @@ fn swapped() -> Swapped {
     Swapped::new(128, LIMIT, ",min=128K")
 }
 
-/// fio writes and reads at random, and looks at each block that comes back.
+/// Runs fio with random writes and reads, and verifies each block.
 fn verified(run: Run, options: &[&str]) -> Finished {
     let run = run.args(BUFFERS).args(options);
     let run = run.args(["--name=job", "--rw=randrw", "--verify=crc32c", "--verify_fatal=1"]);
     let finished = run.args(["--thread", "--output-format=json"]).finish().succeeded();
     let document = report(&finished);
     let done = job(&document, "job", &finished);
-    // What was written is read once more.
+    // Verification has read the written bytes once more.
     assert_eq!(number(done, "/read/io_bytes"), 24 << 20, "{}", finished.report());
     within_limit(finished)
 }
@@ -32,7 +33,8 @@ fn fio_verifies(options: &[&str]) {
     verified(run, options).served(&[], 90).without_errors(&[]);
 }
 
-/// The same on a device of the run: told of what it has done, polling it, by libaio, and by plain calls.
+/// Verifies on a device of the run: with notified completions, with polling, through libaio, and by
+/// plain calls.
 fn fio_verifies_on_device(device: &str) {
     let swapped = swapped();
     let backing = swapped.stage.write("backing", "");

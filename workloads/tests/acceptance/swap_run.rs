@@ -1,6 +1,6 @@
-//! Programs that know nothing of swap, with less memory than they use
-//! (`usring run --swap`): what they do comes out as it does without, and what of their
-//! memory is resident stays within the limit, as we count and as the kernel counts.
+//! Programs that know nothing of swap, with less memory than they use (`usring run --swap`). Their
+//! results must be those of a run without swap. Their resident memory must stay within the limit,
+//! by usring's count and by the kernel's.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use workloads::harness::{Finished, REDIS_SERVER, Run, Stage, World, python, requ
 
 pub const MIB: u64 = 1 << 20;
 
-/// A run in a folder of its own, with a store for what is swapped.
+/// A stage with a swap store, and the `--swap` option for it.
 pub struct Swapped {
     pub stage: Stage,
     options: String,
 }
 
 impl Swapped {
-    /// With so many MiB in a file, and so many resident.
+    /// Makes a store of `capacity` MiB in a file, with `limit` MiB resident.
     pub fn new(capacity: u64, limit: u64, more: &str) -> Swapped {
         let stage = Stage::new();
         let path = stage.write("swap", "");
@@ -26,7 +26,7 @@ impl Swapped {
         Swapped { stage, options }
     }
 
-    /// The same on another device.
+    /// Makes swap on the given device.
     pub fn on(device: &str, limit: u64, more: &str) -> Swapped {
         Swapped { stage: Stage::new(), options: format!("--swap={device},limit={limit}M{more}") }
     }
@@ -36,24 +36,24 @@ impl Swapped {
         self.stage.program_with(World::Transparent, &options, program).limit(Duration::from_secs(600))
     }
 
-    /// In another world, which asks for `--stats` itself.
+    /// Prepares a program in another world, which asks for `--stats` itself.
     pub fn program_in(&self, world: World, program: impl AsRef<Path>) -> Run {
         self.stage.program_with(world, std::slice::from_ref(&self.options), program)
     }
 
-    /// With a device in its folder, of this SPEC and called `disk`.
+    /// Prepares a program with a device of this SPEC in its folder, called `disk`.
     pub fn program_on_device(&self, device: &str, program: impl AsRef<Path>) -> Run {
         let options = [self.options.clone(), format!("--device=disk={device}")];
         self.stage.program_with(World::Denied, &options, program)
     }
 
-    /// Without a launcher beside it.
+    /// Prepares a program without a launcher beside it.
     pub fn bare(&self, program: impl AsRef<Path>) -> Run {
         self.program_in(World::Transparent, program)
     }
 }
 
-/// What `--stats` says: something was evicted, and the limit kept.
+/// Asserts from `--stats` that pages were evicted and the limit was kept.
 #[track_caller]
 pub fn within_limit(finished: Finished) -> Finished {
     let finished = finished.succeeded();
@@ -66,7 +66,7 @@ pub fn within_limit(finished: Finished) -> Finished {
     finished
 }
 
-/// A number that a program printed behind a word.
+/// Returns the number that a program printed after a word.
 #[track_caller]
 fn number_after(finished: &Finished, word: &str) -> u64 {
     let rest = finished.stdout.split(word).nth(1).unwrap_or_else(|| panic!("no {word}: {}", finished.report()));
@@ -85,7 +85,7 @@ fn sort_orders_a_file_that_is_larger_than_its_memory() {
     }
     let input = swapped.stage.write("lines", lines);
     let sorted = swapped.stage.path("sorted");
-    // All of it in memory at a time.
+    // sort(1) holds all of its input in memory at once.
     let run = swapped.program("/usr/bin/sort").args(["-S", "64M", "-o"]).arg(&sorted).arg(&input);
     within_limit(run.finish());
     let mut expected = std::fs::read_to_string(&input).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
@@ -105,7 +105,7 @@ assert all(numbers[str(key)] == key for key in range(0, count, 7))
 print('most resident', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 ";
 
-/// What else than swapped memory the interpreter has resident.
+/// Resident bytes of the interpreter beside swapped memory.
 const INTERPRETER: u64 = 32 * MIB;
 
 fn python_builds(count: u64, capacity: u64, limit: u64) {
@@ -140,7 +140,8 @@ fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() 
 
 const MECHANISMS: [&str; 3] = ["userfault", "guard", "mprotect"];
 
-/// Calls on mappings in a random order, with numbers that were seen to bring out each mistake there was.
+/// Makes calls on mappings in a random order. These seeds and this number of steps have been seen
+/// to expose each known mistake.
 #[test]
 fn calls_on_mappings_are_answered_as_by_the_kernel_by_every_mechanism() {
     const STEPS: &str = "1000";
@@ -148,7 +149,8 @@ fn calls_on_mappings_are_answered_as_by_the_kernel_by_every_mechanism() {
     let program = stage.compile("mappings.c", &[]);
     for seed in 1..=SEEDS {
         for mechanism in MECHANISMS {
-            // What one page of a unit may do, all may.
+            // The pages of a unit share one protection, so all protection changes cover whole
+            // units.
             let together = if mechanism == "mprotect" { "16" } else { "1" };
             let arguments = [&seed.to_string(), STEPS, together];
             let expected = Command::new(&program).args(arguments).output().unwrap();
@@ -165,7 +167,7 @@ fn calls_on_mappings_are_answered_as_by_the_kernel_by_every_mechanism() {
 
 const SEEDS: u32 = 3;
 
-/// The least limit there is, and 64 threads that wait in calls that would fill it many times over.
+/// Uses the least limit, and 64 threads that wait in calls whose memory would exceed it many times.
 #[test]
 fn calls_that_wait_and_calls_with_much_to_name_work_on_swapped_memory_by_every_mechanism() {
     for mechanism in MECHANISMS {
@@ -189,7 +191,8 @@ fn parents_and_children_have_copies_of_what_was_swapped_at_the_fork_by_every_mec
     }
 }
 
-/// Others fork meanwhile, so that for moments the memory is copied into whatever process is made.
+/// Other threads fork meanwhile. For moments the memory is then copied into any process that is
+/// made.
 #[test]
 fn a_child_that_does_not_inherit_ends_and_reads_no_zeroes() {
     for mechanism in MECHANISMS {
@@ -201,7 +204,7 @@ fn a_child_that_does_not_inherit_ends_and_reads_no_zeroes() {
     }
 }
 
-/// A server of Debian's, with values that show whose they are.
+/// Runs Debian's Redis server with values that depend on their keys.
 fn redis_serves(keys: u64, capacity: u64, limit: u64) {
     let swapped = Swapped::new(capacity, limit, "");
     let socket = swapped.stage.path("socket");
@@ -223,7 +226,7 @@ fn a_redis_server_keeps_four_times_its_memory() {
     redis_serves(128_000, 512, 32);
 }
 
-/// It saves by forked children, while it is given other values.
+/// The server saves by forked children while clients write other values.
 pub fn a_redis_server_saves(world: World) {
     const KEYS: &str = "32000";
     let swapped = Swapped::new(256, 16, "");
@@ -253,7 +256,7 @@ fn a_redis_server_saves_what_it_had_when_it_was_asked() {
     a_redis_server_saves(World::Denied);
 }
 
-/// In all ways that there are.
+/// Starts processes in all ways that Python offers.
 pub fn python_starts_processes(world: World) {
     let swapped = Swapped::new(256, 8, ",min=256K");
     let script = swapped.stage.copy(&Stage::script("children.py"), "children.py");
@@ -286,7 +289,7 @@ fn a_second_process_leaves_the_file_to_the_first() {
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
 }
 
-/// The loader maps it before anybody is there to answer for it.
+/// The loader maps the thread-local block before the library is initialized and can handle faults.
 #[test]
 fn a_program_with_much_memory_of_each_thread_s_own_is_started_by_a_program_of_the_run() {
     let swapped = Swapped::on("ram:size=64M", 4, "");

@@ -1,6 +1,5 @@
-//! Programs that use no io_uring: under `usring run` they behave as without it,
-//! in what they say, how they end, what they leave behind, and what their
-//! children do.
+//! Programs that use no io_uring behave under `usring run` as without it: in output, exit status,
+//! files left behind, and their children's behaviour.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -8,14 +7,14 @@ use std::path::Path;
 use std::process::ExitStatus;
 use workloads::harness::{self, CC, Finished, MAKE, Run, Stage, World, require};
 
-/// What may be compared of two runs.
+/// What the tests compare between two runs: exit status, standard output, standard error.
 type Behaviour = (ExitStatus, String, String);
 
 fn behaviour(finished: Finished) -> Behaviour {
     (finished.status, finished.stdout, finished.stderr)
 }
 
-/// Runs it bare and under usring; answers what it did, both times.
+/// Runs a program bare and under usring. Asserts that it behaves alike and returns the behaviour.
 #[track_caller]
 fn alike(prepare: impl Fn(World) -> Run) -> Behaviour {
     let bare = behaviour(prepare(World::Bare).finish());
@@ -24,7 +23,7 @@ fn alike(prepare: impl Fn(World) -> Run) -> Behaviour {
     bare
 }
 
-/// A line for the shell. The line is expected to end with this status.
+/// Runs a line in a shell both ways. The line must end with this status.
 #[track_caller]
 fn shell_alike(stage: &Stage, shell: &str, line: &str, status: i32) -> Behaviour {
     let behaviour = alike(|world| stage.program(world, shell).args(["-c", line]));
@@ -66,7 +65,7 @@ fn a_death_by_signal_is_one() {
     }
 }
 
-/// A C project of many small files, with what make needs to build it.
+/// Writes a C project of many small files with a makefile.
 fn write_project(stage: &Stage, folder: &str, files: usize) {
     stage.make_folder(folder);
     let mut declarations = String::new();
@@ -99,7 +98,7 @@ fn gcc_builds_the_same_program_under_make_j2() {
         write_project(&stage, folder, FILES);
         let run = || stage.program(world, make).current_dir(&stage.path(folder));
         let finished = run().arg("-j2").finish().succeeded();
-        // Side by side, the lines come in any order.
+        // make runs jobs side by side, so the lines arrive in any order.
         let mut lines: Vec<_> = finished.stdout.lines().map(str::to_owned).collect();
         lines.sort();
         let broken = behaviour(run().args(["-j2", "broken"]).finish());
@@ -131,8 +130,8 @@ fn sort_and_tar_write_the_same_files() {
 #[test]
 fn bash_controls_its_jobs() {
     let stage = Stage::new();
-    // With monitoring on, each job has a process group of its own.
-    // Its notices name process ids and go to standard error.
+    // With job control each job has a process group of its own. The shell's notices name process
+    // ids and go to standard error.
     let script = "set -m; exec 2>/dev/null
         sleep 1000 & first=$!
         sleep 1000 | cat & second=$!
@@ -148,7 +147,7 @@ fn bash_controls_its_jobs() {
     let (status, said, _) = alike(|world| stage.program(world, "/bin/bash").arg("jobs.sh"));
     assert_eq!(status.code(), Some(11), "{said}");
     assert!(said.contains("first: 143") && said.contains("second: 137"), "{said}");
-    // On a terminal of its own, where the shell hands it to its jobs and back.
+    // On a terminal of its own, which the shell gives to its jobs and takes back.
     let terminal = "bash --norc --noprofile -ic 'stty -a > /dev/null && echo has terminal; \
                     sh -c \"kill -STOP \\$\\$; echo goes on\"; echo stopped: $?; fg; echo ended: $?'";
     let (status, said, _) =
@@ -193,7 +192,7 @@ fn a_python_program_with_processes_and_threads_says_the_same() {
     assert_eq!(status.code(), Some(12), "{said}");
 }
 
-/// What cannot be served is refused before it starts, not half served.
+/// usring refuses a program that it cannot serve before the program starts.
 #[test]
 fn a_static_program_is_refused_with_a_sentence() {
     if harness::on_kernel() {

@@ -1,5 +1,5 @@
-//! Devices that another process serves: QEMU's storage daemon, with raw and with
-//! qcow2 images, alive, killed, and started again.
+//! Devices that another process serves: QEMU's storage daemon, with raw and with qcow2 images. The
+//! tests kill the daemon and start it again.
 
 use crate::devices::{is_tidy, soon};
 use crate::fio::{job, number, report};
@@ -10,13 +10,13 @@ use std::process::{Child, Command, Stdio};
 use workloads::harness::{FIO, Finished, LIBURING, QEMU_IMG, QEMU_STORAGE_DAEMON, Run, Stage, World, require};
 
 const SIZE: u64 = 16 << 20;
-/// So it takes three seconds at the least to write: pauses, because a rate would
-/// be made up for after a time without a back end.
+/// fio options that stretch the writes to at least three seconds by pauses. A rate limit would not
+/// do: fio catches up on it after a time without a back end.
 const SLOWLY: [&str; 3] = ["--size=12m", "--thinktime=16ms", "--thinktime_blocks=16"];
-/// fio's word for what a back end that has gone leaves behind.
+/// The errno that fio reports for requests whose back end is gone.
 const EIO: u64 = 5;
 
-/// The daemon, serving one image. Dropped, it is killed.
+/// The daemon, serving one image. Dropping it kills the daemon.
 pub struct BackEnd {
     daemon: Child,
     socket: PathBuf,
@@ -44,8 +44,8 @@ impl BackEnd {
         back_end
     }
 
-    /// Whether the socket is not only there but takes connections: a flag of it in
-    /// /proc, because a connection made to find out would be the one it serves.
+    /// Returns whether the socket accepts connections, by its flags in /proc. A trial connection
+    /// would not do: the daemon would take it for the one that it serves.
     fn listens(&self) -> bool {
         const ACCEPTS: &str = "00010000";
         let path = self.socket.to_str().expect("a path of letters");
@@ -53,7 +53,7 @@ impl BackEnd {
         sockets.lines().any(|line| line.ends_with(path) && line.split_whitespace().nth(3) == Some(ACCEPTS))
     }
 
-    /// kill -9.
+    /// Kills the daemon with SIGKILL.
     pub fn kill(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
@@ -71,7 +71,7 @@ fn fio(stage: &Stage, reconnect: &str, options: &[&str]) -> Run {
     fio_with(stage, &[], reconnect, options)
 }
 
-/// `more`: options of `usring run`.
+/// Runs fio on the device. `more` are further options of `usring run`.
 fn fio_with(stage: &Stage, more: &[&str], reconnect: &str, options: &[&str]) -> Run {
     let device = format!("--device=disk=vhost-user:socket=back-end,reconnect={reconnect}");
     let run_options: Vec<String> = [device].into_iter().chain(more.iter().map(|option| option.to_string())).collect();
@@ -114,7 +114,7 @@ fn fio_verifies_on_a_qcow2_image_of_another_process() {
     verified("qcow2");
 }
 
-/// Through libaio: told of its events, and looking for them itself.
+/// Through libaio, both notified of events and polling for them.
 #[test]
 fn fio_verifies_through_libaio_on_an_image_of_another_process() {
     let stage = Stage::new();
@@ -138,8 +138,7 @@ fn fio_verifies_through_libaio_on_an_image_of_another_process() {
     }
 }
 
-/// What is in the middle of its way when the back end is killed comes to its
-/// right end with the next one.
+/// Requests in flight when the back end dies complete correctly with the next back end.
 #[test]
 fn a_back_end_that_is_killed_and_started_again_loses_nothing() {
     for format in ["raw", "qcow2"] {
@@ -181,9 +180,9 @@ fn without_reconnect_a_back_end_that_goes_leaves_eio_and_nobody_hanging() {
     }
 }
 
-/// A program in the background has requests out when the run ends, and with it
-/// whoever would find another back end. (Were it to wait for one, it would spin
-/// until somebody kills it.)
+/// A background program has requests in flight when the run ends. With the run ends the launcher,
+/// which alone could find another back end. (If the program waited for one, it would spin until it
+/// is killed.)
 #[test]
 fn what_outlives_its_run_gets_eio_and_does_not_wait_for_a_back_end_for_ever() {
     let behind = r#"timeout -s KILL 60 "$@" >/dev/null 2>&1 & until test -e enough; do sleep 0.02; done"#;
@@ -212,7 +211,7 @@ fn what_outlives_its_run_gets_eio_and_does_not_wait_for_a_back_end_for_ever() {
     }
 }
 
-/// usring is killed: whoever waits for the back end, by whatever way, learns of it.
+/// usring is killed. Every thread that waits for the back end, in whatever way, gets an error.
 #[test]
 fn what_outlives_a_run_that_was_killed_gets_eio() {
     let bounded = ["-s", "KILL", "60", require(&FIO), "--output-format=json", "--output=report", "--name=job"];
@@ -243,7 +242,7 @@ fn what_outlives_a_run_that_was_killed_gets_eio() {
     }
 }
 
-/// However fast it is with them, and however many they are.
+/// At any speed of the back end and for any number of requests.
 #[test]
 fn a_back_end_is_told_once_of_requests_that_are_submitted_together() {
     require(&LIBURING);
