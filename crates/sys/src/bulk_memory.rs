@@ -1,20 +1,20 @@
-//! Much memory that processes share and nobody looks into: it is only copied
-//! from and to, and zeroed. Several threads and processes may copy to the same
-//! bytes at the same time; what is there then is their own concern, as on a disk.
+//! Large memory that processes share. It is only copied and zeroed; usring never interprets its
+//! content. Several threads and processes may copy to the same bytes at the same time. The result
+//! is then undefined, as on a disk.
 //!
-//! No reference into it is ever made: all copies are the assembler routines of
-//! [`crate::user_memory`], which a fault ends. Offsets are ours, so one that is
-//! out of range is a fault of ours and panics.
+//! No reference into the memory is ever made. All copies use the assembler routines of
+//! [`crate::user_memory`], which a fault ends. Offsets come from usring, so an offset out of range
+//! is a bug and panics.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, mapping, user_memory};
 use core::ops::Range;
 use linux_raw_sys::general as linux;
 
-/// Bytes of a line of the processor's cache.
+/// Bytes of a cache line.
 pub const LINE: u64 = 64;
 
-/// The whole of a memory file, mapped. Pages come as they are touched.
+/// A memory file, mapped as a whole. Pages are allocated when they are touched.
 #[derive(Debug)]
 pub struct BulkMemory {
     address: usize,
@@ -23,9 +23,10 @@ pub struct BulkMemory {
 }
 
 impl BulkMemory {
-    /// Maps the first `length` bytes of a file of at least that length, which nobody makes shorter.
+    /// Maps the first `length` bytes of a file. The file has at least this length, and is never
+    /// made shorter.
     ///
-    /// Errors: `ENOMEM` where there is no room for so many addresses; what mmap(2) answers.
+    /// Errors: `ENOMEM` if there are not enough addresses; those of mmap(2).
     pub fn map(file: OwnedDescriptor, length: u64) -> Result<BulkMemory, Errno> {
         let length = usize::try_from(length).map_err(|_| Errno::ENOMEM)?;
         let address = mapping::map(length, linux::MAP_SHARED | linux::MAP_NORESERVE, Some((file.number(), 0)))?;
@@ -47,45 +48,46 @@ impl BulkMemory {
         (self.address + offset as usize) as *mut u8
     }
 
-    /// Says that these bytes, counted from `offset`, are going to be copied soon:
-    /// the processor looks their page up and fetches them meanwhile.
+    /// Prefetches bytes, counted from `offset`, that are about to be copied: the processor looks up
+    /// their page and loads them meanwhile.
     #[inline]
     pub fn prefetch(&self, offset: u64, bytes: Range<u64>) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let start = self.at(offset, bytes.end);
         for line in bytes.step_by(LINE as usize) {
-            // SAFETY: the instruction reads nothing and never faults.
+            // SAFETY: the instruction has no effect on memory and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add(line as usize).cast()) };
         }
     }
 
-    /// Copies bytes to the program. After `EFAULT` a part may have been copied.
+    /// Copies bytes to the program's memory. After `EFAULT` a part may have been copied.
     #[inline]
     pub fn copy_to_user(&self, offset: u64, to: UserAddress, length: u64) -> Result<(), Errno> {
         let from = self.at(offset, length);
-        // SAFETY: 1. The source lies in the mapping, which lives as long as
-        // this, and into which there are no references. 2. The target is checked there.
+        // SAFETY: 1. The source lies in the mapping, which lives as long as this value. 2. There
+        // are no references into it. 3. `copy_from_raw` checks the target.
         unsafe { user_memory::copy_from_raw(to, from, length as usize) }
     }
 
-    /// Copies bytes from the program. After `EFAULT` a part may have been copied.
+    /// Copies bytes from the program's memory. After `EFAULT` a part may have been copied.
     #[inline]
     pub fn copy_from_user(&self, offset: u64, from: UserAddress, length: u64) -> Result<(), Errno> {
         let to = self.at(offset, length);
-        // SAFETY: as in `copy_to_user`, the other way round.
+        // SAFETY: 1. The target lies in the mapping, which lives as long as this value. 2. There
+        // are no references into it. 3. `copy_to_raw` checks the source.
         unsafe { user_memory::copy_to_raw(to, from, length as usize) }
     }
 
-    /// Makes bytes zero by writing them.
+    /// Zeroes bytes by writing them.
     pub fn zero(&self, offset: u64, length: u64) {
         let at = self.at(offset, length);
-        // SAFETY: it lies in the mapping, into which there are no references.
+        // SAFETY: the bytes lie in the mapping, and there are no references into it.
         unsafe { user_memory::zero_raw(at, length as usize) };
     }
 
-    /// Makes bytes zero and gives whole pages of them back. May take long.
+    /// Zeroes bytes and releases their whole pages. May take long.
     ///
-    /// Errors: what fallocate(2) answers.
+    /// Errors: those of fallocate(2).
     pub fn punch(&self, offset: u64, length: u64) -> Result<(), Errno> {
         self.at(offset, length);
         if length == 0 {

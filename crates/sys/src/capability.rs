@@ -14,9 +14,9 @@ const VERSION: u32 = 0x2008_0522;
 /// A `cap_user_data_t`: effective, permitted and inheritable set, as two halves of 32 bits.
 pub type Sets = [[u32; 3]; 2];
 
-/// The calling thread's sets.
+/// Returns the calling thread's sets.
 ///
-/// Error: `EPERM` where a filter denies capget(2).
+/// Errors: `EPERM` if a filter denies capget(2).
 pub fn get() -> Result<Sets, Errno> {
     let header = [VERSION, 0];
     let mut sets = Sets::default();
@@ -25,16 +25,16 @@ pub fn get() -> Result<Sets, Errno> {
     Ok(sets)
 }
 
-/// Gives the calling thread these sets.
+/// Sets the calling thread's sets.
 ///
-/// Error: `EPERM` if one of them is not permitted.
+/// Errors: `EPERM` if one of them is not permitted.
 pub fn set(sets: &Sets) -> Result<(), Errno> {
     let header = [VERSION, 0];
     let arguments = [&raw const header as u64, &raw const *sets as u64, 0, 0, 0];
     SystemCall::new(linux::__NR_capset, arguments).run().map(drop)
 }
 
-/// Takes what `most` does not have out of the calling thread's sets.
+/// Removes from the calling thread's sets all capabilities that `most` does not have.
 pub fn limit(most: &Sets) -> Result<(), Errno> {
     let mut sets = get()?;
     let mut is_less = false;
@@ -45,8 +45,8 @@ pub fn limit(most: &Sets) -> Result<(), Errno> {
     if is_less { set(&sets) } else { Ok(()) }
 }
 
-/// Gives up all capabilities of the calling thread but those by which a thread changes its user
-/// and its groups: it has to follow when the program gives these up.
+/// Gives up all capabilities of the calling thread but CAP_SETUID and CAP_SETGID. The thread needs
+/// these to follow when the program changes its user and groups.
 pub fn keep_identity_only() -> Result<(), Errno> {
     let kept = 1 << CAP_SETUID | 1 << CAP_SETGID;
     limit(&[[kept, kept, 0], [0; 3]])

@@ -1,14 +1,13 @@
-//! Clocks. Read by system call, not through the vDSO: while the engine runs,
-//! the instruction pointer must lie in our own text, by which
-//! signal delivery tells that it has to wait. Only where the program's own filter denies the
-//! system call is the vDSO used, with signals blocked.
+//! Clocks, read by system calls, not through the vDSO. While the engine runs, the instruction
+//! pointer must lie in usring's own text: signal delivery recognises by this that it has to wait.
+//! Only if the program's own filter denies the system call is the vDSO used, with signals blocked.
 
 use crate::{Errno, SystemCall, thread};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use linux_raw_sys::general as linux;
 use usring_uapi::Timespec;
 
-/// The clocks a timeout may count on.
+/// The clocks that a timeout may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Clock {
@@ -22,26 +21,26 @@ pub enum Clock {
 pub type Nanoseconds = u64;
 
 impl Clock {
-    /// The time on this clock, in nanoseconds.
+    /// Returns the time on this clock, in nanoseconds.
     pub fn now(self) -> Nanoseconds {
         read(self as u32)
     }
 }
 
-/// The processor time that the calling thread has used.
+/// Returns the processor time that the calling thread has used.
 pub fn thread_time() -> Nanoseconds {
     read(linux::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// clock_gettime(2) as a function.
+/// clock_gettime(2), as a function.
 pub type Reader = unsafe extern "C" fn(clock: u32, time: *mut Timespec) -> i32;
 
 static VDSO: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Names the vDSO's clock_gettime.
+/// Sets the vDSO's clock_gettime.
 ///
 /// # Safety
-/// The function stays, may be called at any time and in any thread, and writes one timespec.
+/// The function must stay mapped, be callable at any time on any thread, and write one timespec.
 pub unsafe fn set_vdso(reader: Reader) {
     VDSO.store(reader as *mut (), Ordering::Release);
 }
@@ -63,16 +62,16 @@ fn read_by_vdso(clock: u32, time: &mut Timespec) {
     if reader.is_null() {
         return;
     }
-    // The instruction pointer leaves our text: a handler would take the engine for the program.
+    // The instruction pointer leaves usring's text: a signal handler would mistake the engine for
+    // the program.
     let signals = thread::close_signals();
-    // SAFETY: only `set_vdso` stores here, and it stores a `Reader`, which its caller vouched for.
+    // SAFETY: only `set_vdso` stores here. It stores a `Reader`, which its caller guaranteed.
     unsafe { core::mem::transmute::<*mut (), Reader>(reader)(clock, time) };
     drop(signals);
 }
 
-/// A timespec as nanoseconds; saturates at the end of time. Negative parts are
-/// `EINVAL`. 10⁹ nanoseconds and more count as they are: io_uring has always
-/// taken them.
+/// Converts a timespec to nanoseconds; saturates. 10⁹ nanoseconds and more are accepted: io_uring
+/// has always taken them. Errors: `EINVAL` for negative parts.
 pub fn nanoseconds(time: Timespec) -> Result<Nanoseconds, Errno> {
     if time.tv_sec < 0 || time.tv_nsec < 0 {
         return Err(Errno::EINVAL);
@@ -80,13 +79,13 @@ pub fn nanoseconds(time: Timespec) -> Result<Nanoseconds, Errno> {
     Ok((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
 }
 
-/// The same for the time limit of a call, where a negative one is over.
+/// Converts the time limit of a call to nanoseconds. A negative limit is over at once: 0.
 pub fn limit(time: Timespec) -> Nanoseconds {
     let span = time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec);
     u64::try_from(span).unwrap_or(0)
 }
 
-/// The timespec of a span.
+/// Converts a span to a timespec.
 pub const fn timespec(span: Nanoseconds) -> Timespec {
     Timespec { tv_sec: (span / 1_000_000_000) as i64, tv_nsec: (span % 1_000_000_000) as i64 }
 }

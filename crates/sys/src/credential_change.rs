@@ -1,13 +1,13 @@
 //! The words by which threads agree on a change of credentials. [`crate::credentials`] makes the
 //! changes; the loom models run this file.
 //!
-//! - [`Generations`] counts changes. A thread that is born between two counts that agree has
-//!   exactly the credentials of that generation.
-//! - [`Order`] is the change that the service threads are to make, too.
+//! - [`Generations`] counts changes. A thread that starts between two equal counts has exactly the
+//!   credentials of that generation.
+//! - [`Order`] is the change that the service threads have to make.
 //! - [`Follower`] is the answer of one service thread.
 //!
 //! ```text
-//! thread that changes              service thread (creator)          thread that is born
+//! thread that changes              service thread (creator)          new thread
 //! 1. begun + 1                     1. take the order                 1. begun = seen?
 //! 2. make the call                 2. make the call                     yes: of generation seen
 //! 3. give the order, signal        3. answer                            no: of none
@@ -18,14 +18,15 @@
 use crate::ordering::Edge;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// How many changes have begun and how many have ended.
+/// Counts of the changes that have begun and of those that have ended.
 #[derive(Debug)]
 pub struct Generations {
     begun: AtomicU32,
     ended: AtomicU32,
 }
 
-/// Makes a value of atomics: a constant, or in a model an object of loom's.
+/// Declares a function that makes atomics: `const`, except in models, where loom's atomics cannot
+/// be.
 macro_rules! constant_but_in_models {
     ($($item:tt)*) => {
         #[cfg(not(loom))]
@@ -43,25 +44,25 @@ impl Generations {
         }
     }
 
-    /// A thread is about to change.
+    /// Notes that a thread is about to change.
     pub fn begin(&self) {
         self.begun.fetch_add(1, Edge::Change.release());
     }
 
-    /// The thread has changed, and the service threads with it.
+    /// Notes that the thread and the service threads have changed.
     pub fn end(&self) {
         self.ended.fetch_add(1, Edge::Change.release());
     }
 
-    /// The generation of threads that have no change under way.
+    /// Returns the generation of threads that have no change under way.
     #[inline(always)]
     pub fn ended(&self) -> u32 {
         self.ended.load(Edge::Change.acquire())
     }
 
-    /// Returns the generation of the calling thread, which has just been born. `seen` is what
-    /// [`Generations::ended`] returned to its creator before clone(2). `None`: a change has begun
-    /// since, so the thread may have credentials of before or of after.
+    /// Returns the generation of the calling thread, which has just started. `seen` is the value
+    /// that [`Generations::ended`] returned to its creator before clone(2). `None`: a change has
+    /// begun since, so the thread may have the credentials from before or after it.
     pub fn of_newborn(&self, seen: u32) -> Option<u32> {
         (self.begun.load(Edge::Change.acquire()) == seen).then_some(seen)
     }
@@ -70,10 +71,10 @@ impl Generations {
 /// Words of an order: the call's number, its arguments, the securebits of its caller.
 pub const ORDER_WORDS: usize = 5;
 
-/// The change that service threads are to make. One thread at a time gives orders.
+/// The change that service threads have to make. Only one thread at a time gives orders.
 #[derive(Debug)]
 pub struct Order {
-    /// Odd while the words change.
+    /// Odd while the words are being written.
     sequence: AtomicU32,
     words: [AtomicU64; ORDER_WORDS],
 }
@@ -103,8 +104,9 @@ impl Order {
         next
     }
 
-    /// The order, with its number, if it is not the one that was `made` last. A service thread that
-    /// comes late never mixes two orders: it finds none, and is signalled again.
+    /// Returns the order and its number, unless the number is `made`, the last order carried out. A
+    /// service thread that comes late never mixes two orders: it gets `None`, and is signalled
+    /// again.
     pub fn take(&self, made: u32) -> Option<(u32, [u64; ORDER_WORDS])> {
         let sequence = self.sequence.load(Edge::Change.acquire());
         if sequence == made || sequence % 2 == 1 {
@@ -115,18 +117,18 @@ impl Order {
         (self.sequence.load(Ordering::Relaxed) == sequence).then_some((sequence, words))
     }
 
-    /// The last order's number, for a thread that is born with its effect.
+    /// Returns the last order's number, for a new thread that already has the order's effect.
     pub fn last(&self) -> u32 {
         self.sequence.load(Edge::Change.acquire())
     }
 }
 
-/// The answers of one service thread. The thread alone writes here.
+/// The answers of one service thread. Only that thread writes them.
 #[derive(Debug)]
 pub struct Follower {
     /// The last order that the thread has carried out.
     made: AtomicU32,
-    /// The thread's credentials then ([`crate::credentials`]).
+    /// The thread's credentials after it, as a hash ([`crate::credentials`]).
     state: AtomicU64,
 }
 
@@ -138,18 +140,18 @@ impl Follower {
         }
     }
 
-    /// The last order that the thread has carried out.
+    /// Returns the last order that the thread has carried out.
     pub fn made(&self) -> u32 {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// The thread has carried an order out.
+    /// Notes that the thread has carried out an order.
     pub fn answer(&self, order: u32, state: u64) {
         self.state.store(state, Ordering::Relaxed);
         self.made.store(order, Edge::Change.release());
     }
 
-    /// The thread's state after an order. `None`: it has not carried the order out.
+    /// Returns the thread's state after an order. `None`: the thread has not carried it out.
     pub fn state_after(&self, order: u32) -> Option<u64> {
         let made = self.made.load(Edge::Change.acquire());
         (made == order).then(|| self.state.load(Ordering::Relaxed))

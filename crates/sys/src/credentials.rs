@@ -1,18 +1,18 @@
 //! Changes of a thread's credentials, and of its root, working directory and namespaces.
 //!
-//! Linux keeps all of these per thread; clone(2) hands them to the new thread. [`change`] makes
-//! such a call for a thread of the program and has the process's service threads make it, too: a
-//! program that has given up its user or its capabilities is left with no thread that has them.
-//! If the program has other threads, the one that has changed differs from them ([`differ`]).
+//! Linux keeps all of these per thread, and clone(2) copies them to the new thread. [`change`]
+//! makes such a call for a thread of the program, and lets the process's service threads make it,
+//! too. So a program that has given up its user or its capabilities has no thread left that holds
+//! them. If the program has other threads, the changed thread differs from them ([`differ`]).
 //!
-//! Neighbours: `credential_change` has the words of the protocol and its models, `own_threads` the
-//! threads that follow.
+//! Neighbours: `credential_change` has the words of the protocol and its models; `own_threads` has
+//! the threads that follow a change.
 //!
-//! - Everything here may run in a signal handler that interrupts the engine. It takes no lock that
-//!   a thread holds outside this file, allocates nothing, and waits a bounded time.
+//! - Every function may run in a signal handler that interrupts the engine. It takes no lock that a
+//!   thread holds outside this file, allocates nothing, and waits a bounded time.
 //! - The lock of a change is only held inside a signal handler that blocks every signal.
-//! - A service thread that lags, or cannot follow, counts as a difference between threads: no
-//!   request is carried out by its rights any more.
+//! - A service thread that lags, or cannot follow, counts as a difference between threads. No
+//!   request is then carried out with its rights any more.
 
 use crate::capability::{self, Sets};
 use crate::clock::{Clock, Nanoseconds};
@@ -29,7 +29,7 @@ use crate::{Errno, SystemCall, program_threads, syscall};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Stands in for the futex of the models, whose words have another type. No model uses this file.
+/// Replaces the futex in models, whose words have another type. No model uses this file.
 #[cfg(loom)]
 mod futex {
     use super::{AtomicU32, Errno, Nanoseconds};
@@ -45,8 +45,8 @@ mod futex {
 
 const LANDLOCK_RESTRICT_SELF: u32 = linux::__NR_landlock_restrict_self;
 
-/// The calls by which a thread changes what its requests may do, other than by the file system
-/// view that CLONE_FS shares.
+/// The calls by which a thread changes the rights of its requests. The file-system view that
+/// CLONE_FS shares is not among them.
 pub const CALLS: [u32; 13] = [
     linux::__NR_setuid,
     linux::__NR_setgid,
@@ -63,7 +63,7 @@ pub const CALLS: [u32; 13] = [
     linux::__NR_setns,
 ];
 
-/// How long a change waits for the service threads.
+/// Longest time that a change waits for the service threads.
 pub const PATIENCE: Nanoseconds = 1_000_000_000;
 const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
 
@@ -78,25 +78,25 @@ loom::lazy_static! {
     static ref ORDER: Order = Order::new();
 }
 
-/// Held by the thread that gives an order.
+/// Lock of the thread that gives an order.
 static ORDERING: AtomicU32 = AtomicU32::new(0);
-/// Counts answers; the thread that changes sleeps on it.
+/// Counts answers; the changing thread sleeps on it.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
 
-/// The last generation of which no two threads differed, once they do.
+/// The last generation in which no two threads differed, if threads differ now.
 static LAST_ALIKE: AtomicU32 = AtomicU32::new(0);
 
-/// How often a thread has changed, by its id. Threads that share an entry only seem to have
-/// changed more often.
+/// Number of changes by thread id. Threads that share an entry only seem to have changed more
+/// often.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 
 /// The [`Observer`].
 static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Whether every change by a thread of the program comes by here.
+/// Whether every change by a thread of the program goes through [`change`].
 static SEEN: AtomicBool = AtomicBool::new(false);
 
-/// From now on every change by a thread of the program comes by [`change`].
+/// Notes that every change by a thread of the program goes through [`change`] from now on.
 pub fn see_all() {
     SEEN.store(true, Ordering::Relaxed);
 }
@@ -109,49 +109,49 @@ pub fn are_alike() -> bool {
 /// Functions that are called around each change, in a signal handler.
 #[derive(Debug)]
 pub struct Observer {
-    /// A thread is about to change. `true`: threads are going to differ, for the first time.
+    /// Called before a thread changes. `true`: threads are going to differ, for the first time.
     pub before: fn(bool),
     pub after: fn(),
 }
 
-/// Names what is called around each change.
+/// Sets the functions that are called around each change.
 pub fn set_observer(observer: &'static Observer) {
     OBSERVER.store(core::ptr::from_ref(observer).cast_mut(), Ordering::Release);
 }
 
 fn observer() -> Option<&'static Observer> {
-    // SAFETY: null, or what `set_observer` has stored, a reference that lives for ever.
+    // SAFETY: the pointer is null, or a reference that lives for ever, stored by `set_observer`.
     unsafe { OBSERVER.load(Ordering::Acquire).as_ref() }
 }
 
-/// Whether threads of this process may differ in what they may do.
+/// Whether threads of this process may differ in their rights.
 #[inline(always)]
 pub fn differ() -> bool {
     unusual::has(Unusual::Credentials)
 }
 
-/// How many changes there have been, of any thread.
+/// Returns the number of changes so far, of all threads.
 pub fn generation() -> u32 {
     GENERATIONS.ended()
 }
 
-/// The words by which a thread that is born learns of changes.
+/// Returns the words by which a new thread learns of changes.
 pub(crate) fn words() -> (&'static Generations, &'static Order) {
     (&GENERATIONS, &ORDER)
 }
 
-/// The last generation in which no two threads differed, where they do now.
+/// Returns the last generation in which no two threads differed, if threads differ now.
 pub fn last_alike() -> u32 {
     LAST_ALIKE.load(Ordering::Acquire)
 }
 
-/// The generation that the calling thread, one of ours that keeps its credentials, was born with.
-/// `None`: a change was under way.
+/// Returns the generation of the credentials that the calling thread started with. The caller is a
+/// thread of usring that keeps them. `None`: a change was under way at its start.
 pub fn generation_of_birth() -> Option<u32> {
     own_threads::current().and_then(Slot::generation)
 }
 
-/// Whether the calling thread has the credentials that all threads of the program have; they do
+/// Whether the calling thread has the credentials that all threads of the program share. They must
 /// not differ.
 pub fn has_common() -> bool {
     let generation = generation();
@@ -162,7 +162,7 @@ pub fn has_common() -> bool {
     own_threads::current().filter(is_of_birth).is_none_or(|slot| slot.generation() == Some(generation))
 }
 
-/// How often a thread has changed.
+/// Returns how often a thread has changed.
 pub fn changes_of(thread: u32) -> u32 {
     changes_word(thread).load(Ordering::Acquire)
 }
@@ -171,11 +171,11 @@ fn changes_word(thread: u32) -> &'static AtomicU32 {
     &CHANGES_BY_THREAD[thread as usize % CHANGES_BY_THREAD.len()]
 }
 
-/// Whether a thread of a forked child has changed before the child began.
+/// Whether a thread of a forked child has changed before [`forget_after_fork`].
 static CHANGED_EARLY: AtomicBool = AtomicBool::new(false);
 
-/// Makes a forked child begin: no thread of ours is left. The child's threads differ only if one
-/// of several has changed by now ([`change_early`]).
+/// Resets the state in a forked child, which has no thread of usring. The child's threads differ
+/// only if one of several has changed by now ([`change_early`]).
 pub fn forget_after_fork() {
     let differ = CHANGED_EARLY.swap(false, Ordering::Relaxed) && !is_only_thread();
     LAST_ALIKE.store(u32::MAX, Ordering::Relaxed);
@@ -188,8 +188,8 @@ pub fn forget_after_fork() {
     own_threads::forget();
 }
 
-/// Makes one of [`CALLS`] for a thread of a forked child that has not begun, which
-/// [`forget_after_fork`] does.
+/// Makes one of [`CALLS`] for a thread of a forked child before [`forget_after_fork`] has run
+/// there.
 pub fn change_early(number: u32, arguments: [u64; 3]) -> u64 {
     let answer = change_alone(number, arguments);
     if syscall::check(answer).is_ok() && !is_only_thread() {
@@ -198,13 +198,13 @@ pub fn change_early(number: u32, arguments: [u64; 3]) -> u64 {
     answer
 }
 
-/// Makes one of [`CALLS`] for a thread of the program and has the service threads follow. Returns
+/// Makes one of [`CALLS`] for a thread of the program, and lets the service threads follow. Returns
 /// the kernel's answer. For a signal handler that blocks every signal.
 pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     if is_only_thread() {
         return change_alone(number, arguments);
     }
-    // What unshare(2) and setns(2) change, a service thread cannot follow.
+    // A service thread cannot follow a change by unshare(2) or setns(2).
     let is_followed = !matches!(number, linux::__NR_unshare | linux::__NR_setns);
     let differs = differ() || !is_followed || !is_programs_only_thread();
     if let Some(observer) = observer() {
@@ -228,7 +228,7 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     answer
 }
 
-/// The calling thread differs from others from now on.
+/// Notes that the calling thread differs from others from now on.
 fn note_difference(generation_before: u32) {
     changes_word(thread_id()).fetch_add(1, Ordering::Release);
     if !differ() {
@@ -237,7 +237,7 @@ fn note_difference(generation_before: u32) {
     unusual::set(Unusual::Credentials);
 }
 
-/// Makes one of [`CALLS`] for the calling thread, which has its process to itself.
+/// Makes one of [`CALLS`] for the calling thread, which is the only thread of its process.
 pub fn change_alone(number: u32, [a, b, c]: [u64; 3]) -> u64 {
     match SystemCall::new(number, [a, b, c, 0, 0]).run_once() {
         Ok(value) => value,
@@ -245,17 +245,17 @@ pub fn change_alone(number: u32, [a, b, c]: [u64; 3]) -> u64 {
     }
 }
 
-/// Whether the process has no thread but the caller: unshare(CLONE_THREAD) does nothing then, and
-/// is refused otherwise.
+/// Whether the caller is the process's only thread: unshare(CLONE_THREAD) then does nothing, and is
+/// otherwise refused.
 fn is_only_thread() -> bool {
     SystemCall::new(linux::__NR_unshare, [u64::from(linux::CLONE_THREAD), 0, 0, 0, 0]).run_once().is_ok()
 }
 
-/// How often the list of threads is read at most: one that is just ending is in it, and not ours
-/// any more.
+/// Most reads of the thread list. A thread of usring that is just ending is still in the list, but
+/// no longer in the table.
 const LOOKS: u32 = 20;
 
-/// Whether all threads of the process are ours but the caller. `false` where that is not known.
+/// Whether the caller is the program's only thread. `false` if that is not known.
 fn is_programs_only_thread() -> bool {
     (0..LOOKS).any(|look| {
         if look > 0 {
@@ -271,16 +271,16 @@ fn lists_only_ours() -> Result<bool, Errno> {
     program_threads::find(|thread| thread != caller && !is_ours(thread)).map(|found| found.is_none())
 }
 
-/// Whether a thread of the process is ours.
+/// Whether a thread of the process belongs to usring.
 pub fn is_ours(thread: u32) -> bool {
     own_threads::all().any(|slot| slot.thread() == Some(thread))
 }
 
-/// Arguments for followers in place of the caller's pointers. It is what the kernel says that the
-/// calling thread has become, so no other thread of the program can replace it meanwhile.
+/// Arguments for followers, in place of the caller's pointers: the calling thread's credentials after
+/// the call, read from the kernel. So no other thread of the program can replace them meanwhile.
 struct Copied {
     arguments: [u64; 3],
-    /// Groups: address and length of pages of our own.
+    /// Of a list of groups: address and length of usring's own pages.
     pages: Option<(usize, usize)>,
 }
 
@@ -304,7 +304,7 @@ impl Copied {
     }
 }
 
-/// Capabilities as three arguments, one for each set.
+/// Packs capabilities into three arguments, one for each set.
 fn packed([low, high]: &Sets) -> [u64; 3] {
     core::array::from_fn(|set| u64::from(high[set]) << 32 | u64::from(low[set]))
 }
@@ -321,8 +321,8 @@ impl Drop for Copied {
     }
 }
 
-/// Has the service threads make the call, and waits for them. Returns whether each of them has
-/// become what the calling thread is.
+/// Lets the service threads make the call, and waits for them. Returns whether each of them now has
+/// the calling thread's credentials.
 fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     let end = Clock::Monotonic.now() + PATIENCE;
     while ORDERING.swap(1, Ordering::Acquire) != 0 {
@@ -337,7 +337,7 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
         let order = ORDER.give([u64::from(number), a, b, c, secure_bits()]);
         let all_came = wait_for_followers(order, end);
         if !all_came {
-            // A follower that comes late reads the pages.
+            // A late follower still reads these pages.
             core::mem::forget(copied);
         }
         all_came && are_followers_like(order, state())
@@ -347,12 +347,12 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     followed
 }
 
-/// Signals the followers until each has answered or time is up.
+/// Signals the followers until each has answered, or until `end`.
 fn wait_for_followers(order: u32, end: Nanoseconds) -> bool {
     let lags = |slot: &&Slot| slot.following().is_some() && slot.follower.state_after(order).is_none();
     loop {
         let answers = ANSWERS.load(Ordering::Acquire);
-        // Again each time: a signal can be lost (the limit of queued ones, a mask).
+        // Repeated each time, because a signal can be lost (limit of queued signals, mask).
         let mut lagging = own_threads::all().filter(lags).filter_map(Slot::following).peekable();
         if lagging.peek().is_none() {
             return true;
@@ -374,8 +374,8 @@ fn are_followers_like(order: u32, caller: u64) -> bool {
     })
 }
 
-/// A signal of ours has come, in a handler: the calling thread follows a change, if it is a service
-/// thread and has not followed yet.
+/// Follows a change, if the calling thread is a service thread and has not followed it yet. Called
+/// in a handler, for a signal that usring sent.
 pub fn follow() {
     if ORDER.last() == 0 {
         return;
@@ -396,15 +396,15 @@ pub fn follow() {
     futex::wake(&ANSWERS, u32::MAX);
 }
 
-/// prctl(2)'s options; `linux-raw-sys` has them only in a module of its own.
+/// Options of prctl(2), which `linux-raw-sys` has only in another module.
 const PR_SET_KEEPCAPS: u64 = 8;
 const PR_GET_SECUREBITS: u64 = 27;
 const PR_SET_SECUREBITS: u64 = 28;
 /// `SECBIT_KEEP_CAPS`.
 const KEEP_CAPABILITIES: u64 = 1 << 4;
 
-/// The calling thread's securebits. They decide what a change of user does to its capabilities,
-/// and prctl(2), which sets them, is not trapped.
+/// Returns the calling thread's securebits. They decide the effect of a change of user on its
+/// capabilities. prctl(2), which sets them, is not trapped.
 fn secure_bits() -> u64 {
     SystemCall::new(linux::__NR_prctl, [PR_GET_SECUREBITS, 0, 0, 0, 0]).run_once().unwrap_or(0)
 }
@@ -423,7 +423,7 @@ fn assume_secure_bits(wanted: u64) {
 /// The part of a [`state`] that a service thread without capabilities shares with the program.
 const IDENTITY: u64 = u64::MAX << 32;
 
-/// The calling thread's users and groups, and its capabilities, as a hash of 32 bits each.
+/// Returns the calling thread's users and groups, and its capabilities, as hashes of 32 bits each.
 fn state() -> u64 {
     let mut identity = [0u32; 8];
     let [a, b, c, d, e, f, ..] = &mut identity;
@@ -431,7 +431,8 @@ fn state() -> u64 {
     let groups = [&raw mut *d as u64, &raw mut *e as u64, &raw mut *f as u64, 0, 0];
     let _ = SystemCall::new(linux::__NR_getresuid, users).run_once();
     let _ = SystemCall::new(linux::__NR_getresgid, groups).run_once();
-    // They answer the number that is in force, and no thread may have this one.
+    // setfsuid(2) and setfsgid(2) return the number in force. −1 is no valid id, so they change
+    // nothing.
     let current = |number| SystemCall::new(number, [u64::from(u32::MAX), 0, 0, 0, 0]).run_once().unwrap_or(0);
     (identity[6], identity[7]) = (current(linux::__NR_setfsuid) as u32, current(linux::__NR_setfsgid) as u32);
     let capabilities = capability::get().unwrap_or_default();
@@ -440,7 +441,7 @@ fn state() -> u64 {
     u64::from(hash(&identity)) << 32 | u64::from(hash(&capabilities))
 }
 
-/// FNV-1a, word by word.
+/// FNV-1a, over the bytes of each word.
 fn hash(words: &[u32]) -> u32 {
     words.iter().fold(0x811c_9dc5, |hash: u32, word| {
         word.to_le_bytes().iter().fold(hash, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))

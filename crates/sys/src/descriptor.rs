@@ -1,4 +1,4 @@
-//! File descriptors of our own, kept out of the way of the program's.
+//! usring's own file descriptors, kept apart from the program's.
 
 use crate::mutex::Mutex;
 use crate::own_numbers;
@@ -10,12 +10,12 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use linux_raw_sys::general as linux;
 
-/// A descriptor that this process owns and nobody else closes.
+/// A descriptor that this process owns; only this value closes it.
 #[derive(Debug)]
 pub struct OwnedDescriptor(i32);
 
 impl OwnedDescriptor {
-    /// Takes over a number that was just handed out by the kernel.
+    /// Takes over a number that the kernel has just returned.
     pub fn from_raw(number: i32) -> Self {
         debug_assert!(number >= 0);
         OwnedDescriptor(number)
@@ -25,7 +25,7 @@ impl OwnedDescriptor {
         self.0
     }
 
-    /// Gives the number up without closing it.
+    /// Releases the number without closing it.
     pub fn into_raw(self) -> i32 {
         let number = self.0;
         core::mem::forget(self);
@@ -37,7 +37,7 @@ impl OwnedDescriptor {
         duplicate_private(self.0)
     }
 
-    /// Closes it and tells what close(2) said.
+    /// Closes it; returns the result of close(2).
     pub fn close(self) -> Result<(), Errno> {
         close(self.into_raw())
     }
@@ -49,33 +49,33 @@ impl Drop for OwnedDescriptor {
     }
 }
 
-/// Of the private numbers, those that a child forked now keeps: each less one, so that
-/// there are none at first.
+/// The private numbers that a child forked now keeps. Each is stored plus one, so that 0 means
+/// none.
 static HANDED_DOWN: [AtomicI32; MOST_HANDED_DOWN] = [const { AtomicI32::new(0) }; MOST_HANDED_DOWN];
 pub const MOST_HANDED_DOWN: usize = 8;
 
-/// A child that is forked from now on keeps these private numbers, and none else. `false` if
-/// they are too many. For who makes sure that nobody else says so meanwhile.
+/// Lets each child that is forked from now on keep these private numbers, and no others. `false` if
+/// they are too many. The caller ensures that no other thread calls this meanwhile.
 pub fn hand_down(numbers: &[i32]) -> bool {
     let numbers_and_none = numbers.iter().map(|number| number + 1).chain(core::iter::repeat(0));
     HANDED_DOWN.iter().zip(numbers_and_none).for_each(|(place, number)| place.store(number, Ordering::Relaxed));
     numbers.len() <= MOST_HANDED_DOWN
 }
 
-/// In a forked child: closes the private duplicates of its parent, which would
-/// keep the parent's files open.
+/// Closes the parent's private duplicates, in a forked child: they would keep the parent's files
+/// open.
 pub fn close_private_after_fork() {
     own_numbers::close_after_fork(|number| HANDED_DOWN.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1));
 }
 
-/// pipe2(2): the end to read from, and the one to write to.
+/// Makes a pipe by pipe2(2): returns the end to read from, and the end to write to.
 pub fn pipe(flags: u32) -> Result<[OwnedDescriptor; 2], Errno> {
     let mut numbers = [0i32; 2];
     SystemCall::new(linux::__NR_pipe2, [&raw mut numbers as u64, u64::from(flags), 0, 0, 0]).run()?;
     Ok(numbers.map(OwnedDescriptor::from_raw))
 }
 
-/// A private duplicate of the program's descriptor, closed on exec.
+/// Makes a private duplicate of the program's descriptor, closed on exec.
 pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
     own_numbers::duplicate(number, None)
 }
@@ -84,21 +84,21 @@ pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
 static PARKED: PerProcess<Mutex<Vec<OwnedDescriptor>>> = PerProcess::new();
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Who looks at them again while the program does nothing that would.
+/// The hook that is called when a duplicate is parked.
 static KEEPER: SetOnce<fn()> = SetOnce::new();
 
-/// Names who is told when a duplicate is parked: from then on it calls
-/// [`look_at_parked`] now and then, until nothing is.
+/// Sets the hook that is called when a duplicate is parked. From then on the hook's owner calls
+/// [`look_at_parked`] now and then, until none is parked.
 pub fn set_keeper(keeper: &'static fn()) {
     KEEPER.set(keeper);
 }
 
-/// Whether a duplicate waits for a lock to go.
+/// Whether a duplicate waits for the end of a lock.
 pub fn has_parked() -> bool {
     PARKED_COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// Closes the parked duplicates whose files nobody holds a lock on any more.
+/// Closes the parked duplicates whose files have no lock any more.
 pub fn look_at_parked() {
     let mut parked = parked().lock();
     parked.retain(|duplicate| is_locked(duplicate.number()));
@@ -109,13 +109,12 @@ fn parked() -> &'static Mutex<Vec<OwnedDescriptor>> {
     PARKED.get_or_make(|| Mutex::new(Vec::new()))
 }
 
-/// Gives up a private duplicate of a file that record locks may be held on.
+/// Releases a private duplicate of a file that may have record locks.
 ///
-/// close(2) of any descriptor of a file drops every POSIX record lock that the
-/// process holds on it (fcntl(2), "Advisory record locking"), and the program
-/// has closed nothing. So a duplicate of a file that anybody holds such a lock
-/// on is parked, used again for the same file, and closed once the locks are
-/// gone.
+/// close(2) of any descriptor of a file drops every POSIX record lock that the process holds on it
+/// (fcntl(2), "Advisory record locking"). But the program has closed nothing. So while any process
+/// holds such a lock on the file, the duplicate is parked. It is used again for that file, and
+/// closed once the locks are gone.
 fn release(duplicate: OwnedDescriptor) {
     if !has_parked() && !is_locked(duplicate.number()) {
         return;
@@ -129,14 +128,13 @@ fn release(duplicate: OwnedDescriptor) {
     }
 }
 
-/// A private duplicate that is given up when it is dropped, in such a way that
-/// no record lock of the program is lost with it: while anybody holds one on
-/// the file, the duplicate is not closed but parked, and used again. The
-/// default holds nothing.
+/// A private duplicate whose drop loses no record lock of the program. While any process holds such
+/// a lock on the file, the duplicate is not closed but parked, and used again. The default holds no
+/// descriptor.
 #[derive(Debug, Default)]
 pub struct HeldDescriptor {
     duplicate: Option<OwnedDescriptor>,
-    /// The file is of a kind that nobody locks: giving it up asks nothing.
+    /// The file is of a kind that is never locked, so its release checks no locks.
     never_locked: bool,
 }
 
@@ -149,13 +147,13 @@ impl HeldDescriptor {
         self.duplicate.as_ref().map_or(-1, OwnedDescriptor::number)
     }
 
-    /// Says that the file is of a kind that takes no record locks
+    /// Notes that the file is of a kind that takes no record locks
     /// ([`FileIdentity::is_never_locked`]).
     pub fn assume_never_locked(&mut self) {
         self.never_locked = true;
     }
 
-    /// Whether the duplicate stands where the one of `number` always does.
+    /// Whether the duplicate has the settled number for `number`.
     pub fn is_settled(&self, number: i32) -> bool {
         self.number() == own_numbers::settled(number)
     }
@@ -171,15 +169,15 @@ impl Drop for HeldDescriptor {
     }
 }
 
-/// A private duplicate, for a request that has to wait or to be registered: a
-/// parked one of the same file, or a new one.
+/// Returns a private duplicate, for a request that has to wait or a file to register: a parked one
+/// of that file, or a new one.
 pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, None)
 }
 
-/// The same, at a number that follows from the file's own where that one is
-/// free ([`HeldDescriptor::is_settled`]): a file that is held again and again
-/// has the same number each time.
+/// Returns a private duplicate at its settled number, which follows from the file's own number, if
+/// that is free ([`HeldDescriptor::is_settled`]). So a file that is held again and again has one
+/// number for its duplicates.
 pub fn hold_settled(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, Some(own_numbers::settled(number)))
 }
@@ -196,8 +194,8 @@ fn hold_at(number: i32, wish: Option<i32>) -> Result<HeldDescriptor, Errno> {
     own_numbers::duplicate(number, wish).map(HeldDescriptor::new)
 }
 
-/// Whether there is a record lock on the file, ours or another process's: one
-/// by open file description conflicts with each of them.
+/// Whether any process has a record lock on the file. The query is for an open-file-description
+/// lock, which conflicts with each of them.
 fn is_locked(number: i32) -> bool {
     let mut lock = linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     let command = u64::from(linux::F_OFD_GETLK);
@@ -205,34 +203,34 @@ fn is_locked(number: i32) -> bool {
     asked.is_ok() && u32::from(lock.l_type as u16) != linux::F_UNLCK
 }
 
-/// The lowest free duplicate at or above `lowest`, closed on exec.
+/// Makes a duplicate at the lowest free number from `lowest` on, closed on exec.
 pub fn duplicate_from(number: i32, lowest: i32) -> Result<OwnedDescriptor, Errno> {
     let arguments = [number as u64, u64::from(linux::F_DUPFD_CLOEXEC), lowest as u64, 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| OwnedDescriptor(new as i32))
 }
 
-/// How many descriptors the program may have (its soft limit).
+/// Returns how many descriptors the program may have (its soft limit).
 pub fn limit() -> u64 {
     own_numbers::limits().map_or(1024, |[soft, _]| soft)
 }
 
-/// A duplicate among the program's own descriptors; answers its number.
+/// Makes a duplicate among the program's own descriptors; returns its number.
 pub fn duplicate_for_program(number: i32, close_on_exec: bool) -> Result<i32, Errno> {
     let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
     let arguments = [number as u64, u64::from(command), 0, 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| new as i32)
 }
 
-/// A private duplicate of an eventfd; `EINVAL` for any other file, as
-/// `eventfd_ctx_fdget` has it.
+/// Makes a private duplicate of an eventfd. Errors: `EINVAL` for any other file, as from the
+/// kernel's `eventfd_ctx_fdget`.
 pub fn duplicate_eventfd(number: i32) -> Result<OwnedDescriptor, Errno> {
     let duplicate = duplicate_private(number)?;
     let link = link_of(duplicate.number());
-    // Without /proc the program is believed.
+    // Without /proc the file's kind cannot be checked.
     if link[0] == 0 || link.starts_with(b"anon_inode:[eventfd]") { Ok(duplicate) } else { Err(Errno::EINVAL) }
 }
 
-/// What /proc says a descriptor is; all zero without /proc.
+/// Returns the target of a descriptor's link in /proc; all zero without /proc.
 pub(crate) fn link_of(number: i32) -> [u8; 32] {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0u8; 10];
@@ -265,19 +263,19 @@ pub fn clear_nonblocking(number: i32) -> Result<(), Errno> {
     set_status_flags(number, status_flags(number)? & !linux::O_NONBLOCK)
 }
 
-/// fcntl(F_SETFL).
+/// Sets the status flags by fcntl(F_SETFL).
 pub fn set_status_flags(number: i32, flags: u32) -> Result<(), Errno> {
     let arguments = [number as u64, u64::from(linux::F_SETFL), u64::from(flags), 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(drop)
 }
 
-/// fcntl(F_GETFL).
+/// Returns the status flags, by fcntl(F_GETFL).
 pub fn status_flags(number: i32) -> Result<u32, Errno> {
     let arguments = [number as u64, u64::from(linux::F_GETFL), 0, 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|flags| flags as u32)
 }
 
-/// What fstat(2) tells of a file, as far as the engine asks.
+/// The fields of fstat(2) that the engine uses.
 #[derive(Clone, Copy, Debug)]
 pub struct FileIdentity {
     pub device: u64,
@@ -297,15 +295,15 @@ impl FileIdentity {
         self.is_regular() || self.is_block_device()
     }
 
-    /// Whether a transfer may have to wait for another party: anything but
-    /// regular files, directories and block devices.
+    /// Whether a transfer may have to wait for another party: any file but regular files,
+    /// directories and block devices.
     pub fn can_wait(&self) -> bool {
         let kind = self.mode & linux::S_IFMT;
         !matches!(kind, linux::S_IFREG | linux::S_IFDIR | linux::S_IFBLK)
     }
 
-    /// Whether nobody takes record locks on files of this kind: sockets, pipes
-    /// and anonymous inodes (whose mode has no kind).
+    /// Whether files of this kind are never locked: sockets, pipes and anonymous inodes (whose mode
+    /// has no kind).
     pub fn is_never_locked(&self) -> bool {
         matches!(self.mode & linux::S_IFMT, linux::S_IFSOCK | linux::S_IFIFO | 0)
     }
@@ -328,15 +326,14 @@ impl FileIdentity {
     }
 }
 
-/// Whether two numbers are known to stand for one open file.
+/// Whether two numbers are known to refer to one open file.
 pub fn is_same_file(one: i32, other: i32) -> bool {
     same_file(one, other) == Some(true)
 }
 
-/// Whether two numbers stand for one open file. fcntl(F_DUPFD_QUERY) says so from
-/// Linux 6.10 on, kcmp(2) before; where a sandbox denies that, inode and access
-/// mode decide. Anonymous inodes (eventfds, timers) all share one: of these
-/// nobody can tell then, and there is no answer.
+/// Whether two numbers refer to one open file. fcntl(F_DUPFD_QUERY) answers from Linux 6.10 on,
+/// kcmp(2) before. If a sandbox denies both, inode and access mode decide. Anonymous inodes
+/// (eventfds, timers) all share one inode: for them the answer is then `None`.
 pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if one == other {
         return Some(true);
@@ -359,12 +356,12 @@ pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if same_inode && same_mode && !has_inode_of_its_own { None } else { Some(same_inode && same_mode) }
 }
 
-/// fstat(2).
+/// Returns a file's identity, by fstat(2).
 pub fn identity(number: i32) -> Result<FileIdentity, Errno> {
     identity_by(|buffer| SystemCall::new(linux::__NR_fstat, [number as u64, buffer, 0, 0, 0]))
 }
 
-/// fstatat(2) of a path of the program's, links followed.
+/// Returns the identity of a path of the program's, by fstatat(2); links are followed.
 pub fn identity_of_path(directory: i32, path: UserAddress) -> Result<FileIdentity, Errno> {
     let arguments = |buffer| [directory as u64, path.0, buffer, 0, 0];
     identity_by(|buffer| SystemCall::new(linux::__NR_newfstatat, arguments(buffer)))

@@ -1,4 +1,4 @@
-//! epoll(7) sets of our own.
+//! usring's own epoll(7) sets.
 
 use crate::descriptor::{self, OwnedDescriptor};
 use crate::{Errno, SystemCall};
@@ -9,7 +9,7 @@ pub const OUT: u32 = linux::EPOLLOUT;
 pub const ERR: u32 = linux::EPOLLERR;
 pub const HUP: u32 = linux::EPOLLHUP;
 pub const PRI: u32 = linux::EPOLLPRI;
-/// The other side will send no more (EPOLLRDHUP).
+/// The peer will send no more (EPOLLRDHUP).
 pub const PEER_HANG_UP: u32 = linux::EPOLLRDHUP;
 pub const ONESHOT: u32 = linux::EPOLLONESHOT;
 pub const EDGE: u32 = linux::EPOLLET;
@@ -20,7 +20,7 @@ pub const EXCLUSIVE: u32 = linux::EPOLLEXCLUSIVE;
 #[repr(C, packed)]
 pub struct Event {
     pub events: u32,
-    /// What was given at registration.
+    /// The value from the registration.
     pub data: u64,
 }
 
@@ -44,7 +44,8 @@ impl Epoll {
         SystemCall::new(linux::__NR_epoll_ctl, arguments).run().map(drop)
     }
 
-    /// `EPERM` says that the file cannot be polled (regular files, directories).
+    /// Adds a descriptor. Errors: `EPERM` if the file cannot be polled (regular files,
+    /// directories).
     pub fn add(&self, number: i32, events: u32, data: u64) -> Result<(), Errno> {
         self.control(linux::EPOLL_CTL_ADD, number, &Event { events, data })
     }
@@ -57,13 +58,13 @@ impl Epoll {
         self.control(linux::EPOLL_CTL_DEL, number, &Event::default())
     }
 
-    /// Fills `events` with what is ready; waits as long as nothing is, or as
-    /// many milliseconds. For threads of ours, which no signal interrupts.
+    /// Fills `events` with ready events. Waits until there is one, for `most` milliseconds at most;
+    /// without a limit if `None`. For usring's own threads, which no signal interrupts.
     pub fn wait(&self, events: &mut [Event], most: Option<u16>) -> Result<usize, Errno> {
         self.collect(events, most.map_or(-1, i32::from))
     }
 
-    /// Fills `events` with what is ready now; never waits.
+    /// Fills `events` with events that are ready now; never waits.
     pub fn ready(&self, events: &mut [Event]) -> Result<usize, Errno> {
         self.collect(events, 0)
     }
@@ -72,7 +73,7 @@ impl Epoll {
         let arguments = [self.number() as u64, events.as_mut_ptr() as u64, events.len() as u64, timeout_ms as u64];
         let [set, address, count, time] = arguments;
         let mut answer = SystemCall::with_six(linux::__NR_epoll_pwait, [set, address, count, time, 0, 8]).run();
-        // A filter of the program's may deny this call; that one does the same without a mask.
+        // A filter of the program may deny this call; epoll_wait(2) is equivalent without a mask.
         if matches!(answer, Err(Errno::EPERM | Errno::ENOSYS)) {
             answer = SystemCall::new(linux::__NR_epoll_wait, [set, address, count, time, 0]).run();
         }
@@ -80,19 +81,19 @@ impl Epoll {
     }
 }
 
-/// Whether a descriptor can be waited for at all: of devices nothing else tells.
+/// Whether a descriptor can be polled at all. For devices there is no other way to find out.
 pub fn can_be_polled(number: i32) -> bool {
     Epoll::new().and_then(|set| set.add(number, 0, 0)) != Err(Errno::EPERM)
 }
 
-/// The readiness of one descriptor now, as poll(2) tells it: `events` asked
-/// for, plus error and hang-up.
+/// Returns the readiness of one descriptor now, as poll(2) reports it: the requested `events`,
+/// error and hang-up.
 pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
     poll(number, events, 0)
 }
 
-/// Whether a file is an epoll set that looks at the file behind `number`, under
-/// that number. Where kcmp(2) is denied, any epoll set counts as one that does.
+/// Whether a file is an epoll set that watches the file behind `number`, under that number. If
+/// kcmp(2) is denied, the answer is true for any epoll set.
 pub fn holds(set: i32, number: i32) -> bool {
     const KCMP_EPOLL_TFD: u64 = 7;
     let slot: [i32; 3] = [set, number, 0];
@@ -107,8 +108,8 @@ pub fn holds(set: i32, number: i32) -> bool {
     }
 }
 
-/// Sleeps until a descriptor can be read. No signal ends it: for waits that
-/// Linux has uninterruptible, too.
+/// Sleeps until a descriptor is readable. No signal ends the sleep: also for waits that are
+/// uninterruptible in Linux.
 pub fn wait_readable(number: i32) -> Result<(), Errno> {
     poll(number, IN, -1).map(drop)
 }
@@ -126,18 +127,19 @@ impl PollDescriptor {
         PollDescriptor { number, events: events as i16, returned: 0 }
     }
 
-    /// poll(2) for it alone; without end if the time is negative.
+    /// Makes a poll(2) call for this descriptor alone; without a time limit if the time is
+    /// negative.
     pub fn call(&mut self, timeout_ms: i32) -> SystemCall {
         SystemCall::new(linux::__NR_poll, [&raw mut *self as u64, 1, timeout_ms as u64, 0, 0])
     }
 
-    /// What was found: of what was asked for, and error and hang-up.
+    /// Returns the events found: requested ones, error and hang-up.
     pub fn returned(&self) -> u32 {
         u32::from(self.returned as u16)
     }
 }
 
-/// The readiness of several descriptors now, in one call.
+/// Reads the readiness of several descriptors now, in one call.
 pub fn poll_all_now(descriptors: &mut [PollDescriptor]) -> Result<(), Errno> {
     let (address, count) = (descriptors.as_mut_ptr() as u64, descriptors.len() as u64);
     SystemCall::new(linux::__NR_poll, [address, count, 0, 0, 0]).run().map(drop)

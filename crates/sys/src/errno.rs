@@ -1,17 +1,17 @@
 use core::fmt;
 
-/// A Linux error number, positive, as errno(3) has it.
+/// A positive Linux error number, as in errno(3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Errno(i32);
 
 impl Errno {
-    /// The error with this positive number.
+    /// Makes the error with this positive number.
     pub const fn new(number: u32) -> Self {
         Errno(number as i32)
     }
 
-    /// What a system call or a CQE answers: the negative number.
+    /// Returns the negative number, as system calls and CQEs report it.
     pub const fn negative(self) -> i32 {
         -self.0
     }
@@ -22,7 +22,7 @@ macro_rules! names {
         impl Errno {
             $(pub const $name: Errno = Errno::new(linux_raw_sys::errno::$name);)*
 
-            /// The symbolic name, where it is one that usring itself answers.
+            /// Returns the symbolic name, if usring itself uses this error.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(Errno::$name => Some(stringify!($name)),)*

@@ -1,5 +1,5 @@
-//! Files of ours that hold somebody's blocks: opened, measured, and read and
-//! written at a position.
+//! usring's own files that hold a device's blocks: opens and measures them, and reads and writes at
+//! a position.
 
 use crate::descriptor::{HeldDescriptor, OwnedDescriptor, duplicate_private};
 use crate::plain::IoVector;
@@ -9,7 +9,7 @@ use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use linux_raw_sys::{general as linux, ioctl};
 
-/// What a file is like.
+/// The properties of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measure {
     pub kind: Kind,
@@ -18,14 +18,14 @@ pub struct Measure {
     pub direct: Direct,
 }
 
-/// Whether transfers may go past the page cache (O_DIRECT).
+/// Whether transfers may bypass the page cache (O_DIRECT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direct {
-    /// Not without the page cache, even where the file can be opened so.
+    /// No, even if the file can be opened with O_DIRECT.
     Refused,
-    /// At these multiples of bytes in memory and in the file.
+    /// Yes, at multiples of these numbers of bytes, in memory and in the file.
     Aligned { memory: u32, offset: u32 },
-    /// Nobody tells (a kernel before 6.1, tmpfs); a trial will.
+    /// The kernel does not say (before 6.1, or tmpfs); only a trial does.
     Unknown,
 }
 
@@ -36,8 +36,8 @@ pub enum Kind {
     Other,
 }
 
-/// Whether the regular file of the program's takes RWF_NOWAIT. Asked by a transfer
-/// that fails at its memory, if not before; nothing is read or written.
+/// Whether a regular file of the program takes RWF_NOWAIT. Tries a transfer that fails at its
+/// memory at the latest, so no byte is read or written.
 pub fn knows_nowait(number: i32, writes: bool) -> bool {
     let nowhere = IoVector { base: 8, length: 1 };
     let call = if writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
@@ -46,7 +46,7 @@ pub fn knows_nowait(number: i32, writes: bool) -> bool {
     SystemCall::with_six(call, arguments).run() != Err(Errno::EOPNOTSUPP)
 }
 
-/// The file's position.
+/// Returns the file's position.
 pub fn position(number: i32) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, 0, u64::from(linux::SEEK_CUR), 0, 0]).run()
 }
@@ -56,7 +56,7 @@ pub fn set_position(number: i32, position: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, position, u64::from(linux::SEEK_SET), 0, 0]).run().map(drop)
 }
 
-/// Whether a file is on tmpfs, where a direct transfer is a copy that the caller makes.
+/// Whether a file is on tmpfs, where the caller itself copies the data of a direct transfer.
 pub fn is_in_memory(number: i32) -> bool {
     // The first word is `f_type`.
     let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];
@@ -64,20 +64,21 @@ pub fn is_in_memory(number: i32) -> bool {
     call.run().is_ok() && statfs[0] == u64::from(linux::TMPFS_MAGIC)
 }
 
-/// Opens a file, closed on exec, among our private descriptors. Never waits for
-/// another party, as a fifo would have it.
+/// Opens a file at a private descriptor, closed on exec. Never waits for another party, as opening
+/// a fifo would.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY);
     let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
     let number = SystemCall::new(linux::__NR_openat, arguments).run()?;
-    // Closed with care: the program may have locked the same file by a descriptor of its own.
+    // Closed as a held descriptor: the program may have locked this file by a descriptor of its
+    // own.
     let first = HeldDescriptor::new(OwnedDescriptor::from_raw(number as i32));
     let file = duplicate_private(first.number())?;
     crate::descriptor::clear_nonblocking(file.number())?;
     Ok(HeldDescriptor::new(file))
 }
 
-/// statx(2), and for a block device its own answers.
+/// Measures a file by statx(2), and a block device also by its ioctls.
 pub fn measure(number: i32) -> Result<Measure, Errno> {
     let mut buffer = MaybeUninit::<linux::statx>::zeroed();
     let mask = u64::from(linux::STATX_BASIC_STATS | linux::STATX_DIOALIGN);
@@ -113,13 +114,13 @@ fn control(number: i32, request: u32, argument: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_ioctl, [number as u64, u64::from(request), argument, 0, 0]).run().map(drop)
 }
 
-/// ftruncate(2).
+/// Sets a file's size by ftruncate(2).
 pub fn resize(number: i32, size: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_ftruncate, [number as u64, size, 0, 0, 0]).run().map(drop)
 }
 
-/// Where data begin, from an offset on (SEEK_DATA); `None` where only a hole follows. `EINVAL` for
-/// what has no holes: a block device.
+/// Returns the offset at which data begins, from `offset` on (SEEK_DATA); `None` if only a hole
+/// follows. Errors: `EINVAL` for a file that has no holes: a block device.
 pub fn next_data(number: i32, offset: u64) -> Result<Option<u64>, Errno> {
     let arguments = [number as u64, offset, u64::from(linux::SEEK_DATA), 0, 0];
     match SystemCall::new(linux::__NR_lseek, arguments).run() {
@@ -128,12 +129,12 @@ pub fn next_data(number: i32, offset: u64) -> Result<Option<u64>, Errno> {
     }
 }
 
-/// preadv2(2) into memory of the program; `flags` are `RWF_*`.
+/// Reads into the program's memory by preadv2(2); `flags` are `RWF_*`.
 pub fn read_at(number: i32, offset: u64, segments: &[IoVector], flags: u32) -> Result<u32, Errno> {
     transfer([linux::__NR_preadv, linux::__NR_preadv2], number, offset, segments, flags)
 }
 
-/// pwritev2(2) from memory of the program.
+/// Writes from the program's memory by pwritev2(2); `flags` are `RWF_*`.
 pub fn write_at(number: i32, offset: u64, segments: &[IoVector], flags: u32) -> Result<u32, Errno> {
     transfer([linux::__NR_pwritev, linux::__NR_pwritev2], number, offset, segments, flags)
 }
@@ -142,7 +143,7 @@ fn transfer(calls: [u32; 2], number: i32, offset: u64, segments: &[IoVector], fl
     let [vector, count] = [segments.as_ptr() as u64, segments.len() as u64];
     let call = match flags {
         0 => SystemCall::new(calls[0], [number as u64, vector, count, offset, 0]),
-        // The flags are 32 bits to the kernel; above them goes the mark.
+        // To the kernel the flags are 32 bits; the mark lies above them.
         _ => SystemCall::with_six(
             calls[1],
             [number as u64, vector, count, offset, 0, u64::from(flags) | PASS_MARK_ABOVE_FLAGS],
@@ -152,25 +153,25 @@ fn transfer(calls: [u32; 2], number: i32, offset: u64, segments: &[IoVector], fl
     call.run().map(|bytes| bytes as u32)
 }
 
-/// fdatasync(2).
+/// Flushes a file's data by fdatasync(2).
 pub fn synchronise(number: i32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_fdatasync, [number as u64, 0, 0, 0, 0]).run().map(drop)
 }
 
-/// Whether the blocks of a range can be freed, found out without freeing any.
+/// Whether the blocks of a range can be freed; frees none.
 pub fn can_discard(number: i32, measure: &Measure) -> bool {
     match measure.kind {
-        // Linux looks at the device before it looks at the range, of which none is empty.
+        // Linux checks the device before the range, and refuses an empty range.
         Kind::BlockDevice => discard(number, measure.kind, 0, 0) == Err(Errno::EINVAL),
-        // Behind the end there is nothing.
+        // There are no blocks behind the end.
         _ => discard(number, measure.kind, measure.size.next_multiple_of(BEYOND), BEYOND).is_ok(),
     }
 }
 
-/// A multiple of every file system's block.
+/// A multiple of every file system's block size.
 const BEYOND: u64 = 1 << 16;
 
-/// Frees the blocks of a range. `EOPNOTSUPP` where that cannot be done.
+/// Frees the blocks of a range. Errors: `EOPNOTSUPP` if the file does not support it.
 pub fn discard(number: i32, kind: Kind, offset: u64, length: u64) -> Result<(), Errno> {
     match kind {
         Kind::BlockDevice => control_range(number, ioctl::BLKDISCARD, offset, length),
@@ -178,8 +179,8 @@ pub fn discard(number: i32, kind: Kind, offset: u64, length: u64) -> Result<(), 
     }
 }
 
-/// Makes a range read as zeroes, without a buffer. `EOPNOTSUPP` where that
-/// cannot be done.
+/// Makes a range read as zeroes, without a buffer. Errors: `EOPNOTSUPP` if the file does not
+/// support it.
 pub fn zero(number: i32, kind: Kind, offset: u64, length: u64) -> Result<(), Errno> {
     if kind == Kind::BlockDevice {
         return control_range(number, ioctl::BLKZEROOUT, offset, length);
@@ -217,8 +218,8 @@ struct Lock {
     process: i32,
 }
 
-/// Claims a file for as long as its description lives (F_OFD_SETLK): it is this
-/// process's among all that ask by this function. `EAGAIN`: somebody else's.
+/// Claims a file for as long as its open file description lives (F_OFD_SETLK). The claim excludes
+/// only users that claim by this function. Errors: `EAGAIN` if another process has claimed it.
 pub fn claim(number: i32) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLK, 0, 0).map(drop).map_err(|error| match error {
         Errno::EACCES => Errno::EAGAIN,
@@ -226,12 +227,12 @@ pub fn claim(number: i32) -> Result<(), Errno> {
     })
 }
 
-/// Claims one byte of a file in the same way.
+/// Claims one byte of a file for as long as its open file description lives.
 pub fn claim_byte(number: i32, byte: usize) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLK, byte as i64, 1).map(drop)
 }
 
-/// Whether another description of the file has claimed that byte.
+/// Whether another open file description has claimed this byte.
 pub fn is_byte_claimed(number: i32, byte: usize) -> Result<bool, Errno> {
     lock(number, linux::F_OFD_GETLK, byte as i64, 1).map(|found| u32::from(found.kind as u16) != linux::F_UNLCK)
 }
@@ -242,8 +243,8 @@ fn lock(number: i32, command: u32, start: i64, length: i64) -> Result<Lock, Errn
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|_| lock)
 }
 
-/// A description of its own of a file of memory that is open, among our private descriptors.
-/// Errors: `ENOENT` where there is no /proc.
+/// Makes a second open file description of a memory file, at a private descriptor. Errors: `ENOENT`
+/// without /proc.
 pub fn reopen(number: i32) -> Result<OwnedDescriptor, Errno> {
     let path = alloc::ffi::CString::new(alloc::format!("/proc/self/fd/{number}")).map_err(|_| Errno::EINVAL)?;
     open_shared(&path)?.into_private()

@@ -1,9 +1,8 @@
-//! futex(2) for threads of our own: they block every signal, so a wait is
-//! never interrupted. (The program's threads wait through `sys::wait`, which
-//! a signal ends.)
+//! futex(2) for usring's own threads. They block every signal, so no wait is interrupted. (The
+//! program's threads wait by `sys::wait`, which a signal ends.)
 //!
-//! In a model a futex is a table of sleepers behind one lock, which is what
-//! the kernel's is; a wake-up that never comes is then a deadlock to loom.
+//! In a model a futex is a table of sleepers behind one lock, as in the kernel. loom reports a
+//! missing wake-up as a deadlock.
 
 use crate::Errno;
 use crate::clock::Nanoseconds;
@@ -21,12 +20,12 @@ mod machine {
     use crate::syscall::SystemCall;
     use linux_raw_sys::general as linux;
 
-    /// Sleeps while `word` holds `expected`, until a wake-up or for `timeout`.
-    /// `Ok` says that it is worth looking again, never that anything happened;
-    /// `ETIMEDOUT` that the time is over.
+    /// Sleeps while `word` holds `expected`, until a wake-up or for `timeout`. `Ok` means that
+    /// looking again is worthwhile, not that anything happened. Errors: `ETIMEDOUT` when the time
+    /// is over.
     pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
-        // The bit-set form takes the end of the wait, so an interrupted wait
-        // can be taken up again without counting from the start.
+        // The bit-set form takes an absolute end time, so an interrupted wait continues with the
+        // time that is left.
         let end = timeout.map(|span| timespec(Clock::Monotonic.now().saturating_add(span)));
         let end = end.as_ref().map_or(0, |end| &raw const *end as u64);
         let operation = u64::from(linux::FUTEX_WAIT_BITSET | linux::FUTEX_PRIVATE_FLAG);
@@ -38,7 +37,7 @@ mod machine {
         }
     }
 
-    /// Wakes up to `count` threads that sleep on `word`; says how many.
+    /// Wakes up to `count` threads that sleep on `word`; returns how many.
     pub fn wake(word: &AtomicU32, count: u32) -> u32 {
         let operation = u64::from(linux::FUTEX_WAKE | linux::FUTEX_PRIVATE_FLAG);
         // The kernel's count is signed.

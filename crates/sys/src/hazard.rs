@@ -1,21 +1,22 @@
-//! Who is using what a table points to, without a locked instruction: hazard
-//! pointers, one row of two per thread.
+//! Hazard pointers: protect objects that are found through a table, without a locked instruction.
+//! Each thread has one row of two pointers.
 //!
-//! A thread that is about to use an object writes its address into its own row
-//! and then looks whether the object still stands where it found it. Who takes
-//! an object out of its place has every processor pass a barrier (membarrier)
-//! and then looks through the rows: whoever saw the object in its place is seen
-//! to use it. An object in use is put aside, and who leaves while something is
-//! put aside looks again. The same barrier stands between the two sides there:
-//! either the leaver sees that something was put aside, or its row is seen
-//! empty.
+//! | user | remover |
+//! |---|---|
+//! | writes the object's address into its row | takes the object out of the table |
+//! | looks whether the table still has the object | passes a barrier on all processors (membarrier(2)) |
+//! | uses the object | reads all rows |
 //!
-//! A thread is known by its thread pointer. Rows are never given up: the next
-//! thread with the same pointer has the row of one that has ended. Threads that
-//! find no row, and all of them where membarrier is refused, take a lock.
+//! So the remover sees the row of every thread that found the object in the table. An object in use
+//! is put aside. A user that leaves while objects are put aside reads the rows again. The barrier
+//! stands between those two sides, too: either the leaving thread sees that an object was put
+//! aside, or the remover sees its row empty.
 //!
-//! All of it lies on pages that are empty in a forked child, where nobody uses
-//! anything: a child has only the lock until it asks for the fast way itself.
+//! - A thread is identified by its thread pointer. Rows are never released: a new thread with an
+//!   ended thread's pointer takes over its row.
+//! - Threads that find no row take a lock. All threads do where membarrier is refused.
+//! - All of this lies on pages that are empty in a forked child, where no thread uses an object. A
+//!   child has only the lock until it calls [`prepare`].
 
 use crate::mutex::Mutex;
 use crate::per_process::{self, PerProcess};
@@ -24,7 +25,7 @@ use alloc::vec::Vec;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
-/// Threads that can use the fast way; a power of two.
+/// Threads that can use the path without a lock; a power of two.
 const ROWS: usize = 1024;
 /// A call may look up a second descriptor while it uses the first.
 const DEPTH: usize = 2;
@@ -35,39 +36,38 @@ struct Row {
     used: [AtomicUsize; DEPTH],
 }
 
-/// What the threads of a process share. Zeroes are a process that does not use it
-/// yet.
+/// The data that the threads of a process share. All zeroes: the process does not use it yet.
 #[repr(align(64))]
 struct Table {
     /// Whether this process is registered for the barrier.
     fast: AtomicU32,
-    /// How many objects are put aside.
+    /// Number of objects put aside.
     aside: AtomicU32,
-    /// Somebody has been asked to sweep, and has not begun.
+    /// A thread was requested to sweep, and has not begun.
     sweep_is_due: AtomicU32,
     rows: [Row; ROWS],
 }
 
-/// Made once, for the process and its children.
+/// Allocated once, for the process and its children.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
 
-/// The table, if the fast way was ever asked for.
+/// Returns the table, if [`prepare`] has made it.
 #[inline(always)]
 fn table() -> Option<&'static Table> {
-    // SAFETY: 1. What stands there are pages that are never unmapped, zero at first
-    // and in each forked child, which is a table. 2. All of it are atomics.
+    // SAFETY: 1. The pointer leads to pages that are never unmapped. They are zero at first and in
+    // each forked child, and zeroes are a valid table. 2. All of it is atomics.
     unsafe { TABLE.load(Ordering::Acquire).as_ref() }
 }
 
-/// What was taken out of its place while somebody used it. A forked child frees
-/// nothing of its parent's.
+/// Objects that were taken out of their table while a thread used them. A forked child frees none
+/// of its parent's.
 static PUT_ASIDE: PerProcess<Mutex<Vec<PutAside>>> = PerProcess::new();
 
 fn put_aside() -> &'static Mutex<Vec<PutAside>> {
     PUT_ASIDE.get_or_make(|| Mutex::new(Vec::new()))
 }
 
-/// Such an object, and how to free it.
+/// An object put aside, and how to free it.
 #[derive(Clone, Copy)]
 struct PutAside {
     object: usize,
@@ -75,8 +75,8 @@ struct PutAside {
 }
 
 impl Table {
-    /// A signal handler may come by while its own thread is here: from the moment
-    /// that the row is the thread's, it is looked through.
+    /// Returns the calling thread's row. A signal handler may run here on the same thread: removers
+    /// read the row from the moment that it belongs to the thread.
     #[inline]
     fn own_row(&self) -> Option<&Row> {
         let thread = thread::current().0;
@@ -95,24 +95,24 @@ impl Table {
     }
 
     fn is_used(&self, object: usize) -> bool {
-        // Acquire: what a user did with it has happened when its row is empty.
+        // Acquire: all that a user did with the object has happened before its row is seen empty.
         self.rows.iter().any(|row| row.used.iter().any(|place| place.load(Ordering::Acquire) == object))
     }
 }
 
-/// Where this thread may say what it uses. `None`: it has to take the lock.
+/// Returns a free hazard pointer of this thread. `None`: the thread has to take the lock.
 #[inline]
 fn own_place() -> Option<&'static AtomicUsize> {
     let table = table().filter(|table| table.fast.load(Ordering::Relaxed) != 0)?;
     table.own_row()?.used.iter().find(|place| place.load(Ordering::Relaxed) == 0)
 }
 
-/// A use; over when it is dropped.
+/// A protected use; dropping it ends the use.
 pub struct Use(&'static AtomicUsize);
 
-/// Announces the use of what `find` finds, until it finds the same again after
-/// that; 0 and 1 are nothing that could be used, and returned at once. `None`:
-/// only the lock will do.
+/// Announces the use of the object that `find` finds, and repeats until `find` finds the object
+/// again after the announcement. The values 0 and 1 are no objects and are returned at once.
+/// `None`: the caller has to take the lock.
 #[inline]
 pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
     let place = own_place()?;
@@ -123,7 +123,7 @@ pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
             return Some((object, None));
         }
         place.store(object, Ordering::Relaxed);
-        // The processor's part of this barrier is the remover's membarrier.
+        // The remover's membarrier is the processor's part of this barrier.
         compiler_fence(Ordering::SeqCst);
         let again = find();
         if again == object {
@@ -141,9 +141,9 @@ impl Use {
         table().filter(|table| table.aside.load(Ordering::Relaxed) != 0)
     }
 
-    /// Ends a use where nothing may be freed: a lock is held, and what is put aside
-    /// may be what has that lock. Whether the caller has to see to it that [`sweep`]
-    /// is called soon; nobody else is asked until that has begun.
+    /// Ends a use at a place where no object may be freed: the caller holds a lock that an object
+    /// put aside may contain. Returns whether the caller has to see to it that [`sweep`] is called
+    /// soon. No other thread is asked until that sweep begins.
     #[must_use]
     pub fn end_inside(self) -> bool {
         let table = self.end();
@@ -161,19 +161,19 @@ impl Drop for Use {
     }
 }
 
-/// Frees an object that was just taken out of its place, at once or when its
-/// last user has left. Where that cannot be told (the barrier is refused, after it
-/// had been granted), never.
+/// Frees an object that was just taken out of its table: at once, or when its last user has left.
+/// If the barrier is refused after it had been granted, users are unknown and the object is never
+/// freed.
 ///
 /// # Safety
-/// Nobody finds the object any more, and `free` may be called for it once.
+/// No thread can find the object any more, and `free` may be called for it once.
 pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
     if let Some(table) = table().filter(|table| table.fast.load(Ordering::SeqCst) != 0) {
         table.aside.fetch_add(1, Ordering::SeqCst);
         let is_known = membarrier::everywhere();
         if is_known && table.is_used(object) {
             put_aside().lock().push(PutAside { object, free });
-            // Its user may have left before it was on the list.
+            // Its user may have left before the object was on the list.
             membarrier::everywhere();
             return sweep();
         }
@@ -182,15 +182,15 @@ pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
             return;
         }
     }
-    // SAFETY: as the caller says, and nobody uses it.
+    // SAFETY: the caller permits it, and no thread uses the object.
     unsafe { free(object) };
 }
 
-/// Frees what was put aside and is used no more.
+/// Frees the objects put aside that are no longer used.
 #[cold]
 pub fn sweep() {
     let Some(table) = table() else { return };
-    // Before the look: who leaves from here on asks again.
+    // Before the rows are read: a user that leaves from here on requests a sweep again.
     table.sweep_is_due.store(0, Ordering::SeqCst);
     let mut unused = Vec::new();
     put_aside().lock().retain(|aside| {
@@ -202,12 +202,13 @@ pub fn sweep() {
     });
     for PutAside { object, free } in unused {
         table.aside.fetch_sub(1, Ordering::SeqCst);
-        // SAFETY: `retire` was promised that; it came off the list once.
+        // SAFETY: the caller of `retire` permits one call, and the object came off the list once.
         unsafe { free(object) };
     }
 }
 
-/// Opens the fast way, before the first object can be found; in every process anew.
+/// Enables the path without a lock, before the first object can be found. Each process calls it for
+/// itself.
 pub fn prepare() {
     let Some(table) = table().or_else(make_table) else { return };
     if table.fast.load(Ordering::Relaxed) == 0 && membarrier::register() {

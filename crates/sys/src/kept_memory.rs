@@ -1,58 +1,60 @@
-//! Memory that has to be kept where it is while the kernel uses it: pages that come
-//! and go by our own hand are not brought back by a system call.
+//! Pins memory while the kernel uses it. A page that usring itself evicts (swapped memory) is not
+//! brought back by a system call.
 //!
-//! Where a process has such memory and does not know which calls name it (a program
-//! that knows nothing of it), every system call that we make for it goes by here:
-//! the [`Keeper`] looks at the call, and keeps what it names until the call is over.
-//! One look at a pointer where there is no keeper. What the kernel would use after a call, it
-//! is not given at all: who hands it such requests asks [`comes_and_goes`].
+//! A program does not know that its memory is swapped. So in a process with such memory every
+//! system call that usring makes passes through here. The pin hook ([`Keeper`]) examines the call,
+//! and pins the memory that it names until the call is over. Without a pin hook this costs one load
+//! of a pointer.
 //!
-//! What moves the pages itself is [`exempt`]: it has them in its hand.
+//! The kernel must get no such memory that it would use after the call: code that makes such
+//! requests asks [`comes_and_goes`].
+//!
+//! Threads that move the pages themselves are [`exempt`].
 
 use crate::plain::IoVector;
 use crate::{Errno, SystemCall, thread};
 use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Who knows which memory that is.
+/// The pin hook: it knows which memory is swapped.
 pub struct Keeper {
-    /// Has the memory there that the call names, and the call name it where it is;
-    /// answers what [`Keeper::finish`] is given, 0 if that is nothing.
+    /// Pins the memory that the call names, and changes the call where necessary. Returns the
+    /// argument of [`Keeper::finish`]; 0 if there is nothing to finish.
     pub prepare: fn(&mut SystemCall) -> Result<usize, Errno>,
-    /// The kernel has answered the call: what its maker gets. `None`: the call, as it
-    /// stands now, is to be made, too.
+    /// Called with the kernel's answer; returns the answer for the caller. `None`: the changed call
+    /// must be made, too.
     pub finish: fn(usize, &mut SystemCall, answer: u64) -> Option<u64>,
-    /// Where such memory lies.
+    /// The addresses of such memory.
     pub window: Range<u64>,
 }
 
 static KEEPER: AtomicPtr<Keeper> = AtomicPtr::new(core::ptr::null_mut());
 
-/// From now on calls are looked at by `keeper`.
+/// Lets `keeper` examine all calls from now on.
 pub fn set_keeper(keeper: &'static Keeper) {
     KEEPER.store(core::ptr::from_ref(keeper).cast_mut(), Ordering::Release);
 }
 
-/// In a forked child: the threads that were exempt are the parent's.
+/// Clears the exemptions, in a forked child: they belong to the parent's threads.
 pub fn forget_after_fork() {
     for row in EXEMPT.iter().filter(|row| row.load(Ordering::Relaxed) != 0) {
         row.store(0, Ordering::Relaxed);
     }
 }
 
-/// In a forked child that has no such memory.
+/// Removes the pin hook, in a forked child without such memory.
 pub fn forget_keeper() {
     KEEPER.store(core::ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Whether there is such memory: then nothing may be handed to the kernel that it
-/// uses after the call.
+/// Whether there is such memory. If so, the kernel must get no request that uses memory after the
+/// call.
 #[inline]
 pub fn has_keeper() -> bool {
     !KEEPER.load(Ordering::Acquire).is_null()
 }
 
-/// Whether some of this memory may be such.
+/// Whether some of this memory may be evicted.
 #[inline]
 pub fn comes_and_goes(memory: IoVector) -> bool {
     // SAFETY: only references that live for ever are stored.
@@ -64,7 +66,7 @@ pub fn comes_and_goes(memory: IoVector) -> bool {
     }
 }
 
-/// Makes a call while what it names is kept.
+/// Makes a call while the memory that it names is pinned.
 #[inline]
 pub(crate) fn during(call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
     // SAFETY: only references that live for ever are stored.
@@ -89,18 +91,18 @@ fn during_kept(keeper: &Keeper, call: &SystemCall, make: impl Fn(&SystemCall) ->
     }
 }
 
-/// Threads that are exempt at the same time; one that finds no row waits.
+/// Most threads that are exempt at the same time; a thread that finds no row waits.
 const ROWS: usize = 256;
 
 /// Thread pointers.
 static EXEMPT: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
 
-/// While it lives nothing is kept for this thread.
+/// While it lives, nothing is pinned for this thread.
 #[must_use = "the thread is exempt until it is dropped"]
 #[derive(Debug)]
 pub struct Exempt(usize);
 
-/// For who moves the pages.
+/// Exempts the calling thread, which moves pages itself.
 pub fn exempt() -> Exempt {
     let thread = thread::current().0;
     let start = row_of(thread);
@@ -119,7 +121,7 @@ impl Drop for Exempt {
     }
 }
 
-/// Whether the calling thread is.
+/// Whether the calling thread is exempt.
 pub fn is_exempt() -> bool {
     let thread = thread::current().0;
     EXEMPT.iter().any(|row| row.load(Ordering::Relaxed) == thread)

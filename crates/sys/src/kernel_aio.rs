@@ -1,12 +1,13 @@
-//! The kernel's AIO: requests that go down in batches by io_submit(2) and come
-//! back through a ring in this process's memory ([`CompletionRing`]). It needs no
-//! privilege and no io_uring.
+//! The kernel's AIO: batches of requests go to the kernel by io_submit(2), and completions come
+//! back through a ring in this process's memory ([`CompletionRing`]). It needs no privilege and no
+//! io_uring.
 //!
-//! A request names the program's memory, which the kernel checks as that of any
-//! system call and goes on using until the completion; when a [`Context`] and
-//! its batches are dropped, all of them are waited for. One that has nothing with
-//! the kernel then is kept for the next who wants one of its size: to destroy it takes the kernel
-//! tens of milliseconds, whether there is anything to wait for or not.
+//! A request names the program's memory. The kernel checks the memory as for any system call, and
+//! uses it until the completion. Dropping a [`Context`] and its batches waits for all of their
+//! requests.
+//!
+//! A context without requests in the kernel is kept for the next user of that size. The kernel
+//! takes tens of milliseconds to destroy a context, even an idle one.
 
 mod completion_ring;
 
@@ -30,24 +31,23 @@ mod context {
     use linux_raw_sys::general as linux;
     use usring_uapi::aio::{self, AioRing, IoEvent, Iocb};
 
-    /// What this process has: a forked child has its parent's memory but not its
-    /// contexts.
+    /// The contexts of this process: a forked child has its parent's memory but not its contexts.
     static PROCESS: PerProcess<Process> = PerProcess::new();
 
     #[derive(Default)]
     struct Process {
-        /// Contexts that nobody uses.
+        /// Contexts that are not in use.
         idle: Mutex<Vec<Idle>>,
     }
 
-    /// For so many requests.
+    /// An unused context, for `requests` requests.
     #[derive(Clone, Copy)]
     struct Idle {
         requests: u32,
         address: u64,
     }
 
-    /// At most so many are kept: they count against the machine's.
+    /// Most unused contexts that are kept: they count against the limit of the whole machine.
     const MOST_IDLE: usize = 4;
 
     impl Process {
@@ -57,7 +57,7 @@ mod context {
             Some(idle.remove(place))
         }
 
-        /// Keeps one; the oldest of too many goes.
+        /// Keeps an unused context; destroys the oldest if there are too many.
         fn keep(&self, context: Idle) {
             let mut idle = self.idle.lock();
             let oldest = if idle.len() == MOST_IDLE { Some(idle.remove(0)) } else { None };
@@ -70,7 +70,8 @@ mod context {
             oldest.into_iter().chain(others).for_each(|context| destroy(context.address));
         }
 
-        /// A new context; if the machine has no more, none is kept.
+        /// Makes a new context. If the machine has no room for it, destroys all unused ones and
+        /// tries again.
         fn set_up(&self, requests: u32) -> Result<u64, Errno> {
             let mut address = 0u64;
             let arguments = [u64::from(requests), &raw mut address as u64, 0, 0, 0];
@@ -81,27 +82,26 @@ mod context {
                 call.run()?;
             }
             match address {
-                // The sandbox's word is not the kernel's.
+                // A sandbox answered success, but the kernel was not asked.
                 0 => Err(Errno::ENOSYS),
                 address => Ok(address),
             }
         }
     }
 
-    /// What the kernel has for a [`Context`]: there as long as the context or one
-    /// of its batches is.
+    /// The kernel's part of a [`Context`]. It lives as long as the context or one of its batches.
     struct Kernels {
         requests: u32,
         address: u64,
-        /// The context is gone, and everything had come back: it can be used again.
+        /// The context was dropped after all completions had come: it can be used again.
         is_settled: AtomicBool,
-        /// The maker's [`PROCESS`].
+        /// The [`PROCESS`] of the process that made it.
         process: &'static Process,
     }
 
     impl Kernels {
-        /// Whether this process made it. A forked child's copy has nothing to
-        /// talk to: its ring is the parent's.
+        /// Whether this process made it. The copy in a forked child has no context: its ring
+        /// belongs to the parent.
         #[inline]
         fn is_ours(&self) -> bool {
             PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
@@ -109,7 +109,7 @@ mod context {
     }
 
     impl Drop for Kernels {
-        /// Waits until the kernel has let go of all memory that requests named.
+        /// Waits until the kernel uses none of the memory that requests named.
         fn drop(&mut self) {
             // A child may have a context of its own at the same address.
             if !self.is_ours() {
@@ -123,23 +123,22 @@ mod context {
         }
     }
 
-    /// Requests for a context, in the order of their arrival, that the kernel has
-    /// not taken yet. It is nobody's but its owner's: to hand it over touches
-    /// nothing of the context.
+    /// Requests for a context that the kernel has not taken yet, in order of arrival. Only its
+    /// owner uses it: submitting it touches nothing of the context.
     pub struct Batch {
         kernels: Arc<Kernels>,
         iocbs: Box<[Iocb]>,
-        /// What io_submit(2) wants: where each of them lies.
+        /// Addresses of the requests, as io_submit(2) takes them.
         addresses: Box<[u64]>,
         first: usize,
         last: usize,
-        /// The members of the vectored ones; never grows, so they stay where
-        /// they are until the kernel has copied them.
+        /// The vectors of vectored requests. Never grows, so they stay in place until the kernel
+        /// has copied them.
         vectors: Vec<IoVector>,
     }
 
     impl Batch {
-        /// Room for `requests`, with `vectors` members of vectored ones in all.
+        /// Makes room for `requests` requests with `vectors` vectors in all.
         pub fn new(context: &Context, requests: usize, vectors: usize) -> Result<Self, Errno> {
             let mut iocbs = Vec::new();
             let mut addresses = Vec::new();
@@ -159,21 +158,21 @@ mod context {
             self.first == self.last
         }
 
-        /// How many requests are in it.
+        /// Returns the number of requests in it.
         #[inline]
         pub fn length(&self) -> usize {
             self.last - self.first
         }
 
-        /// Whether a request of so many members fits.
+        /// Whether a request with `members` vectors fits.
         #[inline]
         pub fn has_room(&self, members: usize) -> bool {
             let vectors = if members > 1 { members } else { 0 };
             self.last < self.iocbs.len() && self.vectors.capacity() - self.vectors.len() >= vectors
         }
 
-        /// Appends a request, whose memory are these segments: one or none makes
-        /// it the plain command, several the vectored one.
+        /// Appends a request whose memory is `segments`. With at most one segment it keeps the
+        /// plain opcode; with several it gets the opcode `vectored`.
         ///
         /// # Panics
         /// If there is no room.
@@ -196,19 +195,19 @@ mod context {
             self.last += 1;
         }
 
-        /// Takes the first request out; answers its `aio_data`.
+        /// Removes the first request; returns its `aio_data`.
         pub fn drop_first(&mut self) -> u64 {
             let data = self.iocbs[self.first].aio_data;
             self.advance(1);
             data
         }
 
-        /// Hands its requests to the kernel, once, which may sleep; answers how many
-        /// it took, which are then no longer in the batch. Their completions may
-        /// come before this does: [`Context::expect`] goes before.
+        /// Submits the requests to the kernel by one call, which may sleep. Returns the number of
+        /// requests that the kernel took; they leave the batch. Their completions may come before
+        /// this returns, so callers call [`Context::expect`] first.
         ///
-        /// Errors: of the first request, which stays in the batch; `EAGAIN` if the
-        /// kernel has no room now, `EINVAL` in a forked child.
+        /// Errors: that of the first request, which stays in the batch; `EAGAIN` if the kernel has
+        /// no room now; `EINVAL` in a forked child.
         pub fn submit(&mut self) -> Result<usize, Errno> {
             let addresses = self.addresses[self.first..].as_ptr() as u64;
             let arguments = [self.kernels.address, self.length() as u64, addresses, 0, 0];
@@ -226,22 +225,21 @@ mod context {
         }
     }
 
-    /// An AIO context of this process: its completions. Requests go down in
-    /// batches of its own.
+    /// The completions of an AIO context of this process. Requests are submitted by its
+    /// [`Batch`]es.
     pub struct Context {
         kernels: Arc<Kernels>,
         ring: CompletionRing,
-        /// What the kernel has or is being given, and what it has answered and
-        /// nobody has taken.
+        /// Number of requests that are submitted or about to be, less the completions taken.
         expected: usize,
     }
 
     impl Context {
-        /// A context for up to `requests` at the same time.
+        /// Makes a context for up to `requests` requests at the same time.
         ///
         /// Errors: `EAGAIN` if all contexts of the machine together would exceed
-        /// `/proc/sys/fs/aio-max-nr`; `ENOSYS` where the kernel has no AIO, or none
-        /// with a ring; whatever a sandbox answers.
+        /// `/proc/sys/fs/aio-max-nr`; `ENOSYS` if the kernel has no AIO, or none with a ring; any
+        /// error of a sandbox.
         pub fn new(requests: u32) -> Result<Self, Errno> {
             let process = PROCESS.get_or_make(Process::default);
             let address = match process.take(requests) {
@@ -256,25 +254,25 @@ mod context {
             Ok(Context { kernels: Arc::new(kernels), ring, expected: 0 })
         }
 
-        /// So many requests are about to be handed over.
+        /// Notes that `count` requests are about to be submitted.
         #[inline]
         pub fn expect(&mut self, count: usize) {
             self.expected += count;
         }
 
-        /// So many of them the kernel did not take.
+        /// Notes that the kernel did not take `count` of them.
         #[inline]
         pub fn give_up(&mut self, count: usize) {
             self.expected -= count;
         }
 
-        /// How many completions have not been taken.
+        /// Returns the number of completions that have not been taken.
         #[inline]
         pub fn expected(&self) -> usize {
             self.expected
         }
 
-        /// The next completion; [`Context::finish_look`] after the last.
+        /// Takes the next completion; the caller calls [`Context::finish_look`] after the last.
         #[inline]
         pub fn take(&mut self) -> Option<IoEvent> {
             if !self.kernels.is_ours() {
@@ -290,18 +288,19 @@ mod context {
             }
         }
 
-        /// For threads that sleep until the context has completions. `writable`: an eventfd.
+        /// Returns a waiter, for threads that sleep until the context has completions. `writable`
+        /// is an eventfd.
         pub fn waiter(&self, writable: Arc<OwnedDescriptor>) -> Waiter {
             Waiter { kernels: self.kernels.clone(), writable }
         }
 
-        /// Lets the kernel use the room of the completions that were read.
+        /// Returns the slots of the completions that were read to the kernel.
         #[inline]
         pub fn finish_look(&mut self) {
             self.ring.publish_head();
         }
 
-        /// Whether no completion is there.
+        /// Whether there is no completion.
         #[inline]
         pub fn is_empty(&mut self) -> bool {
             !self.kernels.is_ours() || self.ring.is_empty()
@@ -317,30 +316,30 @@ mod context {
         }
     }
 
-    /// In a completion's `data`: it only wakes a [`Waiter`]'s sleeper.
+    /// The `data` of a completion that only wakes the thread sleeping in [`Waiter::sleep`].
     const WAKE: u64 = u64::MAX;
 
-    /// Sleeps until a context has completions, and wakes a thread that does. It needs no lock
-    /// that guards the context.
+    /// Sleeps until a context has completions, and wakes a thread that does. Needs no lock that
+    /// guards the context.
     #[derive(Clone)]
     pub struct Waiter {
         kernels: Arc<Kernels>,
-        /// An eventfd: there is always room in its counter.
+        /// An eventfd, whose counter always has room, so it is always writable.
         writable: Arc<OwnedDescriptor>,
     }
 
     impl Waiter {
-        /// Most completions that are waited for together. The context needs as much room
-        /// beside its requests.
+        /// Most completions to wait for at once. The context needs this many slots in addition to
+        /// its requests.
         pub const MOST: u32 = 64;
 
-        /// See [`wait::aio_completions`].
+        /// Sleeps until the context holds completions; see [`wait::aio_completions`].
         pub fn sleep(&self, least: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
             debug_assert!(least <= Self::MOST);
             wait::aio_completions(self.kernels.address, least, timeout)
         }
 
-        /// Ends a sleep for `least` completions, by as many that mean nothing: polls of a file
+        /// Ends a sleep for `least` completions by this many empty completions: polls of a file
         /// that is ready.
         pub fn wake(&self, least: u32) {
             let mut iocb = Iocb {
@@ -361,9 +360,9 @@ mod context {
         let _ = SystemCall::new(linux::__NR_io_destroy, [address, 0, 0, 0, 0]).run();
     }
 
-    /// The ring of a new context; `None` if there is none that we know.
+    /// Returns the ring of a new context; `None` if its layout is unknown.
     fn map_ring(address: u64) -> Option<CompletionRing> {
-        // What is not the kernel may answer a number that is no address.
+        // A sandbox in place of the kernel may answer a number that is no address.
         let header = user_memory::read::<AioRing>(UserAddress(address)).ok()?;
         let events = (header.nr as usize).checked_mul(size_of::<IoEvent>())?;
         let length = events.checked_add(header.header_length as usize)?.next_multiple_of(PAGE);
@@ -371,12 +370,11 @@ mod context {
         if !address.is_multiple_of(PAGE as u64) || user_memory::read::<u64>(UserAddress(last)).is_err() {
             return None;
         }
-        // SAFETY: 1. The kernel maps a context's ring, whose first and last word
-        // have just been read, readable and writable until io_destroy(2), which
-        // only `Kernels::drop` calls, when no context has it any more. 2. Nobody has
-        // references into it.
+        // SAFETY: 1. The kernel keeps a context's ring mapped, readable and writable, until
+        // io_destroy(2). Its first and last word have just been read. 2. Only `Kernels::drop` calls
+        // io_destroy(2), when no context has the ring any more. 3. There are no references into it.
         let ring = CompletionRing::new(Arc::new(unsafe { SharedMemory::borrowed(address as usize, length) }))?;
-        // A child must not see its parent's completions, and has no use for them.
+        // A child must not see its parent's completions.
         let advice = [address, length as u64, u64::from(linux::MADV_DONTFORK), 0, 0];
         let _ = SystemCall::new(linux::__NR_madvise, advice).run();
         Some(ring)

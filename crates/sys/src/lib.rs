@@ -1,16 +1,16 @@
-//! The machine, as the floors above see it: system calls, memory, shared words
-//! and their ordering, futexes, descriptors, clocks, threads.
+//! The machine, as the higher layers see it: system calls, memory, shared words and their ordering,
+//! futexes, descriptors, clocks, threads.
 //!
-//! Nothing here knows a ring, a request or an opcode, and nothing here calls a
-//! symbol of libc: usring's calls must never be caught by usring's own doors.
-//! All `unsafe` of the data path lives on this floor.
+//! - This crate knows no ring, no request and no opcode.
+//! - It calls no symbol of libc, so usring's own calls never reach usring's entry points.
+//! - All `unsafe` of the data path lies in this crate.
 //!
 //! # The program's numbers
-//! An address or a descriptor in a request is a number that the program chose.
-//! Functions that take a [`UserAddress`] or a [`SystemCall`] hand it to the
-//! kernel or to a fault-tolerant copy, so a bad one comes back as an errno; a
-//! *valid* one may name any memory of the process, exactly as it may in a
-//! system call. Who creates a ring vouches for that (`Ring::setup` is unsafe).
+//! An address or a descriptor in a request is a number that the program chose. Functions that take
+//! a [`UserAddress`] or a [`SystemCall`] pass it to the kernel or to a fault-tolerant copy. So a
+//! bad number comes back as an errno. A *valid* number may name any memory of the process, as in a
+//! system call. The creator of a ring vouches for these numbers, which is why `Ring::setup` is
+//! unsafe.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 extern crate alloc;

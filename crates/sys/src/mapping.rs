@@ -1,4 +1,4 @@
-//! Memory mappings of our own.
+//! usring's own memory mappings.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, user_memory};
@@ -8,18 +8,18 @@ use linux_raw_sys::general as linux;
 
 pub const PAGE: usize = 4096;
 
-/// Shared memory that lives until it is dropped. Further mappings of the same
-/// pages, [`Mapping::duplicate`]d for the program, live on their own.
+/// Shared memory that lives until it is dropped. Further mappings of its pages,
+/// [`Mapping::duplicate`]d for the program, outlive it.
 #[derive(Debug)]
 pub struct Mapping {
     address: usize,
     length: usize,
-    /// The memory's file, where only that can map it twice.
+    /// The memory's file, if only a file can map the pages twice.
     file: Option<OwnedDescriptor>,
 }
 
 impl Mapping {
-    /// Zeroed pages, shared with children and with duplicates.
+    /// Maps zeroed pages, shared with children and with duplicates.
     pub fn shared(length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         if can_map_twice() {
@@ -31,14 +31,14 @@ impl Mapping {
         Ok(Mapping { address, length, file: Some(file) })
     }
 
-    /// The first bytes of a file of memory, shared with everybody who maps them.
+    /// Maps the first bytes of a memory file, shared with every process that maps them.
     pub fn of_file(file: OwnedDescriptor, length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
         Ok(Mapping { address, length, file: Some(file) })
     }
 
-    /// The descriptor of the memory, of a mapping [`Mapping::of_file`].
+    /// Returns the memory's descriptor, if the mapping has a file.
     pub fn file(&self) -> Option<i32> {
         self.file.as_ref().map(OwnedDescriptor::number)
     }
@@ -51,9 +51,8 @@ impl Mapping {
         self.length
     }
 
-    /// Maps the same pages once more, from the start, wherever there is room,
-    /// and leaves the new mapping to the program. Of a longer one the rest
-    /// holds nothing and may not be touched.
+    /// Maps the pages once more, from the start, at any address, and leaves the new mapping to the
+    /// program. A length beyond the pages only reserves addresses, which must not be touched.
     pub fn duplicate(&self, length: usize) -> Result<usize, Errno> {
         if length == 0 {
             return Err(Errno::EINVAL);
@@ -68,11 +67,11 @@ impl Mapping {
         })
     }
 
-    /// Copies the program's pages at `address` into these, and maps these in
-    /// their place.
+    /// Copies the program's pages at `address` into this mapping, and maps its pages in their
+    /// place.
     pub fn replace(&mut self, address: UserAddress) -> Result<(), Errno> {
-        // SAFETY: the mapping is ours alone as long as nobody has a duplicate,
-        // and `&mut self` says that nobody uses it meanwhile.
+        // SAFETY: only this value has the pages as long as there is no duplicate, and `&mut self`
+        // excludes other users.
         let pages = unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, self.length) };
         user_memory::copy_in(pages, address)?;
         self.map_pages(self.length, Some(address.0 as usize)).map(drop)
@@ -97,7 +96,7 @@ impl Drop for Mapping {
     }
 }
 
-/// A file of zeroed memory (memfd_create(2)), private.
+/// Makes a file of zeroed memory (memfd_create(2)), at a private descriptor.
 pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::MFD_CLOEXEC);
     let number = SystemCall::new(linux::__NR_memfd_create, [name.as_ptr() as u64, flags, 0, 0, 0]).run()?;
@@ -106,7 +105,7 @@ pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
     Ok(file)
 }
 
-/// Maps a page of words that several processes share, for good.
+/// Maps a page of words that several processes share; it is never unmapped.
 pub fn shared_words(file: &OwnedDescriptor) -> Result<&'static [AtomicU64], Errno> {
     let address = map(PAGE, linux::MAP_SHARED, Some((file.number(), 0)))?;
     // SAFETY: 1. The mapping is a page, aligned for words, and never unmapped.
@@ -114,8 +113,8 @@ pub fn shared_words(file: &OwnedDescriptor) -> Result<&'static [AtomicU64], Errn
     Ok(unsafe { core::slice::from_raw_parts(address as *const AtomicU64, PAGE / size_of::<AtomicU64>()) })
 }
 
-/// mremap(2) with an old size of zero maps the pages of a shared mapping a
-/// second time, which needs no descriptor.
+/// Maps the pages of a shared mapping a second time: mremap(2) with an old size of zero. Needs no
+/// descriptor.
 fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {
     let mut flags = linux::MREMAP_MAYMOVE;
     if fixed.is_some() {
@@ -125,9 +124,9 @@ fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usiz
     SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
 }
 
-/// Whether pages are this process's own: no other mapping, of this or another
-/// process, shows what is written to them. (The mapping again that only shared
-/// pages allow is the question; each page is asked, for each may be another's.)
+/// Whether pages belong to this process alone: writes to them show in no other mapping, of this or
+/// another process. Tries to map each page again, which the kernel permits for shared pages only.
+/// Each page is tried, because each may belong to another mapping.
 pub fn is_private(address: UserAddress, length: usize) -> bool {
     if !can_map_twice() {
         return false;
@@ -141,7 +140,7 @@ pub fn is_private(address: UserAddress, length: usize) -> bool {
     })
 }
 
-/// Whether mremap(2) does that here: Valgrind's does not. Tried once.
+/// Whether mremap(2) can map pages a second time; Valgrind's cannot. Tried once.
 fn can_map_twice() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
@@ -161,44 +160,45 @@ fn can_map_twice() -> bool {
     again.is_ok()
 }
 
-/// Private zeroed pages, for allocators and stacks.
+/// Maps private zeroed pages, for allocators and stacks.
 pub fn private_pages(length: usize) -> Result<usize, Errno> {
     map(length.next_multiple_of(PAGE), linux::MAP_PRIVATE | linux::MAP_ANONYMOUS, None)
 }
 
-/// The same where most will never be written to: it is not counted before it is, if the system counts so.
+/// Maps private zeroed pages of which most will never be written. With strict overcommit the kernel
+/// counts them only when they are written.
 pub fn offered_pages(length: usize) -> Result<usize, Errno> {
     let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
     map(length.next_multiple_of(PAGE), flags, None)
 }
 
-/// Addresses with nothing behind them, which nobody can read.
+/// Reserves addresses without memory, which cannot be read.
 pub fn reserve(length: usize) -> Result<usize, Errno> {
     let flags = u64::from(linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_DENYWRITE);
     let arguments = [0, length as u64, u64::from(linux::PROT_NONE), flags, -1i64 as u64, 0];
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
 }
 
-/// mremap(2): gives private pages another length, and another place if need be.
+/// Changes the length of private pages by mremap(2), which may move them.
 pub fn resize(address: usize, length: usize, new_length: usize) -> Result<usize, Errno> {
     let flags = u64::from(linux::MREMAP_MAYMOVE);
     let arguments = [address as u64, length as u64, new_length as u64, flags, 0];
     SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
 }
 
-/// munmap(2).
+/// Unmaps memory by munmap(2).
 pub fn unmap(address: usize, length: usize) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_munmap, [address as u64, length as u64, 0, 0, 0]).run().map(drop)
 }
 
-/// A file of ours and a byte offset in it.
+/// A descriptor of usring's, and a byte offset in its file.
 pub(crate) type Source = (i32, usize);
 
 pub(crate) fn map(length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     map_at(0, length, flags, source)
 }
 
-/// As [`map`], at a multiple of `alignment`.
+/// Maps memory as [`map`] does, at a multiple of `alignment`.
 pub(crate) fn map_aligned(length: usize, alignment: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
     let room = length.checked_add(alignment).ok_or(Errno::ENOMEM)?;
@@ -218,11 +218,11 @@ pub(crate) fn map_aligned(length: usize, alignment: usize, flags: u32, source: O
     mapped
 }
 
-/// As [`map`], at this very address, where nothing is yet.
+/// Maps memory as [`map`] does, at exactly this address. Errors: `EEXIST` if the address is in use.
 pub(crate) fn map_where(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     let mapped = map_at(address, length, flags | linux::MAP_FIXED_NOREPLACE, source)?;
     if mapped != address {
-        // A kernel that does not know the flag takes it for a wish.
+        // A kernel that does not know the flag treats the address as a hint.
         let _ = unmap(mapped, length);
         return Err(Errno::EEXIST);
     }
@@ -233,7 +233,7 @@ fn map_at(address: usize, length: usize, flags: u32, source: Option<Source>) -> 
     map_protected(address, length, linux::PROT_READ | linux::PROT_WRITE, flags, source)
 }
 
-/// As [`map`], in place of whatever is at this address; nobody may touch it yet.
+/// Maps memory as [`map`] does, in place of any mapping at this address. It cannot be accessed yet.
 pub(crate) fn map_closed_over(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<(), Errno> {
     map_protected(address, length, linux::PROT_NONE, flags | linux::MAP_FIXED, source).map(drop)
 }
@@ -245,7 +245,7 @@ fn map_protected(
     flags: u32,
     source: Option<Source>,
 ) -> Result<usize, Errno> {
-    // MAP_DENYWRITE carries the call past our own filter; Linux ignores it.
+    // MAP_DENYWRITE lets the call pass usring's own filter; Linux ignores it.
     let flags = u64::from(flags | linux::MAP_DENYWRITE);
     let (number, offset) = source.unwrap_or((-1, 0));
     let arguments = [address as u64, length as u64, u64::from(protection), flags, number as u64, offset as u64];

@@ -1,5 +1,5 @@
-//! A full barrier in every thread of the process at once (membarrier(2)): lets
-//! one side of a store-look pair, the rare one, pay for both.
+//! A full barrier in every thread of the process at once (membarrier(2)). The rare side of a
+//! store-and-look pair pays for both sides.
 
 use crate::{Errno, SystemCall};
 use core::sync::atomic::{Ordering, fence};
@@ -14,20 +14,20 @@ fn membarrier(command: u64) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_membarrier, [command, 0, 0, 0, 0]).run()
 }
 
-/// Whether this process may have the barrier at its full strength.
+/// Registers this process for the expedited barrier; returns whether the kernel grants it.
 pub fn register() -> bool {
     membarrier(REGISTER_PRIVATE_EXPEDITED).is_ok()
 }
 
-/// Lets the kernel note that this process will have barriers, also for code that
-/// is rewritten. With one thread that costs microseconds, later 10 ms and more.
+/// Registers this process for barriers, also for those of rewritten code. This costs microseconds
+/// with one thread, and 10 ms or more with several.
 pub fn prepare() {
     let _ = membarrier(REGISTER_PRIVATE_EXPEDITED);
     let _ = membarrier(REGISTER_PRIVATE_EXPEDITED_SYNC_CORE);
 }
 
-/// The barrier; whether it was one. Where the kernel has no membarrier(2) only
-/// this thread gets one.
+/// Passes the barrier in all threads; returns whether it reached them all. Without membarrier(2)
+/// only this thread passes a barrier.
 pub fn everywhere() -> bool {
     fence(Ordering::SeqCst);
     // EPERM: this process (a forked child, say) has not registered yet.

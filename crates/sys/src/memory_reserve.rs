@@ -1,28 +1,28 @@
-//! Whether the memory that is kept back is being used up.
+//! Reports whether the memory reserve is in use.
 //!
-//! The allocator of a served program keeps some memory back. It hands that out while the kernel
-//! gives no more (RLIMIT_AS, RLIMIT_DATA), so that work under way comes to its end. From then on
+//! The allocator of a served program keeps a memory reserve. It allocates from it when the kernel
+//! refuses more memory (RLIMIT_AS, RLIMIT_DATA), so that work under way can complete. From then on
 //! calls that would begin work are refused ([`check`]) until the reserve is full again.
 //!
 //! Invariants:
-//! - An allocator without a reserve never calls [`begin`]; then nothing here refuses anything.
-//! - A call allocates less than the reserve holds before it asks [`is_low`] again.
+//! - An allocator without a reserve never calls [`begin`]; no call is refused then.
+//! - A call allocates less than the reserve holds before it checks [`is_low`] again.
 
 use crate::Errno;
 use crate::unusual::{self, Unusual};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Fills the reserve; answers whether it is full.
+/// Fills the reserve; returns whether it is full.
 pub type Refill = fn() -> bool;
 
 static REFILL: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Names the function that fills the reserve.
+/// Sets the function that fills the reserve.
 pub fn set_refill(refill: Refill) {
     REFILL.store(refill as *mut (), Ordering::Release);
 }
 
-/// The allocator has begun to use its reserve.
+/// Notes that the allocator has begun to use its reserve.
 #[cold]
 pub fn begin() {
     unusual::set(Unusual::LowMemory);
@@ -36,7 +36,7 @@ pub fn is_low() -> bool {
 
 /// Fills the reserve if it is not full.
 ///
-/// Error: `ENOMEM` if the kernel gives no memory for it.
+/// Errors: `ENOMEM` if the kernel has no memory for it.
 #[inline]
 pub fn check() -> Result<(), Errno> {
     if is_low() { refill() } else { Ok(()) }

@@ -1,11 +1,11 @@
-//! Sending and receiving: sendto(2), recvfrom(2), sendmsg(2), recvmsg(2), and
-//! what the engine asks of a socket to know whether more is to be had.
+//! Sends and receives: sendto(2), recvfrom(2), sendmsg(2), recvmsg(2). Also the queries by which
+//! the engine decides whether a socket has more data.
 
 use crate::plain::IoVector;
 use crate::{Errno, SystemCall, UserAddress};
 use linux_raw_sys::{general as linux, ioctl};
 
-// linux/socket.h; `linux-raw-sys` has them in a module of its own.
+// linux/socket.h; `linux-raw-sys` has them only in another module.
 pub const URGENT: u32 = 0x1;
 pub const PEEK: u32 = 0x2;
 pub const CONTROL_TRUNCATED: u32 = 0x8;
@@ -42,10 +42,10 @@ const SOCK_SEQPACKET: u32 = 5;
 
 /// Longest address of a socket (`struct sockaddr_storage`).
 pub const ADDRESS_LIMIT: usize = 128;
-/// Most members of a vector (UIO_MAXIOV).
+/// Most elements of a vector (UIO_MAXIOV).
 pub const VECTOR_LIMIT: u64 = 1024;
 
-/// `struct msghdr`, padding by name.
+/// `struct msghdr`, with its padding as fields.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct MessageHeader {
@@ -60,18 +60,18 @@ pub struct MessageHeader {
     pub padding_behind: u32,
 }
 
-/// Where the kernel's answers stand in it.
+/// Offsets of the kernel's answers in it.
 pub const NAME_LENGTH_OFFSET: u64 = 8;
 pub const CONTROL_LENGTH_OFFSET: u64 = 40;
 pub const FLAGS_OFFSET: u64 = 48;
 
-/// recvfrom(2) that does not ask from whom.
+/// Receives by recvfrom(2), without the sender's address.
 #[inline]
 pub fn receive(number: i32, part: IoVector, flags: u32) -> Result<u64, Errno> {
     SystemCall::with_six(linux::__NR_recvfrom, [number as u64, part.base, part.length, u64::from(flags), 0, 0]).run()
 }
 
-/// sendto(2).
+/// Builds a sendto(2) call.
 #[inline]
 pub fn send_call(number: i32, part: IoVector, flags: u32, to: Option<&[u8]>) -> SystemCall {
     let (name, length) = to.map_or((0, 0), |to| (to.as_ptr() as u64, to.len() as u64));
@@ -79,17 +79,17 @@ pub fn send_call(number: i32, part: IoVector, flags: u32, to: Option<&[u8]>) -> 
     SystemCall::with_six(linux::__NR_sendto, arguments)
 }
 
-/// recvmsg(2); the answers stand in the header.
+/// Receives by recvmsg(2); the kernel writes its answers to the header.
 pub fn receive_message(number: i32, header: &mut MessageHeader, flags: u32) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_recvmsg, [number as u64, &raw mut *header as u64, u64::from(flags), 0, 0]).run()
 }
 
-/// sendmsg(2).
+/// Builds a sendmsg(2) call.
 pub fn send_message_call(number: i32, header: &MessageHeader, flags: u32) -> SystemCall {
     SystemCall::new(linux::__NR_sendmsg, [number as u64, &raw const *header as u64, u64::from(flags), 0, 0])
 }
 
-/// How many bytes a stream holds that were not received yet.
+/// Returns how many bytes a stream holds that were not received yet.
 pub fn unread(number: i32) -> u32 {
     let mut bytes = 0i32;
     let arguments = [number as u64, u64::from(ioctl::FIONREAD), &raw mut bytes as u64, 0, 0];
@@ -99,34 +99,32 @@ pub fn unread(number: i32) -> u32 {
     }
 }
 
-/// A socket's option of four bytes.
+/// Reads a socket option of four bytes.
 fn option(number: i32, level: u32, name: u32) -> Result<u32, Errno> {
     let (mut value, mut length) = (0u32, 4u32);
     let (to, size) = (&raw mut value as u64, &raw mut length as u64);
     let arguments = [number as u64, u64::from(level), u64::from(name), to, size];
     SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
-    // No name of a protocol is shorter than that, so no length is no name.
+    // No protocol name is shorter than four bytes. Length 0 means that there is no name.
     Ok(if length == 0 { 0 } else { value })
 }
 
-/// Whether a socket gives and takes bytes in such a way that the rest of a
-/// transfer can follow: streams and sequences of packets.
+/// Whether the rest of a transfer can follow in a further call: true for streams and sequenced
+/// packets.
 pub fn can_go_on(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_TYPE), Ok(SOCK_STREAM | SOCK_SEQPACKET))
 }
 
-/// What can be known of how much a socket holds.
+/// How far the kernel's count of unread bytes predicts a receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
-    /// Nothing: it holds messages, or something on top of it (such as TLS, whose
-    /// records end a receive early) decides what a receive gives.
+    /// Not at all. The socket holds messages, or a protocol on top of it (such as TLS, whose
+    /// records end a receive early) decides how much a receive returns.
     Not,
-    /// TCP: a receive takes all there is, but for what is behind urgent data,
-    /// which is not counted either.
+    /// TCP: a receive returns all counted bytes. Bytes behind urgent data are not counted.
     UpToUrgent,
-    /// A stream of the Unix family: all is counted, but a receive ends behind a
-    /// message with descriptors, where the sender changes (SO_PASSCRED) and at
-    /// urgent data.
+    /// A Unix stream: all bytes are counted. But a receive ends behind a message with descriptors,
+    /// where the sender changes (SO_PASSCRED), and at urgent data.
     UpToSeam,
 }
 
@@ -141,7 +139,7 @@ pub fn counted(number: i32) -> Counted {
     }
 }
 
-/// Whether a receive with [`TRUNCATED`] counts bytes and gives none, as TCP's does.
+/// Whether a receive with [`TRUNCATED`] counts bytes without copying them, as TCP's does.
 pub fn passes_over(number: i32) -> bool {
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
         Ok(IPPROTO_TCP) => counted(number) == Counted::UpToUrgent,
@@ -150,7 +148,8 @@ pub fn passes_over(number: i32) -> bool {
     }
 }
 
-/// Above so many bytes a socket surely refuses a message, for its length (`EMSGSIZE`).
+/// Returns the number of bytes above which a socket certainly refuses a message as too long
+/// (`EMSGSIZE`).
 pub fn longest_message(number: i32) -> Option<u64> {
     let domain = option(number, SOL_SOCKET, SO_DOMAIN).ok()?;
     match (domain, option(number, SOL_SOCKET, SO_TYPE).ok()?) {
@@ -162,15 +161,15 @@ pub fn longest_message(number: i32) -> Option<u64> {
     }
 }
 
-/// Whether urgent data is what comes next.
+/// Whether the next byte is urgent data.
 pub fn is_at_urgent(number: i32) -> bool {
     let mut is_there = 0i32;
     let arguments = [number as u64, SIOCATMARK, &raw mut is_there as u64, 0, 0];
     SystemCall::new(linux::__NR_ioctl, arguments).run().is_ok() && is_there != 0
 }
 
-/// Whether the kernel, which counts what a stream holds, counts its end, too:
-/// it does for TCP, once the other side has said that it will send no more.
+/// Whether the kernel's count of unread bytes includes the stream's end. TCP's does, once the peer
+/// has closed its side.
 pub fn counts_end(number: i32) -> bool {
     if option(number, SOL_SOCKET, SO_PROTOCOL) != Ok(IPPROTO_TCP) {
         return false;
@@ -180,7 +179,7 @@ pub fn counts_end(number: i32) -> bool {
     matches!(state, TCP_TIME_WAIT | TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING)
 }
 
-/// Whether the kernel would send without a copy on it.
+/// Whether the kernel would send without a copy on this socket.
 pub fn sends_without_copy(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_PROTOCOL), Ok(IPPROTO_TCP | IPPROTO_UDP))
 }

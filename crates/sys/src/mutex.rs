@@ -1,16 +1,16 @@
-//! The lock of a ring (the kernel's `uring_lock`) and of everything else that
-//! needs one: a futex word with three states. Uncontended it costs one
-//! compare-and-swap to take and one swap to release.
+//! The mutex of a ring (the kernel's `uring_lock`) and of all other shared data: a futex word with
+//! three states. Uncontended, it costs one compare-and-swap to lock and one swap to unlock.
 //!
 //! # Hand-over
-//! Work for a ring is published without its lock; whoever publishes tries the
-//! lock afterwards, and if somebody holds it, leaves the work to that holder.
-//! So **unlocking is a full barrier, and a holder who lets go looks at the
-//! work once more**; [`Mutex::try_lock`] is the other side and has its barrier
-//! in front. Either the publisher gets the lock, or the holder sees the work
-//! ([`Edge::HandOver`]).
+//! Work for a ring is published without its lock. The publisher then tries the lock; if another
+//! thread holds it, the publisher leaves the work to that holder. The rule has two sides
+//! ([`Edge::HandOver`]):
+//! - **Unlocking is a full barrier, and a holder that has unlocked looks at the work once more.**
+//! - [`Mutex::try_lock`] has its barrier in front.
 //!
-//! There is no poisoning: a panic of ours ends the process.
+//! So either the publisher gets the lock, or the holder sees the work.
+//!
+//! There is no poisoning: a panic in usring ends the process.
 
 use crate::futex;
 use crate::ordering::{Edge, Side};
@@ -21,11 +21,11 @@ use core::ops::{Deref, DerefMut};
 
 const UNLOCKED: u32 = 0;
 const LOCKED: u32 = 1;
-/// Locked, and somebody may sleep on the word.
+/// Locked, and a thread may sleep on the word.
 const CONTENDED: u32 = 2;
 
-/// How often a holder is given time before the kernel is asked: about as long
-/// as the sleep and its wake-up would cost.
+/// Attempts before the thread sleeps in the kernel: about the time that the sleep and its wake-up
+/// would cost.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 
 pub struct Mutex<T> {
@@ -33,9 +33,9 @@ pub struct Mutex<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: only the holder of the lock reaches the value, one thread at a time.
+// SAFETY: only the lock's holder reaches the value, one thread at a time.
 unsafe impl<T: Send> Send for Mutex<T> {}
-// SAFETY: as above.
+// SAFETY: only the lock's holder reaches the value, one thread at a time.
 unsafe impl<T: Send> Sync for Mutex<T> {}
 
 impl<T> Mutex<T> {
@@ -58,9 +58,8 @@ impl<T> Mutex<T> {
         self.guard()
     }
 
-    /// The lock, if nobody holds it. A full barrier stands before the look at
-    /// the lock's word: what this thread stored earlier is seen by a holder
-    /// who looks after unlocking.
+    /// Takes the lock if it is free. A full barrier comes before the read of the lock's word. So a
+    /// holder that looks after unlocking sees what this thread stored earlier.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         Edge::HandOver.barrier_beside_rmw(Side::Waker);
@@ -70,14 +69,14 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Whether somebody held it a moment ago; a hint.
+    /// Whether a thread held the lock a moment ago; a hint.
     pub fn is_locked(&self) -> bool {
         self.state.load(Ordering::Relaxed) != UNLOCKED
     }
 
-    /// The value, of a lock that nobody else can reach.
+    /// Returns the value of a lock that no other thread can reach.
     pub fn get_mut(&mut self) -> &mut T {
-        // SAFETY: `&mut self`: no guard exists.
+        // SAFETY: `&mut self`, so no guard exists.
         self.value.with_mut(|value| unsafe { &mut *value })
     }
 
@@ -97,8 +96,8 @@ impl<T> Mutex<T> {
             }
             relax();
         }
-        // From here on this thread cannot know whether others sleep as well,
-        // so it takes the lock as a contended one.
+        // From here on this thread cannot know whether other threads sleep, too, so it takes the
+        // lock as a contended one.
         while self.state.swap(CONTENDED, Edge::Lock.acquire()) != UNLOCKED {
             let _ = futex::wait(&self.state, CONTENDED, None);
         }
@@ -117,8 +116,8 @@ impl<T> fmt::Debug for Mutex<T> {
     }
 }
 
-/// The lock, held. Dropping it unlocks and is a full barrier: see the head of
-/// this file for what the holder has to do next.
+/// The held lock. Dropping it unlocks and is a full barrier. The head of this file says what the
+/// holder has to do next.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<'a, T> {
     value: ManuallyDrop<MutPtr<T>>,
@@ -126,14 +125,13 @@ pub struct Guard<'a, T> {
 }
 
 impl<'a, T> Guard<'a, T> {
-    /// The lock that this guard holds.
+    /// Returns the mutex that this guard holds.
     pub fn mutex(guard: &Self) -> &'a Mutex<T> {
         guard.mutex
     }
 }
 
-// SAFETY: a futex does not care which thread unlocks it, and the value may go
-// where the mutex may.
+// SAFETY: any thread may unlock a futex, and the value may be sent if the mutex may.
 unsafe impl<T: Send> Send for Guard<'_, T> {}
 // SAFETY: `&Guard` gives `&T` and nothing else.
 unsafe impl<T: Sync> Sync for Guard<'_, T> {}
@@ -151,7 +149,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and `&mut self` is the only reference given out.
+        // SAFETY: this thread holds the lock, and `&mut self` makes this the only reference.
         unsafe { (*self.value).deref() }
     }
 }
@@ -159,9 +157,8 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: dropped here once and not used again. It has to go before
-        // the lock, so that a model does not take the next holder's use for a
-        // conflict with this one.
+        // SAFETY: dropped here once and not used again. It must be dropped before the unlock:
+        // otherwise a model would report the next holder's access as a conflict.
         unsafe { ManuallyDrop::drop(&mut self.value) };
         if self.mutex.state.swap(UNLOCKED, Edge::Lock.release()) == CONTENDED {
             futex::wake(&self.mutex.state, 1);

@@ -1,113 +1,111 @@
-//! Every ordering that usring relies on between threads, or between itself and
-//! the program, by name. A call site says which edge it is an end of; the
-//! other end is in the table below. The loom models take the strength out of
-//! one end at a time (`weaken`) and see the promise broken.
+//! Names every ordering that usring relies on between threads, or between itself and the program. A
+//! call site names the edge and its end of it; [`Edge`] describes both ends. The loom models weaken
+//! one end at a time (`weaken`) and observe that the guarantee breaks.
 //!
-//! Two shapes occur:
-//! * *publication*: one side writes data, then a word with release; the other
-//!   reads the word with acquire, then the data;
-//! * *store, barrier, look* on both sides: each stores what the other has to
-//!   know, passes a full barrier, and looks at what the other stored. At least
-//!   one of the two then sees the other, which is why nobody sleeps through
-//!   work and no work is left behind a lock.
+//! There are two shapes:
+//! * *Publication*: one side writes data, then a word with release. The other side reads the word
+//!   with acquire, then the data.
+//! * *Store, barrier, look*, on both sides: each side stores its word, passes a full barrier, and
+//!   reads the other's word. At least one of the two then sees the other's store. So no thread
+//!   sleeps through work, and no work stays behind a lock.
 
 use crate::perturbation::perturb;
 use crate::sync::Ordering;
 
-/// One pair of sides.
+/// A pair of accesses that rely on an ordering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
     /// SQ tail: the application publishes SQEs to the engine.
     SqTail,
-    /// SQ head: the engine gives SQE slots back to the application.
+    /// SQ head: the engine returns SQE slots to the application.
     SqHead,
     /// CQ tail: the engine publishes CQEs to the application.
     CqTail,
-    /// CQ head: the application gives CQE slots back to the engine.
+    /// CQ head: the application returns CQE slots to the engine.
     CqHead,
-    /// Tail of the kernel's AIO ring: the kernel publishes events to us. Its end is
+    /// Tail of the kernel's AIO ring: the kernel publishes events to usring. The kernel's end is
     /// `smp_wmb` between the event and the tail (`fs/aio.c`).
     AioTail,
-    /// Head of the kernel's AIO ring: we give events' slots back to the kernel. Its
-    /// end is the head's value, on which it depends whether it writes.
+    /// Head of the kernel's AIO ring: usring returns the events' slots to the kernel. The kernel's
+    /// end is a dependency: the value of the head decides whether it writes.
     AioHead,
-    /// SQ thread sets NEED_WAKEUP, looks at the SQ tail; the application
-    /// stores the SQ tail, looks at NEED_WAKEUP.
+    /// The SQ thread sets NEED_WAKEUP, then reads the SQ tail. The application stores the SQ tail,
+    /// then reads NEED_WAKEUP.
     NeedWakeup,
     /// Index of a virtqueue's available ring: the driver publishes descriptors to
     /// the back end.
     AvailableIndex,
-    /// Index of a virtqueue's used ring: the back end publishes completions, and
-    /// what it has read into memory, to the driver.
+    /// Index of a virtqueue's used ring: the back end publishes to the driver its completions, and
+    /// the data that it has read into memory.
     UsedIndex,
-    /// The back end says from which available index on it wants to be told, looks
-    /// at the index; the driver stores the index, looks whether to tell.
+    /// The back end stores the available index from which on it wants a notification, then reads
+    /// the index. The driver stores the index, then reads whether to notify.
     AvailableEvent,
-    /// The driver says from which used index on it wants to be told, looks at the
-    /// index; the back end stores the index, looks whether to tell.
+    /// The driver stores the used index from which on it wants a notification, then reads the
+    /// index. The back end stores the index, then reads whether to notify.
     UsedEvent,
-    /// The control plane tells a queue that another back end has come, and the
-    /// queue's memory is the queue's alone.
+    /// The control plane publishes to a queue that its back end was replaced. The queue's memory
+    /// then belongs to the queue alone.
     Generation,
-    /// A queue has put its rings in order for that back end and gives them away.
+    /// A queue publishes that its rings are laid out for the new back end, which may use them now.
     Settled,
-    /// Sleeper announces itself, looks at the work; waker publishes work,
-    /// looks at the announcement.
+    /// The sleeper announces itself, then reads the work. The waker publishes work, then reads the
+    /// announcement.
     Sleep,
-    /// Task-work list: who pushes publishes an entry to who takes, and its
-    /// place behind the newest to who pushes next.
+    /// Task-work list: the pusher publishes an entry to the taker, and the entry as the new tail to
+    /// the next pusher.
     Queue,
-    /// A lock's word: who unlocks publishes the data to the next holder.
+    /// A lock's word: the thread that unlocks publishes the data to the next holder.
     Lock,
-    /// A page's word: who had the page gives it back, with the slot that it
-    /// wrote down, to who takes it next.
+    /// A page's word: the thread that releases the page publishes it, with its slot number, to the
+    /// next thread that takes it.
     Page,
-    /// A cluster's gate: who was inside lets who shuts it, and the other way round.
+    /// A cluster's gate: each visitor publishes to the thread that shuts the gate, and the reverse.
     Gate,
-    /// Who unlocks looks at the work afterwards; who publishes work tries the
-    /// lock afterwards.
+    /// The unlocking thread reads the work after the unlock. The thread that publishes work tries
+    /// the lock after the publication.
     HandOver,
-    /// The state of a call that is watched: the signal that breaks it off is sent
-    /// before the caller leaves.
+    /// The state of a watched call: the watchdog's signal that interrupts the call is sent before
+    /// the caller leaves.
     BreakOff,
-    /// A change of credentials: the thread that changes publishes the counts of changes and the
-    /// order to follow. A service thread publishes its answer.
+    /// A change of credentials: the changing thread publishes the counts of changes and the change
+    /// to follow. A service thread publishes its answer.
     Change,
-    /// The watcher says that it sleeps, looks at the calls; a caller says that it
-    /// calls, looks whether the watcher sleeps.
+    /// The watchdog announces that it sleeps, then reads the calls. A caller announces its call,
+    /// then reads whether the watchdog sleeps.
     Watch,
 }
 
-/// Which end of an edge a call site is.
+/// The end of an edge that a call site is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Writes the word of a publication.
     Release,
     /// Reads the word of a publication.
     Acquire,
-    /// Is about to turn away (sleep, unlock), and looks once more.
+    /// Is about to sleep or unlock, and reads the other's word before.
     Sleeper,
-    /// Has made work, and looks whether somebody turned away.
+    /// Has published work, and reads whether the other side sleeps or holds the lock.
     Waker,
 }
 
 impl Edge {
-    /// The ordering with which the word of this publication is written.
+    /// Returns the ordering for writing the word of this publication.
     #[inline(always)]
     pub fn release(self) -> Ordering {
         perturb();
         if self.is_weak(Side::Release) { Ordering::Relaxed } else { Ordering::Release }
     }
 
-    /// The ordering with which the word of this publication is read.
+    /// Returns the ordering for reading the word of this publication.
     #[inline(always)]
     pub fn acquire(self) -> Ordering {
         perturb();
         if self.is_weak(Side::Acquire) { Ordering::Relaxed } else { Ordering::Acquire }
     }
 
-    /// Both, for a read-modify-write that is an end of this publication and of
-    /// the one before it.
+    /// Returns the ordering for a read-modify-write that ends the previous publication and begins
+    /// this one: acquire and release.
     #[inline(always)]
     pub fn both(self) -> Ordering {
         perturb();
@@ -119,7 +117,7 @@ impl Edge {
         }
     }
 
-    /// The full barrier between this side's store and its look.
+    /// Passes the full barrier between this side's store and its read of the other's word.
     #[inline(always)]
     pub fn barrier(self, side: Side) {
         perturb();
@@ -128,10 +126,9 @@ impl Edge {
         }
     }
 
-    /// The same, where a read-modify-write stands right before it (or is the
-    /// look itself). On x86-64 that instruction is locked and is the full
-    /// barrier already, so only the compiler is told; a model gets the real
-    /// thing.
+    /// Passes the full barrier beside a read-modify-write, which stands right before it or is the
+    /// read itself. On x86-64 that instruction is locked, and a full barrier already, so this is a
+    /// compiler fence only. A model gets a real fence.
     #[inline(always)]
     pub fn barrier_beside_rmw(self, side: Side) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -161,9 +158,8 @@ std::thread_local! {
     static WEAK: core::cell::Cell<Option<(Edge, Side)>> = const { core::cell::Cell::new(None) };
 }
 
-/// For models: runs `model` with one side of one edge made relaxed, so that it
-/// shows what the strength is for. (loom runs all threads of a model in the
-/// thread that asked for it.)
+/// For models: runs `model` with one side of one edge made relaxed, to show what that side is
+/// needed for. (loom runs all threads of a model in the thread that started the model.)
 #[cfg(loom)]
 pub fn weaken<R>(edge: Edge, side: Side, model: impl FnOnce() -> R) -> R {
     struct Restore;

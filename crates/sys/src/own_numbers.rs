@@ -1,28 +1,27 @@
-//! Which descriptor numbers are ours, and room for more of them.
+//! The descriptor numbers that belong to usring, and room for more of them.
 //!
-//! Linux gives out the lowest free number, and answers `EMFILE` once that one
-//! reaches the soft limit (RLIMIT_NOFILE). A duplicate of ours below that limit
-//! is a file less that the program can open. So ours lie above it, in the
-//! *reserve*:
+//! Linux allocates the lowest free number, and answers `EMFILE` once that number reaches the soft
+//! limit (RLIMIT_NOFILE). A duplicate of usring's below that limit would leave the program one file
+//! less to open. So usring's numbers lie above it, in the *reserve*:
 //!
 //! ```text
 //! 0 ........ program's limit ........ kernel's limit ........ hard limit
 //!   the program's numbers    the reserve: all taken
 //! ```
 //!
-//! - Every number of the reserve is taken, by a duplicate of ours or by a
-//!   placeholder. A program that has used its numbers up finds none free below
-//!   the kernel's limit, and gets `EMFILE` where it would get it without us.
-//! - A duplicate replaces a placeholder by dup3(2), and is replaced by one when
-//!   it is given up: no more system calls than a duplicate and a close.
-//! - The reserve grows by demand, up to the hard limit.
-//! - The program's own limit is what [`limits`] says. Whoever lets a program ask
-//!   or change it, or execute another one, uses [`limits`], [`set_limits`] and
-//!   [`with_program_limit`]; only a host that does so may [`allow_reserve`].
+//! - Every number of the reserve is taken, by a duplicate or by a placeholder. A program that has
+//!   used up its numbers finds none free below the kernel's limit. It gets `EMFILE` exactly where
+//!   it would without usring.
+//! - dup3(2) replaces a placeholder by a duplicate. A released duplicate is replaced by a
+//!   placeholder. This takes no more system calls than a duplicate and a close.
+//! - The reserve grows on demand, up to the hard limit.
+//! - [`limits`] returns the program's own limit. A host that lets a program read or change the
+//!   limit, or execute another program, uses [`limits`], [`set_limits`] and [`with_program_limit`].
+//!   Only such a host may call [`allow_reserve`].
 //!
-//! Without a reserve (the hard limit is reached already, or no host allows one)
-//! and where the program's limit is so high that nobody reaches it, our numbers
-//! are borrowed from the program's, far above those that it has.
+//! usring borrows numbers from the program's range, far above those that the program uses, if:
+//! - there is no reserve, because the hard limit is reached or no host allows one;
+//! - the program's limit is so high that no program reaches it.
 
 use crate::descriptor::{OwnedDescriptor, duplicate_from};
 use crate::mutex::Mutex;
@@ -31,15 +30,14 @@ use crate::{Errno, SystemCall, eventfd};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Descriptors from here on are looked at by the trap filter, and only ring
-/// descriptors and our own live there (a program rarely has 600 files open,
-/// and `select` still takes numbers below 1024).
+/// The trap filter examines descriptors from here on. Only ring descriptors and usring's own lie
+/// there. (A program rarely has 600 files open, and `select` still takes numbers below 1024.)
 pub const RESERVED_BASE: i32 = 600;
 
-/// Numbers from here on are never ours.
+/// Numbers from here on never belong to usring.
 const NUMBERS: i32 = 65536;
 
-/// A bit for each number. Changed by whoever owns the number at that moment.
+/// A bit for each number. Only the current owner of a number changes its bit.
 struct Numbers([AtomicU64; NUMBERS as usize / 64]);
 
 impl Numbers {
@@ -62,13 +60,13 @@ impl Numbers {
         }
     }
 
-    /// Whether it was there, and the caller is the one that took it out.
+    /// Removes a number. Returns whether it was in the set, and this call removed it.
     fn remove(&self, number: i32) -> bool {
         self.has(number)
             && self.word(number).is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Acquire) & bit != 0)
     }
 
-    /// The numbers from `first` to `last`, in order.
+    /// Returns the numbers from `first` to `last`, in order.
     fn between(&self, first: u32, last: u32) -> impl Iterator<Item = i32> {
         let end = (last as usize).saturating_add(1).min(NUMBERS as usize);
         let words = first as usize / 64..end.div_ceil(64).max(first as usize / 64);
@@ -84,52 +82,51 @@ impl Numbers {
     }
 }
 
-/// What the program may neither use, close nor replace: duplicates and
-/// placeholders.
+/// Numbers that the program may not use, close or replace: duplicates and placeholders.
 static PRIVATE: Numbers = Numbers::none();
-/// Numbers of the reserve. When one is given up, a placeholder takes its place.
+/// Numbers of the reserve. A placeholder replaces each duplicate that is released.
 static RESERVE: Numbers = Numbers::none();
 /// Placeholders that a duplicate may replace.
 static IDLE: Numbers = Numbers::none();
 
-/// The host keeps the program from seeing the kernel's limit.
+/// The host hides the kernel's limit from the program.
 static ALLOWED: AtomicBool = AtomicBool::new(false);
-/// The kernel's soft limit, where we have raised it; else 0.
+/// The kernel's soft limit, if usring has raised it; else 0.
 pub static RAISED: AtomicU64 = AtomicU64::new(0);
-/// The program's soft limit, where the kernel's is raised.
+/// The program's soft limit, if the kernel's is raised.
 pub static PROGRAM_LIMIT: AtomicU64 = AtomicU64::new(0);
-/// What placeholders are duplicates of; −1 before there are any.
+/// The descriptor that placeholders are duplicates of; −1 before there are any.
 static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 /// Held while limits and the size of the reserve change.
 static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
 
-/// A limit above this one is so high that most programs' numbers need no reserve.
+/// A limit above this one is so high that few programs' numbers need a reserve.
 const AMPLE: u64 = 8192;
-/// Where borrowed numbers begin if the limit is ample: near enough that the
-/// kernel's table of numbers stays small.
+/// Start of borrowed numbers if the limit is ample: low enough that the kernel's descriptor table
+/// stays small.
 const BORROWED_ABOVE: u16 = 3040;
-/// As many numbers are kept for duplicates that may lie anywhere.
+/// Numbers kept for duplicates without a settled number.
 const UNSETTLED: i32 = 32;
 /// With an ample limit, files with numbers below this one have borrowed duplicates.
 const FEW: u16 = 1024;
-/// The first ring, and requests that wait for as many files, have numbers in the
-/// table that [`prepare_table`] makes.
+/// The first ring, and as many requests that wait for files, find numbers in the table that
+/// [`prepare_table`] makes.
 const FIRST_NUMBERS: u32 = 512;
-/// The reserve grows by no fewer numbers.
+/// Least number of descriptors by which the reserve grows.
 const LEAST_GROWTH: i32 = 64;
 
-/// Where duplicates go.
+/// Where duplicates are placed.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// The program's limit, above which the reserve lies; 0 where there is none.
+    /// The program's limit, above which the reserve lies; 0 if there is no reserve.
     limit: u32,
-    /// Where borrowed numbers begin.
+    /// Start of borrowed numbers.
     above: u16,
-    /// Files with numbers from here on have no borrowed duplicate.
+    /// Files with numbers from here on get no borrowed duplicate.
     few: u16,
 }
 
-/// The layout, once it is known; see [`Layout::word`].
+/// The layout, once known; see [`Layout::word`].
 static LAYOUT: AtomicU64 = AtomicU64::new(0);
 
 impl Layout {
@@ -164,8 +161,8 @@ impl Layout {
         u64::from(self.limit) << 32 | u64::from(self.above) << 16 | u64::from(self.few)
     }
 
-    /// Whether a file's duplicate goes into the reserve. A program whose files
-    /// come near its limit has nothing to lend from then on.
+    /// Whether a file's duplicate goes into the reserve. From the moment that a program's files
+    /// come near its limit, usring borrows none of its numbers.
     fn reserves_for(self, number: i32) -> bool {
         if self.limit != 0 && self.few != 0 && number as u32 >= self.limit / 2 {
             LAYOUT.store(Layout { few: 0, ..self }.word(), Ordering::Relaxed);
@@ -173,21 +170,21 @@ impl Layout {
         self.limit != 0 && number as u32 >= u32::from(self.few)
     }
 
-    /// From where on a file's duplicate may lie.
+    /// Returns the lowest number for a file's duplicate.
     fn base_for(self, number: i32) -> i32 {
         if self.reserves_for(number) { self.limit.max(RESERVED_BASE as u32) as i32 } else { i32::from(self.above) }
     }
 }
 
-/// Where the duplicate of a file with this number lies if nothing else does.
+/// Returns the settled number of a file's duplicate: its place if that number is free.
 pub fn settled(number: i32) -> i32 {
     number.saturating_add(Layout::current().base_for(number) + UNSETTLED)
 }
 
-/// Whether any number has been ours alone since the process began.
+/// Whether any number has been private to usring since the process began.
 static HAS_PRIVATE: AtomicBool = AtomicBool::new(false);
 
-/// Whether a process that is forked now may have numbers that were its parent's alone.
+/// Whether a process forked now may inherit numbers that are private to usring.
 pub fn has_private() -> bool {
     HAS_PRIVATE.load(Ordering::Relaxed)
 }
@@ -199,33 +196,33 @@ fn make_private(number: i32) {
     PRIVATE.insert(number);
 }
 
-/// Whether a number is ours alone.
+/// Whether a number is private to usring.
 #[inline]
 pub fn is_private(number: i32) -> bool {
     PRIVATE.has(number)
 }
 
-/// The numbers from `first` to `last` that are ours alone, in order.
+/// Returns the numbers from `first` to `last` that are private to usring, in order.
 pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
     PRIVATE.between(first, last).map(|number| number as u32)
 }
 
-/// Lets the reserve be made: for a host that shows the program its own limit.
+/// Permits the reserve. For a host that shows the program its own limit.
 pub fn allow_reserve() {
     ALLOWED.store(true, Ordering::Relaxed);
     LAYOUT.store(0, Ordering::Relaxed);
 }
 
-/// A duplicate for ourselves, closed on exec, at `wish` if that number is free.
+/// Makes a private duplicate, closed on exec, at `wish` if that number is free.
 ///
-/// Errors: `EBADF`; `EMFILE` where the limits leave nothing.
+/// Errors: `EBADF`; `EMFILE` if the limits leave no number.
 pub fn duplicate(of: i32, wish: Option<i32>) -> Result<OwnedDescriptor, Errno> {
     match duplicate_by(Layout::current(), of, wish) {
         // The program has lowered its limit.
         Err(Errno::EINVAL) => duplicate_by(Layout::make(), of, None),
         answer => answer,
     }
-    // As the kernel has it where no number is left.
+    // The kernel's error where no number is left.
     .map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })
 }
 
@@ -242,8 +239,8 @@ fn duplicate_by(layout: Layout, of: i32, wish: Option<i32>) -> Result<OwnedDescr
     Ok(duplicate)
 }
 
-/// A duplicate with a number of the reserve that is not ours alone: a ring's
-/// descriptor, which the program closes.
+/// Makes a duplicate in the reserve that is not private: a ring's descriptor, which the program
+/// closes.
 pub fn duplicate_for_program(of: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
     if !ALLOWED.load(Ordering::Relaxed) {
         return Err(Errno::EMFILE);
@@ -264,7 +261,7 @@ fn reserved(of: i32, wish: i32, flags: u32) -> Result<i32, Errno> {
         }
         IDLE.insert(number);
         crate::descriptor::status_flags(of)?;
-        // The program has lowered the limit by a call that nobody saw.
+        // The program has lowered the limit by a call that usring did not see.
         RAISED.store(0, Ordering::Relaxed);
     }
     Err(Errno::EMFILE)
@@ -274,13 +271,13 @@ fn replace(of: i32, number: i32, flags: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_dup3, [of as u64, number as u64, u64::from(flags), 0, 0]).run().map(drop)
 }
 
-/// A placeholder that is the caller's to replace: `wish`, or any other.
+/// Takes a placeholder for the caller to replace: `wish`, or any other.
 fn take(wish: i32) -> Option<i32> {
     let end = || RAISED.load(Ordering::Relaxed) as i32;
     if wish >= end() {
         grow(wish + 1);
     }
-    // What lies above the kernel's limit cannot be replaced.
+    // A number above the kernel's limit cannot be replaced.
     if wish < end() && IDLE.remove(wish) {
         return Some(wish);
     }
@@ -294,14 +291,14 @@ fn take(wish: i32) -> Option<i32> {
     }
 }
 
-/// Makes the reserve end at `least` or further up. `false` if it does not grow.
+/// Grows the reserve to end at `least` or above. `false` if it does not grow.
 #[cold]
 fn grow(least: i32) -> bool {
     let _one_at_a_time = CHANGING.get_or_make(|| Mutex::new(())).lock();
     let Ok([soft, hard]) = kernel_limits() else { return false };
     let mut end = RAISED.load(Ordering::Relaxed);
     if end != soft {
-        // It is the program's own: we have not raised it, or the program has
+        // The soft limit is the program's own: either usring has not raised it, or the program has
         // changed it since.
         begin_at(soft);
         end = soft;
@@ -341,8 +338,7 @@ fn fill(first: i32, end: i32) {
     }
 }
 
-/// The program's soft limit is another one: what of the reserve lies below
-/// becomes the program's.
+/// Sets the program's soft limit. Numbers of the reserve below it become the program's.
 fn begin_at(limit: u64) {
     PROGRAM_LIMIT.store(limit, Ordering::Relaxed);
     RAISED.store(0, Ordering::Relaxed);
@@ -353,7 +349,7 @@ fn begin_at(limit: u64) {
         if is_placeholder {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
-        // A number in use is closed for good by whoever has it.
+        // The owner of a number in use will close it for good.
         RESERVE.remove(number);
         let is_below = number < RESERVED_BASE && PRIVATE.has(number);
         if IDLE.remove(number) || is_placeholder || is_below {
@@ -363,8 +359,8 @@ fn begin_at(limit: u64) {
     }
 }
 
-/// A number that no file of the program's is near; where there is none, any.
-/// `EINVAL`: the limit is lower than `base`.
+/// Duplicates to a number far from the program's files, or to any number if there is none. Errors:
+/// `EINVAL` if the limit is lower than `base`.
 fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
     let mut answer = Err(Errno::EMFILE);
     for lowest in [wish, base, RESERVED_BASE.min(base), 3] {
@@ -378,8 +374,7 @@ fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
     answer
 }
 
-/// close(2) of any number, past our own filter. One of the reserve becomes a
-/// placeholder.
+/// Closes any number, past usring's own filter. A number of the reserve becomes a placeholder.
 pub fn close(number: i32) -> Result<(), Errno> {
     if RESERVE.has(number) {
         make_private(number);
@@ -388,7 +383,7 @@ pub fn close(number: i32) -> Result<(), Errno> {
             IDLE.insert(number);
             return Ok(());
         }
-        // The program has lowered the limit by a call that nobody saw.
+        // The program has lowered the limit by a call that usring did not see.
         RESERVE.remove(number);
     }
     PRIVATE.remove(number);
@@ -400,14 +395,14 @@ fn close_plainly(number: i32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_close, [number as u64, 0, 0, 0, 0]).run_once().map(drop)
 }
 
-/// The program's soft and hard limit.
+/// Returns the program's soft and hard limit.
 pub fn limits() -> Result<[u64; 2], Errno> {
     let [soft, hard] = kernel_limits()?;
     let is_raised = is_raised() && soft == RAISED.load(Ordering::Relaxed);
     Ok([if is_raised { PROGRAM_LIMIT.load(Ordering::Relaxed) } else { soft }, hard])
 }
 
-/// setrlimit(2) for the program: from now on the limits are these.
+/// Sets the program's limits, as setrlimit(2) does.
 pub fn set_limits(limits: [u64; 2]) -> Result<(), Errno> {
     let _one_at_a_time = CHANGING.get_or_make(|| Mutex::new(())).lock();
     set_kernel_limits(limits)?;
@@ -415,14 +410,13 @@ pub fn set_limits(limits: [u64; 2]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the kernel's limit is another than the program's.
+/// Whether the kernel's limit differs from the program's.
 pub fn is_raised() -> bool {
     RAISED.load(Ordering::Relaxed) != 0
 }
 
-/// Runs `work`, an exec, with the program's own limit in force: the next
-/// program has it. A vfork child, which has limits of its own, may have set
-/// others: they stay.
+/// Runs `work`, an exec, with the program's own limit in force, so that the next program has it. A
+/// vfork child has limits of its own. If it has changed them, they stay.
 pub fn with_program_limit<T>(work: impl FnOnce() -> T) -> T {
     let raised = RAISED.load(Ordering::Relaxed);
     let known = if raised == 0 { None } else { kernel_limits().ok() };
@@ -445,9 +439,9 @@ fn set_kernel_limits(limits: [u64; 2]) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_prlimit64, [0, u64::from(linux::RLIMIT_NOFILE), address, 0, 0]).run().map(drop)
 }
 
-/// Makes the kernel's table of numbers as large as the first of ours need it. In
-/// a process with one thread that costs microseconds; later each growth waits
-/// until all processors have been through the scheduler, 10 ms and more.
+/// Grows the kernel's descriptor table to the size that usring's first numbers need. In a process
+/// with one thread this costs microseconds. Later each growth waits until all processors have been
+/// through the scheduler, 10 ms or more.
 pub fn prepare_table() {
     let room = Layout::current().base_for(0).unsigned_abs() + FIRST_NUMBERS;
     let last = (room.next_power_of_two() - 1).min(NUMBERS as u32 - 1) as i32;
@@ -456,8 +450,8 @@ pub fn prepare_table() {
     if lacks && (hard <= last as u64 || set_kernel_limits([last as u64 + 1, hard]).is_err()) {
         return;
     }
-    // A duplicate of the program's own files would not do: close(2) of it drops record locks that
-    // the process kept over execve(2).
+    // A duplicate of one of the program's files is not possible here: closing it drops record locks
+    // that the process kept over execve(2).
     if let Ok(event) = eventfd::create() {
         drop(duplicate_from(event.number(), last));
     }
@@ -466,8 +460,8 @@ pub fn prepare_table() {
     }
 }
 
-/// In a forked child: closes what was its parent's alone, but for what `keeps`
-/// names, and gives the child the program's own limit.
+/// Closes the parent's private numbers, in a forked child, except those that `keeps` names. Gives
+/// the child the program's own limit.
 pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     let mut run = 0..0;
     for number in PRIVATE.between(0, u32::MAX) {
@@ -486,7 +480,7 @@ pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     forget_reserve();
 }
 
-/// In a child that shares its parent's descriptors: they stay the parent's.
+/// Leaves the parent's descriptors alone, in a child that shares them with its parent.
 pub fn leave_to_parent() {
     forget_reserve();
 }
@@ -503,7 +497,7 @@ fn forget_reserve() {
     PLACEHOLDER.store(-1, Ordering::Relaxed);
 }
 
-/// The child's limit is the program's.
+/// Sets the child's limit to the program's.
 fn with_own_limit() {
     let raised = RAISED.swap(0, Ordering::Relaxed);
     let limit = PROGRAM_LIMIT.swap(0, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! The table of our own threads, from clone(2) (CLONE_PARENT_SETTID) to their end.
+//! The table of usring's own threads, from clone(2) (CLONE_PARENT_SETTID) to their end.
 //!
-//! [`crate::credentials`] finds here the threads that follow a change. No change can fall between a
-//! thread's start and its entry, and no thread of ours is taken for one of the program's.
+//! [`crate::credentials`] finds in it the threads that follow a change. No change can fall between
+//! a thread's start and its entry, and no thread of usring is mistaken for a thread of the program.
 
 use crate::Errno;
 use crate::credential_change::{Follower, Generations, Order};
@@ -9,17 +9,17 @@ use crate::signals::thread_id;
 use crate::thread::Credentials;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Threads of ours in a process; more are not started.
+/// Most threads of usring in a process; no more are started.
 const THREADS: usize = 4096;
 
-/// A thread of ours.
+/// A slot for a thread of usring.
 pub(crate) struct Slot {
     /// Thread id; [`FREE`]; or [`RESERVED`] until clone(2) has written the id. The kernel frees it
     /// when the thread has ended (CLONE_CHILD_CLEARTID).
     thread: AtomicU32,
     /// Its [`Credentials`].
     kind: AtomicU32,
-    /// The generation of the thread's credentials at its birth, or [`UNKNOWN`].
+    /// The generation of the credentials that the thread started with, or [`UNKNOWN`].
     generation: AtomicU32,
     pub follower: Follower,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Slot {
 const FREE: u32 = 0;
 const RESERVED: u32 = u32::MAX;
 
-/// A thread that was born while a change was under way.
+/// The thread started during a change.
 const UNKNOWN: u32 = u32::MAX;
 
 #[cfg(not(loom))]
@@ -38,7 +38,7 @@ loom::lazy_static! {
     static ref TABLE: alloc::vec::Vec<Slot> = (0..THREADS).map(|_| Slot::new()).collect();
 }
 
-/// Slots from here on have never been used.
+/// Number of leading slots that have ever been used.
 static USED: AtomicU32 = AtomicU32::new(0);
 
 impl Slot {
@@ -58,7 +58,7 @@ impl Slot {
         Slot { thread: word(FREE), kind: word(0), generation: word(UNKNOWN), follower: Follower::new() }
     }
 
-    /// The thread, if there is one.
+    /// Returns the thread, if there is one.
     pub fn thread(&self) -> Option<u32> {
         let thread = self.thread.load(Ordering::Acquire);
         (thread != FREE && thread != RESERVED).then_some(thread)
@@ -68,52 +68,52 @@ impl Slot {
         self.kind.load(Ordering::Relaxed) == kind as u32
     }
 
-    /// The thread, if it follows every change.
+    /// Returns the thread, if it follows every change.
     pub fn following(&self) -> Option<u32> {
         self.thread().filter(|_| self.has(Credentials::Following) || self.has(Credentials::Service))
     }
 
-    /// Whether this thread does not count as one of the program's.
+    /// Whether this is the slot of `thread`, and the thread does not count as one of the program's.
     pub fn serves(&self, thread: u32) -> bool {
         self.thread() == Some(thread) && !self.has(Credentials::OfSubmitter)
     }
 
-    /// The generation of the thread's credentials, if that is known.
+    /// Returns the generation of the thread's credentials, if known.
     pub fn generation(&self) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         (generation != UNKNOWN).then_some(generation)
     }
 }
 
-/// All slots that have been used.
+/// Returns all slots that have been used.
 pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
     TABLE.iter().take(USED.load(Ordering::Acquire) as usize)
 }
 
-/// The calling thread's slot. `None`: it is a thread of the program.
+/// Returns the calling thread's slot. `None`: it is a thread of the program.
 pub(crate) fn current() -> Option<&'static Slot> {
     let thread = thread_id();
     all().find(|slot| slot.thread() == Some(thread))
 }
 
-/// In a fork child: no thread of ours is left.
+/// Frees all slots, in a fork child, which has no thread of usring.
 pub(crate) fn forget() {
     for slot in all().filter(|slot| slot.thread.load(Ordering::Relaxed) != FREE) {
         slot.thread.store(FREE, Ordering::Relaxed);
     }
 }
 
-/// Where the credentials come from that a thread is born with.
+/// The source of the credentials that a new thread has.
 #[derive(Clone, Copy, Debug)]
 enum Origin {
-    /// The creator is of this generation unless a change begins before the birth.
+    /// The creator has this generation, unless a change begins before the thread starts.
     Seen(u32),
-    /// The creator has kept those that it was born with.
+    /// The creator keeps the credentials that it started with, of this generation.
     Inherited(u32),
 }
 
-/// A thread's place in the table. The kernel gives a bare thread's place up, for others it is
-/// dropped.
+/// A thread's reserved slot. The kernel frees a bare thread's slot; for other threads, dropping
+/// this value does.
 #[derive(Debug)]
 pub struct Place {
     index: usize,
@@ -121,10 +121,10 @@ pub struct Place {
 }
 
 impl Place {
-    /// A place for a thread that the caller is about to make; `generation` is the last one of which
-    /// the caller knows.
+    /// Reserves a slot for a thread that the caller is about to make. `generation` is the last
+    /// generation that the caller knows.
     ///
-    /// Error: `EAGAIN` if there are too many.
+    /// Errors: `EAGAIN` if there are too many threads.
     pub fn reserve(kind: Credentials, generation: u32) -> Result<Place, Errno> {
         let origin = match current().filter(|creator| creator.has(Credentials::OfBirth)) {
             Some(creator) => Origin::Inherited(creator.generation.load(Ordering::Acquire)),
@@ -139,12 +139,12 @@ impl Place {
         Ok(Place { index, origin })
     }
 
-    /// Where clone(2) is to write the thread's id, and the kernel to clear it.
+    /// Returns the word to which clone(2) writes the thread's id, and which the kernel clears.
     pub fn thread_word(&self) -> *mut u32 {
         TABLE[self.index].thread.as_ptr()
     }
 
-    /// The calling thread takes its place.
+    /// Enters the calling thread into its slot.
     pub fn begin(&self, generations: &Generations, order: &Order) {
         let slot = &TABLE[self.index];
         let generation = match self.origin {
@@ -152,7 +152,7 @@ impl Place {
             Origin::Inherited(generation) => Some(generation),
         };
         if generation.is_some() {
-            // It is born with the effect of all orders.
+            // It starts with the effect of all earlier orders.
             slot.follower.answer(order.last(), 0);
         }
         slot.generation.store(generation.unwrap_or(UNKNOWN), Ordering::Release);

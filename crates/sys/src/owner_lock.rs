@@ -1,26 +1,28 @@
-//! A lock that whoever dies with it leaves open.
+//! A lock that becomes free when its holder dies.
 //!
-//! A vfork child works in its parent's memory and may be killed at any instruction, with the parent
-//! and its locks going on. Where such a child takes a lock of the process, the kernel has to know whose it
-//! is: the word holds the thread's number (a PI futex), a dead holder is told of (`ESRCH`), and
-//! one that dies while others sleep passes the lock on.
+//! A vfork child works in its parent's memory and may be killed at any instruction, while the
+//! parent and its locks go on. Where such a child takes a lock of the process, the kernel must know
+//! the lock's owner. So the word holds the thread's number (a PI futex):
+//! - The kernel reports a dead holder by `ESRCH`.
+//! - If the holder dies while other threads sleep, the kernel passes the lock on.
 //!
-//! (The number is that of the holder's own namespace; a child that shares its parent's memory in a namespace of its
-//! own is not told apart there.)
+//! Limit: the number is that of the holder's own PID namespace. A child that shares its parent's
+//! memory from another PID namespace cannot be
+//! distinguished.
 
 use crate::{Errno, SystemCall, signals, wait};
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
 const FREE: u32 = 0;
-/// How long it is left alone where the kernel cannot say who has it, in nanoseconds.
+/// Pause between attempts where the kernel cannot determine the holder, in nanoseconds.
 const PAUSE: u64 = 1_000_000;
 
 /// See the head of this file.
 #[derive(Debug, Default)]
 pub struct OwnerLock(AtomicU32);
 
-/// The lock, held.
+/// The held lock.
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct OwnerGuard<'a> {
@@ -33,7 +35,8 @@ impl OwnerLock {
         OwnerLock(AtomicU32::new(FREE))
     }
 
-    /// Waits for the lock. The caller's signals are closed, so that no handler of its own waits for it.
+    /// Waits for the lock. The caller has its signals blocked, so no handler on its thread waits
+    /// for the lock.
     pub fn lock(&self) -> OwnerGuard<'_> {
         let owner = current();
         let mut seen = FREE;
@@ -45,9 +48,10 @@ impl OwnerLock {
             let before = self.0.load(Ordering::Relaxed);
             match self.control(linux::FUTEX_LOCK_PI) {
                 Ok(()) => return OwnerGuard { lock: self, owner },
-                // Its holder is dead, and nobody sleeps: it is taken from him as it was.
+                // The holder is dead, and no thread sleeps: this thread replaces the dead holder's
+                // number.
                 Err(Errno::ESRCH) => seen = before,
-                // Its holder is about to be.
+                // The holder is exiting.
                 Err(Errno::EAGAIN) => {}
                 Err(_) => drop(wait::nanosleep(PAUSE)),
             }
@@ -63,11 +67,11 @@ impl OwnerLock {
 impl Drop for OwnerGuard<'_> {
     fn drop(&mut self) {
         let word = &self.lock.0;
-        // In a forked child the number is another's, and so is the lock.
+        // In a forked child the number belongs to the parent's thread, and so does the lock.
         if self.owner == current()
             && word.compare_exchange(self.owner, FREE, Ordering::Release, Ordering::Relaxed).is_err()
         {
-            // Somebody sleeps. Where the kernel knows of nobody, it is a word like any other.
+            // A thread sleeps. If the kernel knows of no sleeper, a plain store unlocks the word.
             if self.lock.control(linux::FUTEX_UNLOCK_PI).is_err() {
                 word.store(FREE, Ordering::Release);
             }

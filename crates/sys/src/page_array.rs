@@ -1,6 +1,6 @@
-//! Words on pages of their own: zero at first, and used up only where touched.
-//! For tables whose length is given by the size of something else, and which
-//! must not lie in what they describe (the program's heap may).
+//! Words on pages of their own: zero at first, and without memory until they are touched. For
+//! tables whose length depends on other data, and which must not lie in the memory that they
+//! describe (the program's heap may).
 
 use crate::Errno;
 
@@ -9,7 +9,7 @@ pub use machine::PageArray;
 #[cfg(loom)]
 pub use model::PageArray;
 
-/// An atomic word of which zeroed bytes are a value.
+/// An atomic word for which zeroed bytes are a valid value.
 pub trait Word: Sync + Send + private::Sealed {
     fn zero() -> Self;
 }
@@ -46,7 +46,7 @@ mod machine {
 
     // SAFETY: it is a slice of words that may be shared and sent.
     unsafe impl<T: Word> Send for PageArray<T> {}
-    // SAFETY: as above.
+    // SAFETY: it is a slice of words that may be shared and sent.
     unsafe impl<T: Word> Sync for PageArray<T> {}
 
     impl<T: Word> PageArray<T> {
@@ -58,7 +58,7 @@ mod machine {
     }
 
     impl<T: Word> PageArray<T> {
-        /// Words of a file of memory, shared with everybody who maps them.
+        /// Maps words of a memory file, shared with every process that maps them.
         pub fn of_file(file: &OwnedDescriptor, offset: usize, count: usize) -> Result<Self, Errno> {
             let bytes = count.max(1).checked_mul(size_of::<T>()).ok_or(Errno::ENOMEM)?;
             let source = Some((file.number(), offset));
@@ -72,9 +72,9 @@ mod machine {
 
         #[inline(always)]
         fn deref(&self) -> &[T] {
-            // SAFETY: 1. The pages are ours, or shared as atomics, until `drop`, aligned, and so many.
-            // 2. Zeroed bytes are a value of `T` (`Word` is sealed), and it is
-            // only changed as an atomic.
+            // SAFETY: 1. `count` words are mapped until `drop`, aligned; the pages are private, or
+            // shared as atomics. 2. Zeroed bytes are a valid `T` (`Word` is sealed), and it is only
+            // changed as an atomic.
             unsafe { core::slice::from_raw_parts(self.address, self.count) }
         }
     }
@@ -102,7 +102,7 @@ mod model {
     }
 
     impl<T: Word> PageArray<T> {
-        /// Models have no files.
+        /// Makes private words: models have no files.
         pub fn of_file(_: &OwnedDescriptor, _: usize, count: usize) -> Result<Self, Errno> {
             Self::new(count)
         }

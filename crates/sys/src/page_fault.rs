@@ -1,18 +1,20 @@
-//! Memory whose faults are served by ourselves: `swap` registers a range with a
-//! [`FaultServer`], and the process's fault handler asks it, in the thread that
-//! touched a page, before anybody else sees the signal.
+//! Memory whose page faults usring serves. `swap` registers a range with a [`FaultServer`]. The
+//! process's fault handler calls it on the thread that touched a page, before any other handler
+//! gets the signal.
 //!
-//! # How a server stays alive while it is asked
-//! A visitor writes which entry of the table it is going to use into its own
-//! place (a hazard pointer), and looks at the entry once more. Who removes an
-//! entry empties it first and then waits until no place names it. Both have a
-//! full barrier between store and look. Places are chosen by the thread, so two
-//! threads that fault share none as long as there are enough.
+//! # How a server stays alive while it serves
+//! 1. A faulting thread takes a fault slot (`Place`) and writes the entry that it will use into it
+//!    (a hazard pointer).
+//! 2. It passes a full barrier, and reads the entry in the table once more.
+//! 3. A thread that removes an entry empties it, passes a full barrier, and waits until no fault
+//!    slot names it.
+//!
+//! The thread pointer selects the slot, so faulting threads share no slot as long as there are
+//! enough.
 //!
 //! # Stacks
-//! A thread's signal stack is often two pages, and a server makes requests to
-//! devices. So each place has a stack of its own, made by its first visitor, on
-//! which the server runs.
+//! A thread's signal stack is often two pages, and a server makes requests to devices. So each slot
+//! has a stack of its own, on which the server runs. Its first user makes it.
 
 use crate::mapping::{PAGE, private_pages};
 use crate::mutex::Mutex;
@@ -27,77 +29,77 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 use linux_raw_sys::general as linux;
 
-/// A touch of memory that did not go through.
+/// A touch of memory that faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub address: usize,
     pub cause: Cause,
     pub write: bool,
-    /// A page is there, and does not allow this.
+    /// The page is present, and does not permit this access.
     pub present: bool,
-    /// Small number of the thread's place, for a server that keeps something
-    /// for each.
+    /// Number of the thread's fault slot, for a server that keeps data for each slot.
     pub place: usize,
 }
 
-/// What the signal says of a touch.
+/// The cause of a fault, from the signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// SIGSEGV: nothing is mapped there, or a guard marker.
+    /// SIGSEGV: the address is not mapped, or has a guard marker.
     Unmapped,
-    /// SIGSEGV: what is mapped there does not allow it.
+    /// SIGSEGV: the mapping does not permit the access.
     Forbidden,
-    /// SIGBUS: what is mapped there has no memory.
+    /// SIGBUS: the mapping has no memory there.
     Missing,
-    /// SIGBUS: the memory is broken.
+    /// SIGBUS: the memory is broken (a hardware error).
     Broken,
 }
 
-/// What becomes of the thread that faulted.
+/// The server's answer. It decides how the faulting thread goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// It is not the server's affair: as if there were none.
+    /// The fault is not the server's: the handler goes on as if there were no server.
     Foreign,
-    /// Its instruction is run again.
+    /// The instruction is run again.
     Again,
-    /// It gets a SIGBUS.
+    /// The thread gets SIGBUS.
     Refused,
-    /// Nothing is mapped there, as far as the program is concerned: SIGSEGV.
+    /// The thread gets SIGSEGV: to the program, the address is not mapped.
     Unmapped,
 }
 
 /// Serves the faults of a range.
 pub trait FaultServer: Send + Sync {
-    /// Called in a signal handler, with all signals blocked that can be: no
-    /// allocation, no lock that a faulting thread could hold, and no touch of
-    /// the range itself.
+    /// Serves a fault. Called in a signal handler that blocks all signals that can be blocked. It
+    /// must not allocate, take a lock that a faulting thread could hold, or touch the range itself.
     fn serve(&self, fault: Fault) -> Served;
 }
 
-/// Whether anything is mapped at an address.
+/// Whether an address is mapped.
 pub fn is_mapped(address: usize) -> bool {
     let mut resident = 0u8;
     let arguments = [(address & !(PAGE - 1)) as u64, PAGE as u64, &raw mut resident as u64, 0, 0];
     SystemCall::new(linux::__NR_mincore, arguments).run().is_ok()
 }
 
-/// Whether the kernel allows a touch now: asked by calls that change nothing, for their EFAULT.
-/// (At worst one wakes somebody who sleeps on that word, and who looks again.)
+/// Whether the kernel permits an access now. Makes a call that changes nothing, and checks for
+/// EFAULT. (At worst the call wakes a thread that sleeps on that word, and that thread checks its
+/// word again.)
 pub fn allows(address: usize, write: bool) -> bool {
-    /// Of FUTEX_WAKE_OP: a word of zero bits is added by "or".
+    /// For FUTEX_WAKE_OP: the operation "or" with zero bits.
     const CHANGE_NOTHING: u64 = (linux::FUTEX_OP_OR as u64) << 28;
     let word = (address & !3) as u64;
     let answer = if write {
         let nobody = AtomicU32::new(0);
         let operation = u64::from(linux::FUTEX_WAKE_OP | linux::FUTEX_PRIVATE_FLAG);
         let mark = PASS_MARK_ABOVE_FLAGS | CHANGE_NOTHING;
-        // SAFETY: 1. The first word is ours. 2. To the other the kernel adds nothing.
+        // SAFETY: 1. The first word is a local one. 2. The kernel adds no bits to the other.
         unsafe { syscall6(linux::__NR_futex, [nobody.as_ptr() as u64, operation, 0, 0, word, mark]) }
     } else {
-        // There is no such way to change a mask; the kernel looks at that after it has read the mask.
+        // No valid way to change a mask. The kernel checks this argument after it has read the
+        // mask.
         const NO_WAY: u64 = u32::MAX as u64;
         let start = (address & !7) as u64;
-        // SAFETY: it is read, if it can be, and nothing is done.
+        // SAFETY: the kernel reads the mask if it can, and then refuses the call.
         unsafe { syscall6(linux::__NR_rt_sigprocmask, [NO_WAY, start, 0, 8, 0, PASS_MARK]) }
     };
     check(answer) != Err(Errno::EFAULT)
@@ -105,9 +107,9 @@ pub fn allows(address: usize, write: bool) -> bool {
 
 /// Most ranges at the same time.
 pub const MOST_RANGES: usize = 256;
-/// Threads that fault at the same time; more wait. A power of two.
+/// Fault slots: most threads that fault at the same time; more wait. A power of two.
 pub const PLACES: usize = 256;
-/// Of each place. Pages are used only where touched.
+/// Stack of each slot, in bytes. The kernel allocates pages when they are touched.
 const STACK: usize = 64 * 1024;
 
 struct ServedRange {
@@ -115,8 +117,7 @@ struct ServedRange {
     server: Arc<dyn FaultServer>,
 }
 
-/// The start and the end are for looking past entries that are not meant; the
-/// entry itself has the truth.
+/// Start and end only serve to skip other entries quickly; the entry itself decides.
 struct Row {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -127,39 +128,39 @@ static TABLE: [Row; MOST_RANGES] = [const {
     Row { start: AtomicUsize::new(0), end: AtomicUsize::new(0), entry: AtomicPtr::new(core::ptr::null_mut()) }
 }; MOST_RANGES];
 
-/// Rows from here on were never used.
+/// Number of leading rows that have ever been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Held by who changes the table; never in a signal handler.
+/// Lock for changes of the table; never taken in a signal handler.
 static CHANGES: PerProcess<Mutex<()>> = PerProcess::new();
 
 fn changes() -> &'static Mutex<()> {
     CHANGES.get_or_make(|| Mutex::new(()))
 }
 
-/// A cache line for each.
+/// A fault slot, in a cache line of its own.
 #[repr(align(64))]
 struct Place {
-    /// The entry that is in use, or null: the place is free.
+    /// The entry in use, or null: the slot is free.
     hazard: AtomicPtr<ServedRange>,
-    /// Top of the stack, once there is one.
+    /// Top of the stack; 0 before the stack is made.
     stack: AtomicUsize,
 }
 
 static VISITORS: [Place; PLACES] =
     [const { Place { hazard: AtomicPtr::new(core::ptr::null_mut()), stack: AtomicUsize::new(0) } }; PLACES];
 
-/// A range that is being served, until it is dropped.
+/// A registered range; dropping it ends the service.
 #[derive(Debug)]
 pub struct Registration {
     row: usize,
     entry: AtomicPtr<ServedRange>,
 }
 
-/// From now on faults within the range are the server's. The fault handler has
-/// been installed ([`crate::user_memory::install_fault_handler`]).
+/// Lets `server` serve faults within the range from now on. The fault handler must be installed
+/// ([`crate::user_memory::install_fault_handler`]).
 ///
-/// `None` if there are too many ranges.
+/// Returns `None` if there are too many ranges.
 pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Registration> {
     let _turn = changes().lock();
     replace_older(&range);
@@ -173,8 +174,8 @@ pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Reg
     Some(Registration { row, entry: AtomicPtr::new(fresh) })
 }
 
-/// A forked child does not have its parent's ranges, so it may be given their
-/// addresses for its own: the newer one holds.
+/// Removes older ranges that overlap. A forked child does not have its parent's ranges, so the
+/// kernel may reuse their addresses there: the newer range is valid.
 fn replace_older(range: &Range<usize>) {
     for Row { start, end, entry } in &TABLE {
         if start.load(Ordering::Relaxed) < range.end && range.start < end.load(Ordering::Relaxed) {
@@ -186,20 +187,20 @@ fn replace_older(range: &Range<usize>) {
 }
 
 impl Registration {
-    /// For a forked child, whose parent's visitors are not there to leave: the
-    /// entry stays.
+    /// Leaves the entry in the table. For a forked child: the parent's faulting threads do not
+    /// exist there, and never leave the entry.
     pub fn forget(self) {
         core::mem::forget(self);
     }
 }
 
 impl Drop for Registration {
-    /// Waits for who is being served.
+    /// Waits until no thread is being served.
     fn drop(&mut self) {
         let _turn = changes().lock();
         let Row { start, end, entry } = &TABLE[self.row];
         let old = *self.entry.get_mut();
-        // Another range may have taken its place.
+        // Another range may have replaced it.
         if entry.load(Ordering::Relaxed) == old {
             start.store(0, Ordering::Relaxed);
             end.store(0, Ordering::Relaxed);
@@ -209,31 +210,31 @@ impl Drop for Registration {
         while VISITORS.iter().any(|place| place.hazard.load(Ordering::Acquire) == old) {
             processor::give_way();
         }
-        // SAFETY: 1. It came from `Box::into_raw` in `register`, this is its only
-        // owner, and the table does not name it any more. 2. No visitor does; one that comes now
-        // looks at the table after it has written its hazard, and sees that.
+        // SAFETY: 1. It came from `Box::into_raw` in `register`, this is its only owner, and the
+        // table no longer has it. 2. No fault slot names it. A thread that takes a slot now reads
+        // the table after it has written its hazard, and finds the entry gone.
         drop(unsafe { Box::from_raw(old) });
     }
 }
 
-/// In a forked child: nobody is being served. (The parent's servers were visited by threads
-/// that are not there to leave.)
+/// Frees all fault slots, in a forked child: the parent's faulting threads do not exist there.
 pub fn forget_after_fork() {
-    // Only read where nothing is to be changed: the child shares these pages.
+    // Writes only where a change is needed: the child shares these pages with its parent.
     for place in VISITORS.iter().filter(|place| !place.hazard.load(Ordering::Relaxed).is_null()) {
         place.hazard.store(core::ptr::null_mut(), Ordering::Relaxed);
     }
 }
 
-/// The calling thread's place, as good as any while it does not fault.
+/// Returns the calling thread's preferred fault slot. Any other would do while the thread does not
+/// fault.
 pub fn place() -> usize {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     let spread = (thread::current().0 as u64).wrapping_mul(GOLDEN);
     (spread >> (64 - PLACES.trailing_zeros())) as usize
 }
 
-/// For the fault handler: has the fault served, if it is somebody's. What it says of
-/// the place is not known yet.
+/// For the fault handler: lets the range's server serve a fault, if there is one. `fault.place` is
+/// not set yet.
 pub(crate) fn visit(fault: Fault) -> Served {
     visit_row(fault).unwrap_or(Served::Foreign)
 }
@@ -246,7 +247,7 @@ fn visit_row(fault: Fault) -> Option<Served> {
         .find(|row| (row.start.load(Ordering::Relaxed)..row.end.load(Ordering::Relaxed)).contains(&address))?;
     let (place, entry) = enter(row)?;
     let visitor = &VISITORS[place];
-    // SAFETY: the hazard keeps the entry alive until it is taken back below.
+    // SAFETY: the hazard keeps the entry alive until it is cleared below.
     let ServedRange { range, server } = unsafe { &*entry };
     let served = range.contains(&address).then(|| {
         let fault = Fault { place, ..fault };
@@ -256,7 +257,7 @@ fn visit_row(fault: Fault) -> Option<Served> {
     served
 }
 
-/// Takes a place, and names the row's entry in it.
+/// Takes a fault slot, and names the row's entry in it.
 fn enter(row: &Row) -> Option<(usize, *mut ServedRange)> {
     let first = place();
     let mut step = 0;
@@ -311,14 +312,14 @@ unsafe extern "C" {
     fn usring_on_stack(function: extern "C" fn(*mut c_void), argument: *mut c_void, top: usize);
 }
 
-/// What is run on another stack, and what came of it.
+/// Work to run on another stack, and its result.
 struct Errand<'a> {
     work: &'a mut dyn FnMut() -> Served,
     served: Served,
 }
 
 extern "C" fn run(errand: *mut c_void) {
-    // SAFETY: `on_stack`'s own, which waits for this to return.
+    // SAFETY: it belongs to `on_stack`, which waits for this function to return.
     let errand = unsafe { &mut *errand.cast::<Errand>() };
     errand.served = (errand.work)();
 }
@@ -330,20 +331,19 @@ fn on_stack(place: &Place, work: &mut dyn FnMut() -> Served) -> Served {
                 place.stack.store(top, Ordering::Relaxed);
                 top
             }
-            // No memory: the thread's own has to do.
+            // Out of memory: the thread's own stack is used.
             None => return work(),
         },
         top => top,
     };
     let mut errand = Errand { work, served: Served::Refused };
-    // SAFETY: 1. The stack is the place's, whose only user this thread is while
-    // it has the place. 2. `run` takes what it is given, and does not unwind:
-    // panics of ours end the process.
+    // SAFETY: 1. The stack belongs to the slot, whose only user is this thread. 2. `run` takes the
+    // argument passed here, and does not unwind: a panic in usring ends the process.
     unsafe { usring_on_stack(run, (&raw mut errand).cast(), top) };
     errand.served
 }
 
-/// A stack above a page that nobody may touch.
+/// Makes a stack above a guard page.
 fn make_stack() -> Option<usize> {
     let mapping = private_pages(PAGE + STACK).ok()?;
     let _ = SystemCall::new(linux::__NR_mprotect, [mapping as u64, PAGE as u64, 0, 0, 0]).run();

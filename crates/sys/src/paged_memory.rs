@@ -1,28 +1,31 @@
-//! Memory whose pages come and go by our own hand: the range that a program
-//! sees ([`Window`]), and what a pager does behind it ([`PagedMemory`]).
+//! Memory whose pages usring itself evicts and brings back: the range that the program sees
+//! ([`Window`]), and the pager's operations behind it ([`PagedMemory`]).
 //!
-//! Two kinds:
-//! - *anonymous*: private pages; what fills and protects them is
-//!   [`crate::userfault`];
-//! - *aliased*: a file of memory, mapped twice. The program's view is closed
-//!   where a page is out; through the other, contents are read and written.
+//! | kind | memory | the pager's access |
+//! |---|---|---|
+//! | *anonymous* | private pages | [`crate::userfault`] fills and protects them |
+//! | *aliased* | a memory file, mapped twice | the program's view is closed where a page is out; contents are read and written through the other view |
 //!
-//! # Guard markers, and what takes them away
-//! A guard marker outlives that its file's page is freed (FALLOC_FL_PUNCH_HOLE), but not
-//! always: Linux (6.18) first unmaps the hole, then frees page by page, and a page that is
-//! mapped again by then is unmapped once more, in all views, *with its markers*. Whoever
-//! touches the program's view next gets a fresh page of zeroes instead of a
-//! signal. Nobody reads a page that is being freed, but a read fault on another maps up to
-//! 15 neighbours along, whatever was advised. So the contents' view is never read
-//! where it could fault: pages come into it by write faults, which map no
-//! neighbours ([`PagedMemory::prepare_reading`]). In the program's view all pages
-//! that are not resident have a marker, and those are left alone.
+//! # Guard markers, and when the kernel removes them
+//! A guard marker survives the release of its file's page (FALLOC_FL_PUNCH_HOLE), with one
+//! exception. Linux (6.18) first unmaps the hole, then frees page by page. A page that is mapped
+//! again meanwhile is unmapped once more, in all views, *with its markers*. The next touch of the
+//! program's view then gets a page of zeroes instead of a signal.
 //!
-//! Neither is a forked child's (MADV_DONTFORK): the child would find zeroes
-//! where a page is out, or, of a file, share what is meant to be a copy. It finds
-//! nothing instead, unless the pager hands the memory down: of anonymous pages the kernel copies those that
-//! are there ([`PagedMemory::hand_down`]), and what is not there the child's own pager has to bring; of a file
-//! the pager copies them ([`PagedMemory::copy`]), and the child maps the copy ([`PagedMemory::inherit_file`]).
+//! No thread reads a page that is being freed. But a read fault on another page maps up to 15
+//! neighbours along with it, regardless of madvise(2). So the contents' view is never read where it
+//! could fault. Pages come into it by write faults, which map no neighbours
+//! ([`PagedMemory::prepare_reading`]). In the program's view all pages that are not resident have a
+//! marker, and the kernel does not map those.
+//!
+//! # Forked children
+//! A forked child gets neither view (MADV_DONTFORK). It would find zeroes where a page is out, or,
+//! in a file, share memory that should be a copy. So the child finds no mapping, unless the pager
+//! passes the memory on:
+//! - *anonymous*: the kernel copies the pages that are present ([`PagedMemory::hand_down`]). The
+//!   child's own pager has to bring the others.
+//! - *aliased*: the pager copies the pages ([`PagedMemory::copy`]), and the child maps the copy
+//!   ([`PagedMemory::inherit_file`]).
 
 use crate::descriptor::OwnedDescriptor;
 use crate::mapping::{PAGE, Source, map_aligned, map_closed_over, map_where, memory_file, unmap};
@@ -33,18 +36,19 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Memory starts at a multiple of this, in both views. The windows in which Linux
-/// maps pages around a read fault (fault_around_bytes) are so aligned and smaller: those of
-/// the contents' view stay within one cluster of a pager, and so with its evictor. A
-/// second line behind [`PagedMemory::prepare_reading`], for pages that the kernel has
-/// taken out of that view in between, to swap them by itself.
+/// Alignment of both views. The windows in which Linux maps pages around a read fault
+/// (fault_around_bytes) are aligned like this, and smaller. So in the contents' view they stay
+/// within one cluster of a pager, and with its evictor. This is a second line of defence behind
+/// [`PagedMemory::prepare_reading`]: the kernel may have removed pages from that view in between,
+/// to swap them itself.
 const ALIGNED: usize = 2 << 20;
 
-/// How often, and after how long, the kernel is asked again for what it has no memory.
+/// Attempts of a call for which the kernel has no memory, and the pause between two, in
+/// nanoseconds.
 const PATIENCE: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
-/// A value whose address stands for this process.
+/// A value whose address identifies this process.
 static PROCESS: PerProcess<u64> = PerProcess::new();
 
 /// The pager's side.
@@ -52,14 +56,13 @@ static PROCESS: PerProcess<u64> = PerProcess::new();
 pub struct PagedMemory {
     address: usize,
     length: usize,
-    /// Where the other view lies, and the file.
+    /// Address of the contents' view, and the file.
     alias: Option<(usize, OwnedDescriptor)>,
     process: &'static u64,
 }
 
-/// The program's side: there is one of each memory, which borrows as a slice
-/// does. Touching it may raise a signal that the pager serves, as memory that is
-/// a file's may.
+/// The program's side. There is one window for each memory, and it borrows like a slice. Touching
+/// it may raise a signal that the pager serves, as with memory of a file.
 #[derive(Debug)]
 pub struct Window {
     memory: Arc<PagedMemory>,
@@ -71,14 +74,15 @@ impl Window {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: 1. The range is mapped while the memory lives, and any bytes
-        // are bytes. 2. There is one window, so who writes has it mutably; the
-        // pager changes where the bytes are and never what they are.
+        // SAFETY: 1. The range is mapped while the memory lives, and any bytes are valid `u8`. 2.
+        // There is one window, so a writer has it mutably. The pager moves the bytes and never
+        // changes them.
         unsafe { core::slice::from_raw_parts(self.memory.address as *const u8, self.memory.length) }
     }
 
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` is the only way to write.
+        // SAFETY: the range is mapped while the memory lives, and `&mut self` is the only way to
+        // write.
         unsafe { core::slice::from_raw_parts_mut(self.memory.address as *mut u8, self.memory.length) }
     }
 }
@@ -99,7 +103,7 @@ fn new_file(length: usize) -> Result<OwnedDescriptor, Errno> {
 }
 
 impl PagedMemory {
-    /// Private pages, at this address if one is given.
+    /// Maps private pages, at the address `at` if there is one.
     pub fn anonymous(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let address = place(length, at, ANONYMOUS, None)?;
@@ -108,7 +112,7 @@ impl PagedMemory {
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// A file of memory, seen twice; the program's view is at this address if one is given.
+    /// Maps a memory file twice; the program's view is at the address `at` if there is one.
     pub fn aliased(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let file = new_file(length)?;
@@ -127,8 +131,8 @@ impl PagedMemory {
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// Whether a child that is forked now finds in a part what pages are there, and zeroes
-    /// where none are. Of anonymous memory only.
+    /// Sets whether a child that is forked from now on finds a copy of this part: its present
+    /// pages, and zeroes elsewhere. Of anonymous memory only.
     pub fn hand_down(&self, offset: usize, length: usize, handed_down: bool) -> Result<(), Errno> {
         self.check(offset, length);
         assert!(self.alias.is_none(), "a child would share the file");
@@ -136,7 +140,7 @@ impl PagedMemory {
         self.advise(self.address + offset, length, advice)
     }
 
-    /// In the child: what was handed down, as its own.
+    /// Takes over the inherited memory, in the child.
     pub fn inherit(&self) -> Window {
         assert!(self.alias.is_none(), "of a file nothing is handed down");
         let process = PROCESS.get_or_make(|| 0);
@@ -144,13 +148,14 @@ impl PagedMemory {
         Window { memory: Arc::new(memory) }
     }
 
-    /// A file of memory like this one's, in which nothing is yet.
+    /// Makes an empty memory file of this memory's length.
     pub fn file_for_copy(&self) -> Result<OwnedDescriptor, Errno> {
         new_file(self.length)
     }
 
-    /// Copies what resident pages of aliased memory hold to the same place of another file. Nobody frees a page
-    /// meanwhile: where the contents' view is read it may fault, and map neighbours (see this file's head).
+    /// Copies the content of resident pages of aliased memory to their offsets in another file. No
+    /// thread may free a page meanwhile: reading the contents' view may fault and map neighbours
+    /// (see the head of this file).
     pub fn copy(&self, offset: usize, length: usize, to: &OwnedDescriptor) -> Result<(), Errno> {
         let content = self.content(offset, length);
         let mut done = 0;
@@ -165,8 +170,9 @@ impl PagedMemory {
         Ok(())
     }
 
-    /// In the child: these parts of a file that is a copy, where the parent's were. Nobody may touch them before
-    /// they are permitted. Where it fails, some may be there already ([`PagedMemory::renounce`]).
+    /// Maps these parts of a file that is a copy, in the child, at the parent's addresses. They
+    /// must not be touched before they are permitted. After an error some may be mapped already
+    /// ([`PagedMemory::renounce`]).
     pub fn inherit_file(&self, file: OwnedDescriptor, parts: &[Range<usize>]) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let alias = map_aligned(self.length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
@@ -174,21 +180,22 @@ impl PagedMemory {
         let kept = memory.keep_to_process(alias, self.length);
         let mapped = kept.and_then(|()| parts.iter().try_for_each(|part| memory.reclaim(part.start, part.len())));
         if let Err(error) = mapped {
-            // It would unmap what lies between the parts, which is not its.
+            // Dropping it would unmap memory between the parts, which does not belong to it.
             core::mem::forget(memory);
             return Err(error);
         }
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// In the child: what was handed down of a part is not there any more.
+    /// Unmaps a part that the child has inherited.
     pub fn renounce(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         unmap(self.address + offset, length)
     }
 
-    /// Not a forked child's, and not in huge pages, which would be memory for pages that are
-    /// out. (A kernel without huge pages has nothing to advise.)
+    /// Excludes a range from forked children and from huge pages, which would allocate memory for
+    /// pages that are out. (Without huge pages in the kernel the second advice fails, which does no
+    /// harm.)
     fn keep_to_process(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.advise(address, length, linux::MADV_DONTFORK)?;
         let _ = self.advise(address, length, linux::MADV_NOHUGEPAGE);
@@ -203,23 +210,23 @@ impl PagedMemory {
         self.length
     }
 
-    /// Whether this process made it; a forked child has nothing at its address.
+    /// Whether this process made the memory; in a forked child its addresses are not mapped.
     pub fn is_ours(&self) -> bool {
         PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
     }
 
-    /// Maps resident pages of aliased memory where [`PagedMemory::content`] is. Reading them
-    /// unmapped would cost other pages their guard markers (see this file's head).
+    /// Maps resident pages of aliased memory in the contents' view ([`PagedMemory::content`]).
+    /// Reading them unmapped would remove other pages' guard markers (see the head of this file).
     ///
-    /// Errors: `ENOMEM`, `EFAULT` where a page cannot be mapped; `EINVAL` before Linux 5.14.
+    /// Errors: `ENOMEM`, `EFAULT` if a page cannot be mapped; `EINVAL` before Linux 5.14.
     pub fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let Some((alias, _)) = &self.alias else { return Ok(()) };
         self.advise(alias + offset, length, linux::MADV_POPULATE_WRITE)
     }
 
-    /// Which pages of up to 64 are not in memory, a bit each: those the kernel has swapped out
-    /// by itself are among them.
+    /// Returns which of up to 64 pages are not in memory, a bit each. Pages that the kernel has
+    /// swapped out itself are among them.
     pub fn absent(&self, offset: usize, length: usize) -> Result<u64, Errno> {
         self.check(offset, length);
         let mut resident = [0u8; 64];
@@ -231,7 +238,7 @@ impl PagedMemory {
         Ok(absent.fold(0, |bits, (page, _)| bits | 1 << page))
     }
 
-    /// Where the contents can be read at any time, while they are resident.
+    /// Returns the address at which the content can be read while it is resident.
     pub fn content(&self, offset: usize, length: usize) -> usize {
         self.check(offset, length);
         self.alias.as_ref().map_or(self.address, |(alias, _)| *alias) + offset
@@ -246,7 +253,7 @@ impl PagedMemory {
         let arguments = [address as u64, length as u64, u64::from(advice), 0, 0];
         for _ in 0..PATIENCE {
             match SystemCall::new(linux::__NR_madvise, arguments).run() {
-                // It has no memory now, or no mapping left ever.
+                // The kernel has no memory now, or no mapping left at all.
                 Err(Errno::EAGAIN) => drop(wait::nanosleep(PAUSE)),
                 other => return other.map(drop),
             }
@@ -254,21 +261,21 @@ impl PagedMemory {
         Err(Errno::ENOMEM)
     }
 
-    /// Closes a part of the program's view by guard markers: touches raise
-    /// SIGSEGV from now on. Errors: `EINVAL` where Linux has none (before 6.15).
+    /// Closes a part of the program's view by guard markers: touches raise SIGSEGV from now on.
+    /// Errors: `EINVAL` if Linux has none (before 6.15).
     pub fn guard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         self.advise(self.address + offset, length, linux::MADV_GUARD_INSTALL)
     }
 
-    /// Opens it again.
+    /// Removes the guard markers of a part.
     pub fn unguard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         self.advise(self.address + offset, length, linux::MADV_GUARD_REMOVE)
     }
 
-    /// Closes or opens a part of the program's view by its protection, which
-    /// costs the kernel a mapping for each part.
+    /// Closes or opens a part of the program's view by its protection, which costs the kernel a
+    /// mapping for each part.
     pub fn permit(&self, offset: usize, length: usize, permitted: bool) -> Result<(), Errno> {
         self.check(offset, length);
         let protection = if permitted { u64::from(linux::PROT_READ | linux::PROT_WRITE) } else { 0 };
@@ -276,7 +283,7 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_mprotect, arguments).run().map(drop)
     }
 
-    /// Gives the pages of a part back to the system; nobody touches it.
+    /// Releases the pages of a part to the system. No thread may touch them.
     pub fn discard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let Some((_, file)) = &self.alias else {
@@ -292,17 +299,17 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_fallocate, arguments).run().map(drop)
     }
 
-    /// Writes contents behind the program's view. Of aliased memory only.
+    /// Writes content behind the program's view. Of aliased memory only.
     pub fn fill(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len());
         let (alias, _) = self.alias.as_ref().expect("memory with a second view");
-        // SAFETY: 1. In range, and mapped. 2. Its user calls this for pages that
-        // nobody else touches: they are closed in the program's view, and the
-        // pager has them to itself. No reference into the alias exists.
+        // SAFETY: 1. In range, and mapped. 2. The caller fills only pages that no other thread
+        // touches: they are closed in the program's view, and only the pager uses them. 3. No
+        // reference into the alias exists.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), (alias + offset) as *mut u8, from.len()) };
     }
 
-    /// Moves private pages from elsewhere into the program's view of a part, for good.
+    /// Moves private pages from another address into the program's view of a part, for good.
     pub fn replace(&self, offset: usize, length: usize, pages: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let flags = u64::from(linux::MREMAP_MAYMOVE | linux::MREMAP_FIXED);
@@ -310,8 +317,8 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_mremap, arguments).run().map(drop)
     }
 
-    /// Puts the program's view of a part back in place of what was moved there; nobody may touch
-    /// it before it is permitted.
+    /// Maps a part of the program's view again, in place of pages that were moved there. It must
+    /// not be touched before it is permitted.
     pub fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let address = self.address + offset;
@@ -322,13 +329,13 @@ impl PagedMemory {
         self.keep_to_process(address, length)
     }
 
-    /// Whether a resident part holds zeroes alone.
+    /// Whether a resident part holds only zeroes.
     pub fn is_zero(&self, offset: usize, length: usize) -> bool {
         let start = self.content(offset, length);
         assert!(start.is_multiple_of(8) && length.is_multiple_of(PAGE));
         (0..length / 8).all(|index| {
-            // SAFETY: in range, mapped, and aligned; nobody writes to it now, and
-            // if somebody did, these are atomics.
+            // SAFETY: in range, mapped, and aligned. No thread writes to it now; if one did, these
+            // are atomics.
             unsafe { &*((start + 8 * index) as *const AtomicU64) }.load(Ordering::Relaxed) == 0
         })
     }
@@ -336,7 +343,7 @@ impl PagedMemory {
 
 impl Drop for PagedMemory {
     fn drop(&mut self) {
-        // Whatever lies there in a child is not this.
+        // In a child these addresses belong to other mappings.
         if !self.is_ours() {
             return;
         }
@@ -347,7 +354,7 @@ impl Drop for PagedMemory {
     }
 }
 
-/// Pages of a pager's own, through which contents go.
+/// Pages of the pager, through which content is transferred.
 #[derive(Debug)]
 pub struct Bounce {
     address: usize,
@@ -364,12 +371,14 @@ impl Bounce {
         self.address
     }
 
+    /// Returns the first bytes.
+    ///
     /// # Panics
-    /// If it is shorter.
+    /// If the pages are shorter.
     pub fn bytes(&self, length: usize) -> &[u8] {
         assert!(length <= self.length);
-        // SAFETY: ours alone until `drop`; a device writes to it only while
-        // its user, who has it mutably, waits for that.
+        // SAFETY: only this value uses the pages until `drop`. A device writes to them only while
+        // its user, who has the value mutably, waits.
         unsafe { core::slice::from_raw_parts(self.address as *const u8, length) }
     }
 }

@@ -1,5 +1,5 @@
-//! State of one process that a forked child must not inherit: locks that
-//! another thread held, threads that are not there any more.
+//! State of one process that a forked child must not inherit: locks that another thread held, and
+//! threads that do not exist in the child.
 
 use crate::mapping;
 use crate::{Errno, SystemCall};
@@ -7,26 +7,25 @@ use alloc::boxed::Box;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// A value made on first use and, in a forked child, made anew: the pointer to
-/// it lies on a page that the kernel empties at fork (MADV_WIPEONFORK). The
-/// parent's value is left as it was and never touched by the child. A vfork
-/// child shares its parent's memory and so its parent's value.
+/// A value made on first use, and made again in a forked child. The pointer to it lies on a page
+/// that the kernel clears at fork (MADV_WIPEONFORK). The parent's value stays as it was; the child
+/// never touches it. A vfork child shares its parent's memory and so its parent's value.
 pub struct PerProcess<T: Sync + 'static> {
-    /// Its word on the page, once it has one.
+    /// The value's word on the page; null before the first use.
     word: AtomicPtr<AtomicPtr<T>>,
 }
 
 /// The page of all such values of the process.
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
-/// Which of its words are taken, a bit each.
+/// Bitmap of the page's words that are in use.
 static TAKEN: [AtomicU64; WORDS / 64] = [const { AtomicU64::new(0) }; WORDS / 64];
 const WORDS: usize = mapping::PAGE / size_of::<usize>();
 
-/// Makes the page. Whoever serves programs does this before anything else:
-/// without the page no value can be made, and from then on any can.
+/// Makes the page. A host that serves a program calls this first: without the page no value can be
+/// made, and with it every value can.
 ///
-/// Errors: `ENOMEM` where there is no memory, or no MADV_WIPEONFORK (Linux
-/// before 4.14, some sandboxes).
+/// Errors: `ENOMEM` if there is no memory, or no MADV_WIPEONFORK (Linux before 4.14, some
+/// sandboxes).
 pub fn prepare() -> Result<(), Errno> {
     page().map(drop)
 }
@@ -46,7 +45,7 @@ fn page() -> Result<*mut u8, Errno> {
     }
 }
 
-/// A word that is zero, and zero again in every forked child.
+/// Takes a word that is zero now, and zero in every forked child.
 fn take_word() -> *mut usize {
     let page = page().expect("a page that is emptied at fork: prepare() was not asked").cast::<usize>();
     for (index, bits) in TAKEN.iter().enumerate() {
@@ -55,11 +54,11 @@ fn take_word() -> *mut usize {
             return page.wrapping_add(64 * index + before.trailing_ones() as usize);
         }
     }
-    // The page is full: a page of its own.
+    // The shared page is full: this word gets its own page.
     wiped_page().expect("a page that is emptied at fork").cast()
 }
 
-/// Takes back a word that is zero and that nobody knows any more.
+/// Releases a word that is zero and no longer referenced.
 fn give_back(word: *mut usize) {
     let offset = (word as usize).wrapping_sub(PAGE.load(Ordering::Acquire) as usize);
     if offset >= mapping::PAGE {
@@ -81,18 +80,18 @@ impl<T: Sync + 'static> PerProcess<T> {
         PerProcess { word: AtomicPtr::new(core::ptr::null_mut()) }
     }
 
-    /// The value, if this process has made it.
+    /// Returns the value, if this process has made it.
     #[inline]
     pub fn get(&self) -> Option<&'static T> {
         let word = self.word.load(Ordering::Acquire);
-        // SAFETY: 1. A non-null `word` lies on a page that stays mapped for as
-        // long as it is this value's, and is this value's alone: zero, or a
-        // pointer stored by `get_or_make`. 2. What is stored there came from
-        // `Box::into_raw`, and is freed only with its owner.
+        // SAFETY: 1. A non-null `word` lies on a page that stays mapped for as long as the word
+        // belongs to this value. 2. Only this value uses it: it is zero, or a pointer stored by
+        // `get_or_make`. 3. The stored pointer came from `Box::into_raw`, and is freed only with
+        // its owner.
         unsafe { word.as_ref()?.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The value, made by `make` if this process has none yet.
+    /// Returns the value; `make` makes it if this process has none yet.
     pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &'static T {
         if let Some(value) = self.get() {
             return value;
@@ -101,12 +100,12 @@ impl<T: Sync + 'static> PerProcess<T> {
         let slot = self.slot();
         let null = core::ptr::null_mut();
         match slot.compare_exchange(null, fresh, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: `fresh` came from `Box::into_raw` and is now published
-            // for good: nobody frees it.
+            // SAFETY: `fresh` came from `Box::into_raw` and is now published for good; no code
+            // frees it.
             Ok(_) => unsafe { &*fresh },
             Err(other) => {
-                // SAFETY: 1. `fresh` was not published, so it is ours alone.
-                // 2. `other` was published by another thread and lives on.
+                // SAFETY: 1. `fresh` was not published, so only this function has it. 2. `other`
+                // was published by another thread and lives on.
                 unsafe {
                     drop(Box::from_raw(fresh));
                     &*other
@@ -128,16 +127,15 @@ impl<T: Sync + 'static> PerProcess<T> {
                 }
             };
         }
-        // SAFETY: the word lies on a page that is mapped for as long as the word
-        // is this value's; it is aligned, was zero when it was taken, and is no
-        // other value's.
+        // SAFETY: 1. The word lies on a page that is mapped for as long as the word belongs to this
+        // value. 2. It is aligned, was zero when it was taken, and belongs to no other value.
         unsafe { &*word }
     }
 }
 
-/// A [`PerProcess`] value with an owner: it goes when the owner does, in each
-/// process by itself. (A forked child that drops its owner leaves its parent's
-/// value alone; what of it lies in the child's memory is never freed.)
+/// A [`PerProcess`] value with an owner: dropping the owner frees the value, in each process
+/// separately. A forked child that drops its owner leaves its parent's value alone. The child's
+/// copy of the value is never freed.
 #[derive(Default)]
 pub struct OwnedPerProcess<T: Sync + 'static>(PerProcess<T>);
 
@@ -146,7 +144,8 @@ impl<T: Sync + 'static> OwnedPerProcess<T> {
         OwnedPerProcess(PerProcess::new())
     }
 
-    /// As [`PerProcess::get_or_make`], for as long as the owner is there.
+    /// Returns the value, which lives as long as its owner; `make` makes it if this process has
+    /// none yet.
     pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &T {
         self.0.get_or_make(make)
     }
@@ -155,13 +154,13 @@ impl<T: Sync + 'static> OwnedPerProcess<T> {
 impl<T: Sync + 'static> Drop for OwnedPerProcess<T> {
     fn drop(&mut self) {
         let word = core::mem::replace(self.0.word.get_mut(), core::ptr::null_mut());
-        // SAFETY: as in `get`; in a child the word is zero, not the value's.
+        // SAFETY: the word lies on a page that stays mapped while this value has it. In a child the
+        // word is zero.
         let Some(word) = (unsafe { word.as_ref() }) else { return };
         let value = word.swap(core::ptr::null_mut(), Ordering::AcqRel);
         if !value.is_null() {
-            // SAFETY: 1. The value came from `Box::into_raw`, and references to
-            // it lived only as long as borrows of the owner, of which there are
-            // none now. 2. The word's pointer to it is gone.
+            // SAFETY: 1. The value came from `Box::into_raw`. 2. References to it lived only as
+            // long as borrows of the owner, and none is left. 3. The word no longer points to it.
             drop(unsafe { Box::from_raw(value) });
         }
         give_back(core::ptr::from_ref(word).cast_mut().cast());
@@ -172,7 +171,7 @@ fn wiped_page() -> Result<*mut u8, Errno> {
     wiped_pages(mapping::PAGE).map(|address| address as *mut u8)
 }
 
-/// Pages for so many bytes, zero, and zero again in every forked child.
+/// Maps pages for `length` bytes: zero now, and zero in every forked child.
 pub(crate) fn wiped_pages(length: usize) -> Result<usize, Errno> {
     let address = mapping::private_pages(length)?;
     let length = length.next_multiple_of(mapping::PAGE);

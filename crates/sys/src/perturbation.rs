@@ -1,33 +1,34 @@
-//! A build with `--cfg perturbed` (`cargo xtask soak interleavings`) sometimes holds a
-//! thread up between two steps of a protocol, where it is interrupted once in a million
-//! times otherwise: at the ends of an [`Edge`](crate::ordering::Edge), and on both sides
-//! of a system call, by which threads wake each other, sleep, and see what files bring.
-//! The models see every interleaving of one protocol; this shows what several do
-//! together. In any other build there is nothing of it.
+//! Random delays, in a build with `--cfg perturbed` (`cargo xtask soak interleavings`). They delay
+//! a thread between two steps of a protocol, where an interruption is otherwise one in a million.
+//! The places are the ends of an [`Edge`](crate::ordering::Edge) and both sides of a system call.
+//! Threads wake each other, sleep, and see files change by system calls.
+//!
+//! The models see every interleaving of one protocol; this build shows several protocols together.
+//! Any other build contains none of it.
 
-/// At the end of an edge.
+/// Delays at the end of an edge.
 #[inline(always)]
 pub(crate) fn perturb() {
     #[cfg(perturbed)]
     at_random(32, 1024);
 }
 
-/// Before a system call that we make, and after it. There are fewer of them than of
-/// edges, and more happens at each.
+/// Delays before and after a system call of usring. There are fewer calls than edges, and more
+/// happens at each.
 #[inline(always)]
 pub(crate) fn perturb_call() {
     #[cfg(perturbed)]
     at_random(8, 128);
 }
 
-/// Of so many steps one lets others run, and of so many one sleeps.
+/// Yields in one of `yields` steps, and sleeps in one of `sleeps`.
 #[cfg(perturbed)]
 #[cold]
 fn at_random(yields: u64, sleeps: u64) {
     use crate::syscall::{PASS_MARK, syscall6};
     use linux_raw_sys::general as linux;
 
-    /// Others get through a few calls meanwhile.
+    /// Long enough for other threads to make a few calls.
     static SLEEP: usring_uapi::Timespec = usring_uapi::Timespec { tv_sec: 0, tv_nsec: 100_000 };
 
     // SAFETY: every x86-64 processor has the counter, and user mode may read it.
@@ -41,7 +42,7 @@ fn at_random(yields: u64, sleeps: u64) {
     } else {
         return;
     };
-    // SAFETY: the kernel reads the constant, and keeps nothing. The instruction itself:
-    // a call of ours would be held up, too.
+    // SAFETY: the kernel reads the constant and keeps no reference. The bare instruction is used
+    // because a `SystemCall` would be delayed, too.
     let _ = unsafe { syscall6(number, arguments) };
 }

@@ -1,5 +1,5 @@
-//! Types that are nothing but their bytes: what may be copied out of memory
-//! that the program can write at any moment.
+//! Types that consist only of their bytes. They may be copied out of memory that the program can
+//! write at any moment.
 
 use crate::UserAddress;
 use crate::message::MessageHeader;
@@ -7,17 +7,17 @@ use linux_raw_sys::{general, io_uring};
 use usring_uapi::aio::{AioRing, IoEvent, Iocb};
 use usring_uapi::{Cqe, Sqe, Timespec};
 
-/// A type that any bytes make a valid value of, and that has no padding.
+/// A type without padding, for which any bytes are a valid value.
 ///
 /// # Safety
-/// Both must be true: every bit pattern of the right size is a value, and
-/// every byte of every value is initialised.
+/// Every bit pattern of the type's size must be a value, and every byte of every value must be
+/// initialised.
 pub unsafe trait Plain: Copy + 'static {}
 
 macro_rules! plain {
     ($($type:ty: $size:literal),* $(,)?) => {
         $(
-            // The size is the sum of the fields: no padding among them.
+            // The size is the sum of the fields: there is no padding.
             const _: () = assert!(core::mem::size_of::<$type>() == $size);
             // SAFETY: integers, or a C structure of integers without padding.
             unsafe impl Plain for $type {}
@@ -53,5 +53,5 @@ plain! {
     general::open_how: 24,
 }
 
-// SAFETY: elements without padding stand next to each other.
+// SAFETY: elements without padding follow each other directly.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}

@@ -1,10 +1,10 @@
-//! The processors that threads run on.
+//! The processors on which threads run.
 
 use crate::SystemCall;
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Processors that an affinity mask here can name.
+/// Most processors that an affinity mask can name here.
 const LIMIT: usize = 1024;
 
 /// An affinity mask, as sched_setaffinity(2) takes it.
@@ -17,25 +17,24 @@ fn allowed() -> Mask {
     mask
 }
 
-/// How many processors this thread may run on; at least one.
+/// Returns how many processors this thread may run on; at least one.
 pub fn count() -> u32 {
     allowed().iter().map(|word| word.count_ones()).sum::<u32>().max(1)
 }
 
-/// Says that this value is going to be used soon: the processor fetches it
-/// meanwhile.
+/// Prefetches a value that is about to be used.
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {
     use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     const LINE: usize = 64;
     let start: *const T = value;
     for line in (0..size_of::<T>()).step_by(LINE) {
-        // SAFETY: the instruction reads nothing and never faults.
+        // SAFETY: the instruction has no effect on memory and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add(line).cast()) };
     }
 }
 
-/// Whether the process has but one processor, as it was at the first question.
+/// Whether the process had only one processor at the first call.
 pub fn is_only() -> bool {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let known = COUNT.load(Ordering::Relaxed);
@@ -53,8 +52,8 @@ pub fn is_allowed(processor: u32) -> bool {
     processor < LIMIT && allowed()[processor / 64] & 1 << (processor % 64) != 0
 }
 
-/// Whether this thread may run on every processor of a mask. Beyond the last
-/// that it may run on there are none, as far as anybody can tell it.
+/// Whether this thread may run on every processor of a mask. Processors above the last one allowed
+/// are ignored: whether they exist cannot be determined.
 pub fn are_allowed(mask: &Mask) -> bool {
     let allowed = allowed();
     let last = allowed.iter().rposition(|&word| word != 0).unwrap_or(0);
@@ -63,21 +62,21 @@ pub fn are_allowed(mask: &Mask) -> bool {
     (0..last).all(|index| refused(index) == 0) && refused(last) & !beyond == 0
 }
 
-/// Lets this thread run on these processors, as far as the system lets it; an
-/// empty mask changes nothing.
+/// Restricts this thread to these processors, as far as the system permits; an empty mask changes
+/// nothing.
 pub fn stay_among(mask: &Mask) {
     let arguments = [0, size_of::<Mask>() as u64, mask.as_ptr() as u64, 0, 0];
     let _ = SystemCall::new(linux::__NR_sched_setaffinity, arguments).run();
 }
 
-/// Ties this thread to one processor, if it may run there.
+/// Binds this thread to one processor, if it may run there.
 pub fn stay_on(processor: u32) {
     let mut mask: Mask = [0; LIMIT / 64];
     mask[processor as usize / 64] = 1 << (processor % 64);
     stay_among(&mask);
 }
 
-/// Lets others run first (sched_yield(2)).
+/// Yields the processor to other threads (sched_yield(2)).
 pub fn give_way() {
     let _ = SystemCall::new(linux::__NR_sched_yield, [0; 5]).run();
 }

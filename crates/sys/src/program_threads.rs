@@ -1,5 +1,6 @@
-//! The threads of the program: every thread of the process but ours, which [`crate::credentials`]
-//! has in a table. A thread of ours that is just ending may be taken for one of the program's.
+//! The threads of the program: every thread of the process except usring's own, which
+//! [`crate::credentials`] has in a table. A thread of usring that is just ending may be mistaken
+//! for one of the program's.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
@@ -31,10 +32,10 @@ pub fn find(is_sought: impl Fn(u32) -> bool) -> Result<Option<u32>, Errno> {
     }
 }
 
-/// Where the name begins in a `struct linux_dirent64`; its size stands two bytes and one before.
+/// Offset of the name in a `struct linux_dirent64`; the entry's size is at offset 16.
 const NAME_IN_ENTRY: usize = 19;
 
-/// The number that a directory entry's name is, if it is one.
+/// Parses a directory entry's name as a number, if it is one.
 fn number_in(name: &[u8]) -> Option<u32> {
     let digits = name.split(|byte| *byte == 0).next()?;
     let number = digits.iter().try_fold(0u32, |number, byte| {
@@ -43,12 +44,12 @@ fn number_in(name: &[u8]) -> Option<u32> {
     (!digits.is_empty()).then_some(number)
 }
 
-/// Returns the first thread of the process, which stays in the list when it has ended.
+/// Returns the id of the process's first thread, which stays in the list after its end.
 pub fn first() -> u32 {
     SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32
 }
 
-/// Returns what a thread has given to exit(2), if it has ended and is still in the list.
+/// Returns the status that a thread passed to exit(2), if it has ended and is still in the list.
 pub fn status_of_ended(thread: u32) -> Option<u8> {
     let mut path = [0u8; 40];
     let mut at = 0;
@@ -70,9 +71,9 @@ pub fn status_of_ended(thread: u32) -> Option<u8> {
     status_in(&text[..length])
 }
 
-/// The exit status in `/proc/PID/stat`: the last field, of a thread in state Z or X.
+/// Returns the exit status from `/proc/PID/stat`: the last field, for a thread in state Z or X.
 fn status_in(text: &[u8]) -> Option<u8> {
-    // The name before the state may hold anything, parentheses too.
+    // The name before the state may hold any character, also parentheses.
     let name_end = text.iter().rposition(|byte| *byte == b')')?;
     let mut fields = text[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
     let has_ended = matches!(fields.next()?, b"Z" | b"X");
@@ -84,7 +85,7 @@ fn status_in(text: &[u8]) -> Option<u8> {
 #[derive(Debug)]
 pub struct ThreadDescriptor(OwnedDescriptor);
 
-/// PIDFD_THREAD: the thread, not its process (Linux 6.9).
+/// PIDFD_THREAD: a descriptor of the thread, not of its process (Linux 6.9).
 const THREAD: u32 = linux::O_EXCL;
 /// PIDFD_GET_INFO, and PIDFD_INFO_EXIT (Linux 6.15).
 const GET_INFORMATION: u64 = 0xc040_ff0b;
@@ -103,7 +104,7 @@ struct Information {
 const _: () = assert!(size_of::<Information>() == 64 && offset_of!(Information, exit_status) == 60);
 
 impl ThreadDescriptor {
-    /// Errors: `EINVAL` before Linux 6.9; `ESRCH` if there is no such thread.
+    /// Opens a thread. Errors: `EINVAL` before Linux 6.9; `ESRCH` if there is no such thread.
     pub fn open(thread: u32) -> Result<ThreadDescriptor, Errno> {
         let number = SystemCall::new(linux::__NR_pidfd_open, [u64::from(thread), u64::from(THREAD), 0, 0, 0]).run()?;
         OwnedDescriptor::from_raw(number as i32).into_private().map(ThreadDescriptor)
@@ -113,7 +114,7 @@ impl ThreadDescriptor {
         self.0.number()
     }
 
-    /// Returns what the thread has given to exit(2), as far as the kernel still knows.
+    /// Returns the status that the thread passed to exit(2), if the kernel still knows it.
     pub fn exit_code(&self) -> Option<u8> {
         let mut information = Information { mask: EXIT, ..Information::default() };
         let arguments = [self.number() as u64, GET_INFORMATION, &raw mut information as u64, 0, 0];

@@ -1,37 +1,38 @@
-//! The task-work list: whoever has something for a ring's own thread pushes
-//! it, from any thread, without a lock and without ever waiting for another
-//! pusher; the ring's driver takes it, oldest first. The kernel's `mpscq`.
+//! The task-work list (the kernel's `mpscq`). Any thread pushes entries for a ring's own thread
+//! without a lock, and never waits for another pusher. The ring's driver takes them, oldest first.
 //!
 //! # Pushing and taking
-//! A list that hangs together from the oldest entry to the newest. A pusher
-//! swaps its entry in as the newest (`tail`), then hangs it on the one that was
-//! the newest before: two steps, whatever others do. Between the two the list
-//! is torn, and **the taker never waits for it to be mended**: it takes what it
-//! can reach, and the pusher, once it has mended it, says so (`state`) and then
-//! looks for whom to tell, as it does for any entry. The last entry of an
-//! unbroken list is taken by putting the list's own `stub` in its place.
+//! The list is linked from the oldest entry to the newest. A pusher makes two steps, whatever other
+//! threads do:
+//! 1. It swaps its entry in as the newest (`tail`).
+//! 2. It links its entry behind the previous newest.
 //!
-//! There is one [`Taker`], which whoever drives the ring holds.
+//! Between the two steps the list is broken (`torn`), and **the taker never waits for its repair**.
+//! The taker takes the entries that it can reach. The pusher, after its second step, updates
+//! `state` and decides whom to notify, as for any entry. The last entry of an unbroken list is
+//! taken by putting the list's own `stub` in its place.
+//!
+//! There is one [`Taker`], which the ring's driver holds.
 //!
 //! # State
-//! One word tells what the taker has not looked at since it last
-//! [began](Taker::begin):
+//! One word says what the taker has not looked at since it last [began](Taker::begin):
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0–28 | `lazy` | so many entries were pushed that can wait for more of them |
-//! | 29 | `torn` | the taker could not reach what is there, and turned away |
-//! | 30 | `urgent` | one was pushed that cannot, or something was left |
-//! | 31 | `sealed` | nobody will look any more ([`Taker::seal`]) |
+//! | 0–28 | `lazy` | number of entries pushed that can wait for more of them |
+//! | 29 | `torn` | the taker could not reach an entry, and stopped |
+//! | 30 | `urgent` | an entry was pushed that cannot wait, or entries were left |
+//! | 31 | `sealed` | no taker will look any more ([`Taker::seal`]) |
 //!
-//! It is changed after the list, by one read-modify-write on each side: who
-//! begins to take either finds the entry or leaves the mark for the next look;
-//! who turns away from a torn list either finds it mended, or has whoever mends
-//! it announce it anew ([`Taker::leave`]);
-//! who pushes while the queue is sealed either is seen by who seals it, or sees
-//! the seal and has to take the entry out again itself.
+//! The word is changed after the list, by one read-modify-write on each side. Hence:
+//! - A taker that begins either finds the entry, or leaves the mark for the next look.
+//! - A taker that leaves a broken list either finds it repaired, or the repairing pusher announces
+//!   its entry again ([`Taker::leave`]).
+//! - A pusher that pushes while the queue is sealed either is seen by the sealing thread, or sees
+//!   the seal. In the second case the pusher must take the entry out again itself.
 //!
-//! [`Entry`] owns its allocation, and moving a request between its holders
+//! [`Entry`] owns its allocation. A request moves between its holders as that pointer, so no step
+//! allocates.
 //! moves that pointer, so nothing is allocated on the way.
 
 use crate::ordering::Edge;
@@ -41,26 +42,26 @@ use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::ptr;
 
-/// The next newer entry, once it is hung on.
+/// The next newer entry, once it is linked.
 type Link = AtomicPtr<Header>;
 
-/// What the queue knows of an entry; also the stub.
+/// The part of an entry that the queue uses; also the stub.
 struct Header {
     newer: Link,
 }
 
-/// The header first: a pointer to it is one to the node.
+/// The header comes first: a pointer to the header is a pointer to the node.
 #[repr(C)]
 struct Node<T> {
     header: Header,
     value: T,
 }
 
-/// A value that can stand in a [`Queue`], owned.
+/// An owned value that can be put into a [`Queue`].
 pub struct Entry<T>(Box<Node<T>>);
 
 impl<T> Entry<T> {
-    /// The one allocation of this value's life.
+    /// Allocates the node: the only allocation in this value's life.
     pub fn new(value: T) -> Self {
         Entry(Box::new(Node { header: Header { newer: AtomicPtr::new(ptr::null_mut()) }, value }))
     }
@@ -96,42 +97,40 @@ const TORN: u32 = 1 << 29;
 const URGENT: u32 = 1 << 30;
 const SEALED: u32 = 1 << 31;
 
-/// Whether there is something that the taker has not looked at.
+/// Whether there are entries that the taker has not looked at.
 #[inline(always)]
 fn is_marked(state: u32) -> bool {
     state & !(SEALED | TORN) != 0
 }
 
-/// Whether whoever waits for several entries may sleep on until there are as
-/// many.
+/// Whether a thread that waits for several entries may go on sleeping until there are as many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// It may: the kernel's lazy wake.
+    /// The thread may go on sleeping: the kernel's lazy wake.
     Lazy,
-    /// It may not: the entry can be what something else waits for.
+    /// The thread must look: other work may wait for this entry.
     Urgent,
 }
 
-/// What a pusher learns.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the taker has to be told, and a sealed queue has none"]
 pub struct Pushed {
-    /// This one is to announce that there is something: the list was empty, and
-    /// later pushers leave it to this one; or the taker has turned away from a torn
-    /// list, which may be this one's doing.
+    /// This pusher has to announce the entry. Either the list was empty, and later pushers rely on
+    /// this announcement. Or the taker stopped at a broken list, and this push may have broken it.
     pub first: bool,
-    /// How many entries wait, as far as the taker has not looked; `u32::MAX`
-    /// with an urgent one among them.
+    /// Number of entries that the taker has not looked at; `u32::MAX` if an urgent entry is among
+    /// them.
     pub queued: u32,
-    /// The queue was sealed meanwhile: this thread must see to it that what it
-    /// holds is taken.
+    /// The queue was sealed meanwhile: this thread must see to it that the queue's entries are
+    /// taken.
     pub sealed: bool,
 }
 
 /// The pushers' end.
 pub struct Queue<T>(Arc<Shared<T>>);
 
-/// The end of the one who takes.
+/// The taker's end.
 pub struct Taker<T>(Arc<Shared<T>>);
 
 struct Shared<T> {
@@ -139,18 +138,19 @@ struct Shared<T> {
     tail: AtomicPtr<Header>,
     state: AtomicU32,
     stub: Header,
-    /// The oldest entry, or the stub in front of it; the taker's alone.
+    /// The oldest entry, or the stub in front of it. Only the taker uses it.
     head: UnsafeCell<*mut Header>,
     _entries: core::marker::PhantomData<Entry<T>>,
 }
 
-// SAFETY: 1. Entries only pass through, each from one owner to the next. 2. The
-// pointers are to nodes of the list and to the stub, which live as long as it.
+// SAFETY: 1. Entries only pass through, each from one owner to the next. 2. The pointers lead to
+// nodes of the list and to the stub, which live as long as the list.
 unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: 1. As above. 2. `head` is touched by the taker and in `drop` alone.
+// SAFETY: 1. Entries only pass through, each from one owner to the next. 2. Only the taker and
+// `drop` touch `head`.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
-/// An empty queue, both ends of it.
+/// Makes an empty queue; returns both ends of it.
 pub fn queue<T>() -> (Queue<T>, Taker<T>) {
     let shared = Arc::new(Shared {
         tail: AtomicPtr::new(ptr::null_mut()),
@@ -161,22 +161,22 @@ pub fn queue<T>() -> (Queue<T>, Taker<T>) {
     });
     let stub = shared.stub();
     shared.tail.store(stub, Ordering::Relaxed);
-    // SAFETY: nobody else has it yet.
+    // SAFETY: no other thread has the queue yet.
     shared.head.with_mut(|head| unsafe { *head = stub });
     (Queue(shared.clone()), Taker(shared))
 }
 
 impl<T> Queue<T> {
-    /// Adds an entry. A read-modify-write is the last thing this does.
+    /// Adds an entry. Ends with a read-modify-write, which callers may use as a barrier.
     #[inline]
     pub fn push(&self, entry: Entry<T>, urgency: Urgency) -> Pushed {
         let shared = &*self.0;
         let node = Box::into_raw(entry.0).cast::<Header>();
-        // SAFETY: the node is still this thread's own.
+        // SAFETY: this thread still owns the node.
         unsafe { (*node).newer.store(ptr::null_mut(), Ordering::Relaxed) };
         let before = shared.tail.swap(node, Edge::Queue.both());
-        // SAFETY: 1. It was the newest, and nothing hung on it: the taker lets
-        // it stand until this one does. 2. The stub lives as long as the queue.
+        // SAFETY: 1. It was the newest node, and no node is linked behind it yet; the taker does
+        // not take it until this thread has linked its own. 2. The stub lives as long as the queue.
         unsafe { (*before).newer.store(node, Edge::Queue.release()) };
         let state = match urgency {
             Urgency::Lazy => shared.state.fetch_add(1, Edge::Queue.both()).wrapping_add(1),
@@ -187,14 +187,14 @@ impl<T> Queue<T> {
         Pushed { first, queued, sealed: state & SEALED != 0 }
     }
 
-    /// Whether there is nothing that the taker has not looked at. One load; who
-    /// has to rely on the answer stands behind a barrier.
+    /// Whether the taker has looked at every entry. One relaxed load; a caller that relies on the
+    /// answer passes a barrier first.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         !is_marked(self.0.state.load(Ordering::Relaxed))
     }
 
-    /// Whether nobody will look any more.
+    /// Whether no taker will look any more.
     #[inline]
     pub fn is_sealed(&self) -> bool {
         self.0.state.load(Ordering::Relaxed) & SEALED != 0
@@ -202,8 +202,8 @@ impl<T> Queue<T> {
 }
 
 impl<T> Taker<T> {
-    /// Whether there is something to look at. From here on whoever pushes marks
-    /// it anew, so all that there is has to be taken, or [left](Self::leave).
+    /// Whether there are entries to look at. From here on pushers mark the state anew. So the
+    /// caller has to take all entries, or [leave](Self::leave) them.
     #[inline]
     pub fn begin(&mut self) -> bool {
         if !is_marked(self.0.state.load(Ordering::Relaxed)) {
@@ -213,29 +213,29 @@ impl<T> Taker<T> {
         true
     }
 
-    /// The oldest entry that can be reached.
+    /// Takes the oldest entry that can be reached.
     #[inline]
     pub fn take(&mut self) -> Option<Entry<T>> {
         let shared = &*self.0;
-        // SAFETY: this is the taker.
+        // SAFETY: `&mut self` is the only taker.
         shared.head.with_mut(|head| unsafe { shared.advance(&mut *head) }).map(|node| {
-            // SAFETY: 1. `Box::into_raw` of a node made it. 2. It has just left
-            // the list, and is this thread's.
+            // SAFETY: 1. `Box::into_raw` of a node made the pointer. 2. The node has just left the
+            // list, and belongs to this thread.
             Entry(unsafe { Box::from_raw(node.cast::<Node<T>>()) })
         })
     }
 
-    /// What was not taken since [`Self::begin`] waits for the next look.
+    /// Leaves the entries not taken since [`Self::begin`] to the next look.
     pub fn leave(&mut self) -> Rest {
         let shared = &*self.0;
         if ptr::eq(shared.tail.load(Ordering::Relaxed), shared.stub()) {
             return Rest::Nothing;
         }
-        // SAFETY: this is the taker.
+        // SAFETY: `&mut self` is the only taker.
         let can_advance = || shared.head.with_mut(|head| unsafe { shared.can_advance(*head) });
         if !can_advance() {
-            // A pusher that has changed the state already has mended the list
-            // before; any other one finds this.
+            // A pusher that has changed the state already repaired the list before. Any other
+            // pusher finds `TORN` set.
             shared.state.fetch_or(TORN, Edge::Queue.both());
             if !can_advance() {
                 return Rest::OutOfReach;
@@ -245,22 +245,22 @@ impl<T> Taker<T> {
         Rest::Entries
     }
 
-    /// From now on nobody looks any more: whoever pushes is told so. What is
-    /// there already is to be taken by the caller.
+    /// Seals the queue: no taker will look any more, and each later push reports the seal. The
+    /// caller takes the entries that are in the queue.
     pub fn seal(&mut self) {
         self.0.state.fetch_or(SEALED | URGENT, Edge::Queue.acquire());
     }
 }
 
-/// What is left in the list when the taker turns away.
+/// The rest of the list when the taker stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     Nothing,
-    /// A pusher is in the middle of it, and will say so when it is done, as the
-    /// [first](Pushed::first). Its entry may be the only one that is counted then: who goes to sleep needs
-    /// to be woken for one.
+    /// A pusher is between its two steps. It announces its entry when it is done, as the
+    /// [first](Pushed::first). That entry may then be the only one counted, so a thread that goes
+    /// to sleep must ask to be woken for one.
     OutOfReach,
-    /// Marked as not looked at.
+    /// Entries are left; they are marked as not looked at.
     Entries,
 }
 
@@ -272,12 +272,12 @@ impl<T> Shared<T> {
     /// Takes the oldest node out of the list.
     ///
     /// # Safety
-    /// `head` is the list's, and nobody else uses it.
+    /// `head` must be the list's, and no other thread may use it.
     #[inline]
     unsafe fn advance(&self, head: &mut *mut Header) -> Option<*mut Header> {
         let mut oldest = *head;
-        // SAFETY: for this and the next ones: 1. The head is a node of the list
-        // or the stub. 2. A node stays until the taker takes it.
+        // SAFETY: for this and the following reads of `newer`: 1. The head is a node of the list or
+        // the stub. 2. A node stays until the taker takes it.
         let mut newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
         if ptr::eq(oldest, self.stub()) {
             if newer.is_null() {
@@ -285,19 +285,19 @@ impl<T> Shared<T> {
             }
             oldest = newer;
             *head = oldest;
-            // SAFETY: as above.
+            // SAFETY: a node stays until the taker takes it.
             newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
         }
         if newer.is_null() {
-            // It is the newest, or somebody is about to hang another on it. The
-            // release makes the next pusher's hook a later one than this.
+            // It is the newest, or a pusher is about to link a node behind it. The release orders
+            // the reset of the stub's link before the next pusher's store to it.
             self.stub.newer.store(ptr::null_mut(), Ordering::Relaxed);
             let stub = self.stub();
             if self.tail.compare_exchange(oldest, stub, Edge::Queue.release(), Ordering::Relaxed).is_ok() {
                 *head = stub;
                 return Some(oldest);
             }
-            // SAFETY: as above.
+            // SAFETY: a node stays until the taker takes it.
             newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
             if newer.is_null() {
                 return None;
@@ -307,10 +307,10 @@ impl<T> Shared<T> {
         Some(oldest)
     }
 
-    /// Whether there is a node to be taken.
+    /// Whether there is a node that can be taken.
     ///
     /// # Safety
-    /// As for [`Self::advance`].
+    /// `head` must be the list's, and no other thread may change it.
     unsafe fn can_advance(&self, head: *mut Header) -> bool {
         // SAFETY: as in `advance`.
         let newer = unsafe { (*head).newer.load(Ordering::Relaxed) };
@@ -321,7 +321,7 @@ impl<T> Shared<T> {
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
         loop {
-            // SAFETY: nobody else has the queue.
+            // SAFETY: no other thread has the queue.
             let node = self.head.with_mut(|head| unsafe { self.advance(&mut *head) });
             let Some(node) = node else { return };
             // SAFETY: as in `take`.

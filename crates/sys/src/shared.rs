@@ -1,13 +1,11 @@
-//! Memory that usring shares with the program: ring headers, entries, buffer
-//! rings. The program may write any of it at any moment, so nothing in it is
-//! ever borrowed as data: words are atomics, entries are copied out or in,
-//! each byte once, by volatile accesses.
+//! Memory that usring shares with the program: ring headers, entries, buffer rings.
 //!
-//! Offsets are ours (a ring's layout), so one that is out of range is a fault
-//! of ours and panics.
-//!
-//! In a model each word is a loom atomic and each eight bytes of entries a
-//! loom cell, so that an entry touched by both sides at once is found.
+//! - The program may write any of it at any moment, so no data in it is ever borrowed. Words are
+//!   atomics. Entries are copied in or out by volatile accesses, each byte once.
+//! - Offsets come from usring's own ring layout. An offset out of range is a bug of usring and
+//!   panics.
+//! - In a model each word is a loom atomic, and each eight bytes of entries are a loom cell. So
+//!   loom finds an entry that both sides touch at the same time.
 
 pub use crate::plain::Plain;
 
@@ -27,12 +25,11 @@ mod machine {
     use core::mem::MaybeUninit;
     use core::ptr::NonNull;
 
-    /// A piece of it is never smaller than a cache line, and starts on one: so
-    /// a word whose offset is a constant (a ring's heads and tails) needs no
-    /// look at the length.
+    /// Least length of a piece, in bytes, and its alignment: a cache line. So a word at a constant
+    /// offset (a ring's heads and tails) needs no check against the length.
     pub const LEAST: usize = 64;
 
-    /// A piece of shared memory, ours or lent by the program.
+    /// A piece of shared memory, mapped by usring or lent by the program.
     #[derive(Debug)]
     pub struct SharedMemory {
         address: NonNull<u8>,
@@ -40,13 +37,13 @@ mod machine {
         mapping: Option<Mapping>,
     }
 
-    // SAFETY: every access is atomic or a volatile copy of plain bytes.
+    // SAFETY: every access is atomic, or a volatile copy of plain bytes.
     unsafe impl Send for SharedMemory {}
-    // SAFETY: as above.
+    // SAFETY: every access is atomic, or a volatile copy of plain bytes.
     unsafe impl Sync for SharedMemory {}
 
     impl SharedMemory {
-        /// Takes over a mapping of ours.
+        /// Makes shared memory of a mapping that usring owns.
         pub fn new(mapping: Mapping) -> Self {
             let address =
                 NonNull::new(mapping.address() as *mut u8).expect("the kernel maps nothing at address 0 unasked");
@@ -54,23 +51,23 @@ mod machine {
             SharedMemory { address, length: mapping.length(), mapping: Some(mapping) }
         }
 
-        /// Memory that somebody else owns.
+        /// Makes shared memory of bytes that this value does not own.
         ///
         /// # Safety
-        /// `length` bytes at `address` (aligned to `LEAST`, and as many at
-        /// least) stay mapped, readable and writable for as long as this lives,
-        /// and nobody holds references into them.
+        /// `length` bytes at `address` must stay mapped, readable and writable for as long as this
+        /// value lives, and no references into them may exist. The address is aligned to `LEAST`,
+        /// and `length` is at least `LEAST`.
         pub unsafe fn borrowed(address: usize, length: usize) -> Self {
             assert!(address.is_multiple_of(LEAST) && length >= LEAST, "shared memory is whole cache lines");
             let address = NonNull::new(address as *mut u8).expect("shared memory has an address");
             SharedMemory { address, length, mapping: None }
         }
 
-        /// Memory of the program that it lends for a ring
-        /// (`IORING_SETUP_NO_MMAP`, a buffer ring of its own), tried page by
-        /// page: `EFAULT` where it cannot be read and written, `EINVAL` where
-        /// it is not aligned. That it stays mapped is part of what the ring's
-        /// creator vouches for (see the crate's head).
+        /// Makes shared memory of the program's memory that it lends for a ring
+        /// (`IORING_SETUP_NO_MMAP`, a buffer ring), and touches every page of it. The ring's
+        /// creator vouches that it stays mapped (see the head of the crate).
+        ///
+        /// Errors: `EFAULT` where it cannot be read and written; `EINVAL` if it is not aligned.
         pub fn of_program(address: UserAddress, length: usize) -> Result<Self, Errno> {
             if !address.0.is_multiple_of(LEAST as u64) {
                 return Err(Errno::EINVAL);
@@ -78,18 +75,15 @@ mod machine {
             // The rest of a cache line lies on the same page.
             let length = length.max(LEAST);
             user_memory::probe_writable(address, length)?;
-            // SAFETY: 1. Every page answered a moment ago. 2. The creator of
-            // the ring vouches for the rest; the program knows it as memory
-            // that the ring writes.
+            // SAFETY: 1. Every page was accessible a moment ago. 2. The creator of the ring vouches
+            // that they stay mapped. 3. The program knows that the ring writes this memory.
             Ok(unsafe { SharedMemory::borrowed(address.0 as usize, length) })
         }
 
-        /// Whole pages of the program that it lends for a ring
-        /// (`IORING_SETUP_NO_MMAP`): pages of ours take their place, at the
-        /// same addresses and with the same contents, so that the ring outlives
-        /// whatever the program does to its own view of them, as it does in
-        /// the kernel, which pins them. Where they cannot be replaced (huge
-        /// pages) they are used as they are.
+        /// Replaces whole pages that the program lends for a ring (`IORING_SETUP_NO_MMAP`) by pages
+        /// of usring, at the same addresses and with the same contents. So the ring outlives any
+        /// change that the program makes to its own view of them. (The kernel pins the pages
+        /// instead.) Pages that cannot be replaced (huge pages) are used as they are.
         pub fn in_place_of(address: UserAddress, length: usize) -> Result<Self, Errno> {
             let lent = Self::of_program(address, length)?;
             let mut mapping = Mapping::shared(length)?;
@@ -107,14 +101,15 @@ mod machine {
             self.length
         }
 
-        /// Where it lies in this process.
+        /// Returns its address in this process.
         pub fn address(&self) -> usize {
             self.address.as_ptr() as usize
         }
 
         #[inline(always)]
         fn at(&self, offset: usize, size: usize, alignment: usize) -> *mut u8 {
-            // What is no larger than a cache line is no larger than the whole.
+            // A value no larger than a cache line is never larger than the piece, so the
+            // subtraction cannot wrap.
             let fits = match size <= LEAST {
                 true => offset <= self.length - size,
                 false => offset.checked_add(size).is_some_and(|end| end <= self.length),
@@ -125,21 +120,20 @@ mod machine {
             self.address.as_ptr().wrapping_add(offset)
         }
 
-        /// Where a part of it lies, which is looked at here and nowhere else.
+        /// Returns the address of a part of it. This function alone checks the range.
         pub(crate) fn part(&self, offset: usize, size: usize, alignment: usize) -> NonNull<u8> {
             NonNull::new(self.at(offset, size, alignment)).expect("shared memory has an address")
         }
 
-        /// The word at `offset`.
+        /// Returns the word at `offset`.
         #[inline(always)]
         pub fn word(&self, offset: usize) -> &AtomicU32 {
-            // SAFETY: in range and aligned, and nobody uses it otherwise than
-            // atomically; the program's own plain accesses are those of any
-            // io_uring program.
+            // SAFETY: 1. In range and aligned. 2. usring accesses the word by atomics only. 3. The
+            // program's own plain accesses are those of any io_uring program.
             unsafe { &*self.at(offset, 4, 4).cast() }
         }
 
-        /// The word at `offset` of the first cache line; costs no look at the
+        /// Returns the word at `offset` of the first cache line, without a check against the
         /// length.
         #[inline(always)]
         pub fn header_word(&self, offset: usize) -> &AtomicU32 {
@@ -148,7 +142,7 @@ mod machine {
             unsafe { &*self.address.as_ptr().wrapping_add(offset).cast() }
         }
 
-        /// The half word at `offset` (a buffer ring's tail is one).
+        /// Returns the half word at `offset` (the tail of a buffer ring is one).
         #[inline(always)]
         pub fn half_word(&self, offset: usize) -> &AtomicU16 {
             // SAFETY: as in `word`.
@@ -169,18 +163,18 @@ mod machine {
             unsafe { copy_to(self.at(offset, size_of::<T>(), align_of::<T>()), value) };
         }
 
-        /// Copies bytes of the program in. After `EFAULT` a part may have been copied.
+        /// Copies bytes from the program's memory in. After `EFAULT` a part may have been copied.
         #[inline]
         pub fn copy_in(&self, offset: usize, length: usize, from: UserAddress) -> Result<(), Errno> {
-            // SAFETY: in range; nobody holds references into it.
+            // SAFETY: in range; no references into it exist.
             unsafe { user_memory::copy_to_raw(self.at(offset, length, 1), from, length) }
         }
 
-        /// Copies bytes out to the program. After `EFAULT` a part may have been copied.
+        /// Copies bytes out to the program's memory. After `EFAULT` a part may have been copied.
         #[inline]
         pub fn copy_out(&self, offset: usize, length: usize, to: UserAddress) -> Result<(), Errno> {
-            // SAFETY: in range; what another process writes meanwhile is copied
-            // as it stands, and means nothing to us.
+            // SAFETY: in range. Bytes that another process writes meanwhile are copied as they
+            // stand; usring does not interpret them.
             unsafe { user_memory::copy_from_raw(to, self.at(offset, length, 1), length) }
         }
     }
@@ -188,40 +182,40 @@ mod machine {
     /// Copies a value out of shared memory, each byte once.
     ///
     /// # Safety
-    /// A `T` fits there, aligned, all of it in shared memory.
+    /// A `T` must fit at `from`, aligned, and lie in shared memory as a whole.
     #[inline(always)]
     pub(crate) unsafe fn copy_from<T: Plain>(from: *mut u8) -> T {
         if align_of::<T>() != 8 {
-            // SAFETY: the caller's; any bytes are a `T`; volatile, so that the
-            // program's writes cannot make two reads differ.
+            // SAFETY: 1. The caller guarantees the place. 2. Any bytes are a `T`. 3. The read is
+            // volatile, so the program's writes cannot make two reads differ.
             return unsafe { from.cast::<T>().read_volatile() };
         }
         // Word by word: a volatile copy of a structure goes field by field.
         let mut value = MaybeUninit::<T>::uninit();
         for index in 0..size_of::<T>() / 8 {
-            // SAFETY: as above; a type aligned to 8 is whole words long.
+            // SAFETY: the caller guarantees the place; a type aligned to 8 consists of whole words.
             unsafe { value.as_mut_ptr().cast::<u64>().add(index).write(from.cast::<u64>().add(index).read_volatile()) };
         }
-        // SAFETY: every word of it was written, and any bytes are a `T`.
+        // SAFETY: every word of the value was written, and any bytes are a `T`.
         unsafe { value.assume_init() }
     }
 
     /// Copies a value into shared memory.
     ///
     /// # Safety
-    /// As for [`copy_from`].
+    /// A `T` must fit at `to`, aligned, and lie in shared memory as a whole.
     #[inline(always)]
     pub(crate) unsafe fn copy_to<T: Plain>(to: *mut u8, value: T) {
         if align_of::<T>() != 8 {
-            // SAFETY: the caller's; nobody holds references into it.
+            // SAFETY: the caller guarantees the place; no references into it exist.
             return unsafe { to.cast::<T>().write_volatile(value) };
         }
-        // Word by word, out of registers: a volatile copy of a structure would
-        // go by way of the stack.
+        // Word by word, out of registers: a volatile copy of a structure would go through the
+        // stack.
         let from = (&raw const value).cast::<u64>();
         for index in 0..size_of::<T>() / 8 {
-            // SAFETY: as above; a type aligned to 8 is whole words long, and has
-            // no padding.
+            // SAFETY: the caller guarantees the place; a type aligned to 8 consists of whole words
+            // and has no padding.
             unsafe { to.cast::<u64>().add(index).write_volatile(from.add(index).read()) };
         }
     }
@@ -252,11 +246,11 @@ mod model {
 
     // SAFETY: loom checks the accesses.
     unsafe impl Send for SharedMemory {}
-    // SAFETY: as above.
+    // SAFETY: loom checks the accesses.
     unsafe impl Sync for SharedMemory {}
 
     impl SharedMemory {
-        /// `length` bytes of modelled memory.
+        /// Makes `length` bytes of modelled memory.
         pub fn model(length: usize) -> Self {
             SharedMemory {
                 words: (0..length.div_ceil(4)).map(|_| AtomicU32::new(0)).collect(),
@@ -270,7 +264,7 @@ mod model {
         }
 
         /// # Safety
-        /// None is needed: what lies at the address is not touched.
+        /// None: the memory at the address is not touched.
         pub unsafe fn borrowed(_: usize, length: usize) -> Self {
             SharedMemory::model(length)
         }
@@ -292,17 +286,18 @@ mod model {
             self.word(offset)
         }
 
-        /// No model has a program's memory.
+        /// Answers `EFAULT`: no model has a program's memory.
         pub fn copy_in(&self, _: usize, _: usize, _: UserAddress) -> Result<(), Errno> {
             Err(Errno::EFAULT)
         }
 
-        /// As above.
+        /// Answers `EFAULT`: no model has a program's memory.
         pub fn copy_out(&self, _: usize, _: usize, _: UserAddress) -> Result<(), Errno> {
             Err(Errno::EFAULT)
         }
 
-        /// Half words are kept apart from words: a place is used as one or the other.
+        /// Returns the half word at `offset`. Half words are stored apart from words: a model uses
+        /// each place as one or the other.
         pub fn half_word(&self, offset: usize) -> &AtomicU16 {
             assert!(offset.is_multiple_of(2));
             &self.half_words[offset / 2]

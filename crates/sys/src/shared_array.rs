@@ -1,7 +1,6 @@
-//! Values of one kind at even distances in shared memory, a power of two of
-//! them: the entries of a ring, the slots of a queue. Of an index only the low
-//! bits count, so that what was looked at when an array was made needs no other
-//! look on the way of a request.
+//! A power of two of equal values at even distances in shared memory: the entries of a ring, the
+//! slots of a queue. Only the low bits of an index count. So the range check at construction is
+//! enough, and no request needs one.
 
 #[cfg(not(loom))]
 pub use machine::SharedArray;
@@ -16,22 +15,22 @@ mod machine {
     use core::marker::PhantomData;
     use core::ptr::NonNull;
 
-    /// Values with `STRIDE` bytes from one to the next.
+    /// Values that start `STRIDE` bytes apart.
     pub struct SharedArray<T, const STRIDE: usize> {
-        /// Keeps it mapped.
+        /// Keeps the memory mapped.
         _memory: Arc<SharedMemory>,
         first: NonNull<u8>,
         mask: usize,
         values: PhantomData<T>,
     }
 
-    // SAFETY: as for `SharedMemory`, of which this is a part.
+    // SAFETY: this is a part of `SharedMemory`, which is `Send`.
     unsafe impl<T, const STRIDE: usize> Send for SharedArray<T, STRIDE> {}
-    // SAFETY: as above.
+    // SAFETY: this is a part of `SharedMemory`, which is `Sync`.
     unsafe impl<T, const STRIDE: usize> Sync for SharedArray<T, STRIDE> {}
 
     impl<T, const STRIDE: usize> SharedArray<T, STRIDE> {
-        /// `count` values, the first of them at `offset`.
+        /// Makes an array of `count` values, the first at `offset`.
         pub fn new(memory: &Arc<SharedMemory>, offset: usize, count: usize) -> Self {
             const { assert!(STRIDE.is_multiple_of(align_of::<T>()) && STRIDE >= size_of::<T>()) };
             assert!(count.is_power_of_two(), "an index wraps by its low bits");
@@ -44,20 +43,20 @@ mod machine {
             self.first.as_ptr().wrapping_add((index & self.mask) * STRIDE)
         }
 
-        /// Says that the line of a value is going to be written soon: it is
-        /// fetched from whoever has it, who loses it.
+        /// Prefetches the cache line of a value that is about to be written. The processor takes
+        /// the line away from other processors.
         #[inline(always)]
         pub fn prefetch_to_write(&self, index: usize) {
-            // SAFETY: the instruction changes nothing and never faults; where a
-            // processor does not know it, it does nothing.
+            // SAFETY: the instruction changes no memory and never faults. A processor that does not
+            // know it does nothing.
             unsafe { core::arch::asm!("prefetchw [{}]", in(reg) self.at(index), options(nostack, preserves_flags)) };
         }
 
-        /// Says that the line of a value is going to be read soon.
+        /// Prefetches the cache line of a value that is about to be read.
         #[inline(always)]
         pub fn prefetch(&self, index: usize) {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: the instruction changes nothing and never faults.
+            // SAFETY: the instruction changes no memory and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at(index).cast()) };
         }
     }
@@ -66,23 +65,24 @@ mod machine {
         /// Copies a value out, each byte once.
         #[inline(always)]
         pub fn read(&self, index: usize) -> T {
-            // SAFETY: `new` has seen that all of them lie in the memory, aligned.
+            // SAFETY: `new` has checked that all values lie in the memory, aligned.
             unsafe { shared::copy_from(self.at(index)) }
         }
 
         /// Copies a value in.
         #[inline(always)]
         pub fn write(&self, index: usize, value: T) {
-            // SAFETY: as above.
+            // SAFETY: `new` has checked that all values lie in the memory, aligned.
             unsafe { shared::copy_to(self.at(index), value) };
         }
     }
 
     impl<const STRIDE: usize> SharedArray<AtomicU16, STRIDE> {
-        /// A half word, for whatever order its user needs.
+        /// Returns a half word; the caller chooses the ordering.
         #[inline(always)]
         pub fn half_word(&self, index: usize) -> &AtomicU16 {
-            // SAFETY: as above, and nobody uses it otherwise than atomically.
+            // SAFETY: `new` has checked that it lies in the memory, and it is only used as an
+            // atomic.
             unsafe { &*self.at(index).cast() }
         }
     }
@@ -112,10 +112,10 @@ mod model {
             self.offset + (index & self.mask) * STRIDE
         }
 
-        /// No model has caches.
+        /// Does nothing: models have no caches.
         pub fn prefetch_to_write(&self, _: usize) {}
 
-        /// As above.
+        /// Does nothing: models have no caches.
         pub fn prefetch(&self, _: usize) {}
     }
 

@@ -1,9 +1,8 @@
-//! A table of shared things that is looked into without a lock: each has a place,
-//! and who uses one says so by a hazard pointer ([`crate::hazard`]). It grows, and
-//! never moves.
+//! A table of shared objects that is read without a lock. Each object has a numbered place. A user
+//! announces its use by a hazard pointer ([`crate::hazard`]). The table grows, and never moves.
 //!
-//! Who takes a thing out goes on using it by a share of its own; the table's share
-//! goes when the last user has left.
+//! A thread that takes an object out gets a reference count of its own. The table's reference is
+//! dropped when the last user has left.
 
 use crate::Errno;
 use crate::hazard::{self, Use};
@@ -16,15 +15,16 @@ use core::ops::Deref;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Places of the first segment; each of the next has twice as many.
+/// Places of the first segment; each further segment has twice as many as the one before.
 const FIRST: usize = 64;
-/// Enough for every `u32`.
+/// Enough segments for every `u32`.
 const SEGMENTS: usize = 27;
 
-/// Each place is 0 or an `Arc<T>` given up by `into_raw`.
+/// Each place is 0, or an `Arc<T>` from `into_raw`.
 pub struct SharedTable<T: Send + Sync> {
     segments: [AtomicPtr<AtomicUsize>; SEGMENTS],
-    /// Held by who takes something out, and by who looks and has no hazard pointer.
+    /// Lock of a thread that takes an object out, and of a thread that looks without a hazard
+    /// pointer.
     removing: Mutex<()>,
     things: PhantomData<Arc<T>>,
 }
@@ -39,10 +39,11 @@ impl<T: Send + Sync> Default for SharedTable<T> {
     }
 }
 
-/// A thing in use: it lives at least as long as this does.
+/// An object in use: it lives at least as long as this value.
 pub struct Using<T> {
     thing: ManuallyDrop<Arc<T>>,
-    /// What keeps the table's share alive; without it the share is this one's own.
+    /// The hazard pointer that keeps the table's reference alive. `None`: this value owns a
+    /// reference.
     held: Option<Use>,
 }
 
@@ -59,13 +60,13 @@ impl<T> Drop for Using<T> {
     #[inline(always)]
     fn drop(&mut self) {
         if self.held.is_none() {
-            // SAFETY: a share of its own, and not used again.
+            // SAFETY: this value owns the reference, and does not use it again.
             unsafe { ManuallyDrop::drop(&mut self.thing) };
         }
     }
 }
 
-/// Which segment a place is in, and where in it.
+/// Returns the segment of a place, and its index in the segment.
 #[inline(always)]
 fn locate(place: usize) -> (usize, usize) {
     let segment = (place / FIRST + 1).ilog2() as usize;
@@ -80,12 +81,12 @@ impl<T: Send + Sync> SharedTable<T> {
         if segment.is_null() {
             return None;
         }
-        // SAFETY: a segment that is there has as many entries as `locate` assumes,
-        // is zero from the start, and stays as long as the table.
+        // SAFETY: a segment has as many entries as `locate` assumes, is zero from the start, and
+        // lives as long as the table.
         Some(unsafe { &*segment.add(offset) })
     }
 
-    /// Makes sure that there is such a place.
+    /// Ensures that a place exists. Errors: `ENOMEM`.
     pub fn reserve(&self, place: usize) -> Result<(), Errno> {
         let (index, _) = locate(place);
         let segment = self.segments.get(index).ok_or(Errno::ENOMEM)?;
@@ -98,37 +99,37 @@ impl<T: Send + Sync> SharedTable<T> {
         entries.resize_with(length, || AtomicUsize::new(0));
         let fresh = entries.leak().as_mut_ptr();
         if segment.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: it came from such a vector a moment ago, and nobody knows it.
+            // SAFETY: it came from such a vector a moment ago, and was not published.
             drop(unsafe { Vec::from_raw_parts(fresh, length, length) });
         }
         Ok(())
     }
 
-    /// Puts a thing in a place that is reserved and empty.
+    /// Puts an object into a place that is reserved and empty.
     ///
     /// # Panics
-    /// If it is not reserved.
+    /// If the place is not reserved.
     pub fn put(&self, place: usize, thing: Arc<T>) {
         hazard::prepare();
         let entry = self.entry(place).expect("who puts something in a place has reserved it");
         entry.store(Arc::into_raw(thing) as usize, Ordering::Release);
     }
 
-    /// What stands in a place.
+    /// Returns the object in a place.
     #[inline]
     pub fn find(&self, place: usize) -> Option<Using<T>> {
         let entry = self.entry(place)?;
         // Acquire: pairs with the release in `put`.
         match hazard::protect(|| entry.load(Ordering::Acquire)) {
             Some((0, _)) => None,
-            // SAFETY: it came from `Arc::into_raw`, and whoever takes it out of the
-            // table does not drop it while `held` lives.
+            // SAFETY: it came from `Arc::into_raw`. A thread that takes it out of the table does
+            // not drop it while `held` lives.
             Some((object, held)) => Some(Using { thing: ManuallyDrop::new(unsafe { share(object) }), held }),
             None => self.find_with_lock(entry),
         }
     }
 
-    /// The same where there is no fast way.
+    /// Returns the object in a place, for a thread without a hazard pointer.
     #[cold]
     #[inline(never)]
     fn find_with_lock(&self, entry: &AtomicUsize) -> Option<Using<T>> {
@@ -136,28 +137,29 @@ impl<T: Send + Sync> SharedTable<T> {
         match entry.load(Ordering::Acquire) {
             0 => None,
             object => {
-                // SAFETY: as in `find`; it stays in the table while the lock is held.
+                // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is
+                // held.
                 let thing = ManuallyDrop::new(unsafe { share(object) });
                 Some(Using { thing: ManuallyDrop::new(Arc::clone(&thing)), held: None })
             }
         }
     }
 
-    /// Takes out what stands in a place, if it is what is meant.
+    /// Takes the object out of a place, if `is_meant` accepts it.
     pub fn take(&self, place: usize, is_meant: impl FnOnce(&T) -> bool) -> Option<Arc<T>> {
         let entry = self.entry(place)?;
         let object = {
             let _one_at_a_time = self.removing.lock();
             let object = entry.load(Ordering::Acquire);
-            // SAFETY: as in `find_with_lock`.
+            // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is held.
             if object == 0 || !is_meant(&ManuallyDrop::new(unsafe { share::<T>(object) })) {
                 return None;
             }
             entry.store(0, Ordering::Release);
             object
         };
-        // SAFETY: 1. It came from `Arc::into_raw`, and the table's share in it is now
-        // ours, to be dropped once. 2. Nobody finds it any more.
+        // SAFETY: 1. It came from `Arc::into_raw`, and this function now owns the table's
+        // reference, to be dropped once. 2. No thread can find it any more.
         unsafe {
             let thing = Arc::clone(&ManuallyDrop::new(share::<T>(object)));
             hazard::retire(object, drop_share::<T>);
@@ -166,17 +168,21 @@ impl<T: Send + Sync> SharedTable<T> {
     }
 }
 
+/// Returns the `Arc` of an object.
+///
 /// # Safety
-/// `object` came from `Arc::<T>::into_raw`, and that share is still there.
+/// `object` must come from `Arc::<T>::into_raw`, and that reference must still exist.
 #[inline(always)]
 unsafe fn share<T>(object: usize) -> Arc<T> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     unsafe { Arc::from_raw(object as *const T) }
 }
 
+/// Drops a reference to an object.
+///
 /// # Safety
-/// As [`share`], and this share is the caller's to drop.
+/// `object` must come from `Arc::<T>::into_raw`, and the caller must own that reference.
 unsafe fn drop_share<T>(object: usize) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller owns this reference.
     drop(unsafe { share::<T>(object) });
 }

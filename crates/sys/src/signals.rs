@@ -1,37 +1,36 @@
 //! Signals that arrive while the engine runs.
 //!
-//! No handler of the program ever runs in the middle of the engine: it could
-//! enter the ring whose lock its own thread holds, or leave by `siglongjmp`
-//! with the lock taken. `interpose` wraps the program's handlers; when a
-//! signal finds its thread inside the engine, the wrapper puts it off: it keeps
-//! the kernel's frame, blocks all signals and notes here the mask that was in
-//! force. The door by which the call came undoes that as the last thing it
-//! does, and there the handlers run: at the program's own call, as the kernel
-//! delivers signals at return to user mode.
+//! No handler of the program ever runs in the middle of the engine. It could enter the ring whose
+//! lock its own thread holds, or leave by `siglongjmp` with the lock taken. So `interpose` wraps
+//! the program's handlers. If a signal finds its thread inside the engine, the wrapper puts the
+//! signal off:
+//! 1. It keeps the kernel's frame, blocks all signals, and records here the mask that was in force.
+//! 2. The entry point of the call undoes this as its last step.
+//! 3. The handlers run there, at the program's own call, as the kernel delivers signals at the
+//!    return to user mode.
 //!
-//! What the engine has to know of this: an interruptible sleep ([`crate::wait`])
-//! ends with `EINTR` when a signal has been put off, and a loop that waits
-//! without sleeping asks [`interrupted`].
+//! The engine does two things for this: an interruptible sleep ([`crate::wait`]) ends with `EINTR`
+//! when a signal has been put off, and a loop that waits without sleeping checks [`interrupted`].
 //!
-//! Without `interpose` (the Rust API) nothing is ever put off: [`DEFERRED`]
-//! stays zero, and handlers run where they find the thread, as in any library.
+//! Without `interpose` (the Rust API) no signal is ever put off: [`DEFERRED`] stays zero, and
+//! handlers run at once, as in any library.
 
 use crate::{Errno, SystemCall};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// A set of signals as the kernel holds it: signal n is bit n − 1.
+/// A set of signals, as the kernel represents it: signal n is bit n − 1.
 pub type SignalSet = u64;
 
-/// The set of one signal.
+/// Returns the set that has one signal.
 pub const fn set_of(signal: u32) -> SignalSet {
     1 << (signal - 1)
 }
 
-/// Never blocked while our code runs. SIGSYS is the trap by which calls
-/// arrive and what wakes a worker out of a system call; SIGSEGV and SIGBUS
-/// become EFAULT in our copies of the program's memory; and any of these that
-/// is raised by an instruction while blocked would kill the process.
+/// Signals that are never blocked while usring's code runs. SIGSYS is the trap by which calls
+/// arrive, and the signal that ends a worker's system call. SIGSEGV and SIGBUS become EFAULT in
+/// copies of the program's memory. Any of these signals, raised by an instruction while blocked,
+/// would kill the process.
 pub const ALWAYS_OPEN: SignalSet = set_of(linux::SIGSYS)
     | set_of(linux::SIGSEGV)
     | set_of(linux::SIGBUS)
@@ -39,22 +38,21 @@ pub const ALWAYS_OPEN: SignalSet = set_of(linux::SIGSYS)
     | set_of(linux::SIGILL)
     | set_of(linux::SIGFPE);
 
-/// What a thread blocks while a signal is put off, and what threads of our own
-/// block always.
+/// The signals that a thread blocks while a signal is put off, and that usring's own threads always
+/// block.
 pub const ALL_BLOCKED: SignalSet = !ALWAYS_OPEN;
 
-/// How many threads have a signal put off: the one word that fast paths look
-/// at. Counted up by a thread for itself (in its signal handler) and down by
-/// the same thread, so relaxed order is enough.
+/// Number of threads with a put-off signal: the one word that fast paths read. Each thread counts
+/// itself up (in its signal handler) and down, so relaxed order is enough.
 pub static DEFERRED: AtomicU32 = AtomicU32::new(0);
 
-/// Threads with a signal put off at the same time; if more have, their
-/// handlers run where they are. A thread keeps its slot only until it leaves
-/// the engine, and a put-off signal makes it leave, so a few are ever used.
+/// Most threads with a put-off signal at the same time; beyond, handlers run at once. A thread
+/// keeps its slot only until it leaves the engine, and a put-off signal makes it leave. So few
+/// slots are ever used.
 const SLOTS: usize = 256;
 
-/// Where a thread notes what its door has to undo. Only the thread `owner`
-/// touches the other fields.
+/// The state that a thread's entry point has to undo. Only the thread `owner` touches the other
+/// fields.
 struct Slot {
     /// Thread id, or 0: free.
     owner: AtomicU32,
@@ -62,11 +60,10 @@ struct Slot {
     state: AtomicU32,
     original_mask: AtomicU64,
     delivery_mask: AtomicU64,
-    /// `interpose`'s: where it keeps the first signal.
+    /// For `interpose`: where it keeps the first signal.
     note: AtomicU32,
-    /// Signals of `ALWAYS_OPEN` that somebody sent (nothing was raised by an
-    /// instruction of ours), to be sent again: they cannot wait in the blocked
-    /// queue.
+    /// Signals of `ALWAYS_OPEN` that were sent by kill(2) or the like, not raised by an
+    /// instruction. They cannot wait in the blocked queue, so the entry point sends them again.
     resend: AtomicU64,
 }
 
@@ -83,13 +80,13 @@ static TABLE: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// What the door has to undo for its thread.
+/// The state that the entry point has to undo for its thread.
 #[derive(Clone, Copy, Debug)]
 pub struct PutOff {
     /// The mask that was in force when the first signal was put off.
     pub original_mask: SignalSet,
-    /// The mask under which the signals are to be delivered first: the
-    /// `sigmask` argument of a wait that was interrupted.
+    /// The mask under which the signals are to be delivered first: the `sigmask` argument of an
+    /// interrupted wait.
     pub delivery_mask: Option<SignalSet>,
     pub resend: SignalSet,
     pub note: u32,
@@ -98,15 +95,15 @@ pub struct PutOff {
 /// Whether a signal could be put off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noted {
-    /// The first of this thread: mask and note were taken down.
+    /// The first signal of this thread: mask and note were recorded.
     First,
-    /// Others are put off already: the kernel has to keep this one.
+    /// Another signal is put off already: the kernel has to keep this one.
     Again,
-    /// No slot is free: the handler has to run here and now.
+    /// No slot is free: the handler has to run now.
     Full,
 }
 
-/// The calling thread's id.
+/// Returns the calling thread's id.
 pub fn thread_id() -> u32 {
     match SystemCall::new(linux::__NR_gettid, [0; 5]).run_once() {
         Ok(id) => id as u32,
@@ -114,8 +111,9 @@ pub fn thread_id() -> u32 {
     }
 }
 
-/// The calling thread's id where a filter of the program's denies gettid(2): the end of the link
-/// /proc/thread-self, `PROCESS/task/THREAD`. Without /proc the process's, which is its first thread's.
+/// Returns the calling thread's id where a filter of the program denies gettid(2): the end of the
+/// link /proc/thread-self, `PROCESS/task/THREAD`. Without /proc, returns the process id, which is
+/// the id of the first thread.
 #[cold]
 fn thread_id_of_proc() -> u32 {
     let mut text = [0u8; 48];
@@ -137,16 +135,16 @@ fn slot_of(thread: u32) -> Option<&'static Slot> {
     TABLE.iter().find(|slot| slot.owner.load(Ordering::Relaxed) == thread)
 }
 
-/// Whether a signal for the calling thread has been put off. Costs one load
-/// where no thread has one.
+/// Whether a signal for the calling thread has been put off. Costs one load while no thread has
+/// one.
 #[inline]
 pub fn interrupted() -> bool {
     DEFERRED.load(Ordering::Relaxed) != 0 && slot_of(thread_id()).is_some()
 }
 
-/// The wait that was just interrupted ran under this mask (its `sigmask`
-/// argument): signals that only this mask lets through are to reach their
-/// handlers before the call returns. [`crate::wait::epoll`] does this by itself.
+/// Records the mask of the wait that was just interrupted (its `sigmask` argument). Signals that
+/// only this mask lets through reach their handlers before the call returns. [`crate::wait::epoll`]
+/// calls this itself.
 pub fn set_delivery_mask(mask: SignalSet) {
     if DEFERRED.load(Ordering::Relaxed) == 0 {
         return;
@@ -157,16 +155,16 @@ pub fn set_delivery_mask(mask: SignalSet) {
     }
 }
 
-/// For `interpose`'s wrapper, in signal context with every signal blocked: notes that a signal has been
-/// put off while `original_mask` was in force. `resend` names a signal that
-/// has to be sent again, for it cannot wait in the kernel's queue.
+/// Records that a signal has been put off while `original_mask` was in force. Called by
+/// `interpose`'s wrapper, in signal context with every signal blocked. `resend` names a signal that
+/// must be sent again, because it cannot wait in the kernel's queue.
 pub fn put_off(original_mask: SignalSet, resend: SignalSet, note: u32) -> Noted {
     let thread = thread_id();
     if let Some(slot) = slot_of(thread) {
         slot.resend.fetch_or(resend, Ordering::Relaxed);
         return Noted::Again;
     }
-    // Acquire: the fields of a slot just freed by another thread are dead.
+    // Acquire: another thread that just freed the slot no longer uses its fields.
     let free = |slot: &&Slot| slot.owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let Some(slot) = TABLE.iter().find(free) else {
         return Noted::Full;
@@ -179,16 +177,16 @@ pub fn put_off(original_mask: SignalSet, resend: SignalSet, note: u32) -> Noted 
     Noted::First
 }
 
-/// Has the door send more signals of `ALWAYS_OPEN` again; something is put off
-/// for this thread already.
+/// Adds signals of `ALWAYS_OPEN` that the entry point sends again. The thread must have a put-off
+/// signal already.
 pub fn send_again(signals: SignalSet) {
     if let Some(slot) = slot_of(thread_id()) {
         slot.resend.fetch_or(signals, Ordering::Relaxed);
     }
 }
 
-/// For the door, on its way out: takes what was put off for this thread. The
-/// slot is free again before any handler runs, for a handler may never return.
+/// Takes the state of this thread, for the entry point on its way out. The slot is free again
+/// before any handler runs, because a handler may never return.
 pub fn take() -> Option<PutOff> {
     let slot = slot_of(thread_id())?;
     let delivery = slot.state.load(Ordering::Relaxed) == HAS_DELIVERY_MASK;
@@ -203,33 +201,33 @@ pub fn take() -> Option<PutOff> {
     Some(put_off)
 }
 
-/// In a fork child, before anything else runs there: the slots of the
-/// parent's other threads mean nothing.
+/// Frees all slots, in a fork child before any other code runs there. The parent's other threads do
+/// not exist in the child.
 pub fn forget_after_fork() {
-    // Only read where nothing is to be changed: the child shares these pages.
+    // Writes only where a change is needed: the child shares these pages with its parent.
     for slot in TABLE.iter().filter(|slot| slot.owner.load(Ordering::Relaxed) != 0) {
         slot.owner.store(0, Ordering::Relaxed);
     }
     DEFERRED.store(0, Ordering::Relaxed);
 }
 
-/// Sets the calling thread's mask and tells the one before.
+/// Sets the calling thread's mask; returns the previous mask.
 pub fn set_mask(mask: SignalSet) -> SignalSet {
     let mut old: SignalSet = 0;
     let arguments = [u64::from(linux::SIG_SETMASK), &raw const mask as u64, &raw mut old as u64, 8, 0];
-    // Cannot fail: both addresses are ours and the size is right.
+    // Cannot fail: both addresses are valid and the size is right.
     let _ = SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run_once();
     old
 }
 
-/// Sends a signal to this process: any thread that does not block it takes it.
+/// Sends a signal to this process. Any thread that does not block the signal takes it.
 pub fn send_to_process(signal: u32) {
     let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return };
-    // Cannot fail: the process is there, and its own.
+    // Cannot fail: the process exists and may signal itself.
     let _ = SystemCall::new(linux::__NR_kill, [process, u64::from(signal), 0, 0, 0]).run_once();
 }
 
-/// Sends a signal to one thread of this process. `ESRCH`: it is gone.
+/// Sends a signal to one thread of this process. Errors: `ESRCH` if the thread has ended.
 pub fn send_to_thread(thread: u32, signal: u32) -> Result<(), Errno> {
     let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once()?;
     let arguments = [process, u64::from(thread), u64::from(signal), 0, 0];

@@ -1,7 +1,6 @@
-//! The sleep word of a ring: where its waiters say that they sleep, and where
-//! whoever has something for them looks. The one place where wake-ups get
-//! lost, so nothing else in usring puts a thread that waits for a ring to
-//! sleep.
+//! The sleep word of a ring: waiters announce in it that they sleep, and threads with work for the
+//! ring read it. All threads that wait for a ring sleep through this file, because lost wake-ups
+//! can only arise here.
 //!
 //! # The rule
 //! ```text
@@ -11,51 +10,51 @@
 //!   look at the work                       wake_target(queued)
 //!     there is enough: do not sleep          Futex: futex::wake(word.futex(), u32::MAX)
 //!     else: sleep in the kernel              Epoll: write the leader's eventfd
-//!   retract(ticket)                          Nobody: nobody was asleep
+//!   retract(ticket)                          Nobody: no thread was asleep
 //!   look at the work again
 //! ```
-//! Both store first and look then, with a full barrier between, so at least
-//! one sees the other ([`Edge::Sleep`]).
+//! Both sides store first and look afterwards, with a full barrier between. So at least one of them
+//! sees the other's store ([`Edge::Sleep`]).
 //!
 //! # State
 //! One 64-bit word, changed only by compare-and-swap:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0 | `asleep` | the leader has announced itself and nobody has claimed it |
-//! | 1 | `led` | some thread owns the ring's epoll set |
+//! | 0 | `asleep` | the leader has announced itself and is not claimed |
+//! | 1 | `led` | a thread owns the ring's epoll set |
 //! | 2–19 | `sleepers` | futex sleepers announced and not claimed |
-//! | 20–35 | `needed` | least that any of them waits for |
+//! | 20–35 | `needed` | least count that any sleeper waits for |
 //! | 36–63 | `claims` | how often the futex sleepers were claimed |
 //!
-//! A ring has at most one **leader**, who sleeps in epoll because it also
-//! watches files and timers, and any number of **futex sleepers**. They are
-//! claimed as two groups: the leader, or all futex sleepers at once (so nobody
-//! can wake the wrong one of them; several threads that wait on one ring are
-//! rare). A claim removes the group's announcement in the same
-//! compare-and-swap that decides to wake, hence *one wake-up per announcement*,
-//! and the loser of two wakers goes home without a system call.
+//! A ring has at most one **leader**, which sleeps in epoll because it also watches files and
+//! timers. It has any number of **futex sleepers**. A waker claims one of two groups: the leader,
+//! or all futex sleepers at once. So no waker can wake the wrong futex sleeper; several threads
+//! waiting on one ring are rare. A claim removes the group's announcement in the compare-and-swap
+//! that decides to wake. Hence there is *one wake-up per announcement*, and the loser of two wakers
+//! makes no system call.
 //!
-//! `retract` takes back an announcement that nobody has claimed: the leader's
-//! if `asleep` still stands (there is one leader), a futex sleeper's if
-//! `claims` is still what it was (a claim takes the whole group). If it was
-//! claimed, a waker has left its work to this thread, which must not go away
-//! without looking at it, even if it woke for a time-out or a signal.
+//! `retract` takes back an announcement that is not claimed:
+//! - the leader's, if `asleep` is still set (there is one leader);
+//! - a futex sleeper's, if `claims` is unchanged (a claim takes the whole group).
 //!
-//! The leader's eventfd may be written late, after the leader has come back for
-//! another reason: that only wakes it once more for nothing. But it is never
-//! drained between an announcement and the sleep, or the one wake-up is gone.
+//! If the announcement was claimed, a waker has left its work to this thread. The thread must look
+//! at that work, even if a time-out or a signal ended its sleep.
 //!
-//! Claimed futex sleepers are let go by the futex word, which counts up after
-//! the claim and before the wake-up: a sleeper that read it before its
-//! announcement either is in the kernel's queue by then or sees another value.
+//! The leader's eventfd may be written late, after the leader woke for another reason. That only
+//! causes one needless wake-up. But the eventfd is never drained between an announcement and the
+//! sleep: that would lose the one wake-up.
+//!
+//! The futex word releases claimed futex sleepers: it is incremented after the claim and before the
+//! wake-up. A sleeper read it before its announcement. So by then the sleeper either is in the
+//! kernel's queue or finds another value.
 
 use crate::clock::Nanoseconds;
 use crate::ordering::{Edge, Side};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::{Errno, futex};
 
-/// How a waiter is going to sleep.
+/// The way in which a waiter sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleeper {
     /// On [`SleepWord::futex`].
@@ -64,11 +63,11 @@ pub enum Sleeper {
     Epoll,
 }
 
-/// Whom the waker has to wake now: it alone, and once.
+/// The threads that the waker has to wake now: only these, and once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "whoever was claimed sleeps until it is woken"]
 pub enum Wake {
-    /// Nobody sleeps, or not for so little.
+    /// No thread sleeps, or all sleepers wait for more.
     Nobody,
     /// All futex sleepers: [`SleepWord::wake_futex`].
     Futex,
@@ -76,7 +75,7 @@ pub enum Wake {
     Epoll,
 }
 
-/// An announcement, to be taken back.
+/// An announced sleep, to be retracted.
 #[derive(Debug)]
 #[must_use = "an announcement is taken back with `retract`"]
 pub struct Ticket {
@@ -87,14 +86,13 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// What [`SleepWord::futex`] must still hold for this thread to sleep.
+    /// Returns the value that [`SleepWord::futex`] must still hold for this thread to sleep.
     pub fn futex_value(&self) -> u32 {
         self.futex
     }
 
-    /// Whether the ring had a leader when this was announced. If not, nobody
-    /// watches the ring's files and timers, and this thread should try to
-    /// [`SleepWord::lead`] instead of sleeping.
+    /// Whether the ring had a leader at the announcement. If not, no thread watches the ring's
+    /// files and timers. This thread should then try to [`SleepWord::lead`] instead of sleeping.
     pub fn is_led(&self) -> bool {
         self.led
     }
@@ -111,7 +109,7 @@ struct State {
 
 const SLEEPERS_MAX: u32 = (1 << 18) - 1;
 const CLAIMS_MASK: u32 = (1 << 28) - 1;
-/// The most that `needed` can hold: whoever waits for more is woken then.
+/// The largest value of `needed`: a thread that waits for more is woken at this count.
 const NEEDED_MAX: u32 = 0xffff;
 
 impl State {
@@ -164,9 +162,9 @@ impl SleepWord {
         SleepWord { state: AtomicU64::new(0), futex: AtomicU32::new(0) }
     }
 
-    /// Says that this thread is going to sleep until `needed` (at most 65535
-    /// counts) is queued. A full barrier follows: look at the work now, and
-    /// sleep only if there is too little.
+    /// Announces that this thread will sleep until `needed` entries are queued (values over 65535
+    /// count as 65535). A full barrier follows: look at the work now, and sleep only if there is
+    /// too little.
     #[inline]
     pub fn announce(&self, kind: Sleeper, needed: u32) -> Ticket {
         let futex = self.futex.load(Ordering::Relaxed);
@@ -188,8 +186,8 @@ impl SleepWord {
         Ticket { kind, claims: before.claims, futex, led: before.led }
     }
 
-    /// Takes the announcement back. `true` says that a waker had claimed it:
-    /// its work is this thread's to do, whatever ended the sleep.
+    /// Retracts the announcement. `true`: a waker had claimed it, so this thread must do that
+    /// waker's work, whatever ended the sleep.
     #[inline]
     pub fn retract(&self, ticket: Ticket) -> bool {
         let stands = |state: &State| match ticket.kind {
@@ -207,20 +205,20 @@ impl SleepWord {
         !stands(&before)
     }
 
-    /// Whom to wake for work that was published just before, `queued` being
-    /// how much of it waits (`u32::MAX`: wake for it whatever was asked for).
-    /// One group is claimed, futex sleepers before the leader, who goes on
-    /// watching; if every sleeper has to see the work (CQEs, of which each
-    /// waits for a number of its own), call until it says [`Wake::Nobody`].
+    /// Claims the threads to wake for work that was published just before. `queued` is the amount
+    /// of work that waits; `u32::MAX` wakes regardless of the amount requested.
+    ///
+    /// One group is claimed: futex sleepers before the leader, because the leader goes on watching
+    /// files. If every sleeper has to see the work (each waits for a number of CQEs of its own),
+    /// the caller repeats this until it returns [`Wake::Nobody`].
     #[inline]
     pub fn wake_target(&self, queued: u32) -> Wake {
         Edge::Sleep.barrier(Side::Waker);
         self.claim(queued)
     }
 
-    /// The same, where a read-modify-write on any word (a push, an unlock)
-    /// stands between the publication and this call, which saves the barrier
-    /// on x86-64.
+    /// [`Self::wake_target`] without its barrier on x86-64: a read-modify-write on any word (a
+    /// push, an unlock) must stand between the publication and this call.
     #[inline]
     pub fn wake_target_after_rmw(&self, queued: u32) -> Wake {
         Edge::Sleep.barrier_beside_rmw(Side::Waker);
@@ -252,7 +250,7 @@ impl SleepWord {
         self.release_futex(wake)
     }
 
-    /// Makes a claim of futex sleepers visible to those not yet asleep.
+    /// Makes a claim of futex sleepers visible to those that are not asleep yet.
     fn release_futex(&self, wake: Wake) -> Wake {
         if wake == Wake::Futex {
             self.futex.fetch_add(1, Ordering::Release);
@@ -260,20 +258,19 @@ impl SleepWord {
         wake
     }
 
-    /// Tries to become the leader: the one thread that owns the ring's epoll
-    /// set, asleep or not.
+    /// Tries to become the leader: the one thread that owns the ring's epoll set, asleep or awake.
     pub fn lead(&self) -> bool {
         !self.change(|state| state.led = true).led
     }
 
-    /// Whether some thread is the leader; stays so for as long as the caller
-    /// holds the lock under which leaders change.
+    /// Whether some thread is the leader. The answer stays valid while the caller holds the lock
+    /// under which leaders change.
     pub fn is_led(&self) -> bool {
         State::unpack(self.state.load(Ordering::Relaxed)).led
     }
 
-    /// Stops being the leader (after `retract`). [`Wake::Futex`] says that
-    /// others sleep and one of them has to take over: wake them.
+    /// Stops being the leader (after `retract`). [`Wake::Futex`]: other threads sleep, and one of
+    /// them has to become leader; the caller wakes them.
     pub fn resign(&self) -> Wake {
         let mut wake = Wake::Nobody;
         self.change(|state| {
@@ -284,14 +281,12 @@ impl SleepWord {
         self.release_futex(wake)
     }
 
-    /// The word that futex sleepers sleep on, while it holds
-    /// [`Ticket::futex_value`].
+    /// Returns the word that futex sleepers sleep on, while it holds [`Ticket::futex_value`].
     pub fn futex(&self) -> &AtomicU32 {
         &self.futex
     }
 
-    /// Sleeps as a futex sleeper; for threads of ours, which no signal
-    /// interrupts.
+    /// Sleeps as a futex sleeper. For usring's own threads, which no signal interrupts.
     pub fn sleep(&self, ticket: &Ticket, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
         futex::wait(&self.futex, ticket.futex, timeout)
     }
@@ -301,7 +296,7 @@ impl SleepWord {
         futex::wake(&self.futex, u32::MAX);
     }
 
-    /// Applies a change and returns what was before it.
+    /// Applies a change and returns the previous state.
     #[inline]
     fn change(&self, mut change: impl FnMut(&mut State)) -> State {
         let mut word = self.state.load(Ordering::Relaxed);
@@ -309,8 +304,8 @@ impl SleepWord {
             let before = State::unpack(word);
             let mut after = before;
             change(&mut after);
-            // Acquire and release both ways: whoever finds itself claimed
-            // sees the work that it was claimed for.
+            // Acquire and release on both sides: a thread that finds itself claimed sees the work
+            // that it was claimed for.
             match self.state.compare_exchange_weak(word, after.pack(), Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return before,
                 Err(now) => word = now,

@@ -1,16 +1,15 @@
-//! The system calls on sockets that make and join them: socket(2), bind(2),
-//! listen(2), accept4(2), connect(2), shutdown(2), and the questions that the
-//! engine asks of a socket.
+//! The system calls that make and connect sockets: socket(2), bind(2), listen(2), accept4(2),
+//! connect(2), shutdown(2). Also the queries that the engine makes about a socket.
 
 use crate::descriptor::{self, OwnedDescriptor};
 use crate::{Errno, SystemCall, UserAddress};
 use linux_raw_sys::general as linux;
 
-// linux/socket.h, linux/net.h, asm-generic/socket.h; `linux-raw-sys` has them
-// in a module of its own.
+// linux/socket.h, linux/net.h, asm-generic/socket.h; `linux-raw-sys` has them only in another
+// module.
 pub const AF_INET: i32 = 2;
 pub const AF_INET6: i32 = 10;
-/// The part of socket(2)'s type that is no flag.
+/// The part of socket(2)'s type without the flags.
 pub const TYPE_MASK: u32 = 0xf;
 pub const CLOSE_ON_EXEC: u32 = linux::O_CLOEXEC;
 pub const NONBLOCK: u32 = linux::O_NONBLOCK;
@@ -22,10 +21,10 @@ const SOL_TCP: u64 = 6;
 const TCP_INFO: u64 = 11;
 const TCP_LISTEN: u8 = 10;
 
-/// Longest address that any family has (`struct sockaddr_storage`).
+/// Longest address of any family (`struct sockaddr_storage`).
 pub const ADDRESS_LIMIT: usize = 128;
 
-/// socket(2); `kind` with its flags.
+/// Makes a socket by socket(2); `kind` includes the flags.
 pub fn open(domain: i32, kind: u32, protocol: i32) -> Result<OwnedDescriptor, Errno> {
     let arguments = [domain as u64, u64::from(kind), protocol as u64, 0, 0];
     SystemCall::new(linux::__NR_socket, arguments).run().map(|number| OwnedDescriptor::from_raw(number as i32))
@@ -43,21 +42,20 @@ pub fn shutdown(number: i32, how: i32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_shutdown, [number as u64, how as u64, 0, 0, 0]).run().map(drop)
 }
 
-/// accept4(2), to be made by who is prepared to wait in it: it has no form that
-/// does not, but O_NONBLOCK on the listener, which is not ours to set. The
-/// peer's address goes where the program wants it.
+/// Builds an accept4(2) call, for a caller that may wait in it. The call blocks unless the listener
+/// has O_NONBLOCK, which usring must not set. The kernel writes the peer's address to the program's
+/// memory.
 pub fn accept_call(number: i32, address: UserAddress, length: UserAddress, flags: u32) -> SystemCall {
     SystemCall::new(linux::__NR_accept4, [number as u64, address.0, length.0, u64::from(flags), 0])
 }
 
-/// connect(2), to be made by who is prepared to wait in it.
+/// Builds a connect(2) call, for a caller that may wait in it.
 pub fn connect_call(number: i32, address: &[u8]) -> SystemCall {
     with_address(linux::__NR_connect, number, address)
 }
 
-/// connect(2) as if O_NONBLOCK were set. A blocking socket has it set for the
-/// length of the call: a socket that is not connected yet is of no use to
-/// anybody who could notice.
+/// Connects as if O_NONBLOCK were set. On a blocking socket the flag is set during the call. No
+/// thread can notice: a socket that is not connected yet is of no use.
 pub fn connect_now(number: i32, address: &[u8]) -> Result<(), Errno> {
     let flags = descriptor::status_flags(number)?;
     let call = connect_call(number, address);
@@ -74,7 +72,7 @@ fn with_address(call: u32, number: i32, address: &[u8]) -> SystemCall {
     SystemCall::new(call, [number as u64, address.as_ptr() as u64, address.len() as u64, 0, 0])
 }
 
-/// The error that waits on the socket, which is thereby taken (SO_ERROR).
+/// Takes the pending error of the socket (SO_ERROR).
 pub fn take_error(number: i32) -> Result<(), Errno> {
     match option(number, SO_ERROR)? {
         0 => Ok(()),
@@ -82,13 +80,12 @@ pub fn take_error(number: i32) -> Result<(), Errno> {
     }
 }
 
-/// Whether connections can be accepted from it. A unix listener that was shut
-/// down still says so.
+/// Whether connections can be accepted from it. Also true for a unix listener that was shut down.
 pub fn is_listener(number: i32) -> bool {
     option(number, SO_ACCEPTCONN) == Ok(1)
 }
 
-/// The first part of `struct tcp_info`.
+/// The first fields of `struct tcp_info`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct TcpInformation {
@@ -96,11 +93,11 @@ struct TcpInformation {
     others: [u8; 7],
     times: [u32; 2],
     sizes: [u32; 2],
-    /// Of a listener: how many connections are in its queue.
+    /// For a listener: number of connections in its queue.
     unacknowledged: u32,
 }
 
-/// How many connections wait to be accepted, which only listeners of TCP tell.
+/// Returns how many connections wait to be accepted. `None` unless the socket is a TCP listener.
 pub fn queue_length(number: i32) -> Option<u32> {
     let mut information = TcpInformation::default();
     let mut size = size_of::<TcpInformation>() as u32;
@@ -109,7 +106,7 @@ pub fn queue_length(number: i32) -> Option<u32> {
     (information.state == TCP_LISTEN).then_some(information.unacknowledged)
 }
 
-/// AF_*.
+/// Returns the socket's domain, AF_*.
 pub fn domain(number: i32) -> Result<i32, Errno> {
     option(number, SO_DOMAIN)
 }

@@ -1,8 +1,8 @@
-//! Atomics and cells, from `core` or, when the models are built, from loom.
-//! Everything that two threads touch on this floor and in `ring` goes through
-//! here, so that what is modelled is what runs.
+//! Atomics and cells, from `core`, or from loom when the models are built. All data that two
+//! threads share in this crate and in `ring` goes through this module, so the models check the code
+//! that runs.
 
-/// Shared ownership; not itself an object of the models.
+/// Shared ownership; the models do not check it.
 pub use alloc::sync::Arc;
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -10,14 +10,14 @@ pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, Atomic
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// A full memory barrier: no load after it is done before a store ahead of it
-/// can be seen by every other processor.
+/// Passes a full memory barrier: every earlier store is visible to all processors before any later
+/// load is done.
 #[inline(always)]
 pub fn full_barrier() {
     fence(Ordering::SeqCst);
 }
 
-/// One turn of a loop that waits for another thread.
+/// Pauses one iteration of a loop that waits for another thread.
 #[inline(always)]
 pub fn relax() {
     #[cfg(not(loom))]
@@ -29,7 +29,7 @@ pub fn relax() {
 #[cfg(loom)]
 pub(crate) use loom::cell::{MutPtr, UnsafeCell};
 
-/// loom's cell, reduced to what is used here and to no cost.
+/// loom's cell, reduced to the functions used here, at no cost.
 #[cfg(not(loom))]
 #[derive(Debug, Default)]
 pub(crate) struct UnsafeCell<T: ?Sized>(core::cell::UnsafeCell<T>);
@@ -52,22 +52,22 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A pointer into an [`UnsafeCell`]; loom's own remembers that the cell is
-/// being written for as long as it lives.
+/// A pointer into an [`UnsafeCell`]. loom's own type records that the cell is being written for as
+/// long as the pointer lives.
 #[cfg(not(loom))]
 pub(crate) struct MutPtr<T>(*mut T);
 
 #[cfg(not(loom))]
 impl<T> MutPtr<T> {
     /// # Safety
-    /// Nobody else may use the cell while the reference lives.
+    /// No other reference or access to the cell's content may exist while the reference lives.
     #[inline(always)]
     #[expect(
         clippy::mut_from_ref,
         reason = "as UnsafeCell::get, and with loom's signature: the caller promises to be alone"
     )]
     pub(crate) unsafe fn deref(&self) -> &mut T {
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller guarantees exclusive use of the cell.
         unsafe { &mut *self.0 }
     }
 }

@@ -1,36 +1,33 @@
-//! The bare `syscall` instruction, and the one mark that carries our own calls
-//! past our own trap filter.
+//! The bare `syscall` instruction, and the mark that lets usring's own calls pass usring's seccomp
+//! filter.
 
 use crate::perturbation::perturb_call;
 use crate::{Errno, kept_memory};
 use core::arch::asm;
 
-/// Sixth argument of a call that must not be caught by usring's filter. Most
-/// calls that the filters trap take five arguments or fewer, so the kernel never
-/// looks at this register; for others see [`PASS_MARK_ABOVE_FLAGS`], and mmap
-/// carries `MAP_DENYWRITE`, which Linux ignores.
+/// Sixth argument of a call that usring's filter must let pass. Most calls that the filters trap
+/// take at most five arguments, so the kernel never reads this register. Calls with six use
+/// [`PASS_MARK_ABOVE_FLAGS`]. mmap(2) carries `MAP_DENYWRITE` instead, which Linux ignores.
 pub const PASS_MARK: u64 = 0x7573_7269_6e67_3031;
 
-/// The same for calls whose sixth argument is 32 bits of flags (preadv2(2),
-/// copy_file_range(2) and the like): the kernel drops what stands above them.
+/// [`PASS_MARK`] for calls whose sixth argument is 32 bits of flags (preadv2(2), copy_file_range(2)
+/// and the like). The kernel ignores the bits above the flags.
 pub const PASS_MARK_ABOVE_FLAGS: u64 = PASS_MARK & !0xffff_ffff;
 
-/// An address that the program handed in: a number until
-/// [`crate::user_memory`] or a system call has used it.
+/// An address from the program: a number until [`crate::user_memory`] or a system call uses it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct UserAddress(pub u64);
 
-/// Proof that somebody vouches for the addresses in a ring's requests: they
-/// may name any memory of the process, as in a system call.
+/// Proof that the creator of a ring vouches for the addresses in its requests. They may name any
+/// memory of the process, as in a system call.
 #[derive(Clone, Copy, Debug)]
 pub struct AddressTrust(());
 
 impl AddressTrust {
     /// # Safety
-    /// Every address that the program puts into requests of the rings made
-    /// with this trust is its own to have read or written, for as long as the
-    /// request is in flight.
+    /// Every address that the program puts into requests of rings made with this trust must be the
+    /// program's to read or write. This holds for as long as the request is in flight.
     pub unsafe fn new() -> Self {
         AddressTrust(())
     }
@@ -43,15 +40,14 @@ impl UserAddress {
         self.0 == 0
     }
 
-    /// The address `bytes` further on; wraps, as the kernel's own arithmetic
-    /// does before it checks.
+    /// Returns the address `bytes` further on. Wraps, as the kernel's arithmetic does before its
+    /// checks.
     pub const fn offset(self, bytes: u64) -> UserAddress {
         UserAddress(self.0.wrapping_add(bytes))
     }
 }
 
-/// A system call as a value: what an operation would ask of the kernel, run in
-/// place or handed to a worker.
+/// A system call as a value, so that it can run in place or on a worker thread.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct SystemCall {
@@ -60,18 +56,18 @@ pub struct SystemCall {
 }
 
 impl SystemCall {
-    /// A call with up to five arguments; it carries the mark.
+    /// Makes a call with up to five arguments; it carries [`PASS_MARK`].
     pub const fn new(number: u32, arguments: [u64; 5]) -> Self {
         let [a, b, c, d, e] = arguments;
         SystemCall { number, arguments: [a, b, c, d, e, PASS_MARK] }
     }
 
-    /// A call that uses its sixth argument.
+    /// Makes a call that uses its sixth argument; it carries no mark.
     pub const fn with_six(number: u32, arguments: [u64; 6]) -> Self {
         SystemCall { number, arguments }
     }
 
-    /// Runs it here, as often as a signal interrupts it.
+    /// Makes the call on this thread, and repeats it after each `EINTR`.
     #[inline]
     pub fn run(&self) -> Result<u64, Errno> {
         loop {
@@ -82,13 +78,13 @@ impl SystemCall {
         }
     }
 
-    /// Runs it here, once.
+    /// Makes the call once, on this thread.
     #[inline]
     pub fn run_once(&self) -> Result<u64, Errno> {
-        // SAFETY: 1. The arguments are the program's or ours and the kernel
-        // checks each of them; see the crate's head on the program's numbers.
-        // 2. No call that changes this thread's control flow or stack (clone,
-        // rt_sigreturn, exit) is ever built as a `SystemCall`.
+        // SAFETY: 1. The arguments are the program's or usring's, and the kernel checks each of
+        // them (see "The program's numbers" at the head of the crate). 2. No call that changes this
+        // thread's control flow or stack (clone, rt_sigreturn, exit) is ever built as a
+        // `SystemCall`.
         let run = |call: &SystemCall| unsafe { syscall6(call.number, call.arguments) };
         perturb_call();
         let answer = kept_memory::during(self, run);
@@ -97,17 +93,17 @@ impl SystemCall {
     }
 }
 
-/// Turns the kernel's answer into a result: −4095…−1 are errors.
+/// Converts the kernel's answer into a result: −4095…−1 are errors.
 #[inline]
 pub fn check(answer: u64) -> Result<u64, Errno> {
     if answer > -4096i64 as u64 { Err(Errno::new((answer as i64).wrapping_neg() as u32)) } else { Ok(answer) }
 }
 
-/// The instruction itself.
+/// Executes the `syscall` instruction.
 ///
 /// # Safety
-/// As for the call that `number` names: pointers among `arguments` must be
-/// valid for what the kernel does with them.
+/// The requirements are those of the call that `number` names: pointers among `arguments` must be
+/// valid for the kernel's use of them.
 #[inline(always)]
 pub unsafe fn syscall6(number: u32, arguments: [u64; 6]) -> u64 {
     let answer: u64;
@@ -116,8 +112,8 @@ pub unsafe fn syscall6(number: u32, arguments: [u64; 6]) -> u64 {
     unsafe {
         asm!(
             "syscall",
-            // The kernel keeps r9, and libc's own calls of fewer arguments do
-            // not set it: the mark must not go along into one of them.
+            // The kernel preserves r9, and libc does not set it for its calls of fewer arguments.
+            // The mark must not reach one of those.
             "xor r9d, r9d",
             inlateout("rax") u64::from(number) => answer,
             in("rdi") arguments[0],

@@ -1,13 +1,12 @@
-//! Threads of our own: workers, SQ threads, the attendant.
+//! usring's own threads: workers, SQ threads, the ring watcher.
 //!
-//! They are bare: clone(2) with a small stack and a thread-local block of our own mapping. No libc
-//! counts them among the program's threads, so the program ends with the last of its own, and
-//! making one never enters libc's malloc. The Rust API, whose allocator is the program's, makes
-//! them by the standard library instead (`set_spawner`).
-//!
-//! Every thread of ours blocks every signal but those that its own
-//! instructions cause (SIGSYS, SIGSEGV, SIGBUS) and [`CHANGE_USER`]: the
-//! program's handlers run on the program's threads.
+//! - They are bare: clone(2) with a small stack and a thread-local block, both mapped by usring. No
+//!   libc counts them among the program's threads. So the program ends with its own last thread,
+//!   and making one never enters libc's malloc.
+//! - The Rust API, whose allocator is the program's, makes them by the standard library instead
+//!   (`set_spawner`).
+//! - Each of them blocks every signal but those that its own instructions cause (SIGSYS, SIGSEGV,
+//!   SIGBUS) and [`CHANGE_USER`]. The program's handlers run on the program's threads.
 
 use crate::mapping::{PAGE, private_pages, unmap};
 use crate::own_threads::Place;
@@ -19,33 +18,34 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
-/// A thread, told apart from others by its thread-local block.
+/// A thread, identified by the address of its thread-local block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct ThreadId(pub usize);
 
-/// The calling thread. One load: the thread pointer stands in its own first
-/// word, by x86-64's convention.
+/// Returns the calling thread. One load: by x86-64's convention the first word at the thread
+/// pointer holds the thread pointer.
 #[inline(always)]
 pub fn current() -> ThreadId {
     let pointer: usize;
-    // SAFETY: the convention; reads nothing else.
+    // SAFETY: x86-64's convention guarantees this word; the instruction reads no other memory.
     unsafe { asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, preserves_flags, readonly)) };
     ThreadId(pointer)
 }
 
-/// Whose credentials a thread of ours has. It is born with those of the thread that makes it.
+/// The source of the credentials of a thread of usring. A new thread has its creator's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Credentials {
-    /// Every change by a thread of the program is followed ([`crate::credentials`]).
+    /// The thread follows every change that a thread of the program makes ([`crate::credentials`]).
     Following,
-    /// Every change of user and groups is followed. It has no capability but those by which it
-    /// follows: nothing that it does asks for another.
+    /// The thread follows every change of user and groups. It has only the capabilities that
+    /// following needs, because its work needs no other.
     Service,
-    /// Those that it was born with: it carries out requests of threads that have them.
+    /// The thread keeps its first credentials: it carries out requests of threads that have them.
     OfBirth,
-    /// Those that it was born with, and it submits by them: it counts as a thread of the program.
+    /// The thread keeps its first credentials, and submits with them: it counts as a thread of the
+    /// program.
     OfSubmitter,
 }
 
@@ -54,12 +54,12 @@ pub type Spawner = fn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) 
 
 static SPAWNER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// From now on threads come from `spawner`.
+/// Makes all further threads by `spawner`.
 pub fn set_spawner(spawner: Spawner) {
     SPAWNER.store(spawner as *mut (), Ordering::Release);
 }
 
-/// Whether no libc knows threads of ours.
+/// Whether usring's threads are made without libc.
 pub fn are_bare() -> bool {
     spawner().is_none()
 }
@@ -70,7 +70,7 @@ fn spawner() -> Option<Spawner> {
     (!spawner.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Spawner>(spawner) })
 }
 
-/// prctl(2)'s option; `linux-raw-sys` has it only in a module of its own.
+/// An option of prctl(2), which `linux-raw-sys` has only in another module.
 const PR_SET_NAME: u64 = 15;
 
 /// Longest name that Linux keeps of a thread.
@@ -81,19 +81,19 @@ struct Start {
     work: Box<dyn FnOnce() + Send>,
     place: Place,
     gives_up_capabilities: bool,
-    /// It ends without any libc, and the kernel gives its place up.
+    /// The thread ends without libc, and the kernel frees its slot in the table.
     is_bare: bool,
 }
 
 /// Starts a thread; `name` is cut to 15 bytes.
 ///
-/// Errors: `ENOMEM`; `EAGAIN`, also where there are too many threads of ours.
+/// Errors: `ENOMEM`; `EAGAIN`, also if usring has too many threads.
 pub fn spawn(name: &str, credentials: Credentials, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
     spawn_by(spawner(), name, credentials, work)
 }
 
-/// Starts a thread that libc does not know: for a caller that may be inside libc's malloc, which
-/// making a thread of libc's would enter again.
+/// Starts a thread that libc does not know. For a caller that may be inside libc's malloc: libc's
+/// thread creation would enter malloc again.
 pub fn spawn_unknown(name: &str, credentials: Credentials, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
     spawn_by(None, name, credentials, work)
 }
@@ -113,7 +113,7 @@ fn spawn_by(
     let length = name.len().min(NAME_MAX);
     start.name[..length].copy_from_slice(&name.as_bytes()[..length]);
     let argument = Box::into_raw(start);
-    // A thread starts with its creator's mask.
+    // A new thread inherits its creator's mask.
     let mask = block_signals();
     let result = match spawner {
         Some(spawner) => spawner(run, argument.cast()),
@@ -121,14 +121,14 @@ fn spawn_by(
     };
     restore_signals(mask);
     if result.is_err() {
-        // SAFETY: no thread was started, so it is still ours.
+        // SAFETY: no thread was started, so this function still owns it.
         drop(unsafe { Box::from_raw(argument) });
     }
     result
 }
 
 extern "C" fn run(argument: *mut c_void) {
-    // SAFETY: `spawn` gave it to this thread alone.
+    // SAFETY: `spawn` passed it to this thread alone.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
     let Start { name, work, place, gives_up_capabilities, is_bare } = *start;
     let (generations, order) = credentials::words();
@@ -144,15 +144,14 @@ extern "C" fn run(argument: *mut c_void) {
     }
 }
 
-/// The signal that libc's setuid() and its kin send to every thread that libc
-/// knows, waiting for each of them: glibc's SIGSETXID. Where another libc has
-/// another one it is stored here before the first thread is made.
+/// The signal that libc's setuid() and its kin send to every thread that libc knows, and wait for:
+/// glibc's SIGSETXID. For another libc, its signal is stored here before the first thread is made.
 pub static CHANGE_USER: AtomicU32 = AtomicU32::new(if cfg!(target_env = "musl") { CHANGE_USER_MUSL } else { 33 });
 
 /// musl's SIGSYNCCALL. (33 is its SIGCANCEL.)
 pub const CHANGE_USER_MUSL: u32 = 34;
 
-/// Blocks all signals but those; returns the mask before.
+/// Blocks all signals but SIGSYS, SIGSEGV, SIGBUS and [`CHANGE_USER`]; returns the previous mask.
 fn block_signals() -> u64 {
     let open = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, CHANGE_USER.load(Ordering::Relaxed)];
     let blocked = open.iter().fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)));
@@ -170,8 +169,8 @@ fn change_mask(mask: u64) -> u64 {
     old
 }
 
-/// While it lives, no handler of the program interrupts this thread: for work in
-/// the program's thread of which a handler must not find the half.
+/// While it lives, no handler of the program interrupts this thread. For work on the program's
+/// thread that a handler must not find half done.
 #[derive(Debug)]
 #[must_use = "signals are open again when it is dropped"]
 pub struct ClosedSignals(u64);
@@ -186,22 +185,22 @@ impl Drop for ClosedSignals {
     }
 }
 
-/// Stack of a bare thread. Pages are only used when touched.
+/// Stack of a bare thread, in bytes. The kernel allocates pages when they are touched.
 const STACK: usize = 256 * 1024;
-/// Zeroed room below the thread pointer, for thread-locals of code that thinks
-/// that it has some; and above it, for the words that libcs keep there.
+/// Zeroed bytes below the thread pointer, for code that assumes thread-locals there, and above it,
+/// for the words that libcs keep there.
 const LOCALS: usize = PAGE;
 
 global_asm!(
     ".pushsection .text.usring_bare_thread,\"ax\",@progbits",
     ".globl usring_clone, usring_leave",
     ".hidden usring_clone, usring_leave",
-    // rdi flags, rsi stack, rdx thread pointer, rcx entry, r8 argument,
-    // r9 mapping, [rsp + 8] its length, [rsp + 16] where the thread's id goes.
+    // rdi flags, rsi stack, rdx thread pointer, rcx entry, r8 argument, r9 mapping, [rsp + 8] its
+    // length, [rsp + 16] address for the thread's id.
     ".p2align 4",
     "usring_clone:",
     "mov r10, [rsp + 8]",
-    // The new thread finds what it needs on its own stack.
+    // The new thread finds its values on its own stack.
     "and rsi, -16",
     "sub rsi, 32",
     "mov [rsi], rcx",
@@ -221,7 +220,7 @@ global_asm!(
     "pop rcx",
     "pop rdi",
     "call rcx",
-    // The mapping that holds this stack goes. From then on there is none, so no signal may come.
+    // The thread unmaps its own stack. No signal may arrive after that, so all are blocked.
     "mov rax, -1",
     "push rax",
     "mov rsi, rsp",
@@ -259,9 +258,8 @@ unsafe extern "C" {
     ) -> u64;
 }
 
-/// A thread that no libc knows: guard page, stack, thread-locals in one
-/// mapping, which the thread itself unmaps at its end. Its id stands in `thread_word` for as long as
-/// it lives.
+/// Starts a thread that no libc knows. Guard page, stack and thread-locals are one mapping, which
+/// the thread itself unmaps at its end. `thread_word` holds the thread's id while it lives.
 fn spawn_bare(entry: extern "C" fn(*mut c_void), argument: *mut c_void, thread_word: *mut u32) -> Result<(), Errno> {
     let length = PAGE + STACK + 2 * LOCALS;
     let mapping = private_pages(length)?;
@@ -277,10 +275,9 @@ fn spawn_bare(entry: extern "C" fn(*mut c_void), argument: *mut c_void, thread_w
         | linux::CLONE_PARENT_SETTID
         | linux::CLONE_CHILD_CLEARTID;
     let started = guard.and_then(|_| {
-        // SAFETY: 1. The mapping is fresh, and big enough for each part.
-        // 2. The new thread has it to itself until it unmaps it. 3. Signals
-        // are blocked by `spawn`, so no handler of the program runs on it.
-        // 4. `thread_word` is a static word.
+        // SAFETY: 1. The mapping is fresh, and large enough for each part. 2. Only the new thread
+        // uses it, until the thread unmaps it. 3. `spawn` has blocked signals, so no handler of the
+        // program runs on it. 4. `thread_word` is a static word.
         unsafe {
             pointer.cast::<usize>().write(pointer as usize);
             let stack = (mapping + PAGE + STACK) as *mut u8;

@@ -1,15 +1,15 @@
-//! Whether a thread still lives, although Linux gives its id to another thread later.
+//! Tells whether a thread still lives, although Linux reuses thread ids.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::signals::{is_alive, thread_id};
 use crate::{SystemCall, epoll};
 use linux_raw_sys::general as linux;
 
-/// pidfd_open(2)'s flag for a thread that leads no process; Linux 6.9.
+/// Flag of pidfd_open(2) for a thread that leads no process; Linux 6.9.
 const PIDFD_THREAD: u64 = linux::O_EXCL as u64;
 
-/// A thread's life. Linux before 6.9 names no thread by a descriptor: there a thread passes for a
-/// dead one whose id it has.
+/// A handle to one thread. Linux before 6.9 has no descriptors for such threads: there, a new
+/// thread with an ended thread's id counts as the ended thread.
 #[derive(Debug)]
 pub struct ThreadLife {
     thread: u32,
@@ -17,7 +17,7 @@ pub struct ThreadLife {
 }
 
 impl ThreadLife {
-    /// The calling thread's.
+    /// Makes a handle to the calling thread.
     pub fn of_this_thread() -> ThreadLife {
         let thread = thread_id();
         let opened = SystemCall::new(linux::__NR_pidfd_open, [u64::from(thread), PIDFD_THREAD, 0, 0, 0]).run();

@@ -1,24 +1,24 @@
-//! A clock that costs no system call: the processor's time-stamp counter. For
-//! spans within a thread's wait, where a system call would be a large part of
-//! what is measured. (The vDSO's clock is no way round: see [`crate::clock`].)
+//! A clock that costs no system call: the processor's time-stamp counter. For spans within a
+//! thread's wait, where a system call would take a large part of the measured time. (The vDSO's
+//! clock is no alternative: see [`crate::clock`].)
 
 use crate::clock::{Clock, Nanoseconds};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A point in time, in units of its own.
+/// A point in time, in ticks of the counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticks(pub u64);
 
-/// Nanoseconds in 2³² ticks, once measured; 0 before, [`SLOW`] where the
-/// counter does not run evenly: ticks are nanoseconds of the monotonic clock then.
+/// Nanoseconds in 2³² ticks; 0 before the measurement. [`SLOW`] if the counter does not run evenly:
+/// ticks are then nanoseconds of the monotonic clock.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 const SLOW: u64 = u64::MAX;
-/// How long the counter is compared with the clock: the error of a reading is
-/// some tens of nanoseconds at each end, 0.01 % of this.
+/// How long the counter is compared with the clock. The error of a reading is some tens of
+/// nanoseconds at each end, 0.01 % of this.
 const COMPARISON: Nanoseconds = 1_000_000;
 
-/// Measures the counter, for a millisecond, unless that has been done. To be
-/// called on the control path, before the first [`Ticks::now`].
+/// Measures the counter, for a millisecond, unless that has been done. Call it on the control path,
+/// before the first [`Ticks::now`].
 pub fn calibrate() {
     if SCALE.load(Ordering::Relaxed) != 0 {
         return;
@@ -28,14 +28,14 @@ pub fn calibrate() {
 }
 
 impl Ticks {
-    /// Now. [`calibrate`] has been called.
+    /// Returns the present point in time. [`calibrate`] must have been called.
     #[inline]
     pub fn now() -> Ticks {
         if SCALE.load(Ordering::Relaxed) == SLOW { Ticks(Clock::Monotonic.now()) } else { Ticks(counter()) }
     }
 
-    /// The span since an earlier point; 0 if it is not earlier (counters of two
-    /// processors may differ by a little).
+    /// Returns the span since an earlier point; 0 if that point is not earlier (counters of two
+    /// processors may differ slightly).
     #[inline]
     pub fn since(self, earlier: Ticks) -> Nanoseconds {
         let ticks = self.0.saturating_sub(earlier.0);
@@ -45,7 +45,7 @@ impl Ticks {
         }
     }
 
-    /// The point this long after.
+    /// Returns the point that is `span` later.
     #[inline]
     pub fn after(self, span: Nanoseconds) -> Ticks {
         let ticks = match SCALE.load(Ordering::Relaxed) {
@@ -58,12 +58,11 @@ impl Ticks {
 
 #[inline]
 fn counter() -> u64 {
-    // SAFETY: every x86-64 has the instruction; it reads a register.
+    // SAFETY: every x86-64 processor has the instruction; it only reads a register.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Whether the counter runs at one rate whatever the processor does
-/// (CPUID 0x8000_0007, EDX bit 8: invariant TSC).
+/// Whether the counter runs at a constant rate (CPUID 0x8000_0007, EDX bit 8: invariant TSC).
 fn is_even() -> bool {
     use core::arch::x86_64::__cpuid;
     const HIGHEST: u32 = 0x8000_0000;
@@ -84,8 +83,8 @@ fn compare() -> u64 {
     }
 }
 
-/// Clock and counter at one moment: of a few pairs the closest, or a thread that
-/// loses its processor between the two would count wrongly for good.
+/// Reads clock and counter at one moment: the closest of a few pairs. A thread that lost its
+/// processor between the two reads would otherwise be wrong for good.
 fn read_both() -> (Nanoseconds, u64) {
     let pair = || {
         let (before, clock, after) = (counter(), Clock::Monotonic.now(), counter());

@@ -1,4 +1,4 @@
-//! timerfd(2): a point in time that poll and epoll see.
+//! timerfd(2): a point in time that poll and epoll can wait for.
 
 use crate::clock::{Nanoseconds, timespec};
 use crate::descriptor::OwnedDescriptor;
@@ -6,7 +6,7 @@ use crate::{Errno, SystemCall};
 use linux_raw_sys::general as linux;
 use usring_uapi::Timespec;
 
-/// A non-blocking timer on the monotonic clock, disarmed, private.
+/// Makes a non-blocking timer on the monotonic clock, disarmed, at a private descriptor.
 pub fn create() -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::TFD_CLOEXEC | linux::TFD_NONBLOCK);
     let number =
@@ -14,18 +14,18 @@ pub fn create() -> Result<OwnedDescriptor, Errno> {
     OwnedDescriptor::from_raw(number as i32).into_private()
 }
 
-/// Lets the timer fire once, this long from now; it is unreadable until then.
+/// Arms the timer to fire once, `span` from now; it is unreadable until then.
 pub fn arm(number: i32, span: Nanoseconds) -> Result<(), Errno> {
     // Zero would disarm it.
     set(number, 0, span.max(1))
 }
 
-/// The same at this time on the monotonic clock; at once if that is past.
+/// Arms the timer to fire once at this time on the monotonic clock; at once if the time is past.
 pub fn arm_at(number: i32, time: Nanoseconds) -> Result<(), Errno> {
     set(number, linux::TFD_TIMER_ABSTIME, time.max(1))
 }
 
-/// The timer does not fire, and is unreadable even if it has.
+/// Disarms the timer; it is unreadable, even if it has fired.
 pub fn disarm(number: i32) -> Result<(), Errno> {
     set(number, 0, 0)
 }

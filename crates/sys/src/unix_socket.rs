@@ -1,5 +1,5 @@
-//! Unix sockets of whole messages (SOCK_SEQPACKET), with descriptors on board:
-//! how a process of a run asks the one that started it.
+//! Unix sockets that preserve message boundaries (SOCK_SEQPACKET) and carry descriptors. A process
+//! of a run uses them to make requests to the launcher.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
@@ -16,7 +16,7 @@ const MSG_NOSIGNAL: u64 = 0x4000;
 const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
 const PATH_LIMIT: usize = 108;
 
-/// Most descriptors of one message.
+/// Most descriptors in one message.
 pub const DESCRIPTORS: usize = 8;
 
 /// `struct sockaddr_un`.
@@ -26,7 +26,7 @@ struct Address {
     path: [u8; PATH_LIMIT],
 }
 
-/// `struct msghdr` of the kernel.
+/// The kernel's `struct msghdr`.
 #[repr(C)]
 struct Header {
     name: u64,
@@ -38,7 +38,7 @@ struct Header {
     flags: u64,
 }
 
-/// A control message of descriptors.
+/// A control message with descriptors.
 #[repr(C, align(8))]
 #[derive(Default)]
 struct Control {
@@ -48,14 +48,14 @@ struct Control {
     numbers: [i32; DESCRIPTORS],
 }
 
-/// Length of a control message's head.
+/// Length of a control message's header, in bytes.
 const CONTROL_HEAD: u64 = 16;
 
 /// A connected socket.
 pub struct Connection(OwnedDescriptor);
 
 impl Connection {
-    /// Connects to a path in the file system. `EINVAL`: the path is too long.
+    /// Connects to a path in the file system. Errors: `EINVAL` if the path is too long.
     pub fn open(path: &[u8]) -> Result<Connection, Errno> {
         let mut address = Address { family: AF_UNIX as u16, path: [0; PATH_LIMIT] };
         if path.len() >= PATH_LIMIT {
@@ -75,7 +75,7 @@ impl Connection {
         self.0.number()
     }
 
-    /// Sends one message, with a descriptor that is only lent.
+    /// Sends one message, with at most one descriptor, which stays open here.
     pub fn send(&self, message: &[u8], lent: Option<i32>) -> Result<(), Errno> {
         let vector = [message.as_ptr() as u64, message.len() as u64];
         let mut control =
@@ -94,9 +94,10 @@ impl Connection {
         SystemCall::new(linux::__NR_sendmsg, arguments).run().map(drop)
     }
 
-    /// Receives one message and its descriptors, numbered out of the program's way.
+    /// Receives one message and its descriptors, which become private ones.
     ///
-    /// `EPIPE`: the other side has gone. `EOVERFLOW`: the message did not fit.
+    /// Errors: `EPIPE` if the peer has closed the connection; `EOVERFLOW` if the message did not
+    /// fit.
     pub fn receive(&self, message: &mut [u8]) -> Result<(usize, Vec<OwnedDescriptor>), Errno> {
         let vector = [message.as_mut_ptr() as u64, message.len() as u64];
         let mut control = Control::default();
@@ -113,7 +114,7 @@ impl Connection {
         let length = SystemCall::new(linux::__NR_recvmsg, arguments).run()? as usize;
         let came = header.control_length >= CONTROL_HEAD && control.level == SOL_SOCKET && control.kind == SCM_RIGHTS;
         let count = if came { (control.length.saturating_sub(CONTROL_HEAD) / 4) as usize } else { 0 };
-        // First all of them are owned, then they are moved.
+        // All descriptors are owned before the first is moved, so that an error closes the rest.
         let raw: Vec<_> = control.numbers.iter().take(count).map(|number| OwnedDescriptor::from_raw(*number)).collect();
         let descriptors = raw.into_iter().map(OwnedDescriptor::into_private).collect::<Result<_, _>>()?;
         const TRUNCATED: u64 = 0x20 | 0x8;

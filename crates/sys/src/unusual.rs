@@ -1,13 +1,13 @@
-//! The states of the process in which a submission is not the ordinary one: one word, so that the
-//! ordinary submission pays a single load for all of them.
+//! The states of the process in which a submission needs additional checks. They are one word, so
+//! an ordinary submission pays a single load for all of them.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Such a state.
+/// A state in which submissions need additional checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Unusual {
-    /// Threads of the program may differ in what they may do ([`crate::credentials`]).
+    /// Threads of the program may differ in their rights ([`crate::credentials`]).
     Credentials = 1 << 0,
     /// The allocator uses its reserve ([`crate::memory_reserve`]).
     LowMemory = 1 << 1,
@@ -27,12 +27,12 @@ pub fn has(state: Unusual) -> bool {
     STATES.load(Ordering::Relaxed) & state as u32 != 0
 }
 
-/// The process enters the state.
+/// Notes that the process enters the state.
 pub fn set(state: Unusual) {
     STATES.fetch_or(state as u32, Ordering::Release);
 }
 
-/// The process leaves the state.
+/// Notes that the process leaves the state.
 pub fn clear(state: Unusual) {
     STATES.fetch_and(!(state as u32), Ordering::Release);
 }

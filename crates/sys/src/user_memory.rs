@@ -1,17 +1,15 @@
-//! Copies to and from addresses that the program named. Any number is allowed:
-//! what cannot be read or written gives `EFAULT`, never a crash.
+//! Copies to and from addresses that the program named. Any number is allowed: an address that
+//! cannot be read or written gives `EFAULT`, never a crash.
 //!
 //! # How
-//! All copies are made by a few assembler routines that lie next to each
-//! other. They use no stack and no register that the compiler counts on, so a
-//! fault in any of them is mended in one way: the SIGSEGV or SIGBUS handler
-//! ([`handle_fault`]) sees that the instruction pointer lies among them and
-//! moves it to the one fix-up, which returns 1. Costs nothing where nothing
-//! faults.
+//! A few assembler routines, placed next to each other, make all copies. They use no stack and no
+//! register that the compiler relies on. So a fault in any of them is repaired in one way. The
+//! SIGSEGV or SIGBUS handler ([`handle_fault`]) finds the instruction pointer among them, and moves
+//! it to the one fix-up, which returns 1. This costs nothing without a fault.
 //!
-//! Addresses outside the lower half of the address space are refused before
-//! they are tried: a non-canonical one would fault as a protection error
-//! without an address, and vsyscall's page is not the program's memory.
+//! Addresses outside the lower half of the address space are refused before an attempt. A
+//! non-canonical address would fault as a protection error without an address, and vsyscall's page
+//! is not the program's memory.
 
 use crate::shared::Plain;
 use crate::{Errno, UserAddress, memory_reserve};
@@ -25,8 +23,8 @@ mod fault_handler;
 
 pub use fault_handler::install_fault_handler;
 
-/// Where the program's half of the address space ends (`TASK_SIZE_MAX` with
-/// four-level page tables; nobody gets more without asking mmap for it).
+/// End of the program's half of the address space: `TASK_SIZE_MAX` with four-level page tables.
+/// (mmap(2) returns higher addresses only on request.)
 pub const END: u64 = 0x7fff_ffff_f000;
 
 const PAGE: u64 = crate::mapping::PAGE as u64;
@@ -110,22 +108,22 @@ global_asm!(
     "5:",
     "xor eax, eax",
     "ret",
-    // rdx bytes, by the processor's own loop. A fault leaves the instruction
-    // pointer on it.
+    // rdx bytes, by the processor's string instruction. A fault leaves the instruction pointer on
+    // it.
     ".p2align 4",
     "usring_user_copy_bulk:",
     "mov rcx, rdx",
     "rep movsb",
     "xor eax, eax",
     "ret",
-    // rdi: rsi bytes of it become zero.
+    // Zeroes rsi bytes at rdi.
     ".p2align 4",
     "usring_user_zero:",
     "mov rcx, rsi",
     "xor eax, eax",
     "rep stosb",
     "ret",
-    // rdi: is read and written, and not changed.
+    // Reads and writes the byte at rdi without changing it.
     ".p2align 4",
     "usring_user_touch:",
     "lock or byte ptr [rdi], 0",
@@ -152,26 +150,25 @@ unsafe extern "C" {
     fn usring_user_copy_fault();
 }
 
-/// Where a fault at this instruction continues, if it is one of our copies'.
+/// Returns where a fault at this instruction continues, if the instruction belongs to one of the
+/// copies.
 #[inline]
 pub fn fix_up(instruction: usize) -> Option<usize> {
     let range = usring_user_copy_first as *const () as usize..usring_user_copy_end as *const () as usize;
     range.contains(&instruction).then_some(usring_user_copy_fault as *const () as usize)
 }
 
-/// Where RIP stands in the `ucontext_t` that a signal handler is given.
+/// Offset of RIP in the `ucontext_t` of a signal handler.
 const UCONTEXT_RIP: usize = 168;
 
-/// For a SIGSEGV or SIGBUS handler, with its third argument: mends the fault
-/// if it happened in one of our copies, and says so. Not for a signal that
-/// somebody sent (`si_code` of 0 or less), which says nothing about the
-/// instruction that it interrupted.
+/// For a SIGSEGV or SIGBUS handler, with its third argument: repairs the fault if it happened in
+/// one of the copies. Returns whether it did. Not for a signal sent by kill(2) or the like
+/// (`si_code` of 0 or less), which is unrelated to the instruction that it interrupted.
 ///
 /// # Safety
-/// `context` is the `ucontext_t` that the kernel gave to a handler that is
-/// still running.
+/// `context` must be the `ucontext_t` that the kernel passed to a handler that is still running.
 pub unsafe fn handle_fault(context: *mut c_void) -> bool {
-    // SAFETY: the kernel's frame, which is this handler's to change.
+    // SAFETY: this is the kernel's frame, which the handler may change.
     let instruction = unsafe { &mut *context.byte_add(UCONTEXT_RIP).cast::<usize>() };
     match fix_up(*instruction) {
         Some(target) => {
@@ -195,14 +192,14 @@ fn outcome(fault: u32) -> Result<(), Errno> {
     if fault == 0 { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// From this length on the processor's own string instruction beats a loop
-/// through the xmm registers (the wider ones are the program's): measured on
-/// sources that lie at random in 256 MiB, 512 bytes take 0.6 of the loop's time and
-/// 4096 bytes 0.75, as glibc's memcpy does with the widest registers.
+/// From this length on the processor's string instruction is faster than a loop through the xmm
+/// registers. (The wider registers belong to the program.) Measured on sources at random places in
+/// 256 MiB: 512 bytes take 0.6 of the loop's time, 4096 bytes 0.75. glibc's memcpy with the widest
+/// registers performs alike.
 const BULK: usize = 512;
 
-/// Whether that is so on this processor: those without "enhanced rep movsb"
-/// start it slowly.
+/// Whether this processor has a fast string instruction. Those without "enhanced rep movsb" start
+/// it slowly.
 fn copies_strings_fast() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
@@ -220,14 +217,15 @@ fn copies_strings_fast() -> bool {
     fast
 }
 
+/// Copies bytes; a fault gives `EFAULT`.
+///
 /// # Safety
-/// One of the two is memory of ours that may be used so; the other may be any
-/// address below `END`.
+/// One side must be usring's memory, valid for this access. The other may be any address below
+/// `END`.
 #[inline(always)]
 unsafe fn copy(to: *mut u8, from: *const u8, length: usize) -> Result<(), Errno> {
-    // SAFETY: 1. Our side is valid, as the caller promised. 2. On the other
-    // side a fault is mended; if it is valid memory, it is the program's to
-    // name (see the crate's head).
+    // SAFETY: 1. The caller guarantees usring's side. 2. A fault on the other side is repaired. If
+    // that side is valid memory, the program may name it (see the head of the crate).
     outcome(unsafe {
         match length {
             4 => usring_user_copy_4(to, from),
@@ -240,7 +238,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, length: usize) -> Result<(), Errno>
     })
 }
 
-/// Copies one value from the program.
+/// Copies one value from the program's memory.
 #[inline]
 pub fn read<T: Plain>(address: UserAddress) -> Result<T, Errno> {
     check(address, size_of::<T>())?;
@@ -251,7 +249,7 @@ pub fn read<T: Plain>(address: UserAddress) -> Result<T, Errno> {
     Ok(unsafe { value.assume_init() })
 }
 
-/// Copies one value to the program.
+/// Copies one value to the program's memory.
 #[inline]
 pub fn write<T: Plain>(address: UserAddress, value: T) -> Result<(), Errno> {
     check(address, size_of::<T>())?;
@@ -259,60 +257,61 @@ pub fn write<T: Plain>(address: UserAddress, value: T) -> Result<(), Errno> {
     unsafe { copy(address.0 as *mut u8, (&raw const value).cast(), size_of::<T>()) }
 }
 
-/// Copies bytes from the program. After `EFAULT` a part may have been copied.
+/// Copies bytes from the program's memory. After `EFAULT` a part may have been copied.
 pub fn copy_in(to: &mut [u8], from: UserAddress) -> Result<(), Errno> {
     check(from, to.len())?;
     // SAFETY: the target is `to`.
     unsafe { copy(to.as_mut_ptr(), from.0 as *const u8, to.len()) }
 }
 
-/// Copies bytes to the program. After `EFAULT` a part may have been copied.
+/// Copies bytes to the program's memory. After `EFAULT` a part may have been copied.
 pub fn copy_out(to: UserAddress, from: &[u8]) -> Result<(), Errno> {
     check(to, from.len())?;
     // SAFETY: the source is `from`.
     unsafe { copy(to.0 as *mut u8, from.as_ptr(), from.len()) }
 }
 
-/// [`copy_in`] to memory into which there are no references.
+/// Copies bytes from the program's memory to memory without references into it.
 ///
 /// # Safety
-/// `to` is `length` bytes of ours that may be written.
+/// `to` must be `length` writable bytes of usring's memory.
 #[inline]
 pub(crate) unsafe fn copy_to_raw(to: *mut u8, from: UserAddress, length: usize) -> Result<(), Errno> {
     check(from, length)?;
-    // SAFETY: the target, as the caller promised.
+    // SAFETY: the caller guarantees the target.
     unsafe { copy(to, from.0 as *const u8, length) }
 }
 
-/// [`copy_out`] from memory into which there are no references.
+/// Copies bytes to the program's memory from memory without references into it.
 ///
 /// # Safety
-/// `from` is `length` bytes of ours that may be read.
+/// `from` must be `length` readable bytes of usring's memory.
 #[inline]
 pub(crate) unsafe fn copy_from_raw(to: UserAddress, from: *const u8, length: usize) -> Result<(), Errno> {
     check(to, length)?;
-    // SAFETY: the source, as the caller promised.
+    // SAFETY: the caller guarantees the source.
     unsafe { copy(to.0 as *mut u8, from, length) }
 }
 
-/// Makes memory of ours zero into which there are no references.
+/// Zeroes memory of usring without references into it.
 ///
 /// # Safety
-/// `at` is `length` bytes of ours that may be written.
+/// `at` must be `length` writable bytes of usring's memory.
 pub(crate) unsafe fn zero_raw(at: *mut u8, length: usize) {
-    // SAFETY: as the caller promised; so nothing faults.
+    // SAFETY: the caller guarantees the memory, so no access faults.
     unsafe { usring_user_zero(at, length) };
 }
 
-/// Copies `count` values from the program. `count` has been checked against
-/// the limit of what it counts; `ENOMEM` if there is no room for so many.
+/// Copies `count` values from the program's memory. The caller has checked `count` against its
+/// limit. Errors: `EFAULT`; `ENOMEM` if there is no room for them.
 pub fn read_array<T: Plain>(address: UserAddress, count: usize) -> Result<Vec<T>, Errno> {
     let mut values = Vec::new();
     read_array_into(&mut values, address, count)?;
     Ok(values)
 }
 
-/// The same into a vector that may have room already; what it held is dropped.
+/// Copies `count` values from the program's memory into a vector, whose old values are dropped. Its
+/// capacity is used again. Errors: `EFAULT`; `ENOMEM`.
 pub fn read_array_into<T: Plain>(values: &mut Vec<T>, address: UserAddress, count: usize) -> Result<(), Errno> {
     values.clear();
     let bytes = count.checked_mul(size_of::<T>()).ok_or(Errno::EFAULT)?;
@@ -321,25 +320,26 @@ pub fn read_array_into<T: Plain>(values: &mut Vec<T>, address: UserAddress, coun
     values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
     // SAFETY: the target is the vector's room for `count` values.
     unsafe { copy(values.as_mut_ptr().cast(), address.0 as *const u8, bytes)? };
-    // SAFETY: that many were written, and any bytes are a `T`.
+    // SAFETY: `count` values were written, and any bytes are a `T`.
     unsafe { values.set_len(count) };
     Ok(())
 }
 
-/// Copies that are not small leave what memory is kept back to others.
+/// Refuses larger copies while the memory reserve is in use, so that the reserve is left to smaller
+/// needs. Errors: `ENOMEM`.
 fn check_room(bytes: usize) -> Result<(), Errno> {
     const SMALL: usize = 512;
     if bytes > SMALL && memory_reserve::is_low() { Err(Errno::ENOMEM) } else { Ok(()) }
 }
 
-/// Copies a string from the program, its NUL included, of at most `max` bytes
-/// with it; `ENAMETOOLONG` if no NUL is among them.
+/// Copies a string from the program's memory, with its NUL, of at most `max` bytes including it.
+/// Errors: `ENAMETOOLONG` if there is no NUL among them; `EFAULT`; `ENOMEM`.
 pub fn read_c_string(address: UserAddress, max: usize) -> Result<Vec<u8>, Errno> {
     let mut string = Vec::new();
     check_room(max)?;
     while string.len() < max {
         let from = address.offset(string.len() as u64);
-        // Never across a page that the string may not reach.
+        // No read crosses into a page that the string may not reach.
         let to_page_end = (PAGE - from.0 % PAGE) as usize;
         let length = to_page_end.min(max - string.len()).min(256);
         let start = string.len();
@@ -354,15 +354,15 @@ pub fn read_c_string(address: UserAddress, max: usize) -> Result<Vec<u8>, Errno>
     Err(Errno::ENAMETOOLONG)
 }
 
-/// Puts what was copied behind other bytes. Error: `ENOMEM`.
+/// Appends bytes to a vector. Errors: `ENOMEM`.
 pub fn append(bytes: &mut Vec<u8>, more: &[u8]) -> Result<(), Errno> {
     bytes.try_reserve_exact(more.len()).map_err(|_| Errno::ENOMEM)?;
     bytes.extend_from_slice(more);
     Ok(())
 }
 
-/// Whether every page of a range can be read and written now. The contents
-/// stay as they are.
+/// Checks that every page of a range can be read and written now. The content stays as it is.
+/// Errors: `EFAULT`.
 pub fn probe_writable(address: UserAddress, length: usize) -> Result<(), Errno> {
     check(address, length)?;
     if length == 0 {
@@ -371,7 +371,7 @@ pub fn probe_writable(address: UserAddress, length: usize) -> Result<(), Errno> 
     let last = address.0 + length as u64 - 1;
     let mut at = address.0;
     while at <= last {
-        // SAFETY: a fault is mended, and nothing is changed.
+        // SAFETY: a fault is repaired, and no byte is changed.
         outcome(unsafe { usring_user_touch(at as *mut u8) })?;
         at = (at / PAGE + 1) * PAGE;
     }

@@ -1,23 +1,22 @@
-//! userfaultfd(2): the kernel tells of touches of pages that are not there, or
-//! write-protected, and puts pages in place.
+//! userfaultfd(2): the kernel reports touches of pages that are missing or write-protected, and
+//! installs pages.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
 use linux_raw_sys::general as linux;
 use linux_raw_sys::ioctl;
 
-/// How the kernel tells.
+/// How the kernel reports a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Telling {
-    /// SIGBUS to the thread, and EFAULT to a system call.
+    /// The kernel sends SIGBUS to the thread, or lets a system call return EFAULT.
     Signal,
-    /// An event to read, while the thread waits, also within a system call:
-    /// needs a privilege (vm.unprivileged_userfaultfd, CAP_SYS_PTRACE, or
-    /// /dev/userfaultfd).
+    /// The kernel queues an event to read, and the faulting thread waits, also within a system
+    /// call. Needs a privilege (vm.unprivileged_userfaultfd, CAP_SYS_PTRACE, or /dev/userfaultfd).
     Events,
 }
 
-/// A touch, as an event tells it.
+/// A touch, from an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch {
     pub address: usize,
@@ -32,8 +31,8 @@ pub struct UserFault {
 }
 
 impl UserFault {
-    /// Errors: `EPERM`, `ENOSYS` where a sandbox or the kernel has none;
-    /// `EINVAL` where it lacks what is used here (write protection: Linux 5.7).
+    /// Opens a userfaultfd. Errors: `EPERM`, `ENOSYS` if a sandbox or the kernel has none; `EINVAL`
+    /// if a needed feature is missing (write protection: Linux 5.7).
     pub fn open(telling: Telling) -> Result<Self, Errno> {
         let descriptor = match telling {
             Telling::Signal => create(linux::UFFD_USER_MODE_ONLY)?,
@@ -55,14 +54,14 @@ impl UserFault {
         let arguments = [self.number() as u64, u64::from(request), argument, 0, 0];
         loop {
             match SystemCall::new(linux::__NR_ioctl, arguments).run() {
-                // The address space is being changed by somebody else.
+                // Another thread is changing the address space.
                 Err(Errno::EAGAIN) => crate::processor::give_way(),
                 other => return other.map(drop),
             }
         }
     }
 
-    /// From now on touches of the range are told of.
+    /// Lets the kernel report touches of the range from now on.
     pub fn register(&self, start: usize, length: usize) -> Result<(), Errno> {
         let mode = u64::from(linux::UFFDIO_REGISTER_MODE_MISSING | linux::UFFDIO_REGISTER_MODE_WP);
         let mut register = linux::uffdio_register { range: range(start, length), mode, ioctls: 0 };
@@ -71,9 +70,9 @@ impl UserFault {
         if register.ioctls & needed == needed { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// Puts pages with the contents of `from` where none are.
+    /// Installs pages with the content of `from` where there are none.
     ///
-    /// Errors: `EEXIST` where one is; `ENOMEM`.
+    /// Errors: `EEXIST` at a page that is present; `ENOMEM`.
     pub fn copy(&self, to: usize, from: &[u8], protected: bool) -> Result<(), Errno> {
         let mode = if protected { u64::from(linux::UFFDIO_COPY_MODE_WP) } else { 0 };
         let mut done = 0;
@@ -94,13 +93,14 @@ impl UserFault {
         Ok(())
     }
 
-    /// Puts zeroes where no pages are. Errors: as [`UserFault::copy`].
+    /// Installs zero pages where there are none. Errors: `EEXIST` at a page that is present;
+    /// `ENOMEM`.
     pub fn zero(&self, start: usize, length: usize) -> Result<(), Errno> {
         let mut zero = linux::uffdio_zeropage { range: range(start, length), mode: 0, zeropage: 0 };
         self.control(ioctl::UFFDIO_ZEROPAGE, &raw mut zero as u64)
     }
 
-    /// Lets nobody write to the pages that are there, or everybody.
+    /// Write-protects the present pages of a range, or removes the protection.
     pub fn protect(&self, start: usize, length: usize, protected: bool) -> Result<(), Errno> {
         // UFFDIO_WRITEPROTECT_MODE_WP.
         let mode = u64::from(protected);
@@ -108,13 +108,13 @@ impl UserFault {
         self.control(ioctl::UFFDIO_WRITEPROTECT, &raw mut protect as u64)
     }
 
-    /// Lets threads look again that wait for these pages.
+    /// Wakes threads that wait for these pages; they retry their access.
     pub fn wake(&self, start: usize, length: usize) {
         let mut range = range(start, length);
         let _ = self.control(ioctl::UFFDIO_WAKE, &raw mut range as u64);
     }
 
-    /// Has touches of pages that are not there answered with SIGBUS. Errors: `EINVAL` before Linux 6.6.
+    /// Lets touches of missing pages raise SIGBUS. Errors: `EINVAL` before Linux 6.6.
     pub fn poison(&self, start: usize, length: usize) -> Result<(), Errno> {
         /// `_IOWR(0xAA, _UFFDIO_POISON, struct uffdio_poison)`.
         const POISON: u32 = 0xc020_aa00 | linux::_UFFDIO_POISON;
@@ -122,7 +122,7 @@ impl UserFault {
         self.control(POISON, &raw mut poison as u64)
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event, if there is one.
     pub fn read(&self) -> Option<Touch> {
         // `struct uffd_msg`: event, then flags and address of a page fault.
         let mut message = [0u64; 4];
@@ -147,7 +147,7 @@ fn create(flags: u32) -> Result<OwnedDescriptor, Errno> {
     Ok(OwnedDescriptor::from_raw(number as i32))
 }
 
-/// Who may open the device needs no other privilege.
+/// Opens by /dev/userfaultfd, for which access to the device is privilege enough.
 fn create_by_device() -> Result<OwnedDescriptor, Errno> {
     /// `_IO(0xAA, 0)`.
     const NEW: u64 = 0xaa00;

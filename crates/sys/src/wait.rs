@@ -1,16 +1,16 @@
-//! Sleeping such that nothing that should end the sleep is ever missed.
+//! Sleeps that never miss a reason to end.
 //!
-//! Between "is there a reason not to sleep?" and the system call that sleeps
-//! lies a gap in which a signal could arrive and be forgotten. Here the check
-//! and the `syscall` instruction are one short piece of code with known
-//! addresses (as musl's cancellation points are): a signal handler of ours
-//! that interrupts the piece moves the instruction pointer to its way out
-//! ([`way_out`]), and the call ends as if interrupted.
+//! Between the check "is there a reason not to sleep?" and the system call that sleeps lies a gap:
+//! a signal could arrive there and be forgotten. Here the check and the `syscall` instruction are
+//! one short piece of code with known addresses (as musl's cancellation points are). If a signal
+//! interrupts that piece, usring's handler moves the instruction pointer to the piece's exit
+//! ([`way_out`]). The call then ends as if interrupted.
 //!
-//! Three things use it: a program's thread that waits for completions (the
-//! reason is [`signals::DEFERRED`]), a worker inside a system call that may
-//! take for ever (the reason is the request's cancel word, the signal SIGSYS),
-//! and whoever makes a call that hardly ever sleeps (the same, [`briefly`]).
+//! | user | reason | call ended by |
+//! |---|---|---|
+//! | a program's thread that waits for completions | [`signals::DEFERRED`] | the program's signals |
+//! | a worker in a system call that may block for ever ([`blocking`]) | the request's cancel word | SIGSYS |
+//! | a thread in a call that hardly ever sleeps ([`briefly`]) | the call's cancel word | SIGSYS |
 
 use crate::clock::{Clock, Nanoseconds, timespec};
 use crate::epoll::Event;
@@ -22,10 +22,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 use usring_uapi::Timespec;
 
-// usring_wait(rdi: *const u32 reason, rsi: *const [u64; 6] arguments, edx: number)
-// -> the kernel's answer, or ABORTED. Everything from `start` to the syscall
-// instruction itself counts as "not yet asleep": also the restart of a call
-// that a handler interrupted, for which the kernel steps back onto `syscall`.
+// usring_wait(rdi: *const u32 reason, rsi: *const [u64; 6] arguments, edx: number) -> the kernel's
+// answer, or ABORTED. Every instruction from `start` to the syscall instruction itself counts as
+// "not yet asleep". That includes the restart of a call that a handler interrupted, for which the
+// kernel steps back onto `syscall`.
 global_asm!(
     ".pushsection .text.usring_wait,\"ax\",@progbits",
     ".balign 16",
@@ -72,40 +72,40 @@ unsafe extern "C" {
     static usring_wait_way_out: u8;
 }
 
-/// ERESTARTSYS: a number the kernel never lets user space see.
+/// ERESTARTSYS: a number that the kernel never returns to user space.
 const ABORTED: u64 = -512i64 as u64;
 
-/// Longest single sleep of a call that has to have a time limit. A futex wait
-/// without one would be restarted by the kernel after a signal whose handler has
-/// SA_RESTART. A wait of an epoll set never is (signal(7)): where it may take for
-/// ever it has no limit, and the kernel no timer to start and to stop.
+/// Longest single sleep of a call that must have a time limit. A futex wait without a limit would
+/// be restarted by the kernel after a signal whose handler has SA_RESTART. A wait on an epoll set
+/// is never restarted (signal(7)): if it may last for ever it gets no limit, and the kernel sets no
+/// timer.
 const LONGEST: Nanoseconds = 3600 * 1_000_000_000;
 static LONGEST_TIME: Timespec = timespec(LONGEST);
 
-/// While *another* thread has a signal put off, the one word says nothing
-/// about this thread; it then sleeps in slices this long and asks between.
+/// While a signal of *another* thread is put off, the shared word says nothing about this thread.
+/// It then sleeps in slices of this length and checks between them.
 const SLICE: Nanoseconds = 1_000_000;
 
-/// For signal handlers of ours: where to continue if a signal found the
-/// thread at `instruction_pointer` about to sleep.
+/// For usring's signal handlers: returns where to continue, if the signal found the thread at
+/// `instruction_pointer` about to sleep.
 pub fn way_out(instruction_pointer: usize) -> Option<usize> {
     let start = &raw const usring_wait_start as usize;
     let end = &raw const usring_wait_end as usize;
     (start..end).contains(&instruction_pointer).then_some(&raw const usring_wait_way_out as usize)
 }
 
-/// How a call through the stub ended.
+/// The way in which a call through the stub ended.
 enum Ended {
     /// The kernel answered.
     Answered(Result<u64, Errno>),
-    /// It was never made, or interrupted and not resumed.
+    /// The call was not made, or was interrupted and not resumed.
     Aborted,
 }
 
 fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
-    // SAFETY: 1. `reason` and `call.arguments` live across the call. 2. The
-    // kernel checks the arguments, which are ours or the program's (see the
-    // crate's head). 3. `usring_wait` keeps the C ABI.
+    // SAFETY: 1. `reason` and `call.arguments` live across the call. 2. The kernel checks the
+    // arguments, which are usring's or the program's (see "The program's numbers" at the head of
+    // the crate). 3. `usring_wait` keeps the C ABI.
     let run = |call: &SystemCall| unsafe { usring_wait(reason.as_ptr(), &raw const call.arguments, call.number) };
     perturb_call();
     let answer = kept_memory::during(call, run);
@@ -119,9 +119,8 @@ fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
 /// A reason that never holds.
 static NEVER: AtomicU32 = AtomicU32::new(0);
 
-/// Runs a sleeping call made by `build` from the time it may take, if there is
-/// a limit to it, until it is answered, the time is over, or a signal has been
-/// put off (`EINTR`).
+/// Makes a sleeping call until the kernel answers, the time is over, or a signal has been put off
+/// (`EINTR`). `build` makes the call from its time limit, if there is one.
 fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
     let time = timeout.map(|timeout| timespec(timeout.min(LONGEST)));
     let timeout = timeout.unwrap_or(Nanoseconds::MAX);
@@ -135,8 +134,7 @@ fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> Slee
     sleep_on(Clock::Monotonic.now().saturating_add(timeout - slept), build)
 }
 
-/// The rare rest of [`sleep`]: more than an hour to go, or another thread's
-/// signal is put off.
+/// The rare rest of [`sleep`]: more than an hour is left, or a signal of another thread is put off.
 #[cold]
 fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
     loop {
@@ -146,8 +144,8 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCal
         } else if signals::interrupted() {
             return Err(Errno::EINTR);
         } else {
-            // A signal that comes for this thread from here on is seen by
-            // the stub's addresses, or after one slice.
+            // A signal that arrives for this thread from here on is noticed by the stub's
+            // addresses, or after one slice.
             (&NEVER, SLICE)
         };
         let time = timespec(left.min(slice));
@@ -159,12 +157,12 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCal
     }
 }
 
-/// Where a time is, as an argument.
+/// Returns the address of a time, as an argument of a call.
 fn at(time: &Timespec) -> u64 {
     &raw const *time as u64
 }
 
-/// A system call that sleeps, and how its answer says that its time was over.
+/// A system call that sleeps, and a test whether its answer means that its time was over.
 struct SleepCall {
     call: SystemCall,
     timed_out: fn(&Result<u64, Errno>) -> bool,
@@ -172,9 +170,9 @@ struct SleepCall {
 
 /// Sleeps while `word` holds `expected`, for `timeout` at most.
 ///
-/// `EAGAIN`: the word differs. `ETIMEDOUT`: the time is over. `EINTR`: a signal
-/// came (a handler of the program waits to run). May return `Ok` without a
-/// wake-up, so callers look at the word again.
+/// Errors: `EAGAIN` if the word differs; `ETIMEDOUT` when the time is over; `EINTR` if a signal
+/// came (a handler of the program waits to run). May return `Ok` without a wake-up, so callers look
+/// at the word again.
 pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
     let operation = u64::from(linux::FUTEX_WAIT | linux::FUTEX_PRIVATE_FLAG);
     sleep(timeout, |time| SleepCall {
@@ -187,8 +185,8 @@ pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> R
     .map(drop)
 }
 
-/// Sleeps for `span`. `EINTR`: a signal came before its end. As exact as the
-/// thread's timer slack lets it be: see [`crate::timer_slack`].
+/// Sleeps for `span`, as exactly as the thread's timer slack permits (see [`crate::timer_slack`]).
+/// Errors: `EINTR` if a signal came before the end.
 pub fn nanosleep(span: Nanoseconds) -> Result<(), Errno> {
     let clock = u64::from(linux::CLOCK_MONOTONIC);
     sleep(Some(span), |time| SleepCall {
@@ -200,9 +198,8 @@ pub fn nanosleep(span: Nanoseconds) -> Result<(), Errno> {
 
 /// Waits for events of an epoll set; `Ok(0)` when the time is over.
 ///
-/// `mask` is in force during the sleep, atomically, as epoll_pwait(2) has it;
-/// if a signal interrupts the sleep it will be delivered under that mask.
-/// `EINTR`: a signal came.
+/// `mask` is in force during the sleep, atomically, as in epoll_pwait(2). A signal that interrupts
+/// the sleep is delivered under that mask. Errors: `EINTR` if a signal came.
 pub fn epoll(
     epoll_fd: i32,
     events: &mut [Event],
@@ -224,11 +221,11 @@ pub fn epoll(
         }
     };
     let mut answer = sleep(timeout, |time| SleepCall { call: call(time), timed_out });
-    // Sandboxes older than the call (Linux 5.11) answer EPERM for it.
+    // Sandboxes older than this call (Linux 5.11) answer EPERM for it.
     if matches!(answer, Err(Errno::ENOSYS | Errno::EPERM)) && !NO_EPOLL_PWAIT2.swap(true, Ordering::Relaxed) {
         answer = sleep(timeout, |time| SleepCall { call: call(time), timed_out });
     }
-    // A filter of the program's may deny both. Without a mask a third will do.
+    // A seccomp filter of the program may deny both calls. Without a mask epoll_wait(2) is enough.
     if matches!(answer, Err(Errno::ENOSYS | Errno::EPERM)) && mask.is_none() {
         answer = sleep(timeout, |time| {
             let time = time.map_or(u64::MAX, milliseconds);
@@ -242,13 +239,13 @@ pub fn epoll(
     answer.map(|count| count as usize)
 }
 
-/// Sleeps until a kernel AIO context holds completions, and takes none of them. If it holds
-/// none at first, it is slept until there are `least`; Linux before 6.3 wakes for each.
+/// Sleeps until a kernel AIO context holds completions, and takes none of them. If it holds none at
+/// first, the sleep lasts until there are `least`; Linux before 6.3 wakes for each.
 ///
-/// io_getevents(2) has no way to wait without taking. It is given an address that no program
-/// can have: the kernel leaves in the ring what it cannot copy, and answers `EFAULT`.
+/// io_getevents(2) has no way to wait without taking. It gets an address that no program can have:
+/// the kernel leaves in the ring what it cannot copy, and answers `EFAULT`.
 ///
-/// `Ok` also when the time is over. `EINTR`: a signal came.
+/// Returns `Ok` also when the time is over. Errors: `EINTR` if a signal came.
 pub fn aio_completions(context: u64, least: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
     const NOWHERE: u64 = !0xfff;
     let answer = sleep(timeout, |time| SleepCall {
@@ -266,18 +263,18 @@ pub fn aio_completions(context: u64, least: u32, timeout: Option<Nanoseconds>) -
 
 static NO_EPOLL_PWAIT2: AtomicBool = AtomicBool::new(false);
 
-/// Rounded up: sleeping a little too long is allowed, spinning is not.
+/// Converts to milliseconds, rounded up: sleeping a little too long is allowed, spinning is not.
 fn milliseconds(time: &Timespec) -> u64 {
     let whole = (time.tv_sec as u64).saturating_mul(1000);
     whole.saturating_add((time.tv_nsec as u64).div_ceil(1_000_000)).min(i32::MAX as u64)
 }
 
-/// For worker threads: runs a system call that may block for ever, until it
-/// is answered or cancelled. `EINTR` means cancelled, and nothing else does.
+/// For worker threads: makes a system call that may block for ever, until the kernel answers or the
+/// call is cancelled. `EINTR` always means cancelled.
 ///
-/// The canceller stores a non-zero `cancelled` and then sends SIGSYS to the
-/// worker with [`interrupt_worker`]; whether that falls before, into or after
-/// the sleep, the call ends. Any other interruption resumes the call.
+/// The canceller stores a non-zero `cancelled`, then sends SIGSYS to the worker by
+/// [`interrupt_worker`]. The call ends whether the signal arrives before, during or after the
+/// sleep. Any other interruption resumes the call.
 pub fn blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Errno> {
     loop {
         let ended = run(cancelled, call);
@@ -292,9 +289,8 @@ pub fn blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Errno> 
     }
 }
 
-/// Runs, once, a system call that is not expected to sleep but may. `None`: it
-/// was broken off, by [`interrupt_worker`] (whose sender sets `cancelled`
-/// first) or by any signal.
+/// Makes, once, a system call that is not expected to sleep but may. `None`: the call was
+/// interrupted, by any signal or by [`interrupt_worker`], whose caller sets `cancelled` first.
 pub fn briefly(call: &SystemCall, cancelled: &AtomicU32) -> Option<Result<u64, Errno>> {
     match run(cancelled, call) {
         Ended::Answered(Err(Errno::EINTR)) | Ended::Aborted => None,
@@ -302,18 +298,18 @@ pub fn briefly(call: &SystemCall, cancelled: &AtomicU32) -> Option<Result<u64, E
     }
 }
 
-/// What the SIGSYS of [`interrupt_worker`] carries: "usringwk".
+/// The value of the SIGSYS of [`interrupt_worker`]: "usringwk".
 const INTERRUPT: u64 = u64::from_le_bytes(*b"usringwk");
 
-/// What the SIGSYS of a change of credentials carries ([`crate::credentials`]): "usringcr".
+/// The value of the SIGSYS of a change of credentials ([`crate::credentials`]): "usringcr".
 const FOLLOW: u64 = u64::from_le_bytes(*b"usringcr");
 
-/// The part of a `siginfo_t` that is looked at.
+/// A `siginfo_t`, with names for the fields that usring reads.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct SignalInformation {
     pub signal: i32,
-    /// Of a seccomp trap: what the filter answered with.
+    /// Of a seccomp trap: the data of the filter's answer (SECCOMP_RET_DATA).
     pub data: i32,
     pub code: i32,
     pad: i32,
@@ -329,20 +325,20 @@ const _: () = assert!(size_of::<SignalInformation>() == 128);
 const QUEUED: i32 = -1;
 
 impl SignalInformation {
-    /// Whether a thread of ours has sent this SIGSYS. Its value is not to be relied on. The
-    /// kernel keeps one SIGSYS of several, and loses the value when the process has used up its
-    /// limit of queued signals.
+    /// Whether a thread of usring has sent this SIGSYS. Its value is not reliable: the kernel
+    /// merges pending SIGSYS signals, and drops the value when the process has used up its limit of
+    /// queued signals.
     pub fn is_ours(&self) -> bool {
         let is_queued = self.code == QUEUED && matches!(self.value, INTERRUPT | FOLLOW);
         self.signal == linux::SIGSYS as i32 && (is_queued || self.code == 0 && self.process == 0)
     }
 
-    /// Asks a service thread to follow a change of credentials.
+    /// Makes the signal that requests a service thread to follow a change of credentials.
     pub(crate) fn follow() -> SignalInformation {
         SignalInformation { value: FOLLOW, ..Default::default() }
     }
 
-    /// Sends it as SIGSYS to a thread of this process, unless the thread has ended.
+    /// Sends the signal as SIGSYS to a thread of this process, unless the thread has ended.
     pub(crate) fn send_to(mut self, thread: u32) {
         let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return };
         (self.signal, self.code, self.process) = (linux::SIGSYS as i32, QUEUED, process as i32);
@@ -351,15 +347,13 @@ impl SignalInformation {
     }
 }
 
-/// Wakes a thread out of [`blocking`] or [`briefly`]; its `cancelled` word must
-/// be set.
+/// Ends another thread's [`blocking`] or [`briefly`]; its `cancelled` word must be set.
 pub fn interrupt_worker(thread: u32) {
     SignalInformation { value: INTERRUPT, ..Default::default() }.send_to(thread);
 }
 
-/// Gives the process a SIGSYS handler that serves [`interrupt_worker`], where
-/// `interpose` (whose own handler serves it too) is not there to do it. A
-/// handler that the program already has is left alone: false.
+/// Installs a SIGSYS handler that serves [`interrupt_worker`], for processes without `interpose`
+/// (whose own handler serves it, too). `false`: the program already has a handler, which stays.
 pub fn catch_worker_interrupts() -> bool {
     let ours = KernelAction {
         handler: on_interrupt as *const () as usize as u64,
@@ -370,15 +364,15 @@ pub fn catch_worker_interrupts() -> bool {
     let mut old = KernelAction::default();
     let change = |new: u64, old: u64| {
         let arguments = [u64::from(linux::SIGSYS), new, old, 8, 0, 0];
-        // Without our mark: where `interpose` is loaded too, this process has
-        // two engines, and this call goes the way of any program's handler.
+        // Without the pass mark: where `interpose` is loaded, too, this process has two engines.
+        // This call then goes the way of any handler of the program.
         SystemCall::with_six(linux::__NR_rt_sigaction, arguments).run_once()
     };
     const DEFAULT: u64 = 0;
     change(0, &raw mut old as u64).is_ok() && old.handler == DEFAULT && change(&raw const ours as u64, 0).is_ok()
 }
 
-/// `struct sigaction` as the kernel has it.
+/// The kernel's `struct sigaction`.
 #[derive(Default)]
 #[repr(C)]
 struct KernelAction {
@@ -390,7 +384,7 @@ struct KernelAction {
 
 const SA_RESTORER: u64 = 0x0400_0000;
 
-/// Where a `ucontext_t` keeps the interrupted instruction pointer.
+/// Offset of the interrupted instruction pointer in a `ucontext_t`.
 pub const CONTEXT_INSTRUCTION_POINTER: usize = 168;
 
 extern "C" fn on_interrupt(_signal: i32, _information: *const u8, context: *mut u8) {
@@ -404,8 +398,8 @@ extern "C" fn on_interrupt(_signal: i32, _information: *const u8, context: *mut 
     }
 }
 
-// What the kernel returns to after a handler: rt_sigreturn(2). Written as
-// libc writes it, byte for byte: debuggers know the frame by these bytes.
+// The restorer, to which the kernel returns after a handler: rt_sigreturn(2). Its bytes are those
+// of libc's restorer, because debuggers recognise the frame by them.
 global_asm!(
     ".pushsection .text.usring_wait,\"ax\",@progbits",
     ".balign 16",
@@ -457,8 +451,8 @@ mod tests {
         assert_eq!({ events[0].data }, 42);
     }
 
-    /// A worker that runs a read that never ends, told from outside to stop at
-    /// every possible moment: none of the interruptions may be lost.
+    /// Another thread stops a worker in an endless read, at every possible moment. No interruption
+    /// may be lost.
     #[test]
     fn a_blocked_worker_is_always_interrupted() {
         assert!(catch_worker_interrupts());

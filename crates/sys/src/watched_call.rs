@@ -1,32 +1,37 @@
-//! System calls that are not expected to sleep but may, and the thread that
-//! watches them, which breaks off one that does.
+//! Watches system calls that should not sleep but may. A thread, the watchdog, interrupts a call
+//! that sleeps.
 //!
-//! Two words. [`WatchedCalls`] is one caller's: it counts its calls and says
-//! whether it is inside of one. The watcher that finds it inside of the same call
-//! twice announces a signal, sends it, and says that it has; a caller that has
-//! been announced one waits for that before it leaves, so the signal never meets
-//! another call of the thread's. [`Watcher`] is what the watcher does: where
-//! nobody calls it sleeps, and a caller that finds it asleep wakes it.
+//! - [`WatchedCalls`] is the word of one caller. It counts the caller's calls and says whether the
+//!   caller is inside one.
+//! - [`Watcher`] is the state of the watchdog's thread. It sleeps while no thread calls, and a
+//!   caller that finds it asleep wakes it.
+//!
+//! The watchdog interrupts a call when two looks find the caller inside it:
+//! 1. It announces a signal in the caller's word.
+//! 2. It sends the signal.
+//! 3. It notes in the word that the signal was sent.
+//!
+//! A caller with an announced signal waits for step 3 before it leaves. So the signal never
+//! interrupts another call of the thread.
 
 use crate::ordering::{Edge, Side};
 use crate::sync::{AtomicU32, Ordering, relax};
 
-/// What a caller is doing: the low bits of its word, above which its calls are
-/// counted.
+/// The caller's state: the low bits of its word. The bits above count its calls.
 mod phase {
     pub const MASK: u32 = 3;
     pub const OUTSIDE: u32 = 0;
     pub const INSIDE: u32 = 1;
-    /// The watcher is about to send its signal: the caller may not leave, or
-    /// that would break off something else.
+    /// The watchdog is about to send its signal. The caller may not leave, or the signal would
+    /// interrupt another call.
     pub const BEING_BROKEN_OFF: u32 = 2;
     /// The signal has been sent.
     pub const BROKEN_OFF: u32 = 3;
-    /// One more call.
+    /// Added for each call.
     pub const CALL: u32 = 4;
 }
 
-/// One caller, as its watcher sees it. One thread calls at a time.
+/// One caller, as the watchdog sees it. One thread calls at a time.
 #[derive(Default)]
 pub struct WatchedCalls {
     state: AtomicU32,
@@ -37,7 +42,7 @@ pub struct WatchedCalls {
 /// A call that has begun.
 pub struct Begun(u32);
 
-/// What the watcher has seen of a caller.
+/// A caller's word, as the watchdog has read it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen(u32);
 
@@ -52,8 +57,8 @@ impl Seen {
 }
 
 impl WatchedCalls {
-    /// Begins a call by this thread. From here on the caller sees a watcher
-    /// asleep, or the watcher sees it call.
+    /// Begins a call by this thread. From here on either the caller sees that the watchdog sleeps,
+    /// or the watchdog sees the call.
     #[inline]
     pub fn begin(&self, thread: u32) -> Begun {
         self.thread.store(thread, Ordering::Relaxed);
@@ -64,43 +69,43 @@ impl WatchedCalls {
         Begun(inside)
     }
 
-    /// Set when the call is to be broken off, before the signal is sent.
+    /// Returns the word that is set before the signal is sent that interrupts the call.
     #[inline]
     pub fn cancelled(&self) -> &AtomicU32 {
         &self.cancelled
     }
 
-    /// Ends it.
+    /// Ends the call.
     #[inline]
     pub fn end(&self, call: Begun) {
         let outside = call.0 & !phase::MASK;
-        // Partner: the watcher's, before it sends its signal.
+        // Partner: the watchdog's announcement, before it sends its signal.
         if self.state.compare_exchange(call.0, outside, Edge::BreakOff.both(), Ordering::Relaxed).is_err() {
             self.come_out(outside);
         }
     }
 
-    /// The way out of a call that is broken off.
+    /// Leaves a call that is being interrupted.
     #[cold]
     fn come_out(&self, outside: u32) {
-        // Partner: the watcher's, after it has sent its signal.
+        // Partner: the watchdog's note, after it has sent its signal.
         while self.state.load(Edge::BreakOff.acquire()) & phase::MASK != phase::BROKEN_OFF {
             give_way();
         }
-        // The signal is this thread's by now: at the latest it is delivered at
-        // the end of its next system call.
+        // The signal is pending for this thread by now. It is delivered at the end of the thread's
+        // next system call at the latest.
         give_way();
         self.cancelled.store(0, Ordering::Relaxed);
         self.state.store(outside, Edge::BreakOff.release());
     }
 
-    /// The watcher's look.
+    /// Reads the caller's word, for the watchdog.
     pub fn look(&self) -> Seen {
         Seen(self.state.load(Edge::BreakOff.acquire()))
     }
 
-    /// Breaks off the call that has been seen, if it goes on still; `send` sends
-    /// its thread the signal.
+    /// Interrupts the call that was seen, if it still goes on; `send` sends the signal to its
+    /// thread.
     #[cold]
     pub fn break_off(&self, seen: Seen, send: impl FnOnce(u32)) {
         let thread = self.thread.load(Ordering::Relaxed);
@@ -109,7 +114,7 @@ impl WatchedCalls {
         if self.state.compare_exchange(seen.0, announced, Edge::BreakOff.both(), Ordering::Relaxed).is_err() {
             return;
         }
-        // Who is signalled looks at it in its handler, or before it sleeps.
+        // The signalled thread reads this in its handler, or before it sleeps.
         self.cancelled.store(1, Ordering::Release);
         send(thread);
         self.state.store(call | phase::BROKEN_OFF, Edge::BreakOff.release());
@@ -122,41 +127,41 @@ fn give_way() {
     relax();
 }
 
-/// What the watcher's thread is doing.
+/// The state of the watchdog's thread.
 mod doing {
     /// There is no thread.
     pub const NOTHING: u32 = 0;
-    /// Somebody is about to start it.
+    /// A caller is about to start the thread.
     pub const STARTING: u32 = 1;
     pub const SLEEPING: u32 = 2;
     pub const LOOKING: u32 = 3;
 }
 
-/// The watcher's own word, a futex.
+/// The watchdog's own word, a futex.
 #[derive(Default)]
 pub struct Watcher {
     state: AtomicU32,
 }
 
-/// What a caller has to do about it.
+/// A caller's next step with regard to the watchdog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rouse {
-    /// It looks, or will.
+    /// Nothing: the watchdog looks, or will.
     Nothing,
-    /// Wake who sleeps on the word.
+    /// Wake the thread that sleeps on the word.
     Wake,
-    /// Start the thread. `first`: nobody else is about to.
+    /// Start the thread. `first`: no other caller is about to start it.
     Start { first: bool },
 }
 
 impl Watcher {
-    /// A caller's, behind [`WatchedCalls::begin`].
+    /// Whether the watchdog looks. Asked by a caller after [`WatchedCalls::begin`].
     #[inline]
     pub fn is_looking(&self) -> bool {
         self.state.load(Ordering::Relaxed) == doing::LOOKING
     }
 
-    /// What to do about one that does not look.
+    /// Decides what to do about a watchdog that does not look.
     #[cold]
     pub fn rouse(&self) -> Rouse {
         if self.change(doing::SLEEPING, doing::LOOKING) {
@@ -171,17 +176,17 @@ impl Watcher {
         }
     }
 
-    /// It could not be started: the next caller tries again.
+    /// Notes that the thread could not be started: the next caller tries again.
     pub fn is_stillborn(&self) {
         self.state.store(doing::NOTHING, Ordering::Relaxed);
     }
 
-    /// The thread's beginning; `false` if there is another one.
+    /// Begins the watchdog's thread; `false` if there is another one.
     pub fn begin(&self) -> bool {
         self.change(doing::STARTING, doing::LOOKING)
     }
 
-    /// Goes to sleep unless a last look finds somebody calling.
+    /// Prepares to sleep, unless a last look finds a caller inside a call.
     pub fn lie_down(&self, look: impl FnOnce() -> bool) {
         self.state.store(doing::SLEEPING, Ordering::Relaxed);
         // Partner: `WatchedCalls::begin`.
@@ -191,17 +196,17 @@ impl Watcher {
         }
     }
 
-    /// The word to sleep on, while that is its value.
+    /// Returns the word to sleep on and its value, if the watchdog is to sleep.
     pub fn asleep(&self) -> Option<(&AtomicU32, u32)> {
         (self.state.load(Ordering::Relaxed) == doing::SLEEPING).then_some((&self.state, doing::SLEEPING))
     }
 
-    /// The word that a sleeper sleeps on.
+    /// Returns the word that the watchdog sleeps on.
     pub fn word(&self) -> &AtomicU32 {
         &self.state
     }
 
-    /// Ends for good; `false` if somebody has just woken it.
+    /// Ends the watchdog for good; `false` if a caller has just woken it.
     pub fn retire(&self) -> bool {
         self.change(doing::SLEEPING, doing::NOTHING)
     }

@@ -1,11 +1,9 @@
-//! A context's completions, read where the kernel writes them: in a ring that
-//! is mapped into the process at the context's own address. A look costs one
-//! load and no system call.
+//! Reads a context's completions where the kernel writes them: in a ring that is mapped into the
+//! process at the context's own address. A poll costs one load and no system call.
 //!
-//! The tail is the kernel's, the head is ours for as long as nobody calls
-//! io_getevents(2) on the context. Only the kernel's own ring can say how it
-//! orders its side; the names of both edges tell ([`Edge::AioTail`],
-//! [`Edge::AioHead`]).
+//! The kernel writes the tail. usring writes the head, as long as no thread calls io_getevents(2)
+//! on the context. The kernel's side of the orderings is described at [`Edge::AioTail`] and
+//! [`Edge::AioHead`].
 
 use crate::ordering::Edge;
 use crate::shared::SharedMemory;
@@ -18,14 +16,14 @@ pub struct CompletionRing {
     memory: Arc<SharedMemory>,
     entries: u32,
     first_event: usize,
-    /// Where we read next; the ring's own head follows in `publish_head`.
+    /// The next entry to read; `publish_head` stores it to the ring's own head.
     head: u32,
-    /// The tail as we last saw it.
+    /// The tail as last read.
     tail: u32,
 }
 
 impl CompletionRing {
-    /// `None` unless this is the ring that every Linux since 2.6 has made.
+    /// Checks the header. `None` unless this is the ring layout of every Linux since 2.6.
     pub fn new(memory: Arc<SharedMemory>) -> Option<Self> {
         let header = memory.read::<AioRing>(0);
         let known = header.magic == AIO_RING_MAGIC && header.incompat_features == AIO_RING_INCOMPAT_FEATURES;
@@ -40,7 +38,7 @@ impl CompletionRing {
         Some(CompletionRing { memory, entries: header.nr, first_event, head: header.head, tail: header.head })
     }
 
-    /// Whether there is nothing to read. A look at the kernel's tail.
+    /// Whether there is no event to read. Reads the kernel's tail if all known events were read.
     #[inline]
     pub fn is_empty(&mut self) -> bool {
         if self.head == self.tail {
@@ -49,7 +47,7 @@ impl CompletionRing {
         self.head == self.tail
     }
 
-    /// The next event.
+    /// Takes the next event.
     #[inline]
     pub fn take(&mut self) -> Option<IoEvent> {
         if self.is_empty() {
@@ -60,7 +58,7 @@ impl CompletionRing {
         Some(event)
     }
 
-    /// Gives the slots of all events that were read back to the kernel.
+    /// Returns the slots of all events that were read to the kernel.
     #[inline]
     pub fn publish_head(&mut self) {
         self.memory.word(offset_of!(AioRing, head)).store(self.head, Edge::AioHead.release());

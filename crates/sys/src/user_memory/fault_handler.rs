@@ -1,12 +1,12 @@
-//! The process's SIGSEGV and SIGBUS handler: has faults served of memory that is
-//! ours to page ([`crate::page_fault`]), mends those in our own copies, and passes
-//! everything else on to whoever was there before.
+//! The process's SIGSEGV and SIGBUS handler. For each fault, in this order:
+//! 1. If the memory is paged by usring, its server serves the fault ([`crate::page_fault`]).
+//! 2. If one of usring's own copies faulted, the handler repairs it.
+//! 3. Otherwise the handler calls its predecessor.
 //!
-//! It is installed with the flags of its predecessor, and sets the mask that the
-//! kernel would have set before it calls it, so that a handler of the program (or
-//! of a runtime that prints a stack) is called as the kernel would have called
-//! it. Until then every signal is blocked that may be: a handler that came in
-//! between could touch the very page that is being brought in.
+//! The handler is installed with the flags of its predecessor. Before it calls the predecessor, it
+//! sets the mask that the kernel would have set. So a handler of the program (or of a runtime that
+//! prints a stack) runs as if the kernel had called it. Until then every signal that can be blocked
+//! is blocked: a handler that ran in between could touch the page that is being brought in.
 
 use super::handle_fault;
 use crate::SystemCall;
@@ -22,7 +22,7 @@ global_asm!(
     ".globl usring_restorer",
     ".hidden usring_restorer",
     ".p2align 4",
-    // Unwinders and debuggers know a signal frame by these bytes.
+    // Unwinders and debuggers recognise a signal frame by these bytes.
     "usring_restorer:",
     "mov rax, 15",
     "syscall",
@@ -33,7 +33,7 @@ unsafe extern "C" {
     fn usring_restorer();
 }
 
-/// `struct sigaction` as the kernel has it on x86-64.
+/// The kernel's `struct sigaction` on x86-64.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Action {
@@ -46,8 +46,8 @@ struct Action {
 const DEFAULT: u64 = 0;
 const IGNORE: u64 = 1;
 
-/// A predecessor. Written before our handler can run and never again, but read
-/// in handlers, so: atomics.
+/// The handler that was installed before. Written once, before usring's handler can run, but read
+/// in handlers: hence atomics.
 struct Predecessor {
     signal: u32,
     handler: AtomicU64,
@@ -63,14 +63,14 @@ impl Predecessor {
 
 static PREDECESSORS: [Predecessor; 2] = [Predecessor::of(linux::SIGSEGV), Predecessor::of(linux::SIGBUS)];
 
-/// How far [`install_fault_handler`] has come.
+/// Progress of [`install_fault_handler`].
 static INSTALLED: AtomicU32 = AtomicU32::new(NOT_YET);
 const NOT_YET: u32 = 0;
 const BEGUN: u32 = 1;
 const DONE: u32 = 2;
 
-/// Puts our handler in front of what handles SIGSEGV and SIGBUS now. Later
-/// calls do nothing; whoever returns may rely on it.
+/// Installs usring's handler in front of the present handlers of SIGSEGV and SIGBUS. Later calls
+/// only wait until the handler is installed.
 pub fn install_fault_handler() {
     if INSTALLED.compare_exchange(NOT_YET, BEGUN, Ordering::AcqRel, Ordering::Acquire).is_err() {
         while INSTALLED.load(Ordering::Acquire) != DONE {
@@ -97,38 +97,37 @@ pub fn install_fault_handler() {
     INSTALLED.store(DONE, Ordering::Release);
 }
 
-/// rt_sigaction(2), past our own filter. It fails for no signal used here.
+/// Calls rt_sigaction(2), past usring's own filter. It fails for no signal used here.
 fn exchange(signal: u32, new: Option<&Action>, old: Option<&mut Action>) {
     let new = new.map_or(0, |action| &raw const *action as u64);
     let old = old.map_or(0, |action| &raw mut *action as u64);
     let _ = SystemCall::new(linux::__NR_rt_sigaction, [u64::from(signal), new, old, 8, 0]).run();
 }
 
-/// Where things stand in a `siginfo_t`. The code is 0 or less if the signal was sent.
+/// Offsets in a `siginfo_t`. The code is 0 or less if the signal was sent by a call.
 const SIGINFO_SIGNAL: usize = 0;
 const SIGINFO_CODE: usize = 8;
 const SIGINFO_ADDRESS: usize = 16;
-/// `si_code` of a SIGSEGV: nothing is mapped there; that is not allowed.
+/// `si_code` of a SIGSEGV: the address is not mapped; the access is not permitted.
 const SEGV_MAPERR: i32 = 1;
 const SEGV_ACCERR: i32 = 2;
-/// `si_code` of a SIGBUS: there is nothing behind the address; it is broken.
+/// `si_code` of a SIGBUS: the mapping has no memory there; the memory is broken.
 const BUS_ADRERR: i32 = 2;
 const BUS_MCEERR_AR: i32 = 4;
 
-/// Where the processor's word on a page fault stands in a `ucontext_t`, and the
-/// mask that was in force.
+/// Offsets in a `ucontext_t`: the processor's error word of a page fault, and the mask that was in
+/// force.
 const UCONTEXT_ERROR: usize = 192;
 const UCONTEXT_MASK: usize = 296;
-/// Of that word: the page was there; it was written to; it was to be run.
+/// Bits of the error word: the page was present; a write; an instruction fetch.
 const ERROR_PRESENT: u64 = 1;
 const ERROR_WRITE: u64 = 2;
 const ERROR_FETCH: u64 = 16;
 
 extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_void) {
-    // SAFETY: the kernel's arguments to this handler.
+    // SAFETY: the pointers are the kernel's arguments to this handler.
     let sent = unsafe { *information.byte_add(SIGINFO_CODE).cast::<i32>() } <= 0;
-    // A signal that somebody sent says nothing about the instruction that it
-    // interrupted.
+    // A signal sent by a call is unrelated to the instruction that it interrupted.
     if !sent {
         match serve(signal, information, context) {
             Served::Again => return,
@@ -136,7 +135,7 @@ extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_vo
             Served::Unmapped => return pass_on_as(linux::SIGSEGV, SEGV_MAPERR, information, context),
             Served::Foreign => {}
         }
-        // SAFETY: as above.
+        // SAFETY: `context` is the kernel's argument to this handler.
         if unsafe { handle_fault(context) } {
             return;
         }
@@ -144,9 +143,9 @@ extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_vo
     pass_on(signal, sent, information, context);
 }
 
-/// Has a fault served, if the address is somebody's.
+/// Lets the server of the address serve a fault, if there is one.
 fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served {
-    // SAFETY: the kernel's own, of a fault: it has an address and an error word.
+    // SAFETY: the pointers are the kernel's, for a fault: it has an address and an error word.
     let (code, address, error) = unsafe {
         (
             *information.byte_add(SIGINFO_CODE).cast::<i32>(),
@@ -159,21 +158,21 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
         (linux::SIGSEGV, SEGV_ACCERR) => Cause::Forbidden,
         (linux::SIGBUS, BUS_ADRERR) => Cause::Missing,
         (linux::SIGBUS, BUS_MCEERR_AR) => Cause::Broken,
-        // Of a protection key, of an instruction: no page's affair.
+        // Faults of a protection key or of an instruction concern no page.
         _ => return Served::Foreign,
     };
     if error & ERROR_FETCH != 0 {
-        // Nobody serves code.
+        // No server serves code.
         return Served::Foreign;
     }
     let (write, present) = (error & ERROR_WRITE != 0, error & ERROR_PRESENT != 0);
     page_fault::visit(Fault { address, cause, write, present, place: 0 })
 }
 
-/// Whatever the signal was, this is another. (But our own copies answer EFAULT, as
-/// the kernel's do.)
+/// Passes the fault on as another signal. (A fault in usring's own copies becomes EFAULT, as it
+/// does in the kernel's.)
 fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_void) {
-    // SAFETY: the kernel's frame, which is this handler's to change.
+    // SAFETY: this is the kernel's frame, which the handler may change.
     unsafe {
         if handle_fault(context) {
             return;
@@ -181,9 +180,9 @@ fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_
         *information.byte_add(SIGINFO_SIGNAL).cast::<u32>() = signal;
         *information.byte_add(SIGINFO_CODE).cast::<i32>() = code;
     }
-    // Who handled an earlier one may have taken us off (as std's handler does), to
-    // die of the next. That next one comes to us all the same if the fault was told by
-    // the other signal.
+    // An earlier call of the predecessor may have removed this handler (as std's handler does), to
+    // let the process die of the next fault. If that fault was reported by the other signal, it
+    // still comes here.
     let mut now = Action::default();
     exchange(signal, None, Some(&mut now));
     let is_ours = now.handler == on_fault as *const () as u64;
@@ -205,8 +204,8 @@ fn pass_on(signal: u32, sent: bool, information: *mut c_void, context: *mut c_vo
     if handler > IGNORE {
         call(predecessor, information, context);
     } else if handler == DEFAULT || !sent {
-        // The default action: the fault happens again after the return, and
-        // one that was sent is sent again.
+        // The default action: the fault happens again after the return. A signal that was sent is
+        // sent again.
         exchange(signal, Some(&Action::default()), None);
         if sent {
             send_again(signal, information);
@@ -218,12 +217,12 @@ fn call(predecessor: &Predecessor, information: *mut c_void, context: *mut c_voi
     let flags = predecessor.flags.load(Ordering::Acquire);
     let handler = predecessor.handler.load(Ordering::Relaxed);
     let signal = predecessor.signal;
-    // SAFETY: the kernel's frame.
+    // SAFETY: this is the kernel's frame.
     let before = unsafe { *context.byte_add(UCONTEXT_MASK).cast::<u64>() };
     let own = if flags & u64::from(linux::SA_NODEFER) != 0 { 0 } else { set_of(signal) };
     set_mask(before | predecessor.mask.load(Ordering::Relaxed) | own);
-    // SAFETY: 1. The predecessor was a handler of this signal with these
-    // flags, which say what it takes. 2. Its arguments are the kernel's own.
+    // SAFETY: 1. The predecessor was a handler of this signal, and these flags say which arguments
+    // it takes. 2. The arguments are the kernel's own.
     unsafe {
         if flags & u64::from(linux::SA_SIGINFO) != 0 {
             let handler: extern "C" fn(u32, *mut c_void, *mut c_void) = core::mem::transmute(handler as *const ());
@@ -235,7 +234,7 @@ fn call(predecessor: &Predecessor, information: *mut c_void, context: *mut c_voi
     }
 }
 
-/// For as long as the handler runs: the kernel restores what was before.
+/// Sets the mask while the handler runs. The kernel restores the previous one afterwards.
 fn set_mask(mask: u64) {
     let arguments = [u64::from(linux::SIG_SETMASK), &raw const mask as u64, 0, 8, 0];
     let _ = SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run();
