@@ -1,8 +1,8 @@
 //! The ring watcher (`attendant`): one thread of the process that watches the rings that no thread
 //! is inside of. So a program that only looks at the CQ in memory, or only at the ring's
 //! descriptor, still sees its completions. The ring watcher also starts all other threads of the
-//! engine, so that no thread is made in the middle of a program's call, which may be inside malloc
-//! or a signal handler.
+//! engine. So no thread is made in the middle of a program's call, which may be inside malloc or a
+//! signal handler.
 //!
 //! How a ring is watched:
 //!

@@ -11,10 +11,10 @@
 //!    dropped until its next event. Without the second chance, it and its peer would wait until the
 //!    set is asked.
 //!
-//! These guesses only save time. They take nothing out of the set: a file that was tried in vain
-//! has its edge still to come, and the kernel passes over one that was emptied before its event.
-//! The set is asked at intervals all the same (`LockedRing::is_due_for_a_look`). Where guesses go
-//! wrong they are given up for a while.
+//! These guesses only save time. They take nothing out of the set: the edge of a file that was
+//! tried in vain is still to come. A file that was emptied before its event is passed over by the
+//! kernel. The set is asked at intervals all the same (`LockedRing::is_due_for_a_look`). Where
+//! guesses go wrong they are given up for a while.
 
 use super::poll_slot::Tag;
 use alloc::collections::VecDeque;

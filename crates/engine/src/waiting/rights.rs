@@ -1,5 +1,5 @@
-//! By whose rights a request is carried out. A request never has more rights than the thread that
-//! submits it, nor another root, directory, umask or namespace.
+//! The rights with which a request is carried out. A request never has more rights than the thread
+//! that submits it, nor another root, directory, umask or namespace.
 //!
 //! Linux hands all of these from a thread to the threads that it makes. So workers come in groups:
 //! the workers of a group come from one thread of the program, by way of an *anchor* that this
@@ -7,19 +7,19 @@
 //!
 //! - As long as no thread of the program differs from another (`sys::credentials`) there is the
 //!   common group, number 0. The ring watcher, which follows every change, starts its workers. Each
-//!   change begins another generation of the group, and a worker that was born in another
-//!   generation than it was asked for takes no work.
+//!   change begins another generation of the group. A worker takes no work if it was started in a
+//!   later generation than the one it was asked for.
 //! - Just before threads differ the last common group gets an anchor, for requests that were
-//!   submitted until then. Afterwards each thread that submits has a group of its own, until it
-//!   changes again. A group without submitters is retired: its idle workers and its anchor end,
-//!   busy ones when their queue is empty.
+//!   submitted until then. Afterwards each thread that submits has a group of its own, until its
+//!   credentials change again. A group without submitters is retired: its idle workers and its
+//!   anchor end. Its busy workers end when their queue is empty.
 //! - A registered personality is a group, made by the thread that registers it.
 //!
-//! Order of a change: pending workers have started → anchor → the call → the service threads follow. Each step
-//! is waited for a second at most. A worker that is born too late takes no work.
+//! Order of a change: pending workers have started → anchor → the call → the service threads
+//! follow. Each step is waited for a second at most. A worker that starts too late takes no work.
 //!
-//! Neighbours: `workers` runs the queues of all groups, `way_down::issue` sends a request to its
-//! group that another thread is about to issue.
+//! Neighbours: `workers` runs the queues of all groups. `way_down::issue` sends a request to its
+//! group if a thread of other rights is about to issue it.
 
 use crate::attendant::Attendant;
 use crate::process::process;

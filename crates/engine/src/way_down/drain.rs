@@ -1,4 +1,4 @@
-//! IO_DRAIN: a request that waits for all earlier ones, and those behind it.
+//! IO_DRAIN: a request that waits for all earlier ones, and the requests behind it.
 
 use crate::request::RequestEntry;
 use crate::rights;
@@ -6,24 +6,24 @@ use crate::ring::LockedRing;
 use alloc::collections::VecDeque;
 use usring_uapi::sqe_flags;
 
-/// What is held back, and the counts by which it is let go.
+/// Requests that are held back, and the counts that release them.
 #[derive(Default)]
 pub(crate) struct Drain {
     deferred: VecDeque<Deferred>,
-    /// Requests submitted and not completed, chains counted by their members.
+    /// Requests submitted and not completed; each member of a chain counts.
     outstanding: u64,
-    /// Those among them that are held back here.
+    /// The number of these that are held back here.
     held: u64,
-    /// [`ACTIVE`] and [`HOLD_NEXT`].
+    /// Flags [`ACTIVE`] and [`HOLD_NEXT`].
     state: u8,
-    /// A request with CQE_SKIP_SUCCESS was seen: the kernel refuses drains
-    /// from then on, because it counts them by CQEs.
+    /// A request with CQE_SKIP_SUCCESS was seen. The kernel refuses drains from then on, because it
+    /// counts them by CQEs.
     disabled: bool,
 }
 
 /// A drain is held back or may be under way: later requests wait until it is done.
 const ACTIVE: u8 = 1;
-/// The next start waits like a drain (one stood inside a chain).
+/// The next start waits like a drain, because a drain stood inside a chain.
 const HOLD_NEXT: u8 = 2;
 
 struct Deferred {
@@ -43,7 +43,7 @@ impl Drain {
         self.outstanding -= 1;
     }
 
-    /// Requests submitted and not completed.
+    /// Returns the number of requests submitted and not completed.
     #[inline]
     pub fn outstanding(&self) -> u64 {
         self.outstanding
@@ -54,7 +54,7 @@ impl Drain {
         self.state != 0
     }
 
-    /// Lets what comes wait until a request has found nothing to wait for.
+    /// Holds requests back until one of them has found nothing to wait for.
     pub fn activate(&mut self) {
         self.state |= ACTIVE;
     }
@@ -71,14 +71,13 @@ impl Drain {
         self.disabled
     }
 
-    /// Gives up everything that is held back, for a ring that goes away.
+    /// Drops everything that is held back, for a ring that goes away.
     pub fn clear(&mut self) {
         self.deferred.clear();
     }
 }
 
-/// Queues a request behind what it waits for; starts it at once if that is
-/// nothing.
+/// Queues a request behind those it waits for; starts it at once if there is none.
 pub(crate) fn defer(locked: &mut LockedRing, mut request: RequestEntry) {
     let drains = locked.drain.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
     rights::mark_for_later(&mut request);
@@ -92,7 +91,7 @@ pub(crate) fn defer(locked: &mut LockedRing, mut request: RequestEntry) {
     locked.drain.state = ACTIVE;
     locked.drain.deferred.push_back(Deferred { request, drains, members });
     release(locked);
-    // One that did not have to wait, and nobody has to wait for.
+    // A request that did not have to wait, and that no later one has to wait for, ends draining.
     let is_active = drains || !locked.drain.deferred.is_empty();
     locked.drain.state = if is_active { ACTIVE } else { 0 };
 }

@@ -1,5 +1,4 @@
-//! The door between a request and whoever carries it out: resolves the file,
-//! tries without blocking, and moves the request on by the outcome.
+//! Issues a request: resolves its file, tries it without blocking, and moves it on by the outcome.
 
 use crate::complete;
 use crate::fast_poll::Turn;
@@ -10,7 +9,7 @@ use crate::{device_queues, fast_poll, rights, timeout, workers};
 use usring_sys::{Errno, descriptor};
 use usring_uapi::{opcode, sqe_flags};
 
-/// A result with what it means for the rest of the chain.
+/// A result with its effect on the rest of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub result: i32,
@@ -24,26 +23,25 @@ impl From<i32> for Answer {
     }
 }
 
-/// What came of an attempt to issue a request. Small enough to come back in
-/// one register.
+/// Outcome of an attempt to issue a request. Small enough for one register.
 pub(crate) enum IssueOutcome {
     Done(Answer),
-    /// Its file was not ready: poll for the row's events, then try again.
+    /// The request's file was not ready: poll for the row's events, then try again.
     WouldBlock,
-    /// The same, but the attempt, if there was one, leaves open whether its file
-    /// is ready for something else: that is to be asked.
+    /// As [`IssueOutcome::WouldBlock`], but the attempt, if there was one, does not show whether
+    /// the file is ready for something else: poll it first.
     PollsFirst,
-    /// It has had its turn and may have more to do: others come first.
+    /// The request has used its time slice and may have more to do: other requests come first.
     More,
-    /// Only a thread that may block can do it.
+    /// Only a thread that may block can carry the request out.
     NeedsWorker,
-    /// It is a transfer for this queue pair of a device.
+    /// The request is a transfer for this queue pair of a device.
     OnDevice(device_queues::ChannelIndex),
-    /// It is a wait for poll events on its file: its operation says which.
+    /// The request waits for poll events on its file; its operation names them.
     AwaitsPoll,
-    /// It is a wait for time or for completions: its operation says which.
+    /// The request waits for time or for completions; its operation names them.
     AwaitsTime,
-    /// It goes to another ring, whose driver has the lock, and comes back.
+    /// The request goes to another ring, whose driver holds the lock, and comes back.
     Visits,
 }
 
@@ -53,7 +51,7 @@ impl IssueOutcome {
         IssueOutcome::Done(result.into())
     }
 
-    /// The outcome of something that answers with an errno.
+    /// Returns the outcome of an operation that answers with an errno.
     pub fn of(result: Result<i32, Errno>) -> Self {
         Self::done(result.unwrap_or_else(Errno::negative))
     }
@@ -72,7 +70,7 @@ pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     issue_now(locked, request);
 }
 
-/// Issues a request that was accepted, in the path of its submission.
+/// Issues an accepted request as part of its submission.
 #[inline(always)]
 pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     let row = request.row;
@@ -90,8 +88,8 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry) {
     conclude(locked, request, outcome);
 }
 
-/// Issues a multishot that has waited once more, with the file that it waited with. If it is to wait on it
-/// is given back: its caller knows where.
+/// Issues a multishot that has waited once more, with the file that it waited with. Returns the
+/// request if it goes on waiting there: the caller knows where.
 #[inline(always)]
 pub(crate) fn call(locked: &mut LockedRing, mut request: RequestEntry) -> Option<RequestEntry> {
     debug_assert!(request.multishot && request.place != 0);
@@ -110,7 +108,7 @@ fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcom
     conclude(locked, request, outcome);
 }
 
-/// Moves a request on by what came of the attempt.
+/// Moves a request on by the outcome of the attempt.
 #[inline(always)]
 fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
@@ -131,12 +129,13 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
     }
 }
 
-/// A request that another thread has to carry out: for its rights, or because it asks for that.
+/// Handles a request that another thread may have to carry out, for its rights or because it asks
+/// for that (IOSQE_ASYNC).
 #[cold]
 fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let is_send = matches!(request.operation, Operation::SendReceive(_));
-    // Each part of what is sent asks for a right. Anything else that waits for its file has been
-    // tried by its submitter, and nothing of what is left asks for one.
+    // Each part of a send needs rights. Any other request that waits for its file has been tried by
+    // its submitter, and the rest of it needs no rights.
     let asks = request.row.bears_rights && request.progress == Progress::New && (request.place == 0 || is_send);
     if asks && rights::is_foreign(locked, request) {
         return if is_send { send::leave_to_worker(locked, request) } else { Some(IssueOutcome::NeedsWorker) };
@@ -144,10 +143,10 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
     if request.has_flag(sqe_flags::ASYNC) { force_async(locked, request) } else { None }
 }
 
-/// IOSQE_ASYNC: do not even try. But what can be polled occupies no worker
-/// while it waits (the kernel's workers poll such files too), and a request
-/// that takes something of the ring's when it is issued (its buffer, another
-/// file) has to be issued. A device's queue pair takes the place of a worker.
+/// Returns the outcome for IOSQE_ASYNC: the request is not tried. But a request that can be polled
+/// occupies no worker while it waits (the kernel's workers poll such files, too). A request that
+/// takes something of the ring's at issue (its buffer, another file) has to be issued. A device's
+/// queue pair takes the place of a worker.
 fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if block_device::is_possible(locked) && block_device::concerns(locked, request) {
         return None;
@@ -159,7 +158,7 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     let can_repeat = || polls() && !fast_poll::is_unpolled_device(request.file.number);
     let takes_of_ring = request.has_flag(sqe_flags::BUFFER_SELECT) || request.row.takes_of_ring;
     if request.multishot && !can_repeat() {
-        // It would wait for its file more than once, and cannot.
+        // The request would wait for its file more than once, and cannot.
         return Some(IssueOutcome::done(Errno::EBADFD.negative()));
     }
     let works = request.row.work.is_some() && request.progress == Progress::New && !takes_of_ring;
@@ -173,11 +172,11 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     works.then_some(IssueOutcome::NeedsWorker)
 }
 
-/// Hands a request that cannot be done now to whoever will wake it.
+/// Hands a request that cannot be done now to the module that will bring it back.
 #[cold]
 fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     let poll_events = op::poll_events(&request);
-    // All that wait for one file to be ready share what keeps it open.
+    // All requests that wait for one file to be ready share what keeps it open.
     let polls = match outcome {
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::More => poll_events != 0,
         IssueOutcome::AwaitsPoll => true,
@@ -197,8 +196,9 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => timeout::arm(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
-            // A sync covers what was written before it in this batch where that costs nothing; what has to be
-            // delivered it may overtake, as any request may that no link, drain or AIO context puts in order.
+            // A sync covers the writes before it in this batch, where that costs nothing. It may
+            // overtake deferred submits, as any request may that no link, drain or AIO context puts
+            // in order.
             locked.devices.ring_doorbells();
             workers::hand_over(locked, request);
         }
@@ -206,13 +206,13 @@ fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOut
     }
 }
 
-/// Leaves a request to a thread that may block.
+/// Hands a request to a thread that may block.
 pub(crate) fn hand_to_worker(locked: &mut LockedRing, request: RequestEntry) {
     suspend(locked, request, IssueOutcome::NeedsWorker);
 }
 
-/// Finds the number that system calls are to use (the kernel's
-/// `io_assign_file`: at issue, so that a link may open what its next one uses).
+/// Finds the number that system calls are to use. This happens at issue, as in the kernel's
+/// `io_assign_file`, so that a request may open what the next one of its chain uses.
 #[inline]
 fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.has_flag(sqe_flags::FIXED_FILE) || !matches!(request.file.hold, Hold::Submitter) {
@@ -223,8 +223,7 @@ fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno>
     Ok(())
 }
 
-/// Keeps the file of a request that has to wait; a poll keeps one that is not
-/// registered by itself.
+/// Keeps the file of a request that has to wait. A poll itself keeps a file that is not registered.
 fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Result<(), Errno> {
     if !request.row.needs_file {
         return Ok(());
@@ -242,9 +241,8 @@ fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Res
     if polls { Ok(()) } else { request.file.keep() }
 }
 
-/// Issues what has become issuable, until nothing is, and tells the devices of
-/// what of it is theirs: a chain goes on wherever its last request has ended, and
-/// nobody may come by afterwards.
+/// Issues issuable requests until none is left, and rings the devices' doorbells for them. A chain
+/// goes on wherever its last request has ended, and no driver may come by afterwards.
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
@@ -254,7 +252,7 @@ pub(crate) fn run_issuable(locked: &mut LockedRing) {
     locked.devices.ring_doorbells();
 }
 
-/// Each chain goes on by one request.
+/// Moves each waiting chain on by one request.
 #[inline(never)]
 fn run_successors(locked: &mut LockedRing) {
     timeout::begin_batch(locked);
@@ -263,7 +261,7 @@ fn run_successors(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
 }
 
-/// The same in the middle of a batch, by whose end the devices are told.
+/// Issues issuable requests in the middle of a batch, at whose end the doorbells are rung.
 #[inline]
 pub(crate) fn run_issuable_of_batch(locked: &mut LockedRing) {
     while let Some(request) = locked.issuable.pop_front() {
@@ -271,7 +269,7 @@ pub(crate) fn run_issuable_of_batch(locked: &mut LockedRing) {
     }
 }
 
-/// Whether a request is the timeout of the one before it in its chain.
+/// Returns whether a request is the timeout of the one before it in its chain.
 pub(crate) fn is_link_timeout(request: &Request) -> bool {
     request.sqe.opcode == opcode::LINK_TIMEOUT && matches!(request.operation, Operation::LinkTimeout(_))
 }

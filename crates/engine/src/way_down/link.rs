@@ -1,5 +1,5 @@
-//! Chains: IO_LINK and IO_HARDLINK. A chain is collected while it is
-//! submitted, starts with its head, and goes on as each request completes.
+//! Chains: IO_LINK and IO_HARDLINK. A chain is collected while it is submitted, starts with its
+//! head, and goes on as each request completes.
 
 use crate::complete;
 use crate::issue::{self, Answer};
@@ -17,18 +17,18 @@ use usring_uapi::sqe_flags;
 #[derive(Default)]
 pub(crate) struct Chain {
     members: Vec<RequestEntry>,
-    /// One of them drains, and not the first.
+    /// A member other than the first drains.
     drains: bool,
 }
 
 impl Chain {
-    /// The opcode of the member collected last.
+    /// Returns the opcode of the member collected last.
     pub fn last_opcode(&self) -> Option<u8> {
         self.members.last().map(|member| member.sqe.opcode)
     }
 }
 
-/// Whether a request belongs to a chain: it continues one or starts one.
+/// Returns whether a request belongs to a chain: it continues one or starts one.
 #[inline]
 pub(crate) fn takes(locked: &LockedRing, request: &Request) -> bool {
     request.is_linked() || !locked.chain.members.is_empty()
@@ -40,8 +40,8 @@ pub(crate) fn append(locked: &mut LockedRing, request: RequestEntry) {
     if request.has_flag(sqe_flags::IO_DRAIN)
         && let Some(head) = locked.chain.members.first_mut()
     {
-        // A drain in the middle of a chain holds back its head, and what
-        // comes after the chain waits for all of it.
+        // A drain in the middle of a chain holds back its head. Requests after the chain wait for
+        // all of it.
         head.sqe.flags |= sqe_flags::IO_DRAIN;
         locked.chain.drains = true;
     }
@@ -51,7 +51,7 @@ pub(crate) fn append(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// A chain does not reach over the end of a submission.
+/// Starts the chain that is being collected: a chain does not reach beyond the end of a submission.
 #[inline]
 pub(crate) fn end_of_batch(locked: &mut LockedRing) {
     if !locked.chain.members.is_empty() {
@@ -83,8 +83,8 @@ fn start_members(locked: &mut LockedRing) {
     }
 }
 
-/// One refused member takes the whole chain with it, each with its own CQE;
-/// or, where the head is to be silent, the head alone.
+/// Refuses a chain with a refused member: each member gets its own CQE, or only the head if the
+/// head is to be silent.
 fn refuse_chain(locked: &mut LockedRing) {
     let members = core::mem::take(&mut locked.chain.members);
     let mut rest = members.into_iter().peekable();
@@ -103,7 +103,7 @@ fn refuse_chain(locked: &mut LockedRing) {
     }
 }
 
-/// What a completed request means for the next of its chain.
+/// Moves the chain on: starts, or cancels, the request behind a completed one.
 pub(crate) fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
     let Some(mut next) = completed.link.take() else { return };
     if issue::is_link_timeout(&next) {
@@ -116,7 +116,7 @@ pub(crate) fn advance(locked: &mut LockedRing, completed: &mut Request, answer: 
         cancel_rest(locked, next, completed.has_flag(sqe_flags::CQE_SKIP_SUCCESS));
     } else {
         if completed.progress == Progress::Ran {
-            // The kernel's worker goes on with the chain.
+            // The kernel's worker would go on with the chain.
             read_write::raise_nothing(&mut next);
         }
         locked.successors.push_back(next);
@@ -131,8 +131,8 @@ fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
     }
 }
 
-/// Cancels one of a broken chain. Whether it has a CQE is for the request that
-/// broke it to say, not for itself.
+/// Cancels one member of a broken chain. The request that broke it decides whether the member has a
+/// CQE, not the member itself.
 fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, silent: bool) {
     if silent {
         return complete::drop_quietly(locked, member);

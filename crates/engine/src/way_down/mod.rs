@@ -1,6 +1,6 @@
-//! The way down: from an entry of the submission queue to an attempt to carry
-//! it out, in the order of the walk: `submit`, `opcode_table` (prepare),
-//! `link` and `drain` (hold it back), `issue`.
+//! The submission side: from an entry of the submission queue to an attempt to carry it out. In the
+//! order of a request's path: `submit`, `opcode_table` (prepare), `link` and `drain` (hold it
+//! back), `issue`.
 
 pub(crate) mod drain;
 pub(crate) mod issue;

@@ -1,6 +1,6 @@
-//! One row per opcode: the only place that says what an opcode needs, who
-//! prepares, issues and works it, and so the only source of what PROBE
-//! reports. A new opcode is a row here and a file (or a few lines) in `op`.
+//! The opcode table: one row per opcode. Only here is written what an opcode needs, and which
+//! functions prepare, issue and work it. So PROBE reports from this table alone. A new opcode is a
+//! row here and a file (or a few lines) in `op`.
 
 use crate::issue::IssueOutcome;
 use crate::op::{
@@ -14,21 +14,21 @@ use crate::workers::Blocking;
 use usring_sys::Errno;
 use usring_uapi::opcode::{self, COUNT};
 
-/// What the engine knows of an opcode.
+/// Properties of an opcode.
 #[doc(alias = "io_issue_def")]
 pub(crate) struct Row {
-    /// Checks the SQE and makes the family's operation of it; copies whatever
-    /// the program may reuse once the call returns.
+    /// Checks the SQE and makes the family's operation from it; copies whatever the program may
+    /// reuse once the call returns.
     pub prepare: fn(&mut LockedRing, &mut Request) -> Result<(), Errno>,
-    /// Tries it without blocking, under the ring's lock.
+    /// Tries the request without blocking, under the ring's lock.
     pub issue: fn(&mut LockedRing, &mut Request) -> IssueOutcome,
-    /// Does it, blocking, in a worker; answers the result.
+    /// Carries the request out in a worker, and may block; returns the result.
     pub work: Option<fn(&mut Request, &Blocking) -> i32>,
-    /// What is left to do under the lock with a worker's result.
+    /// Completes a worker's result with what has to be done under the lock.
     pub finish: Option<fn(&mut LockedRing, &mut Request, i32) -> i32>,
     /// Works on the file in `fd`.
     pub needs_file: bool,
-    /// What to poll its file for when it would block.
+    /// Events to poll the file for when the request would block.
     pub poll_events: u32,
     /// May take a provided buffer.
     pub selects_buffer: bool,
@@ -38,14 +38,14 @@ pub(crate) struct Row {
     pub hashes_regular_file: bool,
     /// A worker may have to wait for ever.
     pub waits_for_ever: bool,
-    /// Takes something of the ring's, or what a number means, when it is issued, and
-    /// is never left to a worker before.
+    /// Takes something of the ring's, or resolves a number, when it is issued. So it is never left
+    /// to a worker before.
     pub takes_of_ring: bool,
-    /// What its thread may do decides what it answers: a thread with other rights leaves it to a
-    /// worker. (One that never is issued in place is a worker's anyway.)
+    /// The result depends on the issuing thread's rights: a thread with other rights leaves the
+    /// request to a worker. (Requests that are never issued in place go to a worker anyway.)
     pub bears_rights: bool,
-    /// What a worker answers breaks no link, and is silent where success is to
-    /// be, though it be an error: as on the kernel.
+    /// A worker's error breaks no link, and is silent where success is to be silent, as on the
+    /// kernel.
     pub breaks_no_chain: bool,
     /// May be submitted to a ring with IOPOLL.
     pub allowed_on_polled_ring: bool,
@@ -83,7 +83,7 @@ const READ: Row = Row {
     prepare: read_write::prepare,
     issue: read_write::issue,
     work: Some(read_write::work),
-    // That there will be no more a datagram socket says in no other way.
+    // Only this event marks the end of a datagram socket's data.
     poll_events: usring_sys::epoll::IN | usring_sys::epoll::PEER_HANG_UP,
     takes_ioprio: true,
     ..ON_FILE
@@ -120,7 +120,7 @@ const fn table() -> [Row; COUNT] {
     rows
 }
 
-/// What moves bytes of a file, and the buffers for it.
+/// Opcodes that move bytes of a file, and those for their buffers.
 const fn transfers(rows: &mut [Row; COUNT]) {
     rows[opcode::READ as usize] = Row { selects_buffer: true, ..READ };
     rows[opcode::READ_MULTISHOT as usize] = Row {
@@ -158,7 +158,7 @@ const fn transfers(rows: &mut [Row; COUNT]) {
     };
 }
 
-/// What makes, names, changes or describes files.
+/// Opcodes that make, name, change or describe files.
 const fn files(rows: &mut [Row; COUNT]) {
     rows[opcode::FALLOCATE as usize] =
         Row { prepare: sync::prepare_fallocate, hashes_regular_file: true, ..CALL_ON_FILE };
@@ -189,7 +189,7 @@ const fn files(rows: &mut [Row; COUNT]) {
         Row { prepare: descriptor::prepare_install, issue: descriptor::issue_install, ..ON_FILE };
 }
 
-/// What sends and receives on sockets.
+/// Opcodes that send and receive on sockets.
 const fn messages(rows: &mut [Row; COUNT]) {
     rows[opcode::SEND as usize] = Row { selects_buffer: true, ..SEND };
     rows[opcode::SENDMSG as usize] = SEND;
@@ -199,7 +199,7 @@ const fn messages(rows: &mut [Row; COUNT]) {
     rows[opcode::RECVMSG as usize] = RECEIVE;
 }
 
-/// What waits, what ends a wait or wakes others, and what does nothing.
+/// Opcodes that wait, end a wait, wake others, or do nothing.
 const fn waits(rows: &mut [Row; COUNT]) {
     rows[opcode::NOP as usize] =
         Row { allowed_on_polled_ring: true, prepare: nop::prepare, issue: nop::issue, ..PLAIN };
@@ -225,7 +225,7 @@ const fn waits(rows: &mut [Row; COUNT]) {
     rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
 }
 
-/// What makes sockets and joins them.
+/// Opcodes that make and connect sockets.
 const fn sockets(rows: &mut [Row; COUNT]) {
     rows[opcode::SOCKET as usize] = Row {
         prepare: socket::prepare_socket,
@@ -306,15 +306,16 @@ const OPEN: Row = Row {
     ..CALL
 };
 
-/// The row of a known opcode; the row that refuses for every other byte.
+/// Returns the row of a known opcode; for every other byte, the row that refuses.
 #[inline]
 pub(crate) fn row(opcode: u8) -> &'static Row {
     static REFUSE: Row = UNSUPPORTED;
     TABLE.get(usize::from(opcode)).unwrap_or(&REFUSE)
 }
 
-/// Every supported row can be carried out: what polls has a file, and what
-/// finishes a worker's result, or may be left to one for its rights, has work for one.
+/// Returns whether every supported row can be carried out. An opcode that polls needs a file. An
+/// opcode that finishes a worker's result, or may go to a worker for its rights, needs work for
+/// one.
 const fn is_sound(rows: &[Row; COUNT]) -> bool {
     let mut index = 0;
     while index < COUNT {
@@ -331,7 +332,7 @@ const fn is_sound(rows: &[Row; COUNT]) -> bool {
 
 const _: () = assert!(is_sound(&table()));
 
-/// Whether PROBE reports the opcode.
+/// Returns whether PROBE reports the opcode.
 pub(crate) fn is_supported(opcode: u8) -> bool {
     row(opcode).supported
 }

@@ -1,6 +1,6 @@
-//! From the submission queue to a request: copies each entry once, checks what
-//! all opcodes share, lets the family prepare, and passes the request on to
-//! its chain, the drain or straight to issue.
+//! From the submission queue to a request: copies each entry once, checks what all opcodes share,
+//! and has the opcode's family prepare it. Then passes the request on to its chain, the drain or
+//! straight to issue.
 
 use crate::issue;
 use crate::link;
@@ -12,9 +12,8 @@ use usring_sys::{Errno, credentials, memory_reserve, unusual};
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// Submits up to `wanted` entries and answers how many were taken. An entry
-/// that is refused gets its CQE and, without SUBMIT_ALL, ends the batch. Where memory is low,
-/// entries stay in the SQ.
+/// Submits up to `wanted` entries and returns how many were taken. An entry that is refused gets
+/// its CQE and, without SUBMIT_ALL, ends the batch. Where memory is low, entries stay in the SQ.
 pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     if unusual::any() { submit_unusual(locked, wanted) } else { submit_batch::<false>(locked, wanted) }
 }
@@ -28,7 +27,7 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     if !credentials::differ() {
         return submit_batch::<false>(locked, wanted);
     }
-    // The entries are the calling thread's alone: it differs from other threads.
+    // The calling thread differs from other threads, so the requests get its own group.
     rights::begin_submission(locked);
     let taken = submit_batch::<true>(locked, wanted);
     rights::end_submission(locked);
@@ -44,8 +43,7 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
     let mut taken = 0;
     for _ in 0..available {
         let Some(mut request) = locked.pool.take() else { break };
-        // An index beyond the ring is dropped and counted by the queue; the
-        // kernel ends the batch there.
+        // The queue drops and counts an index beyond its end; the kernel ends the batch there.
         let Some(Ok(())) = locked.sq.next_into(&mut request.sqe) else {
             locked.pool.give_back(request);
             break;
@@ -63,7 +61,7 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
     taken
 }
 
-/// Whether the batch goes on behind the entry.
+/// Returns whether the batch goes on after the entry.
 #[inline(always)]
 fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: RequestEntry) -> bool {
     locked.statistics.count_submitted(request.sqe.opcode);
@@ -87,7 +85,7 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
     } else if accepted {
         start(locked, request);
     } else {
-        // Refused at once, even behind a drain.
+        // A refused request completes at once, even behind a drain.
         issue::issue(locked, request);
     }
     issue::run_issuable_of_batch(locked);
@@ -104,7 +102,7 @@ pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// What all opcodes share, in the order in which the kernel looks.
+/// Checks what all opcodes share, in the kernel's order, and prepares the request.
 #[inline(always)]
 pub(crate) fn prepare(locked: &mut LockedRing, request: &mut RequestEntry) -> Result<(), Errno> {
     let (sqe, row) = (&request.sqe, request.row);
@@ -138,7 +136,7 @@ fn check_flags(locked: &mut LockedRing, sqe: &Sqe, row: &opcode_table::Row) -> R
         if locked.drain.is_disabled() {
             return Err(Errno::EOPNOTSUPP);
         }
-        // Also of a request that is refused for another reason.
+        // This includes requests that are refused for another reason.
         locked.drain.activate();
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The end of a request: its CQE, the next of its chain, what it held.
+//! The end of a request: posts its CQE, moves its chain on, and releases what it held.
 
 use crate::issue::Answer;
 use crate::op::send_receive;
@@ -9,8 +9,8 @@ use usring_sys::Errno;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
 use usring_uapi::{Cqe, sqe_flags};
 
-/// Completes a request: exactly one CQE without F_MORE, or none where the
-/// program asked for silence on success.
+/// Completes a request: posts exactly one CQE without F_MORE, or none where the program asked for
+/// silence on success.
 #[inline(always)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.statistics.count_completed(request.sqe.opcode, answer.result);
@@ -30,15 +30,15 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
     settle(locked, request, answer);
 }
 
-/// A request whose own CQE says that one more follows: the notification that
-/// what it was sent from is the program's again.
+/// Posts the notification of a request whose own CQE announced it: the memory that was sent is the
+/// program's again.
 #[cold]
 fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
     locked.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
 }
 
-/// Cancels a request of a broken chain that has not begun. Its CQE does not say
-/// that a notification follows, but one does.
+/// Cancels a request of a broken chain that has not begun. Its CQE does not announce a
+/// notification, but one follows.
 pub(crate) fn cancel_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
     let notifies = core::mem::take(&mut request.cqe_flags) & IORING_CQE_F_MORE != 0;
     let user_data = request.sqe.user_data;
@@ -59,8 +59,8 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if locked.rights.count_requests() {
         rights::leave(locked, &request);
     }
-    // A buffer that no CQE has named (silent success) is used up all the same,
-    // as on the kernel; giving it back could hand out one that a later read has.
+    // A buffer that no CQE has named (silent success) counts as used up, as on the kernel. Giving
+    // it back could hand out a buffer that a later read has.
     request.buffer = None;
     if request.link_timeout.is_some() {
         timeout::disarm_link_timeout(locked, &mut request);

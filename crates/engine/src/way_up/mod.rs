@@ -1,6 +1,6 @@
-//! The way up: what other threads have finished (`task_work`), the CQE
-//! (`complete`), and whoever wants to know of it: the caller who sleeps
-//! (`wait`), the ring's descriptor (`readiness`).
+//! The completion side: work that other threads have finished (`task_work`), the CQE (`complete`),
+//! and the notification of the caller that sleeps (`wait`) and of the ring's descriptor
+//! (`readiness`).
 
 pub(crate) mod complete;
 pub(crate) mod event_descriptor;

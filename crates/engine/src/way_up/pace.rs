@@ -20,7 +20,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns the length of a pause for a waiter that has `ready` completions and needs so many
+    /// Returns the length of a pause for a waiter that has `ready` completions and needs `needed`
     /// more; `None`: no pause.
     pub fn pause(&mut self, ready: u32, needed: u32) -> Option<Nanoseconds> {
         if ready == 0 || needed < 2 {
@@ -32,7 +32,7 @@ impl Pace {
     }
 }
 
-/// Returns the pause where so much time is between two completions.
+/// Returns the pause for this interval between two completions.
 fn pause_after(interval: Nanoseconds, needed: u32) -> Option<Nanoseconds> {
     let pause = (interval.saturating_mul(u64::from(needed)) / 2).min(LONGEST);
     // It spares wake-ups only if several completions come meanwhile.

@@ -1,9 +1,9 @@
-//! The ring's descriptor as poll and epoll see it: readable while the CQ holds
-//! something. The descriptor is an eventfd; it is only kept up to date once
-//! the program has been seen to poll it, because each change is a system call.
+//! The ring's descriptor as poll and epoll see it: readable while the CQ holds something. The
+//! descriptor is an eventfd. It is only kept up to date once the program has been seen to poll it,
+//! because each change is a system call.
 //!
-//! The program empties the CQ without a call, so the descriptor may be
-//! readable too long; the doors drain it before every sleep in a poll call.
+//! The program empties the CQ without a call, so the descriptor may be readable too long. The entry
+//! points drain it before every sleep in a poll call.
 
 use crate::ring::{LockedRing, Ring};
 use alloc::sync::{Arc, Weak};
@@ -16,27 +16,26 @@ use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::{eventfd, membarrier};
 
-/// How many rings' descriptors are readable now: while it is 0 a poll call
-/// has nothing to drain.
+/// Number of rings whose descriptors are readable now. While it is 0, a poll call has nothing to
+/// drain.
 pub static SIGNALLED: AtomicU32 = AtomicU32::new(0);
 
-/// The rings that are watched.
+/// The rings whose descriptors the program polls.
 static WATCHED: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
 
 /// The state of one ring's descriptor.
 #[derive(Default)]
 pub(crate) struct Readiness {
-    /// The eventfd, once there is one. Held while it is written to: others
-    /// bring news without the ring's lock, and a number that was closed in
-    /// between may be any file's by then.
+    /// The eventfd, once there is one. The lock is held while it is written to: threads signal
+    /// without the ring's lock, and the number of a closed eventfd may be any file's.
     descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
     watched: AtomicBool,
-    /// The number by which the program polled it last.
+    /// The number by which the program last polled it.
     polled_as: AtomicI32,
-    /// Changed with `descriptor` held only.
+    /// Only changed while `descriptor` is locked.
     signalled: AtomicBool,
-    /// Its owner, on a ring that defers, has been told of work that is not on
-    /// the task-work list (files, timers) and has not come to look yet.
+    /// The owner of a ring that defers task work has been notified of work that is not on the
+    /// task-work list (files, timers), and has not yet come to look.
     announced: AtomicBool,
 }
 
@@ -46,8 +45,8 @@ impl Readiness {
         self.watched.load(Ordering::Acquire)
     }
 
-    /// Makes the descriptor readable, if anybody looks. An edge for each call,
-    /// as each batch of completions is one for an edge-triggered watcher.
+    /// Makes the descriptor readable if the program polls it. Each call makes an edge, as each
+    /// batch of completions is one for an edge-triggered watcher.
     #[inline]
     pub fn signal(&self) {
         if self.is_watched() {
@@ -55,13 +54,13 @@ impl Readiness {
         }
     }
 
-    /// Makes it readable until the owner has looked, whatever the CQ holds.
+    /// Makes the descriptor readable until the owner has looked, whatever the CQ holds.
     pub fn announce(&self) {
         self.announced.store(true, Ordering::SeqCst);
         self.signal();
     }
 
-    /// The owner is about to look.
+    /// Clears the announcement: the owner is about to look.
     #[inline]
     pub fn hear(&self) {
         if self.announced.load(Ordering::Relaxed) {
@@ -90,7 +89,7 @@ impl Readiness {
         }
     }
 
-    /// The descriptor is gone.
+    /// Drops the descriptor, which is closed.
     pub fn forget(&self) {
         self.watched.store(false, Ordering::Release);
         let mut descriptor = self.descriptor.lock();
@@ -102,55 +101,55 @@ impl Readiness {
 }
 
 impl Ring {
-    /// Names the eventfd whose readability is to follow the CQ.
+    /// Sets the eventfd whose readability is to follow the CQ.
     pub fn attach_descriptor(&self, event: Arc<OwnedDescriptor>) {
         *self.readiness.descriptor.lock() = Some(event);
     }
 
-    /// The program polls the descriptor, or has put it into an epoll set, by this number.
+    /// Notes the number by which the program polls the descriptor or has put it into an epoll set.
     pub fn is_polled_as(&self, number: i32) {
         self.readiness.polled_as.store(number, Ordering::Relaxed);
     }
 
-    /// From now on keeps the descriptor readable exactly while the CQ is not
-    /// empty. Takes no lock, so a ring may watch another one, or itself.
+    /// From now on, keeps the descriptor readable exactly while the CQ is not empty. Takes no lock,
+    /// so a ring may watch another one, or itself.
     pub fn watch_readiness(self: &Arc<Self>) {
         if self.readiness.watched.swap(true, Ordering::SeqCst) {
             return;
         }
         WATCHED.get_or_make(|| Mutex::new(Vec::new())).lock().push(Arc::downgrade(self));
-        // Whoever publishes stores the tail and then looks whether it is
-        // watched, without a barrier between. This one stands in every
-        // thread: either it sees us, or we see its CQEs.
+        // A publisher stores the tail and then checks whether the ring is watched, without a
+        // barrier in between. This call makes a barrier in every thread: either the publisher sees
+        // that the ring is watched, or this thread sees its CQEs.
         membarrier::everywhere();
         let backlog = self.memory.flags() & flags::CQ_OVERFLOW != 0;
         if self.memory.ready() > 0 || backlog || !self.task_work.is_empty() {
             self.readiness.signal();
         }
-        // A ring that defers its work had nobody watch its files so far.
+        // No thread has watched the files of a ring that defers its work so far.
         match self.try_lock() {
             Some(locked) => locked.leave(),
-            // Who holds the lock sees to it when it leaves, unless it is on its
-            // way out already. So the descriptor is readable until somebody has
-            // looked (`drain`), who sees to it in turn.
+            // The holder of the lock watches the files when it leaves, unless it is already on its
+            // way out. So the descriptor stays readable until a thread has looked (`drain`), which
+            // then watches the files.
             None if self.defers_task_work() => self.readiness.signal(),
             None => {}
         }
     }
 }
 
-/// Before a poll call sleeps: makes unreadable what the program has emptied.
+/// Makes unreadable what the program has emptied, before a poll call sleeps.
 pub fn drain_readiness() {
     for ring in signalled() {
-        // Under the lock: no completion is posted between look and drain.
+        // Under the lock, so that no completion is posted between check and drain.
         let locked = ring.lock();
         drain(&locked);
         locked.leave();
     }
 }
 
-/// The same from inside a ring, before a request of it polls a descriptor.
-/// Others' locks are only tried: their drivers may want ours.
+/// Drains from inside a ring, before a request of it polls a descriptor. The locks of other rings
+/// are only tried: their drivers may want this ring's lock.
 pub(crate) fn drain_from(inside: &LockedRing) {
     for ring in signalled() {
         if Arc::ptr_eq(&ring, inside.ring) {
@@ -176,7 +175,7 @@ fn signalled() -> Vec<Arc<Ring>> {
     rings
 }
 
-/// Whether an epoll set looks at the descriptor of a ring that is readable now.
+/// Returns whether an epoll set watches the descriptor of a ring that is readable now.
 pub(crate) fn is_signalled_in(set: i32) -> bool {
     signalled().iter().any(|ring| epoll::holds(set, ring.readiness.polled_as.load(Ordering::Relaxed)))
 }
@@ -187,16 +186,16 @@ fn drain(locked: &LockedRing) {
     let announced = || readiness.announced.load(Ordering::SeqCst) && has_announced_work(locked);
     if locked.cq.ready() == 0 && !locked.cq.has_overflow() && ring.task_work.is_empty() && !announced() {
         readiness.unsignal();
-        // Who announces does not hold the lock: it may have come in between, for
-        // something on the list or elsewhere.
+        // Announcements are made without the lock. One may have come in between, for work on the
+        // list or elsewhere.
         if announced() || !ring.task_work.is_empty() {
             readiness.signal();
         }
     }
 }
 
-/// Whether what was announced is still there. Who announces looked without the lock: the
-/// owner may have come, done it all and left before it was said.
+/// Returns whether the announced work is still there. The announcing thread looked without the
+/// lock: the owner may have come, done it all and left before the announcement.
 fn has_announced_work(locked: &LockedRing) -> bool {
     let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN) != Ok(0);
     locked.devices.in_flight() != 0 || locked.polls.has_due() || locked.polls.set().is_some_and(is_ready)

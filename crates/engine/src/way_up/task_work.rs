@@ -1,18 +1,20 @@
-//! The way up from other threads: they put finished requests, and messages of
-//! other rings, on the ring's task-work list, and the ring's own thread
-//! completes them. If nobody is inside, the thread that brings the work does
-//! it, unless the ring defers task work to its owner.
+//! Task work: other threads put finished requests, and messages of other rings, on the ring's
+//! task-work list. The ring's own thread completes them. If no thread is inside, the thread that
+//! brings the work runs it, unless the ring defers task work to its owner.
 //!
-//! Who brings work: push, full barrier (the push itself), then look whether
-//! someone sleeps or holds the lock. Who leaves: release the lock (a full
-//! barrier), then look at the list once more. One of the two sees the other.
+//! The hand-over:
 //!
-//! Nothing on this way is shared by the threads of the process: each ring has
-//! its list, its sleep word, its eventfd. The kernel's notification by signal
-//! took a lock that all threads share, until 5.11.
+//! | the thread that brings work | the driver that leaves |
+//! |---|---|
+//! | pushes, which is a full barrier | releases the lock, which is a full barrier |
+//! | looks for a sleeper or a lock holder | looks at the list once more |
 //!
-//! A ring that is closed has its list sealed: what comes later is let go by
-//! whoever brings it.
+//! One of the two sees the other.
+//!
+//! The threads of the process share nothing here: each ring has its list, its sleep word, its
+//! eventfd. (Until 5.11, the kernel's notification by signal took a lock that all threads share.)
+//!
+//! A closed ring's list is sealed. A thread that brings work later releases it.
 
 use crate::complete;
 use crate::device_queues;
@@ -38,10 +40,10 @@ use usring_uapi::io_uring as abi;
 #[derive(Default)]
 pub(crate) struct Wakers {
     pub sleep: SleepWord,
-    /// In the ring's epoll set, once there is one; its number for wakers.
+    /// The wake descriptor in the ring's epoll set, once there is a set, and its number for wakers.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
-    /// The kernel AIO context for whose completions the leader sleeps instead.
+    /// The kernel AIO context on whose completions the leader sleeps instead.
     pub completions: SleepPlace<Waiter>,
 }
 
@@ -55,22 +57,22 @@ impl Wakers {
         Ok(())
     }
 
-    /// Wakes one group of sleepers for work of this weight; the caller has
-    /// just pushed it. Answers whether there was somebody.
+    /// Wakes one group of sleepers for `queued` pieces of work; the caller has just pushed the
+    /// last. Returns whether a thread slept.
     #[inline(always)]
     fn wake_one(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
         target != Wake::Nobody && self.carry_out(target)
     }
 
-    /// Wakes sleepers for CQEs that were published before the lock was
-    /// released, so many of which are ready now: not who waits for more.
+    /// Wakes sleepers for CQEs that were published before the lock was released. `ready` CQEs are
+    /// there now; sleepers that wait for more stay asleep.
     #[inline(always)]
     pub fn wake_all(&self, ready: u32) {
         while self.wake_one(ready) {}
     }
 
-    /// Has whoever watches the epoll set come here: a waiter, or the attendant.
+    /// Has the thread that watches the epoll set come here: a waiter, or the ring watcher.
     #[cold]
     pub fn call_watcher(&self) {
         eventfd::signal(self.number.load(Ordering::Acquire));
@@ -88,22 +90,21 @@ impl Wakers {
     }
 }
 
-/// What the kernel does to a thread to have it run its task work, by the kind
-/// of its ring, and what takes its place here.
+/// How the kernel has a thread run its task work, by the kind of its ring, and the substitute here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
-    /// Nothing: its owner asks for events when it wants them (DEFER_TASKRUN).
-    /// Whoever brings the first piece announces it where the program can see it
-    /// (eventfd, SQ flag, poll on the descriptor); a sleeping owner is woken
-    /// when as many pieces wait as it waits for.
+    /// The thread is not notified: the owner asks for events when it wants them (DEFER_TASKRUN).
+    /// The thread that brings the first piece announces it where the program can see it (eventfd,
+    /// SQ flag, poll on the descriptor). A sleeping owner is woken when as many pieces wait as it
+    /// waits for.
     #[doc(alias = "TWA_NONE")]
     None,
-    /// At its next return to user mode, which ends no sleep but an interruptible
-    /// one (COOP_TASKRUN).
+    /// At the thread's next return to user mode, which only ends an interruptible sleep
+    /// (COOP_TASKRUN).
     #[doc(alias = "TWA_SIGNAL_NO_IPI")]
     Resume,
-    /// At once: it is sent into the kernel wherever it is. It may be asleep in
-    /// another call, on something that only its own task work would bring about.
+    /// At once: the thread is sent into the kernel wherever it is. It may be asleep in another
+    /// call, on something that only its own task work would bring about.
     #[doc(alias = "TWA_SIGNAL")]
     Signal,
 }
@@ -120,16 +121,16 @@ impl Notification {
     }
 }
 
-/// Gives a request that a worker has finished to its ring. Any thread; never
-/// blocks on the ring.
+/// Gives a request that a worker has finished to its ring. For any thread; never blocks on the
+/// ring.
 pub(crate) fn add(ring: &Arc<Ring>, request: RequestEntry) {
-    // Never lazy: what a worker brings may be what a chain, a drain or a
-    // counted timeout waits for (the kernel's workers wake at once, too).
+    // Never lazy: a chain, a drain or a counted timeout may wait for a worker's result. The
+    // kernel's workers wake at once, too.
     bring(ring, request, Urgency::Urgent, true);
 }
 
-/// Puts something on the list of a ring and tells those whom it concerns. Who is no
-/// worker may be inside another ring.
+/// Puts a request on the list of a ring and notifies the threads that it concerns. A caller that is
+/// no worker may be inside another ring.
 pub(crate) fn bring(ring: &Arc<Ring>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
     let run = if by_worker { run_if_unattended } else { run_inside };
     let pushed = ring.task_work.push(request, urgency);
@@ -143,12 +144,11 @@ pub(crate) fn bring(ring: &Arc<Ring>, request: RequestEntry, urgency: Urgency, b
             }
             ring.wakers.wake_one(pushed.queued);
         }
-        // No thread has to be brought here, and none is disturbed: completing
-        // needs nothing of the thread that the kernel would borrow for it. So
-        // both are "at once", and a thread asleep in another call gets what it
-        // waits for from whoever brings the work.
+        // No thread needs to be brought here or disturbed: completing needs nothing of the thread
+        // that the kernel would borrow for it. So both notifications are "at once". A thread asleep
+        // in another call gets what it waits for from the thread that brings the work.
         Notification::Resume | Notification::Signal => {
-            // Who waits beside an SQ thread that polls only looks at the CQ.
+            // A waiter beside an SQ thread that polls only looks at the CQ.
             if ring.is_polled_by_thread() || !ring.wakers.wake_one(u32::MAX) {
                 run(ring);
             }
@@ -156,7 +156,7 @@ pub(crate) fn bring(ring: &Arc<Ring>, request: RequestEntry, urgency: Urgency, b
     }
 }
 
-/// The owner of a DEFER_TASKRUN ring alone runs its work; others only tell.
+/// Notifies the owner of a DEFER_TASKRUN ring, which alone runs its work.
 pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     show_deferred(ring);
     if let Some(event) = &*ring.told_of_work.lock() {
@@ -164,8 +164,8 @@ pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     }
 }
 
-/// Announces that files or timers have something for a ring that defers. The
-/// ring's own eventfd is not written to for what was written to it.
+/// Announces that files or timers have something for a ring that defers task work. The ring's own
+/// eventfd is not written to if it caused the event.
 pub(crate) fn announce_files(ring: &Arc<Ring>) {
     show_deferred(ring);
     if let Some(event) = &*ring.told_of_work.lock()
@@ -175,7 +175,7 @@ pub(crate) fn announce_files(ring: &Arc<Ring>) {
     }
 }
 
-/// Shows in memory, and to those who poll the ring, that work waits.
+/// Shows in memory, and to threads that poll the ring, that work waits.
 fn show_deferred(ring: &Ring) {
     if ring.has(abi::IORING_SETUP_TASKRUN_FLAG) {
         ring.memory.set_flag(abi::IORING_SQ_TASKRUN);
@@ -183,8 +183,8 @@ fn show_deferred(ring: &Ring) {
     ring.readiness.announce();
 }
 
-/// The owner is about to look at all there is: from here on whoever brings
-/// more says so again.
+/// Clears the announcements: the owner is about to look at all there is. A thread that brings more
+/// work announces it again.
 pub(crate) fn hear_announcement(locked: &LockedRing) {
     if locked.ring.memory.flags() & abi::IORING_SQ_TASKRUN != 0 {
         locked.sq.clear_flag(abi::IORING_SQ_TASKRUN);
@@ -192,14 +192,14 @@ pub(crate) fn hear_announcement(locked: &LockedRing) {
     locked.ring.readiness.hear();
 }
 
-/// Runs what waits while nobody drives the ring. If somebody does, that
-/// driver looks again after it has released the lock.
+/// Runs waiting work while no thread drives the ring. If one does, it looks again after it has
+/// released the lock.
 #[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
     run_unattended(ring, |locked| locked.depart_quietly());
 }
 
-/// The same inside another ring, or by who has something to deliver.
+/// Runs waiting work for a caller that is inside another ring or has a deferred submit.
 #[inline(never)]
 pub(crate) fn run_inside(ring: &Arc<Ring>) {
     run_unattended(ring, |locked| locked.depart_inside());
@@ -218,9 +218,8 @@ fn run_unattended(ring: &Arc<Ring>, depart: fn(LockedRing)) {
     }
 }
 
-/// A run of a ring that defers is no longer than this, or than what is waited
-/// for, so that the owner comes back to its program now and then (the kernel's
-/// `IO_LOCAL_TW_DEFAULT_MAX`).
+/// Longest run on a ring that defers task work, unless the wait needs more. So the owner returns to
+/// its program now and then (the kernel's `IO_LOCAL_TW_DEFAULT_MAX`).
 const DEFERRED_RUN: u32 = 20;
 
 /// Completes what other threads have finished.
@@ -229,8 +228,8 @@ pub(crate) fn run(locked: &mut LockedRing) {
     run_for(locked, u32::MAX);
 }
 
-/// The same for a caller that waits for so many completions; what is too much
-/// for one run on a ring that defers is left.
+/// Completes what other threads have finished, for a caller that waits for `wanted` completions. On
+/// a ring that defers task work, entries beyond one run's limit are left.
 #[inline]
 pub(crate) fn run_for_wait(locked: &mut LockedRing, wanted: u32) {
     let limit = if locked.ring.defers_task_work() { wanted.max(DEFERRED_RUN) } else { u32::MAX };
@@ -254,8 +253,8 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
         run_one(locked, request);
     }
     issue::run_issuable(locked);
-    // Who pushes behind something that was there does not announce it, and
-    // relies on whoever turns away from it.
+    // A thread that pushes behind an existing entry does not announce it. It relies on the driver
+    // that turns away from that entry.
     if locked.taker.leave() == Rest::Entries && locked.ring.defers_task_work() {
         announce_deferred(locked.ring, by_worker);
     }
@@ -264,7 +263,7 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
 fn run_one(locked: &mut LockedRing, request: RequestEntry) {
     match request.progress {
         Progress::Visiting => message_ring::arrive(locked, request),
-        // Nobody looks any more, and what it was linked to must not start.
+        // No thread looks any more, and requests linked to this one must not start.
         _ if locked.closed => {}
         Progress::Message => {
             locked.cq.post(Cqe { user_data: request.sqe.user_data, res: request.result, flags: request.cqe_flags });
@@ -299,7 +298,7 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     complete::complete(locked, request, issue::Answer { result, failed });
 }
 
-/// Everything that may have become due: files, timers, finished work.
+/// Runs everything that may be due: files, timers, devices, finished work.
 pub(crate) fn run_all(locked: &mut LockedRing) {
     run(locked);
     fast_poll::look(locked);

@@ -1,27 +1,27 @@
-//! The eventfds that requests of their own have named (IOCB_FLAG_RESFD): each is
-//! told of its request once the event is published, and never before.
+//! The eventfds that requests have named as their own (IOCB_FLAG_RESFD). Each is signalled once its
+//! request's event is published, and never before.
 
 use crate::event_descriptor::EventDescriptor;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// Belongs to whoever holds the ring's lock.
+/// Pending notifications; the holder of the ring's lock owns them.
 #[derive(Default)]
 pub(crate) struct Told {
-    /// Requests under way that have one.
+    /// Requests under way that name an eventfd.
     under_way: u32,
-    /// One for each completion that is not published yet.
+    /// The eventfd of each completion that is not published yet.
     done: Vec<Arc<EventDescriptor>>,
 }
 
 impl Told {
-    /// A request begins.
+    /// Counts a request that begins.
     #[inline]
     pub fn begin(&mut self, event: &Option<Arc<EventDescriptor>>) {
         self.under_way += u32::from(event.is_some());
     }
 
-    /// It is done.
+    /// Queues the notification of a request that is done.
     #[inline]
     pub fn end(&mut self, event: Option<Arc<EventDescriptor>>) {
         if let Some(event) = event {
@@ -30,7 +30,7 @@ impl Told {
         }
     }
 
-    /// Whether somebody counts on being told of a request that is under way.
+    /// Returns whether a request under way has an eventfd to be signalled.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.under_way > 0
@@ -41,8 +41,8 @@ impl Told {
         !self.done.is_empty()
     }
 
-    /// The events are published: each eventfd counts how many of them are its
-    /// own, for a program may go by the number.
+    /// Signals the eventfds of published events. Each counts how many of them are its own, because
+    /// a program may use the number.
     #[cold]
     #[inline(never)]
     pub fn tell(&mut self) {
@@ -52,7 +52,7 @@ impl Told {
         }
     }
 
-    /// The ring goes away.
+    /// Drops all notifications, for a ring that goes away.
     pub fn forget(&mut self) {
         self.done = Vec::new();
     }

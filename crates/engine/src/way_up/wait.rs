@@ -1,6 +1,6 @@
-//! Sleeping in `enter` until enough completions are there. The waiter watches
-//! the ring's files and timers itself, so a completion costs no second thread;
-//! of several waiters one leads and the others sleep on the sleep word.
+//! Sleeping in `enter` until enough completions are there. The waiter watches the ring's files and
+//! timers itself, so a completion needs no second thread. Of several waiters one leads; the other
+//! waiters sleep on the sleep word.
 
 use super::pace::Pace;
 use crate::device_queues;
@@ -15,30 +15,30 @@ use usring_sys::sleep::{Sleeper, Ticket, Wake};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, wait};
 
-/// What a waiter waits for.
+/// The conditions that end a wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaitCall {
     /// CQEs that must be there.
     pub completions: u32,
-    /// Or this point in time, which is an error.
+    /// Time at which the wait fails.
     pub deadline: Option<(Clock, Nanoseconds)>,
-    /// Until this point in time the deadline does not count; from then on a single
-    /// CQE is enough, and without a deadline none is needed.
+    /// Until this point in time the deadline does not count. From then on a single CQE is enough,
+    /// and without a deadline none is needed.
     pub minimum: Option<Nanoseconds>,
     /// Signal mask while asleep.
     pub mask: Option<u64>,
-    /// Comes back as soon as something is out on a device: the caller is going to
-    /// look for it.
+    /// Return as soon as a request is in flight on a device: the caller is going to poll for it.
     pub until_devices: bool,
 }
 
-/// Waits. `EINTR` and `ETIME` only if no CQE is there at all.
+/// Waits. Returns `EINTR` and `ETIME` only if there is no CQE at all.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
-    // What others have to be delivered may take longer; nobody waits for what he has not submitted.
+    // The deferred submits of other threads may take longer than the limit. The caller does not
+    // wait for requests that it has not submitted.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let mut looked = false;
-    // When the wait for a lone transfer began, if it is one.
+    // When the wait for a lone transfer began, if this is one.
     let mut lone: Option<Ticks> = None;
     let mut pace = Pace::default();
     // Timeouts that had ended when this call began to wait.
@@ -49,7 +49,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             return Err(Errno::EINVAL);
         }
         bring_what_is_there(&mut locked, call.completions);
-        // Who is going to sleep sees in the epoll set what is there already.
+        // A waiter that is going to sleep sees in the epoll set what is there already.
         let sleeps = locked.cq.ready() < call.completions;
         let asks = call.completions == 0;
         let is_due = |locked: &mut LockedRing| ring.is_left_to_owner() && locked.is_due_for_a_look();
@@ -72,7 +72,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         }
         let span = match time_left(&mut call, ready, locked.timeouts.until_next()) {
             Ok(span) => span,
-            // Time is up: one look all the same.
+            // Time is up: look once nevertheless.
             Err(_) if !looked && locked.polls.armed() > 0 => {
                 looked = true;
                 look_and_depart(locked);
@@ -93,7 +93,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     }
 }
 
-/// One look at the ring's files for a waiter whose time is up.
+/// Polls the ring's files once, for a waiter whose time is up.
 fn look_and_depart(mut locked: LockedRing) {
     fast_poll::look(&mut locked);
     locked.finish_batch();
@@ -101,8 +101,7 @@ fn look_and_depart(mut locked: LockedRing) {
     locked.depart();
 }
 
-/// Completes what others have brought and what is known, or expected, to be
-/// ready.
+/// Completes finished work, and what is known or expected to be ready.
 fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     task_work::hear_announcement(locked);
     locked.ring.attendance.habit.visit();
@@ -116,12 +115,12 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     }
     if locked.polls.expects() && locked.cq.ready() < wanted && locked.ring.is_left_to_owner() {
         fast_poll::try_expected(locked);
-        // What it has brought counts from here on.
+        // Completions that this has brought count from here on.
         locked.finish_batch();
     }
 }
 
-/// A signal ended the wait: that is an error only if nothing has arrived.
+/// Ends a wait that a signal interrupted. Returns `EINTR` only if nothing has arrived.
 fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     let mut locked = ring.lock();
     locked.finish_batch();
@@ -131,7 +130,7 @@ fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     if ready > 0 { Ok(()) } else { Err(Errno::EINTR) }
 }
 
-/// How long to sleep at most; `ETIME` if the deadline has passed.
+/// Returns how long to sleep at most; `ETIME` if the deadline has passed.
 pub(crate) fn time_left(
     call: &mut WaitCall,
     ready: u32,
@@ -176,8 +175,8 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
     if slept == Err(Errno::EINTR) { slept } else { Ok(()) }
 }
 
-/// How much has to come for a sleeper to be woken. Of a ring that defers it is
-/// counted what comes, and not what is in the CQ.
+/// Returns how many completions wake a sleeper. On a ring that defers task work only new ones
+/// count, not those in the CQ.
 fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     if !locked.ring.defers_task_work() {
         return call.completions;
@@ -188,8 +187,8 @@ fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     }
 }
 
-/// On a ring that defers: lets the events of its files gather, for a waiter that needs several more
-/// and has seen at what pace they come. The kernel wakes such a waiter once, when there are enough;
+/// Lets the events of the files gather, on a ring that defers task work, for a waiter that needs
+/// several more and knows their pace. The kernel wakes such a waiter once, when there are enough;
 /// an epoll set would wake it for each. `None`: the pause is over, and the lock is released.
 fn gather<'a>(
     mut locked: LockedRing<'a>,
@@ -216,25 +215,25 @@ fn gather<'a>(
     fast_poll::look(&mut locked);
     locked.finish_batch();
     locked.unlock();
-    // Completions count before a signal does.
+    // Completions take precedence over a signal.
     if slept == Err(Errno::EINTR) { interrupted(ring).map(|()| None) } else { Ok(None) }
 }
 
-/// How to sleep where completions of the kernel's files are all that the ring waits for, and how
-/// many to wait for at most: one system call, woken once. On a ring that defers nobody but
-/// its owner can add a file or a timer to watch meanwhile.
+/// Returns how to sleep if the ring waits for completions of the kernel's files only, and the most
+/// to wait for: one system call, woken once. On a ring that defers task work only the owner can
+/// meanwhile add a file or a timer to watch.
 fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
     if !locked.ring.defers_task_work() || locked.polls.armed() != 0 || call.mask.is_some() {
         return None;
     }
     let (waiter, to_come) = locked.devices.waiter()?;
-    // What a worker has may come first, and counts, too.
+    // A worker's request may complete first, and counts, too.
     let is_all = locked.drain.outstanding() == u64::from(to_come);
     Some((waiter, if is_all { to_come.min(Waiter::MOST) } else { 1 }))
 }
 
-/// Sleeps once. Takes the lock's guard: the announcement is made before the
-/// lock is given up, the last look at the task-work list after it.
+/// Sleeps once. Takes the lock's guard: the announcement is made before the lock is released, the
+/// last look at the task-work list after it.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     if locked.polls.has_due() || locked.devices.owes_delivery() {
@@ -244,7 +243,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     let watches_devices = locked.devices.in_flight() > 0 && !ring.is_polled_by_thread();
     let waiter = if watches_devices { aio_waiter(&locked, call) } else { None };
     if watches_devices && waiter.is_none() && !device_queues::arm_interrupts(&mut locked) {
-        // Something is there already.
+        // Something has completed already.
         locked.leave();
         return Ok(());
     }
@@ -260,8 +259,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         attendant::stand_down(&locked);
     }
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
-    // Before the announcement, or this waiter would wake itself for what it
-    // has published.
+    // This precedes the announcement. Otherwise this waiter would wake itself for its own CQEs.
     locked.wake_others();
     let needed = needed(&mut locked, call);
     match waiter.filter(|_| leads) {
@@ -274,7 +272,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     }
 }
 
-/// Sleeps on the epoll set, if the thread leads, or else on the sleep word.
+/// Sleeps on the epoll set if the thread leads, else on the sleep word.
 fn sleep_announced(
     ring: &Arc<Ring>,
     ticket: Ticket,
@@ -304,7 +302,7 @@ fn sleep_for_completions(
 ) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     ring.wakers.completions.begin(waiter.clone(), least);
-    // Beside fewer completions than that, what comes on the list may be the last that is needed.
+    // With fewer completions than that, an entry on the list may be the last that is needed.
     let ticket = ring.wakers.sleep.announce(Sleeper::Epoll, needed - (least - 1));
     locked.unlock();
     let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };
@@ -319,7 +317,8 @@ fn sleep_for_completions(
     Ok(())
 }
 
-/// A filter of the program's denies io_getevents(2): the next sleeps are on the epoll set.
+/// Notes that a filter of the program's denies io_getevents(2): the next sleeps are on the epoll
+/// set.
 #[cold]
 fn forbid_waiter(ring: &Arc<Ring>) {
     let mut locked = ring.lock();
@@ -327,14 +326,14 @@ fn forbid_waiter(ring: &Arc<Ring>) {
     locked.leave();
 }
 
-/// The leader is awake: deals with what the epoll set reported, and wakes a successor.
+/// Ends the leader's role: handles what the epoll set reported, and wakes a successor.
 fn stop_leading(ring: &Arc<Ring>, events: &[Event]) {
     let mut locked = ring.lock();
     locked.has_looked();
     fast_poll::dispatch(&mut locked, events);
     locked.finish_batch();
     let successor = ring.wakers.sleep.resign();
-    // What is owed is the next round's: the successor does not wait for it.
+    // Deferred submits are left to the caller's next turn: the successor does not wait for them.
     locked.let_go();
     if successor == Wake::Futex {
         ring.wakers.sleep.wake_futex();
