@@ -1,5 +1,5 @@
-//! The counters of one ring: a block of the shared statistics where the
-//! launcher asked for them, nothing otherwise.
+//! The counters of one ring: a block of the shared statistics if the launcher asked for them,
+//! otherwise nothing.
 
 use crate::statistics::{Column, Statistics};
 use alloc::boxed::Box;
@@ -15,12 +15,12 @@ struct Source {
     process: u32,
 }
 
-/// Names the shared statistics, before the first ring.
+/// Sets the shared statistics, before the first ring.
 pub fn set_statistics(statistics: &'static Statistics, process: u32) {
     STATISTICS.set(Box::leak(Box::new(Source { statistics, process })));
 }
 
-/// Where one ring counts.
+/// The place where one ring counts.
 #[derive(Default)]
 pub(crate) struct RingCounters(Option<Counting>);
 
@@ -30,7 +30,7 @@ struct Counting {
 }
 
 impl RingCounters {
-    /// Claims a block, if anything is counted at all.
+    /// Claims a block, if statistics are kept at all.
     pub fn claim() -> Self {
         let Some(source) = STATISTICS.get() else { return RingCounters(None) };
         if source.statistics.is_exhausted() {
@@ -74,7 +74,7 @@ impl RingCounters {
     }
 }
 
-/// kill(2) with no signal: whether there is such a process.
+/// Returns whether a process exists, by kill(2) without a signal.
 fn process_exists(process: u32) -> bool {
     let call = SystemCall::new(linux::__NR_kill, [u64::from(process), 0, 0, 0, 0]);
     call.run() != Err(Errno::ESRCH)

@@ -1,10 +1,10 @@
-//! System calls on a file that stands for a device: a program's plain ones, and
-//! what a ring leaves to a worker. The answers are those of a Linux block
-//! device; where it shows as a regular file (fstat(2) finds one of the device's
-//! size), calls that a program then makes are not refused without need.
+//! System calls on a file that stands for a device: those of the program, and those that a ring
+//! leaves to a worker. The answers are those of a Linux block device. Where the file shows as a
+//! regular one (fstat(2) finds one of the device's size), the calls that programs then make are not
+//! refused without need.
 //!
-//! The position is the kernel's own, that of the file which stands for the
-//! device: so duplicates, children and the next program share it.
+//! The position is the kernel's own, that of the file which stands for the device. So duplicates,
+//! children and the next program share it.
 
 use alloc::vec::Vec;
 use usring_device::{OpenDevice, Operation, Transfer};
@@ -14,12 +14,12 @@ use usring_uapi::general as linux;
 
 /// Most members of a vector (UIO_MAXIOV).
 const VECTOR_LIMIT: u64 = 1024;
-/// RWF_* that a block device takes. Where a write is to go to the file's end it
-/// goes where it would go without (O_APPEND, too): Linux does not append there.
+/// RWF_* that a block device takes. A write to the file's end goes to its normal place (O_APPEND,
+/// too): Linux does not append to block devices.
 const KNOWN_FLAGS: u32 = linux::RWF_HIPRI | linux::RWF_DSYNC | linux::RWF_SYNC | linux::RWF_NOWAIT | linux::RWF_APPEND;
 
-/// Carries out a system call of the program on a device. `None`: it is one that
-/// the kernel may answer for the file that stands for the device.
+/// Carries out a system call of the program on a device. `None`: the kernel may answer the call,
+/// for the file that stands for the device.
 pub fn system_call(file: &OpenDevice, number: i32, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let [_, a, b, c, _, f] = call.arguments;
     let answer = match call.number {
@@ -52,8 +52,8 @@ enum Direction {
     Write,
 }
 
-/// As access_ok() sees it: what no address space can hold is a bad address. (In
-/// a vector it is EINVAL.)
+/// Makes a vector of one member. As for access_ok(), a length that no address space can hold is a
+/// bad address. (In a vector it is EINVAL.)
 fn one(base: u64, length: u64) -> IoVector {
     IoVector { base, length: length.min(i64::MAX as u64) }
 }
@@ -102,7 +102,7 @@ fn transfer(
         return Err(Errno::EOPNOTSUPP);
     }
     if flags & linux::RWF_NOWAIT != 0 {
-        // A device always has to be waited for.
+        // Every transfer on a device has to wait.
         return Err(Errno::EAGAIN);
     }
     let durable = manner.is_durable() || flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0;
@@ -110,7 +110,7 @@ fn transfer(
     file.device().as_file().transfer(&transfer)
 }
 
-/// From or to where the file is, which moves on by what was transferred.
+/// Transfers at the file's position, which moves on by what was transferred.
 fn at_position(
     file: &OpenDevice,
     number: i32,
@@ -125,12 +125,12 @@ fn at_position(
     Ok(bytes)
 }
 
-/// Moves the position on; answers where it is.
+/// Moves the position on; returns where it is.
 fn seek(number: i32, by: u64) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, by, u64::from(linux::SEEK_CUR), 0, 0]).run()
 }
 
-/// A transfer of a ring that no queue pair takes as it is; `offset` may be −1.
+/// Makes a ring's transfer that no queue pair takes as it is; `offset` may be −1.
 pub(crate) fn ring_transfer(
     file: &OpenDevice,
     number: i32,
@@ -170,8 +170,8 @@ fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u6
     }
 }
 
-/// What of a range is the device's: all of it, or what lies before its end where
-/// the size is to be kept.
+/// Returns how much of a range lies on the device: all of it, or the part before the device's end
+/// where the size is to be kept.
 fn within(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Result<u64, Errno> {
     let size = file.device().geometry().size;
     if offset + length > i64::MAX as u64 {
@@ -183,7 +183,7 @@ fn within(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Resu
     Ok(length.min(size - offset))
 }
 
-/// sync_file_range(2). Nothing is kept back that could be written out.
+/// sync_file_range(2). Nothing is cached here that could be written out.
 fn sync_range(offset: u64, length: u64, flags: u32) -> Result<u64, Errno> {
     const FLAGS: u32 =
         linux::SYNC_FILE_RANGE_WAIT_BEFORE | linux::SYNC_FILE_RANGE_WRITE | linux::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -192,8 +192,8 @@ fn sync_range(offset: u64, length: u64, flags: u32) -> Result<u64, Errno> {
     if valid { Ok(0) } else { Err(Errno::EINVAL) }
 }
 
-/// ftruncate(2): a device keeps its size. Linux refuses all of it; here what a
-/// program does to a file that it is about to fill is let through.
+/// ftruncate(2). A device keeps its size. Linux refuses the call altogether; here a program may
+/// make it on a file that it is about to fill.
 pub fn resize(file: &OpenDevice, length: u64) -> Result<u64, Errno> {
     match length as i64 {
         ..=-1 => Err(Errno::EINVAL),

@@ -1,7 +1,7 @@
-//! The devices of a run, in one of its processes: which there are, which files
-//! stand for them, and the drivers, made anew in each process (a queue pair and
-//! the kernel's AIO belong to the process that opened them); and the one that stands
-//! for all files of the kernel's.
+//! The devices of a run, as one of its processes sees them: the files that stand for them, and
+//! their drivers. The drivers are made anew in each process, because a queue pair and the kernel's
+//! AIO belong to the process that opened them. One more device stands for all files of the
+//! kernel's.
 
 use crate::host;
 use alloc::boxed::Box;
@@ -19,7 +19,7 @@ use usring_sys::set_once::SetOnce;
 use usring_sys::{Errno, UserAddress, mapping};
 use usring_uapi::general as linux;
 
-/// What a process has of the run's devices.
+/// A process's view of the run's devices.
 struct Devices {
     list: Vec<Known>,
 }
@@ -32,17 +32,17 @@ struct Known {
 static CONTROL: SetOnce<Control> = SetOnce::new();
 static DEVICES: PerProcess<Devices> = PerProcess::new();
 
-/// Which files stand for devices, and of what shape: what a child knows that
-/// cannot reach the run's starter any more.
+/// Files that stand for devices, and the geometry of each, for a child that cannot reach the run's
+/// launcher any more.
 static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
 /// `st_dev` and `st_ino` of the file that stands for a device.
 type Identity = (u64, u64);
 
-/// All files of the kernel's, as this process asks for them.
+/// The device for all files of the kernel's, in this process.
 static KERNEL_FILES: PerProcess<Arc<Device>> = PerProcess::new();
 
-/// The device that stands for whatever files the program has opened by itself.
+/// Returns the device that stands for all files that the program has opened by itself.
 pub(crate) fn kernel_files() -> &'static Arc<Device> {
     static POLICY: PolicyWord = PolicyWord::new(PollPolicy::Classic);
     KERNEL_FILES.get_or_make(|| Arc::new(Device::new(Box::new(KernelFiles), &POLICY, false)))
@@ -71,7 +71,7 @@ fn open_all() -> Result<Devices, Errno> {
     Ok(Devices { list })
 }
 
-/// In a child of a run whose starter has ended.
+/// Returns devices that fail, in a child of a run whose launcher has ended.
 fn all_gone() -> Devices {
     static POLICY: PolicyWord = PolicyWord::new(PollPolicy::Classic);
     let gone = |(identity, geometry): &(Identity, Geometry)| Known {
@@ -93,26 +93,26 @@ fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result
     Ok(Known { identity: (st_dev, st_ino), device })
 }
 
-/// The program has registered memory for many transfers: devices whose back end
-/// can share it do so.
+/// Shares memory with the devices whose back end can share it: the program has registered it for
+/// many transfers.
 pub(crate) fn share(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().share_memory(*part)));
 }
 
-/// Counterpart of [`share`].
+/// Ends the sharing of memory by [`share`].
 pub(crate) fn unshare(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_memory(*part)));
 }
 
-/// The device that a path of the program's leads to.
+/// Returns the device that a path of the program's leads to.
 pub fn of_path(directory: i32, path: UserAddress) -> Option<OpenDevice> {
     let known = find(&descriptor::identity_of_path(directory, path).ok()?)?;
     Some(OpenDevice::new(known.device.clone(), linux::O_RDWR))
 }
 
-/// Whether a number is still open on the same device.
+/// Returns whether a number is still open on the same device.
 pub fn is_still(file: &OpenDevice, number: i32) -> bool {
     let found = descriptor::identity(number).ok().and_then(|identity| find(&identity));
     found.is_some_and(|known| Arc::ptr_eq(&known.device, file.device()))
@@ -129,8 +129,8 @@ fn find(identity: &FileIdentity) -> Option<&'static Known> {
     devices.list.iter().find(|known| known.identity == (identity.device, identity.inode))
 }
 
-/// The device that an open file stands for, whatever process opened it. What is
-/// open as a path alone (O_PATH) stands for nothing, and the kernel says so.
+/// Returns the device that an open file stands for, whichever process opened it. A file that is
+/// open as a path alone (O_PATH) stands for none: the kernel answers its calls.
 pub fn recognise(number: i32) -> Option<Arc<OpenDevice>> {
     let known = find(&descriptor::identity(number).ok()?)?;
     let flags = descriptor::status_flags(number).ok().filter(|flags| flags & linux::O_PATH == 0)?;

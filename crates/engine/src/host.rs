@@ -1,6 +1,6 @@
-//! What the engine asks of whoever brings it the program's calls: whose a
-//! descriptor is. The engine itself keeps no table of descriptors; the host
-//! (the interposer, or nobody when a ring is used through the Rust API) does.
+//! What a descriptor stands for: the questions that the engine asks the layer that brings it the
+//! program's calls. The engine keeps no table of descriptors. The host does: the interposer, or
+//! none when a ring is used through the Rust API.
 
 use crate::Ring;
 use crate::process::process;
@@ -12,27 +12,26 @@ use usring_sys::Errno;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::set_once::SetOnce;
 
-/// The questions. Each gets a descriptor number of the program, and is asked
-/// with a ring's lock held: the answer may not close a ring ([`run_later`]).
+/// The host's answers. Each function gets a descriptor number of the program, and is called with a
+/// ring's lock held: it may not close a ring ([`run_later`]).
 pub struct Host {
     /// The ring that this number stands for, if it is one.
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,
     /// The ring that the calling thread has registered at this index.
     pub ring_at_index: fn(u32) -> Result<Arc<Ring>, Errno>,
-    /// The number is about to be polled: if it is a ring, its readability has
-    /// to follow the CQ from now on ([`Ring::watch_readiness`]).
+    /// Called when the number is about to be polled. If it is a ring's, its readability has to
+    /// follow the CQ from now on ([`Ring::watch_readiness`]).
     pub watch: fn(i32),
-    /// The device that this number stands for, if it is one of ours.
+    /// The device of usring's that this number stands for, if any.
     pub device_of: fn(i32) -> Option<Arc<OpenDevice>>,
-    /// Closes the number as the program's close(2) would, if it is one that
-    /// the host keeps, but no ring: `EBADF`. `None` if it is an ordinary
-    /// descriptor.
+    /// Closes the number as the program's close(2) would, if the host keeps it and it is no ring.
+    /// Error: `EBADF`. `None` for an ordinary descriptor.
     pub close: fn(i32) -> Option<Result<(), Errno>>,
 }
 
 static HOST: SetOnce<Host> = SetOnce::new();
 
-/// Names the host, once, before the first ring.
+/// Sets the host, once, before the first ring.
 pub fn set_host(host: &'static Host) {
     HOST.set(host);
 }
@@ -40,7 +39,7 @@ pub fn set_host(host: &'static Host) {
 /// Whether any number can stand for a device.
 static HAS_DEVICES: AtomicBool = AtomicBool::new(false);
 
-/// Says that [`Host::device_of`] may find something from now on.
+/// Notes that [`Host::device_of`] may find something from now on.
 pub(crate) fn announce_devices() {
     HAS_DEVICES.store(true, Ordering::Relaxed);
 }
@@ -50,7 +49,7 @@ pub(crate) fn has_devices() -> bool {
     HAS_DEVICES.load(Ordering::Relaxed)
 }
 
-/// The device behind a number.
+/// Returns the device behind a number.
 pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
     if !has_devices() {
         return None;
@@ -58,7 +57,7 @@ pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
     (host()?.device_of)(number)
 }
 
-/// Does something soon, where no ring's lock is held: in the attendant.
+/// Runs an action soon where no ring's lock is held, in the ring watcher.
 pub fn run_later(action: impl FnOnce() + Send + 'static) {
     process().attendant.run(Box::new(action));
 }
@@ -67,17 +66,17 @@ fn host() -> Option<&'static Host> {
     HOST.get()
 }
 
-/// The ring behind any number, also a low one that was made to stand for it.
+/// Returns the ring behind any number, including a low one that was made to stand for it.
 pub(crate) fn ring_at(number: i32) -> Option<Arc<Ring>> {
     (host()?.ring_of)(number)
 }
 
-/// The ring at an index of the calling thread's.
+/// Returns the ring at an index that the calling thread has registered.
 pub(crate) fn ring_at_index(index: u32) -> Result<Arc<Ring>, Errno> {
     (host().ok_or(Errno::EINVAL)?.ring_at_index)(index)
 }
 
-/// The ring behind a number; asks only about numbers that can be one.
+/// Returns the ring behind a number; asks the host only about numbers that can be a ring's.
 pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
     if number < RESERVED_BASE {
         return None;
@@ -85,16 +84,15 @@ pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
     (host()?.ring_of)(number)
 }
 
-/// Tells that a number is about to be polled; answers whether it can be a
-/// ring's.
+/// Notifies the host that a number is about to be polled; returns whether it can be a ring's.
 pub(crate) fn watch(number: i32) -> bool {
     let Some(host) = host().filter(|_| number >= RESERVED_BASE) else { return false };
     (host.watch)(number);
     true
 }
 
-/// The ring that ATTACH_WQ names: `ENXIO` if the number is no open file,
-/// `EINVAL` if it is no ring.
+/// Returns the ring that ATTACH_WQ names. Errors: `ENXIO` if the number is no open file, `EINVAL`
+/// if it is no ring.
 pub(crate) fn ring_to_attach_to(number: i32) -> Result<Arc<Ring>, Errno> {
     match ring_of(number) {
         Some(ring) => Ok(ring),

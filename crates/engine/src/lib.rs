@@ -1,15 +1,18 @@
-//! A ring's life: submit → request → issue → complete, and who waits for what
-//! in between.
+//! A ring's life: submit → request → issue → complete, and the waiting in between.
 //!
-//! The walk of a request, in the order of the files: [`enter`] takes the call;
-//! `submit` copies an entry and makes it a `Request` by its row of
-//! `opcode_table`; `link` and `drain` hold it back while they must; `issue`
-//! tries it without blocking through its family in `op`; if it would block,
-//! `fast_poll`, `workers` or `timeout` keep it; `task_work` brings it back;
-//! `complete` turns it into a CQE; `wait` sleeps until there are enough.
+//! A request's path, in the order of the files:
 //!
-//! Nothing here knows how a program's call arrives (see [`host`]), and nothing
-//! here calls a symbol of libc.
+//! 1. [`enter`] takes the call.
+//! 2. `submit` copies an entry and makes it a `Request` by its row of `opcode_table`.
+//! 3. `link` and `drain` hold it back while they must.
+//! 4. `issue` tries it without blocking through its family in `op`.
+//! 5. If it would block, `fast_poll`, `workers` or `timeout` keep it.
+//! 6. `task_work` brings it back.
+//! 7. `complete` turns it into a CQE.
+//! 8. `wait` sleeps until there are enough.
+//!
+//! Nothing here depends on how a program's call arrives (see [`host`]), and nothing here calls a
+//! symbol of libc.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -30,7 +33,7 @@ mod waiting;
 mod way_down;
 mod way_up;
 
-// The rooms go by their own names, whichever corridor they lie on.
+// The modules are used by their own names, whichever folder they lie in.
 use registered::{buffer_group, napi, registered_buffers, registered_files, restrictions};
 use waiting::{
     attendant, cancel, cq_wait, device_queues, fast_poll, iopoll, lone_wait, poll_table, rights, rounds, sq_thread,

@@ -1,5 +1,6 @@
-//! What all rings of one process share: the workers and their groups, the attendant, the carriers, the guard. A
-//! forked child starts without them and makes its own on first use.
+//! State that all rings of one process share: the workers and their groups, the ring watcher, the
+//! submit helpers, the stuck-call watchdog. A forked child starts without them and makes its own on
+//! first use.
 
 use crate::attendant::Attendant;
 use crate::device_queues::Carriers;
@@ -20,18 +21,18 @@ pub(crate) struct Process {
 
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
-/// This process's.
+/// Returns this process's state; makes it on first use.
 #[inline]
 pub(crate) fn process() -> &'static Process {
     PROCESS.get_or_make(Process::default)
 }
 
-/// This process's, if there is one: makes nothing.
+/// Returns this process's state, if there is one.
 pub(crate) fn existing() -> Option<&'static Process> {
     PROCESS.get()
 }
 
-/// Whether `made` is this process's, and not one inherited from a parent.
+/// Returns whether `made` is this process's state, and not inherited from a parent.
 #[inline]
 pub(crate) fn is_current(made: &'static Process) -> bool {
     PROCESS.get().is_some_and(|current| core::ptr::eq(current, made))

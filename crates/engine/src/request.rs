@@ -1,9 +1,15 @@
 //! A request: one SQE on its way to its CQE.
 //!
-//! A request has exactly one owner at any time, and moves: `submit` →
-//! (`drain` | `link`) → `issue` → (`fast_poll` | `timeout` | `workers` →
-//! `task_work`) → `complete` → back to its ring's pool. It is an owning
-//! pointer, so a move never copies it and never allocates.
+//! A request has exactly one owner at any time, and moves in this order:
+//!
+//! 1. `submit`
+//! 2. `drain` or `link`, if it is held back
+//! 3. `issue`
+//! 4. `fast_poll`, `timeout`, or `workers` and then `task_work`, if it waits
+//! 5. `complete`
+//! 6. back to its ring's pool
+//!
+//! It is an owning pointer, so a move neither copies it nor allocates.
 
 use crate::buffer_group::SelectedBuffer;
 use crate::event_descriptor::EventDescriptor;
@@ -26,7 +32,7 @@ use usring_sys::memory_reserve;
 use usring_sys::queue::Entry;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// The owning pointer by which a request moves from room to room.
+/// The owning pointer by which a request moves between modules.
 pub(crate) type RequestEntry = Entry<Request>;
 
 /// Names a request within its ring, never reused.
@@ -35,53 +41,53 @@ pub(crate) struct RequestId(pub u64);
 
 pub(crate) struct Request {
     pub id: RequestId,
-    /// What the engine knows of its opcode.
+    /// The opcode's row of the opcode table.
     pub row: &'static Row,
     /// The private copy: read once from shared memory, never again.
     pub sqe: Sqe,
-    /// What the family's prep made of the SQE.
+    /// The operation that the family's prepare made of the SQE.
     pub operation: Operation,
     pub file: FileUse,
-    /// The provided buffer it has taken, until its CQE names it.
+    /// The provided buffer that the request has taken, until its CQE names it.
     pub buffer: Option<SelectedBuffer>,
-    /// The registered buffer it transfers from or to.
+    /// The registered buffer that the request transfers from or to.
     pub fixed_buffer: BufferHold,
-    /// The next of its chain.
+    /// The next request of its chain.
     pub link: Option<RequestEntry>,
-    /// The LINK_TIMEOUT that watches it, once armed.
+    /// The armed LINK_TIMEOUT that watches it.
     pub link_timeout: Option<RequestId>,
     pub progress: Progress,
-    /// Has many CQEs, all but the last with F_MORE, and waits on after each.
+    /// The request has many CQEs, all but the last with F_MORE, and waits again after each.
     pub multishot: bool,
-    /// Where it waits, or has waited last; 0 before that.
+    /// The slot where it waits, or has last waited; 0 before that.
     pub place: Tag,
-    /// What its file was ready for when it was last called; 0 before it waited.
+    /// The events for which its file was ready at the last call; 0 before it waited.
     pub ready_for: u32,
-    /// Result of the prep that failed, or of the worker that ran it.
+    /// Result of the prepare that failed, or of the worker that ran it.
     pub result: i32,
-    /// Flags of its CQE to come.
+    /// Flags of its next CQE.
     pub cqe_flags: u32,
-    /// The eventfd that it names, of a ring whose completions are events.
+    /// The eventfd that it names, on a ring whose completions are events.
     pub told: Option<Arc<EventDescriptor>>,
 }
 
-/// How far it has come, where that decides what is done next.
+/// A request's progress, as far as it decides what is done next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Progress {
     #[default]
     New,
-    /// Its prep failed: `result` says why; it is never issued.
+    /// Its prepare failed, for the reason in `result`; it is never issued.
     Refused,
-    /// Its chain has broken before its turn: it is cancelled.
+    /// Its chain broke before it started: it is cancelled.
     Unbegun,
-    /// A worker has run it: `result` is its answer.
+    /// A worker has run it; `result` is its answer.
     Ran,
-    /// It is no request of this ring but a message to it: `user_data`, `result`
-    /// and `cqe_flags` are a CQE.
+    /// A message to this ring instead of a request: `user_data`, `result` and `cqe_flags` are a
+    /// CQE.
     Message,
-    /// It is another ring's, with a descriptor for this one.
+    /// Another ring's request, with a descriptor for this ring.
     Visiting,
-    /// It is back: `result` is its answer.
+    /// Back from another ring; `result` is its answer.
     Returned,
 }
 
@@ -115,7 +121,7 @@ impl Request {
         }
     }
 
-    /// Makes a spare request one of the SQE that was copied into it.
+    /// Initialises a spare request from the SQE that was copied into it.
     #[inline(always)]
     pub fn begin(&mut self) {
         self.row = opcode_table::row(self.sqe.opcode);
@@ -127,16 +133,16 @@ impl Request {
         self.file.number = self.sqe.fd;
     }
 
-    /// Gives a request that has just begun its operation. There is none to be
-    /// dropped, and the compiler is told so.
+    /// Sets the operation of a request that has just begun. There is no operation to be dropped,
+    /// and `forget` saves the compiler's code for it.
     #[inline(always)]
     pub fn begin_operation(&mut self, operation: Operation) {
         debug_assert!(matches!(self.operation, Operation::Nothing));
         core::mem::forget(core::mem::replace(&mut self.operation, operation));
     }
 
-    /// What its completion carries beside the CQE, on a ring that asks for that.
-    /// An event tells the request's own eventfd once it is published.
+    /// Returns what its completion carries beside the CQE, on a ring that has that. An event
+    /// signals the request's own eventfd once it is published.
     #[inline(never)]
     pub fn extension(&mut self, ring: &Ring, told: &mut Told) -> [u64; 2] {
         if !ring.has_events() {
@@ -146,8 +152,8 @@ impl Request {
         [self.sqe.pad2, 0]
     }
 
-    /// Lets go of everything it held, so that nothing of it is left when it
-    /// is used again.
+    /// Releases everything that the request held, so that none of it is left when the request is
+    /// reused.
     #[inline(always)]
     fn release(&mut self) {
         if self.operation.owns_memory() {
@@ -167,7 +173,7 @@ impl Request {
     }
 }
 
-/// A chain may be as long as the SQ: it is not to be dropped by recursion.
+/// Drops the chain in a loop: it may be as long as the SQ, too long for recursion.
 impl Drop for Request {
     fn drop(&mut self) {
         let mut next = self.link.take();
@@ -180,35 +186,32 @@ impl Drop for Request {
 /// The file that a request works on.
 #[derive(Default)]
 pub(crate) struct FileUse {
-    /// The number that system calls are given.
+    /// The number to use in system calls.
     pub number: i32,
     pub hold: Hold,
-    /// The device of ours that it stands for; noted where the request has to
-    /// remember it.
+    /// The device of usring's that the file stands for; noted where the request has to remember it.
     pub device: Option<Arc<OpenDevice>>,
 }
 
-/// What keeps that number meaning the same file.
+/// The hold that keeps the number meaning the same file.
 #[derive(Default)]
 pub(crate) enum Hold {
-    /// Nothing: it is the program's own number, good for as long as the
-    /// program's call has not returned.
+    /// Nothing: it is the program's own number, valid until the program's call returns.
     #[default]
     Submitter,
     /// A registered file, which lives on even if its slot is updated.
     Registered(Arc<RegisteredFile>),
-    /// A duplicate that is shared by all who wait for the same file.
+    /// A duplicate that all requests waiting for the same file share.
     Shared(Arc<SharedHold>),
-    /// A duplicate that is shared by all transfers of that file.
+    /// A duplicate that all transfers of that file share.
     Kept(#[expect(dead_code, reason = "owned to be given up with the request")] Arc<HeldDescriptor>),
-    /// A private duplicate of its own, made when the request had to wait.
+    /// A private duplicate, made when the request had to wait.
     Duplicate(#[expect(dead_code, reason = "owned to be given up with the request")] HeldDescriptor),
 }
 
 impl FileUse {
-    /// Makes sure that the file stays the same after the call has returned:
-    /// from then on the program's close neither cancels the request nor lets a
-    /// reused number answer for it.
+    /// Ensures that the file stays the same after the call has returned. From then on the program's
+    /// close does not cancel the request, and the request does not see a reuse of the number.
     pub fn keep(&mut self) -> Result<(), Errno> {
         if matches!(self.hold, Hold::Submitter) {
             let duplicate = descriptor::hold(self.number)?;
@@ -219,21 +222,21 @@ impl FileUse {
     }
 }
 
-/// Duplicates of the program's files by its own numbers, each for as long as any
-/// request has it: many may wait, and descriptors are few.
+/// Duplicates of the program's files by its own numbers. Each lives as long as any request has it:
+/// many requests may wait, and descriptors are few.
 #[derive(Default)]
 pub(crate) struct KeptFiles {
     known: BTreeMap<i32, Weak<HeldDescriptor>>,
 }
 
-/// With so many numbers known, those that nobody waits for are forgotten.
+/// From this many known numbers, those without a waiting request are dropped.
 const KNOWN_NUMBERS: usize = 64;
 
 impl KeptFiles {
-    /// The duplicate of a file of the program's, made unless there is one.
+    /// Returns the duplicate of a file of the program's; makes it if there is none.
     pub fn duplicate(&mut self, number: i32) -> Result<Arc<HeldDescriptor>, Errno> {
         let known = self.known.get(&number).and_then(Weak::upgrade);
-        // By that number the program may have another file by now.
+        // The program may have another file by that number now.
         let same = known.filter(|kept| descriptor::same_file(number, kept.number()) == Some(true));
         if let Some(kept) = same {
             return Ok(kept);
@@ -251,17 +254,18 @@ impl KeptFiles {
 #[derive(Default)]
 pub(crate) struct RequestPool {
     spare: Vec<RequestEntry>,
-    /// Of messages that were sent or received.
+    /// Messages that were sent or received, for reuse.
     #[expect(clippy::vec_box, reason = "requests own them by these boxes")]
     messages: Vec<Box<Message>>,
     last_id: u64,
 }
 
-/// More than this many spare requests are freed instead of kept.
+/// Most spare requests; further ones are freed.
 const SPARE_LIMIT: usize = 256;
 
 impl RequestPool {
-    /// A spare request with an id of its own; `None` where memory is low and the pool is empty.
+    /// Takes a spare request and gives it a new id; `None` where memory is low and the pool is
+    /// empty.
     #[inline(always)]
     pub fn take(&mut self) -> Option<RequestEntry> {
         let mut request = match self.spare.pop() {
@@ -288,7 +292,7 @@ impl RequestPool {
         }
     }
 
-    /// A spare message.
+    /// Takes a spare message.
     pub fn message(&mut self) -> Box<Message> {
         self.messages.pop().unwrap_or_default()
     }
@@ -315,7 +319,7 @@ fn new_entry_if_possible() -> Option<RequestEntry> {
     memory_reserve::check().ok().map(|()| new_entry())
 }
 
-/// A request that is no ring's yet.
+/// Makes a request that belongs to no ring yet.
 #[cold]
 pub(crate) fn new_entry() -> RequestEntry {
     Entry::new(Request::new())

@@ -1,9 +1,8 @@
-//! A ring and the three things of it that other threads may touch.
+//! A ring, and the parts of it that other threads may touch.
 //!
-//! [`Ring`] is what everybody shares: its words, its task-work list and its
-//! sleep word. [`RingState`] is everything else; only the thread that drives
-//! the ring sees it, through [`LockedRing`], the proof that it holds the
-//! ring's lock (the kernel's `uring_lock`).
+//! - [`Ring`] is what all threads share: its words, its task-work list and its sleep word.
+//! - [`RingState`] is everything else. Only the thread that drives the ring sees it, through
+//!   [`LockedRing`], the proof that the thread holds the ring's lock (the kernel's `uring_lock`).
 
 use crate::attendant::{self, Attendance};
 use crate::buffer_group::BufferGroups;
@@ -40,24 +39,24 @@ use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::queue::{Queue, Taker};
 use usring_uapi::io_uring as abi;
 
-/// How often a call may find enough completions before it looks at the ring's
-/// files and timers again; looking costs a system call.
+/// Calls in a row that may find enough completions before the ring's files and timers are polled
+/// again. A poll costs a system call.
 const CALLS_WITHOUT_A_LOOK: u32 = 8;
-/// The same where files were tried before the epoll set has told of them, and were ready: of each that has
-/// been found so since the last look the set asks once more. (That some are expected to be is not enough: where
-/// a call submits nothing or the CQ is full, none is tried.)
+/// Calls in a row without a poll of the epoll set where files were tried before the set reported
+/// them, and were ready. The set polls each of those files once more. (It is not enough that some
+/// files are expected to be ready: a call that submits nothing, or finds the CQ full, tries none.)
 const CALLS_OF_GUESSES: u32 = 32;
 
-/// One io_uring instance. Always in an `Arc`: workers and the attendant hold
-/// it while they have work of it.
+/// One io_uring instance. Always in an `Arc`: workers and the ring watcher hold it while they have
+/// work of it.
 #[doc(alias = "io_ring_ctx")]
 pub struct Ring {
     /// `IORING_SETUP_*`, fixed at setup.
     pub(crate) flags: u32,
-    /// What the program maps.
+    /// Memory that the program maps.
     pub(crate) memory: Memory,
-    /// What others have for the ring's driver: requests that workers have
-    /// finished, messages of other rings.
+    /// Work that other threads have for the ring's driver: requests that workers have finished,
+    /// messages of other rings.
     pub(crate) task_work: Queue<Request>,
     /// Not yet enabled (R_DISABLED).
     disabled: AtomicBool,
@@ -68,20 +67,20 @@ pub struct Ring {
     pub(crate) attendance: Attendance,
     pub(crate) sq_thread: SqThreadHandle,
     pub(crate) cq_waits: CqWaits,
-    /// The registered eventfd of a ring that defers: it tells of work that has
-    /// come, which other threads bring without the ring's lock.
+    /// The registered eventfd of a ring that defers task work. It is signalled for work that other
+    /// threads bring without the ring's lock.
     pub(crate) told_of_work: Mutex<Option<Arc<EventDescriptor>>>,
-    /// Whoever asks for events looks at the devices for them, though the ring is
-    /// not a polled one: see `calls::events`.
+    /// Callers that ask for events poll the devices for them, though the ring is not a polled one:
+    /// see `calls::events`.
     pub(crate) looks_for_events: bool,
-    /// How many requests at a time it was made for, where its CQ does not say.
+    /// Number of concurrent requests that the ring was made for, where its CQ does not show it.
     pub(crate) expected_requests: u32,
-    /// The process that made it.
+    /// The process that made the ring.
     made_by: &'static Process,
     state: Mutex<RingState>,
 }
 
-/// What only the driver of the ring touches.
+/// State that only the ring's driver touches.
 pub(crate) struct RingState {
     /// The driver's end of the task-work list.
     pub taker: Taker<Request>,
@@ -92,8 +91,8 @@ pub(crate) struct RingState {
     pub drain: Drain,
     /// Requests that may be issued now.
     pub issuable: VecDeque<RequestEntry>,
-    /// Links whose turn has come: they go on behind all that is submitted or run
-    /// in one go, as the kernel has it.
+    /// Chain members that may start. They go on behind all that is submitted or run in one go, as
+    /// in the kernel.
     pub successors: VecDeque<RequestEntry>,
     pub polls: PollTable,
     pub timeouts: Timeouts,
@@ -105,18 +104,17 @@ pub(crate) struct RingState {
     pub statistics: RingCounters,
     pub event_descriptor: Option<Arc<EventDescriptor>>,
     pub told: Told,
-    /// Calls since its files and timers were looked at, on a ring that defers
-    /// its work.
+    /// Calls since the ring's files and timers were last polled, on a ring that defers its task
+    /// work.
     pub unlooked: u32,
-    /// CQEs were published since the lock was taken: sleepers want to know.
+    /// CQEs were published since the lock was taken, and sleepers are to be notified.
     pub posted: bool,
-    /// Among them one that a worker brought (EVENTFD_ASYNC).
+    /// One of these CQEs came from a worker (EVENTFD_ASYNC).
     pub completed_by_worker: bool,
     pub closed: bool,
-    /// Of one that was closed while something was being delivered.
+    /// Resources of a ring that was closed while a deferred submit was under way.
     pub departing: Option<Box<Departing>>,
-    /// Takes no more requests, and nobody is to wait: it is closed once nothing
-    /// is under way.
+    /// The ring takes no more requests and no more waits. It is closed once nothing is under way.
     pub retired: bool,
     pub named: NamedFiles,
     pub devices: DeviceQueues,
@@ -147,15 +145,15 @@ impl Ring {
         }
     }
 
-    /// The memory of both queues, for an application's halves in this process.
+    /// Returns the memory of both queues, for an application's halves in this process.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Whether this process is a forked child of the one that made the ring.
-    /// Such a child has a copy of our locks as they were at the fork and none
-    /// of our threads: it may not drive the ring, and enter and register
-    /// answer `EOWNERDEAD`. A child by vfork(2) is its parent.
+    /// Returns whether this process is a forked child of the one that made the ring. Such a child
+    /// has a copy of the locks as they were at the fork, and none of the threads. So it may not
+    /// drive the ring: enter and register answer `EOWNERDEAD`. A child by vfork(2) counts as its
+    /// parent.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         !process::is_current(self.made_by)
@@ -171,27 +169,26 @@ impl Ring {
         self.flags & flag != 0
     }
 
-    /// Whether completions are an AIO context's events: see `calls::events`.
+    /// Returns whether completions are an AIO context's events: see `calls::events`.
     #[inline]
     pub(crate) fn has_events(&self) -> bool {
         self.memory.layout().has_events()
     }
 
-    /// Whether completions appear only when the owner asks for events.
+    /// Returns whether completions appear only when the owner asks for events.
     #[inline]
     pub(crate) fn defers_task_work(&self) -> bool {
         self.has(abi::IORING_SETUP_DEFER_TASKRUN)
     }
 
-    /// Whether nobody looks at its files and timers but the thread that comes to
-    /// wait for them.
+    /// Returns whether only the threads that come to wait poll the ring's files and timers.
     #[inline]
     pub(crate) fn is_left_to_owner(&self) -> bool {
         self.defers_task_work() || self.attendance.habit.is_on_round()
     }
 
-    /// Whether it has not been enabled yet. If it has, who enabled it is seen
-    /// to have done so.
+    /// Returns whether the ring has not been enabled yet. If it has, the enabling thread's writes
+    /// are visible.
     #[inline]
     pub(crate) fn is_disabled(&self) -> bool {
         self.disabled.load(Ordering::Acquire)
@@ -201,19 +198,19 @@ impl Ring {
         self.disabled.store(false, Ordering::Release);
     }
 
-    /// Whether others have brought something, or the attendant has called.
+    /// Returns whether other threads have brought work, or the ring watcher has called.
     #[inline(always)]
     pub(crate) fn has_work_left(&self) -> bool {
         !self.task_work.is_empty() || self.attendance.is_called()
     }
 
-    /// Becomes the driver of the ring; waits while somebody else is.
+    /// Becomes the driver of the ring; waits while another thread is.
     #[inline(always)]
     pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
         LockedRing { ring: self, state: self.state.lock(), farewell: Farewell(self) }
     }
 
-    /// Becomes the driver of the ring unless somebody else is.
+    /// Becomes the driver of the ring unless another thread is.
     pub(crate) fn try_lock(self: &Arc<Self>) -> Option<LockedRing<'_>> {
         self.state.try_lock().map(|state| LockedRing { ring: self, state, farewell: Farewell(self) })
     }
@@ -223,13 +220,13 @@ impl Ring {
 pub(crate) struct LockedRing<'a> {
     pub ring: &'a Arc<Ring>,
     state: Guard<'a, RingState>,
-    /// Behind `state`: fields are dropped in this order.
+    /// Behind `state`, because fields are dropped in this order.
     farewell: Farewell<'a>,
 }
 
-/// What every driver owes the ring after it has released the lock, by whatever
-/// way it goes: whoever brought work meanwhile found the lock taken and has
-/// left the work to it.
+/// The duty of every driver after it has released the lock, by whatever way: to look for work
+/// again. A thread that brought work meanwhile found the lock taken and left the work to the
+/// driver.
 struct Farewell<'a>(&'a Arc<Ring>);
 
 impl Farewell<'_> {
@@ -249,9 +246,8 @@ impl Drop for Farewell<'_> {
 }
 
 impl<'a> LockedRing<'a> {
-    /// Issues what has become issuable, publishes the batch's CQEs and tells who wants to know: registered
-    /// eventfd, readiness of the ring's descriptor. Sleepers are woken when
-    /// the lock is released.
+    /// Issues what has become issuable, publishes the batch's CQEs, and notifies the registered
+    /// eventfd and the ring's descriptor. Sleepers are woken when the lock is released.
     #[inline(always)]
     pub fn finish_batch(&mut self) {
         let unfinished = self.timeouts.has_counted(self.cq.tail()) || self.has_issuable();
@@ -265,9 +261,9 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Notifies the watchers of CQEs that were published just now: sleepers when the lock is
-    /// released, the ring's descriptor, the registered eventfd and the requests' own eventfds
-    /// at once. Every publication comes by here.
+    /// Notifies the watchers of CQEs that were just published. The ring's descriptor, the
+    /// registered eventfd and the requests' own eventfds are signalled at once, sleepers are woken
+    /// when the lock is released. Every publication comes by here.
     #[inline(always)]
     fn notify_published(&mut self) {
         self.posted = true;
@@ -313,8 +309,8 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Whether armed files or timers have not been looked at for several calls
-    /// that had enough without it.
+    /// Returns whether armed files or timers have not been polled for several calls that had enough
+    /// without it.
     #[cold]
     #[inline(never)]
     pub fn is_due_for_a_look(&mut self) -> bool {
@@ -330,13 +326,12 @@ impl<'a> LockedRing<'a> {
         true
     }
 
-    /// Whether whoever asks for events finds what the devices have done, so that
-    /// they need not tell anybody.
+    /// Returns whether waiters poll the devices, so that completion interrupts stay off.
     pub fn is_looked_for(&self) -> bool {
         self.ring.is_polled() || self.ring.looks_for_events && !self.told.is_awaited()
     }
 
-    /// The files have been looked at.
+    /// Notes that the files have been polled.
     #[inline]
     pub fn has_looked(&mut self) {
         self.unlooked = 0;
@@ -362,40 +357,41 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Leaves the ring for good: somebody else watches what it waits for, and
-    /// work that arrived meanwhile is done.
+    /// Leaves the ring: finishes the batch, hands what the ring waits for to the ring watcher, and
+    /// runs work that arrived meanwhile.
     pub fn leave(mut self) {
         self.finish_batch();
         self.depart();
     }
 
-    /// The same for a driver that has finished its batch.
+    /// Leaves the ring, for a driver that has finished its batch.
     #[inline(always)]
     pub fn depart(self) {
         drop(self.take_leave(device_queues::deliver).release());
     }
 
-    /// The same for a driver that came by for others, the attendant maybe, and looks
-    /// at the task-work list itself afterwards.
+    /// Leaves the ring, for a driver that came for other threads' work, perhaps in the ring
+    /// watcher. The caller looks at the task-work list itself afterwards.
     pub fn depart_quietly(self) {
         self.take_leave(device_queues::deliver_or_leave).let_go();
     }
 
-    /// The same inside another ring, whose lock is not to be held for long: what
-    /// may sleep is left to a thread.
+    /// Leaves the ring, for a driver inside another ring, whose lock is not to be held for long.
+    /// Deferred submits, which may sleep, are left to a submit helper. The caller looks at the
+    /// task-work list itself afterwards.
     pub fn depart_inside(self) {
         self.take_leave(device_queues::left_to_thread).let_go();
     }
 
-    /// The same with its batch to be finished, also for who serves other rings; and the
-    /// work that arrived meanwhile is done.
+    /// Finishes the batch and leaves the ring, for a driver inside another ring or one that serves
+    /// several. Deferred submits are left to a submit helper. Work that arrived meanwhile is run.
     pub fn leave_inside(mut self) {
         self.finish_batch();
         self.take_leave(device_queues::left_to_thread).step_aside();
     }
 
-    /// What a driver does before it leaves: whatever it waits for, and has to be
-    /// told of, is somebody's then.
+    /// Prepares a driver's leaving: makes deferred submits by `deliver`, and hands what the ring
+    /// waits for to the ring watcher.
     #[inline(always)]
     fn take_leave(mut self, deliver: impl Fn(Self) -> Self) -> Self {
         loop {
@@ -409,9 +405,8 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Releases the lock, a full barrier, and wakes sleepers for what was
-    /// published. Who calls this and not [`LockedRing::leave`] looks at the
-    /// task-work list itself afterwards.
+    /// Releases the lock, which is a full barrier, and wakes sleepers for what was published. In
+    /// contrast to [`LockedRing::leave`], the caller looks at the task-work list itself afterwards.
     #[inline]
     pub fn unlock(mut self) {
         while self.devices.owes_delivery() {
@@ -420,9 +415,9 @@ impl<'a> LockedRing<'a> {
         self.let_go();
     }
 
-    /// Gives up the lock where the caller must not, or is just about to, sleep for a
-    /// delivery: work that arrived meanwhile is done, others' deliveries are left to a
-    /// thread.
+    /// Releases the lock where the caller must not sleep for a deferred submit, or is just about
+    /// to. Work that arrived meanwhile is run; other threads' deferred submits are left to a submit
+    /// helper.
     #[inline(always)]
     pub fn step_aside(self) {
         let farewell = self.release();
@@ -430,7 +425,7 @@ impl<'a> LockedRing<'a> {
         core::mem::forget(farewell);
     }
 
-    /// The same as it stands.
+    /// Releases the lock and wakes waiters; runs no deferred work.
     #[inline(always)]
     pub fn let_go(self) {
         core::mem::forget(self.release());
@@ -448,17 +443,17 @@ impl<'a> LockedRing<'a> {
         self.farewell
     }
 
-    /// Wakes sleepers for what was published, while the lock is held still.
+    /// Wakes sleepers for what was published, while the lock is still held.
     pub fn wake_others(&mut self) {
         if let Some(ready) = self.take_news() {
             self.ring.wakers.wake_all(ready);
         }
     }
 
-    /// What sleepers are to be woken for: so many CQEs, or, whatever they wait
-    /// for, a timeout that has ended, which ends every wait, or a backlog, which they
-    /// move into the ring. The owner of a ring that defers waits for so many more and
-    /// not so many in all.
+    /// Returns how many ready CQEs to wake sleepers for; `u32::MAX` wakes all of them. That is
+    /// needed for a timeout that has ended, which ends every wait, and for a backlog, which
+    /// sleepers move into the ring. It is also needed where task work is deferred: the owner of
+    /// such a ring waits for further CQEs and not for a total.
     #[inline(always)]
     fn take_news(&mut self) -> Option<u32> {
         if !core::mem::take(&mut self.posted) {

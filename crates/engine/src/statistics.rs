@@ -1,20 +1,19 @@
-//! What `usring run --stats` counts, and where: a file in memory that the
-//! launcher makes, that every process of the program maps, and that outlives
-//! them all, so the figures survive even kill -9.
+//! The counters of `usring run --stats`, and the file in memory that holds them. The launcher makes
+//! the file, and every process of the program maps it. It outlives them all, so the figures survive
+//! even kill -9.
 //!
-//! Each ring claims a [`Block`] for itself and counts in it under the ring's
-//! lock with plain loads and stores, so counting costs no locked instruction.
-//! When the ring goes away its block is added to [`Statistics::totals`] and is
-//! free again. A process that dies keeps its blocks; they stay readable, and
-//! [`Statistics::reclaim`] folds them when blocks run short.
+//! Each ring claims a [`Block`] for itself and counts in it under the ring's lock with plain loads
+//! and stores, so counting costs no locked instruction. When the ring goes away its block is added
+//! to [`Statistics::totals`] and is free again. A process that dies keeps its blocks. They stay
+//! readable, and [`Statistics::reclaim`] adds them to the totals when blocks run short.
 //!
-//! The layout is shared between processes that may have been built apart, so a
-//! change of it is a change of [`VERSION`].
+//! The layout is shared between processes that may have been built apart, so a change of it is a
+//! change of [`VERSION`].
 
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Names the file in the environment of the program.
+/// Environment variable of the program that names the file.
 pub const ENVIRONMENT: &str = "USRING_STATS";
 /// First word of the file, "usrstats".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"usrstats");
@@ -22,14 +21,14 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"usrstats");
 pub const VERSION: u64 = 1;
 /// Rings that can be counted at the same time.
 pub const BLOCKS: usize = 4096;
-/// Rows of a block: one per opcode, the last for opcodes nobody knows.
+/// Rows of a block: one per opcode, the last for unknown opcodes.
 pub const OPCODES: usize = 64;
 /// Columns of a block.
 pub const COLUMNS: usize = 6;
 
 const _: () = assert!(usring_uapi::opcode::COUNT < OPCODES);
 
-/// What is counted per opcode.
+/// The counters of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Column {
@@ -48,7 +47,7 @@ pub enum Column {
 }
 
 impl Column {
-    /// All of them, in the order in which they lie in a row.
+    /// All columns, in the order in which they lie in a row.
     pub const ALL: [Column; COLUMNS] =
         [Column::Submitted, Column::Completed, Column::Errors, Column::Inline, Column::Polled, Column::Worker];
 
@@ -68,9 +67,9 @@ impl Column {
 #[repr(C)]
 pub struct Statistics {
     pub header: Header,
-    /// Who owns the block of the same index: a process id, or 0 if it is free.
+    /// Owner of the block with the same index: a process id, or 0 if it is free.
     pub owners: [AtomicU64; BLOCKS],
-    /// The sum of all blocks that were given back.
+    /// The sum of all blocks that were released.
     pub totals: Block,
     pub blocks: [Block; BLOCKS],
 }
@@ -81,11 +80,11 @@ pub struct Header {
     pub magic: AtomicU64,
     pub version: AtomicU64,
     pub block_count: AtomicU64,
-    /// Processes whose doors were open and answered the probe.
+    /// Processes whose entry points were active and answered the probe.
     pub processes: AtomicU64,
     /// Rings ever set up.
     pub rings: AtomicU64,
-    /// Rings among them that found no free block and count nowhere.
+    /// Rings that found no free block and count nowhere.
     pub uncounted_rings: AtomicU64,
     pub reserved: [AtomicU64; 2],
 }
@@ -96,27 +95,27 @@ pub struct Block {
     pub rows: [[AtomicU64; COLUMNS]; OPCODES],
 }
 
-/// How long the file is.
+/// Bytes of the file.
 pub const SIZE: usize = size_of::<Statistics>();
 
 const _: () = assert!(size_of::<Header>() == 64 && size_of::<Block>() == OPCODES * COLUMNS * 8);
 
-/// The row in which an opcode is counted.
+/// Returns the row in which an opcode is counted.
 #[inline]
 pub const fn row_of(opcode: u8) -> usize {
     if (opcode as usize) < OPCODES { opcode as usize } else { OPCODES - 1 }
 }
 
 impl Statistics {
-    /// Whether the file is what this build understands.
+    /// Returns whether this build understands the file.
     pub fn is_valid(&self) -> bool {
         self.header.magic.load(Ordering::Relaxed) == MAGIC
             && self.header.version.load(Ordering::Relaxed) == VERSION
             && self.header.block_count.load(Ordering::Relaxed) == BLOCKS as u64
     }
 
-    /// A block for a new ring of this process, by index. `None` if all are
-    /// taken: the ring then runs uncounted.
+    /// Claims a block for a new ring of this process; returns its index. `None` if all are taken:
+    /// the ring then runs uncounted.
     pub fn claim(&self, process: u32) -> Option<usize> {
         self.header.rings.fetch_add(1, Ordering::Relaxed);
         let free = |owner: &AtomicU64| {
@@ -130,7 +129,7 @@ impl Statistics {
         index
     }
 
-    /// Whether every block is somebody's: time to [`Statistics::reclaim`].
+    /// Returns whether no block is free, so that it is time to [`Statistics::reclaim`].
     pub fn is_exhausted(&self) -> bool {
         self.owners.iter().all(|owner| owner.load(Ordering::Relaxed) != 0)
     }
@@ -153,7 +152,7 @@ impl Statistics {
             if process == 0 || is_alive(process as u32) {
                 continue;
             }
-            // One of several reclaimers wins; `u64::MAX` is nobody's id.
+            // One of several reclaimers wins; `u64::MAX` is no process's id.
             if owner.compare_exchange(process, u64::MAX, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 self.release(index);
             }
@@ -162,7 +161,7 @@ impl Statistics {
 }
 
 impl Block {
-    /// Counts one. The caller holds the ring's lock: nobody else writes here.
+    /// Counts one. The caller holds the ring's lock, so no other thread writes here.
     #[inline]
     pub fn count(&self, opcode: u8, column: Column) {
         self.add(opcode, column, 1);

@@ -1,6 +1,5 @@
-//! REGISTER_CLONE_BUFFERS: another ring's registered buffers for this one. The
-//! two rings are locked one after the other: who holds a ring's lock waits for
-//! no other's.
+//! REGISTER_CLONE_BUFFERS: clones another ring's registered buffers into this one. The two rings
+//! are locked one after the other: a thread that holds a ring's lock waits for no other ring's.
 
 use crate::host;
 use crate::registered_buffers::{self, Part};
@@ -12,7 +11,7 @@ use usring_uapi::io_uring as abi;
 
 /// The source is named by the index of a registered ring.
 const SOURCE_IS_INDEX: u32 = abi::IORING_REGISTER_SRC_REGISTERED as u32;
-/// What is in the table already makes room.
+/// Buffers already in the table are replaced.
 const REPLACE: u32 = abi::IORING_REGISTER_DST_REPLACE as u32;
 
 impl Ring {

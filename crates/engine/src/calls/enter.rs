@@ -22,7 +22,7 @@ const KNOWN: u32 = abi::IORING_ENTER_GETEVENTS
     | abi::IORING_ENTER_EXT_ARG_REG
     | abi::IORING_ENTER_NO_IOWAIT;
 
-/// With these the argument is looked at before the CQ is.
+/// With these flags the argument is checked before the CQ.
 const HAS_ARGUMENT: u32 = abi::IORING_ENTER_EXT_ARG | abi::IORING_ENTER_EXT_ARG_REG;
 /// Bytes of `struct io_uring_reg_wait`.
 const REGISTERED_WAIT_SIZE: u64 = 64;
@@ -30,7 +30,7 @@ const REGISTERED_WAIT_SIZE: u64 = 64;
 const SIGNAL_SET_SIZE: u64 = 8;
 const MICROSECOND: u64 = 1000;
 
-/// The arguments of the call, but for the descriptor.
+/// The arguments of the call, except the descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EnterCall {
     pub to_submit: u32,
@@ -47,20 +47,18 @@ impl EnterCall {
         self.flags & flag != 0
     }
 
-    /// Refuses flags that do not exist; the kernel looks at them before it
-    /// looks at the descriptor.
+    /// Refuses unknown flags; the kernel checks them before the descriptor.
     pub fn check_flags(&self) -> Result<(), Errno> {
         if self.flags & !KNOWN != 0 { Err(Errno::EINVAL) } else { Ok(()) }
     }
 }
 
 impl Ring {
-    /// Submits, waits, or both; answers how many entries were taken, or 0 for
-    /// a wait alone.
+    /// Submits, waits, or both. Returns how many entries were taken, or 0 for a wait alone.
     ///
-    /// Errors: `EINVAL` (flags, argument size, time), `EBADFD` (not enabled),
-    /// `EEXIST` (another thread is the single issuer), `EINTR`, `ETIME`,
-    /// `EFAULT` (argument), `EOWNERDEAD` (the ring of a parent process).
+    /// Errors: `EINVAL` (flags, argument size, time), `EBADFD` (not enabled), `EEXIST` (another
+    /// thread is the single issuer), `EINTR`, `ETIME`, `EFAULT` (argument), `EOWNERDEAD` (the ring
+    /// of a parent process).
     #[inline(always)]
     pub fn enter(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         call.check_flags()?;
@@ -97,13 +95,13 @@ impl Ring {
                 crate::task_work::run_for_wait(&mut locked, call.min_complete);
             }
             locked.finish_batch();
-            // Enough is there already: no second look at anything.
+            // There are enough already: nothing is polled again.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
                 if taken != 0 && locked.polls.expects() {
                     self.bring_expected(&mut locked);
                 }
-                // The only one who looks at its files and timers does so now and
-                // then all the same.
+                // If this thread alone polls the ring's files and timers, it does so now and then
+                // all the same.
                 if self.is_left_to_owner() && locked.is_due_for_a_look() {
                     crate::task_work::run_all(&mut locked);
                     locked.finish_batch();
@@ -120,7 +118,7 @@ impl Ring {
         Ok(taken)
     }
 
-    /// Nothing was to be submitted, or could be.
+    /// Ends a call that had nothing to submit, or could not.
     ///
     /// Error: `EAGAIN` where memory is too low to submit anything.
     #[inline(never)]
@@ -133,18 +131,18 @@ impl Ring {
         if is_refused { Err(Errno::EAGAIN) } else { Ok(0) }
     }
 
-    /// Completes what the program's earlier calls have made ready (a write to a pipe that a
-    /// request reads), so that a caller with nothing to submit finds it in the CQ. The kernel
-    /// completes it before such a call returns. The owner of a ring that defers asks with
-    /// GETEVENTS.
+    /// Completes requests that the program's earlier calls have made ready, such as a read from a
+    /// pipe that was then written to. So a caller with nothing to submit finds their CQEs. The
+    /// kernel completes them before such a call returns. The owner of a ring that defers task work
+    /// asks with GETEVENTS.
     fn look_for_own(&self, locked: &mut LockedRing) {
         if !self.defers_task_work() && !self.is_polled() {
             crate::task_work::run_all(locked);
         }
     }
 
-    /// What is probably there is taken along, as the kernel runs task work that waits: the program
-    /// has it one call earlier.
+    /// Completes what is probably ready, as the kernel runs waiting task work: the program has it
+    /// one call earlier.
     fn bring_expected(self: &Arc<Self>, locked: &mut LockedRing) {
         let is_half_empty = locked.cq.ready() <= self.memory.layout().cq_entries / 2;
         if is_half_empty && self.is_left_to_owner() {
@@ -153,13 +151,13 @@ impl Ring {
         }
     }
 
-    /// There is not enough yet. The batch is finished.
+    /// Waits for more events. The batch is finished.
     #[inline(never)]
     fn wait_for_events(self: &Arc<Self>, locked: LockedRing, taken: u32, call: &EnterCall) -> Result<u32, Errno> {
         locked.unlock();
         let waited = self.get_events(call);
         if waited.is_err() {
-            // It may not have come to a wait, which would have left.
+            // The call may not have come to a wait, which would have left the ring.
             self.lock().leave();
         }
         if taken > 0 { Ok(taken) } else { waited.map(|()| 0) }
@@ -170,14 +168,14 @@ impl Ring {
         locked.cq.ready() >= call.min_complete && !locked.cq.has_overflow() && self.task_work.is_empty()
     }
 
-    /// On an SQPOLL ring a call never submits: it wakes the SQ thread, waits
-    /// for room, or waits for completions.
+    /// Enters an SQPOLL ring. The call never submits: it wakes the SQ thread, waits for room, or
+    /// waits for completions.
     #[inline(never)]
     fn enter_polled(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         if self.is_disabled() {
             return Err(Errno::EBADFD);
         }
-        // No look at anything that needs the lock, which the SQ thread wants all the time.
+        // Nothing here needs the lock, which the SQ thread wants all the time.
         if self.memory.flags() & abi::IORING_SQ_CQ_OVERFLOW != 0 {
             self.flush_overflow();
         }
@@ -209,7 +207,7 @@ impl Ring {
         locked.leave();
     }
 
-    /// Only the owner of a SINGLE_ISSUER ring may submit, and only it may run
+    /// Checks the calling thread: only the owner of a SINGLE_ISSUER ring may submit and run
     /// deferred task work.
     #[inline]
     fn check_issuer(&self) -> Result<(), Errno> {
@@ -219,8 +217,8 @@ impl Ring {
         Err(Errno::EEXIST)
     }
 
-    /// GETEVENTS on a polled ring. An extended argument is checked, and its time
-    /// does not matter: nothing sleeps.
+    /// Runs GETEVENTS on a polled ring. An extended argument is checked, but its time has no
+    /// effect: nothing sleeps.
     fn poll_for_events(self: &Arc<Self>, locked: LockedRing, call: &EnterCall) -> Result<(), Errno> {
         let checked = match self.defers_task_work() {
             true => self.check_issuer(),

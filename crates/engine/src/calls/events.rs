@@ -1,21 +1,17 @@
-//! A ring whose completions are an AIO context's events: another face of the
-//! engine drives it. It has no descriptor, and its SQ is never used: requests
-//! are handed over one by one by whoever holds it ([`Submission`]), and what an
-//! SQE is refused for is told at once instead of by a completion.
+//! A ring whose completions are an AIO context's events. It has no descriptor, and its SQ is never
+//! used. The AIO context hands requests over one by one ([`Submission`]). If an SQE is refused, the
+//! caller gets the error at once instead of a completion.
 //!
-//! Events appear in the program's memory (`usring_ring`'s `events`) by whatever
-//! way the engine completes a request: in the submitting call, by the attendant,
-//! a worker or a waiter; nobody has to ask for them.
-//!
-//! How many requests are under way is nobody's own word: it is what the drain
-//! counts under the ring's lock ([`Submission::has_room`]). Together with the events
-//! that the program has not taken they never exceed the slots, so no event needs
-//! the backlog, unless the program scribbles over its head. A polled ring, whose
-//! events are only ever asked for, has no such bound.
-//!
-//! The end of such a ring has two steps. [`Ring::retire`] says under the lock
-//! that nobody may submit or wait any more, wakes who does, and comes back when
-//! nothing is under way; then it is closed as any ring is.
+//! - Events appear in the program's memory (`usring_ring`'s `events`) in whatever way the engine
+//!   completes a request: in the submitting call, the ring watcher, a worker or a waiter. The
+//!   program need not ask for them.
+//! - The number of requests under way is what the drain counts under the ring's lock
+//!   ([`Submission::has_room`]). Together with the events that the program has not taken they never
+//!   exceed the slots. So no event needs the backlog, unless the program overwrites the head. A
+//!   polled ring, whose events only come by asking, has no such bound.
+//! - The end of such a ring has two steps. [`Ring::retire`] forbids further submits and waits under
+//!   the lock, wakes the waiters, and returns when nothing is under way. Then the ring is closed as
+//!   any other.
 
 use crate::device_queues;
 use crate::event_descriptor::EventDescriptor;
@@ -36,47 +32,44 @@ use usring_sys::{Errno, UserAddress, credentials, descriptor, memory_reserve, pe
 use usring_uapi::io_uring::IORING_SETUP_IOPOLL;
 use usring_uapi::{Sqe, general as linux, opcode};
 
-/// How long a retiring ring sleeps at most before it looks again.
+/// Longest sleep of a retiring ring before it looks again.
 const BETWEEN_LOOKS: Nanoseconds = 1_000_000;
 
-/// How events come from the devices to the program.
+/// The way by which events come from the devices to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
-    /// By themselves: a device tells of what it has done.
+    /// By themselves: a device signals its completions.
     Told,
-    /// Whoever asks for events looks at the devices, as long as nothing else has
-    /// to be told: no eventfd waits for any of them.
+    /// Callers that ask for events poll the devices, unless an eventfd waits for an event.
     Preferred,
-    /// Only by asking for them; a device that does not poll is refused
-    /// (IOPOLL), and the program is told not to read the ring by itself.
+    /// Only by asking for them (IOPOLL). A device that does not poll is refused, and the program is
+    /// instructed not to read the ring by itself.
     Required,
 }
 
-/// What a request may do with a file of the program.
+/// The uses of a file of the program that requests may make.
 #[derive(Clone, Copy, Debug)]
 pub struct FileUses {
     pub may_read: bool,
     pub may_write: bool,
-    /// It was opened as one.
+    /// The file was opened as a directory.
     pub is_directory: bool,
-    /// Transfers by no page cache can be polled for; else why not.
+    /// Direct transfers can be polled for; otherwise the error.
     pub polls: Result<(), Errno>,
-    /// Open with O_NONBLOCK, which a device does not mind.
+    /// Open with O_NONBLOCK, which has no effect on a device.
     pub never_waits: bool,
 }
 
 impl Ring {
-    /// A ring for so many requests at a time, known to whoever keeps it by `id`.
-    /// Who calls vouches, by `trust`, for every address that its requests will
-    /// name.
+    /// Makes a ring for `requests` concurrent requests. Its owner knows it by `id`. By `trust` the
+    /// caller vouches for every address that its requests will name.
     ///
-    /// Errors: `EINVAL` for too many; `ENOMEM`; those of a thread that cannot be
-    /// started.
+    /// Errors: `EINVAL` for too many; `ENOMEM`; those of a thread that cannot be started.
     pub fn with_events(trust: AddressTrust, requests: u32, id: u32, attention: Attention) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
         memory_reserve::check()?;
         let layout = Layout::for_events(requests, processor::count())?;
-        // Nobody reads events there, and the rest waits in the backlog.
+        // The program does not read events there, and the rest waits in the backlog.
         let layout = if attention == Attention::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
         let memory = Memory::for_events(layout, id, attention == Attention::Told)?;
@@ -88,7 +81,7 @@ impl Ring {
         Ok(Arc::new(ring))
     }
 
-    /// Bytes of the events' mapping, and how many there are at most.
+    /// Returns the bytes of the events' mapping, and the most events in it.
     pub fn events_size(&self) -> (usize, u32) {
         let layout = self.memory.layout();
         (layout.events_length(), layout.cq_entries)
@@ -100,8 +93,8 @@ impl Ring {
         mapping.duplicate(mapping.length())
     }
 
-    /// Copies up to `most` events to the program and takes them out. For one
-    /// caller at a time; needs no lock of the ring's.
+    /// Copies up to `most` events to the program and takes them out. For one caller at a time;
+    /// needs no lock of the ring's.
     #[inline]
     pub fn take_events(&self, to: UserAddress, most: u32) -> Result<u32, Errno> {
         self.memory.take_events(to, most)
@@ -130,11 +123,9 @@ impl Ring {
         Ok(Submission { locked: Some(locked) })
     }
 
-    /// Waits until there are `wanted` events, at most until `deadline`, by the
-    /// monotonic clock.
+    /// Waits until there are `wanted` events, at most until `deadline`, by the monotonic clock.
     ///
-    /// Errors, if no event is there: `ETIME`; `EINTR`; `EINVAL` if the ring is
-    /// retired.
+    /// Errors, if no event is there: `ETIME`; `EINTR`; `EINVAL` if the ring is retired.
     pub fn await_events(
         self: &Arc<Self>,
         wanted: u32,
@@ -144,15 +135,15 @@ impl Ring {
         self.check_process()?;
         let deadline = deadline.map(|at| (Clock::Monotonic, at));
         let call = WaitCall { completions: wanted, deadline, mask, ..Default::default() };
-        // A mask is in force while one sleeps, so then nobody looks.
+        // A mask is only in force during a sleep, so with a mask the caller does not poll.
         if self.looks_for_events && mask.is_none() {
             return iopoll::look_and_wait(self, &call);
         }
         wait::wait(self, &call)
     }
 
-    /// Looks at the devices for the events of a polled ring: comes back at once if
-    /// there is one, else when there are `wanted` or nothing is to come.
+    /// Polls the devices for the events of a polled ring. Returns at once if there is one, else
+    /// when there are `wanted` or none is to come.
     ///
     /// Error: `EINTR` for a signal, if there is no event.
     pub fn poll_events(self: &Arc<Self>, wanted: u32) -> Result<(), Errno> {
@@ -160,8 +151,8 @@ impl Ring {
         iopoll::poll(self.lock(), wanted)
     }
 
-    /// Ends the wait of a POLL_ADD, which completes with nothing. `false`: no
-    /// such request waits for its file.
+    /// Ends the wait of a POLL_ADD, which completes with 0. Returns `false` if no such request
+    /// waits for its file.
     pub fn end_poll(self: &Arc<Self>, user_data: u64) -> bool {
         let mut locked = self.lock();
         let found = locked
@@ -175,10 +166,9 @@ impl Ring {
         any
     }
 
-    /// No more requests and no more waiting; comes back when nothing is under
-    /// way, and the ring is closed. What waits for a file's readiness ends, for
-    /// that may never come; transfers are done. In a forked child nothing
-    /// happens: the ring is the parent's.
+    /// Refuses further requests and waits; returns when nothing is under way and the ring is
+    /// closed. Requests that wait for a file's readiness are ended, because it may never come;
+    /// transfers are completed. In a forked child nothing happens: the ring is the parent's.
     pub fn retire(self: &Arc<Self>) {
         if self.is_inherited() {
             return;
@@ -194,7 +184,7 @@ impl Ring {
         while !self.is_idle() {
             let ticket = self.wakers.sleep.announce(Sleeper::Futex, 0);
             if !self.is_idle() {
-                // Not as the program's thread sleeps: no signal ends this.
+                // This is not a sleep of the program's thread: no signal ends it.
                 let _ = self.wakers.sleep.sleep(&ticket, Some(BETWEEN_LOOKS));
             }
             let _ = self.wakers.sleep.retract(ticket);
@@ -202,7 +192,7 @@ impl Ring {
         self.close();
     }
 
-    /// Whether no request is under way, after a look at everything.
+    /// Returns whether no request is under way, after running everything that is due.
     fn is_idle(self: &Arc<Self>) -> bool {
         let mut locked = self.lock();
         task_work::run_all(&mut locked);
@@ -212,9 +202,9 @@ impl Ring {
     }
 }
 
-/// A submission under way: the ring's driver, until it is dropped.
+/// A submission under way: its holder drives the ring until the submission is dropped.
 pub struct Submission<'a> {
-    /// There until then.
+    /// Always `Some` before the drop.
     locked: Option<LockedRing<'a>>,
 }
 
@@ -224,15 +214,15 @@ impl<'a> Submission<'a> {
         self.locked.as_mut().expect("a submission holds its ring")
     }
 
-    /// Whether one more request is sure of a slot for its event.
+    /// Returns whether one more request would have a slot for its event.
     #[inline]
     pub fn has_room(&mut self) -> bool {
         let locked = self.locked();
         locked.ring.is_polled() || u64::from(locked.cq.room()) > locked.drain.outstanding()
     }
 
-    /// What may be done with the program's file of this number. `EBADF`: there
-    /// is none.
+    /// Returns the uses that requests may make of the program's file with this number. Error:
+    /// `EBADF` if there is none.
     #[inline]
     pub fn file(&mut self, number: i32) -> Result<FileUses, Errno> {
         let locked = self.locked();
@@ -256,23 +246,23 @@ impl<'a> Submission<'a> {
         let mode = flags & linux::O_ACCMODE;
         let polls = match locked.ring.is_polled() {
             true => block_device::channel_to_kernel_file(locked, number, false).map(drop),
-            // Nobody asks.
+            // Without IOPOLL the answer is not used.
             false => Err(Errno::EOPNOTSUPP),
         };
         Ok(FileUses {
             may_read: mode != linux::O_WRONLY,
             may_write: mode != linux::O_RDONLY,
-            // A file without a name is opened by the one of its directory.
+            // A file without a name is opened by that of its directory.
             is_directory: flags & (linux::__O_TMPFILE | linux::O_DIRECTORY) == linux::O_DIRECTORY,
             polls,
             never_waits: flags & linux::O_NONBLOCK != 0,
         })
     }
 
-    /// Hands a request over: `user_data` is its iocb, `pad2` what its event is to
-    /// carry. `told` is its own eventfd.
+    /// Hands over a request: `user_data` is its iocb, `pad2` the value for its event, and `told`
+    /// its own eventfd.
     ///
-    /// Errors: what its prep refuses it for; then there is no such request.
+    /// Errors: those of its prepare; there is then no such request.
     #[inline]
     pub fn add(&mut self, sqe: &Sqe, told: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
         let locked = self.locked();
@@ -299,9 +289,10 @@ impl<'a> Submission<'a> {
 }
 
 impl<'a> Submission<'a> {
-    /// What the batch has brought so far is delivered before it goes on.
+    /// Makes the batch's deferred submits so far, before the batch goes on.
     ///
-    /// Errors: what one more request is refused for now: others have had the ring.
+    /// Errors: those for which one more request is refused now: other threads have had the ring
+    /// meanwhile.
     #[cold]
     fn deliver(&mut self) -> Result<(), Errno> {
         self.locked().finish_batch();
@@ -317,8 +308,7 @@ impl<'a> Submission<'a> {
 }
 
 impl Drop for Submission<'_> {
-    /// The batch ends: what has completed is published, and somebody watches what
-    /// has not.
+    /// Ends the batch: publishes what has completed, and has the rest watched.
     fn drop(&mut self) {
         if let Some(mut locked) = self.locked.take() {
             issue::run_issuable(&mut locked);
@@ -327,7 +317,8 @@ impl Drop for Submission<'_> {
                 rights::end_submission(&mut locked);
             }
             let ring = locked.ring;
-            // Who sleeps there meanwhile is to look now; who delivers says so before.
+            // Threads that sleep on this ring have to poll now; with deferred submits they have
+            // been woken before.
             let looked_for = ring.looks_for_events && locked.devices.in_flight() > 0 && !locked.devices.owes_delivery();
             locked.leave();
             if looked_for {

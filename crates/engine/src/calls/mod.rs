@@ -1,4 +1,4 @@
-//! The three calls of io_uring, as the program makes them.
+//! The three system calls of io_uring.
 
 mod clone_buffers;
 pub mod enter;

@@ -22,7 +22,7 @@ use usring_uapi::opcode;
 
 /// Flag of a PROBE record: the opcode works.
 const PROBE_SUPPORTED: u16 = 1;
-/// IOU_PBUF_RING_MMAP: the ring's memory is the kernel's to give.
+/// IOU_PBUF_RING_MMAP: the kernel provides the ring's memory.
 const BUFFER_RING_MMAP: u16 = 1;
 /// IOU_PBUF_RING_INC: buffers are used up piece by piece.
 const BUFFER_RING_INCREMENTAL: u16 = 2;
@@ -32,8 +32,8 @@ const fn number(opcode: op) -> u32 {
 }
 
 impl Ring {
-    /// The call, but for the ring descriptors' own table (20, 21), which
-    /// belongs to whoever keeps descriptors.
+    /// Runs io_uring_register(2), except for the table of ring descriptors (20, 21), which the
+    /// layer that keeps descriptors handles.
     pub fn register(self: &Arc<Self>, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
         if opcode >= number(op::IORING_REGISTER_LAST) {
             return Err(Errno::EINVAL);
@@ -150,7 +150,7 @@ fn files_update(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
 
 type Register = fn(&mut LockedRing, UserAddress, UserAddress, u32) -> Result<u32, Errno>;
 
-/// The second generation: `io_uring_rsrc_register`, whose size is `count`.
+/// Handles the second generation of calls: `io_uring_rsrc_register`, whose size is `count`.
 fn resources(locked: &mut LockedRing, call: Call, register: Register) -> Result<u32, Errno> {
     if call.count as usize != size_of::<abi::io_uring_rsrc_register>() {
         return Err(Errno::EINVAL);
@@ -195,7 +195,7 @@ fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Re
     Ok(0)
 }
 
-/// `io_uring_probe` and its records, indexed by opcode.
+/// Writes `io_uring_probe` and its records, indexed by opcode.
 fn probe(call: Call) -> Result<u32, Errno> {
     const HEADER_SIZE: u64 = 16;
     const RECORD: u64 = 8;
@@ -270,8 +270,8 @@ fn worker_limits(call: Call) -> Result<u32, Errno> {
     user_memory::write(call.argument, old).map(|()| 0)
 }
 
-/// A mask of processors, `count` bytes long; what is beyond any processor is
-/// not looked at.
+/// Places workers by a mask of processors, `count` bytes long. Bits beyond any processor are
+/// ignored.
 fn place_workers(call: Call) -> Result<u32, Errno> {
     if call.argument.is_null() || call.count == 0 {
         return Err(Errno::EINVAL);
@@ -418,8 +418,8 @@ impl Ring {
             crate::issue::run_issuable(&mut locked);
             locked.leave();
             match outcome {
-                // It runs in a worker, whose system call was broken off: look
-                // again when it is back.
+                // A worker has the request, and its system call was ended: look again when it is
+                // back.
                 Err(Errno::EALREADY) => broken_off = true,
                 Err(Errno::ENOENT) if broken_off => return Ok(0),
                 other => return other.map(|number| number as u32),

@@ -44,8 +44,7 @@ const KNOWN: u32 = abi::IORING_SETUP_IOPOLL
     | abi::IORING_SETUP_REGISTERED_FD_ONLY
     | abi::IORING_SETUP_NO_SQARRAY;
 
-/// The promises that are kept. Not among them: RECVSEND_BUNDLE (sockets are
-/// not there yet), RW_ATTR (no file here takes integrity data).
+/// The features that usring has. RW_ATTR is not among them: no file here takes integrity data.
 pub const FEATURES: u32 = abi::IORING_FEAT_SINGLE_MMAP
     | abi::IORING_FEAT_NODROP
     | abi::IORING_FEAT_SUBMIT_STABLE
@@ -65,13 +64,14 @@ pub const FEATURES: u32 = abi::IORING_FEAT_SINGLE_MMAP
     | abi::IORING_FEAT_NO_IOWAIT;
 
 impl Ring {
-    /// Makes a ring and fills `params`. Who calls vouches, by `trust`, for
-    /// every address that requests of this ring will name.
+    /// Makes a ring and fills `params`. By `trust` the caller vouches for every address that
+    /// requests of this ring will name.
     ///
-    /// Errors: `EINVAL` (sizes, flags or their combination), `ENOMEM`,
-    /// `EFAULT` (memory of the program for NO_MMAP), those of a thread that
-    /// cannot be started, and with ATTACH_WQ `EBADF` or `EINVAL` for the
-    /// descriptor named.
+    /// Errors:
+    /// - `EINVAL` for sizes, flags or their combination; `ENOMEM`.
+    /// - `EFAULT` for memory of the program with NO_MMAP.
+    /// - `ENXIO` or `EINVAL` for the descriptor that ATTACH_WQ names.
+    /// - Those of a thread that cannot be started.
     pub fn setup(trust: AddressTrust, entries: u32, params: &mut io_uring_params) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
         check(params)?;
@@ -108,12 +108,11 @@ impl Ring {
         Ok(ring)
     }
 
-    /// mmap(2) of the ring's descriptor: the memory that `offset` names,
-    /// wherever there is room.
+    /// Runs mmap(2) of the ring's descriptor: maps the memory that `offset` names, wherever there
+    /// is room.
     ///
-    /// Errors: `EINVAL` (offset not of a page, length 0), `ENOMEM` (nothing
-    /// is mapped at that offset: unknown, NO_MMAP, no such buffer ring),
-    /// those of mremap(2).
+    /// Errors: `EINVAL` (offset not of a page, length 0), `ENOMEM` (nothing is mapped at that
+    /// offset: unknown, NO_MMAP, no such buffer ring), those of mremap(2).
     pub fn map(self: &Arc<Self>, offset: u64, length: usize) -> Result<usize, Errno> {
         if !offset.is_multiple_of(PAGE as u64) {
             return Err(Errno::EINVAL);
@@ -137,8 +136,8 @@ impl Ring {
         memory.mapping().ok_or(Errno::ENOMEM)?.duplicate(length)
     }
 
-    /// The last descriptor is gone: what is in flight is cancelled, nothing
-    /// is waited for. In a forked child the ring stays the parent's.
+    /// Closes the ring with its last descriptor: requests in flight are cancelled, and nothing is
+    /// waited for. In a forked child the ring stays the parent's.
     pub fn close(self: &Arc<Self>) {
         if self.is_inherited() {
             return;
@@ -163,21 +162,20 @@ impl Ring {
         fast_poll::dissolve(&mut locked);
         self.wakers.completions.end();
         let departing = Departing::of(&mut locked);
-        // Sealed: lets go of what came, or sends it back to where it is from.
+        // The list is sealed: this releases what came, or sends it back to its ring.
         task_work::run(&mut locked);
         locked.wake_others();
         if departing.is_back() {
             drop(locked);
             departing.go();
         } else {
-            // By whoever brings the last delivery back.
+            // The thread that ends the last deferred submit releases it.
             locked.departing = Some(Box::new(departing));
         }
     }
 
-    /// Closes the ring and waits until no worker, and nobody who delivers, touches
-    /// memory for it any more: what they wait for is broken off, what they write is
-    /// finished.
+    /// Closes the ring and waits until neither a worker nor a deferred submit touches memory for it
+    /// any more. Their sleeps are ended, but their writes finish.
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();
         while !self.is_inherited() && (workers::have_requests_of(self) || self.lock().departing.is_some()) {

@@ -1,6 +1,6 @@
-//! Provided buffers: groups from which a read takes a buffer when it has data.
-//! A group is either classic (PROVIDE_BUFFERS) or a ring in shared memory,
-//! whose memory is ours to map for the program or the program's own.
+//! Provided buffers: groups from which a read takes a buffer when it has data. A group is either
+//! classic (PROVIDE_BUFFERS) or a ring in shared memory. That memory is usring's, to be mapped by
+//! the program, or the program's own.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -14,13 +14,13 @@ use usring_uapi::io_uring as abi;
 
 /// Bytes of an entry of a buffer ring (`struct io_uring_buf`).
 const ENTRY_SIZE: usize = 16;
-/// Where an entry has its buffer's length.
+/// Offset of a buffer's length in its entry.
 const LENGTH_OFFSET: usize = 8;
 /// The tail lies in the reserved field of the first entry, the upper half of this word.
 const TAIL_WORD: usize = 12;
 /// Most buffers of a bundle.
 const MANY_LIMIT: u32 = 256;
-/// A ring's size is below this.
+/// Limit of a ring's size, exclusive.
 const ENTRIES_LIMIT: u32 = 1 << 16;
 
 /// A buffer that a request has taken.
@@ -33,32 +33,32 @@ pub(crate) struct SelectedBuffer {
     pub length: u32,
     /// Bytes of the whole buffer, with which it returns to a classic group.
     pub whole_length: u32,
-    /// Taken from a buffer ring, which counts how far it has come.
+    /// Taken from a buffer ring, which counts how many were used.
     pub from_ring: bool,
     pub usage: Usage,
 }
 
-/// How much of a buffer is used up.
+/// How much of a buffer a request has used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Usage {
     /// All of it.
     Whole,
-    /// Of an incremental ring: as much as the transfer will be long.
+    /// For an incremental ring: as much as the transfer's length.
     Open,
-    /// Of an incremental ring: some of it; the rest is for the next.
+    /// For an incremental ring: a part; the rest is for the next request.
     Partial,
 }
 
-/// Several buffers of a group, one after another.
+/// Several consecutive buffers of a group.
 pub(crate) struct Many {
-    /// The first one's id.
+    /// The first buffer's id.
     pub first: u16,
     pub bytes: u32,
-    /// How many they are.
+    /// The number of buffers.
     pub count: u32,
-    /// The group holds no more.
+    /// The group has no further buffer.
     pub emptied: bool,
-    /// The next one would have had to be cut.
+    /// The next buffer would have had to be cut.
     pub is_cut: bool,
     pub from_ring: bool,
 }
@@ -72,11 +72,11 @@ struct Classic {
 struct BufferRing {
     memory: Arc<SharedMemory>,
     entries: u32,
-    /// Ours; the program owns the tail.
+    /// The engine's index; the program owns the tail.
     head: u16,
-    /// A transfer uses up as much of a buffer as it is long (IOU_PBUF_RING_INC).
+    /// A transfer uses up as much of a buffer as its length (IOU_PBUF_RING_INC).
     incremental: bool,
-    /// No other ring has had this number.
+    /// Number of the registration; no other ring has had it.
     identity: u64,
 }
 
@@ -93,9 +93,9 @@ pub(crate) struct BufferGroups {
 }
 
 impl BufferGroups {
-    /// Takes the next buffer of a group; at most `wanted` bytes of it count,
-    /// all of them if that is 0. `decides` says, for an incremental ring,
-    /// whether that many are used up at once, however long the transfer will be.
+    /// Takes the next buffer of a group. At most `wanted` bytes of it count, all of them if that is
+    /// 0. `decides` matters for an incremental ring: it returns whether that many bytes are used up
+    /// at once, however long the transfer will be.
     pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
         let bound = |length: u32| if wanted == 0 { length } else { length.min(wanted) };
         match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
@@ -120,18 +120,18 @@ impl BufferGroups {
         }
     }
 
-    /// Whether there is such a group.
+    /// Returns whether there is such a group.
     pub fn has(&self, group: u16) -> bool {
         self.groups.contains_key(&group)
     }
 
-    /// Whether it is a ring in shared memory.
+    /// Returns whether the group is a ring in shared memory.
     pub fn is_ring(&self, group: u16) -> bool {
         matches!(self.groups.get(&group), Some(Group::Ring(_)))
     }
 
-    /// The next buffers of a group, `most` bytes of them, or the first alone if
-    /// that is 0. They are not used up yet.
+    /// Selects the next buffers of a group, `most` bytes of them, or the first alone if that is 0.
+    /// They are not used up yet.
     pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
         match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
             Group::Classic(buffers) => {
@@ -145,8 +145,8 @@ impl BufferGroups {
         }
     }
 
-    /// So many bytes of what was selected last are used up; answers whether
-    /// something is left of the last buffer.
+    /// Uses up `bytes` bytes of the last selection; returns whether something is left of the last
+    /// buffer.
     pub fn use_up(&mut self, group: u16, many: &Many, bytes: u32) -> bool {
         match self.groups.get_mut(&group) {
             Some(Group::Ring(ring)) if many.from_ring => ring.use_up(bytes, many),
@@ -158,8 +158,8 @@ impl BufferGroups {
         }
     }
 
-    /// All that was selected is used up, what has no length with the rest;
-    /// answers as [`BufferGroups::use_up`].
+    /// Uses up the whole selection, including buffers of length 0; returns as
+    /// [`BufferGroups::use_up`].
     pub fn use_up_all(&mut self, group: u16, many: &Many) -> bool {
         if let Some(Group::Ring(ring)) = self.groups.get_mut(&group)
             && many.from_ring
@@ -171,7 +171,7 @@ impl BufferGroups {
         self.use_up(group, many, many.bytes)
     }
 
-    /// What was selected has been used up, to be filled bit by bit.
+    /// Keeps a selection that has been used up, to be filled piece by piece.
     pub fn keep(&self, group: u16, many: Many) -> Kept {
         let place = match self.groups.get(&group) {
             Some(Group::Ring(ring)) => Some(ring.place()),
@@ -180,8 +180,8 @@ impl BufferGroups {
         Kept { many, place }
     }
 
-    /// No more than so many bytes of it have come: the buffers behind them are
-    /// the next to be taken again, unless others have been taken meanwhile.
+    /// Returns the buffers behind the first `bytes` bytes to their group, because no more has come.
+    /// They are the next to be taken, unless other requests have taken buffers meanwhile.
     pub fn give_back_behind(&mut self, group: u16, kept: &Kept, bytes: u32) {
         if let Some(Group::Ring(ring)) = self.groups.get_mut(&group)
             && kept.place == Some(ring.place())
@@ -192,20 +192,20 @@ impl BufferGroups {
         }
     }
 
-    /// A buffer that was not used after all is the next to be taken again.
+    /// Returns an unused buffer to its group; it is the next to be taken.
     pub fn give_back(&mut self, buffer: Option<SelectedBuffer>) {
         let Some(SelectedBuffer { group, id, address, whole_length, from_ring, .. }) = buffer else { return };
         match self.groups.get_mut(&group) {
             Some(Group::Classic(buffers)) if !from_ring => {
                 buffers.push_front(Classic { id, address, length: whole_length });
             }
-            // Of an incremental ring it was never taken, or is used up already.
+            // A buffer of an incremental ring was never taken, or is already used up.
             Some(Group::Ring(ring)) if from_ring && !ring.incremental => ring.head = ring.head.wrapping_sub(1),
             _ => {}
         }
     }
 
-    /// A transfer of this length was made with a buffer.
+    /// Notes that a transfer of this length was made with a buffer.
     pub fn used(&mut self, buffer: &mut SelectedBuffer, length: u32) {
         if buffer.usage != Usage::Open {
             return;
@@ -216,7 +216,7 @@ impl BufferGroups {
         };
     }
 
-    /// The CQE flags that name the buffer a request has used; it is the
+    /// Returns the CQE flags that name the buffer that a request has used. The buffer is the
     /// program's from then on.
     #[inline]
     pub fn flags_of(&mut self, buffer: &mut Option<SelectedBuffer>) -> u32 {
@@ -229,8 +229,8 @@ impl BufferGroups {
         }
     }
 
-    /// PROVIDE_BUFFERS: `count` buffers of `length` bytes, one after another,
-    /// numbered from `first_id`.
+    /// PROVIDE_BUFFERS: adds `count` consecutive buffers of `length` bytes, numbered from
+    /// `first_id`.
     pub fn provide(
         &mut self,
         group: u16,
@@ -251,7 +251,7 @@ impl BufferGroups {
         Ok(())
     }
 
-    /// REMOVE_BUFFERS: answers how many there were to remove.
+    /// REMOVE_BUFFERS: removes up to `count` buffers; returns how many there were.
     pub fn remove(&mut self, group: u16, count: u32) -> Result<u32, Errno> {
         match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
             Group::Ring(_) => Err(Errno::EINVAL),
@@ -263,8 +263,8 @@ impl BufferGroups {
         }
     }
 
-    /// REGISTER_PBUF_RING. The program's own memory at `address`, or ours, to
-    /// be mapped by the program, if that is null.
+    /// REGISTER_PBUF_RING: uses the program's own memory at `address`, or, if that is null, memory
+    /// of usring's for the program to map.
     pub fn register_ring(
         &mut self,
         group: u16,
@@ -303,7 +303,7 @@ impl BufferGroups {
         }
     }
 
-    /// REGISTER_PBUF_STATUS: how far a buffer ring has been used.
+    /// REGISTER_PBUF_STATUS: returns how many buffers of a ring have been used.
     pub fn ring_head(&self, group: u16) -> Result<u32, Errno> {
         match self.groups.get(&group).ok_or(Errno::ENOENT)? {
             Group::Classic(_) => Err(Errno::EINVAL),
@@ -311,7 +311,7 @@ impl BufferGroups {
         }
     }
 
-    /// The memory of a ring that the program maps.
+    /// Returns the memory of a ring that the program maps.
     pub fn ring_memory(&self, group: u16) -> Option<Arc<SharedMemory>> {
         match self.groups.get(&group)? {
             Group::Ring(ring) if ring.memory.mapping().is_some() => Some(ring.memory.clone()),
@@ -323,18 +323,18 @@ impl BufferGroups {
 /// Buffers that a request keeps while it waits for all that they have room for.
 pub(crate) struct Kept {
     many: Many,
-    /// Their ring, and how far it had been used then.
+    /// Their ring's identity, and its head at that time.
     place: Option<(u64, u16)>,
 }
 
 impl BufferRing {
-    /// Which ring it is, and how far it has been used.
+    /// Returns the ring's identity and its head.
     fn place(&self) -> (u64, u16) {
         (self.identity, self.head)
     }
 
-    /// Reads what the program wrote. Memory of its own may be gone by now: a
-    /// ring that cannot be read holds nothing.
+    /// Reads what the program wrote. The program's own memory may be gone by now: a ring that
+    /// cannot be read holds no buffers.
     fn read<T: Plain>(&self, offset: usize) -> Option<T> {
         if self.memory.mapping().is_some() {
             let value = self.memory.read(offset);
@@ -342,12 +342,12 @@ impl BufferRing {
             return Some(value);
         }
         let value = user_memory::read(UserAddress((self.memory.address() + offset) as u64)).ok();
-        // On x86-64 every load is an acquire; this keeps the compiler to it.
+        // On x86-64 every load is an acquire; this fence binds the compiler.
         fence(Ordering::Acquire);
         value
     }
 
-    /// Writes where the program reads; memory that is gone takes nothing.
+    /// Writes where the program reads; a write to memory that is gone has no effect.
     fn write<T: Plain>(&self, offset: usize, value: T) {
         if self.memory.mapping().is_some() {
             self.memory.write(offset, value);
@@ -356,21 +356,22 @@ impl BufferRing {
         }
     }
 
-    /// How far the program has filled it. Partner: its release of the tail after it wrote entries.
+    /// Returns the tail, up to which the program has filled the ring. Partner: the program's
+    /// release of the tail after it wrote entries.
     #[inline]
     fn tail(&self) -> Option<u16> {
-        // By a whole word: that is one load.
+        // Reads the whole word, because that is one load.
         self.read::<u32>(TAIL_WORD).map(|word| (word >> 16) as u16)
     }
 
-    /// The offset of the next buffer's entry.
+    /// Returns the offset of the next buffer's entry.
     fn entry(&self) -> usize {
         (u32::from(self.head) & (self.entries - 1)) as usize * ENTRY_SIZE
     }
 
-    /// Uses up so many bytes of an incremental ring, beginning with the next
-    /// buffer. What is left of one stays the next, its entry moved on. Answers
-    /// whether something is.
+    /// Uses up `length` bytes of an incremental ring, beginning with the next buffer. A partly used
+    /// buffer stays the next, and its entry moves to the rest. Returns whether there is such a
+    /// rest.
     fn consume(&mut self, mut length: u32) -> bool {
         if length == 0 {
             return true;
@@ -439,9 +440,9 @@ impl BufferRing {
         if self.incremental {
             return self.consume(bytes);
         }
-        // A message that was cut off may say that it was longer (MSG_TRUNC).
+        // A message that was cut off may report its full length (MSG_TRUNC).
         let mut bytes = bytes.min(many.bytes);
-        // What has no length is used up with its neighbours.
+        // Buffers of length 0 are used up with their neighbours.
         for _ in 0..self.entries {
             let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { break };
             self.head = self.head.wrapping_add(1);
@@ -454,7 +455,7 @@ impl BufferRing {
         false
     }
 
-    /// The next buffer.
+    /// Returns the next buffer.
     fn first(&self) -> Option<(UserAddress, u32, u16)> {
         if self.tail()? == self.head {
             return None;

@@ -1,6 +1,6 @@
-//! REGISTER_NAPI: how long a waiter may look at network devices' queues before
-//! it sleeps, and at which. Here the settings are kept and told again, as the
-//! kernel does, and no more: a process cannot look at those queues itself.
+//! REGISTER_NAPI: how long a waiter may poll network devices' queues before it sleeps, and which
+//! queues. The settings are only stored and reported, as by the kernel: a process cannot poll those
+//! queues itself.
 
 use crate::ring::Ring;
 use alloc::collections::BTreeSet;
@@ -14,9 +14,9 @@ const DYNAMIC: u32 = tracking::IO_URING_NAPI_TRACKING_DYNAMIC as u32;
 const STATIC: u32 = tracking::IO_URING_NAPI_TRACKING_STATIC as u32;
 const INACTIVE: u32 = tracking::IO_URING_NAPI_TRACKING_INACTIVE as u32;
 
-/// Numbers up to that of processors are no queue's.
+/// Lower ids are numbers of processors, not of queues.
 const LOWEST_ID: u32 = 1025;
-/// In microseconds.
+/// Longest polling time, in microseconds.
 const LONGEST: u32 = 10_000;
 
 pub(crate) struct Napi {
@@ -42,7 +42,7 @@ impl Napi {
         [self.busy_poll, u32::from(self.prefer), tracking, 0]
     }
 
-    /// Tells what was set before, and does what is asked for.
+    /// Reports the previous settings, and does what is asked for.
     pub fn register(&mut self, ring: &Ring, argument: UserAddress) -> Result<(), Errno> {
         if ring.is_polled() {
             return Err(Errno::EINVAL);
@@ -66,7 +66,7 @@ impl Napi {
         }
     }
 
-    /// Tells what was set, if anybody wants to know, and forgets it.
+    /// Reports the settings if `argument` is not null, and resets them.
     pub fn unregister(&mut self, argument: UserAddress) -> Result<(), Errno> {
         if !argument.is_null() {
             user_memory::write(argument, self.words(0))?;

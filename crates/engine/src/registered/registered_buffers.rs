@@ -1,5 +1,5 @@
-//! The ring's table of registered buffers. usring does not pin their pages: a
-//! buffer is an address range that READ_FIXED and WRITE_FIXED are held to.
+//! The ring's table of registered buffers. usring does not pin their pages. A buffer is an address
+//! range, and READ_FIXED and WRITE_FIXED must stay within it.
 
 use crate::complete;
 use crate::devices;
@@ -16,23 +16,23 @@ const LIMIT: u32 = 1 << 14;
 /// Longest buffer, in bytes.
 const LENGTH_LIMIT: u64 = 1 << 30;
 
-/// A buffer of the table; requests under way hold it too if it is tagged.
+/// A buffer of the table; requests under way hold it, too, if it is tagged.
 pub(crate) struct RegisteredBuffer {
     address: u64,
     length: u64,
     tag: u64,
 }
 
-/// What a request keeps of the registered buffer that it transfers from or to.
+/// A request's hold on the registered buffer that it transfers from or to.
 #[derive(Default)]
 pub(crate) enum BufferHold {
-    /// It has none.
+    /// The request has none.
     #[default]
     Nothing,
-    /// That it lies in one. Nobody asks when the last request is done with it, and
-    /// counting who has it costs two locked instructions for each request.
+    /// The transfer lies in an untagged buffer. No tag has to be posted after its last request.
+    /// Counting its holders would cost two locked instructions per request.
     Untagged,
-    /// The buffer: its tag is posted once nobody has it any more.
+    /// The buffer. Its tag is posted once no request holds it any more.
     Tagged(#[expect(dead_code, reason = "owned to be counted")] Arc<RegisteredBuffer>),
 }
 
@@ -47,7 +47,7 @@ impl BufferHold {
         if matches!(self, BufferHold::Tagged(_)) {
             *self = BufferHold::Nothing;
         } else {
-            // Nothing is there to be dropped, and the compiler is told so.
+            // There is nothing to be dropped, and `forget` saves the compiler's code for it.
             core::mem::forget(core::mem::take(self));
         }
     }
@@ -59,19 +59,19 @@ type Slot = Option<Arc<RegisteredBuffer>>;
 #[derive(Default)]
 pub(crate) struct RegisteredBuffers {
     entries: Option<Vec<Slot>>,
-    /// Taken out, tagged, and perhaps still held by a request.
+    /// Tagged buffers that were taken out and that requests may still hold.
     retired: Vec<Arc<RegisteredBuffer>>,
-    /// What was offered to the run's devices, in as few parts as possible.
+    /// Memory that was offered to the run's devices, in as few parts as possible.
     shared: Vec<IoVector>,
 }
 
 impl RegisteredBuffers {
-    /// The buffer in a slot that is not empty.
+    /// Returns the buffer in a slot, unless the slot is empty.
     pub fn get(&self, index: u16) -> Option<&Arc<RegisteredBuffer>> {
         self.entries.as_ref()?.get(usize::from(index))?.as_ref()
     }
 
-    /// What a transfer that lies in a buffer keeps of it.
+    /// Returns a transfer's hold on the buffer in which it lies. Error: `EFAULT` if it does not.
     #[inline]
     pub fn share(&self, index: u16, address: u64, length: u64) -> Result<BufferHold, Errno> {
         let buffer = self.get(index).ok_or(Errno::EFAULT)?;
@@ -82,7 +82,8 @@ impl RegisteredBuffers {
         Ok(if buffer.tag == 0 { BufferHold::Untagged } else { BufferHold::Tagged(buffer.clone()) })
     }
 
-    /// The same of one that goes by several pieces, each of them some of it.
+    /// Returns a transfer's hold on the buffer in which all of its pieces lie. Error: `EFAULT` if
+    /// one does not.
     pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferHold, Errno> {
         let mut held = self.share_nothing(index)?;
         for piece in pieces {
@@ -102,7 +103,7 @@ impl RegisteredBuffers {
         self.entries.is_some()
     }
 
-    /// The run's devices need the memory no more.
+    /// Ends the sharing of the memory with the run's devices.
     pub fn unshare(&mut self) {
         devices::unshare(&core::mem::take(&mut self.shared));
     }
@@ -116,7 +117,7 @@ impl RegisteredBuffers {
         !self.retired.is_empty()
     }
 
-    /// The tags of buffers that nobody holds any more.
+    /// Takes the tags of buffers that no request holds any more.
     fn take_released(&mut self) -> Vec<u64> {
         let mut tags = Vec::new();
         self.retired.retain(|buffer| {
@@ -130,7 +131,7 @@ impl RegisteredBuffers {
     }
 }
 
-/// One member of the program's vector as a slot.
+/// Reads one member of the program's vector as a slot.
 fn read_slot(vector: UserAddress, tags: UserAddress, index: u64) -> Result<Slot, Errno> {
     let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
     if vector.is_null() {
@@ -179,8 +180,7 @@ pub(crate) fn register(
     Ok(0)
 }
 
-/// The buffers' memory in as few parts as possible, for a back end has room for
-/// few.
+/// Returns the buffers' memory in as few parts as possible, because a back end has room for few.
 fn coalesce(slots: &[Slot]) -> Vec<IoVector> {
     let mut parts: Vec<IoVector> =
         slots.iter().flatten().map(|buffer| IoVector { base: buffer.address, length: buffer.length }).collect();
@@ -197,16 +197,16 @@ fn coalesce(slots: &[Slot]) -> Vec<IoVector> {
     whole
 }
 
-/// A part of another ring's table, and where it is to lie.
+/// A part of another ring's table, and its destination.
 pub(crate) struct Part {
     pub from: u32,
     pub to: u32,
-    /// 0: all of it.
+    /// 0: the whole table.
     pub count: u32,
 }
 
 impl Part {
-    /// Which slots of a table with `size` of them it means.
+    /// Returns the slots that it means in a table of `size` slots.
     fn within(&self, size: usize) -> Result<Range<usize>, Errno> {
         if self.count == 0 && (self.from != 0 || self.to != 0) {
             return Err(Errno::EINVAL);
@@ -223,8 +223,7 @@ impl Part {
     }
 }
 
-/// CLONE_BUFFERS, the source's half: the buffers that are meant, without their
-/// tags.
+/// CLONE_BUFFERS on the source: returns the buffers in question, without their tags.
 pub(crate) fn copies(source: &LockedRing, part: &Part) -> Result<Vec<Slot>, Errno> {
     let entries = source.buffers.entries.as_ref().ok_or(Errno::ENXIO)?;
     let copy = |buffer: &Arc<RegisteredBuffer>| {
@@ -233,8 +232,8 @@ pub(crate) fn copies(source: &LockedRing, part: &Part) -> Result<Vec<Slot>, Errn
     Ok(entries[part.within(entries.len())?].iter().map(|slot| slot.as_ref().map(copy)).collect())
 }
 
-/// CLONE_BUFFERS, the other half: puts them into this ring's table, which grows
-/// with them.
+/// CLONE_BUFFERS on the destination: puts the buffers into this ring's table, which grows with
+/// them.
 pub(crate) fn adopt(locked: &mut LockedRing, copies: Vec<Slot>, to: u32) -> u32 {
     let mut entries = locked.buffers.entries.take().unwrap_or_default();
     let first = to as usize;
@@ -262,8 +261,7 @@ pub(crate) fn unregister(locked: &mut LockedRing) -> Result<u32, Errno> {
     Ok(0)
 }
 
-/// REGISTER_BUFFERS_UPDATE: answers how many slots were changed before the
-/// first error.
+/// REGISTER_BUFFERS_UPDATE: returns how many slots were changed before the first error.
 pub(crate) fn update(
     locked: &mut LockedRing,
     offset: u32,

@@ -1,8 +1,8 @@
 //! The ring's table of registered files (direct descriptors).
 //!
-//! Each is a private duplicate, so it stays open whatever the program closes.
-//! A file that is taken out of its slot lives on in the requests that hold it;
-//! its tag is posted when the last of them is done.
+//! Each file is a private duplicate, so it stays open whatever the program closes. A file that is
+//! taken out of its slot lives on in the requests that hold it. Its tag is posted when the last of
+//! them is done.
 
 use crate::complete;
 use crate::devices;
@@ -25,13 +25,13 @@ const LIMIT: u32 = 1 << 15;
 
 /// A file of the table.
 pub(crate) struct RegisteredFile {
-    /// Its places in the ring's epoll set: given up before the number is.
+    /// Its entries in the ring's epoll set, deleted before the number is closed.
     pub registrations: Mutex<Vec<Registration>>,
     descriptor: HeldDescriptor,
     /// The file system, by fstat(2)'s device, of a regular file or block device that was open with
     /// O_DIRECT when it was registered.
     direct: Option<u64>,
-    /// A block device of ours.
+    /// The block device of usring's that the file stands for.
     device: Option<Arc<OpenDevice>>,
 }
 
@@ -50,13 +50,13 @@ impl RegisteredFile {
         self.device.as_ref()
     }
 
-    /// Whether it has a place in the epoll set, as only what can be polled has.
+    /// Returns whether it has an entry in the epoll set, as only pollable files have.
     pub fn has_been_waited_for(&self) -> bool {
         !self.registrations.lock().is_empty()
     }
 }
 
-/// Where a request wants its new descriptor.
+/// The place where a request wants its new descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// Among the program's ordinary descriptors.
@@ -69,7 +69,7 @@ pub(crate) enum Slot {
 }
 
 impl Slot {
-    /// `file_index` as an SQE has it: 0 for none, else one more than the slot.
+    /// Reads `file_index` of an SQE: 0 for none, else one more than the slot.
     pub fn from_sqe(file_index: u32) -> Slot {
         match file_index {
             0 => Slot::Ordinary,
@@ -88,11 +88,11 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct RegisteredFiles {
     entries: Option<Vec<Entry>>,
-    /// Taken out, tagged, and still held by a request.
+    /// Tagged files that were taken out and that requests still hold.
     retired: Vec<(Arc<RegisteredFile>, u64)>,
     /// Tags to post.
     released: Vec<u64>,
-    /// Slots that "any free one" chooses from, and where to look next.
+    /// Range of "any free slot", and the slot where the next search begins.
     range: (u32, u32),
     next: u32,
 }
@@ -103,7 +103,7 @@ impl RegisteredFiles {
         self.entries.as_ref()?.get(index as usize)?.file.as_deref()
     }
 
-    /// The file, held by one more owner.
+    /// Returns the file, held by one more owner.
     pub fn share(&self, index: u32) -> Option<Arc<RegisteredFile>> {
         self.entries.as_ref()?.get(index as usize)?.file.clone()
     }
@@ -116,14 +116,14 @@ impl RegisteredFiles {
         self.entries.as_mut().ok_or(Errno::ENXIO)
     }
 
-    /// Puts a new file where a request wants it; answers the CQE's result.
+    /// Puts a new file where a request wants it; returns the CQE's result.
     pub fn install(&mut self, slot: Slot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
         let device = if host::has_devices() { devices::recognise(descriptor.number()) } else { None };
         self.place(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
     }
 
-    /// The same for a new socket or an end of a new pipe, of which more is known:
-    /// nobody locks it, and it is no device.
+    /// Puts a new socket or an end of a new pipe where a request wants it. Such a file has no
+    /// record locks and is no device. Returns the CQE's result.
     pub fn install_unlocked(&mut self, slot: Slot, file: OwnedDescriptor) -> Result<i32, Errno> {
         let mut descriptor = HeldDescriptor::new(file);
         descriptor.assume_never_locked();
@@ -163,8 +163,7 @@ impl RegisteredFiles {
         }
     }
 
-    /// Fills an empty slot. "Any free one" is looked for behind it next time,
-    /// as the kernel does.
+    /// Fills an empty slot. The next search for "any free slot" begins behind it, as in the kernel.
     fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
         self.entries()?[index as usize] = entry;
         self.next = index + 1;
@@ -177,7 +176,7 @@ impl RegisteredFiles {
         self.place(Slot::Any, file)
     }
 
-    /// Puts a file of another ring's table where a message has it.
+    /// Puts a file of another ring's table into the slot that a message names.
     pub fn receive(&mut self, slot: Slot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
         self.place(slot, file)
     }
@@ -255,7 +254,7 @@ impl RegisteredFiles {
 }
 
 impl RegisteredFile {
-    /// `device` is what the file stands for, if it is one of ours.
+    /// Makes a file of the table. `device`: the device of usring's that it stands for, if any.
     fn new(descriptor: HeldDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
         let number = descriptor.number();
         let identity = if descriptor::is_direct(number) { descriptor::identity(number).ok() } else { None };
@@ -263,7 +262,8 @@ impl RegisteredFile {
         RegisteredFile { registrations: Mutex::default(), descriptor, direct, device }
     }
 
-    /// The same file for another ring's table, which waits for it by itself.
+    /// Returns the same open file for another ring's table, which has its own entries in an epoll
+    /// set.
     pub fn for_another(&self) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(RegisteredFile {
             registrations: Mutex::default(),
@@ -284,7 +284,7 @@ fn hold_of_program(number: i32) -> Result<HeldDescriptor, Errno> {
         // A ring in a ring's table could keep itself alive for ever.
         return Err(Errno::EBADF);
     }
-    // A path is no open file (O_PATH, open(2)).
+    // A path alone is no open file (O_PATH, open(2)).
     if descriptor::status_flags(number)? & O_PATH != 0 {
         return Err(Errno::EBADF);
     }
@@ -339,8 +339,8 @@ pub(crate) fn unregister(locked: &mut LockedRing) -> Result<u32, Errno> {
     Ok(0)
 }
 
-/// REGISTER_FILES_UPDATE(2) and the request of that name: answers how many
-/// slots were changed before the first error.
+/// REGISTER_FILES_UPDATE(2) and the request of that name: returns how many slots were changed
+/// before the first error.
 pub(crate) fn update(
     locked: &mut LockedRing,
     offset: u32,
@@ -391,7 +391,7 @@ fn update_one(
     locked.files.fill(slot, Entry { file: Some(file?), tag })
 }
 
-/// Posts the tags of files that nobody holds any more.
+/// Posts the tags of files that no request holds any more.
 pub(crate) fn post_released(locked: &mut LockedRing) {
     for tag in locked.files.take_released() {
         complete::post_tag(locked, tag);

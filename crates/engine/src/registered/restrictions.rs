@@ -1,4 +1,4 @@
-//! What a ring's user may still do (REGISTER_RESTRICTIONS); in force from the
+//! Calls and requests that a ring's user may still make (REGISTER_RESTRICTIONS); in force from the
 //! moment the ring is enabled.
 
 use alloc::boxed::Box;
@@ -33,7 +33,7 @@ impl Restrictions {
         self.rules.is_some()
     }
 
-    /// Takes the program's records over, all or none.
+    /// Adopts the program's records, all or none.
     pub fn register(&mut self, records: &[[u8; RECORD_SIZE as usize]]) -> Result<(), Errno> {
         let mut rules = Allowed::default();
         for record in records {
@@ -53,7 +53,7 @@ impl Restrictions {
         Ok(())
     }
 
-    /// The ring was enabled.
+    /// Puts the restrictions into force, because the ring was enabled.
     pub fn enforce(&mut self) {
         self.in_force = self.rules.is_some();
     }

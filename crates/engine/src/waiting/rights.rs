@@ -7,8 +7,8 @@
 //!
 //! - As long as no thread of the program differs from another (`sys::credentials`) there is the
 //!   common group, number 0. The ring watcher, which follows every change, starts its workers. Each
-//!   change begins another generation of the group. A worker takes no work if it was started in a
-//!   later generation than the one it was asked for.
+//!   change begins another generation of the group. A worker that was started in another generation
+//!   than the one it was asked for takes no work.
 //! - Just before threads differ the last common group gets an anchor, for requests that were
 //!   submitted until then. Afterwards each thread that submits has a group of its own, until its
 //!   credentials change again. A group without submitters is retired: its idle workers and its
