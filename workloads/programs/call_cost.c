@@ -1,5 +1,6 @@
-/* What a system call costs that has nothing to do with rings: nanoseconds per
- * call, the least of many batches, one line per call.
+/*
+ * Prints the cost of system calls that have nothing to do with rings: nanoseconds per call, the
+ * least of many batches, one line per call.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -27,7 +28,9 @@ static void call_read(void)
 
 static void call_close(void)
 {
-	/* Of no open file, so that only the way in and out is measured. */
+	/*
+	 * The number of no open file, so that only the system call's entry and exit are measured.
+	 */
 	close(file);
 }
 

@@ -1,6 +1,6 @@
-/* Threads that are cancelled: while they sleep in calls that the C library
- * cancels in, while they compute, with handlers to run on the way out. The
- * unwinder walks over whatever frames lie on the stack.
+/*
+ * Cancels threads while they sleep in cancellation points of libc and while they compute, with
+ * cleanup handlers. The unwinder walks over every frame on the stack, including usring's.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -21,7 +21,7 @@ static void clean(void *count)
 	(*(int *)count)++;
 }
 
-/* Each sleeps for ever. */
+/* Each function below sleeps for ever. */
 static void in_read(void)
 {
 	char byte;
@@ -107,7 +107,10 @@ static void every_sleep_can_be_cancelled(void)
 			void *result;
 			EQUAL(pthread_create(&thread, NULL, sleep_cancellable, (void *)sleepers[index]), 0);
 			sem_wait(&started);
-			/* At once, or when it sleeps for sure. */
+			/*
+			 * In round 0 the cancellation comes at once, later only when the thread is
+			 * certain to sleep.
+			 */
 			if (round == 0)
 				usleep(5000);
 			EQUAL(pthread_cancel(thread), 0);

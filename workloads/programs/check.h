@@ -1,6 +1,6 @@
-/* Common code of the C programs: a list of named checks. A check returns, or ends
- * the program with a sentence. If a check hangs, an alarm ends the program and
- * names the check.
+/*
+ * Common code of the C programs: a list of named checks. A check returns, or ends the program with
+ * a message. If a check hangs, an alarm ends the program and names the check.
  */
 #pragma once
 
@@ -59,8 +59,10 @@ static inline long long milliseconds_now(void)
 	return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
-/* To be called in a loop that waits for another thread: yields the processor from time
- * to time, because that thread may need it. */
+/*
+ * Yields the processor from time to time. A loop that waits for another thread must call this,
+ * because that thread may need the processor.
+ */
 static inline void look_again(void)
 {
 	static _Thread_local unsigned looks;

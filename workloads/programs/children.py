@@ -1,5 +1,5 @@
-"""A program whose memory is larger than what of it may be resident starts processes in all the ways that Python has.
-Children change what they inherited; nobody else sees that."""
+"""Starts processes in all the ways that Python has, with more memory than may be resident.
+Children change the memory that they inherited; no other process sees these changes."""
 
 import multiprocessing
 import os
@@ -52,7 +52,7 @@ if child == 0:
     assert sum(kept) != total
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-# With something to be run between fork and exec.
+# With a function that runs between fork and exec.
 said = subprocess.run(["echo", "fine"], preexec_fn=lambda: kept.append(1), capture_output=True, text=True, check=True)
 assert said.stdout == "fine\n" and os.system("exit 3") == 3 << 8
 check()

@@ -1,15 +1,15 @@
-/* Runs a program as a container would: as nobody, with no_new_privs, under a
- * filter that answers as Docker's default profile answers a container without
- * added capabilities on x86-64.
+/*
+ * Runs a program as a container would: as nobody, with no_new_privs, under a seccomp filter. On
+ * x86-64 the filter answers like Docker's default profile for a container without added
+ * capabilities.
  *
- *     confine [--allow-io-uring] PROGRAM ARGS...
+ * confine [--allow-io-uring] PROGRAM ARGS...
  *
- * The profile is a list of what is allowed; this is its complement, so that a
- * call that is newer than both is allowed here. io_uring has been among the
- * denied ones since Docker 25; `--allow-io-uring` leaves that one rule out.
+ * Docker's profile lists the allowed calls. This filter lists the denied ones, so it allows a call
+ * that is newer than both. Docker denies io_uring since version 25; `--allow-io-uring` leaves that
+ * rule out.
  *
- * Started by somebody who is not root, the user stays who it is: it has no
- * privilege to lose.
+ * If the caller is not root, the user stays the same: it has no privilege to lose.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -96,7 +96,10 @@ static void build(int allow_io_uring)
 		answer_if_equal(denied[index], refuse);
 	for (index = 0; !allow_io_uring && index < sizeof io_uring / sizeof *io_uring; index++)
 		answer_if_equal(io_uring[index], refuse);
-	/* Its flags lie in memory, which no filter sees; libc falls back to clone. */
+	/*
+	 * The flags of clone3 lie in memory, which no filter can read. With ENOSYS libc falls back
+	 * to clone.
+	 */
 	answer_if_equal(SYS_clone3, SECCOMP_RET_ERRNO | ENOSYS);
 
 	unless_call_skip(SYS_clone, 4);

@@ -1,6 +1,7 @@
-/* Contexts that are destroyed while other threads submit to them and wait for
- * their events: `context_races FILE ROUNDS`. Whoever comes too late gets EINVAL,
- * nobody waits for ever, and every event says what was asked for.
+/*
+ * Destroys AIO contexts while other threads submit to them and wait for their events:
+ * `context_races FILE ROUNDS`. A call that comes too late must get EINVAL, no call may wait for
+ * ever, and every event must match its request.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -16,7 +17,7 @@ static aio_context_t context;
 static char *memory;
 static int file;
 
-/* Submits and waits until the context is gone. */
+/* Submits and waits until the context is destroyed. */
 static void *use(void *place)
 {
 	char *buffers = place;

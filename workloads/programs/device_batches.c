@@ -1,5 +1,6 @@
-/* How often a device of another process is told of requests: `disk` is one, and
- * polled. To tell it takes a write(2), and the kernel counts those.
+/*
+ * Counts the notifications that a device of another process gets. `disk` is such a device, and
+ * polled. A notification is a write(2), and the kernel counts those.
  */
 #define _GNU_SOURCE
 #include "ring.h"

@@ -1,7 +1,7 @@
-/* Every way by which a call can reach a device that this library's functions and
- * the machine's instruction have: by fortified symbols, by streams, by numbers
- * that the filter does not hold back, by numbers that were another file's. The
- * device lies at `disk` and has 1 MiB.
+/*
+ * Reaches a device by every way that libc and the processor offer: fortified symbols, streams, call
+ * numbers that the filter does not hold back, and descriptor numbers that belonged to another file.
+ * The device is `disk` and has 1 MiB.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -22,7 +22,7 @@ enum { SIZE = 1 << 20, LENGTH = 1000 };
 static const char path[] = "disk";
 static char pattern[LENGTH], found[8192];
 
-/* A system call by an instruction of our own. */
+/* Makes a system call by an instruction of this program. */
 static long bare(long number, long a, long b, long c, long d)
 {
 	long answer;
@@ -34,7 +34,7 @@ static long bare(long number, long a, long b, long c, long d)
 	return answer;
 }
 
-/* What `found` holds is the pattern, or nothing is. */
+/* Asserts that the first `length` bytes of `found` hold the pattern. */
 static int holds(size_t length)
 {
 	int same = memcmp(found, pattern, length) == 0;
@@ -53,7 +53,10 @@ static void start(void)
 
 static void fortified(void)
 {
-	/* Sizes that the compiler does not know are checked at run time. */
+	/*
+	 * Volatile, so that the compiler does not know the sizes and fortified functions check them
+	 * at run time.
+	 */
 	volatile size_t length = 700;
 	volatile int flags = O_RDWR;
 	int device = open(path, flags), other = openat(AT_FDCWD, path, flags | O_CLOEXEC);
@@ -111,7 +114,10 @@ static void bare_instructions(void)
 	EQUAL(bare(SYS_close, device, 0, 0, 0), 0);
 }
 
-/* A number that was another file's, and changed hands unseen. */
+/*
+ * A number that belonged to another file, and changed its meaning by a call that usring does not
+ * see.
+ */
 static void a_number_again(void)
 {
 	int other = open("/dev/zero", O_RDONLY | O_CLOEXEC);
@@ -170,7 +176,7 @@ static void posix_aio(void)
 	close(device);
 }
 
-/* Where the kernel would look at the empty file, or change it. */
+/* Calls that would read or change the empty file behind the device if the kernel answered them. */
 static void not_the_file_behind(void)
 {
 	int device = open(path, O_RDWR), copy = open("copy", O_RDWR | O_CREAT | O_TRUNC, 0600);
@@ -208,13 +214,13 @@ static void not_the_file_behind(void)
 	unlink("copy");
 }
 
-/* As a block device of Linux answers. */
+/* The answers must be those of Linux's block devices. */
 static void edges(void)
 {
 	int device = open(path, O_RDWR);
 	struct iovec too_long = { found, 1ul << 63 };
 
-	/* The compiler would refuse such lengths. */
+	/* Through syscall(), because the compiler refuses such lengths. */
 	EQUAL(syscall(SYS_read, device, found, 1ul << 63), -1);
 	EQUAL(errno, EFAULT);
 	EQUAL(syscall(SYS_pwrite64, device, found, -1L, 0L), -1);

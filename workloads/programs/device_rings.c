@@ -1,5 +1,6 @@
-/* Rings on devices, waited for in every way that a ring has, and not waited for
- * at all: `disk` answers, of 1 MiB at least, `silent` never does.
+/*
+ * Rings on devices, with every way to wait for completions, and without waiting. The device `disk`
+ * has at least 1 MiB. The device `silent` never answers.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -18,12 +19,12 @@
 enum {
 	BLOCK = 4096,
 	REQUESTS = 8,
-	/* As many as a small ring has out on one device; more wait for room. */
+	/* Most requests that a small ring has in flight on one device. More wait for room. */
 	OUT = 128,
 	ROUNDS = 50,
-	/* Longer than anything here takes, in milliseconds. */
+	/* Time limit of every wait, in milliseconds. */
 	LIMIT = 30000,
-	/* For how long a race is tried. */
+	/* Milliseconds for which a check tries to hit a race. */
 	TRIED = 2500,
 	/* Newer than Debian's headers. */
 	SETUP_HYBRID_IOPOLL = 1 << 17,
@@ -33,7 +34,7 @@ enum {
 
 static char *memory;
 static int disk, silent;
-/* Whether the disk gives back what was written to it. */
+/* Whether the disk keeps the data written to it. */
 static int keeps;
 
 static void start(void)
@@ -63,7 +64,7 @@ static void read_blocks(struct io_uring *ring, unsigned flags)
 	EQUAL(io_uring_submit(ring), REQUESTS);
 }
 
-/* Looks at the CQ in memory, without a call, until so much is there. */
+/* Polls the CQ in memory, without a system call, until it holds `count` completions. */
 static void see(struct io_uring *ring, unsigned count)
 {
 	long long end = milliseconds_now() + LIMIT;
@@ -107,7 +108,7 @@ static void drains_in_memory(void)
 	nobody_calls(IOSQE_IO_DRAIN);
 }
 
-/* Behind a part of a block, which a worker writes. */
+/* Requests behind a write of a part of a block, which a worker carries out. */
 static void behind_a_worker(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, 0);
@@ -136,7 +137,10 @@ static void readable(int file)
 	EQUAL(poll(&one, 1, LIMIT), 1);
 }
 
-/* A ring that defers its work tells that there is some. */
+/*
+ * A ring with deferred task work signals pending work: by a flag, by its descriptor, and by an
+ * eventfd.
+ */
 static void deferred_work_is_told(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, DEFERS | IORING_SETUP_TASKRUN_FLAG);
@@ -168,7 +172,7 @@ static void deferred_work_is_told(void)
 	close(event);
 }
 
-/* Far more than the CQ has room for. */
+/* Far more completions than the CQ has room for. */
 static void nothing_overflows_for_good(void)
 {
 	static const unsigned KINDS[] = { 0, IORING_SETUP_IOPOLL, DEFERS };
@@ -186,7 +190,7 @@ static void nothing_overflows_for_good(void)
 	}
 }
 
-/* A timeout behind a request that is out fires, and leaves it where it is. */
+/* A linked timeout behind a request in flight fires, and leaves the request in flight. */
 static void a_linked_timeout_fires(void)
 {
 	struct __kernel_timespec time = { .tv_nsec = 20 * 1000 * 1000 };
@@ -217,14 +221,14 @@ static void quiet(int signal)
 	(void)signal;
 }
 
-/* Who polls for an answer that does not come hears signals. */
+/* A thread that polls for a completion that never comes is interrupted by a signal. */
 static void polling_is_interrupted(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, IORING_SETUP_IOPOLL);
 	struct sigaction action = { .sa_handler = quiet }, before;
 	read_block(&ring, silent, 0, 0);
 	EQUAL(io_uring_submit(&ring), 1);
-	/* Again and again: one may come before the call. */
+	/* The timer repeats, because one signal may arrive before the call. */
 	struct itimerval often = { { 0, 100 * 1000 }, { 1, 0 } }, never = { { 0, 0 }, { 0, 0 } };
 	sigaction(SIGALRM, &action, &before);
 	setitimer(ITIMER_REAL, &often, NULL);
@@ -235,7 +239,7 @@ static void polling_is_interrupted(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* Who asks for more than is out gets all of it. */
+/* A wait for more completions than requests in flight returns with all of them. */
 static void no_more_is_waited_for_than_is_out(void)
 {
 	struct io_uring ring = new_ring(2 * REQUESTS, IORING_SETUP_IOPOLL);
@@ -258,7 +262,7 @@ static int cancel(struct io_uring *ring, uint64_t name)
 	return answer_to(ring, 1000).res;
 }
 
-/* What a device has is out of reach; what waits for room in it is not. */
+/* Requests that the device has cannot be cancelled. Requests that wait for room in it can. */
 static void what_waits_for_room_is_cancelled(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, 0);
@@ -279,7 +283,7 @@ static void what_waits_for_room_is_cancelled(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* A registered buffer goes while it is read into, and another takes its place. */
+/* A registered buffer is replaced while a read into it is in flight. */
 static void a_buffer_is_retired_in_flight(void)
 {
 	static const unsigned KINDS[] = { 0, IORING_SETUP_IOPOLL };
@@ -306,7 +310,7 @@ static void a_buffer_is_retired_in_flight(void)
 	}
 }
 
-/* Another program takes the process over with requests out. */
+/* The process executes another program with requests in flight. */
 static void executed_in_flight(void)
 {
 	for (int round = 0; round < 4; round++) {
@@ -330,7 +334,7 @@ static void executed_in_flight(void)
 	}
 }
 
-/* From here on the kernel's AIO has no room, as it says. */
+/* From here on io_submit(2) fails with EAGAIN, as if the kernel's AIO had no room. */
 static void take_all_room(void)
 {
 	struct sock_filter filter[] = {
@@ -344,7 +348,7 @@ static void take_all_room(void)
 	EQUAL(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
-/* A request that the kernel has no room for holds up nobody but itself. */
+/* A request for which the kernel has no room delays no other request. */
 static void a_kernel_without_room_holds_nobody_up(void)
 {
 	pid_t child = fork();
@@ -370,7 +374,7 @@ static void a_kernel_without_room_holds_nobody_up(void)
 	EQUAL(status, 0);
 }
 
-/* Each request is slept for once, and answered all the same. */
+/* On hybrid rings a wait sleeps once per request, and every request completes. */
 static void hybrid_rings_answer(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, IORING_SETUP_IOPOLL | SETUP_HYBRID_IOPOLL);
@@ -413,7 +417,7 @@ static void a_range_is_discarded(void)
 	io_uring_queue_exit(&polled);
 }
 
-/* Rings go away with requests out, and leave no number behind. */
+/* Rings are closed with requests in flight, and leave no descriptor open. */
 static void closed_in_flight(void)
 {
 	int before = dup(disk);
@@ -432,13 +436,11 @@ static void closed_in_flight(void)
 	close(after);
 }
 
-/* A number is closed while the SQ thread looks what it stands for, and is a
- * ring's then.
- */
+/* A descriptor number is closed while the SQ thread looks it up, and then becomes a ring's. */
 static void closed_under_the_sq_thread(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, IORING_SETUP_SQPOLL);
-	/* On a busy machine each round waits for the SQ thread's turn. */
+	/* On a busy machine each round waits until the SQ thread is scheduled. */
 	long long end = milliseconds_now() + TRIED;
 	for (int round = 0; round < 100 * ROUNDS && milliseconds_now() < end; round++) {
 		int file = open("disk", O_RDWR);
@@ -469,7 +471,7 @@ static void a_path_is_not_open(void)
 	close(path);
 }
 
-/* The last check: the limit stays. */
+/* The last check: its lowered limit stays in force. */
 static void no_room_for_numbers(void)
 {
 	struct rlimit limit = { .rlim_cur = 256, .rlim_max = 256 };

@@ -1,5 +1,6 @@
-/* Standard streams on a device, which musl reads and writes by instructions of
- * its own: PATH is one, and so may be standard input and output.
+/*
+ * Standard streams on a device. musl reads and writes them by inlined system calls. PATH is a
+ * device; standard input and output may be devices, too.
  */
 #include <stdio.h>
 #include <string.h>

@@ -44,7 +44,7 @@ assert os.lseek(device, 0, os.SEEK_END) == SIZE
 os.fsync(device)
 os.fdatasync(device)
 
-# What is on its way to a file that is about to be filled is let through.
+# Calls that a program makes before it fills a file succeed, up to the size of the device.
 os.ftruncate(device, SIZE)
 os.ftruncate(device, 0)
 fails(errno.EFBIG, os.ftruncate, device, SIZE + 1)
@@ -52,7 +52,7 @@ os.truncate(PATH, 0)
 os.posix_fallocate(device, 0, SIZE)
 assert os.fstat(device).st_size == SIZE and os.pread(device, SIZE, 0) == PATTERN
 
-# Nothing is moved past the device.
+# No call may move data past the device.
 with open("copy", "w+b") as copy:
     fails(errno.EINVAL, os.sendfile, copy.fileno(), device, 0, 4096)
     fails(errno.EINVAL, os.copy_file_range, device, copy.fileno(), 4096, 0, 0)
@@ -64,7 +64,7 @@ shutil.copyfile("copy", PATH)
 for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):
     fails(errno.ENODEV, mmap.mmap, device, 4096, flags)
 
-# Duplicates, low ones among them, share the position; a child has them, too.
+# Duplicates, also at low numbers, share the position. A child inherits them.
 low = os.dup2(device, 9)
 os.lseek(device, 1000, os.SEEK_SET)
 assert os.read(low, 10) == PATTERN[1000:1010] and os.read(device, 10) == PATTERN[1010:1020]
@@ -86,7 +86,7 @@ fails(errno.EBADF, os.read, only_writes, 1)
 assert os.write(only_writes, b"C") == 1 and os.pread(device, 5, 0) == b"Child"
 fails(errno.EEXIST, os.open, PATH, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
-# By another name for the same file, and sent through a socket.
+# The device by other names for its file, and sent through a socket.
 os.symlink(os.path.abspath(PATH), "link")
 assert open("link", "rb").read(5) == b"Child"
 assert open(f"/proc/self/fd/{device}", "rb").read(5) == b"Child"

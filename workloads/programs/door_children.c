@@ -1,6 +1,6 @@
-/* Children and rings: what a child does to the descriptors that it inherits or
- * borrows is its own business, and every program that is started is served,
- * whatever environment it is given.
+/*
+ * Children and rings. A child may do anything to descriptors that it inherits or borrows, without
+ * effect on the parent. Every program that is started is served, whatever environment it gets.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -40,7 +40,7 @@ static int status_of(pid_t child)
 	return status;
 }
 
-/* What a program of its own does: a ring, a request, and a check of its mask. */
+/* What an executed program does: make a ring, complete a request, and check its signal mask. */
 static int be_a_child(void)
 {
 	sigset_t mask;
@@ -57,7 +57,7 @@ static int be_a_child(void)
 	for (int signal = 1; signal < 65; signal++)
 		if (sigismember(&mask, signal) == 1)
 			return 100 + signal;
-	/* Nothing of ours is left in the environment. */
+	/* None of usring's variables is left in the environment. */
 	for (char **variable = environ; *variable != NULL; variable++)
 		if (strstr(*variable, "usring") != NULL || strncmp(*variable, "LD_PRELOAD=", 11) != 0)
 			return 13;
@@ -117,7 +117,7 @@ static void a_forked_child_may_close_its_copies(void)
 			_exit(1);
 		for (int descriptor = 3; descriptor < 4096; descriptor++)
 			close(descriptor);
-		/* A ring of its own. */
+		/* A ring of the child's. */
 		struct io_uring_cqe *cqe;
 		struct io_uring mine;
 		if (io_uring_queue_init(8, &mine, 0) != 0)
@@ -129,7 +129,7 @@ static void a_forked_child_may_close_its_copies(void)
 	}
 	EQUAL(status_of(child), 7 << 8);
 	the_ring_lives();
-	/* And one that runs another program. */
+	/* A child that runs another program. */
 	child = fork();
 	if (child == 0) {
 		execve(self, child_words, no_variables);
@@ -145,7 +145,7 @@ static void a_forked_child_that_enters_comes_back(void)
 	ring = new_ring(8, 0);
 	pid_t child = fork();
 	if (child == 0) {
-		/* It works, or is an error; it does not hang. */
+		/* A call on an inherited ring works or returns an error; it does not hang. */
 		alarm(SECONDS_PER_CHECK);
 		io_uring_prep_nop(io_uring_get_sqe(&ring));
 		int submitted = io_uring_submit(&ring);
@@ -172,7 +172,7 @@ static void a_child_does_not_keep_the_parents_files_open(void)
 		close(ends[0]);
 		close(ends[1]);
 		close(signal_ends[1]);
-		/* Until the parent has seen what it waits for. */
+		/* Sleeps until the parent has seen the expected state and kills this process. */
 		alarm(SECONDS_PER_CHECK);
 		_exit(read(signal_ends[0], &byte, 1) == 0 ? 0 : 1);
 	}
@@ -193,14 +193,16 @@ static void a_shells_child_is_served_without_environment(void)
 	EQUAL(system(line), 0);
 	snprintf(line, sizeof line, "env -i sh -c 'exec env -u PWD -u SHLVL -u OLDPWD -u _ %s --child'", self);
 	EQUAL(system(line), 0);
-	/* What the program preloads itself is kept. */
+	/* A library that the program preloads itself stays preloaded. */
 	EQUAL(setenv("LD_PRELOAD", "libm.so.6", 1), 0);
 	EQUAL(system("test \"$LD_PRELOAD\" = libm.so.6 && grep -q libm /proc/$$/maps"), 0);
 	EQUAL(unsetenv("LD_PRELOAD"), 0);
 	EQUAL(system("test -z \"$LD_PRELOAD\""), 0);
 }
 
-/* glibc's loader goes by the last of several, musl's by the first. */
+/*
+ * If the environment has LD_PRELOAD several times, glibc's loader uses the last, musl's the first.
+ */
 static void every_list_of_libraries_names_ours(void)
 {
 	static char first[] = "LD_PRELOAD=libm.so.6", middle[] = "LD_PRELOAD=", last[] = "LD_PRELOAD=libdl.so.2";
@@ -245,7 +247,7 @@ static void a_bad_environment_is_an_error(void)
 	EQUAL(errno, ENOENT);
 	EQUAL(execve("/etc/passwd", child_words, no_variables), -1);
 	EQUAL(errno, EACCES);
-	/* A new program without any array. */
+	/* Executes a new program with null pointers for its arrays. */
 	pid_t child = fork();
 	if (child == 0) {
 		execve(self, child_words, NULL);
@@ -270,9 +272,10 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* A signal that arrives on the way to the next program must not leave a mask
- * there: the child looks at its own. SIGURG, should it still come there, is
- * ignored. */
+/*
+ * A signal that arrives during exec must not leave its mask behind: the child checks its own mask.
+ * SIGURG is ignored by default, in case it arrives in the new program.
+ */
 static void signals_on_the_way_leave_no_mask(void)
 {
 	for (int round = 0; round < 200; round++) {
@@ -305,7 +308,7 @@ static void *make_rings(void *unused)
 	return unused;
 }
 
-/* A fork may happen while another thread holds any lock of ours. */
+/* A fork may happen while another thread holds any of usring's locks. */
 static void a_fork_amid_other_threads_is_safe(void)
 {
 	pthread_t threads[2];

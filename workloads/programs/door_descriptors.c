@@ -1,6 +1,6 @@
-/* A ring's descriptor is a descriptor: it can be duplicated, replaced, closed by
- * the dozen and polled by every call that polls, and it means the ring until the
- * last of its numbers is gone.
+/*
+ * A ring's descriptor behaves like any descriptor. It can be duplicated, replaced, closed by range,
+ * and polled by every call that polls. The ring lives until its last descriptor is closed.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -82,7 +82,7 @@ static void a_number_that_is_replaced_is_what_replaced_it(void)
 	EQUAL(close(number), 0);
 	struct io_uring other = new_ring(8, 0);
 	ring = new_ring(8, 0);
-	/* A ring over a ring, and over itself. */
+	/* A ring's descriptor replaces another ring's, and itself. */
 	EQUAL(dup2(ring.ring_fd, other.ring_fd), other.ring_fd);
 	EQUAL(dup2(ring.ring_fd, ring.ring_fd), ring.ring_fd);
 	EQUAL(dup3(ring.ring_fd, ring.ring_fd, 0), -1);
@@ -98,7 +98,7 @@ static void a_number_that_is_replaced_is_what_replaced_it(void)
 	close(ends[1]);
 }
 
-/* Closed by an instruction that no symbol of libc sees. */
+/* Closes the number by an instruction that no symbol of libc sees. */
 static void a_low_number_that_was_reused_is_no_ring(void)
 {
 	long answer;
@@ -132,7 +132,7 @@ static void rings_go_with_all_others(void)
 				close(number);
 		EQUAL(enter(one.ring_fd), -EBADF);
 		EQUAL(enter(two.ring_fd), -EBADF);
-		/* What else works behind the scenes still works: a read that waits. */
+		/* Background work still works: a read that waits. */
 		int ends[2];
 		char byte;
 		ring = new_ring(8, 0);
@@ -188,7 +188,7 @@ static void every_poll_follows_the_completions(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* By bare instructions, as programs without libc's functions make them. */
+/* Makes a system call by a bare instruction, as programs without libc do. */
 static long bare(long number, long first, long second, long third, long fourth, long fifth, long sixth)
 {
 	long answer;
@@ -208,7 +208,7 @@ static long by_libc(long number, long first, long second, long third, long fourt
 	return answer < 0 ? -errno : answer;
 }
 
-/* Every call that polls, made by its number; answers how many say "readable". */
+/* Makes every call that polls by its number. Returns how many of them report "readable". */
 static int polls_that_see_it(maker *make, int number)
 {
 	struct pollfd polled = { .fd = number, .events = POLLIN };
@@ -237,7 +237,7 @@ static int waits_that_see_it(maker *make, int set)
 	return seen;
 }
 
-/* `exactly`: they see no more than there is, either. */
+/* With `exactly` the calls must also report no more than there is. */
 static void polls_follow(maker *make, int exactly)
 {
 	for (int with_set = 0; with_set < 2; with_set++) {
@@ -272,7 +272,7 @@ static void bare_polls_miss_no_completion(void)
 	polls_follow(bare, 0);
 }
 
-/* Memory of no file is none of the ring's, whatever number comes along. */
+/* An anonymous mapping does not belong to a ring, whatever descriptor number the call passes. */
 static void anonymous_memory_is_no_ring(void)
 {
 	ring = new_ring(8, 0);
@@ -327,7 +327,7 @@ static void a_low_limit_leaves_room_for_rings(void)
 	EQUAL(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-/* Where no number of the range can be had, that is what is said. */
+/* If no number of the range is available, the call returns the matching error. */
 static void a_hard_limit_is_told(void)
 {
 	int status;
@@ -354,7 +354,7 @@ static void numbers_can_be_registered_with_a_thread(void)
 	EQUAL(second.enter_ring_fd, 1);
 	submit_nop();
 	reap();
-	/* A registered ring outlives its number. */
+	/* A registered ring outlives its descriptor. */
 	int number = ring.ring_fd;
 	EQUAL(close(number), 0);
 	submit_nop();
@@ -369,7 +369,7 @@ static void numbers_can_be_registered_with_a_thread(void)
 
 static atomic_int stop, entered;
 
-/* Whatever stands behind a number, entering it is an answer. */
+/* io_uring_enter returns for every number, whatever it refers to. */
 static void *enter_all(void *first)
 {
 	while (!atomic_load(&stop))
@@ -420,7 +420,7 @@ static void *wait_inside(void *unused)
 	return unused;
 }
 
-/* Returns when a thread sleeps, which it only does in the call. */
+/* Returns when the thread sleeps. It only sleeps in the call under test. */
 static void until_asleep(int thread)
 {
 	char path[64], text[256];
@@ -432,7 +432,7 @@ static void until_asleep(int thread)
 	} while (strstr(text, ") S ") == NULL);
 }
 
-/* As a file is held by the call that uses it. */
+/* A call in progress holds its ring, as the kernel holds a file during a call. */
 static void a_ring_that_is_closed_lives_until_the_last_has_left(void)
 {
 	struct sigaction action = { .sa_handler = nothing };
@@ -450,7 +450,7 @@ static void a_ring_that_is_closed_lives_until_the_last_has_left(void)
 		look_again();
 	until_asleep(atomic_load(&entered));
 	io_uring_queue_exit(&ring);
-	/* The registered end still holds the pipe open. */
+	/* The registered end of the pipe still holds the pipe open. */
 	struct pollfd polled = { .fd = ends[0], .events = POLLIN };
 	EQUAL(poll(&polled, 1, 30), 0);
 	EQUAL(pthread_kill(waiter, SIGUSR1), 0);

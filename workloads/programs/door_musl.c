@@ -1,6 +1,7 @@
-/* Another libc: its constructors are handed nothing, its loader's list has
- * another name, and its posix_spawn gives the child a stack of 5 KiB. The ring is
- * used by bare calls, for there is no liburing here.
+/*
+ * Another libc: musl passes no arguments to constructors, its loader's list has another name, and
+ * its posix_spawn gives the child a stack of 5 KiB. The program uses rings by bare calls, because
+ * there is no liburing for musl.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -54,7 +55,7 @@ static void children_are_served(void)
 	EQUAL(system("exit 3"), 3 << 8);
 }
 
-/* A ring whose request waits on a thread of the engine's. */
+/* A ring whose request waits on a worker of the engine. */
 struct memory {
 	unsigned entries[30];
 	char *rings;
@@ -104,7 +105,7 @@ static void *wait_for_ever(void *started)
 		syscall(SYS_io_uring_enter, shared.number, 0, 1, 1, NULL, 0);
 }
 
-/* A thread that is cancelled inside holds nothing afterwards. */
+/* A thread that is cancelled inside a call holds no lock afterwards. */
 static void a_thread_may_be_cancelled_inside(void)
 {
 	char byte = 0;

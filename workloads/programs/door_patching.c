@@ -1,6 +1,6 @@
-/* Call sites that are rewritten while other threads run through them and
- * processes are forked: 256 sites at every alignment, each met by all threads at
- * the same moment for the first time.
+/*
+ * Call sites are rewritten while other threads run through them and processes are forked. There are
+ * 256 sites at every alignment. All threads reach each site for the first time at the same moment.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -14,8 +14,10 @@
 
 enum { SITES = 256, THREADS = 4, CALLS = 200 };
 
-/* Each 37 bytes behind the one before: 37 is odd, so every place in a cache line
- * is met. Every other one does more between the number and the call. */
+/*
+ * Sites are 37 bytes apart. Because 37 is odd, they cover every offset in a cache line. Every
+ * second site has more instructions between the number and the call.
+ */
 __asm__(".text\n"
 	".balign 64\n"
 	"sites:\n"
@@ -60,7 +62,7 @@ static void *run_through(void *unused)
 	return unused;
 }
 
-/* A child that was forked amid a rewriting can use every site. */
+/* A child that is forked during a rewrite can use every site. */
 static void *fork_meanwhile(void *unused)
 {
 	while (!atomic_load(&done)) {
@@ -97,8 +99,10 @@ static void sites_are_rewritten_under_way(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* Other code at an address that was rewritten: a library that was unloaded and
- * another one loaded there. Offsets in a page. */
+/*
+ * Other code appears at the address of a rewritten site: a library was unloaded, and another is
+ * loaded there. The constants are offsets in a page.
+ */
 enum { TABLE = 512, ENTRY = 544, SITE = 1024, MOV_IN_IT = 3 };
 static const unsigned char enters[] = { 0x49, 0x89, 0xca,		/* mov %rcx, %r10 */
 					0xb8, 0xaa, 0x01, 0x00, 0x00,	/* mov $426, %eax */
@@ -120,7 +124,10 @@ static unsigned char *load(unsigned char *where, const void *code, size_t size)
 	HOLDS(file >= 0);
 	EQUAL(ftruncate(file, 4096), 0);
 	put(file, code, size, SITE);
-	/* A library as far as its function is found by it: headers, unwind table, entry. */
+	/*
+	 * Writes the parts of a library that the lookup of a function needs: headers, unwind table,
+	 * entry.
+	 */
 	Elf64_Ehdr header = { .e_ident = ELFMAG, .e_phoff = sizeof header, .e_phentsize = sizeof(Elf64_Phdr), .e_phnum = 2 };
 	Elf64_Phdr segments[] = { { .p_type = PT_LOAD }, { .p_type = PT_GNU_EH_FRAME, .p_vaddr = TABLE } };
 	int32_t table[] = { 0x3b031b01, 0, 1, SITE - TABLE, ENTRY - TABLE };
@@ -135,7 +142,7 @@ static unsigned char *load(unsigned char *where, const void *code, size_t size)
 	return page;
 }
 
-/* Sites beside the 256 that were rewritten. */
+/* Number of rewritten sites outside the 256. */
 static int others;
 
 static sigjmp_buf before_fault;
@@ -175,9 +182,11 @@ static void other_code_may_come_where_a_site_was(void)
 	others += is_rewritten;
 }
 
-/* Instructions that end in the bytes of `mov $426,%eax`, or hold them, right before a call; and
- * two that end before it. Each function answers a number of its own, which a changed instruction
- * would change. */
+/*
+ * Functions with an instruction before the call that ends in the bytes of `mov $426,%eax` or
+ * contains them, and two whose such instruction ends earlier. Each function returns a number of its
+ * own, which a rewritten instruction would change.
+ */
 __asm__(".text\n"
 	".macro function name\n"
 	".balign 64\n"
@@ -216,7 +225,7 @@ __asm__(".text\n"
 	"end\n");
 extern char stores[], stores_far[], loads_another[], compares[];
 
-/* The instruction before is whole, and looks like the beginning of a longer one. */
+/* The instruction before the site is complete, but looks like the start of a longer one. */
 __asm__(".text\n"
 	".balign 64\n"
 	"behind_zeroes:\n"
@@ -245,7 +254,7 @@ static void only_whole_instructions_are_rewritten(void)
 	others += (unsigned char)*behind_zeroes_number != 0xb8;
 }
 
-/* Says how many sites are not as they were compiled. */
+/* Prints the number of sites that differ from the compiled code. */
 static void tell_how_many(void)
 {
 	int changed = 0;

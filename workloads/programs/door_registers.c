@@ -1,9 +1,11 @@
-/* A system call changes rax, rcx and r11 and nothing else. Here every register
- * that the processor has, the flags and the red zone are filled with a pattern
- * before an io_uring_enter and compared after it, by each door: a bare
- * instruction that traps, a call site in the form that may be rewritten, before
- * and after that, and a call that goes on to the kernel. libc's syscall() keeps
- * what a function keeps.
+/*
+ * A system call changes rax, rcx and r11 and nothing else. This program fills every register of the
+ * processor, the flags and the red zone with a pattern. It makes an io_uring_enter and compares
+ * them afterwards, by each entry point:
+ * - a bare instruction that traps;
+ * - a call site that may be rewritten, before and after its rewrite;
+ * - a call that goes on to the kernel.
+ * libc's syscall() must preserve what any function preserves.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -92,11 +94,11 @@ static struct io_uring ring;
 			  "xmm12", "xmm13", "xmm14", "xmm15");                                   \
 	}
 
-/* The number comes out of another register: nobody rewrites this site. */
+/* The number comes from another register, so this site is never rewritten. */
 #define TRAPPING "mov $426, %%ecx\n mov %%ecx, %%eax\n nop\n syscall\n"
-/* The form that compilers write. */
+/* The form that compilers emit. */
 #define REWRITABLE "mov $426, %%eax\n syscall\n"
-/* close(2) of a number that is nothing: traps, and goes on to the kernel. */
+/* close(2) of a number that is not open: traps, and goes on to the kernel. */
 #define PASSING "mov $3, %%ecx\n mov %%ecx, %%eax\n nop\n syscall\n"
 
 PIECE(trapping_xmm, EACH_16(LOAD_XMM), TRAPPING, EACH_16(STORE_XMM))
@@ -117,7 +119,7 @@ static void (*const pieces[3][3])(struct state *) = {
 	{ trapping_zmm, rewritable_zmm, passing_zmm },
 };
 
-/* How wide the registers are that this processor and kernel have. */
+/* Returns the number of bytes of the vector registers that this processor and kernel have. */
 static int width(void)
 {
 	__builtin_cpu_init();
@@ -145,8 +147,10 @@ static void compare(unsigned door, unsigned round, int64_t first, unsigned to_su
 	static struct state before, after;
 
 	fill(&before, round);
-	/* rdi: descriptor; rsi, rdx, r10, r8, r9: to_submit, 0, 0, NULL, 0. The
-	 * halves that an int does not use keep their pattern. */
+	/*
+	 * rdi: descriptor; rsi, rdx, r10, r8, r9: to_submit, 0, 0, NULL, 0. Upper halves that an
+	 * int leaves unused keep their pattern.
+	 */
 	before.general[0] = (uint64_t)first;
 	before.general[1] = (before.general[1] & ~0xffffffffull) | to_submit;
 	before.general[2] &= ~0xffffffffull;
@@ -173,7 +177,7 @@ static void submit_one(unsigned door, unsigned round)
 {
 	struct io_uring_cqe *cqe;
 
-	/* The tail is stored here, so that the call under test finds a request. */
+	/* Stores the SQ tail here, so that the call under test finds a request. */
 	struct io_uring_sqe *sqe = request(&ring);
 	io_uring_prep_nop(sqe);
 	named(sqe, round, 0);

@@ -1,6 +1,6 @@
-/* Signals and rings: a wait that is interrupted, handlers that use the ring they
- * interrupted or jump out of it, masks that block everything, signals that come
- * at every possible moment.
+/*
+ * Signals and rings: interrupted waits, handlers that use the ring that they interrupt or jump out
+ * of it, masks that block everything, and signals at every possible moment.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -51,7 +51,10 @@ static void send_in_a_moment(int signal)
 	EQUAL(timer_settime(timer, 0, &span, NULL), 0);
 }
 
-/* Again and again until `quiet` is called: one may come before what it is to end. */
+/*
+ * A timer that repeats until `quiet` is called, because one signal may arrive before the wait that
+ * it is to end.
+ */
 static timer_t repeated;
 
 static void send_again_and_again(int signal)
@@ -117,18 +120,18 @@ static void the_mask_of_a_wait_lets_a_signal_in(void)
 	ring = new_ring(8, 0);
 	install(SIGUSR1, note, 0);
 	block(SIGUSR1, &without);
-	/* During the wait. */
+	/* The signal arrives during the wait. */
 	count = 0;
 	send_in_a_moment(SIGUSR1);
 	EQUAL(enter(0, 1, IORING_ENTER_GETEVENTS, &without, 8), -EINTR);
 	EQUAL(count, 1);
 	EQUAL(is_blocked(SIGUSR1), 1);
-	/* Before it. */
+	/* The signal arrives before the wait. */
 	EQUAL(raise(SIGUSR1), 0);
 	EQUAL(count, 1);
 	EQUAL(enter(0, 1, IORING_ENTER_GETEVENTS, &without, 8), -EINTR);
 	EQUAL(count, 2);
-	/* Not at all, if nothing is waited for. */
+	/* Without a wait the signal interrupts nothing. */
 	EQUAL(raise(SIGUSR1), 0);
 	EQUAL(enter(0, 0, IORING_ENTER_GETEVENTS, &without, 8), 0);
 	EQUAL(count, 2);
@@ -189,8 +192,10 @@ static void a_wait_ends_at_its_time(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* Signals every 40 us while requests are submitted and waited for; each handler
- * calls into the ring that it interrupts. Nothing may be lost or done twice. */
+/*
+ * Sends a signal every 40 us while requests are submitted and waited for. Each handler calls into
+ * the ring that it interrupts. No request may be lost or completed twice.
+ */
 static void flush(int signal)
 {
 	(void)signal;
@@ -265,8 +270,10 @@ static void handlers_may_enter_from_the_alternate_stack(void)
 	EQUAL(sigaltstack(&none, NULL), 0);
 }
 
-/* A signal that is blocked but for the wait ends every wait, whenever it comes:
- * before the call, while the call is on its way to sleep, or asleep. */
+/*
+ * The signal is blocked except during the wait. It must end every wait, whether it arrives before
+ * the call, while the call prepares to sleep, or during the sleep.
+ */
 enum { ROUNDS = 20000 };
 static atomic_int round_number;
 static pthread_t waiter;
@@ -303,8 +310,10 @@ static void no_signal_is_lost_before_a_sleep(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* Signals that nobody may block meanwhile, together with one that waits: all of
- * them arrive, though only the first finds the thread asleep. */
+/*
+ * Signals that a call must not block arrive together with one that waits. All of them must be
+ * delivered, though only the first finds the thread asleep.
+ */
 enum { SENT_ROUNDS = 200 };
 static const int together[] = { SIGUSR1, SIGTRAP, SIGILL, SIGFPE, SIGSEGV, SIGBUS };
 enum { TOGETHER = sizeof together / sizeof together[0] };
@@ -345,7 +354,7 @@ static void signals_that_come_together_all_arrive(void)
 		atomic_store(&round_number, round);
 		for (int index = 0; index < TOGETHER; index++)
 			while (arrived[together[index]] == 0) {
-				/* It may come between the look and the sleep. */
+				/* The signal may arrive between the last check and the sleep. */
 				long answer = enter(0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &argument,
 						    sizeof argument);
 				HOLDS(answer == -EINTR || answer == -ETIME);
@@ -359,7 +368,7 @@ static void signals_that_come_together_all_arrive(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* Queued values arrive all, and in their order, wherever they find the thread. */
+/* Queued values must all arrive in order, at whatever point they interrupt the thread. */
 enum { VALUES = 30000 };
 static volatile int expected, out_of_order;
 
@@ -402,7 +411,7 @@ static void queued_values_arrive_in_order(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* A thread that blocks everything, as qemu's do. */
+/* A thread that blocks all signals, as QEMU's threads do. */
 static void *use_a_ring_with_all_blocked(void *unused)
 {
 	sigset_t all;
@@ -411,7 +420,9 @@ static void *use_a_ring_with_all_blocked(void *unused)
 	struct io_uring mine = new_ring(8, 0);
 	io_uring_prep_nop(request(&mine));
 	EQUAL(io_uring_submit_and_wait(&mine, 1), 1);
-	/* And a bad address is an error, not a death. */
+	/*
+	 * With all signals blocked a bad address is still an error, and does not kill the process.
+	 */
 	EQUAL(syscall(SYS_io_uring_setup, 8, 16), -1);
 	EQUAL(errno, EFAULT);
 	io_uring_queue_exit(&mine);
@@ -441,7 +452,7 @@ static void a_handler_that_blocks_everything_is_served(void)
 	count = 0;
 	EQUAL(raise(SIGUSR1), 0);
 	EQUAL(count, 1);
-	/* Under the mask of a call that sleeps. */
+	/* Signals under the mask of a call that sleeps. */
 	block(SIGUSR1, &without);
 	EQUAL(raise(SIGUSR1), 0);
 	sigfillset(&all);
@@ -459,7 +470,7 @@ static void a_handler_that_blocks_everything_is_served(void)
 		EQUAL(sigismember(&now, signal), sigismember(&without, signal));
 }
 
-/* libc has every thread that it knows change its user, and waits for each. */
+/* libc makes every thread that it knows change its user, and waits for each. */
 static void changing_the_user_reaches_every_thread(void)
 {
 	int ends[2];
@@ -480,7 +491,7 @@ static void changing_the_user_reaches_every_thread(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* A handler that blocks every signal for what follows it, by its ucontext_t. */
+/* A handler that blocks every signal for the code after it, through its ucontext_t. */
 static void block_all_after(int signal, siginfo_t *information, void *context)
 {
 	(void)signal, (void)information;
@@ -498,7 +509,10 @@ static void a_handler_may_set_the_mask_that_follows(void)
 	EQUAL(sigaction(SIGUSR1, &action, NULL), 0);
 	EQUAL(sigaction(SIGSEGV, &action, NULL), 0);
 	for (int round = 0; round < 3; round++) {
-		/* While the program runs, while it waits in a ring, and by a signal of the three that are kept open. */
+		/*
+		 * The cases: the signal arrives while the program runs, while it waits in a ring,
+		 * and as one of the three signals that usring keeps unblocked.
+		 */
 		if (round == 1) {
 			send_in_a_moment(SIGUSR1);
 			EQUAL(wait_for_one(), -EINTR);

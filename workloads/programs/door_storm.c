@@ -1,6 +1,7 @@
-/* Calls under a storm of signals, one every 10 us: each comes to its end, and no
- * signal leaves a mask behind. Preparing any of these calls anew for each signal
- * would take longer than the time between two of them.
+/*
+ * Calls under a storm of signals, one every 10 us. Each call must end, and no signal may leave a
+ * mask behind. To prepare such a call again after each signal would take longer than the time
+ * between two signals.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -24,7 +25,7 @@ static void note(int signal)
 	count++;
 }
 
-/* SIGURG: ignored where no handler is installed, so harmless in the next program. */
+/* SIGURG is ignored where no handler is installed, so it is harmless in the next program. */
 static void begin_storm(void)
 {
 	struct sigaction action = { .sa_handler = note, .sa_flags = SA_RESTART };
@@ -50,7 +51,7 @@ static int status_of(pid_t child)
 	return status;
 }
 
-/* Says by its status whether a signal is blocked. */
+/* Reports by its exit status whether a signal is blocked. */
 static int be_a_child(void)
 {
 	sigset_t mask;
@@ -62,8 +63,10 @@ static int be_a_child(void)
 	return 0;
 }
 
-/* Scripts whose interpreters are scripts, as deep as Linux goes, and many
- * variables: much to look at before the call is made. */
+/*
+ * Scripts whose interpreters are scripts, as deep as Linux allows, and many variables. They make
+ * the work before the exec long.
+ */
 static const char *deep_script(void)
 {
 	static char path[64], above[4096];
@@ -133,7 +136,7 @@ static void jump(int signal)
 		siglongjmp(place, signal);
 }
 
-/* Handlers that leave an exec by a jump leave nothing behind. */
+/* A handler that leaves an exec by a jump leaves no state behind. */
 static void an_exec_may_be_left_by_a_jump(void)
 {
 	char *words[] = { "child", NULL };
@@ -156,7 +159,7 @@ static void an_exec_may_be_left_by_a_jump(void)
 
 static void children_are_forked(void)
 {
-	/* Memory that a run with swap has to bring to rest. */
+	/* Memory that a run with swap must bring to a consistent state before a fork. */
 	enum { SIZE = 8 << 20 };
 	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	HOLDS(memory != MAP_FAILED);

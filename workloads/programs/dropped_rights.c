@@ -1,7 +1,7 @@
-/* A program that gives up its user or its capabilities is left with no thread
- * that has them: neither its own nor the library's. Each check does so in a
- * child, which has a ring and workers, idle and busy, and with an argument also
- * more memory than may be resident.
+/*
+ * A program gives up its user or its capabilities. Afterwards no thread may have them, neither the
+ * program's own nor usring's. Each check runs in a child with a ring and with idle and busy
+ * workers. With an argument the child also has more memory than may be resident.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -17,7 +17,9 @@ enum { NOBODY = 65534, SECONDS = 40 };
 
 static size_t memory;
 
-/* The line of a thread's status that begins so, from the first figure on. */
+/*
+ * Copies a line of a thread's status from its first digit on. `name` is the beginning of the line.
+ */
 static int line_of(const char *thread, const char *name, char *line, size_t size)
 {
 	char path[300];
@@ -31,14 +33,17 @@ static int line_of(const char *thread, const char *name, char *line, size_t size
 	return found;
 }
 
-/* A worker of the kernel's, which runs no code of the program's and keeps what it has. */
+/*
+ * Returns whether the thread is a worker of the kernel. Such a thread runs no code of the program's
+ * and keeps its rights.
+ */
 static int is_kernel_worker(const char *thread)
 {
 	char line[200];
 	return line_of(thread, "Name:\tiou-", line, sizeof line) && strchr(line + 10, '-') != NULL;
 }
 
-/* How many threads have a line that is not this one. */
+/* Returns the number of threads whose line differs from `wanted`. */
 static int threads_unlike(const char *wanted)
 {
 	char line[200], name[16];
@@ -72,7 +77,7 @@ struct busy {
 	char fifo[64];
 };
 
-/* A ring, an idle worker, and one that waits for somebody to write. */
+/* Makes a ring, an idle worker, and a worker that waits for data in a pipe. */
 static struct busy begin(void)
 {
 	struct busy busy = { .ring = new_ring(8, 0) };
@@ -97,7 +102,7 @@ static struct busy begin(void)
 	return busy;
 }
 
-/* The busy worker has its answer, and goes. */
+/* Completes the busy worker's request, so that the worker becomes free. */
 static void release(struct busy *busy)
 {
 	int writer = open(busy->fifo, O_WRONLY);
@@ -149,7 +154,7 @@ static void *waits(void *ring)
 	return (void *)(intptr_t)cqe->res;
 }
 
-/* libc has another thread change its user, too: one that waits for a ring. */
+/* libc also makes a thread change its user that waits in a ring. */
 static void user_of_a_waiting_thread(void)
 {
 	struct busy busy = begin();
@@ -182,7 +187,7 @@ static void capabilities(void)
 	only_threads_like("CapPrm:\t0000000000000000\n");
 }
 
-/* There and back, and for good. */
+/* Changes the user temporarily, then for good. */
 static void user_for_a_while(void)
 {
 	struct busy busy = begin();

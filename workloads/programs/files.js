@@ -12,7 +12,7 @@ const path = require('node:path');
 const folder = process.argv[2];
 const count = Number(process.argv[3]);
 
-// Of every length up to a few pages, so that short and long requests mix.
+// All lengths up to a few pages, so that short and long requests mix.
 function contentsOf(index) {
   return crypto.createHash('sha512').update(String(index)).digest().toString('hex').repeat(1 + index % 97);
 }

@@ -1,8 +1,8 @@
 /*
- * A program that knows nothing of swap and forks: parents and children change the same addresses, each its own
- * copy, and say what came of it. Under `usring run --swap` most of what they have is out when they fork; the
- * output is the same with and without. argv[1]: bytes of the memory in MiB;
- * argv[2]: only what comes of children that do not have it.
+ * A program that knows nothing of swap and forks. Parents and children change the same addresses,
+ * each in its own copy, and print the results. Under `usring run --swap` most of their memory is
+ * evicted when they fork. The output must be the same with and without swap. argv[1]: bytes of the
+ * memory in MiB; argv[2]: run only the check of children that do not inherit the memory.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -118,7 +118,10 @@ static void fork_while_threads_fault(void) {
 	check("after the threads", 0);
 }
 
-/* A thread counts here, then there, then in memory that is not swapped: whatever the moment, the first may be ahead by one. */
+/*
+ * A thread increments one counter in swapped memory, then a second one there, then `counted`
+ * outside. At any moment the first counter may be ahead by one.
+ */
 static volatile uint64_t counted;
 static void *counts(void *argument) {
 	volatile uint64_t *first = &AT(pages - 2), *second = &AT(3);
@@ -251,14 +254,14 @@ static void many_children(void) {
 	add(-12);
 }
 
-/* A string in swapped memory, beside what its page holds otherwise. */
+/* Returns a string in swapped memory, beside the page's other content. */
 static char *text_at(size_t page, const char *text) {
 	char *place = (char *)memory + page * 4096 + 3000;
 	strcpy(place, text);
 	return place;
 }
 
-/* The child has used nothing of the memory yet when it starts a program whose arguments lie there. */
+/* The child has not touched the memory yet when it starts a program whose arguments lie there. */
 static void heir_starts_programs(void) {
 	char *shell[] = {"sh", "-c", text_at(300, "exit 9"), NULL};
 	char *command = text_at(301, "exit 12");
@@ -290,12 +293,15 @@ static void heir_starts_programs(void) {
 	}
 }
 
-/* Such a child has nothing of the memory if that is swapped: it touches none, unless it is told to. */
+/*
+ * A child with a stack of its own does not inherit swapped memory. It touches that memory only if
+ * it is told to.
+ */
 static int on_stack_of_its_own(void *touches) {
 	volatile char own[4096];
 	memset((char *)own, 14, sizeof own);
 	if (touches) check("on a stack of its own", 0);
-	/* Past libc, whose locks another thread of the parent's may have had. */
+	/* A bare fork bypasses libc, whose locks another thread of the parent's may have held. */
 	pid_t child = syscall(SYS_fork);
 	if (child == 0) _exit(2);
 	int status;
@@ -352,7 +358,10 @@ static void threads_fork_together(void) {
 	printf("threads fork together\n");
 }
 
-/* What they get who do not have the memory, while others fork: an end, and no zeroes. */
+/*
+ * Children that do not inherit the memory, while another thread forks: they must be killed, and
+ * must not read zeroes.
+ */
 static void *forks(void *argument) {
 	while (!atomic_load(&stop)) {
 		pid_t child = fork();
@@ -401,7 +410,7 @@ static void signals_come_while_it_forks(void) {
 	printf("signals while it forks\n");
 }
 
-/* A handler forks while a call waits: parent and child both go on with the call. */
+/* A handler forks while a call waits. Both parent and child must continue the call. */
 static int pipe_ends[2];
 static volatile pid_t from_handler = -1;
 static void fork_in_handler(int signal) {
@@ -434,7 +443,10 @@ static void handler_forks(void) {
 	check("after the handler", 0);
 }
 
-/* A handler meets a call that waits, and its vfork child is killed while that forks: the parent's calls go on. */
+/*
+ * A handler interrupts a call that waits. The handler's vfork child is killed while it forks. The
+ * parent's calls must go on.
+ */
 static int begun[2], held_back[2];
 static volatile pid_t borrower;
 static void *kills(void *argument) {
@@ -449,7 +461,7 @@ static void vfork_in_handler(int signal) {
 	pid_t child = vfork();
 	if (child == 0) {
 		borrower = syscall(SYS_getpid);
-		/* It is back when its child has ended. */
+		/* The call returns when the child has ended. */
 		if (syscall(SYS_clone, CLONE_VFORK | SIGCHLD, 0, 0, 0, 0) == 0) {
 			char byte;
 			syscall(SYS_close, held_back[1]);

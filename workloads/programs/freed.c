@@ -1,5 +1,6 @@
-/* Reads a file by a ring, and then writes that to standard output out of memory that
- * it has freed: what a sanitizer is there to find.
+/*
+ * Reads a file by a ring, frees the buffer, and then writes the buffer to standard output. A
+ * sanitizer must find this error.
  */
 #include <fcntl.h>
 #include <liburing.h>

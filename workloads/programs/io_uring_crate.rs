@@ -1,6 +1,6 @@
-//! A program on the `io-uring` crate, as Rust projects use it: reads, writes,
-//! links, timeouts, polls, a submitter thread apart from the reaper. Exits with
-//! 0 and says so if everything was answered as it should be.
+//! A program on the `io-uring` crate, as Rust projects use it: reads, writes, links, timeouts,
+//! polls, and a submitter thread beside the reaper. It prints a line and exits with 0 if all
+//! results were right.
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use std::fs::File;
@@ -63,7 +63,7 @@ fn registered_files_and_buffers_serve() {
     let mut buffers = [vec![7_u8; BLOCK], vec![0_u8; BLOCK]];
     let vectors = buffers.each_mut().map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BLOCK });
     ring.submitter().register_files(&[file.as_raw_fd()]).expect("a file table");
-    // SAFETY: the buffers live, unmoved, until the ring is gone.
+    // SAFETY: the buffers live, unmoved, until the ring is dropped.
     unsafe { ring.submitter().register_buffers(&vectors) }.expect("a buffer table");
     let fixed = types::Fixed(0);
     let write = opcode::WriteFixed::new(fixed, vectors[0].iov_base.cast(), BLOCK as u32, 0).build();
@@ -138,12 +138,11 @@ fn unnamed_file() -> File {
 }
 
 fn push(ring: &mut IoUring, entry: squeue::Entry) {
-    // SAFETY: every caller takes all answers before what its requests name
-    // goes away.
+    // SAFETY: every caller takes all completions before the memory of its requests is freed.
     unsafe { ring.submission().push(&entry) }.expect("room in the queue");
 }
 
-/// Takes so many answers, each of which must have this result.
+/// Takes `count` completions, each of which must have this result.
 fn take(ring: &mut IoUring, count: usize, result: i32) {
     let mut taken = 0;
     for cqe in ring.completion() {

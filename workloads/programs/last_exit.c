@@ -1,5 +1,6 @@
-/* A process with a ring whose threads end by the bare exit(2), which no libc sees: the process
- * ends with the last of them, as the kernel ends it.
+/*
+ * A process with a ring whose threads end by the bare exit(2), which libc does not see. The process
+ * must end with the last of them, as the kernel ends it.
  *
  * argv[1]: which thread is the last.
  */
@@ -43,7 +44,7 @@ static void first_thread(void)
 	syscall(SYS_exit, STATUS);
 }
 
-/* Another one does. */
+/* Another thread ends last. */
 static void other_thread(void)
 {
 	another_thread(ends_later);
@@ -51,7 +52,7 @@ static void other_thread(void)
 	syscall(SYS_exit, STATUS);
 }
 
-/* By libc's function after all threads but one have ended by the call. */
+/* Ends by libc's function after all other threads have ended by the bare call. */
 static void by_libc(void)
 {
 	another_thread(ends_later);
@@ -64,7 +65,7 @@ static void alone(void)
 	syscall(SYS_exit, STATUS);
 }
 
-/* In a child that libc did not make. */
+/* Ends in a child that libc did not make. */
 static void cloned_child(void)
 {
 	int status;

@@ -1,5 +1,6 @@
-/* A process with a ring whose main thread ends by pthread_exit(3): alone, or
- * before another thread of the program's. libc ends it with the last of them.
+/*
+ * A process with a ring whose main thread ends by pthread_exit(3): alone, or before another thread
+ * of the program. libc must end the process with its last thread.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

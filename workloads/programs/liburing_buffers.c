@@ -1,5 +1,6 @@
-/* Buffers that the ring chooses, through liburing: groups handed over one by one
- * and rings of buffers shared with the program.
+/*
+ * Provided buffers through liburing: groups of buffers that are added one by one, and buffer rings
+ * that are shared with the program.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -46,7 +47,7 @@ static void a_group_hands_out_its_buffers(void)
 	EQUAL(seen, 15);
 	EQUAL(write(ends[1], "x", 1), 1);
 	EQUAL(read_into_group(&ring, ends[0], &answer), -ENOBUFS);
-	/* One comes back, and is the one that is used. */
+	/* One buffer is provided again, and the next request selects it. */
 	sqe = request(&ring);
 	io_uring_prep_provide_buffers(sqe, memory[2], BUFFER, 1, GROUP, 12);
 	HOLDS(result_of(&ring, sqe) >= 0);
@@ -78,7 +79,9 @@ static void a_ring_of_buffers_is_used_in_order(void)
 	for (int index = 0; index < BUFFERS; index++)
 		io_uring_buf_ring_add(buffers, memory[index], BUFFER, index, mask, index);
 	io_uring_buf_ring_advance(buffers, BUFFERS);
-	/* Three times around the ring, each buffer given back when it was read. */
+	/*
+	 * Three times around the ring; each buffer is provided again after its content was checked.
+	 */
 	for (int index = 0; index < 3 * BUFFERS; index++) {
 		int number = index % BUFFERS;
 		char text[16];

@@ -1,5 +1,6 @@
-/* Files through liburing: every way to read and write, to sync, to open and to
- * close; links and drains; registered files and buffers.
+/*
+ * Files through liburing: every way to read, write, sync, open and close; links and drains;
+ * registered files and buffers.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -63,7 +64,7 @@ static void registered_buffers(void)
 	io_uring_prep_read_fixed(sqe, file, pages[1] + 10, 6000, 0, 1);
 	EQUAL(result_of(&ring, sqe), 5000);
 	HOLDS(pages[1][9] == 0 && pages[1][10] == 'x' && pages[1][5009] == 'x' && pages[1][5010] == 0);
-	/* Outside of the buffer, and in one that is not there. */
+	/* A range outside of the buffer, and an index without a buffer. */
 	sqe = request(&ring);
 	io_uring_prep_read_fixed(sqe, file, pages[1] + 8000, 193, 0, 1);
 	EQUAL(result_of(&ring, sqe), -EFAULT);
@@ -87,7 +88,7 @@ static void registered_files(void)
 	io_uring_prep_write(sqe, 2, "two", 3, 0);
 	io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
 	EQUAL(result_of(&ring, sqe), 3);
-	/* The table holds the file: the program's number is not needed. */
+	/* The registered table holds the file, so the descriptor may be closed. */
 	close(files[2]);
 	sqe = request(&ring);
 	io_uring_prep_read(sqe, 2, in, 3, 0);
@@ -100,7 +101,7 @@ static void registered_files(void)
 		io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
 		EQUAL(result_of(&ring, sqe), -EBADF);
 	}
-	/* Another file in place 2, and nothing in place 0. */
+	/* Another file in slot 2, and no file in slot 0. */
 	int update[] = { -1, IORING_REGISTER_FILES_SKIP, files[0] };
 	EQUAL(io_uring_register_files_update(&ring, 0, update, 3), 3);
 	sqe = request(&ring);
@@ -121,7 +122,7 @@ static void open_into_the_table(void)
 	EQUAL(io_uring_register_files_sparse(&ring, 4), 0);
 	io_uring_prep_openat_direct(sqe, AT_FDCWD, ".", O_TMPFILE | O_RDWR, 0600, 3);
 	EQUAL(result_of(&ring, sqe), 0);
-	/* Write, then read what was written, then close: in this order. */
+	/* Write, read back, close, in this order. */
 	sqe = request(&ring);
 	io_uring_prep_write(sqe, 3, "abc", 3, 0);
 	named(sqe, 1, IOSQE_FIXED_FILE | IOSQE_IO_LINK);

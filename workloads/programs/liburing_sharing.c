@@ -1,5 +1,6 @@
-/* Rings that meet other parts of a program, through liburing: threads, event
- * loops, SQ threads, forked children, duplicates of descriptors, other rings.
+/*
+ * Rings together with other parts of a program, through liburing: threads, event loops, SQ threads,
+ * forked children, duplicated descriptors, other rings.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -88,7 +89,7 @@ static void an_sq_thread_submits(void)
 		HOLDS(io_uring_submit(&ring) >= 0);
 		for (int index = 0; index < 8; index++)
 			EQUAL(next_answer(&ring).res, 8);
-		/* Twice it falls asleep and has to be woken. */
+		/* Twice the SQ thread falls asleep during this pause and has to be woken. */
 		if (round % 3 == 2)
 			usleep(60000);
 	}
@@ -108,7 +109,7 @@ static void completions_appear_without_a_call(void)
 	io_uring_prep_read(sqe, ends[0], in, sizeof in, 0);
 	EQUAL(io_uring_submit(&ring), 1);
 	EQUAL(write(ends[1], "abc", 3), 3);
-	/* Only memory is looked at; the alarm bounds it. */
+	/* Only reads memory. The alarm bounds the wait. */
 	while (io_uring_cq_ready(&ring) == 0)
 		usleep(10);
 	EQUAL(io_uring_peek_cqe(&ring, &cqe), 0);
@@ -202,7 +203,7 @@ static void a_child_may_close_and_exit(void)
 		}
 		EQUAL(waitpid(child, &status, 0), child);
 		HOLDS(WIFEXITED(status) && WEXITSTATUS(status) == 7);
-		/* A vfork child closes in a table of its own, too. */
+		/* A vfork child with a descriptor table of its own closes the ring there. */
 		HOLDS(fcntl(ring.ring_fd, F_GETFD) >= 0);
 	}
 	EQUAL(write(ends[1], "abc", 3), 3);
@@ -245,7 +246,7 @@ static void a_duplicate_keeps_the_ring(void)
 
 static void rings_come_and_go(void)
 {
-	/* More than there may be descriptors at once. */
+	/* More rings in total than there may be descriptors at once. */
 	for (int round = 0; round < 3000; round++) {
 		struct io_uring ring = new_ring(4, 0);
 		io_uring_prep_nop(request(&ring));

@@ -1,11 +1,11 @@
 /*
- * A random sequence of calls on mappings, told step by step: what each call is answered, what the memory holds and
- * whether it may be touched, by the program and by system calls. The same numbers give the same text on the kernel and
- * under `usring run --swap`. argv[1]: the seed; argv[2]: how many steps; argv[3]: pages that come and go together, so
- * that what is mapped begins and ends with them.
+ * A random sequence of calls on mappings. Each step prints the result of the call, the content of
+ * the memory, and whether the program and system calls may access it. For one seed the output must
+ * be the same on the kernel and under `usring run --swap`. argv[1]: the seed; argv[2]: the number
+ * of steps; argv[3]: pages per unit, to which the bounds of mappings are aligned.
  *
- * The arena, in which everything happens, is smaller than the blocks that are mapped beside it: so none of them
- * comes to lie in one of its holes, wherever new mappings are placed.
+ * All of it happens in an arena that is smaller than the blocks mapped beside it. So no block fits
+ * into a hole of the arena, wherever the kernel or usring places new mappings.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -57,7 +57,7 @@ static void on_fault(int signal, siginfo_t *information, void *context)
 	siglongjmp(back, 1);
 }
 
-/* What touching a word gives: what it holds, or what the signal says. */
+/* Touches a word. Returns its content, or what the signal reports. */
 static uint64_t touch(volatile uint64_t *word, int write, uint64_t value)
 {
 	if (sigsetjmp(back, 1) != 0) {
@@ -73,7 +73,7 @@ static uint64_t touch(volatile uint64_t *word, int write, uint64_t value)
 
 static uint64_t mixed(uint64_t digest, uint64_t value) { return (digest ^ value) * 0x100000001b3UL + (digest >> 29); }
 
-/* All of the memory, in one number. */
+/* Returns a digest of the memory. */
 static uint64_t digest_of(unsigned char *start, size_t pages)
 {
 	uint64_t digest = 14695981039346656037UL;
@@ -113,7 +113,7 @@ static void make_block(size_t block)
 	fill_block(block);
 }
 
-/* Blocks are mapped, moved, cut and unmapped as a whole. */
+/* Maps, moves, cuts and unmaps whole blocks. */
 static void on_blocks(size_t first, size_t count)
 {
 	size_t block = below(BLOCKS), pages = blocks[block].pages;
@@ -184,7 +184,7 @@ static void protect(unsigned char *start, size_t first, size_t count)
 	tell(text, first, count, mprotect(start, count * PAGE, protection));
 }
 
-/* What the kernel refuses before it looks at any memory. */
+/* Calls that the kernel refuses before it looks at any memory. */
 static void wrong(unsigned char *start, size_t first, size_t count)
 {
 	size_t length = count * PAGE;
@@ -285,7 +285,7 @@ int main(int number, char **arguments)
 	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER };
 	sigaction(SIGSEGV, &action, NULL);
 	sigaction(SIGBUS, &action, NULL);
-	/* Away from all places that the kernel chooses by itself. */
+	/* Far from all addresses that the kernel chooses by itself. */
 	void *wish = (void *)0x300000000000;
 	arena = mmap(wish, ARENA * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	elsewhere = mmap(NULL, granule * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

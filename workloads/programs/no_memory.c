@@ -1,5 +1,6 @@
-/* A program that has no addresses left (RLIMIT_AS) goes on: each call and each request ends with
- * its result, with EAGAIN or with ENOMEM. Once there is room again, everything works.
+/*
+ * A program with no addresses left (RLIMIT_AS) goes on. Each call and each request ends with its
+ * result, with EAGAIN or with ENOMEM. Once there is room again, everything works.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -34,7 +35,7 @@ static void limit(size_t bytes)
 	EQUAL(setrlimit(RLIMIT_AS, &addresses), 0);
 }
 
-/* Leaves this program so many bytes of addresses. */
+/* Lowers the limit so that this program has `bytes` of address space left. */
 static void leave_room(size_t bytes)
 {
 	unsigned long pages = 0;
@@ -57,7 +58,10 @@ static void reap(void)
 {
 	struct io_uring_cqe *cqe;
 	while (io_uring_peek_cqe(&ring, &cqe) == 0) {
-		/* Answers of files to attributes, of sockets, and of full tables. */
+		/*
+		 * Errors that come from files without attributes, from sockets, and from full
+		 * tables.
+		 */
 		int said = cqe->res == -ENOSPC || cqe->res == -EOPNOTSUPP || cqe->res == -EPIPE ||
 			   cqe->res == -ENFILE || cqe->res == -ENXIO;
 		if (!is_expected(cqe->res) && !said)
@@ -66,7 +70,7 @@ static void reap(void)
 	}
 }
 
-/* How many of so many requests were taken. */
+/* Submits `count` requests. Returns how many of them were accepted. */
 static int drive(void (*prepare)(struct io_uring_sqe *, int), int count)
 {
 	int index, taken = 0, refused = 0;
@@ -261,7 +265,7 @@ static void everything(const char *what, size_t room)
 		children();
 }
 
-/* In a child of its own, so that nothing is there of what another family has grown. */
+/* Runs a family of checks in a child, so that memory grown by another family is not there. */
 static void in_a_child(const char *what, size_t room)
 {
 	pid_t child = fork();
@@ -281,7 +285,7 @@ static void in_a_child(const char *what, size_t room)
 		other = new_ring(ENTRIES, 0);
 		everything(what, room);
 		limit(RLIM_INFINITY);
-		/* There is room again. */
+		/* From here on there is room again. */
 		reap();
 		struct io_uring fresh = new_ring(8, 0);
 		EQUAL(result_of(&fresh, (nops(request(&fresh), 0), &fresh.sq.sqes[0])), 0);

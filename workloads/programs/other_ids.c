@@ -1,5 +1,6 @@
-/* A program whose effective user is not the real one executes another program: the loader would
- * load no library that the environment names, so the call is refused.
+/*
+ * Executes another program with an effective user that differs from the real one. The loader would
+ * then ignore the libraries that the environment names, so usring must refuse the call.
  */
 #define _GNU_SOURCE
 #include "check.h"

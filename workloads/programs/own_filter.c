@@ -1,5 +1,7 @@
-/* A program that gives itself a seccomp filter after it has made its rings, by which a call is denied
- * that usring makes for it: each request ends, with its result or with an error, and none hangs.
+/*
+ * Installs a seccomp filter after the program has made its rings. The filter denies a call that
+ * usring makes for the program. Each request must end with its result or with an error, and none
+ * may hang.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -24,19 +26,22 @@ static void deny(int number, int error)
 	EQUAL(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program), 0);
 }
 
-/* Asked before any call is denied. */
+/* This process's id, read before any call is denied. */
 static pid_t self;
 
-/* The error that the filter gives, which a request may end with as well. */
+/* The error that the filter returns. A request may end with it. */
 static int denied;
 
-/* Where no thread can be started for a request, it ends with EAGAIN or ENOMEM. */
+/*
+ * Returns whether a result is allowed. If no thread can be started for a request, the request ends
+ * with EAGAIN or ENOMEM.
+ */
 static int is_result(int result, int wanted)
 {
 	return result == wanted || result == -denied || result == -EAGAIN || result == -ENOMEM;
 }
 
-/* Submits the one request; whether it was taken. */
+/* Submits one request. Returns whether it was accepted. */
 static int is_submitted(struct io_uring *ring)
 {
 	int taken = io_uring_submit(ring);
@@ -49,7 +54,7 @@ static void note(int signal)
 	(void)signal;
 }
 
-/* What programs do with rings: files that wait, files that do not, timeouts, signals. */
+/* Uses a ring as programs do: files that wait, files that do not, timeouts, signals. */
 static void use(struct io_uring *ring, int file, int ends[2])
 {
 	char byte = 0;
@@ -77,7 +82,7 @@ static void use(struct io_uring *ring, int file, int ends[2])
 	named(sqe, 3, 0);
 	if (is_submitted(ring))
 		HOLDS(is_result(answer_to(ring, 3).res, -ETIME));
-	/* A worker is needed. */
+	/* This request needs a worker. */
 	sqe = request(ring);
 	io_uring_prep_fsync(sqe, file, 0);
 	named(sqe, 4, 0);
@@ -87,7 +92,7 @@ static void use(struct io_uring *ring, int file, int ends[2])
 	io_uring_prep_poll_add(sqe, ends[0], POLLIN);
 	named(sqe, 5, 0);
 	if (is_submitted(ring)) {
-		/* Nobody is inside: who watches rings has to see it. */
+		/* No thread is inside the ring, so the ring watcher must notice the write. */
 		EQUAL(write(ends[1], "x", 1), 1);
 		while (io_uring_cq_ready(ring) == 0)
 			look_again();
@@ -120,7 +125,7 @@ static void without(int number, int error)
 		denied = error;
 		deny(number, error);
 		use(&ring, file, ends);
-		/* A ring that is made afterwards works, or is refused. */
+		/* A ring that is made after the filter works, or its setup is refused. */
 		struct io_uring later;
 		if (io_uring_queue_init(8, &later, 0) == 0) {
 			use(&later, file, ends);
@@ -136,7 +141,7 @@ static void without(int number, int error)
 		printf("without call %d, error %d: status %#x\n", number, error, status), exit(1);
 }
 
-/* The calls that usring makes for a ring, but for those that this program makes itself. */
+/* The calls that usring makes for a ring, without those that this program makes itself. */
 static const int of_files[] = { SYS_preadv2, SYS_pwritev2, SYS_readv, SYS_writev, SYS_preadv, SYS_pwritev,
 				SYS_fcntl, SYS_close, SYS_dup, SYS_lseek, SYS_newfstatat, SYS_fstat,
 				SYS_statx, SYS_fstatfs, SYS_ioctl, SYS_openat, SYS_getdents64, SYS_io_setup,
@@ -174,7 +179,7 @@ static const struct check checks[] = {
 int main(int count, char **arguments)
 {
 	if (count == 3) {
-		/* By hand: argv[1] a number, argv[2] an error. */
+		/* Manual use: argv[1] is a call's number, argv[2] an errno. */
 		without(atoi(arguments[1]), atoi(arguments[2]));
 		return 0;
 	}

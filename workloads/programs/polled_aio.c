@@ -1,7 +1,8 @@
-/* Polled AIO by the C header: every rule of a context that is polled for.
+/*
+ * Polled AIO by the C header: checks every rule of a polled context.
  *
- * Started with the devices `disk` (memory), `slow` (whose requests take a second)
- * and `told` (which does not poll), and an ordinary file `plain` of 16 blocks.
+ * The run has the devices `disk` (memory), `slow` (whose requests take a second) and `told` (which
+ * does not poll), and an ordinary file `plain` of 16 blocks.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -16,7 +17,7 @@
 
 enum { BLOCK = 4096, BLOCKS = 256, SLOW = 1000, PER_CALL = 127 };
 
-/* What the kernel has at a context's address. */
+/* The kernel's structure at a context's address. */
 struct aio_ring {
 	unsigned id, nr, head, tail, magic, compat, incompat, header_length;
 };
@@ -24,7 +25,7 @@ struct aio_ring {
 static char *memory;
 static int disk, slow;
 
-/* libaio's calls, which answer a negative errno. */
+/* Returns like libaio's calls: a negative errno on failure. */
 static long answer(long value)
 {
 	return value < 0 ? -errno : value;
@@ -161,7 +162,7 @@ static void never_mixed(void)
 	EQUAL(event.res, BLOCK);
 	iocb.aio_flags = IOCB_FLAG_HIPRI;
 	EQUAL(submit_one(other, &iocb), -EINVAL);
-	/* io_setup's contexts are today's kernels', which do not look. */
+	/* A context of io_setup is one of today's kernel, which does not poll. */
 	aio_context_t plain = 0;
 	EQUAL(answer(syscall(SYS_io_setup, 8, &plain)), 0);
 	EQUAL(submit_one((struct io_context *)plain, &iocb), 1);
@@ -225,7 +226,7 @@ static void cannot_be_polled_for(void)
 {
 	struct io_context *context = polled();
 	int ends[2], event = eventfd(1, 0), folder = open(".", O_RDONLY | O_DIRECTORY);
-	/* To a pipe O_DIRECT means packets. */
+	/* For a pipe O_DIRECT means packets. */
 	EQUAL(pipe2(ends, O_DIRECT), 0);
 	int files[] = { ends[0], event, folder };
 	for (int index = 0; index < 3; index++) {
@@ -246,7 +247,7 @@ static long one(struct io_context *context, struct iocb iocb)
 	return event.res;
 }
 
-/* Ordinary files that are open with O_DIRECT: the kernel's answers. */
+/* Ordinary files that are open with O_DIRECT: the kernel's results. */
 static void ordinary_files(void)
 {
 	enum { FILE_BLOCKS = 16 };
@@ -260,21 +261,24 @@ static void ordinary_files(void)
 	EQUAL(one(context, iocb), 2 * BLOCK);
 	EQUAL(one(context, request(IOCB_CMD_PREAD, plain, 0)), BLOCK);
 	HOLDS(memory[0] == 'b' && memory[BLOCK - 1] == 'b');
-	/* Across the end, at the end, and what lets it grow. */
+	/* A read across the end, a read at the end, and a write that extends the file. */
 	iocb = request(IOCB_CMD_PREAD, plain, FILE_BLOCKS - 1), iocb.aio_nbytes = 2 * BLOCK;
 	EQUAL(one(context, iocb), BLOCK);
 	EQUAL(one(context, request(IOCB_CMD_PREAD, plain, FILE_BLOCKS)), 0);
 	EQUAL(one(context, request(IOCB_CMD_PWRITE, plain, FILE_BLOCKS)), BLOCK);
 	EQUAL(lseek(plain, 0, SEEK_END), (FILE_BLOCKS + 1) * BLOCK);
 	EQUAL(ftruncate(plain, FILE_BLOCKS * BLOCK), 0);
-	/* What it cannot be asked. */
+	/* Requests that are refused. */
 	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_nbytes = 100;
 	EQUAL(one(context, iocb), -EINVAL);
 	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_offset = 1;
 	EQUAL(one(context, iocb), -EINVAL);
 	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_buf = BLOCK;
 	EQUAL(one(context, iocb), -EFAULT);
-	/* Together with a device, more than a queue takes, and closed meanwhile. */
+	/*
+	 * Requests for files and for a device together, more than a queue takes, with a file that
+	 * is closed meanwhile.
+	 */
 	static struct iocb iocbs[PER_CALL];
 	struct iocb *list[PER_CALL];
 	static struct io_event events[PER_CALL];
@@ -297,7 +301,7 @@ static void ordinary_files(void)
 	}
 	EQUAL(get(context, 1, 1, events, NULL), 0);
 	close(other);
-	/* What is under way when the context is given up is written. */
+	/* Writes in flight when the context is destroyed are still written. */
 	plain = open("plain", O_RDWR | O_DIRECT);
 	memset(memory, 'c', FILE_BLOCKS * BLOCK);
 	for (int index = 0; index < FILE_BLOCKS; index++)
@@ -326,7 +330,7 @@ static void the_first_error_ends_a_call(void)
 	EQUAL(destroy(context), 0);
 }
 
-/* 127 iocbs at once, and as many calls as one likes. */
+/* 127 iocbs at once, and any number of calls. */
 static void no_limit_but_the_calls(void)
 {
 	enum { CALLS = 20 };
@@ -374,7 +378,7 @@ static void counts_and_memory(void)
 	EQUAL(get(context, -1, 1, &event, NULL), -EINVAL);
 	EQUAL(get(context, 2, 1, &event, NULL), -EINVAL);
 	EQUAL(get(NULL, 0, 1, &event, NULL), -EINVAL);
-	/* Nothing under way: at once, whatever is wanted. */
+	/* With nothing in flight the call returns at once, whatever it asks for. */
 	long long before = milliseconds_now();
 	EQUAL(get(context, 1, 1, &event, NULL), 0);
 	EQUAL(get(context, 5, 8, &event, NULL), 0);
@@ -409,7 +413,7 @@ static void *poller(void *nothing)
 	struct io_event event;
 	int got;
 	asking = 1;
-	/* The other thread may be in its short look just then. */
+	/* The other thread may be in its short poll at this moment. */
 	while ((got = get(shared, 1, 1, &event, NULL)) == -EBUSY)
 		sched_yield();
 	EQUAL(got, 1);
@@ -427,7 +431,7 @@ static void one_poller(void)
 	EQUAL(pthread_create(&thread, NULL, poller, NULL), 0);
 	while (!asking)
 		sched_yield();
-	/* The other one has the context for as long as the device takes. */
+	/* The other thread holds the context for as long as the device takes. */
 	for (long long end = milliseconds_now() + SLOW / 2; milliseconds_now() < end && !busy;)
 		busy = get(shared, 0, 1, &event, NULL) == -EBUSY;
 	EQUAL(pthread_join(thread, NULL), 0);
@@ -463,7 +467,7 @@ int main(int count, char **arguments)
 {
 	HOLDS(posix_memalign((void **)&memory, BLOCK, BLOCKS * BLOCK) == 0);
 	memset(memory, 0, BLOCKS * BLOCK);
-	/* Where the run has no devices there are checks that need none. */
+	/* If the run has no devices, only the checks that need none run. */
 	disk = open("disk", O_RDWR | O_DIRECT);
 	slow = open("slow", O_RDWR | O_DIRECT);
 	static const struct check checks[] = {

@@ -1,5 +1,5 @@
-// A POSIX record lock of the program outlives requests, registrations and
-// rings that work on the same file: nothing of that is a close(2) of it.
+// A POSIX record lock of the program survives requests, registrations and rings on the same file:
+// none of these counts as a close(2) of it.
 #include <fcntl.h>
 #include <liburing.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 static int number;
 
-// Whether another process sees the lock.
+// Returns whether another process sees the lock.
 static int is_locked(void) {
     pid_t child = fork();
     if (child == 0) {
@@ -49,7 +49,7 @@ int main(void) {
         return 1;
     }
     expect_lock("before anything");
-    // Syncs and buffered writes are a worker's, which keeps the file meanwhile.
+    // A worker carries out syncs and buffered writes, and holds the file meanwhile.
     for (int round = 0; round < 8; round++) {
         io_uring_prep_fsync(io_uring_get_sqe(&ring), file, 0);
         complete(&ring);

@@ -1,6 +1,7 @@
-"""Has a redis server on a socket of Unix's save so many values of 1,000 bytes from a forked child, and gives it
-others while it does. `PATH COUNT save`: does so, and looks whether the server has the new ones. `PATH COUNT load`:
-looks whether it has the old ones, as one has that was started with what was saved. Shuts the server down."""
+"""Drives a Redis server on a Unix socket that saves values of 1,000 bytes from a forked child.
+`PATH COUNT save`: starts the save, changes the values meanwhile, and checks that the server has the new values.
+`PATH COUNT load`: checks that a server that was started from the saved file has the old values.
+In both cases the script then shuts the server down."""
 
 import socket
 import sys

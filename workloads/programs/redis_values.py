@@ -1,5 +1,5 @@
-"""Fills a redis server on a socket of Unix's with so many values of 1,000 bytes, reads all of them
-back, asks how much memory it has resident, prints that and shuts the server down."""
+"""Fills a Redis server on a Unix socket with values of 1,000 bytes and reads all of them back.
+Then prints the server's resident memory and shuts the server down."""
 
 import socket
 import sys

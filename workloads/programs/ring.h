@@ -1,6 +1,4 @@
-/* Helpers of the checks on liburing: making a ring, a request, and taking its
- * completion.
- */
+/* Helpers for the checks on liburing: make a ring, make a request, and take its completion. */
 #pragma once
 
 #include "check.h"
@@ -69,7 +67,7 @@ static inline void nothing_left(struct io_uring *ring)
 	EQUAL(io_uring_peek_cqe(ring, &cqe), -EAGAIN);
 }
 
-/* Makes an empty file without a name, in this folder. */
+/* Makes an empty unnamed file in the current folder. */
 static inline int new_file(void)
 {
 	int file = open(".", O_TMPFILE | O_RDWR, 0600);

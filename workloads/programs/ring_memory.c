@@ -1,10 +1,11 @@
-/* What rings cost while they are idle, and that many may be there at once.
+/*
+ * Measures the memory of idle rings, and shows that many can exist at once.
  *
- *     ring_memory COUNT ENTRIES
+ * ring_memory COUNT ENTRIES
  *
- * Makes so many rings of so many entries, has each answer a NOP, then prints by
- * how many bytes per ring the process has grown: its share of resident pages
- * (Pss) and all of its resident pages (Rss).
+ * Makes COUNT rings of ENTRIES entries and has each complete a NOP. Then prints by how many bytes
+ * per ring the process has grown: its proportional share of resident pages (Pss), and all of its
+ * resident pages (Rss).
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -50,7 +51,7 @@ int main(int count, char **arguments)
 	EQUAL(getrlimit(RLIMIT_NOFILE, &files), 0);
 	files.rlim_cur = files.rlim_max;
 	EQUAL(setrlimit(RLIMIT_NOFILE, &files), 0);
-	/* What the first ring brings along for all is not counted to each. */
+	/* The first ring brings along what all rings share, which is not counted. */
 	struct io_uring first = new_ring(entries, 0);
 	one_answer(&first);
 	memset(rings, 0, rings_wanted * sizeof *rings);
@@ -60,7 +61,7 @@ int main(int count, char **arguments)
 		one_answer(&rings[index]);
 	}
 	struct memory after = memory_now();
-	/* All are still there, and separate. */
+	/* All rings still exist, and are separate. */
 	for (int index = rings_wanted - 1; index >= 0; index--)
 		one_answer(&rings[index]);
 	for (int index = 0; index < rings_wanted; index++)

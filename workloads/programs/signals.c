@@ -1,6 +1,7 @@
-/* What programs do with signals: jump out of handlers, run them on other stacks,
- * nest them, wait for them, queue values, reset and restart, inherit masks. Each
- * check is about what the kernel promises and a layer in between might break.
+/*
+ * What programs do with signals: jump out of handlers, run them on other stacks, nest them, wait
+ * for them, queue values, reset and restart, inherit masks. Each check tests a promise of the
+ * kernel that a layer in between might break.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -250,7 +251,7 @@ static void *send_soon(void *thread)
 
 static volatile sig_atomic_t enough;
 
-/* One may come before what it is to interrupt. */
+/* Sends a signal repeatedly, because one may arrive before the call that it is to interrupt. */
 static void *send_again_and_again(void *thread)
 {
 	while (!enough)
@@ -336,8 +337,10 @@ static void a_read_is_restarted_or_not(void)
 	close(ends[1]);
 }
 
-/* What a program finds when it begins. The three signals by which a layer in
- * between works cannot stay blocked under it, and are not looked at. */
+/*
+ * Prints the signal state that a program inherits. It leaves out the three signals that usring
+ * needs, because these cannot stay blocked under it.
+ */
 static int tell_inheritance(void)
 {
 	sigset_t mask;
@@ -345,7 +348,7 @@ static int tell_inheritance(void)
 
 	sigprocmask(SIG_BLOCK, NULL, &mask);
 	for (int signal = 1; signal < 65; signal++) {
-		/* Two are the C library's own, and not to be asked for. */
+		/* Two signals belong to the C library, which refuses calls for them. */
 		if (signal > 31 && signal < SIGRTMIN)
 			continue;
 		if (signal == SIGSYS || signal == SIGSEGV || signal == SIGBUS)

@@ -1,7 +1,8 @@
-/* A device that has its caller stand still (a write to a file whose bytes are not
- * there until this program supplies them) where nobody is inside the ring: its
- * requests are begun by whoever watches all rings of the process, and that one
- * goes on. And where it is who submits: that is nobody else's affair.
+/*
+ * A device blocks its caller: a write to a file takes its bytes from a page that is missing until
+ * this program supplies it. If no thread is inside the ring, the ring watcher starts the request,
+ * and must go on with other rings. If the submitter is blocked itself, no other thread may be
+ * affected.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -18,7 +19,7 @@ enum { BLOCK = 4096, LIMIT = 30000 };
 static char *missing;
 static int faults;
 
-/* Whether the system lets us see who stands still. */
+/* Returns whether the system lets this program see the blocked thread (userfaultfd). */
 static int has_missing_page(void)
 {
 	faults = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
@@ -36,7 +37,7 @@ static int has_missing_page(void)
 	return 1;
 }
 
-/* Somebody has come to the missing page. */
+/* Waits until a thread has touched the missing page. */
 static void stands_still(void)
 {
 	struct pollfd fault = { .fd = faults, .events = POLLIN };
@@ -85,7 +86,7 @@ static void wait_for_time(struct io_uring *ring)
 	named(sqe, 1, 0);
 }
 
-/* A ring whose write begins when a byte is sent, and nobody is inside of it then. */
+/* A ring whose write starts when a byte is sent, while no thread is inside the ring. */
 struct sent {
 	struct io_uring ring;
 	int ends[2];
@@ -134,7 +135,7 @@ static void other_rings_are_watched(void)
 	close(disk);
 }
 
-/* The ring itself is watched while its submitter stands still. */
+/* The ring itself is watched while its submitter is blocked. */
 struct entering {
 	struct io_uring *ring;
 	int disk;
@@ -171,8 +172,10 @@ static void its_own_ring_is_watched(void)
 	close(disk);
 }
 
-/* The ring goes meanwhile: nobody waits for the device with it, and what it had is let
- * go of when it comes back from there. */
+/*
+ * The ring is closed while the device blocks. The close does not wait for the device, and the
+ * ring's state is freed when the blocked thread returns.
+ */
 static void it_may_be_closed(void)
 {
 	int disk = open("disk", O_RDWR | O_DIRECT);
@@ -192,8 +195,7 @@ static void it_may_be_closed(void)
 	close(disk);
 }
 
-/* What a batch has for several devices is begun in its order, and by nobody but who
- * has submitted it. */
+/* A batch for several devices is started in order, and only by its submitter. */
 struct batch {
 	aio_context_t context;
 	struct iocb *requests[2];
@@ -250,8 +252,7 @@ static void a_batch_is_its_submitters(void)
 	close(disk);
 }
 
-/* A thread that submits for two rings does so for the one while the other's device
- * stands still. */
+/* An SQ thread that two rings share serves one ring while the other ring's device blocks. */
 static void a_shared_thread_serves_its_other_ring(void)
 {
 	int disk = open("disk", O_RDWR | O_DIRECT);
@@ -262,7 +263,7 @@ static void a_shared_thread_serves_its_other_ring(void)
 	EQUAL(io_uring_queue_init_params(4, &ring, &first), 0);
 	struct io_uring_params second = { .flags = IORING_SETUP_SQPOLL | IORING_SETUP_ATTACH_WQ, .wq_fd = ring.ring_fd };
 	EQUAL(io_uring_queue_init_params(4, &other, &second), 0);
-	/* It has heard of both. */
+	/* The SQ thread has seen both rings. */
 	io_uring_prep_nop(request(&other));
 	EQUAL(io_uring_submit(&other), 1);
 	next_answer(&other);
@@ -281,8 +282,10 @@ static void a_shared_thread_serves_its_other_ring(void)
 	close(disk);
 }
 
-/* More than a device takes at once: what another thread has submitted, and had to wait
- * for room, holds nobody up who only finds the room. */
+/*
+ * One thread submits more requests than a device takes at once, so that some wait for room. A
+ * thread that only frees room must not be blocked by these requests.
+ */
 enum { MANY = 4096 };
 
 static aio_context_t crowded;

@@ -1,7 +1,7 @@
 /*
- * A program that knows nothing of swap: system calls, signals and threads on memory that it maps in the
- * ordinary way. Under `usring run --swap` that memory is larger than what of it may be resident, so most of
- * what a call is given here is out when it is given. argv[1]: bytes of the memory in MiB, 12 or more.
+ * A program that knows nothing of swap: system calls, signals and threads on ordinary mappings.
+ * Under `usring run --swap` the memory is larger than its resident limit. So most of the memory
+ * that a call gets here is evicted at that moment. argv[1]: bytes of the memory in MiB, 12 or more.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -40,7 +40,7 @@ static unsigned checks;
 static unsigned char *memory;
 static size_t length;
 
-/* What the first word of a page holds. */
+/* Returns the expected first word of a page. */
 static uint64_t mark(size_t page) { return page * 0x9e3779b97f4a7c15UL + 1; }
 
 static void fill(void)
@@ -60,7 +60,7 @@ static void verify(void)
 	}
 }
 
-/* A place that was touched longest ago; a different one each time. */
+/* Returns the place that was touched longest ago, a different one each time. */
 static unsigned char *place(void)
 {
 	static size_t next = 7;
@@ -73,14 +73,14 @@ static void files(void)
 	char name[] = "/tmp/swapped-XXXXXX";
 	int file = mkstemp(name);
 	CHECK(file >= 0);
-	/* A path, a structure, a name that lie in it. */
+	/* A path, a structure and a name that lie in the memory. */
 	char *path = (char *)place();
 	strcpy(path, name);
 	fill();
 	struct stat *status = (struct stat *)place();
 	fill();
 	CHECK(stat(path, status) == 0 && S_ISREG(status->st_mode));
-	/* All of it at once, more than may be resident. */
+	/* All of it at once, which is more than may be resident. */
 	CHECK(write(file, memory, length) == (ssize_t)length);
 	CHECK(lseek(file, 0, SEEK_SET) == 0);
 	memset(memory, 0, length);
@@ -98,13 +98,13 @@ static void files(void)
 	CHECK(pwritev(file, halves, 3, PAGE) == (ssize_t)length);
 	CHECK(pread(file, memory, length, PAGE) == (ssize_t)length);
 	verify();
-	/* The vector itself lies in it. */
+	/* The vector itself lies in the memory. */
 	struct iovec *vector = (struct iovec *)place();
 	unsigned char *target = place();
 	*vector = (struct iovec){ target, 8 };
 	fill();
 	CHECK(preadv(file, vector, 1, PAGE) == 8 && *(uint64_t *)target == mark(0));
-	/* stdio's own calls. */
+	/* System calls that stdio makes. */
 	FILE *stream = fdopen(dup(file), "r+");
 	CHECK(stream != NULL && fseek(stream, PAGE, SEEK_SET) == 0);
 	memset(memory, 0, length);
@@ -126,7 +126,10 @@ static void sockets(void)
 		char text[3000];
 		memset(text, 'a' + round % 26, sizeof text);
 		CHECK(send(pair[0], text, sizeof text, 0) == sizeof text);
-		/* A datagram that meets a page that is out is lost, unless that comes first. */
+		/*
+		 * A datagram that meets an evicted page is lost unless usring first reads the page
+		 * in.
+		 */
 		unsigned char *into = place();
 		CHECK(recv(pair[1], into, PAGE, 0) == sizeof text);
 		CHECK(memcmp(into, text, sizeof text) == 0);
@@ -180,13 +183,13 @@ static void on_fault(int signal, siginfo_t *information, void *context)
 static void on_alarm(int signal)
 {
 	(void)signal;
-	/* Whatever it interrupts, memory is there. */
+	/* Checks that memory is accessible wherever the signal interrupts the program. */
 	*(volatile uint64_t *)(memory + (alarms++ * 977 % (length / PAGE)) * PAGE);
 }
 
 static void signals(void)
 {
-	/* A handler of the program's for faults of its own. */
+	/* A handler of the program for faults outside swapped memory. */
 	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO }, old;
 	CHECK(sigaction(SIGSEGV, &action, NULL) == 0 && sigaction(SIGSEGV, NULL, &old) == 0);
 	CHECK(old.sa_sigaction == on_fault);
@@ -196,13 +199,16 @@ static void signals(void)
 	CHECK(faults == 1);
 	verify();
 	CHECK(faults == 1);
-	/* All signals blocked. */
+	/* With all signals blocked. */
 	sigset_t all, before;
 	sigfillset(&all);
 	CHECK(sigprocmask(SIG_SETMASK, &all, &before) == 0);
 	verify();
 	CHECK(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
-	/* A handler that touches memory while others are being brought in, and calls that it ends. */
+	/*
+	 * A handler that touches memory while other pages are being read in, and calls that its
+	 * signal interrupts.
+	 */
 	struct sigaction tick = { .sa_handler = on_alarm, .sa_flags = SA_RESTART };
 	CHECK(sigaction(SIGALRM, &tick, NULL) == 0);
 	timer_t timer;
@@ -218,7 +224,7 @@ static void signals(void)
 		CHECK(write(ends[1], place(), 100) == 100);
 		CHECK(read(ends[0], place(), 100) == 100);
 	}
-	/* A call that a signal ends (and no other thread is there to end it). */
+	/* A call that a signal ends. (No other thread could end it.) */
 	tick.sa_flags = 0;
 	CHECK(sigaction(SIGALRM, &tick, NULL) == 0);
 	CHECK(read(ends[0], place(), 100) == -1 && errno == EINTR);
@@ -241,7 +247,7 @@ static void *add(void *argument)
 	struct shared *shared = argument;
 	unsigned random = (unsigned)(uintptr_t)&argument;
 	for (int round = 0; round < 3000; round++) {
-		/* Pages of the others, so that the mutex goes out now and then. */
+		/* Touches pages of the other threads, so that the mutex is evicted now and then. */
 		random = random * 1103515245 + 12345;
 		atomic_fetch_add((_Atomic uint64_t *)(memory + random / 7 % (length / PAGE) * PAGE + 8), 1);
 		pthread_mutex_lock(&shared->mutex);
@@ -269,7 +275,7 @@ static void threads(void)
 {
 	for (size_t page = 0; page < length / PAGE; page++)
 		*(uint64_t *)(memory + page * PAGE + 8) = 0;
-	/* The words that threads sleep on are swapped, too. */
+	/* The futex words that threads sleep on are swapped, too. */
 	struct shared *shared = (struct shared *)(memory + length / 2 + 128);
 	pthread_mutex_init(&shared->mutex, NULL);
 	pthread_cond_init(&shared->changed, NULL);
@@ -305,7 +311,7 @@ static void mappings(void)
 	CHECK(other != MAP_FAILED);
 	for (size_t page = 0; page < half / PAGE; page++)
 		*(uint64_t *)(other + page * PAGE) = ~mark(page);
-	/* Moved, whatever of it is out. */
+	/* Moves memory of which any part is evicted. */
 	unsigned char *grown = mremap(other, half, length, MREMAP_MAYMOVE);
 	CHECK(grown != MAP_FAILED);
 	for (size_t page = 0; page < half / PAGE; page++)
@@ -359,7 +365,7 @@ static void *on_a_stack_of_ours(void *argument)
 	return argument;
 }
 
-/* What memory that comes and goes cannot be: it becomes the kernel's, with what it holds. */
+/* Kinds of mappings that cannot be swapped: the memory becomes the kernel's, with its content. */
 static void kinds(void)
 {
 	size_t half = length / 2;
@@ -367,7 +373,7 @@ static void kinds(void)
 	CHECK(other != MAP_FAILED);
 	for (size_t page = 0; page < half / PAGE; page++)
 		*(uint64_t *)(other + page * PAGE) = ~mark(page);
-	/* Some of it out, some not. */
+	/* Part of it is evicted, part is not. */
 	verify();
 	for (size_t page = 0; page < 600; page += 3)
 		*(uint64_t *)(other + page * PAGE + 8) = page;
@@ -408,7 +414,10 @@ static void kinds(void)
 
 static void children(void)
 {
-	/* system(3) and popen(3) borrow this memory until the shell has started; its words lie in it. */
+	/*
+	 * system(3) and popen(3) share this memory until the shell has started. Their strings lie
+	 * in it.
+	 */
 	char *command = (char *)place();
 	strcpy(command, "exit 7");
 	int status = system(command);

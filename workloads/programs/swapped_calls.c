@@ -1,7 +1,8 @@
 /*
- * A program that knows nothing of swap: system calls whose memory is more than a structure, or named by way of
- * other memory, and calls that wait, all on memory that it maps in the ordinary way and most of which is out.
- * argv[1]: bytes of the memory in MiB; argv[2]: how many threads wait in reads of a MiB each.
+ * A program that knows nothing of swap: system calls whose memory is larger than a structure or is
+ * named through other memory, and calls that wait. All of them use ordinary mappings, most of which
+ * are evicted. argv[1]: bytes of the memory in MiB; argv[2]: the number of threads that wait in
+ * reads of one MiB each.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -52,7 +53,10 @@ static unsigned checks;
 static unsigned char *memory;
 static size_t length;
 
-/* So many bytes that are out by the time they are used: everything else has been touched since. */
+/*
+ * Returns memory that is evicted by the time it is used: all other memory has been touched since
+ * its last use.
+ */
 static void *out(size_t bytes)
 {
 	static size_t next;
@@ -101,7 +105,7 @@ static void *wait_in_recv(void *argument)
 	return NULL;
 }
 
-/* Whoever waits in a call keeps nobody else from making one. */
+/* A thread that waits in a call prevents no other thread from making one. */
 static void waiting(unsigned count)
 {
 	struct waiter *waiters = calloc(count, sizeof *waiters);
@@ -113,7 +117,7 @@ static void waiting(unsigned count)
 			waiters[each].into = memory + each % (length / MIB - 1) * MIB + 100;
 			CHECK(pthread_create(&waiters[each].thread, NULL, wait_in_recv, &waiters[each]) == 0);
 		}
-		/* Until all of them sleep in it. */
+		/* Waits until all of them sleep in their call. */
 		for (unsigned each = 0; each < count; each++) {
 			struct pollfd end = { .fd = waiters[each].ends[0], .events = POLLOUT };
 			CHECK(poll(&end, 1, 10000) == 1);
@@ -134,7 +138,10 @@ static void waiting(unsigned count)
 			CHECK(write(waiters[each].ends[0], text, sizeof text) == sizeof text);
 			close(waiters[each].ends[0]);
 			CHECK(pthread_join(waiters[each].thread, NULL) == 0 && waiters[each].got == sizeof text);
-			/* (The last of those that share a place.) */
+			/*
+			 * Threads may share a place. Only the last of those finds its own bytes
+			 * there.
+			 */
 			if (each + length / MIB > count)
 				CHECK(matches(waiters[each].into, sizeof text, each));
 			close(waiters[each].ends[1]);
@@ -175,7 +182,7 @@ static void streams(void)
 	CHECK(pthread_create(&thread, NULL, send_slowly, &pair[0]) == 0);
 	CHECK(recv(pair[1], bytes, 3 * MIB, MSG_WAITALL) == 3 * MIB && matches(bytes, 3 * MIB, 5));
 	CHECK(pthread_join(thread, NULL) == 0);
-	/* A vector, a part of which lies elsewhere. */
+	/* A vector of which a part lies outside the swapped memory. */
 	static unsigned char elsewhere[5000];
 	CHECK(pthread_create(&thread, NULL, send_slowly, &pair[0]) == 0);
 	struct iovec *vector = out(3 * sizeof *vector);
@@ -202,7 +209,7 @@ static void streams(void)
 		                        : sendmsg(pair[0], message, 0);
 		CHECK(sent == 3 * MIB && pthread_join(thread, NULL) == 0);
 	}
-	/* Looked at as a whole, and still there. */
+	/* Peeked at as a whole, and still there. */
 	CHECK(send(pair[0], bytes, 100000, MSG_DONTWAIT) == 100000);
 	unsigned char *peeked = out(100000);
 	evict();
@@ -225,7 +232,7 @@ static void streams(void)
 	close(ends[1]);
 }
 
-/* Bytes that are counted and not given (MSG_TRUNC on TCP) leave the buffer as it is. */
+/* Bytes that are counted but not copied (MSG_TRUNC on TCP) leave the buffer unchanged. */
 static void passed_over(void)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -249,7 +256,10 @@ static void passed_over(void)
 	close(server);
 }
 
-/* Lengths that say more than there is, as the kernel takes them: what it does not read or write need not be there. */
+/*
+ * Lengths beyond the end of the memory, which the kernel accepts: memory that it neither reads nor
+ * writes need not exist.
+ */
 static void beyond_the_end(void)
 {
 	unsigned char *part = mmap(NULL, 32 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -266,13 +276,13 @@ static void beyond_the_end(void)
 		CHECK(recv(pair[1], last, 100000, MSG_TRUNC) == sizeof text && matches(last, sizeof text, 12));
 		pattern(part, 4 * MIB, 11);
 		evict();
-		/* Too long, whatever it is. */
+		/* Too long for the socket, whatever the memory holds. */
 		if (round == 0)
 			CHECK(send(pair[0], part, 16 * MIB, MSG_DONTWAIT) == -1 && errno == EMSGSIZE);
 		close(pair[0]);
 		close(pair[1]);
 	}
-	/* As much as there is. */
+	/* As many bytes as there are. */
 	CHECK(pipe(pair) == 0 && write(pair[1], part + 4 * MIB - 32768, 100000) == 32768);
 	close(pair[0]);
 	close(pair[1]);
@@ -305,7 +315,7 @@ static void beyond_the_end(void)
 	CHECK(munmap(part, 4 * MIB) == 0);
 }
 
-/* Much is appended with little room for it. */
+/* A long append with little resident memory for it. */
 static void much_appended(void)
 {
 	enum { TIMES = 12 };
@@ -336,7 +346,7 @@ static void much_appended(void)
 	unlink(name);
 }
 
-/* More room than anybody has memory for: it is given to the kernel all the same. */
+/* A request with more buffer space than can be resident goes to the kernel all the same. */
 static void much_room(void)
 {
 	enum { MANY = 24 };
@@ -360,7 +370,7 @@ static void much_room(void)
 	close(pair[1]);
 }
 
-/* What several append is there as each of them has written it. */
+/* Several threads append. Each thread's data must arrive in one piece. */
 enum { APPENDS = 6 };
 static char appended[64];
 static size_t append_size;
@@ -439,7 +449,7 @@ static void messages(void)
 	memcpy(&received, CMSG_DATA(&control->header), sizeof received);
 	CHECK(fcntl(received, F_GETFD) >= 0 && matches(bytes, 60000, 9));
 	close(received);
-	/* Several at once, of different lengths. */
+	/* Several messages at once, of different lengths. */
 	enum { MANY = 16 };
 	struct mmsghdr *all = out(MANY * sizeof *all);
 	struct iovec *vectors = out(MANY * sizeof *vectors);
@@ -465,7 +475,7 @@ static void messages(void)
 		CHECK(all[each].msg_len == 1000U + each * 100 && matches(texts + each * 5000, 1000 + each * 100, each));
 	close(pair[0]);
 	close(pair[1]);
-	/* Whence it came, with data of a length that has a way of its own. */
+	/* The sender's address, and control data of a length that takes a separate path. */
 	int one = socket(AF_INET, SOCK_DGRAM, 0), other = socket(AF_INET, SOCK_DGRAM, 0);
 	struct sockaddr_in *address = out(sizeof *address);
 	socklen_t *size = out(sizeof *size);
@@ -550,7 +560,7 @@ static void lists(void)
 	struct rlimit { unsigned long now, most; } many = { MANY, MANY };
 	syscall(SYS_prlimit64, 0, 7, &many, NULL);
 	CHECK(poll(polled, MANY, 1000) == 1 && polled[MANY - 1].revents == POLLOUT);
-	/* Of devices that have messages, with more room than one takes. */
+	/* Files that deliver messages, with more buffer space than one message needs. */
 	uint64_t *counter = out(100000);
 	CHECK(write(event, &(uint64_t){ 5 }, 8) == 8);
 	evict();
@@ -591,7 +601,7 @@ static void lists(void)
 	*time = (struct timeval){ 10, 0 };
 	evict();
 	CHECK(select(2, NULL, sets, NULL, time) == 1 && FD_ISSET(1, sets));
-	/* Of memory that is this process's own. */
+	/* process_vm_readv(2) on this process's own memory. */
 	struct iovec *here = out(sizeof *here), *there = out(sizeof *there);
 	unsigned char *from = out(50000), *to = out(50000);
 	pattern(from, 50000, 8);
@@ -599,7 +609,7 @@ static void lists(void)
 	*there = (struct iovec){ from, 50000 };
 	evict();
 	CHECK(process_vm_readv(getpid(), here, 1, there, 1, 0) == 50000 && matches(to, 50000, 8));
-	/* A part of it belongs to the kernel by now, if that can be. */
+	/* Part of the memory has been released to the kernel by now, if that is possible. */
 	unsigned char *mixed = memory + length / 2;
 	pattern(mixed, 12 * PAGE, 2);
 	evict();
@@ -614,7 +624,7 @@ static void lists(void)
 	struct stat *status = (struct stat *)(mixed + 5 * PAGE - 64);
 	evict();
 	CHECK(fstat(file, status) == 0 && status->st_size == 12 * (off_t)PAGE);
-	/* What a loader may do, a program may, too. */
+	/* A writev(2) to descriptor 2, as a loader makes it, works for a program, too. */
 	int kept = dup(2);
 	CHECK(ftruncate(file, 0) == 0 && lseek(file, 0, SEEK_SET) == 0 && dup2(file, 2) == 2);
 	struct iovec outside = { from, 50000 };
@@ -640,7 +650,7 @@ static void leave(int signal)
 
 static void ignore(int signal) { (void)signal; }
 
-/* Calls that do not come back, or not in the ordinary way. */
+/* Calls that do not return, or not in the ordinary way. */
 static void interrupted(void)
 {
 	int pair[2];
@@ -661,7 +671,7 @@ static void interrupted(void)
 	}
 	setitimer(ITIMER_REAL, &(struct itimerval){ 0 }, NULL);
 	CHECK(left > 2900);
-	/* A signal ends a write that waits: what was written by then is answered. */
+	/* A signal ends a write that waits: the result is the number of bytes written so far. */
 	action.sa_handler = ignore;
 	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
 	unsigned char *bytes = out(3 * MIB);
@@ -682,7 +692,7 @@ static void interrupted(void)
 	close(pair[1]);
 }
 
-/* Programs whose words all lie in it. */
+/* Programs whose strings all lie in the memory. */
 static void programs(void)
 {
 	for (int round = 0; round < 6; round++) {

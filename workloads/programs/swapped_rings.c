@@ -1,5 +1,7 @@
-/* Rings whose buffers, vectors, messages and paths lie in memory that the program maps in the ordinary way. Under
- * `usring run --swap` most of it is out whenever a request names it, and has gone out again while one waits.
+/*
+ * Rings whose buffers, vectors, messages and paths lie in ordinary mappings. Under `usring run
+ * --swap` most of this memory is evicted when a request names it, and is evicted again while a
+ * request waits.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -9,7 +11,7 @@
 
 #define PAGE 4096UL
 #define MIB (1UL << 20)
-/* Younger than some headers, whose `resv2` are the addresses. */
+/* Newer than some headers, whose `resv2` holds the addresses. */
 #define NO_MMAP (1U << 14)
 #define NO_SQARRAY (1U << 16)
 
@@ -21,14 +23,17 @@ static uint64_t mark(size_t page)
 	return page * 0x9e3779b97f4a7c15UL + 1;
 }
 
-/* Touches all of it, so that whatever was in memory before has gone. */
+/* Touches all of the memory, so that pages resident before are evicted. */
 static void drive_out(void)
 {
 	for (size_t page = 0; page < length / PAGE; page++)
 		*(uint64_t *)(memory + page * PAGE + PAGE - 8) = mark(page);
 }
 
-/* Bytes that were not used for long, at no special place of a page; other ones each time. */
+/*
+ * Returns bytes that have long not been used, at no special place of a page, and different ones
+ * each time.
+ */
 static unsigned char *place(size_t bytes)
 {
 	static size_t next = 3;
@@ -61,7 +66,7 @@ static void files_with(unsigned flags)
 		unsigned char *from = place(size), *to;
 		write_pattern(from, size, each);
 		drive_out();
-		/* The words at pages' ends are other ones by now. */
+		/* The words at the ends of pages have changed by now. */
 		write_pattern(from, size, each);
 		struct io_uring_sqe *sqe = request(&ring);
 		io_uring_prep_write(sqe, file, from, size, 0);
@@ -72,7 +77,7 @@ static void files_with(unsigned flags)
 		io_uring_prep_read(sqe, file, to, size, 0);
 		EQUAL(result_of(&ring, sqe), size);
 		HOLDS(has_pattern(to, size, each));
-		/* Its vector is out when it is looked at. */
+		/* The vector is evicted when the engine reads it. */
 		struct iovec *vector = (struct iovec *)place(sizeof *vector * 2);
 		to = place(size);
 		vector[0] = (struct iovec){ to, size / 3 };
@@ -126,7 +131,7 @@ static void registered_buffers(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* What waits is out by the time that something comes. */
+/* The memory of a waiting request is evicted by the time that data arrives. */
 static void sockets(void)
 {
 	struct io_uring ring = new_ring(16, 0);
@@ -194,7 +199,7 @@ static void provided_buffers(void)
 	for (unsigned each = 0; each < COUNT; each++) {
 		unsigned char text[SIZE];
 		write_pattern(text, SIZE, each);
-		/* Not the group's own page, whose words are in use. */
+		/* Skips the page of the buffer ring, whose words are in use. */
 		for (size_t page = 6 * MIB / PAGE + 1; page < length / PAGE; page++)
 			*(volatile unsigned char *)(memory + page * PAGE) += 1;
 		EQUAL(send(pair[0], text, SIZE, 0), SIZE);
@@ -239,7 +244,7 @@ static void names_and_times(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* The ring itself in such memory: that part becomes the kernel's. */
+/* The ring itself lies in such memory: that part is released to the kernel. */
 static void rings_in_memory_of_the_programs(void)
 {
 	unsigned char *rings = memory + 14 * MIB, *entries = rings + 16 * PAGE;
@@ -254,7 +259,7 @@ static void rings_in_memory_of_the_programs(void)
 	for (unsigned each = 0; each < 20; each++) {
 		struct io_uring_sqe *sqe = (struct io_uring_sqe *)entries + each % 8;
 		*sqe = (struct io_uring_sqe){ .opcode = IORING_OP_NOP, .user_data = each };
-		/* All but the rings. */
+		/* All pages but those of the rings. */
 		for (size_t page = 0; page < 13 * MIB / PAGE; page++)
 			*(volatile unsigned char *)(memory + page * PAGE) += 1;
 		__atomic_store_n((unsigned *)(rings + said.sq_off.tail), each + 1, __ATOMIC_RELEASE);

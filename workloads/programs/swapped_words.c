@@ -1,7 +1,8 @@
 /*
- * A program that knows nothing of swap: threads add to words all over a memory that it maps in the ordinary way, and
- * the words' sum is what they added. argv[1]: bytes of the memory in MiB; argv[2]: threads; argv[3]: additions of
- * each, or 0: until SIGTERM. It says "at work" once all of the memory holds something.
+ * A program that knows nothing of swap: threads add to words all over an ordinary mapping, and the
+ * sum of the words must be the sum of the additions. argv[1]: bytes of the memory in MiB; argv[2]:
+ * threads; argv[3]: additions per thread, or 0: until SIGTERM. It prints "at work" once all of the
+ * memory has content.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Each so many bytes have a word, at another place in each. */
+/* Each part of this many bytes has one word, at a different place in each part. */
 #define PART 512UL
 #define MOST 64
 

@@ -1,5 +1,6 @@
-/* Has much memory of each thread's own, which the loader maps before anybody is there
- * to answer calls; and memory that is swapped.
+/*
+ * A program with much thread-local memory, which the loader maps before the library can answer
+ * calls, and with memory that is swapped.
  */
 #include <stdio.h>
 #include <stdlib.h>

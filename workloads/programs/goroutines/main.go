@@ -1,7 +1,6 @@
-// Goroutines make system calls with a few hundred bytes of stack left, and
-// their stacks lie among other objects. Here many of them start programs and
-// use high descriptors, which come by our doors, between objects whose contents
-// they look at.
+// Goroutines make system calls with a few hundred bytes of stack left, and their stacks lie among
+// other objects. Here many goroutines start programs and use high descriptors. Both kinds of calls
+// pass usring's entry points. The goroutines also check the content of the objects around.
 package main
 
 // #include <stdlib.h>
