@@ -1,6 +1,6 @@
-//! What a descriptor stands for: the questions that the engine asks the layer that brings it the
-//! program's calls. The engine keeps no table of descriptors. The host does: the interposer, or
-//! none when a ring is used through the Rust API.
+//! The questions that the engine asks about descriptors. They go to the layer that brings the
+//! program's calls. The engine itself keeps no table of descriptors. The host does: the interposer,
+//! or none when a ring is used through the Rust API.
 
 use crate::Ring;
 use crate::process::process;

@@ -43,8 +43,9 @@ use usring_uapi::io_uring as abi;
 /// again. A poll costs a system call.
 const CALLS_WITHOUT_A_LOOK: u32 = 8;
 /// Calls in a row without a poll of the epoll set where files were tried before the set reported
-/// them, and were ready. The set polls each of those files once more. (It is not enough that some
-/// files are expected to be ready: a call that submits nothing, or finds the CQ full, tries none.)
+/// them, and were ready. The next poll of the set has to check each of those files once more, so it
+/// is made less often. (It is not enough that some files are expected to be ready: a call that
+/// submits nothing, or finds the CQ full, tries none.)
 const CALLS_OF_GUESSES: u32 = 32;
 
 /// One io_uring instance. Always in an `Arc`: workers and the ring watcher hold it while they have

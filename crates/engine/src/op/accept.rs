@@ -1,11 +1,11 @@
 //! ACCEPT: one connection, or one after another as they come.
 //!
-//! A call of accept4(2) that fails costs ten times what a look at the listener
-//! does, and one that finds nothing may sleep. So the listener is looked at
-//! first (TCP says how many connections there are, others only whether there is
-//! one). When as many have been taken, it is looked at again, unless an event has
-//! told of them, for then another one will tell of more. That is also what
-//! SOCK_NONEMPTY goes by.
+//! A failed accept4(2) costs ten times as much as polling the listener, and a call that finds no
+//! connection may sleep. So the listener is polled first. TCP returns the number of connections,
+//! other protocols only whether there is one.
+//!
+//! When that many have been taken, the listener is polled again, unless an event has reported them:
+//! later connections then make an event of their own. SOCK_NONEMPTY is set by this count, too.
 
 use super::Operation;
 use super::socket::{check_flags, flags_for, place};
@@ -29,26 +29,25 @@ const PEER_HANG_UP: u32 = 0x2000;
 
 #[derive(Default)]
 pub(crate) struct Accept {
-    /// Whether its listener is one of the internet, once that was asked.
+    /// Whether its listener is an internet socket, once that was looked up.
     internet: Option<bool>,
-    /// What a worker has accepted, on its way to the program. Whatever becomes
-    /// of the request, it is not left open.
+    /// The connection that a worker has accepted. It is closed if the request ends in another way.
     accepted: Option<OwnedDescriptor>,
 }
 
-/// What is known of the connections that wait.
+/// Knowledge of the connections that wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Queue {
     Unknown,
     Empty,
-    /// There is one.
+    /// There is a connection.
     Filled,
-    /// There are so many, at a listener of TCP.
+    /// This many connections wait at a listener of TCP.
     Holds(u32),
 }
 
 impl Queue {
-    /// What the listener counts, if it does.
+    /// Returns the listener's count, if it has one.
     fn counted(number: i32) -> Queue {
         match socket::queue_length(number) {
             Some(0) => Queue::Empty,
@@ -57,7 +56,7 @@ impl Queue {
         }
     }
 
-    /// Asks whether there is one.
+    /// Polls whether there is a connection.
     fn of(number: i32) -> Queue {
         match Queue::counted(number) {
             Queue::Unknown => match epoll::poll_now(number, epoll::IN) {
@@ -68,8 +67,8 @@ impl Queue {
         }
     }
 
-    /// When one has been taken out. What has come since the listener was asked makes
-    /// an event of its own, if it was asked because of one (`called`).
+    /// Returns the state after one connection was taken. `called`: the listener was polled because
+    /// of an event, so later connections make an event of their own.
     fn without_one(self, number: i32, called: bool) -> Queue {
         match self {
             Queue::Holds(count @ 2..) => Queue::Holds(count - 1),
@@ -103,7 +102,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// accept4(2) for a request.
+/// Returns the accept4(2) of a request.
 fn call(request: &Request) -> SystemCall {
     let slot = Slot::from_sqe(request.sqe.file_index);
     let (address, length) = (UserAddress(request.sqe.addr), UserAddress(request.sqe.off));
@@ -176,9 +175,8 @@ fn attempt(
         }
         match locked.stuck_calls.make(caller, &call) {
             None => (queue, failed) = (Queue::Unknown, true),
-            // A unix listener that was shut down and does not block says nothing
-            // else. The kernel asks 128 times before it passes that on; a
-            // multishot of its own would ask for ever.
+            // A non-blocking unix listener that was shut down returns nothing else. The kernel
+            // tries 128 times before it passes EAGAIN on; a multishot here would try for ever.
             Some(Err(Errno::EAGAIN)) if ready & PEER_HANG_UP != 0 => {
                 return Some(Err(if request.multishot { Errno::EINVAL } else { Errno::EAGAIN }));
             }
@@ -188,7 +186,7 @@ fn attempt(
     }
 }
 
-/// SOCK_NONEMPTY: of listeners of the internet only, as on the kernel.
+/// Returns SOCK_NONEMPTY, only for internet listeners as on the kernel.
 fn flags_of(request: &mut Request, queue: Queue) -> u32 {
     let number = request.file.number;
     let Operation::Accept(accept) = &mut request.operation else { return 0 };
@@ -208,8 +206,8 @@ fn would_block(request: &Request) -> IssueOutcome {
     IssueOutcome::WouldBlock
 }
 
-/// Accepts in a worker, from a listener that others share; or finds that the
-/// file is none.
+/// Accepts in a worker, from a listener that other processes share; or finds that the file is no
+/// listener.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let call = call(request);
     let number = request.file.number;
@@ -229,14 +227,14 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             accept.accepted = Some(OwnedDescriptor::from_raw(number as i32));
             0
         }
-        // It waited as one that is polled would have.
+        // The result is that of a polled request that is cancelled.
         (Err(Errno::EINTR), _) => Errno::ECANCELED.negative(),
         (Err(error), _) => error.negative(),
         (Ok(_), _) => Errno::EINVAL.negative(),
     }
 }
 
-/// Gives the program what a worker has accepted.
+/// Hands the connection that a worker has accepted to the program.
 pub(crate) fn finish(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Accept(accept) = &mut request.operation else { return result };
     let Some(accepted) = accept.accepted.take() else { return result };

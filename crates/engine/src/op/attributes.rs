@@ -16,7 +16,7 @@ const NAME_LIMIT: usize = 256;
 const VALUE_LIMIT: u32 = 65_536;
 const KNOWN_FLAGS: u32 = linux::XATTR_CREATE | linux::XATTR_REPLACE;
 
-/// The value stands in `off`, the path in `addr3`.
+/// Prepares the call. The value is in `off`, the path in `addr3`.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     let of_path = matches!(sqe.opcode, opcode::SETXATTR | opcode::GETXATTR);
@@ -54,7 +54,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// A name that is none or too long is out of range.
+/// Reads a name. Error: `ERANGE` if it is empty or too long.
 fn read_name(address: UserAddress) -> Result<Vec<u8>, Errno> {
     match user_memory::read_c_string(address, NAME_LIMIT) {
         Ok(name) if name.len() == 1 => Err(Errno::ERANGE),

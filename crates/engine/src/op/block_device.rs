@@ -1,11 +1,11 @@
-//! READ and WRITE of all kinds on a block device of ours: the same SQEs as for
-//! the kernel's files, carried out by a queue pair.
+//! READ and WRITE of all kinds on a block device of usring's. The SQEs are the same as for the
+//! kernel's files, but a queue pair carries them out.
 //!
-//! Whole blocks within the device go to the ring's channel; everything else
-//! (a part of a block, the file position) to a worker, which may block.
+//! Whole blocks within the device go to the ring's channel. All other transfers (a part of a block,
+//! the file position) go to a worker, which may block.
 //!
-//! The kernel's own files are a device, too, by way of the kernel's AIO. A ring's transfers
-//! take it if the file is open with O_DIRECT; an AIO context's also if they write.
+//! The kernel's own files are a device, too, by way of the kernel's AIO. A ring's transfers take it
+//! if the file is open with O_DIRECT; an AIO context's also if they write.
 
 use super::Operation;
 use super::named_files::NamedFiles;
@@ -21,14 +21,14 @@ use usring_device::{OpenDevice, Route};
 use usring_sys::{Errno, descriptor, kept_memory};
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
-/// Whether a transfer may concern devices at all: asked of every READ and
-/// WRITE, so one load.
+/// Returns whether a transfer may concern devices at all. Called for every READ and WRITE, so it is
+/// cheap.
 #[inline(always)]
 pub(crate) fn is_possible(locked: &LockedRing) -> bool {
     host::has_devices() || locked.ring.is_polled() || locked.ring.has_events()
 }
 
-/// Whether a request is a transfer that [`issue`] decides on.
+/// Returns whether a request is a transfer that [`issue`] decides on.
 pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     let ring = locked.ring;
     let RingState { files, named, .. } = &mut **locked;
@@ -36,7 +36,7 @@ pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     is_transfer && (ring.is_polled() || find(files, named, &request.file, &request.sqe).is_some())
 }
 
-/// The device that a request's file is.
+/// Returns the device that a request's file stands for.
 #[inline]
 fn find<'a>(
     files: &'a RegisteredFiles,
@@ -52,7 +52,7 @@ fn find<'a>(
     }
 }
 
-/// What becomes of a transfer, if its file is a device or has to be one.
+/// Returns the outcome of a transfer, if its file is a device or has to be one.
 #[inline(always)]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let ring = locked.ring;
@@ -110,8 +110,8 @@ pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
     }
 }
 
-/// A direct transfer of one of the kernel's files, on a ring: for the kernel's AIO, if
-/// there is any, else for a worker. `file_system`: the one that the file is on.
+/// Issues a ring's direct transfer on one of the kernel's files: to the kernel's AIO if it is
+/// available, else to a worker. `file_system`: the one that the file is on.
 #[inline]
 pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_system: u64) -> IssueOutcome {
     let ring = locked.ring;
@@ -130,7 +130,7 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     }
 }
 
-/// IOSQE_ASYNC: a direct transfer goes to a worker as it is, but for its position.
+/// Prepares a direct transfer for a worker (IOSQE_ASYNC): only its position is fixed.
 pub(crate) fn settle_if_direct(locked: &mut LockedRing, request: &mut Request) {
     let is_at_position = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_at_position());
     if is_at_position && read_write::may_be_direct(request) && locked.direct_on(request).is_some() {
@@ -150,7 +150,7 @@ fn settle_position(request: &mut Request) -> Result<(), Errno> {
 /// file system go to a worker at once.
 #[cold]
 pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
-    // Another flag may be the one that is not taken.
+    // The kernel may refuse another flag instead.
     if request.sqe.op_flags == 0
         && let Ok(identity) = descriptor::identity(request.file.number)
     {
@@ -174,24 +174,24 @@ fn keep_for_delivery(locked: &mut LockedRing, request: &mut Request) -> Result<(
     locked.named.keep(&mut request.file)
 }
 
-/// The channel to the kernel's own files, if a transfer of an AIO context's takes it:
-/// one with O_DIRECT, which is asynchronous there, and every write, for what
-/// io_submit(2) has taken is written, whatever becomes of the program. (Without
-/// O_DIRECT the kernel writes within the call.)
+/// Returns the channel to the kernel's own files, if a transfer of an AIO context takes it. These
+/// are transfers with O_DIRECT, which are asynchronous there, and all writes: a write that
+/// io_submit(2) has taken is made, whatever becomes of the program. (Without O_DIRECT the kernel
+/// writes within the call.)
 ///
-/// Errors: `EBADF`; `EOPNOTSUPP` for any other.
+/// Errors: `EBADF`; `EOPNOTSUPP` for any other transfer.
 pub(crate) fn channel_to_kernel_file(
     locked: &mut LockedRing,
     number: i32,
     writes: bool,
 ) -> Result<ChannelIndex, Errno> {
     let ring = locked.ring;
-    // Memory that is swapped is kept for a call, and not beyond it.
+    // Swapped memory is pinned for a call, and no longer.
     if !ring.has_events() || kept_memory::has_keeper() {
         return Err(Errno::EOPNOTSUPP);
     }
     let direct = locked.named.status_flags(number)? & linux::O_DIRECT != 0;
-    // A pipe with that flag is something else.
+    // On a pipe the flag has another meaning.
     if !(direct || writes && !ring.is_polled()) || !locked.named.identity(number)?.is_stored() {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -199,9 +199,9 @@ pub(crate) fn channel_to_kernel_file(
     locked.devices.channel_to_kernel_files(ring).map_err(|_| Errno::EOPNOTSUPP)
 }
 
-/// Whether a request of an AIO context may be begun before what is owed to the
-/// kernel's files is delivered: it joins that, or it is a device's. Any other comes
-/// behind it: what was written before it in its batch, is; as in the kernel.
+/// Returns whether a request of an AIO context may begin before the deferred submits to the
+/// kernel's files: it joins them, or goes to a device. Any other request comes after them, so that
+/// earlier writes of its batch are made first, as in the kernel.
 pub(crate) fn joins_delivery(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());
@@ -211,7 +211,7 @@ pub(crate) fn joins_delivery(locked: &mut LockedRing, request: &Request) -> bool
     channel_to_kernel_file(locked, number, writes).is_ok()
 }
 
-/// A file that does not poll, if it is one and open for this.
+/// Returns the error for a file that does not poll, if it is open for this.
 #[cold]
 fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
     let other_way = if writes { linux::O_RDONLY } else { linux::O_WRONLY };

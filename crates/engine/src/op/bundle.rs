@@ -1,5 +1,5 @@
-//! Bundles: a send or receive over as many provided buffers as it takes, one
-//! CQE for all of them, which names the first.
+//! Bundles: a send or receive over as many provided buffers as it takes, with one CQE for all of
+//! them, which names the first.
 
 use super::receive::{Rest, rest};
 use super::send_receive::{Selections, SendReceive, transfer_of};
@@ -14,8 +14,7 @@ use usring_sys::message;
 use usring_sys::{Errno, UserAddress};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 
-/// Lets the transfer have the next buffers of its group, `most` bytes of them,
-/// or one if that is 0.
+/// Gives the transfer the next buffers of its group, `most` bytes of them, or one if that is 0.
 fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let group = request.sqe.buf_index;
     let transfer = transfer_of(request)?;
@@ -37,7 +36,7 @@ fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> 
     Ok(many)
 }
 
-/// The buffers of a selection as a CQE names them.
+/// Returns the buffers of a selection as a CQE names them.
 fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
     SelectedBuffer {
         group,
@@ -53,7 +52,7 @@ fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
 /// Takes buffers to send from a request's group. Returns whether none is left there.
 pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     let group = request.sqe.buf_index;
-    // Of a classic group the whole buffer is sent, whatever was asked for.
+    // The whole buffer of a classic group is sent, whatever the length.
     let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
     let many = select(locked, request, most)?;
@@ -62,7 +61,7 @@ pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> 
     Ok(many.emptied)
 }
 
-/// SEND: everything that the group holds.
+/// SEND: sends everything that the group holds.
 pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOutcome, Errno> {
     let number = request.file.number;
     loop {
@@ -90,7 +89,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
             request.cqe_flags |= flags;
             return Ok(outcome);
         }
-        // From now on all that the group holds.
+        // The next attempts send everything that the group holds.
         let transfer = transfer_of(request)?;
         (transfer.done, transfer.wanted) = (0, 0);
     }
@@ -144,13 +143,13 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
     transfer_of(request).map_or(IssueOutcome::More, |transfer| transfer.yields())
 }
 
-/// Whether a multishot has received as many bytes as its length bounds a turn to.
+/// Returns whether a multishot has received as many bytes as its length allows per time slice.
 fn has_had_its_share(transfer: &SendReceive, bytes: u64) -> bool {
     transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
 
-/// It ends after so many bytes more. What it has kept and not filled is its
-/// group's again.
+/// Ends a bundle after `bytes` more bytes. Buffers that it has kept and not filled return to their
+/// group.
 pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u64) {
     let group = request.sqe.buf_index;
     let Ok(transfer) = transfer_of(request) else { return };
@@ -160,27 +159,26 @@ pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u
     }
 }
 
-/// What came of one receive.
+/// Outcome of one receive.
 enum Step {
     Given(Bundle),
-    /// It is not whole, and there may be more for it.
+    /// The bundle is not complete, and there may be more for it.
     GoesOn,
-    /// It is not whole, and there is no more for now.
+    /// The bundle is not complete, and there is no more for now.
     Drained,
 }
 
-/// What a CQE will tell of.
+/// The content of a CQE.
 struct Bundle {
     bytes: u64,
     rest: Rest,
-    /// There will be no more, or no buffer for it.
+    /// There will be no more data, or no buffer for it.
     last: bool,
     failed: bool,
 }
 
-/// Receives into one buffer, if nobody says how much there is, and then as much
-/// as there is into as many as that takes. `is_told`: how much is there the receive
-/// before this one has found out.
+/// Receives into one buffer if the amount is not known, and then all that is there into as many
+/// buffers as it needs. `is_told`: the receive before this one has found out the amount.
 fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
@@ -194,7 +192,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
         Some(limit) => most.min(limit),
         None => most,
     };
-    // One that goes on has its buffers already.
+    // A receive that goes on has its buffers already.
     let most = bounded(if selections.lone_length == 0 { wanted } else { selections.lone_length });
     let many = if request.buffer.is_some() { None } else { Some(select_to_fill(locked, request, most)?) };
     let selections = transfer_of(request)?.selections;
@@ -210,7 +208,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
     let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
-        // Nobody else may have what is still to be filled.
+        // No other request may have the part that is still to be filled.
         let left = if goes_on {
             locked.groups.use_up_all(group, &many)
         } else {
@@ -241,14 +239,14 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
     Ok(Step::Given(bundle))
 }
 
-/// Receives what has been left behind, so many bytes, into more buffers.
+/// Receives the `more` bytes that were left behind into further buffers.
 fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mut Bundle) -> Result<(), Errno> {
     let number = request.file.number;
     if more <= 1 {
         return Ok(());
     }
     let Ok(many) = select_to_fill(locked, request, more) else {
-        // The kernel does not say then that there is more.
+        // In this case the kernel does not report that there is more.
         bundle.rest = Rest::Unknown;
         return Ok(());
     };
@@ -266,12 +264,12 @@ fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mu
     Ok(())
 }
 
-/// The answer of one system call that received into the selected buffers.
+/// The result of one system call that received into the selected buffers.
 struct Received {
     bytes: u64,
-    /// Bytes that there was room for.
+    /// Bytes of room in the buffers.
     room: u64,
-    /// With MSG_WAITALL, whether the message was longer than that.
+    /// With MSG_WAITALL: the message was longer than the room.
     was_cut: bool,
 }
 

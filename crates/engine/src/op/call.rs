@@ -1,5 +1,5 @@
-//! Operations that are one system call which may block: made by a worker, with
-//! whatever memory of the program was copied when the request was prepared.
+//! Operations that are one system call which may block. A worker makes the call, with the program's
+//! memory that was copied when the request was prepared.
 
 use super::Operation;
 use crate::device_file;
@@ -13,7 +13,7 @@ pub(crate) struct Call {
     pub call: SystemCall,
     /// Its first argument is the request's file.
     pub on_file: bool,
-    /// What its pointers point to, where that had to be copied.
+    /// Copied memory that its pointers point to.
     #[expect(dead_code, reason = "owned because the call points into it")]
     memory: Vec<u8>,
 }
@@ -24,7 +24,7 @@ impl Call {
         Operation::Call(Call { call: SystemCall::new(number, [0, b, c, d, e]), on_file: true, memory: Vec::new() })
     }
 
-    /// The first argument is the file's number.
+    /// Makes a call whose first argument is the file's number.
     pub fn on_file_with_memory(number: u32, arguments: [u64; 5], memory: Vec<u8>) -> Operation {
         Operation::Call(Call { call: SystemCall::new(number, arguments), on_file: true, memory })
     }
@@ -34,7 +34,7 @@ impl Call {
     }
 }
 
-/// Makes the call.
+/// Makes the call, and may block.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
     let call = match &mut request.operation {
@@ -53,7 +53,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     answer(on_device.unwrap_or_else(|| blocking.run(&call)))
 }
 
-/// A system call's answer as a CQE's result.
+/// Returns a system call's answer as a CQE's result.
 pub(crate) fn answer(result: Result<u64, Errno>) -> i32 {
     match result {
         Ok(value) => value as i32,

@@ -30,7 +30,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Which flags go together, for the request and for the register call.
+/// Checks which flags go together, for the request and for the register call.
 pub(crate) fn check(key: &CancelKey) -> Result<(), Errno> {
     let any = key.flags & abi::IORING_ASYNC_CANCEL_ANY != 0;
     let by_file = key.flags & abi::IORING_ASYNC_CANCEL_FD != 0;

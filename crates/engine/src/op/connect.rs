@@ -1,8 +1,8 @@
 //! CONNECT and BIND: the requests that bring an address.
 //!
-//! A connection that cannot be made at once goes on by itself; the request
-//! waits until the socket can be written to and then asks what came of it. Only
-//! a unix listener whose queue is full has nothing to poll for: a worker waits.
+//! A connection that cannot be made at once goes on by itself. The request waits until the socket
+//! is writable and then reads the result. Only for a unix listener whose queue is full is there
+//! nothing to poll: a worker waits.
 
 use super::Operation;
 use super::socket::check_rest;
@@ -14,11 +14,11 @@ use alloc::boxed::Box;
 use usring_sys::socket::{self, ADDRESS_LIMIT};
 use usring_sys::{Errno, UserAddress, epoll, user_memory};
 
-/// Enough for an address of the internet.
+/// Enough for an internet address.
 const SHORT: usize = 28;
 
-/// A copy of the program's `struct sockaddr`, which it may use again as soon as
-/// its call has returned.
+/// A copy of the program's `struct sockaddr`, which the program may reuse as soon as its call has
+/// returned.
 pub(crate) enum SocketAddress {
     Short { length: u8, bytes: [u8; SHORT] },
     Long { length: u8, bytes: Box<[u8; ADDRESS_LIMIT]> },
@@ -26,7 +26,7 @@ pub(crate) enum SocketAddress {
 
 impl SocketAddress {
     fn read(sqe: &usring_uapi::Sqe) -> Result<SocketAddress, Errno> {
-        // The kernel's int.
+        // The kernel uses an int here.
         let length = usize::try_from(sqe.off as i32).map_err(|_| Errno::EINVAL)?;
         if length > ADDRESS_LIMIT {
             return Err(Errno::EINVAL);
@@ -56,7 +56,7 @@ impl SocketAddress {
 
 pub(crate) struct Connect {
     pub address: SocketAddress,
-    /// We have begun it; the socket tells when it is done.
+    /// The connection has been begun; the socket becomes writable when it is done.
     under_way: bool,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn issue_bind(_: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::of(socket::bind(request.file.number, address.bytes()).map(|()| 0))
 }
 
-/// By a worker that has the request's rights.
+/// Binds in a worker that has the request's rights.
 pub(crate) fn work_bind(request: &mut Request, _: &Blocking) -> i32 {
     let Operation::Bind(address) = &request.operation else { return Errno::EINVAL.negative() };
     socket::bind(request.file.number, address.bytes()).map_or_else(Errno::negative, |()| 0)
@@ -104,7 +104,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
     let mut answer = socket::connect_now(number, connect.address.bytes());
     if answer == Err(Errno::ECONNABORTED) {
-        // What is left of an attempt that failed; the next one is a new one.
+        // This reports an earlier attempt that failed; the next call is a new attempt.
         answer = socket::connect_now(number, connect.address.bytes());
     }
     match answer {
@@ -112,7 +112,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
             connect.under_way = true;
             IssueOutcome::WouldBlock
         }
-        // Looked at too early.
+        // The socket was called too early.
         Err(Errno::EALREADY) if connect.under_way => IssueOutcome::WouldBlock,
         Err(Errno::EISCONN) if connect.under_way => IssueOutcome::of(socket::take_error(number).map(|()| 0)),
         Err(Errno::EAGAIN) => IssueOutcome::NeedsWorker,
@@ -120,7 +120,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
 }
 
-/// Connects, blocking. Of a unix socket with O_NONBLOCK the kernel's workers get
+/// Connects in a worker, and may block. For a unix socket with O_NONBLOCK the kernel's workers get
 /// EAGAIN, too.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let Operation::Connect(connect) = &request.operation else { return Errno::EINVAL.negative() };

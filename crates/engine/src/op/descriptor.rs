@@ -1,4 +1,4 @@
-//! FIXED_FD_INSTALL: an ordinary descriptor for a direct one.
+//! FIXED_FD_INSTALL: makes an ordinary descriptor from a direct one.
 
 use crate::issue::IssueOutcome;
 use crate::request::Request;
@@ -19,7 +19,7 @@ pub(crate) fn prepare_install(_: &mut LockedRing, request: &mut Request) -> Resu
     if sqe.op_flags & !IORING_FIXED_FD_NO_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
     }
-    // By a personality of its own.
+    // The request names a personality of its own.
     if request.has_flag(rights::HAS_GROUP) {
         return Err(Errno::EPERM);
     }

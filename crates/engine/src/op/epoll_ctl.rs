@@ -1,5 +1,4 @@
-//! EPOLL_CTL: changes the program's own epoll sets. libuv changes its set by
-//! nothing else on a ring.
+//! EPOLL_CTL: changes the program's own epoll sets. On a ring, libuv changes its set only by this.
 
 use super::Operation;
 use crate::host;

@@ -1,5 +1,5 @@
-//! EPOLL_WAIT: takes events out of one of the program's own epoll sets. An
-//! empty set is polled, as any file that has nothing yet.
+//! EPOLL_WAIT: takes events out of one of the program's own epoll sets. An empty set is polled, as
+//! any other file without data.
 
 use super::Operation;
 use crate::issue::IssueOutcome;
@@ -9,7 +9,7 @@ use crate::ring::LockedRing;
 use usring_sys::{Errno, SystemCall, UserAddress};
 use usring_uapi::general as linux;
 
-/// Where the events go.
+/// Destination of the events.
 #[derive(Clone, Copy)]
 pub(crate) struct EpollWait {
     events: UserAddress,

@@ -1,13 +1,15 @@
-//! MSG_RING: a CQE for another ring, or one of our registered files for its
-//! table. Also the call that does the first without a ring of its own.
+//! MSG_RING: sends a CQE to another ring, or one of this ring's registered files to its table. Also
+//! the register call that sends a CQE without a ring.
 //!
-//! Both rings' drivers may be sending to each other, so nobody waits for
-//! another ring's lock here. If it is free, the message is delivered at once;
-//! if not, it goes onto the other ring's task-work list, which that ring's
-//! driver looks at when it lets go. A ring that defers its work gets its CQEs
-//! by that list alone: they appear when its owner asks. A descriptor has to be
-//! answered for (a slot, or why not), so its request itself goes there and
-//! comes back by our own list.
+//! Both rings' drivers may be sending to each other, so neither waits for the other's lock.
+//!
+//! - If the lock is free, the message is delivered at once.
+//! - If not, it goes onto the other ring's task-work list, which that ring's driver looks at when
+//!   it releases the lock.
+//! - A ring that defers task work gets its CQEs by that list alone: they appear when its owner
+//!   asks.
+//! - A descriptor needs an answer (its slot, or an error), so its request itself goes to the other
+//!   ring's list and comes back by this ring's.
 
 use super::Operation;
 use crate::host;
@@ -29,21 +31,21 @@ const SEND_FD: u32 = 1;
 
 const KNOWN: u32 = abi::IORING_MSG_RING_CQE_SKIP | abi::IORING_MSG_RING_FLAGS_PASS;
 
-/// What is to be sent, as it stands in the SQE.
+/// The message, as it stands in the SQE.
 pub(crate) struct Message {
     command: u32,
     user_data: u64,
-    /// The CQE's result; no file has one.
+    /// The CQE's result; 0 for a message with a file.
     result: u32,
-    /// Where the file lies with us.
+    /// The file's slot in this ring's table.
     source: u32,
-    /// Where it is to lie there, or flags of the CQE.
+    /// The file's slot in the other ring's table, or flags of the CQE.
     index: u32,
     flags: u32,
     visit: Option<Box<Visit>>,
 }
 
-/// What a request takes along to another ring.
+/// The things that a request takes along to another ring.
 struct Visit {
     target: Arc<Ring>,
     home: Arc<Ring>,
@@ -56,7 +58,7 @@ impl Message {
             return Err(Errno::EINVAL);
         }
         Ok(Message {
-            // The upper halves of the wide fields mean nothing.
+            // The upper halves of the wide fields have no meaning.
             command: sqe.addr as u32,
             user_data: sqe.off,
             result: sqe.len,
@@ -72,7 +74,7 @@ impl Message {
         self.visit.is_some()
     }
 
-    /// The CQE of a message without a descriptor.
+    /// Returns the CQE of a message without a descriptor.
     fn cqe(&self) -> Result<Cqe, Errno> {
         let passes_flags = self.flags & abi::IORING_MSG_RING_FLAGS_PASS != 0;
         if self.source != 0 || self.flags & !abi::IORING_MSG_RING_FLAGS_PASS != 0 || !passes_flags && self.index != 0 {
@@ -100,7 +102,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     }
 }
 
-/// REGISTER_SEND_MSG_RING: what the call's SQE says, without a ring.
+/// REGISTER_SEND_MSG_RING: sends the message in the call's SQE, without a ring.
 pub fn send_without_ring(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     if argument.is_null() || count != 1 {
         return Err(Errno::EINVAL);
@@ -131,7 +133,7 @@ fn ring_at(number: i32) -> Result<Arc<Ring>, Errno> {
     Err(Errno::EBADFD)
 }
 
-/// A ring that is going away has lost its last descriptor already.
+/// Checks that a ring is open. A ring that is going away has already lost its last descriptor.
 fn check_open(target: &Ring) -> Result<(), Errno> {
     if target.is_disabled() {
         return Err(Errno::EBADFD);
@@ -139,13 +141,13 @@ fn check_open(target: &Ring) -> Result<(), Errno> {
     if target.task_work.is_sealed() { Err(Errno::EBADF) } else { Ok(()) }
 }
 
-/// Whether CQEs of others appear only when the owner asks. (The owner of a
-/// polled ring looks for completions itself, and has no such list.)
+/// Returns whether CQEs from other rings appear only when the owner asks. (The owner of a polled
+/// ring polls for completions itself, and has no such list.)
 fn defers_messages(target: &Ring) -> bool {
     target.defers_task_work() && !target.is_polled()
 }
 
-/// Posts a CQE to a ring, which may be the one that is driven here.
+/// Posts a CQE to a ring, which may be the one that this thread drives.
 fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Errno> {
     check_open(target)?;
     if !defers_messages(target) {
@@ -161,8 +163,8 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
     Ok(())
 }
 
-/// Whether the ring was free, and has the CQE now, behind those that were left
-/// for it.
+/// Posts a CQE to a ring if its lock is free, behind the messages that were left for it. Returns
+/// whether it did.
 fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     let Some(mut other) = target.try_lock() else { return Ok(false) };
     if other.closed {
@@ -176,10 +178,9 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     Ok(is_next)
 }
 
-/// Delivers what was left for a ring before somebody delivers more at once.
-/// `false`: some of it is still there, perhaps this thread's own last message,
-/// behind the one of a thread that is in the middle of leaving it. What comes
-/// now has to be left there too, or it would come first.
+/// Delivers the messages left for a ring before another is delivered at once. Returns `false` if
+/// some are still there, perhaps this thread's own last message behind one that another thread is
+/// just pushing. The new message then has to be left there, too, or it would come first.
 fn catch_up(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
         task_work::run(other);
@@ -203,8 +204,8 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     check_open(&target)?;
     let file = locked.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
     if let Some(mut other) = target.try_lock() {
-        // As on the kernel, even if the ring defers: completions that wait for
-        // its owner go on waiting.
+        // This also happens if the ring defers task work, as on the kernel: completions that wait
+        // for its owner go on waiting.
         let received =
             (defers_messages(&target) || catch_up(&mut other)).then(|| receive(&mut other, message, file.clone()));
         other.leave_inside();
@@ -217,7 +218,7 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     Ok(IssueOutcome::Visits)
 }
 
-/// Puts a file into the table of the ring that is driven here.
+/// Puts a file into the table of the ring that this thread drives.
 fn receive(locked: &mut LockedRing, message: &Message, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
     if locked.closed {
         return Err(Errno::EBADF);
@@ -239,7 +240,7 @@ pub(crate) fn send_off(mut request: RequestEntry) {
     task_work::bring(&target, request, Urgency::Urgent, false);
 }
 
-/// A request has come from another ring, and goes back with its answer.
+/// Handles a request that has come from another ring, and sends it back with its answer.
 pub(crate) fn arrive(locked: &mut LockedRing, mut request: RequestEntry) {
     let Operation::Message(message) = &mut request.operation else { unreachable!("nothing else visits") };
     let Some(visit) = message.visit.take() else { unreachable!("it has come from somewhere") };

@@ -1,5 +1,4 @@
-//! One file per family of opcodes: its SQE fields, its prep, its issue, its
-//! blocking work. A family knows no other family.
+//! One file per family of opcodes: its SQE fields, its prepare, its issue, its blocking work.
 
 use crate::request::Request;
 use core::mem::needs_drop;
@@ -39,8 +38,8 @@ pub(crate) mod uring_cmd;
 mod vector;
 pub(crate) mod wait_id;
 
-/// What a family's prep made of the SQE. With a tag of its own (and not one
-/// folded into some field), which every request is asked for at its end.
+/// The operation that a family's prepare made of the SQE. It has a tag of its own, not one folded
+/// into some field, because the tag is read at the end of every request.
 #[derive(Default)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -70,10 +69,11 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Whether dropping it does anything.
+    /// Returns whether dropping it has an effect.
     #[inline(always)]
     pub fn owns_memory(&self) -> bool {
-        // By itself, for devices: a jump by a table is seldom foreseen after a wait.
+        // Separately, for transfers on devices: a jump through a table is seldom predicted after a
+        // wait.
         if let Operation::ReadWrite(transfer) = self {
             return transfer.owns_memory();
         }
@@ -93,7 +93,7 @@ impl Operation {
         }
     }
 
-    /// The second half of a 32-byte CQE.
+    /// Returns the second half of a 32-byte CQE.
     pub fn cqe_extra(&self) -> [u64; 2] {
         match self {
             Operation::Nop(nop) => nop.extra,
@@ -102,7 +102,7 @@ impl Operation {
     }
 }
 
-/// What [`Operation::owns_memory`] says of them.
+/// [`Operation::owns_memory`] relies on these types having no drop.
 const _: () = {
     assert!(!needs_drop::<(nop::Nop, crate::fast_poll::Interest, poll::PollUpdate)>());
     assert!(!needs_drop::<(crate::timeout::Deadline, timeout::TimeoutUpdate)>());
@@ -110,8 +110,8 @@ const _: () = {
     assert!(!needs_drop::<epoll_wait::EpollWait>());
 };
 
-/// Whether it has been seen that a request's file is a socket: its operation has been
-/// tried, and is for no other file.
+/// Returns whether the request's file is known to be a socket: its operation was tried, and works
+/// on sockets only.
 pub(crate) fn has_met_socket(request: &Request) -> bool {
     match &request.operation {
         Operation::SendReceive(transfer) => !transfer.has(send_receive::POLL_FIRST),
@@ -119,7 +119,7 @@ pub(crate) fn has_met_socket(request: &Request) -> bool {
     }
 }
 
-/// What a request's file is polled for when it would block.
+/// Returns the events that a request's file is polled for when it would block.
 #[inline]
 pub(crate) fn poll_events(request: &Request) -> u32 {
     match &request.operation {
@@ -128,8 +128,8 @@ pub(crate) fn poll_events(request: &Request) -> u32 {
     }
 }
 
-/// Whether a worker's result breaks an ordinary link: an error, or fewer bytes
-/// than asked for.
+/// Returns whether a worker's result breaks an ordinary link: an error, or fewer bytes than asked
+/// for.
 pub(crate) fn is_failure(request: &Request, result: i32) -> bool {
     match &request.operation {
         Operation::ReadWrite(operation) => operation.is_short(result),

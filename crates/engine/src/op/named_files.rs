@@ -1,8 +1,9 @@
-//! Remembers, for one submission, the file that the program has named last by a number of its own.
+//! Remembers, for one submission, the file that the program has last named by a number of its own.
 //!
-//! To ask what a number stands for takes system calls. A request that is issued later asks anew:
-//! the program may have closed the file and opened another one by its number. Neighbours:
-//! `block_device`, which asks; `registered_files`, whose files are asked when they are registered.
+//! Finding out what a number stands for takes system calls. A request that is issued later looks it
+//! up anew: the program may have closed the file and opened another one by its number. Neighbours:
+//! `block_device`, which asks here; `registered_files`, whose files are looked up when they are
+//! registered.
 //!
 //! Invariant: nothing is remembered outside a submission, nor behind a CLOSE in it.
 
@@ -25,7 +26,7 @@ pub(crate) struct NamedFiles {
     remembers: bool,
     /// The number looked up last, and the device of usring's own that it stands for.
     device: Option<(i32, Option<Arc<OpenDevice>>)>,
-    /// The file of the kernel's that was asked about last.
+    /// The kernel's file that was looked up last.
     last: Option<NamedFile>,
     /// Duplicates that requests share.
     kept: KeptFiles,
@@ -37,7 +38,7 @@ pub(crate) struct NamedFiles {
 struct NamedFile {
     number: i32,
     status_flags: u32,
-    /// Once that has been asked.
+    /// Set once it has been looked up.
     identity: Option<FileIdentity>,
     /// Its duplicate, once a request has kept it.
     kept: Option<Arc<HeldDescriptor>>,
@@ -56,7 +57,7 @@ impl NamedFiles {
         self.remembers = false;
     }
 
-    /// A number has been closed, or another thread may have closed one.
+    /// Forgets all numbers, because one has been closed, or another thread may have closed one.
     #[inline]
     pub fn forget(&mut self) {
         if self.device.is_some() {
@@ -67,7 +68,7 @@ impl NamedFiles {
         }
     }
 
-    /// The device of usring's own that a number stands for.
+    /// Returns the device of usring's own that a number stands for.
     #[inline]
     pub fn device(&mut self, number: i32) -> Option<&Arc<OpenDevice>> {
         if !self.remembers || self.device.as_ref().is_none_or(|(known, _)| *known != number) {
@@ -81,7 +82,7 @@ impl NamedFiles {
         self.last.as_mut().filter(|known| known.number == number)
     }
 
-    /// fcntl(F_GETFL) of the program's file.
+    /// Returns the result of fcntl(F_GETFL) for the program's file.
     #[inline]
     pub fn status_flags(&mut self, number: i32) -> Result<u32, Errno> {
         if let Some(known) = self.known(number) {
@@ -94,7 +95,7 @@ impl NamedFiles {
         Ok(status_flags)
     }
 
-    /// fstat(2) of the program's file.
+    /// Returns the result of fstat(2) for the program's file.
     #[inline]
     pub fn identity(&mut self, number: i32) -> Result<FileIdentity, Errno> {
         if let Some(identity) = self.known(number).and_then(|known| known.identity) {
@@ -107,7 +108,7 @@ impl NamedFiles {
         Ok(identity)
     }
 
-    /// Whether transfers on a file system are known to take no RWF_NOWAIT.
+    /// Returns whether transfers on a file system are known to take no RWF_NOWAIT.
     #[inline]
     pub fn lacks_nowait(&self, file_system: u64) -> bool {
         self.without_nowait.contains(&file_system)
@@ -115,7 +116,7 @@ impl NamedFiles {
 
     pub fn note_without_nowait(&mut self, file_system: u64) {
         if !self.lacks_nowait(file_system) {
-            // The oldest is forgotten, and found out once more.
+            // The oldest one is forgotten, and may be found out again.
             if self.without_nowait.len() == MOST_FILE_SYSTEMS {
                 self.without_nowait.remove(0);
             }
@@ -144,8 +145,8 @@ impl NamedFiles {
 }
 
 impl LockedRing<'_> {
-    /// The file system of a request's file, if that is a regular file or block device that is open
-    /// with O_DIRECT.
+    /// Returns the file system of a request's file, if that is a regular file or block device that
+    /// is open with O_DIRECT.
     #[inline]
     pub fn direct_on(&mut self, request: &Request) -> Option<u64> {
         if request.has_flag(sqe_flags::FIXED_FILE) {

@@ -1,4 +1,4 @@
-//! NOP, with the flags by which it tests the rest of a ring.
+//! NOP, with the flags by which a program tests the rest of a ring.
 
 use super::Operation;
 use crate::issue::IssueOutcome;
@@ -16,7 +16,7 @@ const KNOWN: u32 = abi::IORING_NOP_INJECT_RESULT
     | abi::IORING_NOP_TW
     | CQE32;
 
-/// A NOP that asks for more than nothing.
+/// The flags and fields of a NOP.
 #[derive(Clone, Copy)]
 pub(crate) struct Nop {
     result: i32,

@@ -1,4 +1,4 @@
-//! OPENAT, OPENAT2, CLOSE, STATX, also to and from direct descriptors.
+//! OPENAT, OPENAT2, CLOSE, STATX; opening and closing also of direct descriptors.
 
 use super::Operation;
 use super::call::Call;
@@ -19,33 +19,31 @@ use usring_uapi::sqe_flags;
 const PATH_LIMIT: usize = 4096;
 /// `struct open_how` of openat2(2).
 const HOW_SIZE: u64 = 24;
-/// So many bytes of what stands beyond it are looked at in one go.
+/// Bytes beyond the known structure that are checked at a time.
 const HOW_STEP: u64 = 4096;
 
-/// An open, ready to be made: what openat2(2) takes.
+/// An open, ready to be made by openat2(2).
 pub(crate) struct Open {
     directory: i32,
     path: Vec<u8>,
     /// flags, mode, resolve; boxed because the kernel is given its address.
     how: Box<[u64; 3]>,
     slot: Slot,
-    /// Made by the first attempt, which must not block.
+    /// The first attempt, which must not block, was made.
     attempted: bool,
-    /// The file, on its way into its slot. Whatever becomes of the request, it
-    /// is not left open.
+    /// The file on its way into its slot. It is closed if the request ends in another way.
     opened: Option<OwnedDescriptor>,
 }
 
 impl Open {
-    /// openat2(2) with the copies.
+    /// Returns the openat2(2) with the copies.
     pub fn call(&self) -> SystemCall {
         let how = (&raw const *self.how) as u64;
         let path = self.path.as_ptr() as u64;
         SystemCall::new(linux::__NR_openat2, [self.directory as u64, path, how, HOW_SIZE, 0])
     }
 
-    /// Takes over what openat2(2) has answered. A file for a slot leaves the
-    /// program's own numbers at once.
+    /// Takes openat2(2)'s result. A file for a slot leaves the program's own numbers at once.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
         let number = answer? as i32;
         if self.slot == Slot::Ordinary {
@@ -55,7 +53,7 @@ impl Open {
         Ok(0)
     }
 
-    /// Creating and truncating may wait for a disk.
+    /// Returns whether the open may wait for a disk, as creating and truncating do.
     fn may_block(&self) -> bool {
         let blocking = linux::O_TRUNC | linux::O_CREAT | (linux::O_TMPFILE & !linux::O_DIRECTORY);
         self.how[0] & u64::from(blocking) != 0
@@ -101,10 +99,10 @@ pub(crate) fn prepare_openat2(_: &mut LockedRing, request: &mut Request) -> Resu
     prepare_open(request, how)
 }
 
-/// What a newer program may say beyond what is known: nothing.
+/// Checks that the fields of a newer program beyond the known structure are zero. Error: `E2BIG`.
 fn check_zero(mut address: UserAddress, mut length: u64) -> Result<(), Errno> {
     while length != 0 {
-        // Never across a page that may not be there, before it is come to.
+        // A step never crosses into the next page, which may not be there.
         let step = (HOW_STEP - address.0 % HOW_STEP).min(length);
         if user_memory::read_array::<u8>(address, step as usize)?.iter().any(|&byte| byte != 0) {
             return Err(Errno::E2BIG);
@@ -130,7 +128,7 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
         how[0] |= u64::from(linux::O_LARGEFILE);
     }
     if slot != Slot::Ordinary {
-        // A direct descriptor is nobody's to inherit.
+        // No child inherits a direct descriptor.
         how[0] |= u64::from(linux::O_CLOEXEC);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
@@ -144,8 +142,7 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Tries with what the kernel has cached; anything that needs a disk goes to a
-/// worker.
+/// Tries to open with what the kernel has cached. An open that needs a disk goes to a worker.
 pub(crate) fn issue_open(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Open(open) = &mut request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     if open.may_block() || open.attempted {
@@ -177,7 +174,7 @@ pub(crate) fn work_open(request: &mut Request, blocking: &Blocking) -> i32 {
     open.accept(answer).unwrap_or_else(Errno::negative)
 }
 
-/// Puts the new file into its slot, if it wants one.
+/// Puts the new file into its slot, if the request named one.
 pub(crate) fn finish_open(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Open(open) = &mut request.operation else { return result };
     match open.opened.take() {
@@ -200,7 +197,7 @@ pub(crate) fn prepare_close(_: &mut LockedRing, request: &mut Request) -> Result
     Ok(())
 }
 
-/// The file is closed before its CQE is there.
+/// Closes the file before its CQE is posted.
 pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let sqe = request.sqe;
     if sqe.file_index != 0 {

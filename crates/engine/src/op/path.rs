@@ -1,6 +1,5 @@
-//! RENAMEAT, UNLINKAT, MKDIRAT, SYMLINKAT, LINKAT: one call each, on paths
-//! that are copied when the request is prepared. libuv takes them for granted
-//! where the kernel's version has them.
+//! RENAMEAT, UNLINKAT, MKDIRAT, SYMLINKAT, LINKAT: one call each, on paths that are copied when the
+//! request is prepared. libuv relies on these opcodes where the kernel's version has them.
 
 use super::call::Call;
 use crate::request::Request;
@@ -24,7 +23,7 @@ fn check(request: &Request) -> Result<Sqe, Errno> {
     Ok(sqe)
 }
 
-/// Two strings in one piece of memory, and where the second begins.
+/// Reads two strings into one piece of memory; also returns where the second begins.
 fn two_paths(first: u64, second: u64) -> Result<(Vec<u8>, usize), Errno> {
     let mut memory = user_memory::read_c_string(UserAddress(first), PATH_LIMIT)?;
     let middle = memory.len();
@@ -32,7 +31,7 @@ fn two_paths(first: u64, second: u64) -> Result<(Vec<u8>, usize), Errno> {
     Ok((memory, middle))
 }
 
-/// The new directory's descriptor stands in `len`.
+/// Prepares renameat2(2). The new directory's descriptor is in `len`.
 pub(crate) fn prepare_rename(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = check(request)?;
     let (paths, middle) = two_paths(sqe.addr, sqe.off)?;
@@ -53,7 +52,7 @@ pub(crate) fn prepare_unlink(_: &mut LockedRing, request: &mut Request) -> Resul
     Ok(())
 }
 
-/// The mode stands in `len`.
+/// Prepares mkdirat(2). The mode is in `len`.
 pub(crate) fn prepare_mkdir(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = check(request)?;
     if sqe.off != 0 || sqe.op_flags != 0 {
@@ -65,7 +64,7 @@ pub(crate) fn prepare_mkdir(_: &mut LockedRing, request: &mut Request) -> Result
     Ok(())
 }
 
-/// `addr` is what the link says, `off` where it is made.
+/// Prepares symlinkat(2). `addr` is the link's target, `off` the link's own path.
 pub(crate) fn prepare_symlink(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = check(request)?;
     if sqe.len != 0 || sqe.op_flags != 0 {
@@ -78,7 +77,7 @@ pub(crate) fn prepare_symlink(_: &mut LockedRing, request: &mut Request) -> Resu
     Ok(())
 }
 
-/// The new directory's descriptor stands in `len`.
+/// Prepares linkat(2). The new directory's descriptor is in `len`.
 pub(crate) fn prepare_link(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = check(request)?;
     let (paths, middle) = two_paths(sqe.addr, sqe.off)?;

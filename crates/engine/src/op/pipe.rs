@@ -1,4 +1,4 @@
-//! PIPE: both ends at once, told to the program in memory.
+//! PIPE: makes both ends at once, and writes their numbers to the program's memory.
 
 use crate::issue::IssueOutcome;
 use crate::registered_files::Slot;
@@ -8,7 +8,7 @@ use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// O_EXCL is O_NOTIFICATION_PIPE here, which most kernels refuse by themselves.
+/// O_EXCL is O_NOTIFICATION_PIPE here, which most kernels refuse.
 const KNOWN_FLAGS: u32 = linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_DIRECT | linux::O_EXCL;
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -37,13 +37,13 @@ fn ordinary(locked: &mut LockedRing, flags: u32, address: UserAddress) -> Result
     Ok(0)
 }
 
-/// Into the named slot and the one behind it, or into any two that are free.
-/// Where not all of it can be done, what is in the table is taken out again.
+/// Puts the ends into the named slot and the one behind it, or into any two free slots. If a step
+/// fails, ends already in the table are removed again.
 fn direct(locked: &mut LockedRing, slot: Slot, flags: u32, address: UserAddress) -> Result<i32, Errno> {
     if flags & linux::O_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
     }
-    // No child has the numbers while they have them.
+    // While the ends have ordinary numbers, no child inherits them.
     let [from, to] = descriptor::pipe(flags | linux::O_CLOEXEC)?;
     let first = install(locked, slot, from)?;
     let next = if let Slot::Index(index) = slot { Slot::Index(index + 1) } else { slot };
@@ -57,7 +57,7 @@ fn direct(locked: &mut LockedRing, slot: Slot, flags: u32, address: UserAddress)
     Ok(0)
 }
 
-/// Answers in which slot it is.
+/// Installs one end; returns its slot.
 fn install(locked: &mut LockedRing, slot: Slot, end: OwnedDescriptor) -> Result<u32, Errno> {
     let answer = locked.files.install_unlocked(slot, end.into_private()?)?;
     Ok(if let Slot::Index(index) = slot { index } else { answer as u32 })

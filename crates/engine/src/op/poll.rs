@@ -13,20 +13,20 @@ use usring_uapi::{opcode, sqe_flags};
 
 const UPDATES: u32 = abi::IORING_POLL_UPDATE_EVENTS | abi::IORING_POLL_UPDATE_USER_DATA;
 
-/// POLLRDHUP: reported whether it was asked for or not, as error and hang-up.
+/// POLLRDHUP: reported even if it was not asked for, as error and hang-up are.
 const PEER_HANG_UP: u32 = 0x2000;
 
 fn interest(events: u32, flags: u32) -> Interest {
     let multishot = flags & abi::IORING_POLL_ADD_MULTI != 0;
-    // What asks for behaviour and not for an event is ours to decide.
+    // Bits that ask for behaviour instead of an event are usring's to decide.
     let behaviour = epoll::ONESHOT | epoll::EDGE | epoll::EXCLUSIVE | 1 << 29;
     Interest { events: events & !behaviour | PEER_HANG_UP, multishot }
 }
 
 pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
-    // IORING_POLL_ADD_LEVEL is refused: the man page has it, the kernel takes
-    // it in updates only.
+    // IORING_POLL_ADD_LEVEL is refused: the man page has it, but the kernel takes it in updates
+    // only.
     if sqe.buf_index != 0 || sqe.off != 0 || sqe.addr != 0 || sqe.len & !abi::IORING_POLL_ADD_MULTI != 0 {
         return Err(Errno::EINVAL);
     }
@@ -95,7 +95,7 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
         poll.progress = Progress::Refused;
         poll.result = Errno::ECANCELED.negative();
     }
-    // One that is changed is issued once more, as a new one would be.
+    // A changed poll is issued once more, as a new one would be.
     if let Some(user_data) = user_data {
         poll.sqe.user_data = user_data;
     }

@@ -1,5 +1,4 @@
-//! READ_MULTISHOT: a read that takes a provided buffer as often as there is
-//! something to read.
+//! READ_MULTISHOT: a read that takes a provided buffer as often as there is something to read.
 
 use super::Operation;
 use super::read_write;
@@ -24,7 +23,7 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Reads as often as there is something, into a buffer of its own each time.
+/// Reads as often as there is something, into another buffer each time.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if request.ready_for == 0 && !can_repeat(request.file.number) {
         return IssueOutcome::done(read_write::after_file(request, Errno::EBADFD).negative());
@@ -50,13 +49,13 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::More
 }
 
-/// Whether a file can be waited for again and again.
+/// Returns whether a file can be waited for again and again.
 fn can_repeat(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|identity| identity.can_wait()) && !fast_poll::is_unpolled_device(number)
 }
 
-/// What a multishot does when an attempt gave nothing. That there is no buffer
-/// matters only when there is something to read, but for the very first time.
+/// Returns the outcome if an attempt gave nothing. A missing buffer only matters if there is
+/// something to read, or at the very first attempt.
 fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
     const NO_BUFFERS: i32 = Errno::ENOBUFS.negative();
     match outcome {

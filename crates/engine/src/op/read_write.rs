@@ -1,9 +1,9 @@
 //! READ, WRITE, READV, WRITEV, each also on registered buffers (_FIXED).
 //!
-//! First tried without blocking (RWF_NOWAIT). A file that is not ready is
-//! polled; a regular file whose pages are not cached goes to a worker. A file
-//! that is open with O_DIRECT goes to the kernel's AIO (`block_device`), because
-//! preadv2(2) would wait for the disk whatever the flag says.
+//! A transfer is first tried without blocking (RWF_NOWAIT). A file that is not ready is polled. A
+//! regular file whose pages are not cached goes to a worker. A file that is open with O_DIRECT goes
+//! to the kernel's AIO (`block_device`), because preadv2(2) would wait for the disk whatever the
+//! flag says.
 
 mod nothing;
 mod selected;
@@ -29,27 +29,27 @@ use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, file, signal
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
-/// The program's "wherever the file is" offset.
+/// The offset by which a program asks for the file's position.
 const FILE_POSITION: u64 = u64::MAX;
-/// Direct I/O is aligned to this at least; anything else is not direct.
+/// Least alignment of direct I/O; a transfer with less is refused by the kernel.
 const DIRECT_ALIGNMENT: u64 = 512;
 
 /// RWF_* of Linux 6.18.
 const KNOWN_FLAGS: u32 = 0x1ff;
-/// Those among them that any file takes: up to RWF_NOAPPEND.
+/// RWF_* that any file takes: up to RWF_NOAPPEND.
 const COMMON_FLAGS: u32 = 0x3f;
 /// RWF_NOSIGNAL: no SIGPIPE, only EPIPE. From Linux 6.18 on.
 const NO_SIGNAL: u32 = 0x100;
-/// Where the level stands in `ioprio`; without a class there is none.
+/// The level's bits in `ioprio`; there is no level without a class.
 const PRIORITY_LEVEL_MASK: u16 = 7;
-/// Where the class stands in `ioprio`, and the highest there is (idle).
+/// The class's place in `ioprio`, and the highest class (idle).
 const PRIORITY_CLASS_SHIFT: u16 = 13;
 const HIGHEST_PRIORITY_CLASS: u16 = 3;
 
 /// A transfer under way.
 pub(crate) struct ReadWrite {
     writes: bool,
-    /// [`NO_SIGNAL`] was not asked for, but added: see [`raise_nothing`].
+    /// [`NO_SIGNAL`] was not asked for but added: see [`raise_nothing`].
     is_silenced: bool,
     /// Direct I/O on a file of the kernel's.
     is_direct: bool,
@@ -63,7 +63,7 @@ pub(crate) struct ReadWrite {
     done: u64,
     /// Bytes asked for.
     total: u64,
-    /// The same before a provided buffer set a bound.
+    /// Bytes asked for, before a provided buffer set a bound.
     wanted: u64,
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Where everything polls, the flag says nothing.
+/// Removes RWF_HIPRI on a ring where everything polls: the flag has no meaning there.
 #[cold]
 fn may_poll(request: &mut Request) {
     if let Operation::ReadWrite(transfer) = &mut request.operation {
@@ -132,7 +132,7 @@ fn is_vector_of_registered(sqe: &usring_uapi::Sqe) -> bool {
     matches!(sqe.opcode, opcode::READV_FIXED | opcode::WRITEV_FIXED)
 }
 
-/// Reads the program's vector, once: it may reuse it when the call returns.
+/// Reads the program's vector, once: the program may reuse it when the call returns.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
     let address = UserAddress(sqe.addr);
     if selects && sqe.len != 1 || sqe.len > vector::LIMIT {
@@ -143,7 +143,7 @@ fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
         if first.length > i64::MAX as u64 {
             return Err(Errno::EINVAL);
         }
-        // A single member is cut before its end is looked at.
+        // The length of a single member is bounded before its end is checked.
         return Ok((first, None));
     }
     let members = user_memory::read_array::<IoVector>(address, sqe.len as usize)?;
@@ -152,7 +152,7 @@ fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
 }
 
 impl ReadWrite {
-    /// Whether it has a vector of its own.
+    /// Returns whether the transfer has a vector of its own.
     #[inline(always)]
     pub fn owns_memory(&self) -> bool {
         self.vector.is_some()
@@ -163,18 +163,18 @@ impl ReadWrite {
         self.writes
     }
 
-    /// Begins again, for another of a multishot's results.
+    /// Begins again, for another result of a multishot.
     pub fn begin_again(&mut self) {
         self.done = 0;
     }
 
-    /// Whether an answer of `EAGAIN` is what the program has asked for (RWF_NOWAIT).
+    /// Returns whether the program has asked for `EAGAIN` instead of a wait (RWF_NOWAIT).
     pub fn never_waits(&self) -> bool {
         self.flags & linux::RWF_NOWAIT != 0
     }
 
-    /// Begins where the file's position is, if it is to. The position stays, as with the
-    /// kernel: an asynchronous transfer has not come to its end when the call returns.
+    /// Sets the offset to the file's position if the transfer is to begin there. The position does
+    /// not move, as in the kernel: an asynchronous transfer has not ended when the call returns.
     #[inline]
     pub fn settle_position(&mut self, number: i32) -> Result<(), Errno> {
         if self.is_at_position() {
@@ -183,7 +183,8 @@ impl ReadWrite {
         Ok(())
     }
 
-    /// Whether it is direct I/O, which a worker makes because the kernel's AIO cannot.
+    /// Returns whether the transfer is direct I/O, which a worker makes because the kernel's AIO
+    /// cannot.
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
@@ -192,19 +193,19 @@ impl ReadWrite {
         self.is_direct = true;
     }
 
-    /// Wherever the file is, instead of at an offset.
+    /// Returns whether the transfer is at the file's position instead of an offset.
     #[inline]
     pub fn is_at_position(&self) -> bool {
         self.offset == FILE_POSITION
     }
 
-    /// The program's memory.
+    /// Returns the program's memory.
     #[inline]
     fn members(&self) -> &[IoVector] {
         self.vector.as_deref().unwrap_or(core::slice::from_ref(&self.first))
     }
 
-    /// The same as a device is asked it.
+    /// Returns the transfer as a device takes it.
     #[inline]
     pub fn on_device(&self, manner: OpenManner, registered: bool) -> Transfer<'_> {
         let operation = if self.writes { DeviceOperation::Write } else { DeviceOperation::Read };
@@ -213,19 +214,19 @@ impl ReadWrite {
         Transfer { operation, durable, registered, direct, offset: self.offset, segments: self.members() }
     }
 
-    /// Of a write: asks to be durable when it is done.
+    /// Returns whether a write has to be durable when it is done.
     #[inline]
     fn is_durable(&self) -> bool {
         self.flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0
     }
 
-    /// From now on it asks for that itself, whatever its file does.
+    /// Makes the write durable by its own flag, whatever its file does.
     #[inline]
     pub fn make_durable(&mut self) {
         self.flags |= linux::RWF_DSYNC;
     }
 
-    /// The transfer as a queue pair takes it. `number` is that of its file, and `flags` are
+    /// Returns the transfer as a queue pair takes it. `number`: descriptor of its file; `flags`:
     /// `RWF_*` beside its own.
     #[inline]
     pub fn as_device_request(&self, token: u32, registered: bool, number: i32, flags: u32) -> DeviceRequest<'_> {
@@ -241,14 +242,14 @@ impl ReadWrite {
         }
     }
 
-    /// The flags that the program asks for.
+    /// Returns the flags that the program asks for.
     fn asked_flags(&self) -> u32 {
         if self.is_silenced { self.flags & !NO_SIGNAL } else { self.flags }
     }
 
-    /// A write found nobody who could read. The kernel has raised SIGPIPE in the
-    /// thread that made the call; one of ours has it blocked, so the process
-    /// gets it as it would from the thread that submitted the write.
+    /// Raises SIGPIPE for a write to a pipe without readers. The kernel has raised it in the thread
+    /// that made the call, but usring's threads block it. So the process gets the signal, as it
+    /// would from the thread that submitted the write.
     #[cold]
     fn signal_broken_pipe(&self) {
         if self.flags & NO_SIGNAL == 0 && process().attendant.is_current() {
@@ -256,8 +257,8 @@ impl ReadWrite {
         }
     }
 
-    /// The offset counts for nothing on a stream (preadv2(2) refuses it), but
-    /// is checked all the same; a socket takes no other than 0.
+    /// Ignores the offset on a stream, for which preadv2(2) refuses one. The offset is checked all
+    /// the same, and a socket takes only 0.
     #[cold]
     fn forget_offset(&mut self, number: i32) -> Result<(), Errno> {
         if self.total != 0 && (self.offset as i64).checked_add(self.total as i64).is_none() {
@@ -270,7 +271,7 @@ impl ReadWrite {
         Ok(())
     }
 
-    /// Whether a result breaks a link: an error or less than asked for.
+    /// Returns whether a result breaks a link: an error, or less than asked for.
     pub fn is_short(&self, result: i32) -> bool {
         result < 0 || (result as u64) < self.total
     }
@@ -280,14 +281,14 @@ impl ReadWrite {
         IssueOutcome::Done(Answer { result, failed: self.is_short(result) })
     }
 
-    /// Does it, blocking, on a device.
+    /// Makes the transfer on a device, and may block.
     fn on_block_file(&self, file: &OpenDevice, number: i32) -> i32 {
         let flags = self.flags & !linux::RWF_NOWAIT;
         let done = device_file::ring_transfer(file, number, self.writes, self.members(), self.offset, flags);
         done.map_or_else(Errno::negative, |bytes| bytes as i32)
     }
 
-    /// Drops what has been transferred from the vector.
+    /// Removes transferred bytes from the vector.
     fn advance(&mut self, bytes: u64) {
         self.done += bytes;
         if self.offset != FILE_POSITION {
@@ -303,20 +304,20 @@ impl ReadWrite {
         }
     }
 
-    /// preadv2(2) or pwritev2(2) of what is left.
+    /// Returns the preadv2(2) or pwritev2(2) for the rest.
     #[inline]
     fn call(&self, number: i32, extra_flags: u32) -> SystemCall {
         let members = self.members();
         let system_call = if self.writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
-        // The flags are 32 bits to the kernel; above them goes the mark.
+        // The kernel reads 32 bits of flags; the mark is above them.
         let flags = u64::from(self.flags | extra_flags) | PASS_MARK_ABOVE_FLAGS;
         // The offset is passed as two halves; on 64 bits the low one is all.
         let arguments = [number as u64, members.as_ptr() as u64, members.len() as u64, self.offset, 0, flags];
         SystemCall::with_six(system_call, arguments)
     }
 
-    /// The errno of a transfer that was to poll, of a ring that does not: the
-    /// kernel looks at the file and at the other flags first.
+    /// Returns the errno of a transfer with RWF_HIPRI on a ring that does not poll. The kernel
+    /// checks the file and the other flags first.
     #[cold]
     #[inline(never)]
     fn refuse_to_poll(&self, number: i32) -> Errno {
@@ -329,7 +330,7 @@ impl ReadWrite {
         }
     }
 
-    /// The result of everything so far when the next step ended like this.
+    /// Returns the result if the next step ends with `error`.
     fn result(&self, error: Errno) -> i32 {
         if self.done > 0 { self.done as i32 } else { error.negative() }
     }
@@ -347,7 +348,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     transfer(locked, request)
 }
 
-/// With a buffer of the request's group.
+/// Issues a transfer with a buffer of the request's group.
 #[inline(never)]
 pub(super) fn issue_selecting(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if request.buffer.is_none()
@@ -393,15 +394,14 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
 }
 
-/// The errno of something wrong beside the file: the kernel looks at the file
-/// first.
+/// Returns the errno for a fault other than the file's: the kernel checks the file first.
 #[cold]
 pub(super) fn after_file(request: &Request, error: Errno) -> Errno {
     descriptor::status_flags(request.file.number).err().unwrap_or(error)
 }
 
-/// The transfer keeps its registered buffer: the tag of one that is taken out
-/// meanwhile is posted only when the transfer is done.
+/// Has the transfer keep its registered buffer. If the buffer is taken out meanwhile, its tag is
+/// posted only when the transfer is done.
 fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.fixed_buffer.is_any() {
         let sqe = &request.sqe;
@@ -415,8 +415,8 @@ fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Whether a transfer is direct I/O if its file is open with O_DIRECT: the submitting thread
-/// would wait for the disk. The kernel refuses an unaligned one at once.
+/// Returns whether a transfer would be direct I/O if its file is open with O_DIRECT: the submitting
+/// thread would wait for the disk. The kernel refuses an unaligned one at once.
 #[inline]
 pub(crate) fn may_be_direct(request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
@@ -440,7 +440,7 @@ fn attempt(transfer: &mut ReadWrite, number: i32, multishot: bool) -> IssueOutco
     }
 }
 
-/// What comes after an attempt that did not give all of it.
+/// Moves a transfer on after an attempt that did not transfer all of it.
 #[inline(never)]
 fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: Result<u64, Errno>) -> IssueOutcome {
     loop {
@@ -451,8 +451,8 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                     return transfer.answer((transfer.done + bytes) as i32);
                 }
                 transfer.advance(bytes);
-                // A short read of a regular file may only mean that the rest
-                // is not cached; of anything else it is the answer.
+                // A short read of a regular file may only mean that the rest is not cached. For any
+                // other file it is the result.
                 if !descriptor::identity(number).is_ok_and(|identity| identity.is_regular()) {
                     return transfer.answer(transfer.done as i32);
                 }
@@ -461,13 +461,13 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                 return transfer.answer(transfer.result(Errno::EAGAIN));
             }
             Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
-            // Not for want of RWF_NOWAIT, which would be a reason to wait.
+            // RWF_NOWAIT is not the cause, which would be a reason to wait.
             Err(Errno::EOPNOTSUPP) if is_refused_for_flags(transfer.asked_flags(), number) => {
                 return transfer.answer(transfer.result(Errno::EOPNOTSUPP));
             }
             Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
                 return match without_nowait(transfer, number) {
-                    // It is ready, and no worker reads for a multishot.
+                    // The file is ready, and no worker reads for a multishot.
                     IssueOutcome::NeedsWorker if multishot => {
                         IssueOutcome::of(transfer.call(number, 0).run().map(|bytes| bytes as i32))
                     }
@@ -490,19 +490,19 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
     }
 }
 
-/// Flags that no file takes which one can wait for: those of some file systems,
-/// and those that nobody knows.
+/// Returns whether flags are refused by every file that can be waited for: those of some file
+/// systems, and unknown ones.
 fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }
 
-/// Pages that are not cached are a worker's to wait for; anything else says
-/// when it is ready. Who waits for such a file already, or has done so, need
-/// not ask again.
+/// Handles a file that is not ready. A worker waits for pages that are not cached; any other file
+/// is polled. The kind of a file for which a request waits, or has waited, is known and need not be
+/// looked up.
 #[cold]
 fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     if request.ready_for & epoll::PEER_HANG_UP != 0 {
-        // A datagram socket that was shut down says no more than that, for ever.
+        // A datagram socket that was shut down never reports more than that.
         return IssueOutcome::done(0);
     }
     let registered = || locked.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::has_been_waited_for);
@@ -521,8 +521,8 @@ fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     }
 }
 
-/// The file knows no RWF_NOWAIT: what can be polled is polled first, and only
-/// a thread that may block touches it.
+/// Handles a file without RWF_NOWAIT. If it can be polled, it is polled first; only a thread that
+/// may block touches it.
 #[cold]
 fn without_nowait(transfer: &ReadWrite, number: i32) -> IssueOutcome {
     let events = if transfer.writes { epoll::OUT } else { epoll::IN };
@@ -535,8 +535,8 @@ fn without_nowait(transfer: &ReadWrite, number: i32) -> IssueOutcome {
     }
 }
 
-/// From now on a write raises no SIGPIPE: in the kernel a worker, which takes no
-/// signals, makes it. Where the flag is not known a worker of ours does.
+/// Has a write raise no SIGPIPE from now on: in the kernel a worker makes it, which takes no
+/// signals. Where the kernel does not know the flag a worker of usring's makes the write.
 #[cold]
 pub(crate) fn raise_nothing(request: &mut Request) {
     if let Operation::ReadWrite(transfer) = &mut request.operation

@@ -1,11 +1,12 @@
 //! RECV and RECVMSG, once or as multishots.
 //!
-//! A receive from TCP that gives less than there was room for has emptied the
-//! stream, so a multishot does not ask a second time: what comes later makes an
-//! event of its own. Only that there will be no more, or urgent data, at which
-//! a receive stops, may have come with the same event; where the event says so
-//! it is looked for. Streams of the Unix family have seams at which a receive
-//! stops and of which no event tells; they are asked how much they hold.
+//! A receive from TCP that returns less than there was room for has emptied the stream. So a
+//! multishot does not receive a second time: later data makes an event of its own. Only the end of
+//! data, or urgent data, at which a receive stops, may have come with the same event. If the event
+//! reports one of them, the multishot checks for it.
+//!
+//! Streams of the Unix family have seams at which a receive stops and which no event reports. So
+//! these sockets are asked how much they hold.
 
 use super::Operation;
 use super::bundle;
@@ -40,8 +41,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     receive_once(locked, request)
 }
 
-/// Waits before the first attempt. RECVMSG asks first whether there is a socket to
-/// wait for; RECV waits for any file.
+/// Waits before the first attempt. RECVMSG first checks that there is a socket to wait for; RECV
+/// waits for any file.
 fn poll_first(request: &mut Request) -> IssueOutcome {
     if request.sqe.opcode == opcode::RECVMSG
         && let Err(error) = send_receive::check_socket(request.file.number)
@@ -51,16 +52,16 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
     transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first())
 }
 
-/// What a receive may have left behind.
+/// Content that a receive may have left behind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rest {
     Nothing,
     Something,
-    /// Only another receive can tell.
+    /// Only another receive can find out.
     Unknown,
 }
 
-/// What is left in the socket after a receive of `bytes` into `room`.
+/// Returns what is left in the socket after a receive of `bytes` into `room`.
 pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     let (number, told) = (request.file.number, request.ready_for);
     let Ok(transfer) = transfer_of(request) else { return Rest::Unknown };
@@ -71,7 +72,7 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     let is_left = match *transfer.counted.get_or_insert_with(|| message::counted(number)) {
         Counted::Not => return Rest::Unknown,
         Counted::UpToSeam => message::unread(number) != 0,
-        // Urgent data that came later makes an event of its own.
+        // Urgent data that comes later makes an event of its own.
         Counted::UpToUrgent => {
             !is_short && message::unread(number) != 0 || told & epoll::PRI != 0 && message::is_at_urgent(number)
         }
@@ -86,14 +87,13 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     {
         return IssueOutcome::done(after_file(request, error).negative());
     }
-    // Whoever sends small pieces is not to keep the ring for as many as it likes.
+    // A peer that sends small pieces must not keep the ring for long.
     let outcome = (0..TURN).find_map(|_| attempt(request)).unwrap_or(IssueOutcome::More);
     settle_buffer(locked, request, &outcome);
     outcome
 }
 
-/// One call, and what comes of it; nothing if there may be more of what it
-/// waits for.
+/// Makes one call; returns its outcome, or `None` if there may be more of what it waits for.
 #[inline]
 fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     let number = request.file.number;
@@ -112,7 +112,7 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
         Err(error) => return Some(transfer.end(error.negative(), true)),
     };
     let Some(outcome) = after_receive(transfer, number, bytes, was_cut) else {
-        // At a seam of the stream there is more, of which nothing would tell.
+        // At a seam of the stream there is more, which no event would report.
         let is_drained = rest(request, bytes, room) == Rest::Nothing && !told_of_end(request);
         return is_drained.then(|| drained(request));
     };
@@ -122,13 +122,13 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     Some(outcome)
 }
 
-/// What so many bytes mean for a single receive; nothing if it goes on.
+/// Returns the outcome of a single receive after these bytes, or `None` if it goes on.
 #[inline]
 fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: bool) -> Option<IssueOutcome> {
     if transfer.flags & message::WAIT_ALL == 0 {
         return Some(transfer.end(bytes as i32, false));
     }
-    // With control messages nothing is put together of several receives.
+    // A receive with control messages is not put together from several calls.
     let whole = transfer.message.as_ref().is_some_and(|message| message.header.control_length != 0);
     if whole || bytes >= transfer.left() {
         return Some(transfer.end(bytes as i32, was_cut));
@@ -140,7 +140,8 @@ fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: b
     None
 }
 
-/// Filled to the brim, at its end, or not taken away: there may be more.
+/// Returns whether there may be more: the room was filled, the end was reached, or nothing was
+/// taken out.
 #[inline]
 fn may_tell_of_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
     bytes >= room || bytes == 0 || transfer.flags & message::PEEK != 0
@@ -159,7 +160,7 @@ fn receive(transfer: &SendReceive, number: i32) -> Result<u64, Errno> {
     message::receive(number, transfer.part, transfer.flags | message::DO_NOT_WAIT)
 }
 
-/// The same, with a word on whether the message was longer than that.
+/// Receives for MSG_WAITALL; also returns whether the message was longer than that.
 fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno> {
     let part = transfer.part;
     let mut header =
@@ -168,14 +169,14 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
     Ok((bytes, received_message::was_cut(&header)))
 }
 
-/// A buffer that holds nothing goes back to its group.
+/// Returns a buffer that holds nothing to its group.
 fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
         IssueOutcome::Done(answer) if answer.result > 0 => locked.groups.used(buffer, answer.result as u32),
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::More if started => {
-            // Nobody else may have what is still to be filled.
+            // No other request may have the part that is still to be filled.
             let length = buffer.length;
             locked.groups.used(buffer, length);
         }
@@ -213,7 +214,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         };
         let rest = match (ended, result) {
             (false, _) => rest(request, result as u64, room),
-            // There was no room for anything.
+            // There was no room for data.
             (true, 0..) if result as u64 == room => rest(request, room, room),
             (true, 0..) if message::counts_end(number) => Rest::Something,
             _ => Rest::Unknown,
@@ -228,27 +229,27 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     transfer_of(request).map_or(IssueOutcome::More, |transfer| transfer.yields())
 }
 
-/// Whether the event that called it tells of an end, too.
+/// Returns whether the event that called the request also reports an end.
 pub(crate) fn told_of_end(request: &Request) -> bool {
     request.ready_for & (epoll::PEER_HANG_UP | epoll::HUP | epoll::ERR) != 0
 }
 
-/// Whether nothing can come any more, so that what would block is the end. Of a
-/// datagram socket that was shut down a call that may not wait says no more than
-/// that, for ever; a stream says that it is at its end.
+/// Returns whether nothing can come any more, so that a receive that would block is at the end. A
+/// datagram socket that was shut down never shows this in a call that may not wait; a stream
+/// reports its end.
 pub(crate) fn is_shut(request: &Request) -> bool {
     request.ready_for & epoll::PEER_HANG_UP != 0
 }
 
-/// There is no more for now; what came with the event that called it, it has been
-/// told. One that was not called knows nothing of an end.
+/// Returns the outcome if there is no more for now. A request that an event has called has seen
+/// everything that the event reported. Any other does not know of an end.
 pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
     let was_called = request.ready_for != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
     if was_called { transfer.would_block() } else { transfer.polls_first() }
 }
 
-/// Posts one result of a multishot; the outcome if it was the last.
+/// Posts one result of a multishot; returns the outcome if it was the last.
 fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool, rest: Rest) -> Option<IssueOutcome> {
     let nonempty = if rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
     settle_buffer(locked, request, &IssueOutcome::done(result));
@@ -267,8 +268,8 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
     None
 }
 
-/// There is no buffer. An event that came for what has been taken already is
-/// no reason to end.
+/// Returns the outcome without a buffer. If the data of the event has been taken already, the
+/// request does not end.
 pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> IssueOutcome {
     let gone = || epoll::poll_now(request.file.number, epoll::IN | epoll::PRI) == Ok(0);
     if error == Errno::ENOBUFS && given == 0 && request.place != 0 && gone() {

@@ -1,6 +1,6 @@
-//! The message of a RECVMSG: recvmsg(2) on a header of ours, and what it has
-//! found out told where the program wants it: in its own header, or, by a
-//! multishot, in front of the data in the buffer (`struct io_uring_recvmsg_out`).
+//! The message of a RECVMSG: recvmsg(2) on a header of usring's, and its results, written where the
+//! program wants them. That is the program's own header, or, for a multishot, the space in front of
+//! the data in the buffer (`struct io_uring_recvmsg_out`).
 
 use super::send_receive::{Message, SendReceive, check_socket};
 use usring_sys::message::{self, MessageHeader};
@@ -10,8 +10,8 @@ use usring_sys::{Errno, UserAddress, user_memory};
 /// Bytes of `struct io_uring_recvmsg_out`.
 const OUT_SIZE: u64 = 16;
 
-/// Receives one message into the members or the selected buffer; answers its
-/// bytes, and whether that is not all of it.
+/// Receives one message into the members or the selected buffer. Returns its bytes, and whether the
+/// message was cut.
 pub(crate) fn receive(transfer: &mut SendReceive, number: i32) -> Result<(u64, bool), Errno> {
     let flags = transfer.flags | message::DO_NOT_WAIT;
     let part = transfer.part;
@@ -33,12 +33,12 @@ fn into(header: &mut MessageHeader, message: &Message, part: &IoVector) {
     }
 }
 
-/// Whether not all of a message was given.
+/// Returns whether a message was cut.
 pub(crate) fn was_cut(header: &MessageHeader) -> bool {
     header.flags & (message::TRUNCATED | message::CONTROL_TRUNCATED) != 0
 }
 
-/// Writes what the kernel has found out into the program's own header.
+/// Writes the kernel's results into the program's own header.
 fn tell(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
     if !header.name.is_null() {
         user_memory::write(to.offset(message::NAME_LENGTH_OFFSET), header.name_length)?;
@@ -47,12 +47,12 @@ fn tell(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
     user_memory::write(to.offset(message::CONTROL_LENGTH_OFFSET), header.control_length)
 }
 
-/// How much of a multishot's buffer lies before the data.
+/// Returns the bytes in front of the data in a multishot's buffer.
 fn head_size(message: &Message) -> u64 {
     OUT_SIZE + u64::from(message.name_room) + message.header.control_length
 }
 
-/// Refuses rooms for name and control messages that no buffer could hold.
+/// Refuses sizes of name and control messages that fit into no buffer. Error: `EOVERFLOW`.
 pub(crate) fn check_rooms(message: &Message) -> Result<(), Errno> {
     let fits = message.name_room as i32 >= 0
         && message.header.control_length <= i32::MAX as u64
@@ -60,8 +60,8 @@ pub(crate) fn check_rooms(message: &Message) -> Result<(), Errno> {
     if fits { Ok(()) } else { Err(Errno::EOVERFLOW) }
 }
 
-/// Receives one message into the selected buffer, what is known of it in front;
-/// answers the bytes used and whether there will be no more.
+/// Receives one message into the selected buffer, with its results in front. Returns the bytes
+/// used, and whether no more will come.
 pub(crate) fn receive_into_buffer(transfer: &mut SendReceive, number: i32) -> Result<(i32, bool), Errno> {
     let flags = transfer.flags | message::DO_NOT_WAIT;
     let buffer = transfer.part;

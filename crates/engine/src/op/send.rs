@@ -1,6 +1,5 @@
-//! SEND, SENDMSG, and SEND_ZC, SENDMSG_ZC, which copy and say so: without a
-//! copy the kernel tells of the end on the socket's error queue, which is the
-//! program's.
+//! SEND, SENDMSG, and SEND_ZC, SENDMSG_ZC, which copy and report that. In a send without a copy the
+//! kernel reports the end on the socket's error queue, which belongs to the program.
 
 use super::bundle;
 use super::send_receive::{self, Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, transfer_of};
@@ -55,8 +54,8 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     Ok(outcome)
 }
 
-/// Gets a request ready for a worker of its submitter's group: the calling thread has not its
-/// rights. `None`: it is first to be polled for, which asks for none.
+/// Prepares a request for a worker of its submitter's group: the calling thread does not have its
+/// rights. `None`: the socket has to be polled first, which needs no rights.
 #[cold]
 pub(crate) fn leave_to_worker(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     match prepare_for_worker(locked, request) {
@@ -65,7 +64,7 @@ pub(crate) fn leave_to_worker(locked: &mut LockedRing, request: &mut Request) ->
     }
 }
 
-/// Takes of the ring what the request needs of it. Returns whether it is first to be polled for.
+/// Takes what the request needs of the ring. Returns whether the socket has to be polled first.
 fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     if transfer_of(request)?.has(POLL_FIRST) && request.ready_for == 0 {
         return Ok(true);
@@ -84,7 +83,7 @@ fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(false)
 }
 
-/// A bundle without a group: the kernel goes on to the next, and finds nothing.
+/// Ends a bundle whose group is gone: the kernel goes on to the next buffer, and finds none.
 #[cold]
 fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome) -> IssueOutcome {
     match outcome {
@@ -97,7 +96,7 @@ fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueO
     }
 }
 
-/// One call, and what comes of it.
+/// Makes one call; returns its outcome.
 #[inline]
 fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
     let sent = call(transfer, message::DO_NOT_WAIT, number).run();
@@ -110,7 +109,7 @@ fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
             transfer.would_block()
         }
         Ok(bytes) => transfer.end(bytes as i32, true),
-        // Nothing tells of room at an address that is not the socket's own peer.
+        // No event reports room at an address other than the socket's own peer.
         Err(Errno::EAGAIN)
             if transfer.has_address() && transfer.flags & message::DO_NOT_WAIT == 0 && is_ready(number) =>
         {
@@ -126,7 +125,7 @@ fn is_ready(number: i32) -> bool {
     epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0)
 }
 
-/// The rest comes later. Control messages went with the first part.
+/// Moves on by `bytes`; the rest is sent later. Control messages went with the first part.
 pub(crate) fn go_on(transfer: &mut SendReceive, bytes: u64) {
     transfer.advance(bytes);
     if let Some(message) = &mut transfer.message {
@@ -134,7 +133,7 @@ pub(crate) fn go_on(transfer: &mut SendReceive, bytes: u64) {
     }
 }
 
-/// The next call.
+/// Returns the next call.
 #[inline]
 pub(crate) fn call(transfer: &mut SendReceive, extra_flags: u32, number: i32) -> SystemCall {
     let (part, flags) = (transfer.part, transfer.flags | extra_flags);
@@ -147,7 +146,7 @@ pub(crate) fn call(transfer: &mut SendReceive, extra_flags: u32, number: i32) ->
     }
 }
 
-/// Sends it, blocking.
+/// Sends in a worker, and may block.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
     let Ok(transfer) = transfer_of(request) else { return Errno::EINVAL.negative() };
@@ -157,14 +156,14 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     }
 }
 
-/// Takes a buffer of the request's group, for good: nobody else could use it
-/// while this one waits.
+/// Takes a buffer of the request's group for good: no other request could use it while this one
+/// waits.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let group = request.sqe.buf_index;
     if !locked.groups.has(group) {
         return Err(Errno::ENOENT);
     }
-    // Of a classic group the whole buffer is sent, whatever was asked for.
+    // The whole buffer of a classic group is sent, whatever the length.
     let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let buffer = locked.groups.select(group, wanted, || true)?;
     transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
@@ -172,8 +171,8 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// What the kernel asks of a send without a copy, and the registered buffer
-/// that it may be from.
+/// Makes the kernel's checks of a send without a copy, and takes the registered buffer that it may
+/// use.
 fn check_without_copy(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if request.ready_for != 0 {
         return Ok(());

@@ -1,11 +1,10 @@
-//! What sending and receiving have in common: the SQE's fields, the message
-//! that SENDMSG and RECVMSG name, and how far a transfer has come. `send` and
-//! `receive` carry them out, `bundle` those of many buffers.
+//! The common part of sending and receiving: the SQE's fields, the message that SENDMSG and RECVMSG
+//! name, and the progress of a transfer. `send` and `receive` carry them out, `bundle` those of
+//! many buffers.
 //!
-//! The operation is tried as if the socket were non-blocking, whatever it is,
-//! and waits for its socket if it would block; MSG_DONTWAIT makes that EAGAIN.
-//! With MSG_WAITALL what is short goes on, on sockets that are streams or
-//! sequences of packets.
+//! The operation is tried as if the socket were non-blocking, whatever it is. If it would block, it
+//! waits for its socket; with MSG_DONTWAIT the result is EAGAIN. With MSG_WAITALL a short transfer
+//! goes on, on sockets that are streams or sequences of packets.
 
 use super::Operation;
 use super::received_message;
@@ -28,7 +27,7 @@ pub(crate) const REPORT_USAGE: u16 = abi::IORING_SEND_ZC_REPORT_USAGE as u16;
 pub(crate) const BUNDLE: u16 = abi::IORING_RECVSEND_BUNDLE as u16;
 pub(crate) const VECTORIZED: u16 = abi::IORING_SEND_VECTORIZED as u16;
 
-/// What a receive waits for: data, urgent data, and that there will be no more.
+/// Events that a receive waits for: data, urgent data, and the end of data.
 pub(crate) const RECEIVE_EVENTS: u32 = epoll::IN | epoll::PRI | epoll::PEER_HANG_UP;
 
 /// A transfer under way.
@@ -37,20 +36,20 @@ pub(crate) struct SendReceive {
     pub flags: u32,
     /// IORING_RECVSEND_* and the like.
     pub options: u16,
-    /// Of a receive: what is known of how much its socket holds; asked for once.
+    /// For a receive: how its socket counts its content; looked up once.
     pub counted: Option<Counted>,
-    /// The length that the SQE asks for; with provided buffers what is taken
-    /// of one at most, 0 for all of it.
+    /// The length that the SQE asks for. With provided buffers it bounds how much of one buffer is
+    /// used; 0: all of it.
     pub wanted: u32,
-    /// Of a multishot receive: how many bytes are left of its limit, if it has one.
+    /// For a multishot receive: the bytes left of its limit, if it has one.
     pub limit: Option<u32>,
     /// The selections of a bundle that receives, since its last CQE.
     pub selections: Selections,
     /// Bytes transferred so far.
     pub done: u64,
-    /// The memory to go on with, where there is one piece of it.
+    /// The memory for the rest, if it is one piece.
     pub part: IoVector,
-    /// All else.
+    /// Everything that does not fit above.
     pub message: Option<Box<Message>>,
 }
 
@@ -58,29 +57,28 @@ pub(crate) struct SendReceive {
 /// the socket was empty.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Selections {
-    /// The last buffer of the group: the bundle ends with its next CQE.
+    /// The selection took the group's last buffer: the bundle ends with its next CQE.
     pub emptied: bool,
-    /// Fewer bytes than the last buffer holds: nothing is appended.
+    /// A selection had fewer bytes than its last buffer: nothing is appended.
     pub cut: bool,
-    /// The length of a buffer that was selected alone, 0 for none. It bounds what is
-    /// selected next.
+    /// The length of a buffer that was selected alone, 0 for none. It bounds the next selection.
     pub lone_length: u32,
 }
 
-/// What does not fit into a call of one buffer and no address.
+/// The parts of a transfer that do not fit into a call with one buffer and no address.
 #[derive(Default)]
 pub(crate) struct Message {
-    /// As the next call is given it.
+    /// The header for the next call.
     pub header: MessageHeader,
-    /// The program's own, where it is told what a receive found out.
+    /// The program's own header, into which the results of a receive are written.
     pub told: UserAddress,
     /// The address to send to.
     pub address: Option<Address>,
-    /// How much of that the program wants to know.
+    /// Bytes of the peer's address that the program wants.
     pub name_room: u32,
-    /// The memory to go on with.
+    /// The memory for the rest.
     pub members: Members,
-    /// The buffers that it is, of a bundle that waits for all of them.
+    /// The buffers of a bundle that waits for all of them to be filled.
     pub kept: Option<Kept>,
 }
 
@@ -106,8 +104,8 @@ impl Address {
 }
 
 impl Message {
-    /// Reads the program's header, once. `receives`: its name and vector are to
-    /// be written, and not read.
+    /// Reads the program's header, once. `receives`: its name and vector are to be written instead
+    /// of read.
     pub fn read(&mut self, from: UserAddress, receives: bool) -> Result<(), Errno> {
         let mut header: MessageHeader = user_memory::read(from)?;
         self.told = from;
@@ -131,7 +129,7 @@ impl Message {
         Ok(())
     }
 
-    /// Forgets everything, to be used again.
+    /// Clears everything, for reuse.
     pub fn clear(&mut self) {
         self.header = MessageHeader::default();
         self.told = UserAddress::NULL;
@@ -141,7 +139,7 @@ impl Message {
         self.kept = None;
     }
 
-    /// The header with the addresses of what is ours filled in.
+    /// Fills in the addresses of usring's copies; returns the header.
     pub fn prepare(&mut self) -> &mut MessageHeader {
         self.header.vector = UserAddress(self.members.left().as_ptr() as u64);
         self.header.count = self.members.left().len() as u64;
@@ -157,7 +155,7 @@ impl SendReceive {
     fn of(request: &Request) -> SendReceive {
         let sqe = &request.sqe;
         SendReceive {
-            // A call refuses what io_uring takes for nothing.
+            // A system call refuses this flag, which io_uring ignores.
             flags: sqe.op_flags & !message::COMPATIBLE_CONTROL,
             options: sqe.ioprio,
             counted: None,
@@ -180,12 +178,12 @@ impl SendReceive {
         self.options & option != 0
     }
 
-    /// Whether it has an address to send to.
+    /// Returns whether it has an address to send to.
     pub fn has_address(&self) -> bool {
         self.message.as_ref().is_some_and(|message| message.address.is_some())
     }
 
-    /// Goes on behind so many bytes.
+    /// Moves on by `bytes` bytes.
     pub fn advance(&mut self, bytes: u64) {
         self.done += bytes;
         match &mut self.message {
@@ -197,13 +195,13 @@ impl SendReceive {
         }
     }
 
-    /// Of a receive that has asked how much its socket holds: whether it throws away
-    /// what it counts, and fills nothing (MSG_TRUNC of TCP).
+    /// Returns whether a receive discards what it counts and fills nothing (MSG_TRUNC on TCP). Only
+    /// for a receive that knows how its socket counts.
     pub fn discards(&self) -> bool {
         self.flags & message::TRUNCATED != 0 && self.counted == Some(Counted::UpToUrgent)
     }
 
-    /// How many bytes are left to be transferred.
+    /// Returns the bytes left to be transferred.
     pub fn left(&self) -> u64 {
         match &self.message {
             Some(message) if message.members.is_any() => message.members.total(),
@@ -211,7 +209,7 @@ impl SendReceive {
         }
     }
 
-    /// Its result if the next step ends like this.
+    /// Returns the result if the next step ends with `step`.
     pub fn result(&self, step: i32) -> i32 {
         if step >= 0 {
             self.done as i32 + step
@@ -222,12 +220,12 @@ impl SendReceive {
         }
     }
 
-    /// Ends it after this step.
+    /// Ends the transfer after this step.
     pub fn end(&self, step: i32, failed: bool) -> IssueOutcome {
         IssueOutcome::Done(Answer { result: self.result(step), failed: failed || step < 0 })
     }
 
-    /// It would block.
+    /// Returns the outcome of a transfer that would block.
     #[inline]
     pub fn would_block(&self) -> IssueOutcome {
         if self.flags & message::DO_NOT_WAIT != 0 {
@@ -236,8 +234,8 @@ impl SendReceive {
         IssueOutcome::WouldBlock
     }
 
-    /// Leaves the turn to other requests. With MSG_DONTWAIT there is no next turn, though
-    /// the socket may hold more: EAGAIN.
+    /// Yields to other requests. With MSG_DONTWAIT there is no next time slice, though the socket
+    /// may hold more: EAGAIN.
     pub fn yields(&self) -> IssueOutcome {
         match self.would_block() {
             IssueOutcome::WouldBlock => IssueOutcome::More,
@@ -245,7 +243,7 @@ impl SendReceive {
         }
     }
 
-    /// It has not looked whether it would block.
+    /// Returns the outcome of a transfer that has not found out whether it would block.
     pub fn polls_first(&self) -> IssueOutcome {
         match self.would_block() {
             IssueOutcome::WouldBlock => IssueOutcome::PollsFirst,
@@ -253,14 +251,14 @@ impl SendReceive {
         }
     }
 
-    /// What its socket is polled for.
+    /// Returns the events that its socket is polled for.
     pub fn poll_events(&self, usual: u32) -> u32 {
-        // Data is not what it waits for then; errors are always told of.
+        // The transfer does not wait for data then; errors are always reported.
         if self.flags & message::ERROR_QUEUE != 0 { usual & !(epoll::IN | epoll::PEER_HANG_UP) } else { usual }
     }
 }
 
-/// The operation of a request of this family.
+/// Returns the operation of a request of this family.
 #[inline]
 pub(crate) fn transfer_of(request: &mut Request) -> Result<&mut SendReceive, Errno> {
     match &mut request.operation {
@@ -269,7 +267,7 @@ pub(crate) fn transfer_of(request: &mut Request) -> Result<&mut SendReceive, Err
     }
 }
 
-/// SEND, SENDMSG, SEND_ZC and SENDMSG_ZC.
+/// Prepares SEND, SENDMSG, SEND_ZC and SENDMSG_ZC.
 pub(crate) fn prepare_send(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let mut transfer = SendReceive::of(request);
     let sqe = &request.sqe;
@@ -278,7 +276,7 @@ pub(crate) fn prepare_send(locked: &mut LockedRing, request: &mut Request) -> Re
         return Err(Errno::EINVAL);
     }
     if without_copy {
-        // A notification follows from here on, however it ends.
+        // A notification follows from here on, however the request ends.
         request.cqe_flags = abi::IORING_CQE_F_MORE;
     }
     let known = POLL_FIRST | VECTORIZED | if without_copy { FIXED_BUFFER | REPORT_USAGE } else { BUNDLE };
@@ -339,7 +337,7 @@ fn prepare_send_fields(
     if transfer.has(FIXED_BUFFER) { Ok(()) } else { vector::check_part(transfer.part) }
 }
 
-/// RECV and RECVMSG.
+/// Prepares RECV and RECVMSG.
 pub(crate) fn prepare_receive(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let mut transfer = SendReceive::of(request);
     let sqe = &request.sqe;
@@ -372,8 +370,8 @@ pub(crate) fn prepare_receive(locked: &mut LockedRing, request: &mut Request) ->
     Ok(())
 }
 
-/// The message of a RECVMSG. With provided buffers its vector says no more than
-/// how much of one is to be taken.
+/// Reads the message of a RECVMSG. With provided buffers its vector only bounds how much of a
+/// buffer is used.
 fn read_received(
     message: &mut Message,
     transfer: &mut SendReceive,
@@ -397,7 +395,7 @@ fn read_received(
     Ok(())
 }
 
-/// What a request of this family answers that is ended from outside.
+/// Returns the result of a request of this family that is ended from outside.
 pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
     match &request.operation {
         Operation::SendReceive(transfer) => transfer.result(result),
@@ -405,10 +403,10 @@ pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
     }
 }
 
-/// What the notification of a send without a copy says of how it was made.
+/// Returns the result in a zero-copy send's notification, which tells how the send was made.
 pub(crate) fn usage(request: &Request, result: i32) -> i32 {
     match &request.operation {
-        // We copy, and say so to who asks.
+        // usring copies the data, and reports this if asked.
         Operation::SendReceive(transfer) if transfer.has(REPORT_USAGE) && result >= 0 => {
             abi::IORING_NOTIF_USAGE_ZC_COPIED as i32
         }
@@ -416,13 +414,13 @@ pub(crate) fn usage(request: &Request, result: i32) -> i32 {
     }
 }
 
-/// Whether the number stands for a socket: `ENOTSOCK` if not, `EBADF` if it is not open.
+/// Checks that the number stands for a socket. Errors: `ENOTSOCK` if it does not, `EBADF` if it is
+/// not open.
 pub(crate) fn check_socket(number: i32) -> Result<(), Errno> {
     if descriptor::identity(number)?.is_socket() { Ok(()) } else { Err(Errno::ENOTSOCK) }
 }
 
-/// The errno of something wrong beside the file: the kernel looks at the file
-/// first.
+/// Returns the errno for a fault other than the file's: the kernel checks the file first.
 #[cold]
 pub(crate) fn after_file(request: &Request, error: Errno) -> Errno {
     check_socket(request.file.number).err().unwrap_or(error)

@@ -1,4 +1,4 @@
-//! SOCKET, LISTEN, SHUTDOWN: done in place, for none of them waits.
+//! SOCKET, LISTEN, SHUTDOWN: made in place, because none of them waits.
 
 use super::Operation;
 use crate::issue::{Answer, IssueOutcome};
@@ -10,8 +10,8 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::{Errno, socket};
 use usring_uapi::Sqe;
 
-/// The flags of a new socket; a direct descriptor is nobody's to inherit, so
-/// nobody may say so of it.
+/// Checks the flags of a new socket. CLOSE_ON_EXEC is refused for a direct descriptor, which no
+/// child inherits anyway.
 pub(crate) fn check_flags(flags: u32, slot: Slot) -> Result<(), Errno> {
     let closes = slot != Slot::Ordinary && flags & socket::CLOSE_ON_EXEC != 0;
     if closes || flags & !(socket::CLOSE_ON_EXEC | socket::NONBLOCK) != 0 {
@@ -20,8 +20,7 @@ pub(crate) fn check_flags(flags: u32, slot: Slot) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Where the number of a new socket goes: to the program, or out of its way
-/// into a slot.
+/// Gives a new socket to the program, or moves it from the program's numbers into a slot.
 pub(crate) fn place(locked: &mut LockedRing, slot: Slot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
         Slot::Ordinary => {
@@ -32,8 +31,8 @@ pub(crate) fn place(locked: &mut LockedRing, slot: Slot, made: OwnedDescriptor) 
     }
 }
 
-/// What the kernel is asked for, so that no child has the number of a direct
-/// descriptor while it has one.
+/// Returns the flags for the system call. A direct descriptor gets CLOSE_ON_EXEC, so that no child
+/// inherits it while it has a number.
 pub(crate) fn flags_for(flags: u32, slot: Slot) -> u32 {
     if slot == Slot::Ordinary { flags } else { flags | socket::CLOSE_ON_EXEC }
 }
@@ -53,7 +52,7 @@ pub(crate) fn issue_socket(locked: &mut LockedRing, request: &mut Request) -> Is
     IssueOutcome::of(made.and_then(|made| place(locked, slot, made)))
 }
 
-/// By a worker that has the request's rights.
+/// Makes the socket in a worker that has the request's rights.
 pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
     let Sqe { fd: domain, off: kind, len: protocol, .. } = request.sqe;
     let slot = Slot::from_sqe(request.sqe.file_index);
@@ -66,7 +65,7 @@ pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
     }
 }
 
-/// Gives the program what a worker has made.
+/// Hands the socket that a worker has made to the program.
 pub(crate) fn finish_socket(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Socket(made) = &mut request.operation else { return result };
     let Some(made) = made.take() else { return result };
@@ -85,7 +84,8 @@ pub(crate) fn issue_listen(_: &mut LockedRing, request: &mut Request) -> IssueOu
     IssueOutcome::of(socket::listen(request.file.number, request.sqe.len as i32).map(|()| 0))
 }
 
-/// By a worker that has the request's rights: the other side of a connection may ask for its user.
+/// Listens in a worker that has the request's rights: the other side of a connection may read their
+/// user.
 pub(crate) fn work_listen(request: &mut Request, _: &Blocking) -> i32 {
     socket::listen(request.file.number, request.sqe.len as i32).map_or_else(Errno::negative, |()| 0)
 }
@@ -107,7 +107,7 @@ pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> Issue
     IssueOutcome::Done(Answer { result, failed: false })
 }
 
-/// The fields that none of the requests on one socket has a use for.
+/// Checks the fields that none of the requests on one socket uses.
 pub(crate) fn check_rest(sqe: &Sqe) -> Result<(), Errno> {
     if sqe.op_flags != 0 || sqe.buf_index != 0 || sqe.file_index != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }

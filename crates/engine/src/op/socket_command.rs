@@ -1,7 +1,7 @@
-//! URING_CMD on a socket: how much waits in it, and its options.
+//! URING_CMD on a socket: the number of waiting bytes, and the socket's options.
 //!
-//! The kernel asks the socket's protocol for what waits, and only those of the
-//! internet have an answer; ioctl(2) would give one for others, too.
+//! The kernel asks the socket's protocol for waiting bytes, and only internet protocols answer.
+//! ioctl(2) would answer for other sockets, too.
 
 use super::uring_cmd::Command;
 use usring_sys::{Errno, SystemCall};
@@ -21,7 +21,7 @@ const BYTES_TO_SEND: u32 = op::SOCKET_URING_OP_SIOCOUTQ as u32;
 const GET_OPTION: u32 = op::SOCKET_URING_OP_GETSOCKOPT as u32;
 const SET_OPTION: u32 = op::SOCKET_URING_OP_SETSOCKOPT as u32;
 
-/// Carries a command out; `EOPNOTSUPP` for what is no socket, and no command.
+/// Carries a command out. Error: `EOPNOTSUPP` for an unknown command, or a file that is no socket.
 pub(super) fn run(number: i32, command: &Command) -> Result<i32, Errno> {
     let answer = match command.number {
         BYTES_TO_READ => bytes_waiting(number, SIOCINQ),
@@ -48,14 +48,14 @@ fn bytes_waiting(number: i32, question: u64) -> Result<i32, Errno> {
     Ok(bytes)
 }
 
-/// Level and name stand in `addr`, the length in `optlen`, the value's address
-/// in `optval`.
+/// Returns the arguments of the system call. Level and name are in `addr`, the length in `optlen`,
+/// the value's address in `optval`.
 fn arguments(number: i32, command: &Command) -> [u64; 5] {
     let (level, name) = (command.address & u64::from(u32::MAX), command.address >> 32);
     [number as u64, level, name, command.value, u64::from(command.length)]
 }
 
-/// Answers the option's length, as there is nowhere else to put it.
+/// Returns the option's length, because there is no other place for it.
 fn get_option(number: i32, command: &Command) -> Result<i32, Errno> {
     if command.address as u32 != SOL_SOCKET {
         return Err(Errno::EOPNOTSUPP);

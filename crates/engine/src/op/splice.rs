@@ -1,4 +1,4 @@
-//! SPLICE and TEE: a worker's, for nothing tells of both files at once.
+//! SPLICE and TEE: made by a worker, because no poll reports readiness of both files at once.
 
 use super::Operation;
 use crate::issue::IssueOutcome;
@@ -16,10 +16,10 @@ use usring_uapi::io_uring::SPLICE_F_FD_IN_FIXED;
 use usring_uapi::opcode;
 
 const CALL_FLAGS: u32 = linux::SPLICE_F_MOVE | linux::SPLICE_F_NONBLOCK | linux::SPLICE_F_MORE | linux::SPLICE_F_GIFT;
-/// Wherever the file is, and where it has no position.
+/// Asks for the file's position, or stands for a file without one.
 const NO_OFFSET: u64 = u64::MAX;
 
-/// The file that the bytes come from.
+/// The file that the bytes are read from.
 #[derive(Default)]
 pub(crate) enum Source {
     /// Not looked up yet.
@@ -46,7 +46,7 @@ impl Source {
     }
 }
 
-/// Its number stands in `file_index`, its offset in `addr`.
+/// Prepares SPLICE or TEE. The source's number is in `file_index`, its offset in `addr`.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
     let tees = sqe.opcode == opcode::TEE;
@@ -57,7 +57,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Makes sure of the source; the rest may wait.
+/// Looks the source up and keeps it; the rest may wait.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     match find_source(locked, request) {
         Ok(source) if source.is_device() => IssueOutcome::done(Errno::EINVAL.negative()),
@@ -101,7 +101,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     super::call::answer(blocking.run(&call))
 }
 
-/// Whether a result breaks a link: anything but all that was asked for.
+/// Returns whether a result breaks a link: anything but the full length.
 pub(crate) fn is_failure(request: &Request, result: i32) -> bool {
     result < 0 || result as u32 != request.sqe.len
 }

@@ -10,8 +10,8 @@ use usring_sys::Errno;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;
 
-/// fsync(2) or fdatasync(2); a range that is not the whole file is synced by
-/// its data and metadata all the same, as most file systems do.
+/// Prepares fsync(2) or fdatasync(2). For a range, too, the whole file's data and metadata are
+/// synced, as most file systems do.
 pub(crate) fn prepare_fsync(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.addr != 0 || sqe.buf_index != 0 || sqe.file_index != 0 || sqe.op_flags & !IORING_FSYNC_DATASYNC != 0 {
@@ -35,7 +35,7 @@ pub(crate) fn prepare_sync_file_range(_: &mut LockedRing, request: &mut Request)
     Ok(())
 }
 
-/// The length stands in `addr`, the mode in `len`.
+/// Prepares fallocate(2). The length is in `addr`, the mode in `len`.
 pub(crate) fn prepare_fallocate(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.buf_index != 0 || sqe.op_flags != 0 || sqe.file_index != 0 {
@@ -45,7 +45,7 @@ pub(crate) fn prepare_fallocate(_: &mut LockedRing, request: &mut Request) -> Re
     Ok(())
 }
 
-/// The length stands in `off`.
+/// Prepares ftruncate(2). The length is in `off`.
 pub(crate) fn prepare_ftruncate(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.op_flags != 0 || sqe.addr != 0 || sqe.len != 0 || sqe.buf_index != 0 || sqe.file_index != 0 || sqe.addr3 != 0
@@ -56,7 +56,7 @@ pub(crate) fn prepare_ftruncate(_: &mut LockedRing, request: &mut Request) -> Re
     Ok(())
 }
 
-/// A length in `addr` (64 bits) replaces the one in `len`.
+/// Prepares posix_fadvise(2). A length in `addr` (64 bits) replaces the one in `len`.
 pub(crate) fn prepare_fadvise(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.buf_index != 0 || sqe.file_index != 0 {
@@ -67,8 +67,8 @@ pub(crate) fn prepare_fadvise(_: &mut LockedRing, request: &mut Request) -> Resu
     Ok(())
 }
 
-/// Advice that only sets a flag is given in place; the rest may read or drop
-/// pages and goes to a worker.
+/// Gives advice that only sets a flag in place. Other advice may read or drop pages and goes to a
+/// worker.
 pub(crate) fn issue_fadvise(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let advice = request.sqe.op_flags;
     if !matches!(advice, linux::POSIX_FADV_NORMAL | linux::POSIX_FADV_RANDOM | linux::POSIX_FADV_SEQUENTIAL) {
@@ -80,7 +80,7 @@ pub(crate) fn issue_fadvise(_: &mut LockedRing, request: &mut Request) -> IssueO
     IssueOutcome::done(answer(call.call.run()))
 }
 
-/// A length in `off` (64 bits) replaces the one in `len`.
+/// Prepares madvise(2). A length in `off` (64 bits) replaces the one in `len`.
 pub(crate) fn prepare_madvise(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.buf_index != 0 || sqe.file_index != 0 {

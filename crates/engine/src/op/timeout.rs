@@ -23,8 +23,8 @@ fn clock_of(flags: u32) -> Result<Clock, Errno> {
     }
 }
 
-/// The point in time that a span or an absolute time means. A relative one
-/// counts from now: it is fixed when the timeout is issued.
+/// Returns the point in time that a span or an absolute time means. A span counts from now, so its
+/// end is fixed when the timeout is issued.
 fn point(flags: u32, clock: Clock, span: Nanoseconds) -> Nanoseconds {
     if flags & abi::IORING_TIMEOUT_ABS != 0 { span } else { clock.now().saturating_add(span) }
 }
@@ -41,8 +41,7 @@ pub(crate) fn prepare_link(locked: &mut LockedRing, request: &mut Request) -> Re
         return Err(Errno::EINVAL);
     }
     let deadline = parse(request)?;
-    // It watches the request before it, so there has to be one, and that one
-    // cannot be a LINK_TIMEOUT itself.
+    // It watches the request before it. There has to be one, which is no LINK_TIMEOUT itself.
     if locked.chain.last_opcode().is_none_or(|last| last == opcode::LINK_TIMEOUT) {
         return Err(Errno::EINVAL);
     }
@@ -66,7 +65,7 @@ fn parse(request: &Request) -> Result<Deadline, Errno> {
     }
     let clock = clock_of(flags)?;
     let span = read_span(sqe.addr)?;
-    // A multishot counts its own repeats where another counts completions.
+    // For a multishot the field counts repeats, otherwise completions.
     let (completions, repeats, repeat_every) =
         if multishot { (0, sqe.off as u32, span.max(1)) } else { (sqe.off as u32, 0, 0) };
     let expiry_succeeds = flags & abi::IORING_TIMEOUT_ETIME_SUCCESS != 0;
@@ -81,19 +80,19 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     IssueOutcome::AwaitsTime
 }
 
-/// A LINK_TIMEOUT is armed by the request that it watches; one that is issued
-/// by itself had nothing left to watch.
+/// Ends a LINK_TIMEOUT that is issued by itself: there was no request left to watch. Otherwise the
+/// watched request arms it.
 pub(crate) fn issue_link(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
     IssueOutcome::Done(Answer { result: Errno::ECANCELED.negative(), failed: false })
 }
 
-/// The deadline of a LINK_TIMEOUT, counted from now.
+/// Returns the deadline of a LINK_TIMEOUT, counted from now.
 pub(crate) fn link_deadline(request: &Request) -> Option<Deadline> {
     let Operation::LinkTimeout(deadline) = request.operation else { return None };
     Some(Deadline { at: point(request.sqe.op_flags, deadline.clock, deadline.at), ..deadline })
 }
 
-/// What a TIMEOUT_REMOVE asks for.
+/// The change that a TIMEOUT_REMOVE asks for.
 #[derive(Clone, Copy)]
 pub(crate) enum TimeoutUpdate {
     Remove { target: u64 },
@@ -124,7 +123,7 @@ pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Resul
     let absolute = flags & abi::IORING_TIMEOUT_ABS != 0;
     let span = read_span(sqe.off)?;
     if flags & abi::IORING_TIMEOUT_UPDATE == 0 {
-        // LINK_TIMEOUT_UPDATE by itself is checked, and changes nothing.
+        // LINK_TIMEOUT_UPDATE alone is checked, and changes nothing.
         request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Remove { target });
         return Ok(());
     }

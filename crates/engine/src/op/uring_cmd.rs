@@ -1,6 +1,6 @@
-//! URING_CMD: commands of a file's own. Block devices of ours have one, to
-//! discard a range (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h), sockets those in
-//! `socket_command`; other files of the kernel have none here.
+//! URING_CMD: commands of a file's own. Block devices of usring's have one, to discard a range
+//! (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h). Sockets have those in `socket_command`. Other files
+//! of the kernel have none here.
 
 use super::{Operation, block_device, socket_command};
 use crate::issue::IssueOutcome;
@@ -20,19 +20,19 @@ const DISCARD: u32 = 0x1200;
 pub(crate) struct Command {
     pub number: u32,
     pub address: u64,
-    /// In `optlen`.
+    /// From `optlen`.
     pub length: u32,
-    /// In `addr3`, `optval`.
+    /// From `addr3`, which is also `optval`.
     pub value: u64,
-    /// Fields are in use that no command of a block device has.
+    /// The SQE uses fields that no command of a block device has.
     has_more: bool,
 }
 
-/// The command's number stands in the lower half of `off`, whose upper half is
-/// reserved. None makes use of a registered buffer, but may be told of one.
+/// Prepares URING_CMD. The command's number is in the lower half of `off`, whose upper half is
+/// reserved. No command uses a registered buffer, but the flag for one is accepted.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
-    // Commands that go on (TX_TIMESTAMP), with a buffer each, are not among ours.
+    // Commands that go on with a buffer each (TX_TIMESTAMP) are not supported.
     let goes_on = sqe.flags & sqe_flags::BUFFER_SELECT != 0;
     if sqe.off >> 32 != 0 || sqe.op_flags & !IORING_URING_CMD_FIXED != 0 || goes_on {
         return Err(Errno::EINVAL);
@@ -49,7 +49,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::Command(command) = &request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     let number = request.file.number;
     let answer = match request.file.device.as_deref() {
-        // As Linux 6.18 has it: neither finds such completions by polling.
+        // As in Linux 6.18: neither kind of file finds such completions by polling.
         _ if locked.ring.is_polled() => Err(Errno::EOPNOTSUPP),
         Some(file) => match command.refusal(file) {
             None => return IssueOutcome::NeedsWorker,
@@ -57,11 +57,11 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         },
         None => socket_command::run(number, command),
     };
-    // The file itself comes first.
+    // An error of the file itself comes first.
     IssueOutcome::of(answer.map_err(|error| descriptor::status_flags(number).err().unwrap_or(error)))
 }
 
-/// Discards, blocking; or what IOSQE_ASYNC has sent here.
+/// Discards in a worker, and may block; or makes a command that IOSQE_ASYNC has sent here.
 pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
     let Operation::Command(command) = &request.operation else { return Errno::EINVAL.negative() };
     let answer = match &request.file.device {
@@ -75,7 +75,7 @@ pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
 }
 
 impl Command {
-    /// Why a device does not do it.
+    /// Returns the error if a device does not support the command.
     fn refusal(&self, file: &OpenDevice) -> Option<Errno> {
         if self.number != DISCARD || self.has_more {
             Some(Errno::EINVAL)

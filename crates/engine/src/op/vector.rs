@@ -1,5 +1,5 @@
-//! A vector of the program's memory, copied once: what READV and its like, and
-//! messages, transfer from or to.
+//! A vector of the program's memory, copied once: the memory that READV and its like, and messages,
+//! transfer from or to.
 
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
@@ -11,7 +11,7 @@ pub(crate) const LIMIT: u32 = 1024;
 /// Bytes that one call transfers at most (MAX_RW_COUNT).
 pub(crate) const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 
-/// What the kernel checks of several members before it cuts them.
+/// Makes the kernel's checks of several members, before they are cut.
 pub(crate) fn check(members: &[IoVector]) -> Result<(), Errno> {
     if members.iter().any(|member| member.length > i64::MAX as u64) {
         return Err(Errno::EINVAL);
@@ -19,7 +19,7 @@ pub(crate) fn check(members: &[IoVector]) -> Result<(), Errno> {
     if members.iter().any(is_outside) { Err(Errno::EFAULT) } else { Ok(()) }
 }
 
-/// The same of a single piece.
+/// Checks a single piece.
 #[inline]
 pub(crate) fn check_part(part: IoVector) -> Result<(), Errno> {
     if is_outside(&part) { Err(Errno::EFAULT) } else { Ok(()) }
@@ -30,7 +30,7 @@ fn is_outside(member: &IoVector) -> bool {
     member.base.checked_add(member.length).is_none_or(|end| end > user_memory::END)
 }
 
-/// Cuts a vector to what one call transfers at most; answers its length.
+/// Cuts a vector to the most that one call transfers; returns its length.
 pub(crate) fn bound(members: &mut [IoVector]) -> u64 {
     let mut total = 0;
     for member in members {
@@ -40,25 +40,25 @@ pub(crate) fn bound(members: &mut [IoVector]) -> u64 {
     total
 }
 
-/// The members of a message, and how far they have been transferred.
+/// The members of a message, and the progress of their transfer.
 #[derive(Default)]
 pub(crate) struct Members {
     all: Vec<IoVector>,
-    /// So many are done with.
+    /// Members that are completely transferred.
     done: usize,
     total: u64,
 }
 
 impl Members {
-    /// Reads the program's vector. Without `checked` it lies in a registered
-    /// buffer, against which it is checked later.
+    /// Reads the program's vector. Without `checked` it lies in a registered buffer, against which
+    /// it is checked later.
     pub fn read(&mut self, from: UserAddress, count: u64, checked: bool) -> Result<(), Errno> {
         if count > u64::from(LIMIT) {
             return Err(Errno::EINVAL);
         }
         user_memory::read_array_into(&mut self.all, from, count as usize)?;
         if let [only] = self.all.as_mut_slice() {
-            // A single member is cut before its end is looked at.
+            // The length of a single member is bounded before its end is checked.
             if only.length > i64::MAX as u64 {
                 return Err(Errno::EINVAL);
             }
@@ -72,7 +72,7 @@ impl Members {
         Ok(())
     }
 
-    /// Forgets them, and keeps room for a few.
+    /// Clears the members, and keeps room for a few.
     pub fn clear(&mut self) {
         const FEW: usize = 64;
         if self.all.capacity() > FEW {
@@ -81,7 +81,7 @@ impl Members {
         self.replace(|_| ());
     }
 
-    /// Becomes these pieces.
+    /// Replaces the members by these pieces.
     pub fn replace(&mut self, fill: impl FnOnce(&mut Vec<IoVector>)) {
         self.all.clear();
         fill(&mut self.all);
@@ -93,7 +93,7 @@ impl Members {
         !self.all.is_empty()
     }
 
-    /// What is left of them.
+    /// Returns the members that are left.
     pub fn left(&self) -> &[IoVector] {
         &self.all[self.done..]
     }
@@ -103,7 +103,7 @@ impl Members {
         self.total
     }
 
-    /// Drops what has been transferred.
+    /// Removes transferred bytes.
     pub fn advance(&mut self, bytes: u64) {
         self.total -= bytes;
         let mut left = bytes;
@@ -120,8 +120,8 @@ impl Members {
     }
 }
 
-/// The members of a READV_FIXED or WRITEV_FIXED, read once; whether they lie in
-/// their buffer is asked later.
+/// Reads the members of a READV_FIXED or WRITEV_FIXED, once. Whether they lie in their buffer is
+/// checked later.
 pub(crate) fn of_registered(sqe: &Sqe) -> Result<Vec<IoVector>, Errno> {
     if sqe.len > LIMIT {
         return Err(Errno::EINVAL);

@@ -1,5 +1,5 @@
-//! WAITID: waitid(2), in place where there is something to tell, and by a
-//! worker that waits for it where there is not.
+//! WAITID: waitid(2), made in place if there is something to report, else by a worker that waits
+//! for it.
 
 use super::Operation;
 use crate::issue::IssueOutcome;
@@ -10,22 +10,22 @@ use usring_sys::descriptor::{self, HeldDescriptor};
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general::{__NR_waitid, __WNOTHREAD, O_NONBLOCK, P_PIDFD, WNOHANG};
 
-/// What is waited for, and where to tell of it.
+/// The processes to wait for, and the destination of the report.
 pub(crate) struct WaitId {
     kind: u32,
     id: i32,
     options: u32,
     told: UserAddress,
-    /// Of a process that a descriptor names: the program may close that meanwhile.
+    /// The process's descriptor, if the request named one: the program may close its own meanwhile.
     named: Option<HeldDescriptor>,
 }
 
-/// `siginfo_t` by words. Those that the kernel writes for a child: signal, errno
-/// and code, then, from the fifth on, process, user and status.
+/// `siginfo_t` in words. For a child the kernel writes signal, errno and code, and, from the fifth
+/// word on, process, user and status.
 type Info = [i32; 32];
 const SECOND_PART: usize = 4;
 
-/// The kind of id stands in `len`, the id in `fd`, the options in `file_index`.
+/// Prepares WAITID. The kind of id is in `len`, the id in `fd`, the options in `file_index`.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
     if sqe.addr != 0 || sqe.buf_index != 0 || sqe.addr3 != 0 || sqe.op_flags != 0 {
@@ -33,14 +33,14 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     }
     let (kind, options, told) = (sqe.len, sqe.file_index, UserAddress(sqe.off));
     if options & __WNOTHREAD != 0 {
-        // Who would wait is another thread.
+        // Another thread would wait.
         return Err(Errno::EINVAL);
     }
     request.operation = Operation::WaitId(WaitId { kind, id: sqe.fd, options, told, named: None });
     Ok(())
 }
 
-/// Finds out which process it is; the rest may wait.
+/// Keeps the process that the descriptor names, and tries without waiting; the rest may wait.
 pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::WaitId(wait) = &mut request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     if wait.kind == P_PIDFD && wait.id >= 0 {
@@ -61,7 +61,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let Operation::WaitId(wait) = &request.operation else { return Errno::EINVAL.negative() };
     let mut info = Info::default();
     match blocking.run(&wait.call(&mut info, wait.options)) {
-        // Nothing breaks it off but its being cancelled.
+        // Only its cancellation ends the call early.
         Err(Errno::EINTR) => Errno::ECANCELED.negative(),
         found => wait.end(found, &info),
     }
@@ -72,8 +72,7 @@ impl WaitId {
         self.named.is_some()
     }
 
-    /// Keeps the process that its descriptor names now. One that does not wait is not
-    /// waited for.
+    /// Keeps the process that its descriptor names now. A non-blocking descriptor adds WNOHANG.
     fn hold(&mut self) -> Result<HeldDescriptor, Errno> {
         let duplicate = descriptor::hold(self.id)?;
         if descriptor::status_flags(duplicate.number())? & O_NONBLOCK != 0 {
@@ -88,8 +87,7 @@ impl WaitId {
         SystemCall::new(__NR_waitid, [kind, id, &raw mut *info as u64, options, 0])
     }
 
-    /// Tells the program, also that there was nothing, unless it has asked for
-    /// what cannot be.
+    /// Writes the result to the program, even if there was none, except for an invalid request.
     fn end(&self, found: Result<u64, Errno>, info: &Info) -> i32 {
         let result = found.map_or_else(Errno::negative, |_| 0);
         if self.told.is_null() || !matches!(found, Ok(_) | Err(Errno::ECHILD)) {

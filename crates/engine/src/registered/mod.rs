@@ -1,4 +1,4 @@
-//! What a program registers with a ring ahead of its requests.
+//! Files, buffers and settings that a program registers with a ring ahead of its requests.
 
 pub(crate) mod buffer_group;
 pub(crate) mod napi;

@@ -38,8 +38,8 @@ const ABSENT: u32 = 2;
 /// idle watching ends.
 const QUIET: u32 = 20;
 
-/// Least and most activity estimates that start idle watching. [`Habit::came_by`] makes the
-/// estimate.
+/// Activity estimate that a ring needs for idle watching: at first, and at most. [`Habit::came_by`]
+/// makes the estimate.
 const FIRST_TRIAL: u32 = 64;
 const LAST_TRIAL: u32 = 2048;
 

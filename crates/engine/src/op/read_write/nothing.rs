@@ -1,5 +1,5 @@
-//! Transfers of no bytes: what they mean to files of each kind, and what they are
-//! refused for. preadv2(2) and pwritev2(2) look at little of that.
+//! Transfers of no bytes: their meaning for each kind of file, and the errors. preadv2(2) and
+//! pwritev2(2) check little of that.
 
 use super::{FILE_POSITION, KNOWN_FLAGS, NO_SIGNAL, ReadWrite};
 use crate::issue::IssueOutcome;
@@ -15,8 +15,8 @@ const NO_APPEND: u32 = 0x20;
 const ATOMIC: u32 = 0x40;
 const DONT_CACHE: u32 = 0x80;
 
-/// An empty write means something to a datagram socket, and an empty read is too
-/// short for a counter; preadv2(2) and pwritev2(2) ask neither of them.
+/// Makes a transfer of no bytes. An empty write is a message on a datagram socket. An empty read is
+/// too short for a counter. preadv2(2) and pwritev2(2) handle neither case.
 #[cold]
 #[inline(never)]
 pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
@@ -43,7 +43,7 @@ pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcom
     IssueOutcome::of(answer.map(|bytes| bytes as i32))
 }
 
-/// An empty message, where the socket has messages.
+/// Sends an empty message, where the socket has messages.
 fn write_nothing(transfer: &ReadWrite, number: i32) -> Result<u64, Errno> {
     if transfer.flags & NO_SIGNAL != 0 {
         return message::send_call(number, IoVector::default(), message::NO_SIGNAL, None).run();
@@ -55,8 +55,7 @@ fn write_nothing(transfer: &ReadWrite, number: i32) -> Result<u64, Errno> {
     answer
 }
 
-/// What the flags of a transfer of nothing are refused for: preadv2(2) and
-/// pwritev2(2) do not look at them then.
+/// Checks the flags of a transfer of no bytes, which preadv2(2) and pwritev2(2) ignore.
 fn check_flags(transfer: &ReadWrite, number: i32, identity: &FileIdentity) -> Result<(), Errno> {
     const BOTH_APPENDS: u32 = linux::RWF_APPEND | NO_APPEND;
     let flags = transfer.asked_flags();
@@ -69,8 +68,7 @@ fn check_flags(transfer: &ReadWrite, number: i32, identity: &FileIdentity) -> Re
     if flags & BOTH_APPENDS == BOTH_APPENDS { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Whether a regular file takes these flags: asked by a read that has no place
-/// to put anything.
+/// Checks whether a regular file takes these flags, by a read that has no room for data.
 fn file_takes(number: i32, flags: u32) -> Result<(), Errno> {
     let nowhere = IoVector { base: 0, length: 1 };
     let flags = u64::from(flags & (linux::RWF_NOWAIT | DONT_CACHE)) | PASS_MARK_ABOVE_FLAGS;
@@ -81,7 +79,7 @@ fn file_takes(number: i32, flags: u32) -> Result<(), Errno> {
     }
 }
 
-/// One byte, which no counter, timer and the like gives.
+/// Reads one byte, which counters, timers and the like refuse.
 fn read_too_little(number: i32) -> Result<u64, Errno> {
     let mut byte = 0u8;
     let part = IoVector { base: &raw mut byte as u64, length: 1 };

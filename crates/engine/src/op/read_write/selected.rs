@@ -30,7 +30,7 @@ pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outc
     if let IssueOutcome::Done(Answer { result: NO_FILE, .. }) = outcome
         && descriptor::status_flags(request.file.number).is_err()
     {
-        // The kernel has looked for the file before it has taken a buffer.
+        // The kernel looks the file up before it takes a buffer.
         let buffer = request.buffer.take();
         return locked.groups.give_back(buffer);
     }

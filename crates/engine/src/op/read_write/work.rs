@@ -8,7 +8,7 @@ use crate::workers::Blocking;
 use usring_sys::{Errno, descriptor, file};
 use usring_uapi::general as linux;
 
-/// Does it, blocking, as often as a regular file needs to give all of it.
+/// Makes the transfer, and may block. A regular file is called until it has given everything.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Errno::EINVAL.negative() };
@@ -28,7 +28,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     if !is_settled {
         return transfer.work(number, blocking);
     }
-    // The kernel moves the position for a transfer that it makes at once: that of a file in memory,
+    // The kernel moves the position for a transfer that it makes at once: one on a file in memory,
     // and a write that makes the file longer.
     let moves = file::is_in_memory(number);
     let size = descriptor::identity(number).map_or(u64::MAX, |identity| identity.size);
@@ -40,7 +40,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 }
 
 impl ReadWrite {
-    /// Does it, blocking, on a file of the kernel's.
+    /// Makes the transfer on a file of the kernel's, and may block.
     fn work(&mut self, number: i32, blocking: &Blocking) -> i32 {
         loop {
             match blocking.run(&self.call(number, 0)) {

@@ -52,7 +52,8 @@ impl Departing {
 }
 
 /// Most deferred submits that a driver makes before it leaves the rest to a submit helper. The
-/// first is its own; the requests that completions begin (a link goes on) rarely end with one more.
+/// first is its own. Requests that its completions start (a link goes on) usually lead to further
+/// ones.
 const ROUNDS: u32 = 8;
 
 /// Makes the deferred submits of a driver that has finished its batch. They may sleep, so the
