@@ -1,10 +1,10 @@
-//! What else a program does with descriptors: close, duplicate, map, poll
-//! them. Numbers that are no ring go on to the kernel as they came.
+//! Other calls on descriptors: close, duplicate, map and poll them. A call on a number that is no
+//! ring goes on to the kernel unchanged.
 //!
-//! A vfork child has descriptors of its own but shares our tables, so what it
-//! does to its numbers is done in the kernel and not noted. It shares our memory, too, and if that is
-//! swapped brings pages in as its parent does: so it, too, leaves alone the numbers that are
-//! ours alone. (They end with the program that it executes.)
+//! A vfork child has descriptors of its own but shares usring's tables. So its changes to numbers
+//! are made in the kernel and not recorded. It also shares usring's memory, and brings in swapped
+//! pages as its parent does. So it, too, must leave usring's private numbers alone. (They end with
+//! the program that it executes.)
 
 use crate::doors::door::{Call, Outcome};
 use crate::files::descriptors::{self, Found, duplicate_reserved};
@@ -15,7 +15,7 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 
-/// close(2).
+/// Answers close(2).
 pub fn close(call: &mut Call) -> Outcome {
     match close_number(call.arguments[0] as i32) {
         Some(result) => result.map(|()| 0u64).into(),
@@ -23,13 +23,13 @@ pub fn close(call: &mut Call) -> Outcome {
     }
 }
 
-/// Closes a number that is ours; `None` if it is not.
+/// Closes a number of a ring or a device; `None` if it is neither.
 pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     devices::forget(number);
     if descriptor::is_private(number) {
         return Some(Err(Errno::EBADF));
     }
-    // Only of the few numbers that may be ours it matters who asks.
+    // The owning process matters only for the few numbers that may be a ring's or a device's.
     let known = descriptors::is_known(number);
     if !(known || may_be_device(number)) || !process::is_own() {
         return None;
@@ -39,15 +39,15 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
         devices::forget(number);
         return Some(closed);
     }
-    // First the table, then the number: nobody finds a ring behind a number
-    // that the kernel has already given to another file.
+    // First the table, then the number: no thread may find a ring behind a number that the kernel
+    // has already allocated to another file.
     let file = descriptors::remove(number);
     let closed = descriptor::close(number);
     drop(file);
     Some(closed)
 }
 
-/// Whether a number may be noted as a device's without another look at its file.
+/// Whether a number may be recorded as a device's; does not examine its file.
 fn may_be_device(number: i32) -> bool {
     devices::exist() && number >= RESERVED_BASE
 }
@@ -55,7 +55,7 @@ fn may_be_device(number: i32) -> bool {
 // linux/close_range.h.
 const UNSHARE: u64 = 2;
 
-/// close_range(2). With CLOSE_RANGE_CLOEXEC nothing is closed now.
+/// Answers close_range(2). With CLOSE_RANGE_CLOEXEC nothing is closed now.
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let (first, last) = (first as u32, last as u32);
@@ -63,7 +63,7 @@ pub fn close_range(call: &mut Call) -> Outcome {
         return call.pass();
     }
     devices::forget_between(first, last);
-    // Piece by piece around the numbers that are ours alone.
+    // Closes the ranges between usring's private numbers.
     let mut start = first;
     let mut result = Ok(0u64);
     for number in descriptor::private_between(first, last) {
@@ -86,13 +86,12 @@ fn close_piece(first: u32, last: u32, flags: u64) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_close_range, [u64::from(first), u64::from(last), flags, 0, 0]).run_once()
 }
 
-/// dup(2).
+/// Answers dup(2).
 pub fn duplicate(call: &mut Call) -> Outcome {
     duplicate_from(call, call.arguments[0] as i32, RESERVED_BASE, false)
 }
 
-/// fcntl(2) with F_DUPFD or F_DUPFD_CLOEXEC; with F_SETFL where the run has
-/// devices.
+/// Answers fcntl(2) with F_DUPFD or F_DUPFD_CLOEXEC, and with F_SETFL if the run has devices.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, lowest, ..] = call.arguments;
     if command as u32 == linux::F_SETFL {
@@ -102,14 +101,15 @@ pub fn control(call: &mut Call) -> Outcome {
     if lowest as i32 as i64 != lowest as i64 && lowest as u32 as i32 >= 0 || (lowest as i32) < 0 {
         return call.pass();
     }
-    // In the kernel's order: the limit first.
+    // In the kernel's order: the limit is checked first.
     if descriptors::is_known(number as i32) && lowest >= descriptor::limit() {
         return Err::<u64, _>(Errno::EINVAL).into();
     }
     duplicate_from(call, number as i32, lowest as i32, close_on_exec)
 }
 
-/// The duplicate of a ring's descriptor lies in the reserved range as well.
+/// Duplicates a descriptor. The duplicate of a ring's or device's descriptor lies in the reserved
+/// range, too.
 fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool) -> Outcome {
     if descriptor::is_private(number) {
         return Err::<u64, _>(Errno::EBADF).into();
@@ -129,14 +129,13 @@ fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool
     duplicate.into()
 }
 
-/// dup2(2) and dup3(2).
+/// Answers dup2(2) and dup3(2).
 pub fn duplicate_onto(call: &mut Call) -> Outcome {
     let [old, new, ..] = call.arguments;
     let (old, new) = (old as i32, new as i32);
     devices::forget(new);
     if descriptor::is_private(old) || descriptor::is_private(new) {
-        // EBUSY is what Linux answers when another thread is just about to
-        // take the number.
+        // Linux answers EBUSY when another thread is just about to take the number.
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
     }
     let file = descriptors::get(old);
@@ -151,8 +150,8 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     if done.is_ok() {
         let replaced = descriptors::remove(new);
         if let Some(file) = file {
-            // A number beyond the table cannot be a ring; the duplicate is
-            // then a plain eventfd, and calls on it say so.
+            // A number beyond the table cannot be a ring. The duplicate is then a plain eventfd,
+            // and io_uring calls on it fail.
             let _ = descriptors::insert(new, file);
         }
         drop(replaced);
@@ -160,7 +159,7 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     done.into()
 }
 
-/// mmap(2) of a ring's descriptor.
+/// Answers mmap(2) of a ring's descriptor.
 pub fn map(call: &mut Call) -> Outcome {
     let [address, length, protection, flags, number, offset] = call.arguments;
     let flags = flags as u32;
@@ -174,7 +173,7 @@ pub fn map(call: &mut Call) -> Outcome {
         if length == 0 || flags & (linux::MAP_SHARED | linux::MAP_PRIVATE) == 0 {
             return Err(Errno::EINVAL);
         }
-        // The kernel places a ring itself and takes no wish.
+        // The kernel chooses a ring's address itself and accepts no hint.
         if address != 0 || flags & (linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE) != 0 {
             return Err(Errno::EINVAL);
         }
@@ -189,7 +188,8 @@ pub fn map(call: &mut Call) -> Outcome {
     }
 }
 
-/// A ring is mapped readable and writable; less, if less was asked for.
+/// Restricts the protection of a mapped ring, which is readable and writable at first, to the
+/// requested one.
 fn protect(address: usize, length: u64, protection: u32) -> Result<(), Errno> {
     if protection == linux::PROT_READ | linux::PROT_WRITE {
         return Ok(());
@@ -198,7 +198,7 @@ fn protect(address: usize, length: u64, protection: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_mprotect, arguments).run().map(drop)
 }
 
-/// epoll_ctl(2): a ring that is waited for has to be kept up to date.
+/// Answers epoll_ctl(2): a ring in an epoll set has to keep its readiness up to date.
 pub fn control_epoll(call: &mut Call) -> Outcome {
     let [_, operation, number, ..] = call.arguments;
     if operation as u32 != linux::EPOLL_CTL_DEL {

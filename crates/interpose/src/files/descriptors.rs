@@ -1,12 +1,10 @@
-//! Which descriptor numbers are rings.
+//! The descriptor numbers of rings.
 //!
-//! A ring's descriptor is an eventfd in the reserved range, so that the filter
-//! sees every call that closes, duplicates or maps it. The table says which
-//! ring stands behind a number. Looking there takes no lock and no locked
-//! instruction ([`usring_sys::hazard`]); changing it takes the lock `descriptors`.
+//! A ring's descriptor is an eventfd in the reserved range. So the filter sees every call that
+//! closes, duplicates or maps it. The table maps a number to its ring. A look-up takes no lock and
+//! no locked instruction ([`usring_sys::hazard`]); a change takes the lock `descriptors`.
 //!
-//! A ring is closed when its last number is gone and nobody is inside any more,
-//! as a file is.
+//! A ring is closed when its last number is gone and no thread is inside any more, like a file.
 
 use crate::files::devices;
 use crate::program::process;
@@ -20,37 +18,37 @@ use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, SystemCall, eventfd, hazard, own_numbers};
 use usring_uapi::general as linux;
 
-/// Numbers beyond this cannot be rings.
+/// Numbers from here on cannot be rings.
 pub const NUMBERS: usize = 65536;
 
-/// Instead of a pointer: a ring of the parent process, dead here.
+/// In place of a pointer: a ring of the parent process, unusable here.
 const INHERITED: usize = 1;
 
-/// Each entry is 0, or an `Arc<File>` given up by `into_raw`, or `INHERITED`.
+/// Each entry is 0, an `Arc<File>` from `into_raw`, or `INHERITED`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
 /// One more than the highest number that was ever a ring.
 static END: AtomicI32 = AtomicI32::new(0);
 
-/// Rings that go by a number below the reserved range, by dup2: calls of
-/// libc's symbols are then looked at for every number.
+/// Number of rings with a number below the reserved range, made by dup2. If there are any, calls of
+/// libc's symbols check every number.
 pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 
-/// Rings that nobody has been seen to poll yet.
+/// Rings that no call has polled yet.
 pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 
-/// What the kernel would call the open file: a ring, shared by its descriptors
-/// and by registrations. When the last one goes the ring is closed.
+/// The open file, in the kernel's terms: a ring, shared by its descriptors and registrations.
+/// Dropping the last reference closes the ring.
 pub struct File {
     pub ring: Arc<Ring>,
     watched: AtomicBool,
-    /// Held by who begins to watch it.
+    /// Lock of the thread that begins to watch it.
     beginning: Mutex<()>,
-    /// The eventfd's id, once somebody needs to recognise it.
+    /// The eventfd's id, once it is needed to recognise the file; else 0.
     identity: AtomicU64,
 }
 
-/// What a number stands for.
+/// The file behind a number.
 pub enum Found<T> {
     Ring(T),
     /// A ring of the parent process.
@@ -65,7 +63,7 @@ impl File {
         Arc::new(File { ring, watched, beginning: Mutex::new(()), identity: AtomicU64::new(0) })
     }
 
-    /// The program polls the descriptor `number`: from now on it is readable
+    /// Notes that the program polls the descriptor `number`. From now on the descriptor is readable
     /// when the kernel's would be.
     pub fn watch(&self, number: i32) {
         self.ring.is_polled_as(number);
@@ -73,11 +71,11 @@ impl File {
         if self.watched.load(Ordering::Relaxed) {
             return;
         }
-        // By a number of our own: the program's may be closed, and reused, at
-        // any moment, while an alias keeps the ring alive.
+        // Uses a private number: the program's may be closed and reused at any moment, while an
+        // alias keeps the ring alive.
         if let Ok(private) = descriptor::duplicate_private(number) {
-            // A number leaves the table before it is closed: where it still
-            // stands it was not another file's when it was duplicated.
+            // A number leaves the table before it is closed. If the ring is still in the table, the
+            // number belonged to it when it was duplicated.
             let stands = entry(number).map(|entry| entry.load(Ordering::Acquire));
             if stands != Some(&raw const *self as usize) {
                 return;
@@ -95,7 +93,7 @@ impl File {
         self.watched.load(Ordering::Relaxed)
     }
 
-    /// Remembers the eventfd's id, by which a low alias is recognised.
+    /// Stores the eventfd's id, by which a low alias is recognised.
     fn identify(&self, number: i32) {
         self.identity.store(eventfd_id(None, number).unwrap_or(0), Ordering::Relaxed);
     }
@@ -114,11 +112,11 @@ fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(number as usize)
 }
 
-/// A ring's file in use: it lives at least as long as this does.
+/// A ring's file in use: it lives at least as long as this value.
 pub struct Using {
     file: ManuallyDrop<Arc<File>>,
-    /// What keeps the table's share in the file alive; without it the share is
-    /// this one's own.
+    /// The hazard pointer that keeps the table's reference alive. `None`: this value owns a
+    /// reference.
     held: Option<hazard::Use>,
 }
 
@@ -135,13 +133,13 @@ impl Drop for Using {
     #[inline(always)]
     fn drop(&mut self) {
         if self.held.is_none() {
-            // SAFETY: a share of its own, and not used again.
+            // SAFETY: this value owns the reference, and does not use it again.
             unsafe { ManuallyDrop::drop(&mut self.file) };
         }
     }
 }
 
-/// The ring's file that `number` stands for.
+/// Returns the ring's file behind `number`.
 #[inline(always)]
 pub fn find(number: i32) -> Found<Using> {
     let Some(entry) = entry(number) else { return Found::Other };
@@ -154,13 +152,13 @@ pub fn find(number: i32) -> Found<Using> {
         INHERITED => return Found::Inherited,
         _ => {}
     }
-    // SAFETY: it came from `Arc::into_raw`, and whoever takes it out of the
-    // table does not drop it while `held` lives.
+    // SAFETY: it came from `Arc::into_raw`. A thread that takes it out of the table does not drop
+    // it while `held` lives.
     let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) });
     checked(Using { file, held }, number)
 }
 
-/// The same where there is no fast way.
+/// Returns the ring's file behind `number`, for a thread without a hazard pointer.
 #[cold]
 #[inline(never)]
 fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
@@ -171,7 +169,7 @@ fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
     }
 }
 
-/// A share of its own in the file that stands in the table.
+/// Returns a reference of its own to the file in the table.
 fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     if entry.load(Ordering::Relaxed) == 0 {
         return Found::Other;
@@ -180,12 +178,12 @@ fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     match entry.load(Ordering::Acquire) {
         0 => Found::Other,
         INHERITED => Found::Inherited,
-        // SAFETY: as in `find`; it stays in the table while the lock is held.
+        // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is held.
         object => Found::Ring(Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
     }
 }
 
-/// A low number may have ceased to be a ring unseen.
+/// Checks a low number, which may have become another file unnoticed.
 #[inline(always)]
 fn checked(using: Using, number: i32) -> Found<Using> {
     if number < RESERVED_BASE && !is_still(&using, number) {
@@ -196,7 +194,7 @@ fn checked(using: Using, number: i32) -> Found<Using> {
     Found::Ring(using)
 }
 
-/// Runs `work` on the ring's file that `number` stands for.
+/// Runs `work` on the ring's file behind `number`.
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     match find(number) {
         Found::Ring(using) => Found::Ring(work(&using)),
@@ -205,9 +203,9 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     }
 }
 
-/// A share in a ring's file for the engine, which asks with a ring's lock held,
-/// perhaps this one's: if the program closes the last number meanwhile, the
-/// ring is closed where no lock is held.
+/// A reference to a ring's file for the engine, which looks it up with a ring's lock held, perhaps
+/// this ring's. If the program closes the last number meanwhile, the ring is closed later, where no
+/// lock is held.
 pub struct Inside(Option<Arc<File>>);
 
 impl Drop for Inside {
@@ -218,14 +216,15 @@ impl Drop for Inside {
     }
 }
 
-/// Ends a use with a ring's lock held: what it kept alive goes where none is.
+/// Ends a use with a ring's lock held: the object that it kept alive is freed later, where no lock
+/// is held.
 pub fn end_inside(held: hazard::Use) {
     if held.end_inside() {
         usring_engine::host::run_later(hazard::sweep);
     }
 }
 
-/// Runs `work` on the ring's file that `number` stands for, inside the engine.
+/// Runs `work` on the ring's file behind `number`, inside the engine.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
     if number >= RESERVED_BASE
@@ -234,7 +233,7 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
         let found = match object {
             0 => Found::Other,
             INHERITED => Found::Inherited,
-            // SAFETY: as in `find`.
+            // SAFETY: it came from `Arc::into_raw`, and is not dropped while `held` lives.
             _ => Found::Ring(work(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
         };
         if let Some(held) = held {
@@ -257,8 +256,8 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     Found::Ring(result)
 }
 
-/// Whether a low number is still the ring that it was made an alias of: calls
-/// that close it may have gone unseen. Without /proc nobody can tell.
+/// Whether a low number is still an alias of the ring: calls that close it may have been missed.
+/// Without /proc the answer is always true.
 #[cold]
 #[inline(never)]
 fn is_still(file: &File, number: i32) -> bool {
@@ -266,7 +265,7 @@ fn is_still(file: &File, number: i32) -> bool {
     identity == 0 || eventfd_id(None, number) == Some(identity)
 }
 
-/// The ring's file behind a number.
+/// Returns the ring's file behind a number.
 pub fn get(number: i32) -> Option<Arc<File>> {
     match with(number, Arc::clone) {
         Found::Ring(file) => Some(file),
@@ -279,7 +278,7 @@ pub fn is_known(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }
 
-/// Enters a number. What it stood for before has been removed.
+/// Enters a number, whose previous entry has been removed. Errors: `EMFILE`.
 pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     let entry = entry(number).ok_or(Errno::EMFILE)?;
     if number < RESERVED_BASE {
@@ -293,8 +292,8 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes a number out of the table; the ring goes when what is returned does,
-/// and whoever is inside has left.
+/// Removes a number from the table. The ring is closed when the returned reference is dropped and
+/// no thread is inside any more.
 pub fn remove(number: i32) -> Option<Arc<File>> {
     let entry = entry(number)?;
     let object = {
@@ -308,8 +307,8 @@ pub fn remove(number: i32) -> Option<Arc<File>> {
     if number < RESERVED_BASE {
         LOW_ALIASES.fetch_sub(1, Ordering::Relaxed);
     }
-    // SAFETY: it came from `Arc::into_raw`, and the table's share in it is now
-    // ours, to be dropped once.
+    // SAFETY: it came from `Arc::into_raw`, and this function now owns the table's reference, to be
+    // dropped once.
     unsafe {
         let file = Arc::clone(&ManuallyDrop::new(Arc::from_raw(object as *const File)));
         hazard::retire(object, drop_share);
@@ -317,20 +316,22 @@ pub fn remove(number: i32) -> Option<Arc<File>> {
     }
 }
 
+/// Drops a reference to a file.
+///
 /// # Safety
-/// `object` came from `Arc::into_raw`, and this share in it is the caller's.
+/// `object` must come from `Arc::into_raw`, and the caller must own that reference.
 unsafe fn drop_share(object: usize) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller owns this reference.
     drop(unsafe { Arc::from_raw(object as *const File) });
 }
 
-/// Every number from `first` to `last` that is known.
+/// Returns the known numbers from `first` to `last`.
 pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     let end = (END.load(Ordering::Relaxed) as u32).min(last.saturating_add(1));
     (first..end).map(|number| number as i32).filter(|number| is_known(*number))
 }
 
-/// In a forked child: the rings are the parent's. They are left as they lie.
+/// Marks all rings as the parent's, in a forked child. Their memory is left alone.
 pub fn disown() {
     for number in known_between(0, u32::MAX) {
         TABLE[number as usize].store(INHERITED, Ordering::Relaxed);
@@ -339,9 +340,9 @@ pub fn disown() {
     UNWATCHED.store(0, Ordering::Relaxed);
 }
 
-/// A new descriptor for a ring, in the reserved range, closed on exec. It is
-/// readable until it is watched: who polls it by a way that nobody sees (a bare
-/// instruction, another process) looks once too often and misses nothing.
+/// Makes a descriptor for a ring, in the reserved range, closed on exec. It is readable until it is
+/// watched. So a poll that usring does not see (by a bare instruction, or another process) may wake
+/// once needlessly but misses no event.
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     let low = eventfd::create_readable()?;
     let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;
@@ -351,7 +352,7 @@ pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     Ok(reserved)
 }
 
-/// A duplicate in the reserved range, at `lowest` or above.
+/// Makes a duplicate in the reserved range, at `lowest` or above.
 pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
     let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
     let lowest = lowest.max(RESERVED_BASE);
@@ -363,7 +364,7 @@ pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Resu
     }
 }
 
-/// The id that /proc gives for an eventfd of a process, this one if none is named;
+/// Returns the id in /proc of an eventfd of `process`, or of this process if it is `None`. Returns
 /// `None` for any other file.
 pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let mut path = PathTo { bytes: [0; 40], length: 0 };
@@ -383,7 +384,7 @@ pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let label = b"eventfd-id:";
     let start = text[..length].windows(label.len()).position(|window| window == label)? + label.len();
     let digits = text[start..length].iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());
-    // Never 0, which stands for "not known".
+    // Never 0, which means "not known".
     Some(1 + digits.fold(0u64, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
 

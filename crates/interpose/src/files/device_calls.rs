@@ -1,5 +1,5 @@
-//! A program's plain system calls where the run has devices: which of them
-//! concern one, and what the table of devices has to learn from the others.
+//! A program's plain system calls if the run has devices: decides which of them concern a device,
+//! and updates the table of devices after the others.
 
 use crate::doors::door::{Call, Outcome};
 use crate::doors::filter;
@@ -10,7 +10,7 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// Calls that work on the file in their first argument.
+/// Answers calls that work on the file in their first argument.
 pub fn on_file(call: &mut Call) -> Outcome {
     let number = call.arguments[0] as i32;
     let system_call = SystemCall::with_six(call.number as u32, call.arguments);
@@ -20,7 +20,7 @@ pub fn on_file(call: &mut Call) -> Outcome {
     }
 }
 
-/// sendfile(2), splice(2), copy_file_range(2): nothing is moved past us.
+/// Refuses sendfile(2), splice(2) and copy_file_range(2) on a device: they would bypass usring.
 pub fn between_files(call: &mut Call) -> Outcome {
     let other = match call.number as u32 {
         linux::__NR_sendfile => 1,
@@ -30,8 +30,8 @@ pub fn between_files(call: &mut Call) -> Outcome {
     if concerned { Err::<u64, _>(Errno::EINVAL).into() } else { call.pass() }
 }
 
-/// ioctl(2) where the kernel would look at what the file itself holds, which is
-/// nothing: cp(1) would make its copy of that.
+/// Refuses ioctl(2) requests that read the content of the file itself, which is empty: cp(1) would
+/// copy that.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, argument, ..] = call.arguments;
     let is_device = |number: u64| devices::is_device(number as i32);
@@ -47,7 +47,7 @@ pub fn control(call: &mut Call) -> Outcome {
     if concerned { Err::<u64, _>(Errno::EOPNOTSUPP).into() } else { call.pass() }
 }
 
-/// truncate(2): as ftruncate(2) by a descriptor that may write.
+/// Answers truncate(2) like ftruncate(2) on a writable descriptor.
 pub fn truncate(call: &mut Call) -> Outcome {
     let [path, length, ..] = call.arguments;
     match usring_engine::devices::of_path(linux::AT_FDCWD, UserAddress(path)) {
@@ -56,13 +56,13 @@ pub fn truncate(call: &mut Call) -> Outcome {
     }
 }
 
-/// open(2), openat(2), openat2(2) and creat(2): a device gets a number in the
-/// reserved range, and keeps its size whatever O_TRUNC says.
+/// Answers open(2), openat(2), openat2(2) and creat(2). A device gets a number in the reserved
+/// range, and O_TRUNC does not change its size.
 pub fn open(call: &mut Call) -> Outcome {
     if is_path_of_device(call) { open_device(call).into() } else { call.pass() }
 }
 
-/// Whether a call that opens names a device.
+/// Whether an open call names a device.
 pub fn is_path_of_device(call: &Call) -> bool {
     let [first, second, ..] = call.arguments;
     let (directory, path) = match call.number as u32 {
@@ -98,12 +98,12 @@ fn open_device(call: &Call) -> Result<u64, Errno> {
     let opened = OwnedDescriptor::from_raw(SystemCall::new(number, arguments).run_once()? as i32);
     let close_on_exec = flags as u32 & linux::O_CLOEXEC != 0;
     let reserved = descriptors::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec);
-    // So fcntl(2) says that the limit leaves no room up there.
+    // fcntl(2) answers EINVAL if the limit leaves no number there.
     let reserved = reserved.map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })?;
     Ok(devices::enter(reserved) as u64)
 }
 
-/// fcntl(2) with F_SETFL.
+/// Answers fcntl(2) with F_SETFL.
 pub fn set_flags(call: &mut Call) -> Outcome {
     let mut arguments = call.arguments;
     arguments[5] = PASS_MARK;

@@ -1,13 +1,12 @@
-//! Which descriptor numbers stand for devices of the run.
+//! The descriptor numbers of the run's devices.
 //!
-//! What open(2) gives the program for a device lies in the reserved range, so
-//! that the filter sees it closed and duplicated. By dup2, by inheritance, or sent
-//! from another process, a device may have a lower number, too.
+//! open(2) of a device returns a number in the reserved range, so that the filter sees it closed
+//! and duplicated. A device may also have a lower number: by dup2(2), by inheritance, or from
+//! another process.
 //!
-//! What a number stands for is found out by the file's inode when it is first
-//! used, and remembered until the number is closed or becomes a duplicate of
-//! another. Low numbers are opened and closed unseen; so a low one is looked at
-//! each time. To forget too much does no harm.
+//! The file's inode identifies a device when its number is first used. The table remembers the
+//! result until the number is closed or replaced by a duplicate. Low numbers are opened and closed
+//! unseen, so a low number is checked at each use. Dropping an entry too early does no harm.
 
 use crate::doors::door::{Call, Outcome};
 use crate::doors::filter;
@@ -21,20 +20,19 @@ use usring_engine::{OpenDevice, devices};
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::{Errno, hazard};
 
-/// Instead of a pointer: not looked at since it was last closed.
+/// In place of a pointer: not examined since the number was last closed.
 const UNKNOWN: usize = 0;
-/// Instead of a pointer: a file of the kernel's.
+/// In place of a pointer: a file of the kernel's.
 const OTHER: usize = 1;
 
-/// Each entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` given up by
-/// `into_raw`.
+/// Each entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` from `into_raw`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUMBERS];
 
 /// One more than the highest number that was ever entered.
 static END: AtomicU32 = AtomicU32::new(0);
 
-/// How often something was forgotten; changes under the table's lock. Who looks a
-/// number up while it is being closed finds what it was, and must not note it.
+/// How often an entry was dropped; changes under the table's lock. A thread that looks a number up
+/// while it is being closed finds the old file, and must not record it.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the run has devices.
@@ -46,7 +44,7 @@ pub fn exist() -> bool {
     EXIST.load(Ordering::Relaxed)
 }
 
-/// At the start of a program: learns the devices of its run, if it has any.
+/// Learns the devices of the run at a program's start, if there are any.
 ///
 /// Errors: one sentence.
 pub fn learn() -> Result<(), &'static str> {
@@ -66,17 +64,17 @@ pub fn learn() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// First argument and answer of the call by which the filter for devices is found in place.
+/// First argument and answer of the call that detects whether the filter for devices is installed.
 const PROBE_ARGUMENT: u64 = 0x7573_6465;
 const PROBE_ANSWER: u64 = 0x7573_0001;
 
-/// Whether calls on files reach us.
+/// Whether calls on files reach usring.
 fn traps() -> bool {
-    // SAFETY: the kernel has no such call, and we read no memory for it.
+    // SAFETY: the kernel has no such call, and usring reads no memory for it.
     unsafe { usring_sys::syscall::syscall6(filter::PROBE, [PROBE_ARGUMENT, 0, 0, 0, 0, 0]) == PROBE_ANSWER }
 }
 
-/// Answers [`traps`].
+/// Answers the call of [`traps`].
 pub fn answer_probe(call: &mut Call) -> Outcome {
     if call.arguments[0] == PROBE_ARGUMENT { Ok::<u64, Errno>(PROBE_ANSWER).into() } else { call.pass() }
 }
@@ -85,13 +83,12 @@ fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(number as usize)
 }
 
-/// The device that a number stands for, for the engine.
+/// Returns the device behind a number, for the engine.
 pub fn get(number: i32) -> Option<Arc<OpenDevice>> {
     with(number, Arc::clone)
 }
 
-/// Runs `work` on the device that a number stands for. One look at the table
-/// where it is none.
+/// Runs `work` on the device behind a number. For another file this costs one read of the table.
 #[inline]
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     let entry = entry(number)?;
@@ -115,7 +112,7 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
     }
     let forgotten = FORGOTTEN.load(Ordering::Acquire);
     let device = devices::recognise(number);
-    // A vfork child has numbers of its own, and this table is its parent's.
+    // A vfork child has numbers of its own, and this table belongs to its parent.
     if process::is_own() {
         remember(number, device.as_ref(), forgotten);
     }
@@ -128,11 +125,11 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
         if object <= OTHER {
             return None;
         }
-        // SAFETY: it came from `Arc::into_raw`, and whoever takes it out of the
-        // table does not drop it while `held` lives.
+        // SAFETY: it came from `Arc::into_raw`. A thread that takes it out of the table does not
+        // drop it while `held` lives.
         let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
         let answer = work(&file);
-        // The engine asks with a ring's lock held.
+        // The engine calls this with a ring's lock held.
         if let Some(held) = held {
             descriptors::end_inside(held);
         }
@@ -142,32 +139,31 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
         let _removers_wait = process::current().descriptors.lock();
         match entry.load(Ordering::Acquire) {
             UNKNOWN | OTHER => return None,
-            // SAFETY: as above; it stays in the table while the lock is held.
+            // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is held.
             object => Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) })),
         }
     };
     Some(work(&file))
 }
 
-/// Whether a number is still the device that it was; a low one may have ceased
-/// to be.
+/// Whether a number is still the device; a low number may have become another file.
 #[inline]
 fn is_still(file: &OpenDevice, number: i32) -> bool {
     number >= RESERVED_BASE || devices::is_still(file, number)
 }
 
-/// Whether a number stands for a device.
+/// Whether a number is a device.
 pub fn is_device(number: i32) -> bool {
     with(number, |_| ()).is_some()
 }
 
-/// Whether something is remembered of a number.
+/// Whether the table has an entry for a number.
 pub fn is_remembered(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != UNKNOWN)
 }
 
-/// A number is about to be closed, or to become a duplicate of another; and once
-/// more when it is, for it may have been looked up meanwhile.
+/// Drops the entry of a number that is about to be closed or replaced by a duplicate. Called once
+/// more afterwards, because the number may have been looked up meanwhile.
 #[inline]
 pub fn forget(number: i32) {
     if exist()
@@ -194,14 +190,13 @@ pub fn enter(number: OwnedDescriptor) -> i32 {
     number
 }
 
-/// The same for every number from `first` to `last`.
+/// Drops the entries of the numbers from `first` to `last`.
 pub fn forget_between(first: u32, last: u32) {
     let end = END.load(Ordering::Relaxed).min(last.saturating_add(1));
     (first..end).for_each(|number| forget(number as i32));
 }
 
-/// Notes what a number was found to stand for, unless something has been
-/// forgotten since then.
+/// Records the device behind a number, unless an entry was dropped since `forgotten` was read.
 fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     let Some(entry) = entry(number) else { return };
     END.fetch_max(number as u32 + 1, Ordering::Relaxed);
@@ -215,24 +210,26 @@ fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     give_up(old);
 }
 
-/// Lets go of what has been taken out of the table.
+/// Releases an entry that was taken out of the table.
 fn give_up(old: usize) {
     if old > OTHER {
-        // SAFETY: it came from `Arc::into_raw`; the table's share in it is now
-        // ours, to be dropped once, and nobody finds it any more.
+        // SAFETY: 1. It came from `Arc::into_raw`, and this function owns the table's reference, to
+        // be dropped once. 2. No thread can find it any more.
         unsafe { hazard::retire(old, drop_share) };
     }
 }
 
+/// Drops a reference to a device.
+///
 /// # Safety
-/// `object` came from `Arc::into_raw`, and this share in it is the caller's.
+/// `object` must come from `Arc::into_raw`, and the caller must own that reference.
 unsafe fn drop_share(object: usize) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller owns this reference.
     drop(unsafe { Arc::from_raw(object as *const OpenDevice) });
 }
 
-/// In a forked child: the devices' queue pairs are the parent's. They are left
-/// as they lie, and the devices opened anew when they are used.
+/// Clears the table in a forked child: the devices' queue pairs belong to the parent. They are left
+/// alone, and the devices opened again when they are used.
 pub fn disown() {
     for entry in &TABLE[..END.load(Ordering::Relaxed) as usize] {
         if entry.load(Ordering::Relaxed) != UNKNOWN {
@@ -241,7 +238,7 @@ pub fn disown() {
     }
 }
 
-/// fcntl(2) F_SETFL has changed a file's status flags.
+/// Updates a device after fcntl(2) F_SETFL has changed its file's status flags.
 pub fn flags_changed(number: i32) {
     with(number, |file| {
         if let Ok(flags) = descriptor::status_flags(number) {

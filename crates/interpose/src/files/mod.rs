@@ -1,8 +1,13 @@
-//! Which of the program's descriptors are ours, and what calls on them mean.
+//! Decides which of the program's descriptors belong to usring, and serves the calls on them.
 //!
-//! [`descriptors`] knows which numbers are rings and [`registered`] those by
-//! index, [`devices`] which are block devices; [`rings`], [`contexts`] (AIO),
-//! [`device_calls`] and [`descriptor_calls`] (close, dup, fcntl) serve the calls.
+//! | file | content |
+//! |---|---|
+//! | [`descriptors`] | numbers of rings |
+//! | [`registered`] | rings registered by index |
+//! | [`devices`] | numbers of block devices |
+//! | [`rings`], [`contexts`] | the calls of io_uring and of AIO |
+//! | [`device_calls`] | plain calls on devices |
+//! | [`descriptor_calls`] | close, dup, fcntl and the like |
 
 pub mod contexts;
 pub mod descriptor_calls;

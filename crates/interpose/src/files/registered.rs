@@ -1,9 +1,9 @@
-//! Rings registered with a thread (IORING_REGISTER_RING_FDS): numbers 0 to 15
-//! that stand for rings in the calls of this one thread, without a descriptor.
+//! Rings registered with a thread (IORING_REGISTER_RING_FDS): indices 0 to 15 that stand for rings
+//! in the calls of this one thread, without a descriptor.
 //!
-//! A thread is known by its thread pointer, since nothing cheaper tells it.
-//! Only the thread itself changes its row, so its own look-ups need no lock;
-//! rows of threads that have ended are cleared when the next one registers.
+//! A thread is identified by its thread pointer, the cheapest way. Only the thread itself changes
+//! its row, so its own look-ups need no lock. The rows of ended threads are cleared when the next
+//! thread registers.
 
 use crate::files::descriptors::{self, File, Found};
 use crate::program::process;
@@ -17,16 +17,16 @@ use usring_uapi::io_uring::io_uring_rsrc_update;
 
 /// IO_RINGFD_REG_MAX.
 const PLACES: usize = 16;
-/// Threads that have rings registered at the same time; more get `ENOMEM`.
+/// Most threads with registered rings at the same time; more get `ENOMEM`.
 const ROWS: usize = 1024;
 
-/// In place of a thread pointer: a row given up, beyond which others may lie.
+/// In place of a thread pointer: a released row, behind which rows in use may lie.
 const GIVEN_UP: usize = 1;
 
 struct Row {
     thread: AtomicUsize,
     id: AtomicU32,
-    /// Each an `Arc` given up by `into_raw`.
+    /// Each is an `Arc` from `into_raw`.
     files: [AtomicPtr<File>; PLACES],
 }
 
@@ -34,7 +34,7 @@ static TABLE: [Row; ROWS] = [const {
     Row { thread: AtomicUsize::new(0), id: AtomicU32::new(0), files: [const { AtomicPtr::new(null_mut()) }; PLACES] }
 }; ROWS];
 
-/// The rows in the order in which a thread looks for its own.
+/// Returns the rows in the order in which a thread searches for its own.
 fn places_of(thread: usize) -> impl Iterator<Item = &'static Row> {
     let start = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
     (0..ROWS).map(move |step| &TABLE[(start + step) % ROWS])
@@ -52,16 +52,17 @@ fn row_of_this_thread() -> Option<&'static Row> {
     None
 }
 
-/// The calling thread has made a ring: from now on an index of it can be empty.
+/// Claims a row for the calling thread, which has made a ring: from now on an index without a ring
+/// is `EBADF`.
 pub fn acquaint() {
     let _ = claim();
 }
 
-/// The ring that stands at `index`. `EINVAL`: there is no such index, or this
-/// thread has never made or registered a ring; `EBADF`: nothing stands there.
+/// Returns the ring at `index`. Errors: `EINVAL` if there is no such index, or this thread has
+/// never made or registered a ring; `EBADF` if the index has no ring.
 ///
 /// # Safety
-/// It is used only until this thread next takes something out of its row.
+/// The result may only be used until this thread next takes a ring out of its row.
 #[inline(always)]
 pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
     if index as usize >= PLACES {
@@ -73,13 +74,13 @@ pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
     if file.is_null() {
         return Err(Errno::EBADF);
     }
-    // SAFETY: 1. It came from `Arc::into_raw`. 2. Only this thread takes it
-    // out of its row, and no handler runs on it while it is in the engine.
-    // 3. The caller is done with it by then.
+    // SAFETY: 1. It came from `Arc::into_raw`. 2. Only this thread takes it out of its row, and no
+    // handler runs on the thread while it is in the engine. 3. The caller does not use it after
+    // that.
     Ok(ManuallyDrop::new(unsafe { Arc::from_raw(file) }))
 }
 
-/// The row of the calling thread, claimed if it has none.
+/// Returns the row of the calling thread; claims one if it has none.
 fn claim() -> Result<&'static Row, Errno> {
     let (thread, id) = (thread::current().0, signals::thread_id());
     let _one_at_a_time = process::current().registered.lock();
@@ -93,7 +94,7 @@ fn claim() -> Result<&'static Row, Errno> {
     Ok(row)
 }
 
-/// Gives up the rows of threads that have ended. The lock is held.
+/// Releases the rows of threads that have ended. The caller holds the lock.
 fn clear_ended() {
     let process = u64::from(process::id());
     let used = TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) > GIVEN_UP);
@@ -113,7 +114,7 @@ fn take(place: &AtomicPtr<File>) -> Option<Arc<File>> {
     (!file.is_null()).then(|| unsafe { Arc::from_raw(file) })
 }
 
-/// Puts a ring at the first free index of a range. `EBUSY`: there is none.
+/// Puts a ring at the first free index of a range. Errors: `EBUSY` if there is none.
 fn put(file: Arc<File>, mut range: core::ops::Range<usize>) -> Result<u32, Errno> {
     let row = claim()?;
     let free = |index: &usize| row.files[*index].load(Ordering::Relaxed).is_null();
@@ -127,7 +128,7 @@ pub fn put_anywhere(file: Arc<File>) -> Result<u32, Errno> {
     put(file, 0..PLACES)
 }
 
-/// IORING_REGISTER_RING_FDS: answers how many were registered.
+/// Answers IORING_REGISTER_RING_FDS; returns how many were registered.
 pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     for_each(argument, count, |update, address| {
         if update.resv != 0 {
@@ -150,7 +151,7 @@ pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     })
 }
 
-/// IORING_UNREGISTER_RING_FDS.
+/// Answers IORING_UNREGISTER_RING_FDS.
 pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     let row = row_of_this_thread();
     for_each(argument, count, |update, _| {
@@ -162,7 +163,8 @@ pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     })
 }
 
-/// Goes through an array of updates; an error counts only if it is the first.
+/// Handles an array of updates. An error is returned only for the first; otherwise the number of
+/// updates done.
 fn for_each(
     argument: UserAddress,
     count: u32,
@@ -183,7 +185,7 @@ fn for_each(
     Ok(count)
 }
 
-/// What the kernel answers for a descriptor that is no ring.
+/// Returns the kernel's error for a descriptor that is no ring.
 pub fn not_a_ring(number: i32) -> Errno {
     let arguments = [number as u64, u64::from(linux::F_GETFD), 0, 0, 0];
     match SystemCall::new(linux::__NR_fcntl, arguments).run() {
@@ -192,9 +194,10 @@ pub fn not_a_ring(number: i32) -> Errno {
     }
 }
 
-/// In a forked child: what was registered is the parent's, and left as it is.
+/// Clears the table in a forked child: the registrations belong to the parent, and their objects
+/// are left alone.
 pub fn disown() {
-    // Only read where nothing is to be changed: the child shares these pages.
+    // Writes only where a change is needed: the child shares these pages with its parent.
     for row in TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) != 0) {
         row.thread.store(0, Ordering::Relaxed);
         row.files.iter().for_each(|place| place.store(null_mut(), Ordering::Relaxed));

@@ -1,5 +1,5 @@
-//! The three calls of io_uring: what is the doors' part of them (descriptors),
-//! and the way to the engine for the rest.
+//! The three calls of io_uring: finds the ring behind a descriptor, and calls the engine, which
+//! implements them.
 
 use crate::ALLOCATOR;
 use crate::doors::door::Call;
@@ -10,20 +10,21 @@ use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::io_uring as abi;
 
-/// In place of a count: asks whether the doors are open. Any descriptor.
+/// A value of `to_submit` that asks, with descriptor −1, whether io_uring calls reach usring.
 const PROBE: u64 = 0x7573_7270;
-/// The answer, which no other call gives.
+/// The answer to the probe, which no other call returns.
 const PROBE_ANSWER: u64 = 0x0050_524f;
 
-/// io_uring_enter(2).
+/// Answers io_uring_enter(2).
 #[inline(always)]
 pub fn enter(call: &Call) -> Result<u64, Errno> {
     let [descriptor, to_submit, min_complete, flags, argument, argument_size] = call.arguments;
     if to_submit == PROBE && descriptor as i32 == -1 {
         return Ok(PROBE_ANSWER);
     }
-    // Most calls have no argument, and its size means nothing then. (Taken together, the two would be one load of what
-    // the door has just stored as two, which waits until both stores are done.)
+    // Most calls have no argument, and its size then means nothing. (Read together, the two would
+    // be one load of words that the entry point has just stored separately. Such a load waits until
+    // both stores are done.)
     let has_argument = argument != 0 || flags as u32 & abi::IORING_ENTER_EXT_ARG != 0;
     let argument_size = if has_argument { argument_size } else { 0 };
     let enter = EnterCall {
@@ -36,7 +37,7 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
     enter.check_flags()?;
     let (by_index, by_number);
     let file = if enter.flags & abi::IORING_ENTER_REGISTERED_RING != 0 {
-        // SAFETY: entering takes nothing out of the thread's row.
+        // SAFETY: io_uring_enter takes no ring out of the thread's row.
         by_index = unsafe { registered::find(descriptor as u32)? };
         &*by_index
     } else {
@@ -55,7 +56,7 @@ fn find(number: i32) -> Result<Using, Errno> {
     }
 }
 
-/// io_uring_register(2).
+/// Answers io_uring_register(2).
 pub fn register(call: &Call) -> Result<u64, Errno> {
     use abi::io_uring_register_op as op;
     let [descriptor, opcode, argument, count, ..] = call.arguments;
@@ -70,7 +71,7 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     }
     let (registered, by_number);
     let file = if by_index {
-        // SAFETY: what unregisters below uses it no more.
+        // SAFETY: the unregister call below does not use it afterwards.
         registered = unsafe { registered::find(descriptor as u32)? };
         &*registered
     } else {
@@ -87,7 +88,7 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     answer.map(u64::from)
 }
 
-/// What can be asked for without a ring, by the descriptor −1.
+/// Answers the requests without a ring, made by the descriptor −1.
 fn register_without_ring(opcode: u32, argument: UserAddress, count: u32) -> Result<u64, Errno> {
     if opcode == abi::io_uring_register_op::IORING_REGISTER_SEND_MSG_RING as u32 {
         return usring_engine::send_without_ring(argument, count).map(u64::from);
@@ -95,13 +96,13 @@ fn register_without_ring(opcode: u32, argument: UserAddress, count: u32) -> Resu
     Err(Errno::EINVAL)
 }
 
-/// io_uring_setup(2): answers the ring's descriptor.
+/// Answers io_uring_setup(2); returns the ring's descriptor.
 pub fn setup(call: &Call) -> Result<u64, Errno> {
     let [entries, address, ..] = call.arguments;
     let address = UserAddress(address);
     let mut params: abi::io_uring_params = user_memory::read(address)?;
-    // SAFETY: the program asked for a ring by a system call, by which it
-    // vouches for what it puts into its requests, as it does in the kernel.
+    // SAFETY: the program requested a ring by a system call. By that it vouches for its requests,
+    // as it does to the kernel.
     let trust = unsafe { AddressTrust::new() };
     ALLOCATOR.keep_reserve()?;
     let ring = Ring::setup(trust, entries as u32, &mut params)?;
@@ -117,9 +118,9 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     Ok(descriptor.into_raw() as u64)
 }
 
-/// Makes an io_uring_enter by a bare instruction and tells whether we answered.
+/// Makes an io_uring_enter call by a bare instruction; returns whether usring answered it.
 pub fn probe() -> bool {
-    // SAFETY: no descriptor is named, so whoever answers touches no memory.
+    // SAFETY: no descriptor is named, so neither usring nor the kernel touches memory.
     let answer = unsafe {
         usring_sys::syscall::syscall6(usring_uapi::general::__NR_io_uring_enter, [-1i64 as u64, PROBE, 0, 0, 0, 0])
     };

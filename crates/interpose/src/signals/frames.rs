@@ -1,28 +1,29 @@
-//! Signal frames that are kept while their signal is put off.
+//! Keeps signal frames while their signals are put off.
 //!
-//! A frame is what the kernel lays on the stack for a handler: a return
-//! address, the ucontext_t, the siginfo_t, and above them the state of the
-//! floating-point and vector registers. It is copied away when the signal
-//! arrives and put back, perhaps elsewhere, when it may be delivered, so the
-//! handler sees what the kernel meant it to see, and rt_sigreturn(2) takes it
-//! for its own. Of the state of the registers only the upper parts of the
-//! vectors matter by then, which nothing of ours has changed; the lower parts
-//! are the engine's and are set by the door afterwards.
+//! A frame is what the kernel puts on the stack for a handler: a return address, the ucontext_t,
+//! the siginfo_t, and above them the state of the floating-point and vector registers. usring
+//! copies the frame away when the signal arrives, and puts it back, perhaps at another address,
+//! when the signal may be delivered. So the handler sees all that the kernel provided, and
+//! rt_sigreturn(2) accepts the frame.
+//!
+//! Of the register state only the upper parts of the vectors matter by then, which no code of
+//! usring has changed. The lower parts hold the engine's values; the entry point sets them
+//! afterwards.
 
 use crate::signals::{CONTEXT_SIZE, CONTEXT_STACK_POINTER};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Frames kept at the same time, one per thread that has a signal put off.
+/// Frames kept at the same time: one for each thread with a put-off signal.
 const PLACES: usize = 64;
-/// Room for the largest frame that x86-64 processors have (with AMX 11 KiB).
+/// Room for the largest frame on x86-64 processors (11 KiB with AMX).
 const SIZE: usize = 16 * 1024;
 
 // Offsets in a ucontext_t.
 const CONTEXT_ALTERNATE_STACK: usize = 16;
 const CONTEXT_STATE: usize = 224;
-/// Offsets in the state of the registers, and what stands there if it goes
-/// beyond the 512 bytes of old.
+/// Offsets in the register state, and the magic number there if the state exceeds the legacy 512
+/// bytes.
 const STATE_MAGIC: usize = 464;
 const STATE_SIZE: usize = 468;
 const MAGIC: u32 = 0x4650_5853;
@@ -33,13 +34,13 @@ const HEAD: usize = 8 + CONTEXT_SIZE + 128;
 
 struct Place {
     used: AtomicU32,
-    /// Where the frame was, and how long it is.
+    /// Original address of the frame, and its length.
     origin: AtomicUsize,
     length: AtomicUsize,
     bytes: UnsafeCell<[u8; SIZE]>,
 }
 
-// SAFETY: the bytes are touched by whoever has set `used`.
+// SAFETY: only the thread that has set `used` touches the bytes.
 unsafe impl Sync for Place {}
 
 static TABLE: [Place; PLACES] = [const {
@@ -55,33 +56,34 @@ fn place_of(note: u32) -> Option<&'static Place> {
     TABLE.get((note as usize).wrapping_sub(1))
 }
 
-/// Copies a frame away; answers the note by which it is found again, never 0.
-/// `None` if there is no room.
+/// Copies a frame away. Returns the note that identifies it, never 0; `None` if there is no room.
 ///
 /// # Safety
-/// `frame` is a signal frame of the kernel's on this thread's stack.
+/// `frame` must be a signal frame of the kernel's on this thread's stack.
 pub unsafe fn keep(frame: *const u8) -> Option<u32> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees the frame.
     let length = unsafe { length_of(frame) };
     if length > SIZE {
         return None;
     }
-    // Acquire and release: whoever had the place before is done with it.
+    // Acquire and release: the thread that had the place before has finished with it.
     let free = |place: &Place| place.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let index = TABLE.iter().position(free)?;
     let place = &TABLE[index];
     place.origin.store(frame as usize, Ordering::Relaxed);
     place.length.store(length, Ordering::Relaxed);
-    // SAFETY: the place is ours now, and the frame has this length.
+    // SAFETY: this thread now owns the place, and the frame has this length.
     unsafe { place.bytes.get().cast::<u8>().copy_from_nonoverlapping(frame, length) };
     Some(index as u32 + 1)
 }
 
+/// Returns the length of a frame.
+///
 /// # Safety
-/// As for [`keep`].
+/// `frame` must be a signal frame of the kernel's.
 unsafe fn length_of(frame: *const u8) -> usize {
-    // SAFETY: the layout of the kernel's frames; the state, if there is one,
-    // lies above the head and says how long it is.
+    // SAFETY: this is the layout of the kernel's frames. The state, if there is one, lies above the
+    // head and contains its length.
     unsafe {
         let state = *frame.add(8 + CONTEXT_STATE).cast::<*const u8>();
         if state.is_null() {
@@ -93,40 +95,39 @@ unsafe fn length_of(frame: *const u8) -> usize {
     }
 }
 
-/// Frees a place without having used it.
+/// Frees a place without using its frame.
 pub fn give_back(note: u32) {
     if let Some(place) = place_of(note) {
         place.used.store(0, Ordering::Release);
     }
 }
 
-/// In a forked child: what was kept for other threads of the parent is free.
-/// (A thread that forks has none: one that finds a signal put off lets it in before, see `forked`.)
+/// Frees all places, in a forked child: they belong to other threads of the parent. (The forking
+/// thread has none: `forked` delivers a put-off signal before the fork.)
 pub fn forget_after_fork() {
-    // Only read where nothing is to be changed: the child shares these pages.
+    // Writes only where a change is needed: the child shares these pages with its parent.
     for place in TABLE.iter().filter(|place| place.used.load(Ordering::Relaxed) != 0) {
         place.used.store(0, Ordering::Relaxed);
     }
 }
 
-/// How much stack putting it back may need.
+/// Returns how many bytes of stack putting the frame back may need.
 pub fn room_for(note: u32) -> u64 {
-    // The state has to lie as it lay relative to 64-byte lines.
+    // The state needs its old offset relative to 64-byte lines.
     place_of(note).map_or(0, |place| place.length.load(Ordering::Relaxed) as u64 + 64)
 }
 
-/// Puts a frame back, into `room` or where it was, and answers its address.
+/// Puts a frame back, into `room` or at its original address; returns its address.
 ///
 /// # Safety
-/// `room` is aligned to 64 bytes and as large as [`room_for`] asked; the stack
-/// pointer is at it or below.
+/// `room` must be aligned to 64 bytes and as large as [`room_for`] said. The stack pointer must be
+/// at it or below.
 pub unsafe fn place(note: u32, room: *mut u8) -> *mut u8 {
     let place = place_of(note).expect("a frame that was kept");
     let (origin, length) = (place.origin.load(Ordering::Relaxed), place.length.load(Ordering::Relaxed));
     let kept = place.bytes.get().cast::<u8>();
-    // SAFETY: 1. The kept bytes are a frame. 2. The target is `room`, or the
-    // alternate stack that the kernel had chosen and that this thread does not
-    // stand on, so nothing of it is in use.
+    // SAFETY: 1. The kept bytes are a frame. 2. The target is `room`, or the alternate stack that
+    // the kernel had chosen. This thread does not run on that stack, so no byte of it is in use.
     unsafe {
         let frame =
             if is_on_other_stack(kept, origin, room as usize) { origin as *mut u8 } else { room.add(origin % 64) };
@@ -140,13 +141,13 @@ pub unsafe fn place(note: u32, room: *mut u8) -> *mut u8 {
     }
 }
 
-/// Whether the frame was on the alternate stack while the thread was not, and
-/// still is not.
+/// Whether the frame was on the alternate stack while the thread was not, and the thread still is
+/// not.
 ///
 /// # Safety
-/// `kept` is a frame.
+/// `kept` must be a frame.
 unsafe fn is_on_other_stack(kept: *const u8, origin: usize, now: usize) -> bool {
-    // SAFETY: the ucontext_t tells the alternate stack: start, flags, size.
+    // SAFETY: the ucontext_t has the alternate stack: start, flags, size.
     let (start, size, interrupted) = unsafe {
         let context = kept.add(8);
         (

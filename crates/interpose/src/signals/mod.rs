@@ -1,18 +1,22 @@
-//! The program's signal handlers, kept out of the engine.
+//! Keeps the program's signal handlers out of the engine.
 //!
-//! Every handler of the program is installed in the kernel as
-//! `usring_signal_entry`. It looks where the signal found its thread. In the
-//! program, or in the doors: the program's handler runs, on the kernel's own
-//! frame. In the engine: the signal is put off, and its frame kept (`frames`)
-//! until the call leaves by its door. Signals that come after it are blocked
-//! meanwhile and wait with the kernel, so all come in their order.
+//! Every handler of the program is installed in the kernel as the wrapper `usring_signal_entry`.
+//! The wrapper checks where the signal found its thread:
 //!
-//! SIGSYS, SIGSEGV and SIGBUS are ours in the kernel ([`own_signal`]), and what
-//! the program installs for them lives in the table alone. They are taken out
-//! of every mask, for while they are blocked a trap or a fault would kill.
+//! | thread was in | wrapper |
+//! |---|---|
+//! | the program, or an entry point | runs the program's handler, on the kernel's own frame |
+//! | the engine | puts the signal off and keeps its frame (`frames`) until the call leaves by its entry point |
 //!
-//! SA_RESETHAND never reaches the kernel, or a signal that was put off would
-//! find the default action when it comes again; it is done here.
+//! Signals that arrive later are blocked meanwhile and wait in the kernel, so all signals keep
+//! their order.
+//!
+//! In the kernel SIGSYS, SIGSEGV and SIGBUS belong to usring ([`own_signal`]). The program's
+//! actions for them exist in the table only. They are removed from every mask, because a trap or a
+//! fault would kill the process while they are blocked.
+//!
+//! SA_RESETHAND never reaches the kernel: a signal that was put off would find the default action
+//! when it comes again. The wrapper implements the flag.
 
 pub mod frames;
 mod settle;
@@ -36,16 +40,16 @@ pub const LAST_SIGNAL: usize = 64;
 pub const DEFAULT: u64 = 0;
 pub const IGNORE: u64 = 1;
 
-/// Ours in the kernel, and never in a mask.
+/// Signals that belong to usring in the kernel, and are never in a mask.
 pub const OWN: [u32; 3] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS];
 pub const KEPT_OPEN: SignalSet = set_of(linux::SIGSYS) | set_of(linux::SIGSEGV) | set_of(linux::SIGBUS);
 
-/// What the kernel takes out of every mask.
+/// Signals that the kernel removes from every mask.
 const UNBLOCKABLE: SignalSet = set_of(linux::SIGKILL) | set_of(linux::SIGSTOP);
 
 const RESET_HANDLER: u64 = linux::SA_RESETHAND as u64;
 
-/// `struct sigaction` as the kernel has it.
+/// The kernel's `struct sigaction`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct Action {
@@ -55,8 +59,8 @@ pub struct Action {
     pub mask: SignalSet,
 }
 
-/// What the program last installed for a signal. For a signal that is not ours
-/// the kernel knows whether it holds: if its handler is the wrapper.
+/// The action that the program last installed for a signal. For a signal that does not belong to
+/// usring, the action is valid only while the kernel's handler is the wrapper.
 #[repr(C)]
 struct Entry {
     handler: AtomicU64,
@@ -89,22 +93,22 @@ impl Entry {
     }
 }
 
-/// What the program has installed for a signal of ours.
+/// Returns the program's action for a signal that belongs to usring.
 pub fn installed(signal: u32) -> Action {
     TABLE[signal as usize].get()
 }
 
-/// Forgets what the program has installed for a signal of ours (SA_RESETHAND).
+/// Resets the program's action for a signal that belongs to usring (SA_RESETHAND).
 pub fn reset(signal: u32) {
     TABLE[signal as usize].handler.store(DEFAULT, Ordering::Release);
 }
 
-// The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t; rsp is the
-// kernel's frame, eight bytes above which the ucontext_t begins.
+// The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t; rsp is the kernel's frame, and
+// the ucontext_t begins eight bytes above it.
 //
-// A second signal may arrive before the first one's wrapper has decided. Until
-// then the wrapper pushes nothing, so the second finds by rsp the first one's
-// ucontext_t and with it what both of them interrupted.
+// A second signal may arrive before the first one's wrapper has decided. Until then the wrapper
+// pushes nothing. So the second wrapper finds the first one's ucontext_t by rsp, and with it the
+// code that both signals interrupted.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_signal_entry, usring_signal_decided",
@@ -115,8 +119,8 @@ global_asm!(
     ".cfi_startproc",
     ".cfi_def_cfa rsp, 8",
     "endbr64",
-    // libc's request to change the user of every thread: it waits for each,
-    // also for ours, which never leave the engine. Its handler may run anywhere.
+    // libc requests a change of user from every thread by this signal, and waits for each. That
+    // includes usring's threads, which never leave the engine. So its handler may run anywhere.
     "cmp edi, [rip + {change_user}]",
     "je 5f",
     "mov r8, rdx",
@@ -139,8 +143,8 @@ global_asm!(
     "sub rcx, [rip + {doors}]",
     "cmp rcx, [rip + {doors} + 8]",
     "jb 5f",
-    // The engine was interrupted. Nothing else may come from here on, not
-    // even what is never blocked in the engine.
+    // The engine was interrupted. No further signal may arrive from here on, not even those that
+    // are never blocked in the engine.
     "mov edi, {set_mask}",
     "lea rsi, [rip + {every}]",
     "xor edx, edx",
@@ -148,7 +152,7 @@ global_asm!(
     "mov r9, {mark}",
     "mov eax, {rt_sigprocmask}",
     "syscall",
-    // Decided: what interrupts us beyond here may push.
+    // Decided: a wrapper that interrupts this code may push.
     "usring_signal_decided:",
     "lea rsi, [rsp + {information}]",
     "lea rdx, [rsp + 8]",
@@ -161,7 +165,7 @@ global_asm!(
     "test rax, rax",
     "jnz 6f",
     "ret",
-    // It cannot be put off (no slot): under the mask that rdx names it runs.
+    // The signal cannot be put off (no slot): the handler runs under the mask in rdx.
     "6:",
     "push rdx",
     ".cfi_def_cfa_offset 16",
@@ -174,8 +178,8 @@ global_asm!(
     "syscall",
     "pop rax",
     ".cfi_def_cfa_offset 8",
-    // The program's handler. It may run under the mask of a sigsuspend or a
-    // ppoll, which we have not seen: our signals must be open in it.
+    // The program's handler. It may run under the mask of a sigsuspend(2) or ppoll(2) that usring
+    // has not seen, so usring's signals are unblocked here.
     "5:",
     "mov edi, {unblock}",
     "lea rsi, [rip + {kept_open}]",
@@ -192,7 +196,7 @@ global_asm!(
     "mov rcx, [rax + {handler}]",
     "test dword ptr [rax + {flags}], {reset_handler}",
     "jz 7f",
-    // SA_RESETHAND: the kernel's entry goes back to the default.
+    // SA_RESETHAND: the kernel's action becomes the default.
     "push rcx",
     ".cfi_def_cfa_offset 16",
     "mov edi, r8d",
@@ -206,7 +210,7 @@ global_asm!(
     "mov edi, r8d",
     "lea rsi, [rsp + {information}]",
     "lea rdx, [rsp + 8]",
-    "xor r9d, r9d", // the mark is not the handler's
+    "xor r9d, r9d", // the mark must not reach the handler
     "xor eax, eax",
     "cmp rcx, {ignore}",
     "ja usring_run_handler",
@@ -236,9 +240,9 @@ global_asm!(
     rt_sigaction = const linux::__NR_rt_sigaction,
 );
 
-// usring_run_handler(rcx: the program's handler; rdi, rsi, rdx: its arguments; rsp: the kernel's frame):
-// runs it and returns to the restorer. A handler may have changed the mask that is to follow, in its
-// ucontext_t; our signals stay open in that one, too.
+// usring_run_handler(rcx: the program's handler; rdi, rsi, rdx: its arguments; rsp: the kernel's
+// frame): runs it and returns to the restorer. A handler may change the mask in its ucontext_t,
+// which is in force afterwards. usring's signals stay open in that mask, too.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_run_handler",
@@ -261,7 +265,7 @@ global_asm!(
     not_kept_open = const !(KEPT_OPEN as i32),
 );
 
-/// All of them are in the lower half.
+/// All of these signals are in the lower half of the mask.
 const _: () = assert!(KEPT_OPEN <= i32::MAX as u64);
 
 /// Offsets in a `ucontext_t`, and its size.
@@ -279,15 +283,15 @@ unsafe extern "C" {
     fn usring_signal_decided();
 }
 
-/// The ucontext_t of what a signal interrupted, seen through wrappers that it
-/// found before they had decided (see the wrapper).
+/// Returns the ucontext_t of the interrupted code. Looks through wrappers that were interrupted
+/// before they had decided (see the wrapper).
 ///
 /// # Safety
-/// `context` is the ucontext_t of a signal frame of the kernel's.
+/// `context` must be the ucontext_t of a signal frame of the kernel's.
 pub unsafe fn interrupted_by(mut context: *mut u8) -> *mut u8 {
     let undecided = usring_signal_entry as *const () as u64..usring_signal_decided as *const () as u64;
-    // SAFETY: the kernel's layout; an undecided wrapper has pushed nothing, so
-    // its own frame, eight bytes below its ucontext_t, is the top of its stack.
+    // SAFETY: this is the kernel's layout. An undecided wrapper has pushed nothing, so its own
+    // frame, eight bytes below its ucontext_t, is the top of its stack.
     unsafe {
         while undecided.contains(&*context.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>()) {
             context = (*context.add(CONTEXT_STACK_POINTER).cast::<*mut u8>()).add(8);
@@ -300,19 +304,18 @@ fn wrapper() -> u64 {
     usring_signal_entry as *const () as u64
 }
 
-/// Whether the handler has to run after all, and under which mask.
+/// Whether the handler has to run now, and under which mask.
 #[repr(C)]
 struct Verdict {
     runs: u64,
     mask: SignalSet,
 }
 
-/// A signal found its thread in the engine: `first` is the ucontext_t of the
-/// frame that interrupted the engine, `own` that of this signal. Every signal
-/// is blocked.
+/// Puts a signal off that found its thread in the engine. `first` is the ucontext_t of the frame
+/// that interrupted the engine, `own` that of this signal. Every signal is blocked.
 extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Verdict {
-    // SAFETY: the kernel's frames, which lie on this stack and are ours to
-    // change until the handlers return.
+    // SAFETY: these are the kernel's frames on this stack. They may be changed until the handlers
+    // return.
     let (information, original_mask, own_mask, instruction_pointer) = unsafe {
         (
             &*information,
@@ -322,7 +325,7 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
         )
     };
     let runs = |own_mask| Verdict { runs: 1, mask: mask_in_handler(information.signal as u32, own_mask) };
-    // An instruction of the engine's raised it and would again.
+    // An instruction of the engine raised the signal, and would raise it again.
     if information.code > 0 && matches!(information.signal as u32, linux::SIGILL | linux::SIGFPE) {
         return runs(*own_mask);
     }
@@ -335,11 +338,11 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             frames::give_back(note);
             let itself = set_of(information.signal as u32);
             if itself & ALWAYS_OPEN != 0 {
-                // The queue would give it back at once, and again and again.
+                // The kernel's queue would deliver it at once, again and again.
                 signals::send_again(itself);
             } else {
-                // It goes to the end of the kernel's queue: its turn among
-                // others of its number may be lost, nothing else.
+                // It goes to the end of the kernel's queue. It may lose its position among signals
+                // of its number, but nothing else.
                 queue_again(information);
             }
         }
@@ -355,27 +358,27 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
     Verdict { runs: 0, mask: 0 }
 }
 
-/// The mask under which the kernel would run the program's handler of a signal
-/// that arrives while `mask` is in force.
+/// Returns the mask under which the kernel would run the program's handler of a signal that arrives
+/// while `mask` is in force.
 pub fn mask_in_handler(signal: u32, mask: SignalSet) -> SignalSet {
     let action = installed(signal);
     let itself = if action.flags & u64::from(linux::SA_NODEFER) != 0 { 0 } else { set_of(signal) };
     ((mask | action.mask) & !KEPT_OPEN) | (itself & !set_of(linux::SIGSYS))
 }
 
-/// Puts a signal into this thread's queue, with all that it carries.
+/// Puts a signal into this thread's queue, with its siginfo_t.
 pub fn queue_again(information: &SignalInformation) {
     let process = process::id();
     let (thread, signal) = (u64::from(signals::thread_id()), information.signal as u64);
     let arguments = [u64::from(process), thread, signal, &raw const *information as u64, 0];
     if SystemCall::new(linux::__NR_rt_tgsigqueueinfo, arguments).run_once().is_err() {
-        // The queue is full (RLIMIT_SIGPENDING): at least the signal itself.
+        // The queue is full (RLIMIT_SIGPENDING): send the signal without its siginfo_t.
         let _ = signals::send_to_thread(thread as u32, signal as u32);
     }
 }
 
-/// For the way out of a door, with every signal blocked: what it has to do, if
-/// a signal for this thread was put off.
+/// For an entry point's exit, with every signal blocked: takes this thread's put-off state into
+/// `delivery`. Returns 0 if there is none.
 pub extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
     let Some(put_off) = signals::take() else { return 0 };
     *delivery = Delivery {
@@ -393,14 +396,13 @@ pub extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
     1
 }
 
-/// Puts the kept frame of a signal back on a stack: into the room at `room`, or
-/// where the kernel had put it on the alternate stack. When its handler returns
-/// the thread goes on at `resume` with `frame_pointer`, under the mask that is
-/// to follow. Answers where the frame lies now.
+/// Puts the kept frame of a signal back on a stack: into the room at `room`, or where the kernel
+/// had put it on the alternate stack. When its handler returns, the thread goes on at `resume` with
+/// `frame_pointer`, under the next mask. Returns the frame's address.
 pub extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
-    // SAFETY: the room was made as large as `frames::room_for` asked.
+    // SAFETY: the room is as large as `frames::room_for` said.
     let frame = unsafe { frames::place(delivery.frame as u32, room) };
-    // SAFETY: the frame was the kernel's and is laid out as such.
+    // SAFETY: the frame was the kernel's, and has its layout.
     let signal = unsafe {
         let context = frame.add(8);
         let word = |offset: usize, value: u64| context.add(offset).cast::<u64>().write(value);
@@ -414,8 +416,8 @@ pub extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: 
     };
     let action = installed(signal);
     delivery.handler_mask = mask_in_handler(signal, delivery.handler_mask);
-    // Set back to the default or ignored while it was put off: it is lost, as
-    // a pending one would be that is ignored.
+    // If the program has set the action to default or ignore meanwhile, the signal is lost, as an
+    // ignored pending signal would be.
     delivery.handler = if action.handler > IGNORE { action.handler } else { DEFAULT };
     if action.flags & RESET_HANDLER != 0 {
         let _ = kernel_exchange(signal, Some(&DEFAULT_ACTION));
@@ -423,7 +425,7 @@ pub extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: 
     frame
 }
 
-/// rt_sigprocmask(2): as asked, but our signals stay open.
+/// Answers rt_sigprocmask(2); usring's signals stay open.
 pub fn change_mask(call: &mut Call) -> Outcome {
     let [_, set, _, size, ..] = call.arguments;
     if size != 8 {
@@ -440,7 +442,7 @@ pub fn change_mask(call: &mut Call) -> Outcome {
     outcome
 }
 
-/// rt_sigaction(2).
+/// Answers rt_sigaction(2).
 pub fn change_action(call: &mut Call) -> Result<u64, Errno> {
     let [signal, new, old, size, ..] = call.arguments;
     let signal = signal as u32;
@@ -466,8 +468,8 @@ fn read_action(address: UserAddress) -> Result<Action, Errno> {
 
 fn exchange_own(signal: u32, new: Option<Action>) -> Action {
     let before = installed(signal);
-    // A vfork child has handlers of its own but shares this table. What it
-    // sets for these three lasts until its exec, which resets them anyway.
+    // A vfork child has handlers of its own but shares this table. Its actions for these three
+    // signals last only until its exec, which resets them.
     if let Some(new) = new
         && process::is_own()
     {
@@ -487,10 +489,10 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
         if process::is_own() {
             entry.set(&new);
         }
-        // Without SA_SIGINFO the kernel leaves the siginfo_t unwritten.
+        // Without SA_SIGINFO the kernel would not write the siginfo_t.
         let flags = new.flags & !RESET_HANDLER | u64::from(linux::SA_SIGINFO);
-        // This one runs where it finds the thread. Another that came on top of
-        // it would not see that the engine lies below.
+        // This handler runs wherever it finds the thread. A signal on top of it could not see that
+        // the engine was interrupted, so all are blocked.
         let alone = if signal == CHANGE_USER.load(Ordering::Relaxed) { ALL_BLOCKED } else { 0 };
         Action { handler: wrapper(), flags, mask: (new.mask | alone) & !KEPT_OPEN, ..new }
     });
@@ -498,7 +500,7 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
     Ok(if in_kernel.handler == wrapper() { before } else { in_kernel })
 }
 
-/// rt_sigaction(2), past our own filter.
+/// Calls rt_sigaction(2), past usring's own filter.
 pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errno> {
     let mut old = Action::default();
     let new = new.map_or(0, |new| &raw const *new as u64);
@@ -506,8 +508,8 @@ pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errn
     SystemCall::new(linux::__NR_rt_sigaction, arguments).run_once().map(|_| old)
 }
 
-/// At the start: takes over the handlers that were installed before us, and
-/// the three signals that are ours.
+/// Takes over, at the start, the handlers that were installed before, and the three signals that
+/// belong to usring.
 pub fn take_over() -> Result<(), Errno> {
     for signal in (1..=LAST_SIGNAL as u32).filter(|signal| !OWN.contains(signal)) {
         let before = kernel_exchange(signal, None)?;

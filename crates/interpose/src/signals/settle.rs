@@ -1,5 +1,5 @@
-//! The way out of every door: signals that were put off for this thread are
-//! let in, here, in the doors, before the program's call returns.
+//! The exit of every entry point: delivers signals that were put off for this thread, before the
+//! program's call returns.
 
 use crate::signals::{CONTEXT_SIZE, EVERY, place_put_off, take_put_off};
 use core::arch::global_asm;
@@ -8,7 +8,7 @@ use usring_sys::signals::DEFERRED;
 use usring_sys::syscall::PASS_MARK;
 use usring_uapi::general as linux;
 
-/// What the way out has to do for signals that were put off; on its stack.
+/// The state of the exit while it delivers put-off signals; on its stack.
 #[repr(C)]
 pub struct Delivery {
     pub delivery_mask: u64,
@@ -18,25 +18,25 @@ pub struct Delivery {
     pub resend: u64,
     pub process: u32,
     pub thread: u32,
-    /// The kept frame of the first signal, or 0, and the stack that it needs.
+    /// The kept frame of the first signal, or 0, and the stack that it needs in bytes.
     pub frame: u64,
     pub frame_room: u64,
-    /// Its handler, and the mask under which that runs.
+    /// The first signal's handler, and the mask under which it runs.
     pub handler: u64,
     pub handler_mask: u64,
 }
 
 const DELIVERY_SIZE: usize = size_of::<Delivery>();
-/// The delivery, the mask before, and eight bytes to align the stack.
+/// Bytes of the `Delivery`, the mask before, and eight bytes to align the stack.
 const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 
-// usring_settle(): some thread has a signal put off; if it is this one, lets
-// it come. C calling convention. Every signal is blocked while the slots are
-// looked through: one that came then would be put off with no way out ahead.
+// usring_settle(): some thread has a put-off signal; if it is this thread, delivers it. C calling
+// convention. Every signal is blocked while the slots are searched: a signal that arrived then
+// would be put off without a later exit to deliver it.
 //
-// The first signal's frame is put back on the stack and its handler entered as
-// the kernel enters it; rt_sigreturn(2) then brings the thread to label 9 with
-// nothing but rbp to go by. The others the kernel delivers when they are open.
+// The first signal's frame is put back on the stack, and its handler entered as the kernel would
+// enter it. rt_sigreturn(2) then continues the thread at label 9, where only rbp is known. The
+// kernel delivers the other signals once they are unblocked.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_settle",
@@ -82,8 +82,8 @@ global_asm!(
     "call {place_put_off}",
     "cmp qword ptr [rbx + {handler}], 0",
     "je 3f",
-    // From here on the frame is the top of the stack, wherever that is, so
-    // that what comes next lands below it.
+    // From here on the frame is the top of the stack, whichever stack that is. So the next signal's
+    // frame lands below it.
     "mov rsp, rax",
     "lea rsi, [rbx + {handler_mask}]",
     "xor edx, edx",
@@ -99,8 +99,8 @@ global_asm!(
     "xor eax, eax",
     "xor r9d, r9d",
     "jmp usring_run_handler",
-    // The handler has returned. The mask in force is the one of its frame: what it has changed
-    // there is what follows this call.
+    // The handler has returned. The mask in force is the one in its frame: a change that the
+    // handler made there is in force after this call.
     "9:",
     "lea rsp, [rbp - 40 - {room}]",
     "lea rsi, [rip + {every}]",
@@ -119,7 +119,7 @@ global_asm!(
     "xor edx, edx",
     "cmp qword ptr [rsp + {resend}], 0",
     "je 4f",
-    // Nothing is let in before all of them are sent: a handler may not return.
+    // No signal is unblocked before all of them are sent: a handler may not return.
     "lea rsi, [rip + {every}]",
     "call 8f",
     "3:",
@@ -155,13 +155,13 @@ global_asm!(
     ".cfi_def_cfa rsp, 8",
     "ret",
     ".cfi_restore_state",
-    // It is another thread's.
+    // The put-off signal belongs to another thread.
     "7:",
     "xor edx, edx",
     "call 8f",
     "jmp 6b",
     ".cfi_endproc",
-    // Sets the mask: rsi new, rdx where the old one goes.
+    // Sets the mask: rsi new mask, rdx address for the old one.
     "8:",
     ".cfi_startproc",
     "mov edi, {set_mask}",

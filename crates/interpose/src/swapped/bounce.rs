@@ -1,6 +1,6 @@
-//! Memory of ours for data on their way between the kernel and the program's swapped
-//! memory, where a call may wait for ever and nothing of that may be kept resident so long.
-//! What the kernel does not write to is not there either: waiting costs addresses alone.
+//! Bounce buffers: usring's memory for data on its way between the kernel and the program's swapped
+//! memory. For calls that may wait for ever, during which no page may stay pinned. The kernel
+//! allocates only the pages that it writes to, so a waiting call costs only addresses.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -8,21 +8,21 @@ use usring_sys::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// Bytes of one that is used again.
+/// Bytes of a buffer that is kept for later use.
 const USUAL: usize = 64 << 10;
 
-/// Some that nobody uses; 0 where there is none.
+/// Unused buffers; 0 means none.
 static SPARE: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
-/// What it is for.
+/// The purpose of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Filled,
-    /// As [`Use::Filled`], and the kernel may look at its content after the call.
+    /// As [`Use::Filled`], but the kernel may read the content after the call.
     Lingers,
-    /// Room for as much as comes.
+    /// Room for as much as the kernel returns.
     Offered,
-    /// The kernel refuses it for its length, and could not read it.
+    /// The kernel refuses the call for its length. The buffer need not be readable.
     Refused,
 }
 
@@ -50,7 +50,7 @@ impl Bounce {
         Ok(Bounce { address, length, is_usual })
     }
 
-    /// The same lengths, here.
+    /// Returns buffers of the same lengths in this memory.
     pub fn stand_in(&self, buffers: &[IoVector]) -> Vec<IoVector> {
         let mut base = self.address as u64;
         let place = |buffer: &IoVector| {
@@ -62,12 +62,12 @@ impl Bounce {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: 1. So many bytes are mapped there and are this value's alone. 2. The
-        // kernel does not use them now: it has not been asked yet, or has answered.
+        // SAFETY: 1. `length` bytes are mapped there and belong to this value alone. 2. The kernel
+        // does not use them now: the call was not made yet, or has returned.
         unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
 
-    /// What the program has, as far as it can be read: says how many bytes.
+    /// Copies the program's data in, as far as it can be read; returns how many bytes.
     pub fn fill(&mut self, from: &[IoVector]) -> u64 {
         let mut offset = 0;
         for buffer in from {
@@ -81,7 +81,7 @@ impl Bounce {
         offset as u64
     }
 
-    /// Hands so many bytes, from this offset on, to the program.
+    /// Copies `bytes` bytes, from this offset on, to the program's buffers. Errors: `EFAULT`.
     pub fn empty(&mut self, mut offset: usize, to: &[IoVector], bytes: u64) -> Result<(), Errno> {
         let mut left = bytes;
         for buffer in to {
@@ -94,7 +94,8 @@ impl Bounce {
     }
 }
 
-/// Copies as many whole pages as can be read, the first from within; says how many bytes.
+/// Copies whole pages as far as they can be read; the first page may be partial. Returns how many
+/// bytes.
 fn copy_pages(to: &mut [u8], from: u64) -> usize {
     let mut copied = 0;
     while copied < to.len() {

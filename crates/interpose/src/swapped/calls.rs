@@ -1,27 +1,28 @@
-//! The kernel's calls on x86-64, and which of their arguments are addresses of what: how long
-//! that is, and whether the kernel writes there. By their manual pages.
+//! The kernel's calls on x86-64: which of their arguments are addresses, how long the memory is,
+//! and whether the kernel writes to it. Taken from their manual pages.
 //!
-//! Not in here: buffers of data, which [`super::data`] knows; memory that is named by way of
-//! other memory, which [`super::pointers`] knows; and addresses that stand for a mapping
-//! and not for what it holds.
+//! Not in this file:
+//! - buffers of data: [`super::data`];
+//! - memory that is named by other memory: [`super::pointers`];
+//! - addresses that name a mapping and not its content.
 
 use self::Extent::{Bits, Bytes, Each, Pages, Text, Told};
 use usring_swap::Access::{self, Read, Write};
 use usring_uapi::general as linux;
 
-/// How far it reaches from an address on.
+/// The length of the memory at an address.
 #[derive(Clone, Copy)]
 pub enum Extent {
     Bytes(u64),
-    /// As many of so many bytes each as this argument says.
+    /// `Each(count, size)`: argument `count` elements of `size` bytes.
     Each(usize, u64),
-    /// As many bytes as the word says whose address this argument is.
+    /// `Told(address)`: the number of bytes in the word at argument `address`.
     Told(usize),
-    /// A set of as many bits as this argument says.
+    /// `Bits(count)`: a set of argument `count` bits.
     Bits(usize),
-    /// A byte for each page of as many bytes as this argument says.
+    /// `Pages(length)`: a byte for each page of argument `length` bytes.
     Pages(usize),
-    /// To its NUL, at most as far as a path may.
+    /// A string with its NUL, at most as long as a path may be.
     Text,
 }
 
@@ -181,7 +182,7 @@ const SOCKETS_AND_MESSAGES: &[Entry] = &[
     (&[linux::__NR_mq_getsetattr], &[(1, Bytes(64), Read), (2, Bytes(64), Write)]),
     (&[linux::__NR_semop], &[(1, Each(2, 6), Read)]),
     (&[linux::__NR_semtimedop], &[(1, Each(2, 6), Read), (3, TIME, Read)]),
-    // The values of as many semaphores as a set may have.
+    // The values of all semaphores that a set may have.
     (&[linux::__NR_semctl], &[(3, Bytes(64 << 10), Write)]),
     (&[linux::__NR_shmctl, linux::__NR_msgctl], &[(2, Bytes(128), Write)]),
 ];
@@ -281,7 +282,7 @@ const MEMORY: &[Entry] = &[
     (&[linux::__NR_process_madvise], &[(1, Each(2, 16), Read)]),
 ];
 
-/// Data, or nothing; or what the engine reads and writes by itself.
+/// Calls with data or no pointer, and calls whose memory the engine itself reads and writes.
 const NOTHING: &[Entry] = &[(
     &[
         linux::__NR_read,
@@ -396,7 +397,7 @@ const NOTHING: &[Entry] = &[(
 
 const COUNT: usize = 512;
 
-/// By number; `None`: it is not known.
+/// Pointers by call number; `None`: the call is not known.
 static TABLE: [Option<&[Pointer]>; COUNT] = table();
 
 const fn table() -> [Option<&'static [Pointer]>; COUNT] {
@@ -420,10 +421,10 @@ const fn table() -> [Option<&'static [Pointer]>; COUNT] {
     table
 }
 
-/// What no structure and no path is longer than.
+/// No structure and no path is longer.
 const USUAL: Extent = Bytes(16 << 10);
 
-/// Any of the arguments of a call that is not known may be an address.
+/// The pointers of a call that is not known: any argument may be an address.
 const UNKNOWN: &[Pointer] =
     &[(0, USUAL, Write), (1, USUAL, Write), (2, USUAL, Write), (3, USUAL, Write), (4, USUAL, Write), (5, USUAL, Write)];
 
@@ -431,7 +432,7 @@ pub fn is_known(number: u32) -> bool {
     TABLE.get(number as usize).is_some_and(Option::is_some)
 }
 
-/// The arguments of a call that are addresses.
+/// Returns the arguments of a call that are addresses.
 pub fn pointers(number: u32) -> &'static [Pointer] {
     TABLE.get(number as usize).copied().flatten().unwrap_or(UNKNOWN)
 }

@@ -1,5 +1,5 @@
-//! The data that a system call moves: which buffers of the program it is read into or
-//! written from, and in which form the call names them.
+//! The data that a system call moves: the program's buffers that it reads into or writes from, and
+//! the form in which the call names them.
 
 use crate::swapped::managed::is_in_window;
 use crate::swapped::pointers::{Arguments, Spans, add};
@@ -10,21 +10,22 @@ use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// So few bytes are kept in memory with everything else that a call names.
+/// Up to this many bytes are pinned together with the other memory that a call names.
 const SMALL: u64 = 8 << 10;
 
-/// What the kernel moves at most at a time (MAX_RW_COUNT); the rest of a buffer, or of a vector, it cuts off.
+/// Most bytes that the kernel moves by one call (MAX_RW_COUNT). It cuts off the rest of a buffer or
+/// of a vector.
 const MOST_AT_ONCE: u64 = 0x7fff_f000;
 
-/// How a call names its buffers.
+/// The form in which a call names its buffers.
 pub enum Form {
     Buffer(Buffer),
-    /// Arguments: the vector (its length is the next), and, perhaps, the position.
+    /// Arguments: the vector (its length is the next argument), and perhaps the position.
     Vector {
         address: usize,
         position: Option<usize>,
     },
-    /// One message or several, and how many buffers each has.
+    /// One or several messages, and the number of buffers of each.
     Messages {
         headers: Vec<MessageHeader>,
         counts: Vec<usize>,
@@ -32,18 +33,18 @@ pub enum Form {
     },
 }
 
-/// Arguments: the address, the length, and, perhaps, the position.
+/// Arguments: the address, the length, and perhaps the position.
 #[derive(Clone, Copy)]
 pub struct Buffer {
     pub address: usize,
     pub length: usize,
     pub position: Option<usize>,
-    /// Bytes that are not counted in the length.
+    /// Bytes in front of the data that the length does not count.
     pub header: u64,
     pub access: Access,
 }
 
-/// Data that are worth a way of their own.
+/// Data that is large enough to be transferred separately.
 pub struct Data {
     pub form: Form,
     pub access: Access,
@@ -57,7 +58,7 @@ const fn buffer(address: usize, access: Access) -> Option<Buffer> {
     Some(Buffer { address, length: address + 1, position: None, header: 0, access })
 }
 
-/// The buffer of a call that has one.
+/// Returns the buffer of a call that has one.
 fn buffer_of(number: u32) -> Option<Buffer> {
     let at = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { position: Some(3), ..buffer });
     let behind_type = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { header: 8, ..buffer });
@@ -78,26 +79,27 @@ fn buffer_of(number: u32) -> Option<Buffer> {
     }
 }
 
-/// What the kernel does with the buffers of a call that has a vector, and whether that has a position.
+/// Returns the access of the kernel to the buffers of a call with a vector, and whether the call
+/// has a position.
 fn vector_of(number: u32) -> Option<(Access, bool)> {
     match number {
         linux::__NR_readv | linux::__NR_process_vm_readv => Some((Access::Write, false)),
         linux::__NR_preadv | linux::__NR_preadv2 => Some((Access::Write, true)),
-        // (Or filled, which its maker sees to.)
+        // (vmsplice may also fill the buffers; `Manner::of` then corrects the access.)
         linux::__NR_writev | linux::__NR_vmsplice | linux::__NR_process_vm_writev => Some((Access::Read, false)),
         linux::__NR_pwritev | linux::__NR_pwritev2 => Some((Access::Read, true)),
         _ => None,
     }
 }
 
-/// Whether a call names its buffers by way of memory.
+/// Whether a call names its buffers by other memory.
 pub fn is_indirect(number: u32) -> bool {
     vector_of(number).is_some()
         || matches!(number, linux::__NR_sendmsg | linux::__NR_recvmsg | linux::__NR_sendmmsg | linux::__NR_recvmmsg)
 }
 
 impl Data {
-    /// What a call moves. Little of it is added to the spans instead.
+    /// Returns the data that a call moves. Small data is added to the spans instead.
     pub fn of(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
         if let Some(buffer) = buffer_of(number) {
             let base = arguments[buffer.address];
@@ -127,7 +129,7 @@ impl Data {
         }
         let form = Form::Vector { address: 1, position: has_position.then_some(3) };
         let data = Data { form, access, buffers };
-        // The pipe would have pages of the program's: it gets their content.
+        // The pipe would refer to pages of the program. It gets their content instead.
         if number == linux::__NR_vmsplice && data.is_in_window() || data.is_large() {
             return Some(data);
         }
@@ -151,7 +153,7 @@ impl Data {
             let before = buffers.len();
             let is_sound = read_vector(&mut buffers, header.vector.0, header.count)?;
             if !is_sound && index > 0 {
-                // The kernel takes those before it, and says no more.
+                // The kernel sends or receives the messages before it, and reports no error.
                 break;
             }
             if !is_sound {
@@ -190,7 +192,7 @@ impl Data {
         self.buffers.iter().map(|buffer| buffer.length).fold(0, u64::saturating_add)
     }
 
-    /// The first so many bytes.
+    /// Returns the first `most` bytes of the buffers.
     pub fn front(&self, most: u64) -> Vec<IoVector> {
         let mut left = most;
         let mut part = Vec::new();
@@ -205,8 +207,9 @@ impl Data {
         part
     }
 
-    /// Of messages that are sent: `true` where the first is longer than this; or only those before the first that is
-    /// are kept, for which the kernel answers.
+    /// Of messages to send: returns `true` if the first is longer than `longest`; only that one is
+    /// kept then. Otherwise keeps the messages before the first that is too long. The kernel
+    /// reports the error for the longer one.
     pub fn keep_sendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {
             return self.total() > longest;
@@ -227,7 +230,7 @@ impl Data {
         false
     }
 
-    /// So many bytes are done.
+    /// Removes the first `bytes` bytes, which were transferred.
     pub fn advance(&mut self, mut bytes: u64) {
         let mut whole = 0;
         for buffer in &mut self.buffers {
@@ -244,8 +247,8 @@ impl Data {
     }
 }
 
-/// Adds what a vector of the program's has. `None`, and `false` where all of it can be read: the kernel says what is
-/// wrong with it.
+/// Appends the elements of a vector of the program. `None` if it cannot be read or is too long;
+/// `Some(false)` if an element is invalid. The kernel then reports the error.
 fn read_vector(buffers: &mut Vec<IoVector>, address: u64, count: u64) -> Option<bool> {
     if count > VECTOR_LIMIT {
         return None;

@@ -1,4 +1,5 @@
-//! A list that is hardly ever long: what a single call names. The first few need no allocator.
+//! A list that is hardly ever long: the memory that a single call names. The first elements need no
+//! allocator.
 
 use alloc::vec::Vec;
 

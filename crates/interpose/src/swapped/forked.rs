@@ -1,20 +1,25 @@
-//! fork(2) of a process whose memory is swapped. The child has a copy of that, as of all
-//! other memory; `usring_swap::heritage` says how.
+//! fork(2) of a process whose memory is swapped. The child gets a copy of that memory, as of all
+//! other memory; `usring_swap::heritage` describes how.
 //!
-//! Here the call itself is made, with all signals closed: between the moment at which
-//! everything is at rest and the one at which the parent goes on, or the child knows of
-//! what is not there, no code of the program may run, nor libc's. So the filter traps the
-//! call, and no handler of libc's (pthread_atfork) would do.
+//! This file makes the call itself, with all signals closed. Between the moment at which all
+//! swapped memory is at rest and the moment at which parent and child go on, no code of the program
+//! or of libc may run. So the filter traps the call; a handler of libc's (pthread_atfork) would not
+//! do.
 //!
-//! Meanwhile any copy of the memory is one in which what is out holds zeroes. So every process with
-//! memory of its own is made here, one after the other, those too that do not get the
-//! swapped memory (they share their parent's descriptors, have a stack of their own, or it cannot be held):
-//! then it is not there, and a touch ends them. clone3(2) nobody has (`swap_filter`).
+//! A copy made in any other way holds zeroes for the pages that are out. So every process with
+//! memory of its own is made here, one after the other. That includes children that do not inherit
+//! the swapped memory:
+//! - they share their parent's descriptors;
+//! - they have a stack of their own;
+//! - or the memory cannot be brought to rest.
+//!
+//! In such a child the memory is not mapped, and a touch ends the child. clone3(2) is answered
+//! ENOSYS (`swap_filter`).
 //!
 //! A process that shares its parent's memory (vfork, posix_spawn) returns on the stack on which its
-//! parent waits, or on another. So the program makes that call by itself; before it does, what was
-//! inherited is taken up: by somebody who borrows the memory it cannot be, whose lanes and threads
-//! would end with him.
+//! parent waits, or on another stack. So the program makes that call itself. Before it does, the
+//! memory that this process inherited is taken over. The child could not do that: its fault slots
+//! and threads would end with it.
 
 use crate::doors::door::{Call, Outcome};
 use crate::message;
@@ -36,19 +41,19 @@ use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
 use usring_sys::{Errno, descriptor, kept_memory, signals, thread};
 use usring_uapi::general as linux;
 
-/// What this process has inherited and not used yet.
+/// The memory that this process has inherited and not used yet.
 static HERITAGE: AtomicPtr<Heritage> = AtomicPtr::new(core::ptr::null_mut());
-/// Held while that is taken up.
+/// Lock for taking it over.
 static TAKING_UP: PerProcess<Mutex<()>> = PerProcess::new();
-/// Held while a child is forked: also by a vfork child, which may be killed meanwhile.
+/// Lock for forking a child. A vfork child may hold it too, and may be killed meanwhile.
 static FORKING: PerProcess<OwnerLock> = PerProcess::new();
-/// A child that is forked now inherits.
+/// Whether a child that is forked now inherits.
 static HANDS_DOWN: AtomicBool = AtomicBool::new(false);
-/// Which refusals have been told of, a bit each.
+/// The refusals that were reported, a bit each.
 static TOLD: AtomicU32 = AtomicU32::new(0);
 
-/// How long a fork waits for memory to come to rest before it lets others go on for a moment (and a
-/// signal end the wait), and how often. What it waits for are requests that are with the device.
+/// How long a fork waits for memory to come to rest before other threads may go on for a moment
+/// (and a signal may end the wait), and how often. It waits for requests that are with the device.
 const ROUND_SECONDS: u64 = 5;
 const ROUND: Nanoseconds = ROUND_SECONDS * 1_000_000_000;
 const ROUNDS: u64 = 12;
@@ -58,12 +63,12 @@ pub fn hands_down() -> bool {
     HANDS_DOWN.load(Ordering::Relaxed)
 }
 
-/// Whether there is memory of which nothing was used yet.
+/// Whether this process has inherited memory that it has not used yet.
 pub fn is_heir() -> bool {
     !HERITAGE.load(Ordering::Relaxed).is_null()
 }
 
-/// Answers fork(2), vfork(2) and clone(2).
+/// Serves fork(2), vfork(2) and clone(2).
 pub fn serve(call: &mut Call) -> Outcome {
     let [flags, stack, ..] = call.arguments;
     let (flags, stack) = match call.number as u32 {
@@ -83,7 +88,7 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
     }
     match call.number as u32 {
         linux::__NR_vfork => call.arguments[VFORK_MARKED as usize] = PASS_MARK_ABOVE_FLAGS,
-        // Linux looks at the lower half of the flags alone.
+        // Linux reads only the lower half of the flags.
         _ => call.arguments[0] = PASS_MARK_ABOVE_FLAGS | u64::from(flags),
     }
     call.leave_it_to_the_site()
@@ -91,16 +96,16 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
 
 fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let mappings = if managed::is_on() { managed::mappings() } else { None };
-    // A vfork child does not have its parent's threads; and a child with a stack of its own often ends by
-    // exit(2), which is the end of a process that has no more than one.
+    // A vfork child does not have its parent's threads. A child with a stack of its own often ends
+    // by exit(2), which ends the process only if it has one thread.
     let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
     let heir_of = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
     if signals::interrupted() {
-        // It comes first: the mask that is in force meanwhile would be the child's.
+        // The signal comes first: the mask in force here would become the child's.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
-    // Nobody waits here who would have to go back for a signal, and wait again.
+    // The wait for the lock is short enough that no signal has to interrupt it.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
     let held = match heir_of.map(hold).transpose() {
         Ok(held) => held.filter(|held| descriptor::hand_down(held.descriptors())),
@@ -111,15 +116,15 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
             None
         }
     };
-    // A vfork child may be killed while it forks: it keeps no lock of its parent's meanwhile.
+    // A vfork child may be killed while it forks, so it must not hold a lock of its parent's.
     let is_ours = process::is_own();
     let withheld = if held.is_none() { mappings.and_then(|mappings| mappings.withhold(is_ours)) } else { None };
     let calls = held.is_some().then(outstanding::hold);
     HANDS_DOWN.store(held.is_some(), Ordering::Relaxed);
     let [first, _, third, fourth, fifth, _] = call.arguments;
-    // The child goes on in its copy of this stack, at first.
+    // The child goes on in its copy of this stack at first.
     let arguments = [first, 0, third, fourth, fifth, PASS_MARK];
-    // SAFETY: the program's own arguments; nothing is shared but, perhaps, descriptors.
+    // SAFETY: these are the program's own arguments. The child shares no memory with its parent.
     let answer = unsafe { syscall6(call.number as u32, arguments) };
     if answer == 0 {
         let shares = flags & linux::CLONE_FILES != 0;
@@ -141,7 +146,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     syscall::check(answer).into()
 }
 
-/// Brings swapped memory to rest. `EBUSY`: a signal came meanwhile, or it has taken too long.
+/// Brings swapped memory to rest. Errors: `EBUSY` if a signal came meanwhile or it took too long.
 fn hold(mappings: &'static Mappings) -> Result<Held, Errno> {
     for round in 1..=ROUNDS {
         let held = mappings.hold(ROUND);
@@ -163,11 +168,12 @@ fn hold(mappings: &'static Mappings) -> Result<Held, Errno> {
     Err(Errno::EBUSY)
 }
 
-/// Where a child goes on that has a stack of its own: it is one thread, and so there is one of each.
+/// Where a child with a stack of its own goes on. It is a single thread, so one variable of each is
+/// enough.
 static STACK: AtomicU64 = AtomicU64::new(0);
 static RETURN_ADDRESS: AtomicU64 = AtomicU64::new(0);
 
-// With all registers as they are to be, but rcx and r11, which a system call changes.
+// All registers have the program's values, except rcx and r11, which a system call changes.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_change_stack",
@@ -194,7 +200,7 @@ fn go_on_at(call: &mut Call, stack: u64) {
     call.return_address = usring_change_stack as *const () as u64;
 }
 
-/// The first steps of a child that inherits.
+/// Begins a child that inherits.
 fn begin(held: Held, calls: OfThread) {
     match held.inherit() {
         Ok(heritage) => HERITAGE.store(Box::into_raw(Box::new(heritage)), Ordering::Release),
@@ -209,7 +215,8 @@ fn begin(held: Held, calls: OfThread) {
     if calls.is_empty() {
         return;
     }
-    // The program forks in a handler that met a call, and the child goes on with that, too.
+    // The program forked in a handler that interrupted a call. The child goes on with that call,
+    // too.
     let mappings = managed::mappings();
     for (place, mut guarded) in calls.into_calls() {
         match mappings {
@@ -222,14 +229,15 @@ fn begin(held: Held, calls: OfThread) {
     }
 }
 
-/// There is memory that this child could take for its parent's.
+/// Ends a child that could read zeroes in place of its parent's memory.
 fn die_of_zeroes() -> ! {
     message::say(format_args!("swap: a forked child cannot be kept from its parent's swapped memory, and ends"));
     message::abort()
 }
 
-/// Says so, once for each reason. (What this mechanism or this backing store never gives is told of
-/// when a child touches it: most execute another program.)
+/// Reports the refusal, once for each reason. (If the mechanism or the backing store never supports
+/// copies, the report comes when a child touches the memory: most children execute another
+/// program.)
 fn refuse(error: Errno) {
     let (bit, why) = match error {
         Errno::EOPNOTSUPP => return,
@@ -244,15 +252,16 @@ fn refuse(error: Errno) {
     }
 }
 
-/// In [`TOLD`], beside what [`refuse`] has there.
+/// A bit of [`TOLD`], beside those of [`refuse`].
 const BORROWED: u32 = 4;
 
-/// In a forked child: what its parent had not used is not this one's.
+/// In a forked child: drops the parent's unused inheritance, which is not this child's.
 pub fn forget_heritage() {
     HERITAGE.store(core::ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Takes up what was inherited, if that has not been done; `statistics` is the file to count in.
+/// Takes over the inherited memory, if that has not been done; `statistics` is the file to count
+/// in.
 pub fn take_up(statistics: Option<&CStr>) -> Option<&'static Mappings> {
     if !is_heir() {
         return managed::known();
@@ -268,12 +277,12 @@ pub fn take_up(statistics: Option<&CStr>) -> Option<&'static Mappings> {
         return None;
     }
     let _one_at_a_time = TAKING_UP.get_or_make(|| Mutex::new(())).lock();
-    // What is done here is done on no swapped memory.
+    // This thread's own calls use no swapped memory.
     let _exempt = kept_memory::exempt();
     let heritage = HERITAGE.load(Ordering::Acquire);
     if !heritage.is_null() {
-        // SAFETY: `begin` gave it up, and only the holder of the lock takes it, once: what is
-        // stored below is seen by the next.
+        // SAFETY: `begin` released it, and only the lock's holder takes it, once. The next holder
+        // sees the store below.
         let heritage = unsafe { Box::from_raw(heritage) };
         match heritage.adopt(statistics) {
             Ok(mappings) => managed::publish(mappings),

@@ -1,16 +1,18 @@
-//! System calls of the program, and ours for it, on memory that is swapped: what they
-//! name is brought in first, and stays until the kernel has answered.
+//! System calls on swapped memory, by the program or by usring for it: the memory that they name is
+//! brought in first, and stays pinned until the kernel has answered.
 //!
-//! The kernel's own answer for a page that is out is EFAULT, and a datagram that was to
-//! be received there is lost; so nothing is tried first. Structures, names and a little data are
-//! kept in memory whatever the limit; much data have ways of their own ([`super::transfer`]). What a call names that is more than
-//! half of the limit, and no data, is answered ENOMEM.
+//! For a page that is out the kernel's own answer is EFAULT, and a datagram that was to be received
+//! there is lost. So no call is tried before its memory is pinned.
 //!
-//! Nobody keeps a word that threads sleep on: it is there when the kernel looks at it, and where it has just
-//! gone again, the kernel looks again.
+//! | memory that a call names | treatment |
+//! |---|---|
+//! | structures, names, small data | pinned regardless of the limit |
+//! | large data | transferred separately ([`super::transfer`]) |
+//! | more than half of the limit, and not data | the call is answered ENOMEM |
+//! | a word that threads sleep on | not pinned: it is in memory when the kernel reads it; after an EFAULT it is pinned and the kernel reads it again |
 //!
-//! The door makes the call in its own place ([`Outcome::GUARDED`]), so that signals meet
-//! it as they would meet the program's, and then asks [`after`].
+//! The entry point makes the call in its own place ([`Outcome::GUARDED`]), so that signals
+//! interrupt it as they would interrupt the program's. It then calls [`after`].
 
 use crate::doors::door::{Call, Outcome};
 use crate::message;
@@ -26,15 +28,15 @@ use usring_sys::kept_memory::{self, Keeper};
 use usring_sys::{Errno, SystemCall, signals};
 use usring_uapi::general as linux;
 
-/// Looks at the system calls that the engine makes.
+/// The pin hook for the system calls that the engine makes.
 pub static KEEPER: Keeper = Keeper { prepare, finish, window: WINDOW.start as u64..WINDOW.end as u64 };
 
 fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
     if !managed::has_region() {
         return Ok(0);
     }
-    // Nothing that is named otherwise is asked for by way of a ring. (A pager's calls, in a
-    // thread that has a page in its hand, name the region so.)
+    // A ring makes no call that names memory in another way. (The calls of a pager name the region
+    // directly, on a thread that has taken a page.)
     let is_direct = || call.arguments.iter().any(|argument| managed::is_in_window(*argument));
     if !(is_direct() || data::is_indirect(call.number)) || kept_memory::is_exempt() || is_execution(call.number) {
         return Ok(0);
@@ -43,7 +45,7 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
 }
 
 fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
-    // SAFETY: the number is `prepare`'s or this function's own, which gave the box up.
+    // SAFETY: the number comes from `prepare` or from this function, which released the box.
     let mut guarded = unsafe { Box::from_raw(kept as *mut Guarded) };
     let answer = guarded.proceed(call, answer);
     if answer.is_none() {
@@ -54,17 +56,17 @@ fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
 
 static EFAULT_TOLD: AtomicBool = AtomicBool::new(false);
 
-/// What is kept for a call that is out.
+/// The pinned memory and buffers of a call in flight.
 pub struct Guarded {
     mappings: &'static Mappings,
     pinned: Option<Pinned>,
     transfer: Option<Box<Transfer>>,
-    /// Of a call that is made again where something was out: what it names.
+    /// For a call that is made again after EFAULT: the memory that it names.
     sought: Option<Box<Spans>>,
 }
 
 impl Guarded {
-    /// `None`: the kernel finds everything.
+    /// Pins the memory of a call. `None`: the call names no swapped memory.
     fn new(call: &mut SystemCall) -> Result<Option<Guarded>, Errno> {
         let mut spans = pointers::of(call.number, &call.arguments);
         let data = Data::of(call.number, &call.arguments, &mut spans);
@@ -89,8 +91,7 @@ impl Guarded {
         Ok(Some(Guarded { mappings, pinned, transfer, sought }))
     }
 
-    /// The kernel has answered the call. `None`: it is to answer the call as it stands
-    /// now, too.
+    /// Handles the kernel's answer to the call. `None`: the changed call must be made, too.
     fn proceed(&mut self, call: &mut SystemCall, answer: u64) -> Option<u64> {
         if answer == error(Errno::EFAULT)
             && let Some(spans) = self.sought.take()
@@ -113,14 +114,14 @@ impl Guarded {
             Ok(false) => return Some(transfer.result(answer)),
             Err(failed) => return Some(error(failed)),
         }
-        // The kernel, too, answers what is done where a signal meets it under way.
+        // The kernel, too, returns the bytes done so far when a signal interrupts it.
         if transfer.begin(call, self.mappings).is_err() || signals::interrupted() {
             return Some(transfer.break_off());
         }
         None
     }
 
-    /// In a forked child, which goes on with the call: keeps the same in its own memory.
+    /// Pins the memory again in a forked child, which goes on with the call.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         self.mappings = mappings;
         if let Some(pinned) = &mut self.pinned {
@@ -131,7 +132,7 @@ impl Guarded {
         }
     }
 
-    /// Brings in again what has gone; and keeps it now.
+    /// Brings in evicted pages again, and pins them this time.
     fn seek(&mut self, spans: &Spans) -> Option<u64> {
         match Pinned::new(self.mappings, spans, Pins::Needed) {
             Ok(pinned) => {
@@ -147,7 +148,7 @@ fn error(error: Errno) -> u64 {
     i64::from(error.negative()) as u64
 }
 
-/// Whether more of a span than this is mapped.
+/// Whether more than `most` bytes of a span are mapped.
 fn is_longer(mappings: &Mappings, span: &Span, most: usize) -> bool {
     mappings.around(span.start).is_some_and(|around| around.end - span.start > most)
 }
@@ -156,8 +157,7 @@ fn is_execution(number: u32) -> bool {
     matches!(number, linux::__NR_execve | linux::__NR_execveat)
 }
 
-/// Whether the call does nothing but sleep until a word is changed: EFAULT says that nothing
-/// has happened.
+/// Whether the call only sleeps until a word changes. EFAULT then means that nothing has happened.
 fn is_sleep(call: &SystemCall) -> bool {
     let operation = call.arguments[1] as u32 & !(linux::FUTEX_PRIVATE_FLAG | linux::FUTEX_CLOCK_REALTIME);
     match call.number {
@@ -167,7 +167,7 @@ fn is_sleep(call: &SystemCall) -> bool {
     }
 }
 
-/// Serves a call; one that the kernel is to answer finds its memory.
+/// Serves a call. If the kernel is to answer the call, its memory is pinned first.
 pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     if !managed::has_region() {
         return serve(call);
@@ -176,7 +176,7 @@ pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
         let outcome = serve(call);
         return if outcome.kind == Outcome::FORWARD { hold(call) } else { outcome };
     }
-    // It comes back only if it fails.
+    // An exec returns only if it fails.
     let mut execution = SystemCall::with_six(call.number as u32, call.arguments);
     let place = core::ptr::from_ref(call) as usize;
     match Guarded::new(&mut execution) {
@@ -208,7 +208,7 @@ fn hold(call: &mut Call) -> Outcome {
     }
 }
 
-/// For the door: the kernel has answered a call that is [`Outcome::GUARDED`].
+/// For the entry point: handles the kernel's answer to a call that is [`Outcome::GUARDED`].
 pub extern "C" fn after(call: &mut Call, answer: u64) -> Outcome {
     let place = core::ptr::from_ref(call) as usize;
     let done = |answer| Outcome { answer, kind: Outcome::DONE };

@@ -1,13 +1,13 @@
-//! Memory of an unmodified program that is swapped (`usring run --swap`): which of its
-//! calls on mappings are answered here, out of a region of `usring_swap`.
+//! Swapped memory of an unmodified program (`usring run --swap`): decides which of its mappings
+//! come from a region of `usring_swap`.
 //!
-//! What is mapped privately, without a file, readable and writable, and large enough, is
-//! given out of the region; it is made when the first such mapping is asked for, so that
-//! processes of the run that need none leave the backing store to those that do. All
-//! else is the kernel's, as ever. What the program then does to its mappings, [`crate::swapped::mapping_calls`] answers.
+//! The region serves mappings that are private, without a file, readable and writable, and large
+//! enough. It is made at the first such mapping, so that processes that need none leave the backing
+//! store to those that do. All other mappings are the kernel's. [`crate::swapped::mapping_calls`]
+//! answers later calls on mappings.
 //!
-//! A forked child has a copy of the region ([`forked`]), or, where that cannot be, ends if it
-//! touches its parent's. A vfork child borrows its parent's and notices nothing.
+//! A forked child has a copy of the region ([`forked`]). If that is not possible, a touch of its
+//! parent's memory ends it. A vfork child borrows its parent's region and notices nothing.
 
 use crate::doors::{libc, patch, symbols};
 use crate::message;
@@ -27,9 +27,9 @@ use usring_uapi::general as linux;
 /// Whether this process's memory may be swapped.
 pub static ON: AtomicBool = AtomicBool::new(false);
 static MAPPINGS: AtomicPtr<Mappings> = AtomicPtr::new(core::ptr::null_mut());
-/// Held while the region is made.
+/// Lock for making the region.
 static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
-/// Bytes of the smallest mapping that is ours.
+/// Least length of a mapping from the region, in bytes.
 pub static MINIMUM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 #[inline]
@@ -37,18 +37,18 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// The region, if something was mapped already; one that was inherited is made now.
+/// Returns the region, if there is one. Inherited memory is taken over now.
 pub fn mappings() -> Option<&'static Mappings> {
     known().or_else(|| if forked::is_heir() { take_up() } else { None })
 }
 
-/// The region, if it is made.
+/// Returns the region, if it was made.
 pub fn known() -> Option<&'static Mappings> {
-    // SAFETY: what is stored there is leaked.
+    // SAFETY: stored values are leaked, so they live for ever.
     unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
 }
 
-/// Whether there is a region, made or not.
+/// Whether there is a region, also one that is inherited and not taken over yet.
 #[inline]
 pub fn has_region() -> bool {
     !MAPPINGS.load(Ordering::Relaxed).is_null() || forked::is_heir()
@@ -60,10 +60,10 @@ fn take_up() -> Option<&'static Mappings> {
     forked::take_up(path_in(&statistics))
 }
 
-/// From now on it is the process's.
+/// Publishes the process's region.
 pub fn publish(mappings: Mappings) {
     static HEIR: fn() -> bool = || {
-        // A child that does not inherit may have made no call of ours yet.
+        // A child that does not inherit may have made no call to usring yet.
         process::current();
         self::mappings().is_some()
     };
@@ -72,8 +72,8 @@ pub fn publish(mappings: Mappings) {
     kept_memory::set_keeper(&guarded::KEEPER);
 }
 
-/// The launcher's text: `LIMIT MINIMUM MECHANISM STATISTICS BACKING`, the third and fourth
-/// `-` if there is none; the fourth ends with a NUL instead of a space where it is a path.
+/// Parses the launcher's text: `LIMIT MINIMUM MECHANISM STATISTICS BACKING`. The third and fourth
+/// are `-` if there is none. If the fourth is a path, it ends with a NUL instead of a space.
 fn options() -> Option<(Options<'static>, [u8; LONGEST_PATH])> {
     let text = core::str::from_utf8(environment::swap()?).ok()?;
     let mut words = text.splitn(5, ' ');
@@ -90,15 +90,15 @@ fn options() -> Option<(Options<'static>, [u8; LONGEST_PATH])> {
     Some((Options { backing, limit, minimum, mechanism, statistics: None, socket }, statistics))
 }
 
-/// `/proc/PID/fd/NUMBER`, with room.
+/// `/proc/PID/fd/NUMBER`, with room to spare.
 const LONGEST_PATH: usize = 64;
 
 fn path_in(statistics: &[u8]) -> Option<&CStr> {
     CStr::from_bytes_until_nul(statistics).ok().filter(|path| !path.is_empty())
 }
 
-/// At the start of a program: if its memory is to be swapped, has the calls come here
-/// that concern that.
+/// Prepares a program whose memory is to be swapped, at its start: lets calls that concern swapped
+/// memory reach usring.
 ///
 /// Errors: one sentence.
 pub fn prepare() -> Result<(), &'static str> {
@@ -107,7 +107,7 @@ pub fn prepare() -> Result<(), &'static str> {
     }
     let (options, _) = options().ok_or("what the launcher says of swapped memory is not of this build")?;
     if libc::has_sanitizer() {
-        // TSan wants nothing in the window, and LSan looks at memory from a process of its own.
+        // TSan tolerates no mapping in the window, and LSan reads memory from a process of its own.
         let process = process::id();
         message::say(format_args!(
             "swap: the memory of process {process} stays as it is: a sanitizer keeps account of it"
@@ -129,17 +129,17 @@ pub fn prepare() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// First argument and answer of the call by which the filter is found in place.
+/// First argument and answer of the call that detects whether the filter is installed.
 pub const PROBE_ARGUMENT: u64 = 0x7573_7377;
 pub const PROBE_ANSWER: u64 = 0x7573_0002;
 
 fn traps(minimum: usize) -> bool {
     let arguments = [PROBE_ARGUMENT, u64::from(swap_filter::size_for(minimum)), 0, 0, 0, 0];
-    // SAFETY: the kernel has no such call, and we read no memory for it.
+    // SAFETY: the kernel has no such call, and usring reads no memory for it.
     unsafe { usring_sys::syscall::syscall6(swap_filter::PROBE, arguments) == PROBE_ANSWER }
 }
 
-/// In a forked child, which may be about to inherit ([`forked`]).
+/// Resets the state in a forked child, which may be about to inherit ([`forked`]).
 pub fn begin_after_fork() {
     MAPPINGS.store(core::ptr::null_mut(), Ordering::Relaxed);
     forked::forget_heritage();
@@ -148,18 +148,18 @@ pub fn begin_after_fork() {
     }
 }
 
-/// There will be no region.
+/// Gives up the region: this process will have none.
 pub fn disown() {
     ON.store(false, Ordering::Relaxed);
     kept_memory::forget_keeper();
 }
 
-/// The region, made now if need be.
+/// Returns the region; makes it if there is none.
 pub fn made() -> Option<&'static Mappings> {
     if let Some(mappings) = mappings() {
         return Some(mappings);
     }
-    // The threads that it needs would be a vfork child's.
+    // In a vfork child its threads would be the child's.
     if !process::is_own() {
         return None;
     }
@@ -193,14 +193,14 @@ pub fn made() -> Option<&'static Mappings> {
     }
 }
 
-/// Where the region's addresses end.
+/// End of the region's addresses.
 pub const WINDOW_END: usize = WINDOW.end;
 
-/// Whether an address may be the region's.
+/// Whether an address may belong to the region.
 #[inline]
 pub fn is_in_window(address: u64) -> bool {
     (WINDOW.start as u64..WINDOW.end as u64).contains(&address)
 }
 
-/// Stands for what a program says of a stack of its own in a [`Call`].
+/// Number by which a [`Call`] announces a stack that the program has made.
 pub const STACK: u32 = 0x7573_0200;

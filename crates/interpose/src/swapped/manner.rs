@@ -1,5 +1,5 @@
-//! How a descriptor, or what else a call reads from or writes to, takes data: whether it may
-//! wait for ever, and whether it can be given a part and then the next.
+//! I/O semantics of a descriptor, or of another source or target of data: whether a call on it may
+//! wait for ever, and whether its data can be transferred in parts.
 
 use crate::swapped::data::{Data, Form};
 use usring_swap::Access;
@@ -9,49 +9,50 @@ use usring_uapi::general as linux;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It answers in its time.
+    /// A file: a call ends within bounded time.
     File,
-    /// It may wait; bytes have no bounds.
+    /// A stream: a call may wait; bytes have no boundaries.
     Stream,
-    /// It may wait, and what is asked for is asked for as a whole.
+    /// Messages: a call may wait, and each message is transferred as a whole.
     Message,
 }
 
 #[derive(Clone, Copy)]
 pub struct Manner {
     pub kind: Kind,
-    /// Whether a part that was done as a whole is followed by another.
+    /// Whether another part follows a part that was transferred as a whole.
     pub continues: bool,
-    /// Whether the kernel may look at what it was given after the call.
+    /// Whether the kernel may read the data after the call.
     pub lingers: bool,
-    /// Whether it leaves buffers as they are and counts bytes all the same (MSG_TRUNC on TCP).
+    /// Whether the kernel leaves buffers unchanged but counts the bytes (MSG_TRUNC on TCP).
     pub passes_over: bool,
-    /// Whether what is written to a file has its place only as one: it is appended.
+    /// Whether the call appends to a file. The write must then be a single call, or another
+    /// writer's data could land in between.
     pub appends: bool,
-    /// Where the program has its messages.
+    /// Address of the program's messages.
     pub messages: UserAddress,
-    /// Most bytes of a part, if it is known.
+    /// Most bytes of a part.
     pub most: u64,
-    /// Of messages that are sent: a longer one is refused for its length.
+    /// Of messages to send: longer ones are refused for their length.
     pub longest: Option<u64>,
 }
 
-/// Bytes that go to or come from a stream at a time, where it takes parts.
+/// Bytes sent to or received from a stream at a time, if it takes parts.
 const STREAM_PART: u64 = 64 << 10;
-/// Most bytes of what is received at a time.
+/// Most bytes received at a time.
 pub const MOST: u64 = 16 << 20;
 
-/// ioctl(2)'s.
+/// A request of ioctl(2).
 const FIONREAD: u32 = 0x541b;
 /// MSG_OOB, MSG_TRUNC, MSG_ZEROCOPY.
 const URGENT: u64 = 1;
 const TRUNCATE: u64 = 0x20;
 const ZERO_COPY: u64 = 0x400_0000;
 
-/// Of the flags of pwritev2(2).
+/// A flag of pwritev2(2).
 const RWF_NOAPPEND: u32 = 0x20;
 
-// fstat(2)'s.
+// File types in `st_mode` (fstat(2)).
 const KIND: u32 = 0o170_000;
 const FIFO: u32 = 0o010_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
@@ -61,7 +62,7 @@ const REGULAR: u32 = 0o100_000;
 const SOCKET: u32 = 0o140_000;
 
 impl Manner {
-    /// `None`: the kernel will not move anything.
+    /// Returns the I/O semantics of a call. `None`: the kernel will not move any data.
     pub fn of(call: &SystemCall, data: &mut Data) -> Option<Manner> {
         let messages = UserAddress::NULL;
         let (lingers, passes_over, appends) = (false, false, false);
@@ -96,12 +97,12 @@ impl Manner {
         let peeks = flags & u64::from(PEEK) != 0;
         let waits_for_all = flags & u64::from(WAIT_ALL) != 0;
         let is_one = !matches!(&data.form, Form::Messages { single: false, .. });
-        // (What comes with the bytes of a message is told once.)
+        // (Control data comes with the bytes of a message once.)
         let is_plain = !matches!(&data.form, Form::Messages { .. });
         let stream = manner(Kind::Stream, sends || waits_for_all && is_plain && !peeks);
         let as_messages = manner(Kind::Message, false);
         let manner = match Descriptor::of(descriptor)? {
-            // (An urgent byte is the last one of a call.)
+            // (An urgent byte is the last byte of a call, so such a call is not split.)
             Descriptor { kind: SOCKET, .. } if is_one && flags & URGENT == 0 && is_stream(descriptor) => stream,
             Descriptor { kind: FIFO, .. } => manner(Kind::Stream, sends),
             other if other.is_terminal() => manner(Kind::Stream, sends),
@@ -111,7 +112,7 @@ impl Manner {
         let lingers = sends && flags & ZERO_COPY != 0;
         let most = match manner.kind {
             Kind::Stream if sends || waits_for_all && is_plain && !peeks => STREAM_PART,
-            // As much as there is: memory of ours is not asked for in vain.
+            // As many bytes as are waiting, to avoid large buffers without need.
             Kind::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
             _ => MOST,
         };
@@ -124,7 +125,7 @@ impl Manner {
     }
 }
 
-/// MSG_* of a call that sends or receives.
+/// Returns the MSG_* flags of a call that sends or receives.
 fn flags_of_transfer(call: &SystemCall, form: &Form) -> u64 {
     match (form, call.number) {
         (_, linux::__NR_sendto | linux::__NR_recvfrom | linux::__NR_sendmmsg | linux::__NR_recvmmsg) => {
@@ -135,26 +136,26 @@ fn flags_of_transfer(call: &SystemCall, form: &Form) -> u64 {
     }
 }
 
-/// How a descriptor was opened.
+/// Returns the flags with which a descriptor was opened.
 fn flags_of(descriptor: i32) -> Option<u32> {
     let get = [descriptor as u64, u64::from(linux::F_GETFL), 0, 0, 0];
     SystemCall::new(linux::__NR_fcntl, get).run().ok().map(|flags| flags as u32)
 }
 
-/// Of a pipe: which end it is. `None`: it is no pipe's.
+/// Whether a descriptor is the write end of a pipe. `None`: it is not a pipe.
 fn is_written(descriptor: i32) -> Option<bool> {
     Descriptor::of(descriptor).filter(|descriptor| descriptor.kind == FIFO)?;
     Some(flags_of(descriptor)? & linux::O_ACCMODE != linux::O_RDONLY)
 }
 
-/// Whether the end of the file is where a call writes to.
+/// Whether a call writes to the end of the file.
 fn is_appended(call: &SystemCall) -> bool {
     let flags = if call.number == linux::__NR_pwritev2 { call.arguments[5] as u32 } else { 0 };
     let is_opened_so = || flags_of(call.arguments[0] as i32).is_some_and(|flags| flags & linux::O_APPEND != 0);
     flags & linux::RWF_APPEND != 0 || flags & RWF_NOAPPEND == 0 && is_opened_so()
 }
 
-/// What fstat(2) says.
+/// The result of fstat(2).
 struct Descriptor {
     kind: u32,
     major: u32,
@@ -165,18 +166,19 @@ impl Descriptor {
     fn of(descriptor: i32) -> Option<Descriptor> {
         let mut status = [0u64; 18];
         SystemCall::new(linux::__NR_fstat, [descriptor as u64, &raw mut status as u64, 0, 0, 0]).run().ok()?;
-        // `st_mode` stands behind device, inode and number of links, `st_rdev` behind user and group.
+        // `st_mode` comes after device, inode and number of links; `st_rdev` after user and group.
         let (kind, device) = (status[3] as u32 & KIND, status[5] as u32);
         Some(Descriptor { kind, major: device >> 8 & 0xfff, minor: device & 0xff | device >> 12 & 0xfff00 })
     }
 
-    /// Of Documentation/admin-guide/devices.txt: consoles, serial lines' alternates, and both
-    /// sides of pseudo-terminals. (Others are taken for devices that have messages.)
+    /// Whether it is a terminal by Documentation/admin-guide/devices.txt: consoles, serial lines'
+    /// alternates, and both sides of pseudo-terminals. (Other character devices are treated as
+    /// devices with messages.)
     fn is_terminal(&self) -> bool {
         self.kind == CHARACTER_DEVICE && matches!(self.major, 4 | 5 | 136..=143)
     }
 
-    /// Files, and memory that behaves as one (`/dev/zero`).
+    /// Whether it is a file, or memory that behaves like one (`/dev/zero`).
     fn is_file(&self) -> bool {
         const MEMORY: u32 = 1;
         const KERNEL_LOG: u32 = 11;
@@ -188,7 +190,7 @@ impl Descriptor {
     }
 }
 
-/// How many bytes a stream has for a reader, as far as it says that.
+/// Returns how many bytes a stream holds for a reader, if it reports that.
 fn waiting(descriptor: i32) -> u64 {
     let mut waiting = 0u32;
     let ask = [descriptor as u64, u64::from(FIONREAD), &raw mut waiting as u64, 0, 0];

@@ -1,10 +1,13 @@
-//! System calls on mappings that concern swapped memory, answered as the kernel would answer them were all
-//! of it its own, whatever mixture of paged memory, memory given to the kernel, and holes a range is.
+//! System calls on mappings that concern swapped memory. They are answered as if all of the range
+//! belonged to the kernel, whatever mixture of paged memory, memory released to the kernel, and
+//! holes it is.
 //!
-//! The kernel knows nothing of our holes: it sees the region there. So it is asked for each part that is its own, and
-//! a call that stops at a hole stops there. Where a pager cannot do what is asked (another protection, a lock, a stack), the
-//! memory becomes the kernel's in its place, until it is unmapped; where it cannot be had (a system call uses it),
-//! the call is refused, and standard error has a sentence, once.
+//! The kernel does not know the region's holes, because it sees the region there. So it is asked
+//! for each part that belongs to it, and a call that has to stop at a hole stops there.
+//!
+//! Some requests are impossible on paged memory: another protection, a lock, a stack. For these the
+//! memory is released to the kernel in its place, until it is unmapped. If the release fails (a
+//! system call uses the memory), the call is refused, and a message goes to standard error once.
 
 use crate::doors::door::{Call, Outcome};
 use crate::message;
@@ -18,14 +21,14 @@ use usring_sys::mapping::PAGE;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// Which refusals have been told of, a bit each.
+/// The refusals that were reported, a bit each.
 static TOLD: AtomicU32 = AtomicU32::new(0);
 static NO_ROOM_TOLD: AtomicBool = AtomicBool::new(false);
 
-/// What a call on mappings is answered; `None`: by the kernel.
+/// Answer to a call on mappings; `None`: the kernel has to answer.
 type Answer = Option<Result<u64, Errno>>;
 
-/// Answers a call on mappings, if it is ours to answer.
+/// Answers a call on mappings, if it concerns swapped memory.
 pub fn serve(call: &mut Call) -> Option<Outcome> {
     let arguments = call.arguments;
     let [first, second, third, fourth, ..] = arguments;
@@ -75,12 +78,13 @@ fn serve_range(mappings: &Mappings, number: u32, arguments: [u64; 4]) -> Answer 
     Some(answer)
 }
 
-/// The kernel's answer for a part that is its own.
+/// Returns the kernel's answer for a part that belongs to it.
 fn kernel(number: u32, [first, second, third, fourth]: [u64; 4]) -> Result<u64, Errno> {
     SystemCall::new(number, [first, second, third, fourth, 0]).run()
 }
 
-/// Errors: `EINVAL` where it does not start with a page, or goes beyond all addresses.
+/// Returns the pages of a range. Errors: `EINVAL` if it does not start at a page, or extends beyond
+/// all addresses.
 fn pages(start: u64, length: u64) -> Result<Range<usize>, Errno> {
     let (start, length) = (start as usize, length as usize);
     let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
@@ -88,7 +92,7 @@ fn pages(start: u64, length: u64) -> Result<Range<usize>, Errno> {
     if start.is_multiple_of(PAGE) { Ok(start..end) } else { Err(Errno::EINVAL) }
 }
 
-/// The pages that bytes are in.
+/// Returns the pages that contain these bytes.
 fn around(start: u64, length: u64) -> Result<Range<usize>, Errno> {
     let first = start / PAGE as u64 * PAGE as u64;
     pages(first, length.checked_add(start - first).ok_or(Errno::EINVAL)?)
@@ -96,7 +100,7 @@ fn around(start: u64, length: u64) -> Result<Range<usize>, Errno> {
 
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
-/// Memory that is not like ours.
+/// Kinds of memory that the region does not provide.
 const OTHER_KINDS: u32 = linux::MAP_STACK
     | linux::MAP_GROWSDOWN
     | linux::MAP_LOCKED
@@ -105,7 +109,7 @@ const OTHER_KINDS: u32 = linux::MAP_STACK
     | linux::MAP_SYNC;
 const FIXED: u32 = linux::MAP_FIXED | linux::MAP_FIXED_NOREPLACE;
 
-/// mmap(2).
+/// Answers mmap(2).
 fn map(arguments: [u64; 6]) -> Answer {
     let [address, length, protection, flags, ..] = arguments;
     let flags = flags as u32;
@@ -117,7 +121,8 @@ fn map(arguments: [u64; 6]) -> Answer {
         return if is_in_window(address) { map_over(mappings()?, arguments, is_ours) } else { None };
     }
     if !is_ours || (length as usize) < MINIMUM.load(Ordering::Relaxed) {
-        // A wish for a place there is not heard: holes of the region are not the kernel's to fill.
+        // A hint to an address in the window is ignored: the kernel must not fill holes of the
+        // region.
         let elsewhere = || map_by_kernel([0, length, protection, u64::from(flags), arguments[4], arguments[5]]);
         return (is_in_window(address) && flags & linux::MAP_ANONYMOUS != 0).then(elsewhere);
     }
@@ -125,7 +130,7 @@ fn map(arguments: [u64; 6]) -> Answer {
     if start.is_none() {
         say_that_there_is_no_room(length);
     }
-    // The kernel has some.
+    // Without room in the region, the kernel maps the memory.
     start.map(|start| Ok(start as u64))
 }
 
@@ -140,12 +145,12 @@ fn say_that_there_is_no_room(length: u64) {
 }
 
 fn map_by_kernel(mut arguments: [u64; 6]) -> Result<u64, Errno> {
-    // Linux ignores it; our filter does not.
+    // Linux ignores this flag; usring's filter lets the call pass.
     arguments[3] |= u64::from(linux::MAP_DENYWRITE);
     SystemCall::with_six(linux::__NR_mmap, arguments).run()
 }
 
-/// mmap(2) at a place of the region.
+/// Answers mmap(2) at an address in the region.
 fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answer {
     let [address, length, _, flags, ..] = arguments;
     let range = match pages(address, length) {
@@ -167,17 +172,18 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
             Err(error) => return Some(Err(error)),
         }
     }
-    // The region lies there, whatever the program knows of.
+    // To the kernel the region is mapped there, whatever the program knows of.
     let flags = flags as u32 & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
     arguments[3] = u64::from(flags);
     match changes.replace(&range, || map_by_kernel(arguments)) {
-        // A descriptor of ours is known further on: the call goes there, to a place that is all the kernel's.
+        // A later layer knows a descriptor of usring's: the call goes there, with a range that
+        // belongs to the kernel alone.
         Err(Errno::ENODEV) => make_room(&mut changes, &range).err().map(|error| Err(busy(error, Refusal::MapOver))),
         answer => Some(answer.map_err(|error| busy(error, Refusal::MapOver))),
     }
 }
 
-/// Has all of a range be the kernel's, with what it holds.
+/// Releases all of a range to the kernel, with its content; maps its holes.
 fn make_room(changes: &mut Changes, range: &Range<usize>) -> Result<(), Errno> {
     changes.surrender(range)?;
     let holes = changes.parts(range).into_iter().filter(|part| part.owner == Owner::Nobody);
@@ -188,7 +194,7 @@ fn make_room(changes: &mut Changes, range: &Range<usize>) -> Result<(), Errno> {
     })
 }
 
-/// munmap(2).
+/// Answers munmap(2).
 fn unmap(mappings: &Mappings, start: u64, length: u64) -> Result<u64, Errno> {
     let range = pages(start, length)?;
     if range.is_empty() {
@@ -199,11 +205,11 @@ fn unmap(mappings: &Mappings, start: u64, length: u64) -> Result<u64, Errno> {
     if behind.is_empty() { Ok(0) } else { kernel(linux::__NR_munmap, [behind.start as u64, behind.len() as u64, 0, 0]) }
 }
 
-/// mprotect(2), pkey_mprotect(2).
+/// Answers mprotect(2) and pkey_mprotect(2).
 fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: Option<u64>) -> Result<u64, Errno> {
     let number = if key.is_some() { linux::__NR_pkey_mprotect } else { linux::__NR_mprotect };
     let ask = |start, length| kernel(number, [start, length, u64::from(protection), key.unwrap_or(0)]);
-    // What it thinks of the rest of the arguments.
+    // Lets the kernel check the other arguments.
     ask(start, 0)?;
     const KNOWN: u32 = READ_WRITE | linux::PROT_EXEC | linux::PROT_SEM;
     if protection & !KNOWN != 0 && length != 0 {
@@ -214,15 +220,16 @@ fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: O
     in_order(mappings, &range, (!is_as_ever).then_some(Refusal::Protect), ask)
 }
 
-/// mlock(2), mlock2(2).
+/// Answers mlock(2) and mlock2(2).
 fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -> Result<u64, Errno> {
     let ask = |start, length| kernel(number, [start, length, flags, 0]);
     ask(start / PAGE as u64 * PAGE as u64, 0)?;
     in_order(mappings, &around(start, length)?, Some(Refusal::Lock), ask)
 }
 
-/// Asks the kernel for what is its own of a range, up to the first hole; where the call is to be refused
-/// otherwise, all that is mapped becomes the kernel's before. Errors: `ENOMEM` for a hole.
+/// Makes the kernel's call for the parts of a range that belong to the kernel, up to the first
+/// hole. With `becomes`, all that is mapped is released to the kernel before; a failure is refused
+/// as `becomes`. Errors: `ENOMEM` at a hole.
 fn in_order(
     mappings: &Mappings,
     range: &Range<usize>,
@@ -240,14 +247,14 @@ fn in_order(
     if mapped.end == range.end { Ok(0) } else { Err(Errno::ENOMEM) }
 }
 
-/// madvise(2).
+/// Answers madvise(2).
 fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u64, Errno> {
     let ask = |start, length| kernel(linux::__NR_madvise, [start, length, u64::from(advice), 0]);
     ask(start, 0)?;
     let range = pages(start, length)?;
     let mut changes = mappings.change();
     let parts = changes.parts(&range);
-    // It changes what is inherited, or what the pages are.
+    // This advice changes what children inherit, or the pages themselves.
     if let linux::MADV_DOFORK
     | linux::MADV_WIPEONFORK
     | linux::MADV_HWPOISON
@@ -278,19 +285,19 @@ fn advise_parts(mappings: &Mappings, parts: &[Part], advice: u32) -> Result<u64,
 
 fn advise_paged(mappings: &Mappings, range: &Range<usize>, advice: u32) -> Result<(), Errno> {
     match advice {
-        // What was freed may be gone at any time: now.
+        // The content of freed memory may vanish at any time; here it does so at once.
         linux::MADV_DONTNEED | linux::MADV_FREE | linux::MADV_DONTNEED_LOCKED => mappings.zero(range),
         linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE => {
             range.clone().step_by(PAGE).try_for_each(|page| user_memory::read::<u8>(UserAddress(page as u64)).map(drop))
         }
-        // Of memory that is private.
+        // Not supported by private memory.
         linux::MADV_REMOVE => Err(Errno::EINVAL),
-        // A wish.
+        // Other advice is only a hint.
         _ => Ok(()),
     }
 }
 
-/// msync(2): there is no file.
+/// Answers msync(2): paged memory has no file.
 fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Result<u64, Errno> {
     let ask = |start, length| kernel(linux::__NR_msync, [start, length, flags, 0]);
     ask(start, 0)?;
@@ -299,11 +306,11 @@ fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Resu
     for part in parts.iter().filter(|part| part.owner == Owner::Kernel) {
         ask(part.range.start as u64, part.range.len() as u64)?;
     }
-    // A hole ends nothing.
+    // A hole does not end the call.
     if parts.iter().any(|part| part.owner == Owner::Nobody) { Err(Errno::ENOMEM) } else { Ok(0) }
 }
 
-/// mincore(2).
+/// Answers mincore(2).
 fn look(mappings: &Mappings, start: u64, length: u64, target: u64) -> Result<u64, Errno> {
     let range =
         pages(start, length).map_err(|error| if start.is_multiple_of(PAGE as u64) { Errno::ENOMEM } else { error })?;
@@ -330,7 +337,7 @@ fn look(mappings: &Mappings, start: u64, length: u64, target: u64) -> Result<u64
     Ok(0)
 }
 
-/// mremap(2).
+/// Answers mremap(2).
 fn remap([start, old, new, flags, target, _]: [u64; 6]) -> Answer {
     const MOVES: u32 = linux::MREMAP_FIXED | linux::MREMAP_DONTUNMAP;
     let flags = flags as u32;
@@ -372,7 +379,7 @@ fn kernel_remap(arguments: [u64; 5]) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_mremap, arguments).run()
 }
 
-/// To no given place.
+/// Answers mremap(2) without a given target address.
 fn remap_freely(
     changes: &mut Changes,
     old: &Range<usize>,
@@ -391,7 +398,7 @@ fn remap_freely(
     };
     let owner = parts.first().map(|part| part.owner);
     match owner {
-        // Of nothing: shared memory is mapped a second time.
+        // Old size 0: shared memory is mapped a second time.
         None if changes.parts(&(old.start..old.start + PAGE))[0].owner == Owner::Kernel => ask(),
         None => Err(Errno::EINVAL),
         Some(Owner::Nobody) => Err(Errno::EFAULT),
@@ -402,38 +409,40 @@ fn remap_freely(
         }
         Some(Owner::Pager) if parts.len() == 1 => match changes.remap(old, length, may_move) {
             Err(Errno::ENOMEM) if may_move => {
-                // The kernel has some.
+                // The region has no room: the kernel maps the memory.
                 say_that_there_is_no_room((length - old.len()) as u64);
                 changes.surrender(old)?;
                 by_kernel(changes)
             }
             answer => answer.map(|start| start as u64),
         },
-        // Not one mapping.
+        // Not a single mapping.
         Some(_) => Err(Errno::EFAULT),
     }
 }
 
-/// A thread is to run there, and would be killed at once where its stack is out: signals
-/// are told on it. (Or the kernel writes there as it switches threads, or when they end.)
+/// Releases the memory of a stack to the kernel. If a page of it was out, the kernel would kill the
+/// thread that is to run there: it writes signal frames to it. (Also for other memory that the
+/// kernel writes when it switches or ends threads.)
 fn keep_stack(start: u64, length: u64) {
     let Some((mappings, range)) = mappings().zip(around(start, length).ok()).filter(|_| is_in_window(start)) else {
         return;
     };
     if mappings.change().surrender(&range).is_err() {
         refused(Refusal::Stack);
-        // For good.
+        // Pinned for good.
         let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
     }
 }
 
-/// sigaltstack(2): the kernel writes there whenever it likes.
+/// Releases an alternate signal stack (sigaltstack(2)) to the kernel, which may write there at any
+/// time.
 fn keep_alternate_stack(new: u64) {
     let Ok([start, _, length]) = user_memory::read::<[u64; 3]>(UserAddress(new)) else { return };
     keep_stack(start, length);
 }
 
-/// What is not done on memory of the region, where it cannot be given to the kernel either.
+/// Requests that are refused on memory of the region if it cannot be released to the kernel.
 #[derive(Clone, Copy)]
 enum Refusal {
     MapOver,
@@ -445,13 +454,13 @@ enum Refusal {
     Stack,
 }
 
-/// What a call is answered that fails because memory could not become the kernel's, or because of the
-/// kernel.
+/// Returns the error of a call that failed because memory could not be released to the kernel
+/// (`EBUSY`), or for the kernel's own reason.
 fn busy(error: Errno, what: Refusal) -> Errno {
     if error == Errno::EBUSY { refused(what) } else { error }
 }
 
-/// Says so, once, and answers what a kernel says that cannot do it.
+/// Reports the refusal, once, and returns `ENOMEM`.
 fn refused(what: Refusal) -> Errno {
     let call = match what {
         Refusal::MapOver => "something else mapped over it",

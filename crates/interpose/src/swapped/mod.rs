@@ -1,8 +1,10 @@
-//! The program's swapped memory: [`managed`] knows which memory that is,
-//! [`mapping_calls`] answers the calls that map, move and advise it. Any other call finds its
-//! memory there all the same: [`swap_filter`] traps it, [`pointers`] says which
-//! memory it names, [`guarded`] pins that while the call is made. [`swap_calls`]
-//! are functions of our own for programs that are linked to the library.
+//! The program's swapped memory.
+//!
+//! - [`managed`] decides which memory is swapped.
+//! - [`mapping_calls`] answers the calls that map, move and advise it.
+//! - For all other calls, [`swap_filter`] traps them, [`pointers`] says which memory they name, and
+//!   [`guarded`] pins that memory during the call.
+//! - [`swap_calls`] are usring's functions for programs that are linked to the library.
 
 pub mod bounce;
 pub mod calls;

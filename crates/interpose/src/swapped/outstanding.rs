@@ -1,8 +1,9 @@
-//! What is kept for calls of the program that have not come back yet.
+//! In-flight calls: the memory that is kept for calls of the program that have not returned yet.
 //!
-//! Some never do: a signal's handler leaves by siglongjmp(3), a vfork child executes a program or is killed, a
-//! thread ends inside. The door keeps each call on the stack on which it was made; once another
-//! call has its place there, wholly or in part, the first cannot come back any more, and what was kept for it goes.
+//! Some calls never return: a signal's handler leaves by siglongjmp(3), a vfork child executes a
+//! program or is killed, a thread ends inside. The entry point keeps each call on the stack on
+//! which it was made. Once another call occupies that place, wholly or in part, the first one
+//! cannot return any more. The memory kept for it is then released.
 
 use crate::doors::door::CALL_SIZE;
 use crate::swapped::guarded::Guarded;
@@ -12,7 +13,7 @@ use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::per_process::PerProcess;
 use usring_sys::thread::{self, ThreadId};
 
-/// A call's place on its stack, whose it is, and what is kept for it.
+/// An in-flight call: its address on its stack, its thread, and the memory kept for it.
 struct Outstanding {
     place: usize,
     thread: ThreadId,
@@ -21,7 +22,7 @@ struct Outstanding {
 
 const ROWS: usize = 256;
 
-/// By the page that a call begins on: threads hardly ever share one.
+/// Indexed by a hash of the page that a call begins on: threads hardly ever share one.
 static TABLE: PerProcess<[Mutex<Vec<Outstanding>>; ROWS]> = PerProcess::new();
 
 fn row(place: usize) -> &'static Mutex<Vec<Outstanding>> {
@@ -30,27 +31,27 @@ fn row(place: usize) -> &'static Mutex<Vec<Outstanding>> {
     &TABLE.get_or_make(|| [const { Mutex::new(Vec::new()) }; ROWS])[row as usize]
 }
 
-/// Keeps something until the call at this place of a stack is back.
+/// Keeps memory until the call at this address of a stack returns.
 pub fn keep(place: usize, guarded: Guarded) {
     let mut row = row(place).lock();
     row.retain(|other| other.place.abs_diff(place) >= CALL_SIZE);
     row.push(Outstanding { place, thread: thread::current(), guarded });
 }
 
-/// The call is back.
+/// Removes the memory kept for a call that has returned.
 pub fn take(place: usize) -> Option<Guarded> {
     let mut row = row(place).lock();
     let index = row.iter().position(|other| other.place == place)?;
     Some(row.swap_remove(index).guarded)
 }
 
-/// The rows that have calls of the calling thread: it forks, in a handler that met one.
+/// Locked rows with calls of the calling thread, which forks in a handler that interrupted one.
 pub struct OfThread {
     thread: ThreadId,
     rows: Vec<Guard<'static, Vec<Outstanding>>>,
 }
 
-/// Nobody changes what is kept for this thread until that is dropped.
+/// Locks the rows of this thread's calls, until the value is dropped.
 pub fn hold() -> OfThread {
     let thread = thread::current();
     let is_ours = |row: &Guard<Vec<Outstanding>>| row.iter().any(|other| other.thread == thread);
@@ -63,8 +64,9 @@ impl OfThread {
         self.rows.is_empty()
     }
 
-    /// In the child, whose table is empty: what is its own of its copy of these rows, each with its place. The rest is
-    /// other threads', which it does not have, and is left as it is.
+    /// In the child, whose table is empty: takes this thread's calls out of its copy of the rows,
+    /// each with its address. The other calls belong to threads that the child does not have, and
+    /// are left alone.
     pub fn into_calls(self) -> Vec<(usize, Guarded)> {
         let mut calls = Vec::new();
         for mut row in self.rows {

@@ -1,9 +1,9 @@
-//! Which swapped memory a system call names, but for buffers of data ([`super::data`]): by its
-//! arguments as [`super::calls`] has them, and by way of other memory.
+//! The swapped memory that a system call names, except for buffers of data ([`super::data`]): by
+//! its arguments, as in [`super::calls`], and by other memory.
 //!
-//! The structures of ioctl(2), bpf(2) and the like are too many to be known. What stands in
-//! one of them and is an address of swapped memory is taken for one that the kernel
-//! uses, as far on as the largest number beside it says.
+//! There are too many structures of ioctl(2), bpf(2) and the like to know them all. A word in such
+//! a structure that is an address of swapped memory is assumed to be an address that the kernel
+//! uses. Its assumed length is the largest number in the structure.
 
 use crate::swapped::calls::{self, Extent};
 use crate::swapped::few::Few;
@@ -16,7 +16,7 @@ use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// Memory that a call names, as far as it may be swapped.
+/// Memory in the window that a call names.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     pub start: usize,
@@ -34,7 +34,7 @@ pub type Spans = Few<Span>;
 
 pub type Arguments = [u64; 6];
 
-/// What of the window a call names.
+/// Returns the memory in the window that a call names.
 pub fn of(number: u32, arguments: &Arguments) -> Spans {
     let mut spans = Spans::default();
     for (argument, extent, access) in calls::pointers(number) {
@@ -50,7 +50,7 @@ pub fn of(number: u32, arguments: &Arguments) -> Spans {
 fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
     match extent {
         Extent::Bytes(length) => length,
-        // Behind a mark of ours.
+        // The upper half of this argument may hold the pass mark.
         Extent::Each(5, each) => u64::from(arguments[5] as u32).saturating_mul(each),
         Extent::Each(count, each) => arguments[count].saturating_mul(each),
         Extent::Told(place) => u64::from(user_memory::read::<u32>(UserAddress(arguments[place])).unwrap_or(0)),
@@ -60,15 +60,15 @@ fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
     }
 }
 
-/// Most bytes of a path, its NUL included.
+/// Most bytes of a path, including its NUL.
 const MOST_TEXT: u64 = 4096;
 
-/// As far as the kernel reads a string: no further than its NUL.
+/// Returns how far the kernel reads a string: no further than its NUL.
 fn text_length(start: u64) -> u64 {
     let mut length = 0;
     while length < MOST_TEXT {
         let at = UserAddress(start + length);
-        // Eight bytes at once lie on one page.
+        // Eight aligned bytes lie on one page.
         let step = 8 - at.0 % 8;
         let ended = if step == 8 {
             user_memory::read::<[u8; 8]>(at).map(|bytes| bytes.contains(&0))
@@ -89,7 +89,7 @@ pub fn add(spans: &mut Spans, start: u64, length: u64, access: Access) {
     }
 }
 
-/// Whether it is not known for certain what a call names.
+/// Whether the memory that a call names is a guess.
 pub fn is_guess(number: u32) -> bool {
     matches!(number, linux::__NR_ioctl | linux::__NR_setsockopt | linux::__NR_bpf) || !calls::is_known(number)
 }
@@ -98,7 +98,7 @@ fn add_indirect(spans: &mut Spans, number: u32, arguments: &Arguments) {
     let [first, second, third, fourth, ..] = *arguments;
     match number {
         linux::__NR_pselect6 => add_signal_set(spans, arguments[5]),
-        // The other process's, which may be this one.
+        // Memory of the other process, which may be this one.
         linux::__NR_process_vm_readv => add_vector(spans, fourth, arguments[4], Access::Read),
         linux::__NR_process_vm_writev => add_vector(spans, fourth, arguments[4], Access::Write),
         linux::__NR_futex_waitv => add_futexes(spans, first, second),
@@ -130,22 +130,22 @@ const KEYCTL_INSTANTIATE_IOV: u32 = 20;
 
 /// `struct sock_fprog`: a length and an address.
 const SOCK_FPROG: u64 = 16;
-/// Largest structure that is looked through.
+/// Largest structure that is searched.
 const MOST_STRUCTURE: u64 = 4096;
 
-/// The vector itself, and what it names.
+/// Adds a vector and its buffers.
 fn add_vector(spans: &mut Spans, address: u64, count: u64, access: Access) {
     let count = count.min(VECTOR_LIMIT);
     add(spans, address, count * size_of::<IoVector>() as u64, Access::Write);
     let _ = each_word(address, count * 2, |words: [u64; 2]| add(spans, words[0], words[1], access));
 }
 
-/// What programs may map at the lowest (vm.mmap_min_addr, as it is everywhere).
+/// Lowest address that programs can map (the usual vm.mmap_min_addr).
 const LEAST_ADDRESS: u64 = 64 << 10;
 
-/// Looks at memory in pieces, as far as it can be read.
+/// Reads memory in pieces of `N` words, as far as it can be read.
 fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64; N])) -> ControlFlow<()> {
-    // A number and no address: nothing is mapped there, and to find that out takes a fault.
+    // A number and no address: nothing is mapped there, and a read would cost a fault.
     if address < LEAST_ADDRESS {
         return ControlFlow::Break(());
     }
@@ -159,7 +159,7 @@ fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64
     ControlFlow::Continue(())
 }
 
-/// Of pselect6(2): address and length.
+/// Adds the signal set of pselect6(2): address and length.
 fn add_signal_set(spans: &mut Spans, address: u64) {
     let _ = each_word(address, 2, |words: [u64; 2]| add(spans, words[0], words[1], Access::Read));
 }
@@ -170,7 +170,7 @@ fn add_futexes(spans: &mut Spans, address: u64, count: u64) {
     let _ = each_word(address, count.min(MOST) * 3, |words: [u64; 3]| add(spans, words[1], 4, Access::Write));
 }
 
-/// Bytes of the structure that an ioctl's number says it has.
+/// Returns the size of the structure that an ioctl's number declares.
 fn ioctl_size(command: u32) -> u64 {
     const OLD: u64 = 64;
     match u64::from(command >> 16 & 0x3fff) {
@@ -179,19 +179,20 @@ fn ioctl_size(command: u32) -> u64 {
     }
 }
 
-/// What no structure of an ioctl is longer than that does not say how long it is.
+/// Assumed size of a structure whose ioctl number declares none.
 const USUAL: u64 = 16 << 10;
 
-/// A structure and what it names. (The kernel may take more than its number says.)
+/// Adds a structure and the memory that it names. (The kernel may use more than the number
+/// declares.)
 fn add_structure(spans: &mut Spans, address: u64, size: u64) {
     add(spans, address, size.max(USUAL), Access::Write);
     add_words(spans, address, size.min(MOST_STRUCTURE));
 }
 
-/// Most bytes that something is taken for that a structure names.
+/// Most bytes assumed for memory that a structure names.
 const MOST_NAMED: u64 = 1 << 20;
 
-/// What a structure names: where a word is an address of swapped memory.
+/// Adds the memory that a structure names: each word that is an address of swapped memory.
 fn add_words(spans: &mut Spans, address: u64, size: u64) {
     let mut longest = USUAL;
     let _ = each_word(address, size / 8, |[word]: [u64; 1]| {
@@ -204,7 +205,7 @@ fn add_words(spans: &mut Spans, address: u64, size: u64) {
     let _ = each_word(address, size / 8, |[word]: [u64; 1]| add(spans, word, longest, Access::Write));
 }
 
-/// Arrays of strings that end with null.
+/// Adds arrays of strings that end with a null pointer.
 fn add_strings(spans: &mut Spans, arrays: &[u64]) {
     for array in arrays.iter().filter(|array| **array != 0) {
         let mut place = UserAddress(*array);
@@ -222,7 +223,7 @@ fn add_strings(spans: &mut Spans, arrays: &[u64]) {
     }
 }
 
-/// Most bytes of an argument of a program (MAX_ARG_STRLEN).
+/// Most bytes of one argument of a program (MAX_ARG_STRLEN).
 const MOST_ARGUMENT: u64 = 128 << 10;
 
 fn string_length(start: u64) -> u64 {

@@ -1,7 +1,6 @@
-//! Swap regions for C (`include/usring.h`): functions that a program linked to
-//! this library calls. Each goes through the door as a system call does, by a number
-//! of our own that no system call can have, so that signals are put off
-//! meanwhile; what they do is `usring_swap`'s.
+//! Swap regions for C (`include/usring.h`): functions for programs that are linked to this library.
+//! Each call goes through the entry point as a system call does, so signals are put off meanwhile.
+//! Its number is one that no system call can have. `usring_swap` implements the functions.
 
 use crate::doors::door::Call;
 use crate::doors::exports::exported;
@@ -11,22 +10,22 @@ use core::ops::Range;
 use usring_swap::{Access, Arena, Mechanism, Refusal, SwapRegion};
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// The numbers from here on stand for these functions in a [`Call`].
+/// The first number that stands for one of these functions in a [`Call`].
 pub const FIRST: u32 = 0x7573_0100;
 
 /// `struct usring_swap_options`, in words.
 const OPTIONS: usize = 6;
-/// Longest text of an option, its end included.
+/// Longest text of an option, including its NUL.
 const LONGEST: usize = 4096;
 
 macro_rules! functions {
     ($($number:literal $name:ident => $serve:ident;)*) => {
         pub const LAST: u32 = FIRST + [$($number),*].len() as u32 - 1;
 
-        /// What one of the functions answers.
+        /// Runs one of the functions and returns its answer.
         pub fn serve(call: &Call) -> Result<u64, Errno> {
             match call.number as u32 - FIRST {
-                // SAFETY: the header says what the program vouches for.
+                // SAFETY: the C header states what the program must guarantee.
                 $($number => unsafe { $serve(call.arguments) },)*
                 _ => Err(Errno::ENOSYS),
             }
@@ -35,7 +34,7 @@ macro_rules! functions {
         $(
             exported! {
                 /// # Safety
-                /// As the header of C says.
+                /// The requirements are those in the C header.
                 $name, FIRST + $number
             }
         )*
@@ -69,20 +68,21 @@ fn text(address: u64) -> Result<String, Errno> {
 }
 
 /// # Safety
-/// The handle is what `usring_swap_map` or `usring_arena_region` gave, and lives.
+/// The handle must come from `usring_swap_map` or `usring_arena_region`, and must not have been
+/// released.
 unsafe fn region<'a>(handle: u64) -> &'a SwapRegion {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     unsafe { &*(handle as *const SwapRegion) }
 }
 
 /// # Safety
-/// The handle is what `usring_arena_create` gave, and lives.
+/// The handle must come from `usring_arena_create`, and must not have been released.
 unsafe fn arena<'a>(handle: u64) -> &'a Arena {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     unsafe { &*(handle as *const Arena) }
 }
 
-/// The bytes of a region that addresses name.
+/// Converts addresses to a range of a region's bytes.
 fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, Errno> {
     let first = (start as usize).checked_sub(region.as_ptr() as usize).ok_or(Errno::EINVAL)?;
     let end = first.checked_add(length as usize).ok_or(Errno::EINVAL)?;
@@ -107,19 +107,19 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     }
     let region = Box::into_raw(Box::new(builder.build().map_err(Refusal::errno)?));
     user_memory::write(UserAddress(place), region as u64).map(|()| 0).inspect_err(|_| {
-        // SAFETY: nobody was told of it.
+        // SAFETY: the program did not get the handle.
         drop(unsafe { Box::from_raw(region) });
     })
 }
 
 unsafe fn unmap([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the handle is `map`'s, and the program gives it up.
+    // SAFETY: the handle comes from `map`, and the program releases it.
     drop(unsafe { Box::from_raw(handle as *mut SwapRegion) });
     Ok(0)
 }
 
 unsafe fn address([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     Ok(unsafe { region(handle) }.as_ptr() as u64)
 }
 
@@ -127,7 +127,7 @@ unsafe fn address([handle, ..]: Arguments) -> Result<u64, Errno> {
 const DONTNEED: u64 = 4;
 
 unsafe fn advise([handle, start, length, advice, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     let region = unsafe { region(handle) };
     if advice as u32 as u64 != DONTNEED {
         return Err(Errno::EINVAL);
@@ -136,7 +136,7 @@ unsafe fn advise([handle, start, length, advice, ..]: Arguments) -> Result<u64, 
 }
 
 unsafe fn pin([handle, start, length, writes, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     let region = unsafe { region(handle) };
     let access = if writes as u32 == 0 { Access::Read } else { Access::Write };
     region.pin(range(region, start, length)?, access).map(|pin| {
@@ -146,23 +146,23 @@ unsafe fn pin([handle, start, length, writes, ..]: Arguments) -> Result<u64, Err
 }
 
 unsafe fn unpin([handle, start, length, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     let region = unsafe { region(handle) };
     region.unpin(range(region, start, length)?).map(|()| 0)
 }
 
 unsafe fn set_limit([handle, bytes, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     unsafe { region(handle) }.set_limit(bytes as usize).map(|()| 0)
 }
 
 unsafe fn set_policy([handle, policy, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     if unsafe { region(handle) }.set_policy(&text(policy)?) { Ok(0) } else { Err(Errno::EINVAL) }
 }
 
 unsafe fn statistics([handle, place, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     let found = unsafe { region(handle) }.statistics();
     let words = [
         found.pages,
@@ -190,40 +190,40 @@ unsafe fn statistics([handle, place, ..]: Arguments) -> Result<u64, Errno> {
 
 unsafe fn arena_create([handle, place, ..]: Arguments) -> Result<u64, Errno> {
     user_memory::write(UserAddress(place), 0u64)?;
-    // SAFETY: the handle is `map`'s, and the program gives it up.
+    // SAFETY: the handle comes from `map`, and the program releases it.
     let region = unsafe { Box::from_raw(handle as *mut SwapRegion) };
     let arena = Box::into_raw(Box::new(Arena::new(*region)?));
     user_memory::write(UserAddress(place), arena as u64).map(|()| 0)
 }
 
 unsafe fn arena_destroy([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the handle is `arena_create`'s, and the program gives it up.
+    // SAFETY: the handle comes from `arena_create`, and the program releases it.
     drop(unsafe { Box::from_raw(handle as *mut Arena) });
     Ok(0)
 }
 
 unsafe fn arena_region([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     Ok(core::ptr::from_ref(unsafe { arena(handle) }.region()) as u64)
 }
 
-/// malloc(3)'s.
+/// malloc(3)'s alignment.
 const ALIGNED: usize = 16;
 
 unsafe fn arena_malloc([handle, size, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     Ok(unsafe { arena(handle) }.allocate(size as usize, ALIGNED).map_or(0, |(address, _)| address as u64))
 }
 
 unsafe fn arena_free([handle, block, ..]: Arguments) -> Result<u64, Errno> {
     if block != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the handle.
         unsafe { arena(handle) }.free(block as usize);
     }
     Ok(0)
 }
 
 unsafe fn arena_usable_size([handle, block, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     Ok(if block == 0 { 0 } else { unsafe { arena(handle) }.size_of(block as usize) as u64 })
 }

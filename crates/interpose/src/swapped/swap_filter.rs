@@ -1,19 +1,22 @@
-//! The seccomp filter of a run whose memory is swapped: which calls may name memory
-//! that is not there.
+//! The seccomp filter of a run whose memory is swapped: traps the calls that may name memory that
+//! is not resident.
 //!
-//! Such memory lies in a window of addresses that is the same in every process
-//! ([`WINDOW`]), so the filter is constant, as the others are, and knows no call by
-//! its meaning: what has an address of the window among its arguments traps. Known by
-//! number are only calls that name memory by way of memory (vectors, messages), those
-//! that could bring such memory about (mmap), and those that may not be led astray,
-//! whatever is left in the registers that they do not use.
+//! Swapped memory lies in a window of addresses that is the same in every process ([`WINDOW`]). So
+//! the filter is constant, as the others are, and need not know what a call means: a call traps if
+//! one of its arguments is an address in the window. Only these calls are known by number:
+//! - calls that name memory by other memory (vectors, messages);
+//! - calls that could make such memory (mmap);
+//! - calls that must not be trapped, whatever is left in the registers that they do not use.
 //!
-//! The loader of the next program works before there is a handler. It knows no address of
-//! the window; of what traps by number it uses writev(2) alone, to complain (libc's own, which
-//! programs use, is rewritten when they start), and maps anonymous memory at fixed places or
-//! in small pieces: the largest is for what threads have of their own (a table of a program's
-//! or library's, ThreadSanitizer's 800 KiB). So there is a filter for each of several sizes
-//! ([`SIZES`]), and a run has that which traps no smaller pieces than it has to.
+//! The loader of the next program runs before there is a handler, so it must not trap:
+//! - It knows no address of the window.
+//! - Of the calls that trap by number it uses only writev(2), for error messages. (libc's own
+//!   writev, which programs use, is rewritten when they start.)
+//! - It maps anonymous memory at fixed addresses or in small pieces. The largest holds thread-local
+//!   data: of a program or library, or ThreadSanitizer's 800 KiB.
+//!
+//! So there is a filter for each of several sizes ([`SIZES`]), and a run gets the one that traps no
+//! smaller pieces than necessary.
 
 use crate::doors::filter::{
     ARCH, ARCHITECTURE, Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, NUMBER, RET_ALLOW, RET_TRAP, high,
@@ -24,16 +27,16 @@ use usring_sys::Errno;
 use usring_sys::syscall::PASS_MARK;
 use usring_uapi::general as linux;
 
-/// create_module(2), which Linux 2.6 and later do not have: by it a program finds a
-/// filter in place that traps pieces of memory as large as its second argument.
+/// create_module(2), which Linux 2.6 and later do not have. By this call a program detects a filter
+/// that traps pieces of memory as large as its second argument.
 pub const PROBE: u32 = linux::__NR_create_module;
 
-/// Never ours: they take nothing from registers, or leave by another way than they came.
-/// (clone(2) and its kin are looked at before.)
+/// Calls that never trap: they take nothing from registers, or do not return. (clone(2) and its kin
+/// are checked before.)
 const EXEMPT: [u32; 4] =
     [linux::__NR_rt_sigreturn, linux::__NR_restart_syscall, linux::__NR_exit, linux::__NR_exit_group];
 
-/// They name memory by way of memory, or could; or they copy all of it.
+/// Calls that always trap: they name memory by other memory, or could; or they copy all memory.
 const ALWAYS: [u32; 23] = [
     linux::__NR_fork,
     linux::__NR_readv,
@@ -60,17 +63,17 @@ const ALWAYS: [u32; 23] = [
     linux::__NR_mlockall,
 ];
 
-/// The mark in a register's upper half: every call of ours has it in its sixth argument
-/// or, where that is an address, in its first, a number of 32 bits.
+/// The mark in a register's upper half. Every call of usring has it in its sixth argument. If that
+/// is an address, the mark is in the first argument, a number of 32 bits.
 const MARK: u32 = (PASS_MARK >> 32) as u32;
 
-/// prctl(2)'s.
+/// An option of prctl(2).
 const PR_SET_SECCOMP: u32 = 22;
 
-/// Where the loader complains.
+/// Where the loader writes its error messages.
 const STANDARD_ERROR: u32 = 2;
 
-/// Of mmap: another kind of memory than we give.
+/// Flags of mmap(2) for kinds of memory that the region does not provide.
 const OTHER_KINDS: u32 = linux::MAP_SHARED
     | linux::MAP_FIXED
     | linux::MAP_FIXED_NOREPLACE
@@ -82,10 +85,10 @@ const OTHER_KINDS: u32 = linux::MAP_SHARED
 
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
-/// From how many bytes on memory that is mapped comes to us, by filter.
+/// By filter: the least length of mapped memory that traps, in bytes.
 const SIZES: [u32; 4] = [LEAST_MINIMUM as u32, 256 << 10, 512 << 10, 1 << 20];
 
-/// `size` is one of [`SIZES`].
+/// Assembles a filter; `size` is one of [`SIZES`].
 const fn assemble(size: u32) -> Assembler {
     let mut filter = Assembler::new();
     filter.load(ARCH);
@@ -107,19 +110,19 @@ const fn assemble(size: u32) -> Assembler {
     filter.add(JUMP_GREATER_OR_EQUAL, size, 0, 1);
     filter.answer(RET_TRAP);
     filter.answer(RET_ALLOW);
-    // prctl: where it installs a filter. (glibc's loader may name mappings by it.)
+    // prctl: trapped if it installs a filter. (glibc's loader may name mappings by it.)
     filter.add(JUMP_EQUAL, linux::__NR_prctl, 0, 4);
     filter.load(low(0));
     filter.add(JUMP_EQUAL, PR_SET_SECCOMP, 0, 1);
     filter.answer(RET_TRAP);
     filter.load(NUMBER);
-    // writev: not as a loader complains.
+    // writev: trapped, except for the loader's error messages.
     filter.add(JUMP_EQUAL, linux::__NR_writev, 0, 3);
     filter.load(low(0));
     filter.add(JUMP_EQUAL, STANDARD_ERROR, 1, 0);
     filter.answer(RET_TRAP);
     filter.load(NUMBER);
-    // mmap: what we would give, if it is large enough; and past us what is marked.
+    // mmap: trapped if the region could serve it and it is large enough. A marked call passes.
     filter.add(JUMP_EQUAL, linux::__NR_mmap, 0, 12);
     filter.load(low(3));
     filter.add(JUMP_BITS, linux::MAP_DENYWRITE, 0, 1);
@@ -133,7 +136,7 @@ const fn assemble(size: u32) -> Assembler {
     filter.load(low(1));
     filter.add(JUMP_GREATER_OR_EQUAL, size, 0, 1);
     filter.answer(RET_TRAP);
-    // An address of the window.
+    // Any address in the window.
     let mut argument = 0;
     while argument < 6 {
         filter.load(high(argument));
@@ -146,12 +149,12 @@ const fn assemble(size: u32) -> Assembler {
     filter
 }
 
-/// What says what it wants in memory, where no filter sees whether it makes a process: as on kernels
-/// before 5.3 and in containers, callers take clone(2).
+/// Answer for clone3(2), whose flags lie in memory: no filter sees whether it makes a process. As
+/// on kernels before 5.3 and in containers, callers then use clone(2).
 const RET_NO_SUCH_CALL: u32 = 0x0005_0000 | ENOSYS;
 const ENOSYS: u32 = 38;
 
-/// Of clone what makes a process.
+/// clone(2): trapped if it makes a process.
 const fn look_at_clone(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_clone, 0, 4);
     filter.load(low(0));
@@ -160,8 +163,8 @@ const fn look_at_clone(filter: &mut Assembler) {
     filter.answer(RET_TRAP);
 }
 
-/// It has no argument, and no register of its own: what is looked at is its alone, so that the
-/// mark, should it stay there, is none for any other call.
+/// vfork(2) has no argument, so the mark is in a register that no other call checks. If the mark
+/// stays there, no other call passes by it.
 const fn look_at_vfork(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_vfork, 0, 4);
     filter.load(high(VFORK_MARKED));
@@ -170,10 +173,10 @@ const fn look_at_vfork(filter: &mut Assembler) {
     filter.answer(RET_TRAP);
 }
 
-/// The "argument" of a vfork that has a mark.
+/// The "argument" of vfork(2) that carries the mark.
 pub const VFORK_MARKED: u32 = 4;
 
-/// The same answer for each of these.
+/// Gives one answer to each of these calls.
 const fn answer_for(filter: &mut Assembler, numbers: &[u32], answer: u32) {
     let mut index = 0;
     while index < numbers.len() {
@@ -190,12 +193,12 @@ fn index_for(minimum: usize) -> usize {
     SIZES.iter().rposition(|size| *size as usize <= minimum).unwrap_or(0)
 }
 
-/// From how many bytes on memory comes to us at the latest, where `minimum` is wanted.
+/// Returns the length from which on mappings trap, if `minimum` is wanted.
 pub fn size_for(minimum: usize) -> u32 {
     SIZES[index_for(minimum)]
 }
 
-/// Installs the filter for `minimum`, for the whole process and everything it will start.
+/// Installs the filter for `minimum`, for the whole process and all its children.
 pub fn install(minimum: usize) -> Result<(), Errno> {
     install_one(&FILTERS[index_for(minimum)])
 }

@@ -1,14 +1,15 @@
 //! A call that moves much data between the kernel and swapped memory.
 //!
-//! | what it is read from, written to | how |
+//! | source or target | method |
 //! |---|---|
-//! | files, which answer in their time | in parts that are kept in memory, as small as it takes to fit beside what other threads keep |
-//! | files that are appended to: others may append, too | as one that is kept in memory, or, where that does not fit, by way of memory of ours |
-//! | streams (pipes, stream sockets, terminals) | by way of memory of ours ([`super::bounce`]); sent in parts |
-//! | messages (datagrams, devices, queues, event descriptors) | by way of memory of ours, as one |
+//! | files, whose calls end within bounded time | pinned parts, small enough to fit beside the memory that other threads have pinned |
+//! | files with O_APPEND, to which other writers may append | one pinned part, or a bounce buffer if that does not fit |
+//! | streams (pipes, stream sockets, terminals) | bounce buffers ([`super::bounce`]); sent in parts |
+//! | messages (datagrams, devices, queues, event descriptors) | one bounce buffer for the whole |
 //!
-//! (So much that neither will do is appended in parts.) What may wait for ever keeps nothing in memory meanwhile. Parts follow each other where the kernel would go on by itself,
-//! and only so long as no signal has come.
+//! (An append that is too large for both methods goes in parts.) A call that may wait for ever pins
+//! no memory meanwhile. A next part follows only where the kernel itself would go on, and only if
+//! no signal has come.
 
 use crate::swapped::bounce::{Bounce, Use};
 use crate::swapped::data::{Data, EACH_MESSAGE, Form};
@@ -26,13 +27,13 @@ use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// A part of a file that is so small is kept in memory whatever others keep.
+/// A part of a file up to this length is pinned regardless of other threads' pins.
 const LEAST_PART: u64 = 8 << 10;
 
-/// Ranges that stay in memory until this is dropped.
+/// Ranges that stay pinned until the value is dropped.
 pub struct Pinned {
     mappings: &'static Mappings,
-    /// Starts and ends.
+    /// Start and end of each.
     ranges: Few<(usize, usize)>,
 }
 
@@ -44,7 +45,7 @@ impl Pinned {
             let keep = |part: Range<usize>| pinned.ranges.push((part.start, part.end));
             match mappings.pin(&range, span.access, pins, keep) {
                 Ok(()) => {}
-                // The kernel's answer where a page cannot be read back.
+                // The kernel's answer for a page that cannot be read.
                 Err(Errno::EIO) => return Err(Errno::EFAULT),
                 Err(error) => return Err(error),
             }
@@ -54,11 +55,12 @@ impl Pinned {
 }
 
 impl Pinned {
-    /// In a forked child, in whose memory nothing is kept yet. What cannot be is left to the kernel's answer.
+    /// Pins the ranges again in a forked child, which has no pins yet. If that fails, the kernel's
+    /// answer says so.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         let mut ranges = Few::default();
         for (start, end) in self.ranges.iter() {
-            // All that is in a child's memory can be written to.
+            // All resident memory of a child is writable.
             let keep = |part: Range<usize>| ranges.push((part.start, part.end));
             let _ = mappings.pin(&(*start..*end), Access::Write, Pins::Needed, keep);
         }
@@ -83,7 +85,7 @@ struct Numbered {
 
 const _: () = assert!(size_of::<Numbered>() as u64 == EACH_MESSAGE);
 
-/// What the part that is out uses.
+/// The memory that the part in flight uses.
 enum Hold {
     Nothing,
     Pinned(Pinned),
@@ -91,14 +93,14 @@ enum Hold {
 }
 
 pub struct Transfer {
-    /// As the program has made it.
+    /// The call as the program made it.
     call: SystemCall,
     data: Data,
     manner: Manner,
     /// Most bytes of a part.
     most: u64,
-    /// The part that is out: the program's buffers, what the kernel is told instead, and
-    /// how many bytes; and how many were done before.
+    /// The part in flight: the program's buffers, the vector and headers that the kernel gets
+    /// instead, and the number of bytes requested. `done`: bytes transferred before it.
     part: Vec<IoVector>,
     vector: Vec<IoVector>,
     headers: Vec<Numbered>,
@@ -108,7 +110,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// `None`: the kernel will not move anything.
+    /// `None`: the kernel will not move any data.
     pub fn of(mut data: Data, call: &SystemCall, mappings: &Mappings) -> Option<Transfer> {
         let manner = Manner::of(call, &mut data)?;
         let most = match manner.kind {
@@ -124,7 +126,7 @@ impl Transfer {
         Some(Transfer { call, data, manner, most, part, vector, headers, asked: 0, done: 0, hold })
     }
 
-    /// Has the call be the next part.
+    /// Changes the call to transfer the next part.
     pub fn begin(&mut self, call: &mut SystemCall, mappings: &'static Mappings) -> Result<(), Errno> {
         match self.manner.kind {
             Kind::File if self.manner.appends && self.most > mappings.most_pinned().1 as u64 => self.bounce()?,
@@ -167,7 +169,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// In a forked child.
+    /// Pins the part again in a forked child.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         if let Hold::Pinned(pins) = &mut self.hold {
             pins.inherit(mappings);
@@ -184,7 +186,7 @@ impl Transfer {
             let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
             match Pinned::new(mappings, &spans, pins) {
                 Ok(pins) => self.hold = Hold::Pinned(pins),
-                // Others keep much just now.
+                // Other threads have pinned much memory just now.
                 Err(Errno::ENOMEM) if self.manner.appends => return self.bounce(),
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
                     self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);
@@ -199,7 +201,8 @@ impl Transfer {
 
     fn bounce(&mut self) -> Result<(), Errno> {
         if self.data.access == Access::Write {
-            // As the kernel would have it: however much it is. (What is not written to is not there.)
+            // Of any length, as the kernel would receive it. (Pages that are not written to take no
+            // memory.)
             let is_whole = self.manner.kind == Kind::Message && matches!(self.data.form, Form::Messages { .. });
             self.part = self.data.front(if is_whole { u64::MAX } else { self.most });
             return self.stand_in(Use::Offered);
@@ -218,7 +221,8 @@ impl Transfer {
         if bounce.fill(&self.part) < length_of(&self.part) { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
-    /// The kernel, too, takes what it can read before it finds something that it cannot.
+    /// Fills the buffer as far as the data can be read. The kernel, too, takes the data before the
+    /// first byte that it cannot read.
     fn fill_what_can_be(&mut self, its_use: Use) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);
@@ -248,7 +252,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// The part that was out is answered: whether another follows.
+    /// Handles the answer to the part in flight; returns whether another part follows.
     pub fn goes_on(&mut self, answer: u64) -> Result<bool, Errno> {
         let hold = core::mem::replace(&mut self.hold, Hold::Nothing);
         if is_error(answer) {
@@ -265,7 +269,7 @@ impl Transfer {
         Ok(self.data.total() > 0)
     }
 
-    /// Gives the program what the kernel has answered with.
+    /// Copies the data and lengths that the kernel returned to the program.
     fn hand_over(&mut self, mut bounce: Bounce, answer: u64) -> Result<(), Errno> {
         let fills = self.data.access == Access::Write;
         let gives = fills && !self.manner.passes_over;
@@ -299,12 +303,12 @@ impl Transfer {
         Ok(())
     }
 
-    /// What the program gets, if nothing follows.
+    /// Returns the program's answer, if no part follows.
     pub fn result(&self, answer: u64) -> u64 {
         if is_error(answer) && self.done == 0 { answer } else { self.done }
     }
 
-    /// Gives up the part that was to follow.
+    /// Abandons the next part; returns the bytes done.
     pub fn break_off(&mut self) -> u64 {
         self.hold = Hold::Nothing;
         self.done
@@ -315,7 +319,7 @@ fn length_of(buffers: &[IoVector]) -> u64 {
     buffers.iter().map(|buffer| buffer.length).sum()
 }
 
-/// Has vmsplice(2) move content instead of pages.
+/// Changes vmsplice(2) to a call that moves content instead of pages.
 fn as_read_or_write(call: &mut SystemCall, access: Access) {
     let does_not_wait = call.arguments[3] & SPLICE_DOES_NOT_WAIT != 0;
     let flags = if does_not_wait { u64::from(linux::RWF_NOWAIT) } else { 0 };
@@ -327,10 +331,10 @@ fn as_read_or_write(call: &mut SystemCall, access: Access) {
 /// SPLICE_F_NONBLOCK.
 const SPLICE_DOES_NOT_WAIT: u64 = 2;
 
-/// "Where the file stands."
+/// A position argument that means: the file's current position.
 const HERE: u64 = u64::MAX;
 
-/// By what the parts before have done.
+/// Advances the position by the bytes that earlier parts have transferred.
 fn advance_position(arguments: &mut Arguments, position: Option<usize>, done: u64) {
     if let Some(position) = position
         && arguments[position] != HERE
