@@ -276,8 +276,9 @@ pub fn is_ours(thread: u32) -> bool {
     own_threads::all().any(|slot| slot.thread() == Some(thread))
 }
 
-/// Arguments for followers, in place of the caller's pointers: the calling thread's credentials after
-/// the call, read from the kernel. So no other thread of the program can replace them meanwhile.
+/// Arguments for followers, in place of the caller's pointers: the calling thread's credentials
+/// after the call, read from the kernel. So no other thread of the program can replace them
+/// meanwhile.
 struct Copied {
     arguments: [u64; 3],
     /// Of a list of groups: address and length of usring's own pages.

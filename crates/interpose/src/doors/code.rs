@@ -1,14 +1,17 @@
-//! The code around a call site: which bytes before a `syscall` are an instruction of their own.
+//! Decodes the code around a call site: decides whether the bytes before a `syscall` are an
+//! instruction of their own.
 //!
-//! x86 code cannot be read backwards: five bytes that look like `mov $number,%eax` may be the end of
-//! a longer instruction (`movl $426,-0x48(%rsp)`). So the code is decoded forward, from an address that
-//! certainly begins an instruction: the start of the function, which the unwind tables name.
-//! 1. The program headers of the file lead to `.eh_frame_hdr`, a sorted table of functions' starts.
-//! 2. The entry (FDE) of the function gives its extent; the site has to lie inside.
-//! 3. From the start on, each instruction is decoded up to the `syscall`. Compilers put no data there.
+//! x86 code cannot be read backwards: five bytes that look like `mov $number,%eax` may be the end
+//! of a longer instruction (`movl $426,-0x48(%rsp)`). So the code is decoded forward, from an
+//! address that certainly begins an instruction: the start of the function, from the unwind tables.
+//! 1. The program headers of the file lead to `.eh_frame_hdr`, a sorted table of the functions'
+//!    starts.
+//! 2. The function's entry (FDE) gives its extent. The site has to lie inside.
+//! 3. From the start on, each instruction is decoded up to the `syscall`. Compilers put no data
+//!    there.
 //!
-//! Where a step fails (no table, an encoding that compilers do not use, a byte sequence that the
-//! decoder does not know) the answer is no, and the site keeps trapping.
+//! If a step fails (no table, an encoding that compilers do not use, unknown bytes), the answer is
+//! no, and the site keeps trapping.
 
 use crate::doors::maps::Area;
 use core::ops::Range;
@@ -19,33 +22,32 @@ use usring_sys::{UserAddress, user_memory};
 use yaxpeax_arch::LengthedInstruction;
 use yaxpeax_x86::long_mode::InstDecoder;
 
-/// `mov $imm32,%eax` and `syscall`.
+/// Opcode of `mov $imm32,%eax`, the bytes of `syscall`, and the length of the `mov`.
 pub const MOV_EAX: u8 = 0xb8;
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 pub const MOV: usize = 5;
-/// The largest distance between the two, in bytes.
+/// Largest distance between the two, in bytes.
 pub const MOST_BETWEEN: usize = 12;
 
-/// The longest instruction of x86.
+/// Longest x86 instruction, in bytes.
 const LONGEST: usize = 15;
-/// Code that is decoded for one site, at most.
+/// Most bytes of code that are decoded for one site.
 const MOST_CODE: usize = 256 * 1024;
 
 pub fn byte(address: usize) -> u8 {
-    // SAFETY: a thread has just executed what lies there, or on the same page or in the same function (or
-    // a function of libc's begins there);
-    // code that a library unmaps while a call of its own is under way is its
-    // own undoing.
+    // SAFETY: a thread has just executed code there, on this page or in this function (or a
+    // function of libc begins there). A library that unmaps its code during a call of its own would
+    // crash anyway.
     unsafe { (*(address as *const AtomicU8)).load(Ordering::Relaxed) }
 }
 
-/// The four bytes behind an opcode.
+/// Returns the four bytes behind an opcode.
 pub fn immediate(address: usize) -> [u8; 4] {
     [1, 2, 3, 4].map(|offset| byte(address + offset))
 }
 
-/// The start and length of each instruction, from one that begins `code` to the first that is
-/// unknown or does not lie inside.
+/// Returns the start and length of each instruction, from the start of `code` to the first that is
+/// unknown or not inside.
 fn instructions(code: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     let mut at = code.start;
     core::iter::from_fn(move || {
@@ -65,7 +67,7 @@ fn is_call((start, length): (usize, usize)) -> bool {
     length == SYSCALL.len() && [byte(start), byte(start + 1)] == SYSCALL
 }
 
-/// Addresses of the `syscall` instructions of code that begins with an instruction.
+/// Returns the addresses of the `syscall` instructions in code that begins with an instruction.
 pub fn calls_in(code: Range<usize>) -> impl Iterator<Item = usize> {
     instructions(code).filter(|found| is_call(*found)).map(|(start, _)| start)
 }
@@ -73,21 +75,22 @@ pub fn calls_in(code: Range<usize>) -> impl Iterator<Item = usize> {
 /// A site that can be rewritten.
 pub struct Form {
     pub number: u32,
-    /// Address of the `mov`, and of what follows the `syscall`.
+    /// Address of the `mov`, and of the instruction behind the `syscall`.
     pub start: usize,
     pub end: usize,
-    /// What stands between the two.
+    /// The bytes between the two, and their number.
     pub between: [u8; MOST_BETWEEN],
     pub length: usize,
 }
 
 impl Form {
-    /// The form of the site whose `syscall` is at `address` in the function that begins at `function`.
+    /// Decodes the site whose `syscall` is at `address`, in the function that begins at `function`.
+    /// `None`: it cannot be rewritten.
     pub fn of(function: usize, address: usize, number: u32) -> Option<Form> {
         if address.checked_sub(function)? > MOST_CODE {
             return None;
         }
-        // The last `mov` of the number, and nothing but moves between registers since.
+        // Finds the last `mov` of the number; only moves between registers may follow it.
         let (mut start, mut call) = (None, None);
         for (at, length) in instructions(function..address + SYSCALL.len()) {
             if at >= address {
@@ -101,7 +104,7 @@ impl Form {
         }
         let start = start.filter(|_| call == Some(address))?;
         let length = address - start - MOV;
-        // All of it on one page.
+        // All of it must lie on one page.
         if length > MOST_BETWEEN || start / PAGE != (address + 1) / PAGE {
             return None;
         }
@@ -113,8 +116,7 @@ impl Form {
     }
 }
 
-/// Whether an instruction is `mov` or `xor` from one register to another, which does the same at any
-/// address.
+/// Whether an instruction is `mov` or `xor` between registers, which works at any address.
 fn is_between_registers(start: usize, length: usize) -> bool {
     let has_prefix = matches!(byte(start), 0x40..=0x4f);
     let opcode = start + usize::from(has_prefix);
@@ -136,7 +138,7 @@ fn read<T: Plain>(address: u64) -> Option<T> {
     user_memory::read(UserAddress(address)).ok()
 }
 
-/// Address of `.eh_frame_hdr` of the file that is mapped at `image`.
+/// Returns the address of `.eh_frame_hdr` of the file that is mapped at `image`.
 fn unwind_table(image: u64) -> Option<u64> {
     const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
     if read::<u32>(image)? != ELF || u64::from(read::<u16>(image + PHENTSIZE)?) != PROGRAM_HEADER {
@@ -155,8 +157,8 @@ fn unwind_table(image: u64) -> Option<u64> {
     Some(image.wrapping_sub(first?).wrapping_add(table?))
 }
 
-/// What linkers write at the beginning of `.eh_frame_hdr`: version 1; the address of `.eh_frame` as four
-/// bytes relative to their place; the count as four bytes; the table as pairs of four bytes
+/// The beginning of `.eh_frame_hdr` as linkers write it: version 1; the address of `.eh_frame` as
+/// four bytes relative to their place; the count as four bytes; the table as pairs of four bytes
 /// relative to the beginning.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 const COUNT: u64 = 8;
@@ -166,7 +168,7 @@ fn relative(base: u64, offset: i32) -> u64 {
     base.wrapping_add_signed(i64::from(offset))
 }
 
-/// Start of the function that holds an address of `area`.
+/// Returns the start of the function that holds an address of `area`.
 pub fn function_around(address: usize, area: &Area) -> Option<usize> {
     let address = address as u64;
     let header = unwind_table(area.image? as u64)?;

@@ -1,14 +1,16 @@
-//! The system call by which a program leaves this image: execve(2), made as the door makes a call.
+//! Makes execve(2), which replaces the program, in the section of the entry points.
 //!
-//! The mask at the moment of a successful exec is the next program's, so it has to be the program's own.
-//! The kernel holds signals back while it prepares an exec. The engine does so by putting them off:
-//! 1. A signal that arrives during the preparation is put off, and closes all others.
-//! 2. [`call`] enters the doors' section with the preparation done, and lets in what was put off.
-//! 3. A signal that arrives from there on runs its handler, which returns to the next instruction.
+//! The signal mask at the moment of a successful exec becomes the next program's, so it has to be
+//! the program's own. The kernel holds signals back while it prepares an exec. The engine does so
+//! by putting them off:
+//! 1. A signal that arrives during the preparation is put off, and blocks all others.
+//! 2. When the preparation is done, [`call`] enters the section of the entry points, and delivers
+//!    the put-off signal.
+//! 3. A signal that arrives later runs its handler, which returns to the next instruction.
 //!
-//! So nothing is prepared twice, and a program that execs under a storm of signals makes progress.
+//! So no preparation is repeated, and a program that execs under a storm of signals makes progress.
 //!
-//! A handler may leave by `siglongjmp`: the caller of [`call`] holds no lock.
+//! A handler may leave by `siglongjmp`, so the caller of [`call`] must hold no lock.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -40,7 +42,7 @@ global_asm!(
     "mov r8, [rbx + {arguments} + 32]",
     "mov r9, [rbx + {arguments} + 40]",
     "syscall",
-    "xor r9d, r9d", // the mark goes nowhere else
+    "xor r9d, r9d", // no other call may carry the mark
     "pop rbx",
     ".cfi_def_cfa_offset 8",
     "ret",
@@ -56,9 +58,10 @@ unsafe extern "C" {
     fn usring_depart(call: *const SystemCall) -> u64;
 }
 
-/// Makes an exec, after the handlers of the signals that were put off; returns only if it failed.
+/// Makes an exec, after it has delivered put-off signals; returns only if the exec fails.
 pub fn call(call: &SystemCall) -> Result<u64, Errno> {
-    // SAFETY: 1. `usring_depart` keeps the C ABI, and the call lives across it. 2. The kernel checks
-    // the arguments. 3. The handlers that run in between find nothing of ours held or half done.
+    // SAFETY: 1. `usring_depart` keeps the C ABI, and the call lives across it. 2. The kernel
+    // checks the arguments. 3. Handlers that run in between find no lock held and no work half
+    // done.
     syscall::check(unsafe { usring_depart(call) })
 }

@@ -1,22 +1,20 @@
-//! The doors themselves, in assembler: how a call gets from the program's
-//! registers to [`crate::dispatch`] and back.
+//! The entry points in assembler: how a call gets from the program's registers to
+//! [`crate::dispatch`] and back.
 //!
-//! A system call changes rax, rcx and r11 and nothing else, so neither may we:
-//! the red zone is skipped, the 16 xmm registers and the general ones are
-//! saved, the flags are kept. (Higher vector registers are never touched: the
-//! whole library is compiled for baseline x86-64.)
+//! A system call changes only rax, rcx and r11, so the entry points must preserve all else. They
+//! skip the red zone, and save the flags, the general registers and the 16 xmm registers. (Higher
+//! vector registers are never touched: the whole library is compiled for baseline x86-64.)
 //!
 //! # The two kinds of code in this library
-//! What lies in the section `usring_door` is the doors; everything else is the
-//! engine. Signals that find a thread in the engine are put off; in the doors
-//! the program's handlers may run, for here nothing is held and the frames can
-//! be left by `siglongjmp` or unwound (hence the CFI). So the doors never call
-//! engine code but to run it to its end.
+//! The section `usring_door` holds the entry points; all other code is the engine. Signals that
+//! find a thread in the engine are put off. In the entry points the program's handlers may run: no
+//! lock is held there, and the frames can be left by `siglongjmp` or unwound (hence the CFI). So
+//! the entry points call engine code only to run it to its end.
 //!
-//! # The way out
-//! Every call leaves through `usring_run_call`, which looks at the counter of
-//! signals put off. If this thread has one, it is let in here (`settle`): the
-//! program sees its handler run at its call, before the call returns.
+//! # The exit
+//! Every call leaves through `usring_run_call`, which reads the counter of put-off signals. If this
+//! thread has one, it is delivered here (`settle`). The program sees its handler run at its call,
+//! before the call returns.
 
 use crate::dispatch;
 use crate::doors::stacks;
@@ -27,34 +25,33 @@ use usring_sys::signals::DEFERRED;
 use usring_sys::syscall::{PASS_MARK, PASS_MARK_ABOVE_FLAGS};
 use usring_uapi::general as linux;
 
-/// A call of the program on its way through a door; the doors keep it on the
-/// program's stack. `arguments` are given back to the program's registers.
+/// A call of the program on its way through an entry point, which keeps it on the program's stack.
+/// `arguments` are restored to the program's registers.
 #[repr(C)]
 pub struct Call {
     pub number: u64,
     /// rdi, rsi, rdx, r10, r8, r9.
     pub arguments: [u64; 6],
-    /// Where the program goes on: behind its `syscall` instruction, unless the call is
-    /// served otherwise ([`Call::leave_it_to_the_site`]).
+    /// Where the program goes on: behind its `syscall` instruction, unless
+    /// [`Call::leave_it_to_the_site`] changes it.
     pub return_address: u64,
-    /// The call came by the trap, so its site is not patched yet.
+    /// 1 if the call came by the trap, so its site is not patched yet; else 0.
     pub trapped: u64,
     pub forward: Forward,
-    /// The door's own note.
+    /// The entry point's own note.
     outcome: Outcome,
 }
 
-/// A system call that the door is to make instead of the program, by
-/// [`Outcome::FORWARD`].
+/// A system call that the entry point makes in place of the program's ([`Outcome::FORWARD`]).
 #[repr(C)]
 pub struct Forward {
     pub number: u64,
     pub arguments: [u64; 6],
-    /// Memory that `arguments` may point to: it outlives the dispatch.
+    /// Memory that `arguments` may point to; it outlives the dispatch.
     pub scratch: u64,
 }
 
-/// What becomes of a call. Returned in rax and rdx.
+/// The result of a dispatch. Returned in rax and rdx.
 #[repr(C)]
 pub struct Outcome {
     pub answer: u64,
@@ -62,13 +59,14 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// `answer` is what the program gets.
+    /// `answer` is the program's answer.
     pub const DONE: u64 = 0;
-    /// The kernel is to answer what stands in `Call::forward`.
+    /// The kernel has to answer the call in `Call::forward`.
     pub const FORWARD: u64 = 1;
-    /// A signal has to be delivered first; then the call is dispatched anew.
+    /// A signal has to be delivered first; then the call is dispatched again.
     pub const AGAIN: u64 = 2;
-    /// As `FORWARD`; then [`guarded::after`] says what becomes of it.
+    /// The kernel has to answer the call in `Call::forward`; then [`guarded::after`] handles the
+    /// answer.
     pub const GUARDED: u64 = 3;
 }
 
@@ -117,13 +115,13 @@ global_asm!(
     "mov r8, [rbx + {forward} + 40]",
     "mov r9, [rbx + {forward} + 48]",
     "syscall",
-    "xor r9d, r9d", // libc's next call may not set it: no mark for that one
+    "xor r9d, r9d", // libc's next call may not set it, and must not carry the mark
     "pop rbx",
     ".cfi_remember_state",
     ".cfi_def_cfa_offset 8",
     "ret",
     ".cfi_restore_state",
-    // The same, with something to be done when the kernel has answered.
+    // Forwards the call, and handles the kernel's answer afterwards.
     "7:",
     "mov rax, [rbx + {forward}]",
     "mov rdi, [rbx + {forward} + 8]",
@@ -157,8 +155,8 @@ global_asm!(
     answer = const offset_of!(Call, outcome),
 );
 
-/// From the program's registers to a [`Call`] and to `usring_run_call`. rbp is
-/// the frame, rsp the stack to run on; rax is free.
+/// Saves the program's registers to a [`Call`] and calls `usring_run_call`. rbp is the frame, rsp
+/// the stack to run on; rax is free.
 macro_rules! run {
     () => {
         concat!(
@@ -219,8 +217,8 @@ macro_rules! run {
     };
 }
 
-/// Skips the red zone and makes the frame: saved rbp above the return address,
-/// as walkers of frame pointers expect it; below it rax and the flags.
+/// Skips the red zone and makes the frame: saved rbp above the return address, as walkers of frame
+/// pointers expect; below it rax and the flags.
 macro_rules! enter {
     () => {
         concat!(
@@ -244,7 +242,7 @@ macro_rules! enter {
     };
 }
 
-/// Both entrances of a door, and its frame.
+/// Both entrances of an entry point, and its frame.
 macro_rules! entrance {
     ($trap:literal, $patch:literal) => {
         concat!(
@@ -288,13 +286,12 @@ macro_rules! entrance {
     };
 }
 
-/// Takes the frame down and goes on in the program; `$last` is done when
-/// nothing of ours is left but r11.
+/// Removes the frame and goes on in the program. `$last` runs when only r11 is still usring's.
 macro_rules! leave {
     ($last:literal) => {
         concat!(
             "mov rax, [rbp - 16]\n",
-            // al is 1 if there was an overflow: 1 + 127 makes one.
+            // al is 1 after an overflow: 1 + 127 overflows.
             "add al, 127\n",
             "sahf\n",
             "mov rax, [rbp - 8]\n",
@@ -312,9 +309,9 @@ macro_rules! leave {
     };
 }
 
-// The doors are entered by a jump, with everything as at the program's
-// `syscall` instruction but rcx, which a system call destroys: it holds the
-// return address. r11 (destroyed too) tells the trap from a patched site.
+// The entry points are entered by a jump, with all registers as at the program's `syscall`
+// instruction. Only rcx, which a system call destroys, differs: it holds the return address. r11,
+// which is destroyed too, distinguishes the trap from a patched site.
 global_asm!(
     entrance!("usring_trap_door", "usring_patch_door"),
     run!(),
@@ -328,9 +325,8 @@ global_asm!(
     trapped = const offset_of!(Call, trapped),
 );
 
-// The same for programs with small stacks (see `stacks`): the call runs on a
-// stack of ours, unless this thread is already using it, which means that a
-// handler interrupted us on the way out.
+// Entry points for programs with small stacks (see `stacks`). The call runs on a stack of usring's,
+// unless this thread is already on it. That happens if a handler interrupted usring's exit.
 global_asm!(
     entrance!("usring_trap_door_aside", "usring_patch_door_aside"),
     "push rdi",
@@ -356,7 +352,7 @@ global_asm!(
     "and edx, {rows} - 1",
     "dec ecx",
     "jnz 3b",
-    // No row is free: it has to do as it is.
+    // No row is free: the call runs on the program's stack.
     "jmp 7f",
     "4:",
     "mov rdx, rax",
@@ -364,7 +360,7 @@ global_asm!(
     "lock cmpxchg [rsi], rdx",
     "mov rax, rdx",
     "jne 3b",
-    // A row without a stack: it gets one.
+    // A row without a stack: map one.
     "5:",
     "mov rax, [rsi + 8]",
     "test rax, rax",
@@ -389,7 +385,7 @@ global_asm!(
     "jae 7f",
     "add rax, {stack} - 64",
     "mov [rsi + 8], rax",
-    // Its top word says whether it is in use.
+    // The top word says whether the stack is in use.
     "6:",
     "cmp dword ptr [rax], 0",
     "jne 7f",
@@ -403,8 +399,8 @@ global_asm!(
     "push rax",
     "push rax",
     run!(),
-    // Of the two words above the frame one is still where it was: the frame
-    // was rounded down by less than sixteen bytes.
+    // Of the two words above the frame at least one is unmoved: the frame was rounded down by less
+    // than sixteen bytes.
     "mov r11, [rsp + {frame}]",
     leave!("mov dword ptr [r11], 0\n"),
     ".cfi_endproc",
@@ -444,23 +440,23 @@ unsafe extern "C" {
     fn usring_patch_door_aside();
 }
 
-/// Where the trap's handler sends the program.
+/// Returns the address to which the trap's handler sends the program.
 pub fn trap_door() -> u64 {
     let door = if stacks::are_small() { usring_trap_door_aside } else { usring_trap_door };
     door as *const () as u64
 }
 
-/// Where a patched call site goes.
+/// Returns the address to which a patched call site jumps.
 pub fn patch_door() -> u64 {
     let door = if stacks::are_small() { usring_patch_door_aside } else { usring_patch_door };
     door as *const () as u64
 }
 
-/// The instruction's.
+/// Bytes of the `syscall` instruction.
 const SYSCALL_LENGTH: u64 = 2;
 
 impl Call {
-    /// Has the kernel answer the call as it is, past our own filter.
+    /// Lets the kernel answer the call unchanged, past usring's own filter.
     pub fn pass(&mut self) -> Outcome {
         let mut arguments = self.arguments;
         match self.number as u32 {
@@ -468,8 +464,8 @@ impl Call {
             linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
-            // Trapped only where memory is swapped, by a filter that takes the mark's
-            // upper half alone: above a number of 32 bits that is the sixth argument …
+            // Trapped only if memory is swapped, by a filter that checks only the mark's upper
+            // half. The mark goes above a number of 32 bits: the sixth argument …
             linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
@@ -488,14 +484,15 @@ impl Call {
         self.forward_to(self.number, arguments)
     }
 
-    /// Has the program make the call once more where it did, and the kernel answer it there: for who
-    /// returns twice, on one stack. It has trapped; the caller has put a mark in the arguments.
+    /// Lets the program repeat the call at its site, where the kernel answers it: for calls that
+    /// return twice, on one stack. The call must have trapped, and the caller must have put a mark
+    /// into the arguments.
     pub fn leave_it_to_the_site(&mut self) -> Outcome {
         self.return_address -= SYSCALL_LENGTH;
         Outcome { answer: self.number, kind: Outcome::DONE }
     }
 
-    /// Has the kernel answer this call instead. The caller sees to the mark.
+    /// Lets the kernel answer this call instead. The caller sets the mark.
     pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
         self.forward.number = number;
         self.forward.arguments = arguments;

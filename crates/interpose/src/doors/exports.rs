@@ -1,11 +1,10 @@
-//! Functions that the kernel never had, for programs that are linked to this
-//! library (`include/usring.h`): how each comes to `dispatch`, as a system call
-//! does, by a number of our own that no system call can have; and polled AIO's
-//! io_setup2, whose own number went to another call later, so that none is
-//! trapped. Those of swap are in `swap_calls`.
+//! Functions for programs that are linked to this library (`include/usring.h`) and that the kernel
+//! does not have. Each reaches `dispatch` as a system call does, by a number that no system call
+//! can have. Polled AIO's io_setup2 is here, too: its own number belongs to another call now, so no
+//! number is trapped for it. The functions of swap are in `swap_calls`.
 
-/// Defines a function that goes through the door by this number, with five
-/// arguments at most.
+/// Defines a function that goes through the entry point by this number, with at most five
+/// arguments.
 macro_rules! exported {
     ($(#[$attribute:meta])* $name:ident, $number:expr) => {
         $(#[$attribute])*
@@ -47,15 +46,15 @@ macro_rules! exported {
 }
 pub(crate) use exported;
 
-/// Stands for io_setup2 in a [`crate::doors::door::Call`].
+/// The number of io_setup2 in a [`crate::doors::door::Call`].
 pub const SETUP2: u32 = 0x7573_0001;
 
 exported! {
     /// `int io_setup2(unsigned nr_events, unsigned flags, void *sq_ring, void *cq_ring,
-    /// io_context_t *ctx)`: answers as libaio's functions do, 0 or a negative errno.
+    /// io_context_t *ctx)`: returns 0 or a negative errno, as libaio's functions do.
     ///
     /// # Safety
-    /// What the program puts into the context's iocbs is its own to have read or
-    /// written, as it is with io_setup(2).
+    /// Every address that the program puts into the context's iocbs must be its own to read or
+    /// write, as for io_setup(2).
     io_setup2, SETUP2
 }

@@ -1,25 +1,25 @@
-//! The seccomp filter: which system calls trap.
+//! The seccomp filter: decides which system calls trap.
 //!
-//! It answers TRAP for our calls and ALLOW for everything else. TRAP wins over
-//! the ERRNO that a container's filter gives for io_uring, so nothing has to be
-//! unblocked. Filters are inherited by exec and cannot be taken off, so there
-//! is one, the same for every process and every build: no address, no process
-//! id in it, and who finds it in place installs none.
+//! It answers TRAP for the calls that usring serves and ALLOW for all others. TRAP takes precedence
+//! over the ERRNO that a container's filter answers for io_uring, so a container need not be
+//! reconfigured. Filters are inherited by exec and cannot be removed. So there is one filter,
+//! constant for every process and every build: it has no address and no process id in it. A program
+//! that finds the filter in place installs none.
 //!
-//! A run with devices adds a second, as constant, for calls on files, and one whose memory is
-//! swapped another ([`crate::swapped::swap_filter`]); whoever finds those in place installs none either.
+//! A run with devices adds a second constant filter, for calls on files. A run whose memory is
+//! swapped adds another ([`crate::swapped::swap_filter`]). A program that finds those in place
+//! installs none, either.
 //!
-//! Calls of our own carry a mark in their sixth argument, which no call trapped
-//! here has a use for; mmap has one, and carries MAP_DENYWRITE (a flag that
-//! Linux ignores) instead.
+//! usring's own calls carry a mark in their sixth argument, which no call trapped here uses.
+//! mmap(2) uses it, and carries MAP_DENYWRITE (a flag that Linux ignores) instead.
 
 use usring_sys::descriptor::RESERVED_BASE;
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 
-/// What our traps carry (SECCOMP_RET_DATA), so that they are told apart from
-/// another filter's: "us".
+/// The data of usring's traps (SECCOMP_RET_DATA), which distinguishes them from another filter's:
+/// "us".
 pub const TAG: i32 = 0x7573;
 
 pub const RET_TRAP: u32 = 0x0003_0000 | TAG as u32;
@@ -64,71 +64,70 @@ pub const fn high(argument: u32) -> u32 {
 }
 
 const BASE: u32 = RESERVED_BASE as u32;
-/// O_LARGEFILE as the kernel has it, and as musl's loader passes it.
+/// The kernel's value of O_LARGEFILE, which musl's loader passes.
 const LARGE_FILE: u32 = 0o100_000;
-/// How much of a library glibc's loader reads at once, and musl's.
+/// Bytes that glibc's loader reads of a library at once, and musl's.
 const LOADER_READS: [u32; 2] = [832, 960];
-/// What the loader reads by pread (program headers, notes) is not whole sectors.
+/// The loader's reads by pread64 (program headers, notes) are not whole sectors.
 const SECTOR: u32 = 512;
-/// Vectors by which musl reads a file of its loader's.
+/// Number of buffers with which musl's loader reads a file.
 const TWO: u32 = 2;
-/// Where the loader complains.
+/// Where the loader writes its error messages.
 const STANDARD_ERROR: u32 = 2;
-/// `ioctl` commands by which one file becomes another's contents, or tells where
-/// it has any: FICLONE, FICLONERANGE, FS_IOC_FIEMAP.
+/// `ioctl` requests that make one file another's content, or report where it has any: FICLONE,
+/// FICLONERANGE, FS_IOC_FIEMAP.
 pub const FICLONE: u32 = 0x4004_9409;
 pub const FICLONERANGE: u32 = 0x4020_940d;
 pub const FIEMAP: u32 = 0xc020_660b;
 
-/// What makes a call trap, beyond its number.
+/// The condition on which a call traps, beyond its number.
 #[derive(Clone, Copy)]
 enum When {
     Always,
-    /// The argument, a descriptor, is in the reserved range; as an unsigned
-    /// number, so −1 is.
+    /// The argument, a descriptor, is in the reserved range. It is compared as unsigned, so −1 is
+    /// in the range.
     Reserved(u32),
-    /// Either of the first two is.
+    /// Either of the first two arguments is in the reserved range.
     EitherReserved,
-    /// mmap: the fifth argument is, and is not −1, and the flags carry no mark.
+    /// mmap: the fifth argument is in the reserved range and not −1, and the flags carry no mark.
     MapsReserved,
-    /// fcntl: the first argument is, and the command duplicates.
+    /// fcntl: the first argument is in the reserved range, and the command duplicates.
     DuplicatesReserved,
-    /// rt_sigprocmask: there is a set, and it may block something.
+    /// rt_sigprocmask: there is a set, and the call may block signals.
     Blocks,
-    /// Where the run has devices.
+    /// For calls on files, if the run has devices.
     Concerns(File),
 }
 
-/// What makes a call on files trap.
+/// The condition on which a call on files traps.
 #[derive(Clone, Copy)]
 enum File {
-    /// Whatever it works on.
+    /// Always.
     Any,
-    /// The same where the sixth argument is 32 bits of flags, and the mark stands
-    /// above them.
+    /// Always; the sixth argument is 32 bits of flags, and the mark lies above them.
     AnyWithFlags,
-    /// read: not as the loader reads.
+    /// read: except reads like the loader's.
     Reads,
-    /// pread64: not as the loader reads.
+    /// pread64: except reads like the loader's.
     ReadsAt,
-    /// readv: not as musl's loader reads.
+    /// readv: except reads like musl's loader's.
     ReadsVector,
-    /// writev: not as a loader complains.
+    /// writev: except the loader's error messages.
     WritesVector,
-    /// open: the argument, its flags, is not as the loader has it.
+    /// open: this argument, the flags, differs from the loader's.
     Opens(u32),
-    /// lseek: for data or for holes.
+    /// lseek: searches for data or for holes.
     SeeksHoles,
     /// fcntl: sets the status flags.
     SetsFlags,
     /// mmap: shares a file's pages.
     Shares,
-    /// ioctl: the kernel would look at the file's own contents.
+    /// ioctl: the kernel would read the file's own content.
     Clones,
 }
 
-/// In the order in which the filter looks. The kernel remembers which numbers
-/// are allowed whatever their arguments and does not run the filter for them.
+/// In the order in which the filter checks them. The kernel remembers which numbers are allowed
+/// regardless of their arguments, and does not run the filter for them.
 const RULES: [(u32, When); 34] = [
     (linux::__NR_mmap, When::MapsReserved),
     (linux::__NR_close, When::Reserved(0)),
@@ -166,14 +165,13 @@ const RULES: [(u32, When); 34] = [
     (linux::__NR_setns, When::Always),
 ];
 
-/// What traps besides where the run has devices: whatever moves a file's bytes,
-/// for a device may have any number (a shell's redirection, a descriptor that
-/// was sent).
+/// The calls that trap in addition if the run has devices: all that move a file's bytes. A device
+/// may have any number (a shell's redirection, a descriptor from another process).
 ///
-/// Left alone is what the loader does: it works before there is a handler, and
-/// would be killed. It has the lowest free numbers, standard input's among them
-/// where that is closed; so it is told by the manner of its calls. (Who calls in
-/// the same manner by libc's functions is seen by their symbols.)
+/// The loader's own calls must not trap: the loader runs before there is a handler, and would be
+/// killed. It uses the lowest free numbers, including standard input's if that is closed. So its
+/// calls are recognised by their arguments. (A program's calls with such arguments, if made by
+/// libc's functions, are seen by their symbols.)
 const DEVICE_RULES: [(u32, When); 28] = [
     (linux::__NR_read, When::Concerns(File::Reads)),
     (linux::__NR_write, When::Concerns(File::Any)),
@@ -202,7 +200,7 @@ const DEVICE_RULES: [(u32, When); 28] = [
     (linux::__NR_copy_file_range, When::Concerns(File::AnyWithFlags)),
     (linux::__NR_mmap, When::Concerns(File::Shares)),
     (linux::__NR_ioctl, When::Concerns(File::Clones)),
-    // Not a call that anybody makes: by it a program finds the filter in place.
+    // No program makes this call otherwise: it detects whether the filter is installed.
     (PROBE, When::Concerns(File::Any)),
 ];
 
@@ -237,7 +235,7 @@ impl Assembler {
         self.add(RETURN, value, 0, 0);
     }
 
-    /// ALLOW if the last argument carries the mark, else TRAP.
+    /// Answers ALLOW if the last argument carries the mark, else TRAP.
     const fn trap_unless_marked(&mut self) {
         self.load(low(5));
         self.add(JUMP_EQUAL, PASS_MARK as u32, 0, 3);
@@ -247,7 +245,7 @@ impl Assembler {
         self.answer(RET_TRAP);
     }
 
-    /// Goes on if the argument is in the reserved range, else ALLOW.
+    /// Answers ALLOW unless the argument is in the reserved range.
     const fn if_reserved(&mut self, argument: u32) {
         self.load(low(argument));
         self.add(JUMP_GREATER_OR_EQUAL, BASE, 1, 0);
@@ -293,7 +291,7 @@ impl Assembler {
         self.trap_unless_marked();
     }
 
-    /// Goes on unless the loader transfers in this manner; then ALLOW.
+    /// Answers ALLOW if the arguments are like the loader's.
     const fn unless_loader(&mut self, file: File) {
         match file {
             File::Reads => {
@@ -375,7 +373,7 @@ impl Assembler {
     }
 }
 
-/// A filter, assembled at compile time.
+/// Assembles a filter, at compile time.
 const fn assemble(rules: &[(u32, When)]) -> Assembler {
     let mut filter = Assembler::new();
     filter.load(ARCH);
@@ -385,7 +383,7 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
     let mut rule = 0;
     while rule < rules.len() {
         let (number, when) = rules[rule];
-        // Over the rule's code, whose length is known once it is written.
+        // Jumps over the rule's code, whose length is known once it is written.
         let jump = filter.length;
         filter.add(JUMP_EQUAL, number, 0, 0);
         filter.rule(when);
@@ -401,18 +399,18 @@ static DEVICE_FILTER: Assembler = assemble(&DEVICE_RULES);
 
 const PR_SET_NO_NEW_PRIVS: u64 = 38;
 const SECCOMP_SET_MODE_FILTER: u64 = 1;
-/// All threads, should there be some already.
+/// The filter applies to all threads, if there are several already.
 const SECCOMP_FILTER_FLAG_TSYNC: u64 = 1;
-/// Older kernels slow a filtered thread's branches and stores down unless told
-/// not to; the filter protects nothing that they could betray.
+/// Without this flag, older kernels slow down a filtered thread's branches and stores. The filter
+/// protects no secrets, so that protection is not needed.
 const SECCOMP_FILTER_FLAG_SPEC_ALLOW: u64 = 4;
 
-/// Installs the filter for the whole process and everything it will start.
+/// Installs the filter for the whole process and all its children.
 pub fn install() -> Result<(), Errno> {
     install_one(&FILTER)
 }
 
-/// The same for the calls that concern devices.
+/// Installs the filter for calls on devices, for the whole process and all its children.
 pub fn install_for_devices() -> Result<(), Errno> {
     install_one(&DEVICE_FILTER)
 }
@@ -424,7 +422,7 @@ pub fn install_one(filter: &'static Assembler) -> Result<(), Errno> {
     let arguments = [SECCOMP_SET_MODE_FILTER, flags, &raw const program as u64, 0, 0];
     match SystemCall::new(linux::__NR_seccomp, arguments).run()? {
         0 => Ok(()),
-        // The id of a thread that cannot be brought along.
+        // The id of a thread that cannot be filtered.
         _ => Err(Errno::ESRCH),
     }
 }

@@ -1,16 +1,16 @@
-//! How a forked child comes to know that it is one before it makes a call that
-//! reaches another door: it closes what was its parent's alone, so that it keeps
-//! no file of the parent's open.
+//! Notices that a process is a forked child before it makes a call that reaches another entry
+//! point. The child then closes its parent's private descriptors, so that it keeps no file of the
+//! parent's open.
 //!
-//! | the child is made by | and learns of it by |
+//! | the child is made by | it is noticed by |
 //! |---|---|
-//! | `fork`, and what calls it | a handler as pthread_atfork(3) has them |
+//! | `fork`, and functions that call it | a handler as of pthread_atfork(3) |
 //! | `_Fork` | the symbol |
 //! | `clone` without CLONE_VM | the symbol, at the child's first instruction |
-//! | a `syscall` instruction, `syscall(SYS_fork)` | its first call that reaches a door |
+//! | a `syscall` instruction, `syscall(SYS_fork)` | its first call that reaches an entry point |
 //!
-//! A child that shares its parent's memory (vfork, posix_spawn) has descriptors
-//! of its own, which end with its exec.
+//! A child that shares its parent's memory (vfork, posix_spawn) has descriptors of its own, which
+//! end with its exec.
 
 use crate::doors::libc;
 use crate::program::process::{self, Birth};
@@ -23,7 +23,7 @@ use usring_uapi::general as linux;
 static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
 static REAL_CLONE: AtomicUsize = AtomicUsize::new(0);
 
-/// In a child whose memory is its own.
+/// Begins a child that has its own memory.
 extern "C" fn begin(shares_descriptors: u32) {
     if descriptor::has_private() {
         process::begin_child(if shares_descriptors == 0 { Birth::OwnDescriptors } else { Birth::SharedDescriptors });
@@ -50,10 +50,10 @@ unsafe extern "C" fn after_fork() {
     )
 }
 
-/// libc's `_Fork`, which runs no handlers.
+/// Replaces libc's `_Fork`, which runs no handlers.
 ///
 /// # Safety
-/// As for the function of this name in libc.
+/// The requirements are those of libc's function.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "usring_door")]
@@ -82,11 +82,11 @@ pub unsafe extern "C" fn _Fork() {
     )
 }
 
-/// libc's `clone`: a child with memory of its own begins in [`begin_clone`]. What
-/// that needs lies on the child's stack, above what libc puts there.
+/// Replaces libc's `clone`: a child with its own memory begins in [`begin_clone`]. The values that
+/// it needs lie on the child's stack, above libc's.
 ///
 /// # Safety
-/// As for the function of this name in libc.
+/// The requirements are those of libc's function.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "usring_door")]
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn clone() {
         "je 3f",
         "test edx, {shares_memory}",
         "jnz 2f",
-        // No function, no stack: libc says so.
+        // Without a function or a stack, libc reports the error.
         "test rdi, rdi",
         "jz 2f",
         "test rsi, rsi",
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn clone() {
     )
 }
 
-/// The child's first instructions: rdi is what `clone` has put on its stack.
+/// The child's first instructions. rdi points to the values that `clone` has put on its stack.
 #[unsafe(naked)]
 #[unsafe(link_section = "usring_door")]
 unsafe extern "C" fn begin_clone() {
@@ -145,7 +145,7 @@ unsafe extern "C" fn begin_clone() {
     )
 }
 
-/// Finds the functions that these stand in front of, and has libc run the handler.
+/// Finds the real functions behind these symbols, and registers the handler with libc.
 pub fn resolve() {
     for (name, real) in [(c"_Fork", &REAL_FORK), (c"clone", &REAL_CLONE)] {
         real.store(libc::next(name).unwrap_or(0), Ordering::Release);

@@ -1,11 +1,11 @@
-//! The few things that the doors take from the program's libc, if it has one:
-//! the functions behind our symbols, and `errno`.
+//! Finds the few things that the entry points need from the program's libc, if it has one: the
+//! functions behind usring's symbols, and `errno`.
 //!
-//! Nothing is linked against. What the loader can bind it writes into a small
-//! table (weak references: zero without a libc); the functions behind our own
-//! symbols are found by walking the loader's list of libraries behind us, as
-//! dlsym(RTLD_NEXT) would, but without its locks and without malloc, because
-//! the first call of a symbol may come from inside malloc.
+//! The library is linked against nothing. The loader writes what it can bind into a small table
+//! (weak references: zero without a libc). The functions behind usring's own symbols are found in
+//! the loader's list of libraries behind this one, as dlsym(RTLD_NEXT) would find them. But this
+//! search takes none of its locks and no malloc, because the first call of a symbol may come from
+//! inside malloc.
 
 use crate::text;
 use core::arch::global_asm;
@@ -39,36 +39,36 @@ global_asm!(
     ".popsection",
 );
 
-/// What pthread_atfork(3) takes: before the fork, after it in the parent, and in the child.
+/// A handler of pthread_atfork(3): before the fork, after it in the parent, or in the child.
 type Handler = Option<unsafe extern "C" fn()>;
 
-/// What the loader binds.
+/// The addresses that the loader binds.
 #[repr(C)]
 #[allow(dead_code, reason = "assembler reads it")]
 pub struct Bound {
     errno_location: Option<extern "C" fn() -> *mut i32>,
-    /// glibc's name for it, and musl's, by one step more.
+    /// The loader's state: glibc's name for it, and musl's, which is a pointer to it.
     loader: Option<&'static LoaderState>,
     loader_address: Option<&'static &'static LoaderState>,
-    /// Only whether it is there.
+    /// Only tested for zero.
     glibc: usize,
     environment: Option<&'static *mut *mut u8>,
     mallopt: Option<unsafe extern "C" fn(i32, i32) -> i32>,
-    /// glibc's name for it, with the library that the handlers belong to.
+    /// glibc's name for `pthread_atfork`; takes the library that the handlers belong to, too.
     register_atfork: Option<unsafe extern "C" fn(Handler, Handler, Handler, *const c_void) -> i32>,
     atfork: Option<unsafe extern "C" fn(Handler, Handler, Handler) -> i32>,
-    /// Only whether they are there.
+    /// Only tested for zero.
     sanitizers: [usize; 5],
 }
 
 unsafe extern "C" {
     #[link_name = "usring_libc"]
-    /// Read by assembler too: its first word is `__errno_location`.
+    /// Read by assembler, too: its first word is `__errno_location`.
     pub static BOUND: Bound;
 }
 
 fn bound() -> &'static Bound {
-    // SAFETY: written by the loader before any code of ours runs.
+    // SAFETY: the loader writes it before any code of this library runs.
     unsafe { &BOUND }
 }
 
@@ -83,25 +83,25 @@ pub fn is_glibc() -> bool {
     bound().glibc != 0
 }
 
-/// Whether the program has a sanitizer's runtime that keeps account of memory.
+/// Whether the program has a sanitizer's runtime that tracks memory.
 pub fn has_sanitizer() -> bool {
     bound().sanitizers.iter().any(|function| *function != 0)
 }
 
-/// Has glibc's malloc map each block of so many bytes by itself, now and always: by
-/// itself it stops doing that once such a block has been freed.
+/// Lets glibc's malloc map each block of this size separately, for good. Otherwise it stops doing
+/// so once such a block has been freed.
 pub fn map_large_blocks(bytes: usize) {
     const M_MMAP_THRESHOLD: i32 = -3;
     if let (true, Some(mallopt), Ok(bytes)) = (is_glibc(), bound().mallopt, i32::try_from(bytes)) {
-        // SAFETY: mallopt(3); nobody is in malloc while the program starts. Too large a
-        // number is refused, and leaves things as they are.
+        // SAFETY: mallopt(3); no thread is in malloc while the program starts. A value that is too
+        // large is refused and changes nothing.
         unsafe { mallopt(M_MMAP_THRESHOLD, bytes) };
     }
 }
 
-/// The environment of the process, in a constructor that was handed `given`.
-/// glibc hands it to constructors, and sets its variable later; musl has set
-/// the variable already and hands them nothing.
+/// Returns the environment of the process, in a constructor that got `given` as an argument. glibc
+/// passes the environment to constructors, and sets its variable later. musl has already set the
+/// variable, and passes nothing.
 pub fn environment(given: *mut *mut u8) -> *mut *mut u8 {
     match (bound().glibc, bound().environment) {
         (0, Some(environment)) => *environment,
@@ -117,7 +117,7 @@ struct LoaderState {
     first: *const Library,
 }
 
-/// `struct link_map`, its public part.
+/// The public part of `struct link_map`.
 #[repr(C)]
 struct Library {
     base: usize,
@@ -144,10 +144,10 @@ struct Symbol {
 }
 
 const FUNCTION: u8 = 2;
-/// A version that is not the default one.
+/// Flag of a version that is not the default one.
 const HIDDEN_VERSION: u16 = 0x8000;
 
-/// What is needed of a library's dynamic section to look something up.
+/// The parts of a library's dynamic section that a look-up needs.
 struct Tables {
     base: usize,
     strings: usize,
@@ -158,10 +158,10 @@ struct Tables {
 
 impl Tables {
     /// # Safety
-    /// `library` is an entry of the loader's list.
+    /// `library` must be an entry of the loader's list.
     unsafe fn of(library: &Library) -> Option<Tables> {
         let mut tables = Tables { base: library.base, strings: 0, symbols: 0, hash: 0, versions: 0 };
-        // Some loaders relocate these addresses in place, some do not.
+        // Some loaders relocate these addresses in place, others do not.
         let address = |value: usize| if value < library.base { value + library.base } else { value };
         let mut entry = library.dynamic;
         // SAFETY: the section is an array of pairs that ends with tag 0.
@@ -181,15 +181,15 @@ impl Tables {
         (tables.strings != 0 && tables.symbols != 0 && tables.hash != 0).then_some(tables)
     }
 
-    /// The address of a function by its name.
+    /// Returns the address of a function by its name.
     ///
     /// # Safety
-    /// The tables are a loaded library's.
+    /// The tables must be those of a loaded library.
     unsafe fn find(&self, name: &CStr) -> Option<usize> {
         let hash =
             name.to_bytes().iter().fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
-        // SAFETY: the layout of DT_GNU_HASH: bucket count, first symbol, bloom
-        // words and shift, the bloom filter, the buckets, the chains.
+        // SAFETY: this is the layout of DT_GNU_HASH: bucket count, first symbol, number of bloom
+        // words, shift, the bloom filter, the buckets, the chains.
         unsafe {
             let head = self.hash as *const u32;
             let (buckets, first, bloom) = (*head, *head.add(1), *head.add(2));
@@ -214,10 +214,12 @@ impl Tables {
         }
     }
 
+    /// Returns the address of a symbol, if it is the function of this name.
+    ///
     /// # Safety
-    /// `index` is a symbol of the library.
+    /// `index` must be a symbol of the library.
     unsafe fn matching(&self, index: usize, name: &CStr) -> Option<usize> {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees the index.
         unsafe {
             let symbol = &*(self.symbols as *const Symbol).add(index);
             let hidden = self.versions != 0 && *(self.versions as *const u16).add(index) & HIDDEN_VERSION != 0;
@@ -228,24 +230,24 @@ impl Tables {
     }
 }
 
-/// Where the loader has put the program and each of its libraries.
+/// Returns the addresses at which the loader has mapped the program and its libraries.
 pub fn libraries() -> impl Iterator<Item = usize> {
     let mut library = bound().loader().map_or(core::ptr::null(), |loader| loader.first);
     core::iter::from_fn(move || {
-        // SAFETY: the loader's list; while the program starts nobody changes it.
+        // SAFETY: this is the loader's list; no thread changes it while the program starts.
         let this = unsafe { library.as_ref()? };
         library = this.next;
         Some(this.base)
     })
 }
 
-/// The function that the program would have called if we did not define it.
+/// Returns the function that the program would call without usring's symbol of this name.
 pub fn next(name: &CStr) -> Option<usize> {
     let loader = bound().loader()?;
     let own = text::base();
     let mut behind_us = false;
     let mut library = loader.first;
-    // SAFETY: the loader's list; while the program starts nobody changes it.
+    // SAFETY: this is the loader's list; no thread changes it while the program starts.
     unsafe {
         while let Some(this) = library.as_ref() {
             if behind_us
@@ -261,11 +263,11 @@ pub fn next(name: &CStr) -> Option<usize> {
     None
 }
 
-/// Names the clock of the vDSO, which the loader lists like a library.
+/// Finds the clock function of the vDSO, which the loader lists like a library.
 pub fn name_clock() {
     let mut library = bound().loader().map_or(core::ptr::null(), |loader| loader.first);
     // SAFETY: 1. No thread changes the loader's list while the program starts. 2. The function of
-    // this name is the kernel's, with this signature, and stays mapped.
+    // this name is the kernel's, has this signature, and stays mapped.
     unsafe {
         while let Some(this) = library.as_ref() {
             if let Some(address) = Tables::of(this).and_then(|tables| tables.find(c"__vdso_clock_gettime")) {
@@ -276,7 +278,7 @@ pub fn name_clock() {
     }
 }
 
-/// Has libc run `handler` in each child that it forks.
+/// Lets libc run `handler` in each child that it forks.
 pub fn run_in_children(handler: unsafe extern "C" fn()) {
     // SAFETY: pthread_atfork(3); the library is never unloaded.
     unsafe {
@@ -288,7 +290,7 @@ pub fn run_in_children(handler: unsafe extern "C" fn()) {
     }
 }
 
-/// Says by which signal this libc changes the user of every thread.
+/// Stores the signal by which this libc changes the user of every thread.
 pub fn name_change_of_user() {
     if !is_glibc() {
         thread::CHANGE_USER.store(thread::CHANGE_USER_MUSL, Ordering::Relaxed);

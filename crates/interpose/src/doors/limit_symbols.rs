@@ -1,9 +1,7 @@
-//! The functions of libc by which a program asks how many files it may open, or
-//! says how many: where the kernel's limit is raised for our own numbers
-//! ([`own_numbers`]), the program is shown its own.
+//! The functions of libc that read or set how many files the program may open. If the kernel's
+//! limit is raised for usring's own numbers ([`own_numbers`]), the program sees its own limit.
 //!
-//! A program that makes these calls by instructions of its own sees, and sets,
-//! the kernel's limit.
+//! A program that makes these calls by instructions of its own reads and sets the kernel's limit.
 
 use crate::doors::libc;
 use core::arch::naked_asm;
@@ -11,16 +9,16 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use usring_sys::own_numbers::{PROGRAM_LIMIT, RAISED};
 use usring_uapi::general as linux;
 
-/// The resource: how many files.
+/// The resource: number of open files.
 const FILES: u32 = linux::RLIMIT_NOFILE;
 
-/// A function that is a system call; `$register` holds its resource.
+/// Defines a function that is a system call; `$register` holds its resource.
 macro_rules! limit_call {
     ($real:ident, $number:expr, $register:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
         $(
             /// # Safety
-            /// As for the function of this name in libc.
+            /// The requirements are those of libc's function.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
             #[unsafe(link_section = "usring_door")]
@@ -57,13 +55,13 @@ limit_call!(REAL_GETRLIMIT, linux::__NR_getrlimit, "edi", getrlimit getrlimit64)
 limit_call!(REAL_SETRLIMIT, linux::__NR_setrlimit, "edi", setrlimit setrlimit64);
 limit_call!(REAL_PRLIMIT, linux::__NR_prlimit64, "esi", prlimit prlimit64);
 
-/// A function that answers the limit itself, if `$condition` leaves "equal".
+/// Defines a function that returns the limit itself, if `$condition` sets the flag "equal".
 macro_rules! limit_question {
     ($real:ident, $name:ident, $condition:literal) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
 
         /// # Safety
-        /// As for the function of this name in libc.
+        /// The requirements are those of libc's function.
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         #[unsafe(link_section = "usring_door")]
@@ -94,7 +92,7 @@ macro_rules! limit_question {
 limit_question!(REAL_SYSCONF, sysconf, "cmp edi, 4");
 limit_question!(REAL_GETDTABLESIZE, getdtablesize, "cmp eax, eax");
 
-/// Finds the functions that these stand in front of.
+/// Finds the real functions behind these symbols.
 pub fn resolve() {
     let functions = [
         (c"getrlimit", &REAL_GETRLIMIT),

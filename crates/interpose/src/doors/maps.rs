@@ -1,5 +1,5 @@
-//! /proc/self/maps: the mapping that holds a call site, what else of its file is mapped, and where
-//! there is room near by. Read into a small buffer on the stack, without an allocation.
+//! Reads /proc/self/maps: the mapping that holds a call site, other mappings of its file, and free
+//! room near by. Uses a small buffer on the stack, and allocates nothing.
 
 use core::ops::Range;
 use usring_sys::SystemCall;
@@ -7,29 +7,29 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::PAGE;
 use usring_uapi::general as linux;
 
-/// A mapping, as /proc/self/maps tells of it.
+/// A mapping, from /proc/self/maps.
 pub struct Area {
-    /// The mapping, and readable code of the same file that lies directly before it: a page that was
+    /// The mapping, and readable code of its file that lies directly before it: a page that was
     /// written to is a mapping of its own.
     pub code: Range<usize>,
     pub protection: u32,
-    /// Private to this process, of a file.
+    /// Whether it is a private mapping of a file.
     is_private_file: bool,
-    /// Where the file begins in memory, by the mapping of its first page that lies nearest below.
+    /// Address of the file's beginning: the nearest mapping below of its first page.
     pub image: Option<usize>,
-    /// Where the free room next below it ends.
+    /// End of the nearest free room below.
     pub room_below: usize,
 }
 
 impl Area {
-    /// Ordinary code: read-only, of a file, and copied when written. (What a
-    /// compiler at run time makes is its own to rewrite.)
+    /// Whether it is ordinary code: read-only, of a file, and copied on write. (Code of a run-time
+    /// compiler is left to the compiler.)
     pub fn may_be_rewritten(&self) -> bool {
         self.is_private_file && self.protection == linux::PROT_READ | linux::PROT_EXEC
     }
 }
 
-/// The mapping that holds an address.
+/// Returns the mapping that holds an address.
 pub fn area_of(address: usize) -> Option<Area> {
     let path = c"/proc/self/maps";
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
@@ -46,8 +46,8 @@ pub fn area_of(address: usize) -> Option<Area> {
             code_start = line.start;
         }
         code_of = is_code.then_some(line.file);
-        // The kernel lists mappings in order. Two pages of room at least: the
-        // lower one stays free, so that nothing grows right into the stubs.
+        // The kernel lists mappings in order. The room must have two pages: the lower one stays
+        // free, so that no mapping grows into the stubs.
         if line.start >= end_before + 2 * PAGE && line.start <= address {
             room_below = line.start;
         }
@@ -88,7 +88,7 @@ impl Lines {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             if self.end == self.buffer.len() {
-                // A path longer than all this: what matters stands in front.
+                // A path longer than the buffer: the fields that are needed come before it.
                 self.end = 128;
             }
             let room = &mut self.buffer[self.end..];
@@ -112,7 +112,7 @@ struct Line {
 }
 
 impl Line {
-    /// `7f00-7f10 r-xp 00001000 08:01 1234   /usr/lib/x.so`
+    /// Parses a line: `7f00-7f10 r-xp 00001000 08:01 1234   /usr/lib/x.so`.
     fn parse(line: &[u8]) -> Option<Line> {
         let mut words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
         let range = words.next()?;

@@ -1,14 +1,18 @@
-//! How a program's call arrives.
+//! The entry points: how a program's call arrives.
 //!
-//! A file per door: [`filter`] (the seccomp program that makes calls trap) and
-//! [`own_signal`] (what happens then), [`patch`] (call sites rewritten after
-//! their first trap, found by [`code`] and [`maps`]), [`symbols`] (functions of libc that the loader binds to us
-//! first, the real ones found by [`libc`]), [`stack_symbol`] (the one such
-//! function whose further arguments lie on the stack), [`limit_symbols`] (those
-//! about the limit of open files), [`fork_symbols`] (those that fork) and [`exports`] (our own). All of them meet in [`door`],
-//! which saves what a system call leaves alone, moves to a stack that is large
-//! enough ([`stacks`]), and calls [`crate::dispatch`]. An exec, which does not come back, is made by
-//! [`departure`].
+//! | file | content |
+//! |---|---|
+//! | [`filter`] | the seccomp filter that makes calls trap |
+//! | [`own_signal`] | the handler of a trap |
+//! | [`patch`] | call sites rewritten after their first trap, found by [`code`] and [`maps`] |
+//! | [`symbols`] | functions of libc that the loader binds to this library first; [`libc`] finds the real ones |
+//! | [`stack_symbol`] | the symbol about a thread's stack |
+//! | [`limit_symbols`] | symbols about the limit of open files |
+//! | [`fork_symbols`] | symbols that fork |
+//! | [`exports`] | functions of usring itself |
+//! | [`door`] | the code that all entry points share; it saves registers and calls [`crate::dispatch`] |
+//! | [`stacks`] | stacks for threads whose own is too small |
+//! | [`departure`] | an exec, which does not return |
 
 mod code;
 pub mod departure;

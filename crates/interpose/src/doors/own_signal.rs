@@ -1,13 +1,11 @@
-//! The three signals whose kernel handler is ours: SIGSYS (a trapped call, or
-//! a worker to be woken), SIGSEGV and SIGBUS (a fault in one of our copies).
-//! Whatever else they mean goes to the program's handler, or does what it
-//! would do without one.
+//! Handles the three signals that belong to usring in the kernel: SIGSYS (a trapped call, or a
+//! request to a worker), SIGSEGV and SIGBUS (a fault in one of usring's copies). Any other cause
+//! goes to the program's handler, or has its default effect.
 //!
-//! The handler never runs the engine. For a trapped call it moves the
-//! instruction pointer to the door and returns: the call is then made by
-//! ordinary code on the program's own stack, as if by a function call. (Inside
-//! a handler masks would be undone, waits not be interrupted, and nested
-//! signals would land on top of us on a small alternate stack.)
+//! The handler never runs the engine. For a trapped call it moves the instruction pointer to the
+//! entry point and returns. Ordinary code on the program's own stack then makes the call, as if by
+//! a function call. (Inside a handler, changes of the mask would be undone, waits would not be
+//! interrupted, and nested signals would land on a small alternate stack.)
 
 use crate::doors::filter::TAG;
 use crate::doors::{door, patch};
@@ -22,7 +20,7 @@ use usring_sys::wait::{self, CONTEXT_INSTRUCTION_POINTER, SignalInformation};
 use usring_sys::{Errno, user_memory};
 use usring_uapi::general as linux;
 
-/// Where a `ucontext_t` keeps registers.
+/// Offsets of registers in a `ucontext_t`.
 const CONTEXT_RDI: usize = 104;
 const CONTEXT_RSI: usize = 112;
 const CONTEXT_RDX: usize = 136;
@@ -33,13 +31,12 @@ const CONTEXT_RCX: usize = 152;
 const SECCOMP: i32 = 1;
 /// `si_code` of a fault that has no address, such as that of `hlt` (SI_KERNEL).
 const FROM_KERNEL: i32 = 0x80;
-/// `si_code` of a memory error that nobody has touched yet: it is not raised
-/// again by going on (BUS_MCEERR_AO).
+/// `si_code` of a memory error that no thread has touched yet: going on does not raise it again
+/// (BUS_MCEERR_AO).
 const ACTION_OPTIONAL: i32 = 5;
 
-// Entered by the kernel with all signals blocked: rdi signal, rsi siginfo_t,
-// rdx ucontext_t. If the program has a handler it runs on the kernel's frame,
-// under the mask that it would have had.
+// Entered by the kernel with all signals blocked: rdi signal, rsi siginfo_t, rdx ucontext_t. If the
+// program has a handler, it runs on the kernel's frame, under the mask that it would have had.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_own_signal_entry, usring_restorer_of_own",
@@ -82,14 +79,14 @@ global_asm!(
     ".cfi_def_cfa_offset 8",
     "test rcx, rcx",
     "jz 3f",
-    "xor r9d, r9d", // the mark is not the handler's
+    "xor r9d, r9d", // the mark must not reach the handler
     "xor eax, eax",
     "jmp usring_run_handler",
     "3:",
     "ret",
     ".cfi_endproc",
     ".size usring_own_signal_entry, . - usring_own_signal_entry",
-    // Unwinders and debuggers know a signal frame by these bytes.
+    // Unwinders and debuggers recognise a signal frame by these bytes.
     ".p2align 4",
     "nop",
     "usring_restorer_of_own:",
@@ -108,7 +105,7 @@ unsafe extern "C" {
     fn usring_restorer_of_own();
 }
 
-/// Puts our handler in the kernel; returns what was there.
+/// Installs usring's handler in the kernel; returns the previous action.
 pub fn install(signal: u32) -> Result<Action, Errno> {
     let restorer = linux::SA_RESTORER;
     let ours = Action {
@@ -120,22 +117,22 @@ pub fn install(signal: u32) -> Result<Action, Errno> {
     signals::kernel_exchange(signal, Some(&ours))
 }
 
-/// Gives a signal of ours back to the kernel's own handling.
+/// Returns a signal of usring's to the kernel's own handling.
 pub fn uninstall(signal: u32, disposition: u64) {
     let _ = signals::kernel_exchange(signal, Some(&Action { handler: disposition, ..Action::default() }));
 }
 
-/// What the handler works on.
+/// The arguments of the handler.
 struct Arrival<'a> {
     information: &'a SignalInformation,
     context: *mut u8,
 }
 
 impl Arrival<'_> {
-    /// A word of the interrupted context.
+    /// Returns a word of the interrupted context.
     fn word(&mut self, offset: usize) -> &mut u64 {
-        // SAFETY: the kernel's ucontext_t, which is this handler's to change
-        // until it returns; `offset` is one of its 8-byte words.
+        // SAFETY: this is the kernel's ucontext_t, which the handler may change until it returns;
+        // `offset` is one of its 8-byte words.
         unsafe { &mut *self.context.add(offset).cast::<u64>() }
     }
 
@@ -147,7 +144,7 @@ impl Arrival<'_> {
         *self.word(CONTEXT_INSTRUCTION_POINTER) = address as u64;
     }
 
-    /// Whether somebody sent the signal: no instruction raised it.
+    /// Whether the signal was sent by a call, not raised by an instruction.
     fn was_sent(&self) -> bool {
         self.information.code <= 0
     }
@@ -171,8 +168,8 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
             change_credentials(arrival, number);
             return true;
         }
-        // A system call leaves the return address in rcx, so the door finds
-        // it there; rax holds the number again.
+        // A system call leaves the return address in rcx, where the entry point expects it; rax
+        // holds the number again.
         let return_address = arrival.instruction_pointer();
         *arrival.word(CONTEXT_RCX) = return_address as u64;
         arrival.continue_at(door::trap_door() as usize);
@@ -189,7 +186,7 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
 }
 
 /// Makes the program's call here, in the handler. glibc changes the user of all threads by a signal
-/// of its own, which may find a thread in the engine: there no door may be entered.
+/// of its own, which may find a thread in the engine. No entry point may be entered there.
 fn change_credentials(arrival: &mut Arrival, number: u32) {
     let arguments = [CONTEXT_RDI, CONTEXT_RSI, CONTEXT_RDX].map(|register| *arrival.word(register));
     *arrival.word(CONTEXT_RAX) = match process::caller() {
@@ -212,7 +209,7 @@ fn serve_fault(arrival: &mut Arrival) -> bool {
     mended.is_some()
 }
 
-/// Not ours: the program's handler, or the action that the signal has without.
+/// Passes a signal to the program: returns its handler, or takes the default action.
 fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     let signal = arrival.information.signal as u32;
     if arrival.was_sent() && puts_off(arrival, signal) {
@@ -236,8 +233,7 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     }
 }
 
-/// Puts off a signal that found its thread in the engine; false: it did not, or
-/// that cannot be done.
+/// Puts off a signal that found its thread in the engine. `false`: it did not, or no slot is free.
 fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     // SAFETY: the context is the kernel's.
     let context = unsafe { signals::interrupted_by(arrival.context) };
@@ -255,8 +251,8 @@ fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     true
 }
 
-/// The default action, which for all three is to kill with a core dump. A
-/// fault is raised again by the instruction, anything else by us.
+/// Takes the default action, which for all three signals is to kill with a core dump. The
+/// instruction raises a fault again; other signals are sent again.
 fn die(arrival: &mut Arrival, signal: u32) {
     uninstall(signal, DEFAULT);
     *arrival.word(CONTEXT_MASK) &= !set_of(signal);

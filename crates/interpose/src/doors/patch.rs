@@ -1,25 +1,26 @@
-//! Call sites rewritten after their first trap: from some 2 µs to a few ns.
+//! Rewrites call sites after their first traps: a call then costs a few ns instead of some 2 µs.
 //!
-//! The site is `mov $number,%eax; syscall`, as compilers and libc write it,
-//! perhaps with a few moves between registers in between. Only the `mov`, five
-//! bytes, is overwritten, by a jump to a stub near by, which loads the number,
-//! does what stands in between, loads the return address into rcx (which the
-//! instruction would destroy) and goes to the door. A thread that is already
-//! past the `mov`, or jumps there, still meets `syscall` and traps.
+//! The site is `mov $number,%eax; syscall`, as compilers and libc write it, perhaps with a few
+//! moves between registers in between. Only the `mov`, five bytes, is overwritten, by a jump to a
+//! stub near by. The stub loads the number, executes the moves in between, loads the return address
+//! into rcx (which the instruction would destroy) and jumps to the entry point. A thread that is
+//! already past the `mov`, or jumps there, still executes `syscall` and traps.
 //!
-//! # Writing code that others execute
-//! First a single byte, `hlt`, is put over the first byte of the `mov`. It
-//! faults in user space, and the SIGSEGV handler sends who meets it to the stub
-//! ([`redirected`]). Then the other four bytes are written, and then the first
-//! byte of the jump; between the steps every processor is made to look anew
-//! (membarrier). So no thread ever executes half of one instruction and half
-//! of the other, whatever the alignment, and a child forked in between goes on
-//! by way of the handler.
+//! # Writing code that other threads execute
+//! 1. The first byte of the `mov` is replaced by `hlt`. It faults in user space, and the SIGSEGV
+//!    handler sends the thread to the stub ([`redirected`]).
+//! 2. The other four bytes are written.
+//! 3. The first byte of the jump is written.
 //!
-//! Which bytes are the `mov` is decided by [`code`].
+//! After each step every processor synchronises its instruction stream (membarrier(2)). So no
+//! thread ever executes half of one instruction and half of the other, whatever the alignment. A
+//! child forked in between goes on by way of the handler.
 //!
-//! Sites that cannot be rewritten (another form, code that is not exactly understood, no room near
-//! by, a policy that forbids writable code) keep trapping, which is slower and no less right.
+//! [`code`] decides which bytes are the `mov`.
+//!
+//! Some sites cannot be rewritten: another form, code that is not exactly understood, no room near
+//! by, a policy that forbids writable code. They keep trapping, which is slower and just as
+//! correct.
 
 use crate::doors::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
 use crate::doors::door::{self, Call};
@@ -34,27 +35,26 @@ use usring_uapi::general as linux;
 const JUMP: u8 = 0xe9;
 const HALT: u8 = 0xf4;
 
-/// Sites that have trapped. A power of two; when three quarters are used no
-/// more sites are rewritten.
+/// Most sites that are recorded. A power of two; when three quarters are used, no more sites are
+/// rewritten.
 const SITES: usize = 1024;
 
-/// How often a site traps before it is rewritten, which costs as much as some
-/// twenty traps. Whoever enters a ring once does it again.
+/// Traps of a site before it is rewritten, which costs as much as some twenty traps. (A site of
+/// io_uring_enter is rewritten at its first trap: it will be used again.)
 const PATIENCE: u32 = 12;
 
 struct Site {
     /// Address of the `syscall`.
     address: AtomicUsize,
     traps: AtomicU32,
-    /// Address of the `mov`, and where the jump there goes; 0 if it was left as
-    /// it is.
+    /// Address of the `mov`, and target of the jump there; 0 if the site was not rewritten.
     start: AtomicUsize,
     stub: AtomicUsize,
 }
 
 impl Site {
-    /// Where the code at `start` leads now, if that was rewritten for this site.
-    /// The bytes decide: the code may be gone since, and other code lie there.
+    /// Returns the stub, if the code at `start` was rewritten for this site and still leads there.
+    /// The bytes decide: the code may have been unmapped since, and replaced by other code.
     fn rewritten(&self, start: usize) -> Option<usize> {
         let stub = self.stub.load(Ordering::Acquire);
         let is_ours = stub != 0 && self.start.load(Ordering::Relaxed) == start;
@@ -82,7 +82,7 @@ fn places_of(address: usize) -> impl Iterator<Item = &'static Site> {
     (0..SITES).map(move |step| &TABLE[(start + step) % SITES])
 }
 
-/// The place of a site, taken for it if it has none.
+/// Returns the entry of a site; takes one if it has none.
 fn place_of(address: usize) -> Option<&'static Site> {
     for site in places_of(address) {
         match site.address.load(Ordering::Acquire) {
@@ -103,13 +103,13 @@ fn place_of(address: usize) -> Option<&'static Site> {
     None
 }
 
-/// For the SIGSEGV handler: where a thread goes on that met a `hlt` of ours. The
-/// fault is one that the instruction itself raised, so its bytes can be read.
+/// For the SIGSEGV handler: returns where a thread goes on that executed usring's `hlt`. The
+/// instruction itself raised the fault, so its bytes can be read.
 pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
 }
 
-/// The place of a site that has one.
+/// Returns the entry of a site, if it has one.
 fn known(address: usize) -> Option<&'static Site> {
     places_of(address)
         .map(|site| (site, site.address.load(Ordering::Acquire)))
@@ -117,19 +117,19 @@ fn known(address: usize) -> Option<&'static Site> {
         .find_map(|(site, found)| (found == address).then_some(site))
 }
 
-/// Rewrites the site by which a trapped call came, if that pays and can be done.
+/// Rewrites the site of a trapped call, if that is worthwhile and possible.
 #[cold]
 pub fn consider(call: &Call) {
     let address = call.return_address.wrapping_sub(SYSCALL.len() as u64) as usize;
     let may_share = matches!(call.number as u32, linux::__NR_clone | linux::__NR_vfork);
     if environment::forbids_patching() || text::is_library(address) || may_share {
-        // By another call from there a thread would come back on a stack of its own, or twice on one.
+        // From such a site a thread could return on a stack of its own, or twice on one stack.
         return;
     }
     let Some(site) = place_of(address) else { return };
     let patience = if call.number as u32 == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
-    // Once; and once more if it was rewritten and other code lies there now.
+    // Once; and once more if the site was rewritten and other code lies there now.
     let is_anew = || {
         let is_old = site.stub.load(Ordering::Acquire) != 0;
         is_old && site.rewritten(site.start.load(Ordering::Relaxed)).is_none()
@@ -139,15 +139,15 @@ pub fn consider(call: &Call) {
     }
 }
 
-/// Rewrites what sites of a call a function of libc's begins with, before any has trapped: for a
-/// call that a filter cannot have trap always.
+/// Rewrites the sites of a call at the beginning of a libc function, before any has trapped. For a
+/// call that a filter cannot always trap.
 pub fn rewrite_ahead(function: usize, number: u32) {
-    /// Longer than what is before its `syscall`s, with and without threads.
+    /// More bytes than come before its `syscall`s, with and without threads.
     const REACH: usize = 192;
     if environment::forbids_patching() {
         return;
     }
-    // All of it on one page: what lies behind may be nothing.
+    // All of it on one page: the next page may not be mapped.
     let end = (function + REACH).min((function / PAGE + 1) * PAGE - 1);
     for address in code::calls_in(function..end) {
         if Form::of(function, address, number).is_some()
@@ -162,7 +162,7 @@ fn rewrite(site: &Site, address: usize, number: u32) {
     let mut patching = process::current().patching.lock();
     let Some(area) = maps::area_of(address).filter(Area::may_be_rewritten) else { return };
     let Some(function) = code::function_around(address, &area) else { return };
-    // Under the lock: another thread may have come first.
+    // Checked under the lock: another thread may have come first.
     let Some(form) = Form::of(function, address, number) else { return };
     if !*patching.get_or_insert_with(register_for_membarrier) {
         return;
@@ -178,19 +178,19 @@ fn rewrite(site: &Site, address: usize, number: u32) {
     }
 }
 
-/// What a jump at `address` to the stub has to say.
+/// Returns the operand of a jump at `address` to the stub.
 fn distance(address: usize, stub: usize) -> i32 {
     (stub as i64 - (address as i64 + 5)) as i32
 }
 
-/// Overwrites the `mov` by a jump, see the head of this file.
+/// Overwrites the `mov` by a jump; see the head of this file.
 fn write_jump(address: usize, stub: usize, area: &Area) -> Result<(), Errno> {
     let page = address / PAGE * PAGE;
     protect(page, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC)?;
     let put = |offset: usize, value: u8| {
-        // SAFETY: 1. The page was just made writable, and the five bytes lie
-        // on it. 2. They are one instruction of the program's, which is
-        // replaced by one that does the same (see `has_form` and the stub).
+        // SAFETY: 1. The page was just made writable, and the five bytes lie on it. 2. They are one
+        // instruction of the program's, replaced by one with the same effect (see `Form::of` and
+        // the stub).
         unsafe { (*((address + offset) as *const AtomicU8)).store(value, Ordering::SeqCst) };
     };
     put(0, HALT);
@@ -201,7 +201,7 @@ fn write_jump(address: usize, stub: usize, area: &Area) -> Result<(), Errno> {
     synchronise();
     put(0, JUMP);
     synchronise();
-    // It has happened, and if the page stays writable, so be it.
+    // The jump is written; if the page stays writable, that does no harm.
     let _ = protect(page, area.protection);
     Ok(())
 }
@@ -210,7 +210,7 @@ fn protect(page: usize, protection: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_mprotect, [page as u64, PAGE as u64, u64::from(protection), 0, 0]).run().map(drop)
 }
 
-/// Whether every processor can be made to look at code anew.
+/// Whether every processor can be made to synchronise its instruction stream.
 fn register_for_membarrier() -> bool {
     membarrier(linux::membarrier_cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_SYNC_CORE as u32)
 }
@@ -224,13 +224,13 @@ fn membarrier(command: u32) -> bool {
     SystemCall::new(linux::__NR_membarrier, [u64::from(command), 0, 0, 0, 0]).run().is_ok()
 }
 
-/// The pages of stubs. The lock `patching` is held by whoever is in here.
+/// The pages of stubs. Callers hold the lock `patching`.
 mod stubs {
     use super::*;
 
     /// mov $number,%eax; …; lea return(%rip),%rcx; jmp *door(%rip); door
     const SIZE: usize = 48;
-    /// Where the address of the door stands.
+    /// Offset of the entry point's address.
     const DOOR: usize = 40;
     const PAGES: usize = 64;
     /// How far a jump reaches, less room for rounding.
@@ -250,17 +250,17 @@ mod stubs {
         let stub = address + used;
         protect(address, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC).ok()?;
         let code = code(stub, form);
-        // SAFETY: the page is ours and writable; no thread runs these bytes
-        // before a jump leads here.
+        // SAFETY: the page belongs to usring and is writable. No thread runs these bytes before a
+        // jump leads here.
         unsafe { (stub as *mut [u8; SIZE]).write(code) };
         page.used.store(used + SIZE, Ordering::Relaxed);
         protect(address, linux::PROT_READ | linux::PROT_EXEC).ok()?;
         Some(stub)
     }
 
-    /// Whether a stub that was made before is what this site needs.
+    /// Whether an existing stub serves this site.
     pub fn serves(stub: usize, form: &Form) -> bool {
-        // SAFETY: not 0, so `make` made it; its page stays.
+        // SAFETY: the address is not 0, so `make` made the stub; its page stays mapped.
         stub != 0 && unsafe { (stub as *const [u8; SIZE]).read() } == code(stub, form)
     }
 
@@ -305,7 +305,7 @@ mod stubs {
         let protection = u64::from(linux::PROT_READ | linux::PROT_EXEC);
         let arguments = [wanted as u64, PAGE as u64, protection, u64::from(flags), -1i64 as u64, 0];
         let got = SystemCall::with_six(linux::__NR_mmap, arguments).run().ok()? as usize;
-        // Before Linux 4.17 the address is only a wish.
+        // Before Linux 4.17 the address is only a hint.
         (got.abs_diff(site) < REACH).then_some(got)
     }
 }

@@ -1,5 +1,5 @@
-//! A symbol of libc by which a program says where a thread is to have its stack: where
-//! memory is swapped, that place must not be.
+//! The symbol of libc by which a program chooses where a thread has its stack. Swapped memory
+//! cannot hold a stack.
 
 use crate::doors::door::{CALL_SIZE, Call};
 use crate::swapped::managed;
@@ -7,13 +7,13 @@ use core::arch::naked_asm;
 use core::mem::offset_of;
 use core::sync::atomic::AtomicUsize;
 
-/// Libc's own.
+/// libc's own function.
 pub static REAL: AtomicUsize = AtomicUsize::new(0);
 
-/// libc's `pthread_attr_setstack`: memory that is swapped is no place for a stack.
+/// Replaces libc's `pthread_attr_setstack`: releases the memory to the kernel if it is swapped.
 ///
 /// # Safety
-/// As for the function of this name in libc.
+/// The requirements are those of libc's function.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "usring_door")]

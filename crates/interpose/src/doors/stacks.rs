@@ -1,11 +1,11 @@
-//! Stacks of our own, for programs whose stacks are small: Go's goroutines make
-//! system calls with a few hundred bytes left, and below their stacks lie other
-//! objects; musl's posix_spawn gives its child 5 KiB. In such a program the
-//! doors run each call on a stack of ours, one per thread.
+//! usring's own stacks, for programs whose stacks are small. Go's goroutines make system calls with
+//! a few hundred bytes left, and other objects lie below their stacks. musl's posix_spawn gives its
+//! child 5 KiB. In such a program the entry points run each call on a stack of usring's, one per
+//! thread.
 //!
-//! A thread is known by its thread pointer. A vfork child has its parent's, and
-//! uses its parent's stack, which the parent cannot need meanwhile. It never comes
-//! back from a successful exec, so the kernel sets the stack free then.
+//! A thread is identified by its thread pointer. A vfork child has its parent's thread pointer, and
+//! uses its parent's stack, which the parent cannot need meanwhile. The child never returns from a
+//! successful exec, so the kernel then marks the stack as free.
 
 use crate::doors::libc;
 use crate::program::process;
@@ -13,16 +13,16 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{SystemCall, UserAddress, thread, user_memory};
 use usring_uapi::general as linux;
 
-/// Threads that can have a stack of ours; a power of two, and more than the
-/// 10,000 that Go's runtime makes at most. (Rows cost memory where used.)
+/// Most threads with a stack of usring's. A power of two, and more than the 10,000 threads that
+/// Go's runtime makes at most. (Rows take memory only where used.)
 pub const ROWS: usize = 16384;
-/// Pages are used only where touched.
+/// Bytes of a stack. The kernel allocates pages when they are touched.
 pub const SIZE: usize = 128 * 1024;
 /// Spreads thread pointers over the rows.
 pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Read by the doors: a thread pointer and the top of its stack, where a word
-/// says whether it is in use.
+/// Read by the entry points: a thread pointer and the top of its stack. The word at the top says
+/// whether the stack is in use.
 #[repr(C)]
 pub struct Row {
     thread: AtomicU64,
@@ -40,8 +40,8 @@ pub fn are_small() -> bool {
     SMALL.load(Ordering::Relaxed) != 0
 }
 
-/// The word that says whether the calling thread stands on its stack of ours,
-/// if it has one.
+/// Returns the word that says whether the calling thread is on its own stack of usring's, if it has
+/// one.
 fn in_use() -> Option<&'static AtomicU32> {
     let thread = thread::current().0 as u64;
     let start = thread.wrapping_mul(GOLDEN) >> (64 - ROWS.trailing_zeros());
@@ -60,9 +60,9 @@ fn in_use() -> Option<&'static AtomicU32> {
     None
 }
 
-/// Runs `exec`, which returns only if it fails. If it succeeds in a vfork child, the kernel
-/// clears the word of the child's stack of ours (set_tid_address(2)): the parent, which has that
-/// stack too, finds it free. Until then handlers of the child's find it in use.
+/// Runs `exec`, which returns only if it fails. If it succeeds in a vfork child, the kernel clears
+/// the top word of the child's stack (set_tid_address(2)). So the parent, which has that stack too,
+/// finds it free. Until then handlers in the child find it in use.
 pub fn given_back_by<T>(exec: impl FnOnce() -> T) -> T {
     let Some(word) = in_use().filter(|_| !process::is_own()) else { return exec() };
     let clear_at_end = |word: u64| {
@@ -74,8 +74,8 @@ pub fn given_back_by<T>(exec: impl FnOnce() -> T) -> T {
     result
 }
 
-/// In a forked child: nobody stands on the stacks of the parent's other threads,
-/// and threads of the child may come to have them.
+/// Marks all stacks as free but the calling thread's, in a forked child: the parent's other threads
+/// do not exist there, and threads of the child may take over their stacks.
 pub fn forget_after_fork() {
     if !are_small() {
         return;
@@ -85,7 +85,7 @@ pub fn forget_after_fork() {
         TABLE.iter().filter(|row| !matches!(row.thread.load(Ordering::Relaxed), thread if thread == 0 || thread == own))
     {
         let top = row.top.load(Ordering::Relaxed) as *const AtomicU32;
-        // SAFETY: as in `in_use`.
+        // SAFETY: null, or the top word of a stack that is never unmapped.
         if let Some(word) = unsafe { top.as_ref() } {
             word.store(0, Ordering::Relaxed);
         }
@@ -99,7 +99,7 @@ const PHNUM: u64 = 56;
 const PT_PHDR: u32 = 6;
 const PT_NOTE: u32 = 4;
 const NOTE_HEAD: u64 = 12;
-/// A note's name and type by which a Go program is known (NT_GOBUILDID).
+/// Name and type of the note that identifies a Go program (NT_GOBUILDID).
 const GO: u32 = u32::from_le_bytes(*b"Go\0\0");
 const GO_BUILD_ID: u32 = 4;
 
@@ -107,8 +107,8 @@ const GO_BUILD_ID: u32 = 4;
 const AT_PHDR: u64 = 3;
 const AT_PHNUM: u64 = 5;
 
-/// Looks at the program and its libraries. `auxiliary` is the vector that the
-/// kernel gave the process.
+/// Finds out whether the program or a library has small stacks. `auxiliary` is the auxiliary vector
+/// from the kernel.
 pub fn look(auxiliary: *const [u64; 2]) {
     let (mut headers, mut count) = (0, 0);
     let mut entry = UserAddress(auxiliary as u64);
@@ -128,7 +128,7 @@ pub fn look(auxiliary: *const [u64; 2]) {
     }
 }
 
-/// Whether the library at an address is made by Go (`-buildmode=c-shared`).
+/// Whether the library at an address was made by Go (`-buildmode=c-shared`).
 fn is_go_library(base: usize) -> bool {
     let base = UserAddress(base as u64);
     const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
@@ -140,8 +140,8 @@ fn is_go_library(base: usize) -> bool {
     has_go_note(base.offset(offset), u64::from(count), Some(base.0))
 }
 
-/// Goes through program headers. Without `base` the table tells by itself where
-/// it was loaded.
+/// Whether program headers lead to a note of Go's. Without `base`, the table itself says where it
+/// was loaded.
 fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
     let header = |index: u64| user_memory::read::<[u64; 7]>(headers.offset(index * PHENTSIZE)).ok();
     let all = || (0..count).filter_map(header);
@@ -150,7 +150,7 @@ fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
     all().filter(|header| header[0] as u32 == PT_NOTE).any(|header| is_go(base.wrapping_add(header[2]), header[5]))
 }
 
-/// Whether a note of Go's is among these.
+/// Whether one of these notes is Go's.
 fn is_go(start: u64, size: u64) -> bool {
     let mut at = 0;
     while at + NOTE_HEAD <= size {

@@ -1,13 +1,12 @@
-//! The functions of libc that the loader binds to us first: the fast path for
-//! what would otherwise trap, and the only place where a poll is seen.
+//! The functions of libc that the loader binds to this library first: the fast path for calls that
+//! would otherwise trap, and the only place where a poll is seen.
 //!
-//! Each looks at its arguments, and unless the call concerns a ring it jumps on
-//! to the function that it stands in front of, with registers and stack as they
-//! were: nothing of ours is on the stack while a call of libc blocks, is
-//! cancelled, or returns twice (clone and vfork go through `syscall`).
+//! Each function checks its arguments. Unless the call concerns a ring, it jumps to the real
+//! function, with registers and stack unchanged. So no frame of usring's is on the stack while a
+//! call of libc blocks, is cancelled, or returns twice (clone and vfork go through `syscall`).
 //!
-//! Calls that other code makes without these symbols arrive by the trap; so
-//! exec, sigaction and the rest need no symbol here.
+//! Calls that other code makes without these symbols arrive by the trap. So exec, sigaction and the
+//! like need no symbol here.
 
 use crate::doors::door::{CALL_SIZE, Call};
 use crate::doors::libc::{self, BOUND};
@@ -25,14 +24,14 @@ use usring_sys::signals::DEFERRED;
 use usring_sys::{UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;
 
-/// So many numbers, from the reserved base on, may be rings: as a 32-bit
-/// unsigned difference, which for −1 is larger.
+/// How many numbers, from the reserved base on, may be rings: compared with a 32-bit unsigned
+/// difference, which is larger for −1.
 const RESERVED: u32 = (1 << 31) - RESERVED_BASE as u32;
 
 const SLOW_FRAME: usize = CALL_SIZE + 16;
 
-// The way from a symbol to the engine. eax: number of the system call; r11:
-// where the address of libc's function stands; the arguments as C has them.
+// The path from a symbol to the engine. eax: number of the system call; r11: address of the pointer
+// to libc's function; arguments as in C.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_symbol_call, usring_symbol_sleep, usring_symbol_answer",
@@ -66,7 +65,7 @@ global_asm!(
     ".cfi_def_cfa rsp, 8",
     "jmp usring_symbol_answer",
     ".cfi_restore_state",
-    // On to libc.
+    // Goes on to libc.
     "7:",
     "mov rdi, [rsp + 8]",
     "mov rsi, [rsp + 16]",
@@ -96,7 +95,7 @@ global_asm!(
     "call usring_settle",
     "jmp 7b",
     ".cfi_endproc",
-    // Fills the call that lies above our return address.
+    // Fills the `Call` above the return address.
     "8:",
     ".cfi_startproc",
     "mov [rsp + 8], rax",
@@ -112,8 +111,8 @@ global_asm!(
     "lea rdi, [rsp + 8]",
     "ret",
     ".cfi_endproc",
-    // The kernel's answer in rax, as C has it. r9 may hold our mark, by which
-    // the program's next call would pass the filter.
+    // Converts the kernel's answer in rax to C's convention. r9 may hold the mark, which would let
+    // the program's next call pass the filter.
     ".p2align 4",
     "usring_symbol_answer:",
     ".cfi_startproc",
@@ -149,13 +148,13 @@ global_asm!(
     bound = sym BOUND,
 );
 
-/// One symbol of libc that we stand in front of. `$register` holds its
-/// descriptor, and `$second` another one, as a 32-bit register.
+/// Defines a symbol of libc. `$register` holds its descriptor, and `$second` another one, as a
+/// 32-bit register.
 macro_rules! with_descriptor {
     ($real:ident, $fallback:ident, $number:expr, $register:literal, $second:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
         $(
-            /// # Safety
+            /// The requirements are those of libc's function.
             /// As for the function of this name in libc.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
@@ -196,13 +195,12 @@ macro_rules! with_descriptor {
     };
 }
 
-/// A symbol that only concerns us where the run has devices: then each call is
-/// looked at.
+/// Defines a symbol that concerns usring only if the run has devices: then each call is checked.
 macro_rules! with_devices {
     ($real:ident, $fallback:ident, $number:expr, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
         $(
-            /// # Safety
+            /// The requirements are those of libc's function.
             /// As for the function of this name in libc.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
@@ -230,12 +228,12 @@ macro_rules! with_devices {
     };
 }
 
-/// A symbol of the poll family.
+/// Defines a symbol of the poll family.
 macro_rules! sleeping {
     ($real:ident, $fallback:ident, $number:expr, $adjust:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
         $(
-            /// # Safety
+            /// The requirements are those of libc's function.
             /// As for the function of this name in libc.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
@@ -266,8 +264,8 @@ macro_rules! sleeping {
     };
 }
 
-/// The bare system call: what a symbol does before the constructor has found
-/// libc's function, and where libc has none.
+/// The bare system call: used before the constructor has found libc's function, and if libc has
+/// none.
 macro_rules! raw {
     ($name:ident, $number:expr, $adjust:literal) => {
         #[unsafe(naked)]
@@ -309,11 +307,11 @@ with_devices!(REAL_FALLOCATE, raw_fallocate, linux::__NR_fallocate, fallocate fa
 with_devices!(REAL_OPEN, raw_open, linux::__NR_open, open open64);
 with_devices!(REAL_OPENAT, raw_openat, linux::__NR_openat, openat openat64);
 
-// The size of a signal set is an argument that C does not have.
+// The size of a signal set is an argument that C's functions do not have.
 sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
 sleeping!(REAL_PPOLL, raw_ppoll, linux::__NR_ppoll, "mov r8d, 8", ppoll __ppoll_chk);
 sleeping!(REAL_SELECT, raw_select, linux::__NR_select, "nop", select);
-// The mask would have to be wrapped; this early nobody passes one.
+// The mask would have to be wrapped; no caller passes one this early.
 sleeping!(REAL_PSELECT, raw_pselect, linux::__NR_pselect6, "xor r9d, r9d", pselect);
 sleeping!(REAL_EPOLL_WAIT, raw_epoll_wait, linux::__NR_epoll_wait, "nop", epoll_wait);
 sleeping!(REAL_EPOLL_PWAIT, raw_epoll_pwait, linux::__NR_epoll_pwait, "mov r9d, 8", epoll_pwait);
@@ -321,10 +319,11 @@ sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9
 
 static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
-/// libc's `syscall`: io_uring's and libaio's calls, and prlimit64 where the limit of open files is
-/// raised, go straight to the engine, and a poll by its number is seen as one.
+/// Replaces libc's `syscall`. io_uring's and libaio's calls go straight to the engine. So does
+/// prlimit64 if the limit of open files is raised. A poll by its number is recognised as a poll.
 ///
 /// # Safety
+/// The requirements are those of libc's function.
 /// As for the function of this name in libc.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
@@ -389,8 +388,8 @@ pub unsafe extern "C" fn syscall() {
     )
 }
 
-// A call by its number, with the arguments of `syscall`, which may poll a ring;
-// and behind it the way on to libc's function, or the bare call.
+// A call by its number, with the arguments of `syscall`, which may poll a ring; then the jump to
+// libc's function, or the bare call.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_symbol_number, usring_symbol_libc",
@@ -449,7 +448,7 @@ global_asm!(
     real = sym REAL_SYSCALL,
 );
 
-/// Finds the functions that we stand in front of.
+/// Finds the real functions behind these symbols.
 pub fn resolve() {
     let functions = [
         (c"syscall", &REAL_SYSCALL),
@@ -491,14 +490,14 @@ pub fn resolve() {
     fork_symbols::resolve();
 }
 
-/// The code of libc's writev(3), once it is found.
+/// Returns the address of libc's writev, once it is found.
 pub fn libc_writev() -> Option<usize> {
     Some(REAL_WRITEV.load(Ordering::Acquire)).filter(|address| *address != 0)
 }
 
-/// Whether a call by a symbol is ours to answer, or libc's.
+/// Whether usring has to answer a call by a symbol; else libc does.
 extern "C" fn concerns(call: &Call) -> u64 {
-    // A child disowns what it has inherited before it makes anything of its own.
+    // A child disowns what it has inherited before it makes objects of its own.
     process::current();
     let is_ours = |number: u64| {
         let number = number as i32;
@@ -517,7 +516,7 @@ extern "C" fn concerns(call: &Call) -> u64 {
     u64::from(ours)
 }
 
-/// Before a call by its number.
+/// Prepares a call by its number.
 extern "C" fn before_call(call: &Call) {
     match call.number as u32 {
         linux::__NR_poll
@@ -531,8 +530,8 @@ extern "C" fn before_call(call: &Call) {
     }
 }
 
-/// Before a call sleeps until a descriptor is ready: rings among them are kept
-/// up to date from now on, and what the program has emptied is unreadable.
+/// Prepares a call that sleeps until a descriptor is ready. Rings among its descriptors keep their
+/// readiness up to date from now on. Rings that the program has emptied become unreadable.
 extern "C" fn before_sleep(call: &Call) {
     process::current();
     if UNWATCHED.load(Ordering::Relaxed) != 0 {
@@ -540,7 +539,7 @@ extern "C" fn before_sleep(call: &Call) {
         match call.number as u32 {
             linux::__NR_poll | linux::__NR_ppoll => watch_polled(UserAddress(first), second),
             linux::__NR_select | linux::__NR_pselect6 => watch_selected(first as i32, [second, third, fourth]),
-            // What stands in an epoll set was seen when it was put there.
+            // Descriptors in an epoll set were seen when they were added.
             _ => {}
         }
     }

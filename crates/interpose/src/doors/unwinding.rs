@@ -1,5 +1,5 @@
-//! What the precompiled `core` and `alloc` mention for unwinding, which never
-//! happens here: a panic ends the process.
+//! Symbols that the precompiled `core` and `alloc` need for unwinding, which never happens here: a
+//! panic ends the process.
 
 use core::arch::global_asm;
 

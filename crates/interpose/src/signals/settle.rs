@@ -35,8 +35,8 @@ const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 // would be put off without a later exit to deliver it.
 //
 // The first signal's frame is put back on the stack, and its handler entered as the kernel would
-// enter it. rt_sigreturn(2) then continues the thread at label 9, where only rbp is known. The
-// kernel delivers the other signals once they are unblocked.
+// enter it. After the handler, rt_sigreturn(2) continues the thread at label 9, where only rbp is
+// known. The kernel delivers the other signals once they are unblocked.
 global_asm!(
     ".pushsection usring_door,\"ax\",@progbits",
     ".globl usring_settle",
