@@ -301,7 +301,7 @@ impl<'a> LockedRing<'a> {
             if self.buffers.has_retired() {
                 registered_buffers::post_released(self);
             }
-            // Behind the tags, which count, too.
+            // After the tags' CQEs, because counted timeouts count these, too.
             timeout::flush_counted(self);
             if !self.has_issuable() {
                 return;

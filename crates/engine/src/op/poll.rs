@@ -71,7 +71,7 @@ pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Resul
     if sqe.buf_index != 0 || sqe.file_index != 0 || sqe.len & !(UPDATES | abi::IORING_POLL_ADD_MULTI) != 0 {
         return Err(Errno::EINVAL);
     }
-    // Multishot without an update means nothing.
+    // Multishot without an update has no meaning and is refused.
     if sqe.len == abi::IORING_POLL_ADD_MULTI {
         return Err(Errno::EINVAL);
     }

@@ -83,7 +83,8 @@ fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(false)
 }
 
-/// Ends a bundle whose group is gone: the kernel goes on to the next buffer, and finds none.
+/// Ends a bundle that has no BUFFER_SELECT. The kernel posts its result with F_MORE, goes on to a
+/// next buffer, and finds none: the last CQE has the result 0.
 #[cold]
 fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome) -> IssueOutcome {
     match outcome {

@@ -34,8 +34,8 @@ pub(super) const INTERVAL_MS: u16 = 1;
 const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
 /// After this many checks without a visit the program counts as gone.
 const ABSENT: u32 = 2;
-/// After this many checks at which the program only sleeps in the ring, there is little to do, and
-/// idle watching ends.
+/// After this many checks without a visit, for a program that sleeps in the ring, idle watching
+/// ends: there is little to do.
 const QUIET: u32 = 20;
 
 /// Activity estimate that a ring needs for idle watching: at first, and at most. [`Habit::came_by`]

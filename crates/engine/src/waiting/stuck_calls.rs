@@ -66,9 +66,9 @@ impl StuckCalls {
         leaves
     }
 
-    /// Leaves the next calls to workers, because a call was ended. Another process was faster, and
-    /// the call would have slept. (If its connection is still there, the call was only slow, for
-    /// want of a processor.)
+    /// Leaves the next calls to workers. Called when a call had no result and its connection is
+    /// gone: another process was faster, and the call would have slept. (If the connection is still
+    /// there, the call was only slow, for want of a processor.)
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
         self.for_workers = self.penalty;

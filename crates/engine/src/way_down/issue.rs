@@ -113,7 +113,7 @@ fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcom
 fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
         if request.has_flag(sqe_flags::ASYNC) {
-            // The kernel's worker would have done it.
+            // In the kernel a worker would have completed it.
             locked.completed_by_worker = true;
         }
         locked.statistics.count_inline(request.sqe.opcode);

@@ -35,7 +35,7 @@ impl Pace {
 /// Returns the pause for this interval between two completions.
 fn pause_after(interval: Nanoseconds, needed: u32) -> Option<Nanoseconds> {
     let pause = (interval.saturating_mul(u64::from(needed)) / 2).min(LONGEST);
-    // It spares wake-ups only if several completions come meanwhile.
+    // A pause spares wake-ups only if several completions come meanwhile.
     (pause >= SHORTEST && pause / 2 >= interval).then_some(pause)
 }
 
