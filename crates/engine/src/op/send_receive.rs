@@ -403,7 +403,7 @@ pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
     }
 }
 
-/// Returns the result in a zero-copy send's notification, which tells how the send was made.
+/// Returns the result for the notification of a send without a copy: how the send was made.
 pub(crate) fn usage(request: &Request, result: i32) -> i32 {
     match &request.operation {
         // usring copies the data, and reports this if asked.

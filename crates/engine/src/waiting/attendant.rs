@@ -352,8 +352,8 @@ pub(super) fn call(ring: &Arc<Ring>) {
     task_work::run_if_unattended(ring);
 }
 
-/// Changes the list of rings under idle watching. `change` returns whether the list was empty
-/// before; the ring watcher is then woken. Returns `false` if there is no ring watcher.
+/// Changes the list of rings under idle watching. `change` returns whether the ring watcher has to
+/// be woken for it. Returns `false` if there is no ring watcher.
 pub(super) fn with_rounds(change: impl FnOnce(&Rounds) -> bool) -> bool {
     let Ok(post) = process().attendant.post() else { return false };
     if change(&post.rounds) {

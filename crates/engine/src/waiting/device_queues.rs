@@ -65,7 +65,7 @@ pub(crate) struct DeviceQueues {
     /// A device can neither signal completions nor be waited for: a timer has it polled.
     looked_at_later: bool,
     forbids_waiter: bool,
-    /// Of a ring with HYBRID_IOPOLL.
+    /// Set on a ring with HYBRID_IOPOLL.
     hybrid: Option<Box<Hybrid>>,
     /// The channel to the kernel's own files, once a request has asked for it, or the error of
     /// opening it. An error that may soon pass is not kept.

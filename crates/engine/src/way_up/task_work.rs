@@ -99,7 +99,7 @@ pub(crate) enum Notification {
     /// waits for.
     #[doc(alias = "TWA_NONE")]
     None,
-    /// At the thread's next return to user mode, which only ends an interruptible sleep
+    /// At the thread's next return to user mode. This ends no sleep except an interruptible one
     /// (COOP_TASKRUN).
     #[doc(alias = "TWA_SIGNAL_NO_IPI")]
     Resume,
