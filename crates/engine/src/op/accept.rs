@@ -216,7 +216,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             Err(Errno::EAGAIN) => {}
             answer => break answer,
         }
-        // The listener does not block.
+        // The listener is non-blocking: wait by poll(2).
         let mut listener = PollDescriptor::new(number, epoll::IN);
         if let Err(error) = blocking.run(&listener.call(-1)) {
             break Err(error);

@@ -203,7 +203,7 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.files.remove(sqe.file_index - 1).map(|()| 0));
     }
-    // The number will mean another file.
+    // The number may soon mean another file.
     locked.named.forget();
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))

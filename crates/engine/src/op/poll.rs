@@ -100,7 +100,7 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
         poll.sqe.user_data = user_data;
     }
     if let (Some(new), Operation::Poll(armed)) = (interest, &mut poll.operation) {
-        // An update changes the events, not the behaviour.
+        // An update changes the events only, not the behaviour.
         armed.events = new.events;
     }
     locked.issuable.push_back(poll);

@@ -36,7 +36,7 @@ pub(super) struct Place {
     pub has_reported: bool,
 }
 
-/// The event that ends a request's wait.
+/// The condition that ends a request's wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// An event.

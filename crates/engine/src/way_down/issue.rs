@@ -113,7 +113,7 @@ fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcom
 fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
         if request.has_flag(sqe_flags::ASYNC) {
-            // In the kernel a worker would have completed it.
+            // The kernel would have completed it in a worker.
             locked.completed_by_worker = true;
         }
         locked.statistics.count_inline(request.sqe.opcode);
