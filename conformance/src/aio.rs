@@ -1,4 +1,4 @@
-//! The kernel's AIO as a program sees it: its calls, its context, its ring.
+//! Kernel AIO as a program sees it: the system calls, a context, and the ring of its events.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use usring_uapi::aio::{self, AioRing, IoEvent, Iocb};
 use crate::door;
 use crate::transcript::Transcript;
 
-/// io_setup(2), with whatever stands at `place`.
+/// io_setup(2) with a pointer to the context's id.
 pub fn setup(requests: u32, place: *mut u64) -> i32 {
     // SAFETY: the kernel checks the pointer.
     unsafe { door::call(libc::SYS_io_setup, [requests as usize, place as usize, 0, 0, 0, 0]) as i32 }
@@ -18,13 +18,13 @@ pub fn setup(requests: u32, place: *mut u64) -> i32 {
 
 /// io_destroy(2).
 pub fn destroy(context: u64) -> i32 {
-    // SAFETY: no memory but the context's own is involved.
+    // SAFETY: the call touches no memory but the context's.
     unsafe { door::call(libc::SYS_io_destroy, [context as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
 /// io_submit(2).
 pub fn submit(context: u64, count: i64, list: *const *mut Iocb) -> i32 {
-    // SAFETY: the kernel checks the pointers; iocbs name memory that their case keeps.
+    // SAFETY: the kernel checks the pointers. Each case keeps the memory that its iocbs name.
     unsafe { door::call(libc::SYS_io_submit, [context as usize, count as usize, list as usize, 0, 0, 0]) as i32 }
 }
 
@@ -72,7 +72,7 @@ impl Context {
         submit(self.0, list.len() as i64, list.as_mut_ptr())
     }
 
-    /// Events that are there within half a minute: at least so many if nothing is wrong.
+    /// Waits up to half a minute for `least` events. Returns fewer only if something is wrong.
     pub fn wait(&self, least: usize) -> Vec<IoEvent> {
         self.get(least as i64, 64, Duration::from_secs(30)).unwrap_or_default()
     }
@@ -89,12 +89,12 @@ impl Context {
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: the context's ring is mapped at its address until it is
-        // destroyed, and others write its words as atomics, too.
+        // SAFETY: the context's ring is mapped at its address until it is destroyed. All sides
+        // access its words as atomics.
         unsafe { &*((self.0 as usize + offset) as *const AtomicU32) }
     }
 
-    /// The ring's header as it stands.
+    /// Reads the ring's header.
     pub fn header(&self) -> AioRing {
         let word = |index: usize| self.word(4 * index).load(Ordering::Acquire);
         AioRing {
@@ -117,14 +117,14 @@ impl Context {
         self.word(0).store(id, Ordering::Release);
     }
 
-    /// Takes the next event out of the ring, without a call.
+    /// Takes the next event out of the ring, without a system call.
     pub fn reap(&self) -> Option<IoEvent> {
         let header = self.header();
         if header.head == header.tail {
             return None;
         }
         let event = self.0 as usize + header.header_length as usize + 32 * header.head as usize;
-        // SAFETY: the tail, read before, says that the event has been written.
+        // SAFETY: the tail, read before, shows that the event has been written.
         let event = unsafe { (event as *const IoEvent).read_volatile() };
         self.set_head((header.head + 1) % header.nr);
         Some(event)
@@ -172,7 +172,7 @@ pub fn poll(file: &OwnedFd, events: i16, data: u64) -> Iocb {
     Iocb { aio_buf: u64::from(events as u16), ..iocb(aio::IOCB_CMD_POLL, file.as_raw_fd(), data) }
 }
 
-/// Events by their data; of an error its name.
+/// Prints events sorted by their data. An error is printed by name.
 pub fn events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     events.sort_by_key(|event| event.data);
     for event in &events {
@@ -183,8 +183,8 @@ pub fn events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     }
 }
 
-/// The same of polls. The kernel hands on whatever a wake-up says, the kinds of
-/// data (RDNORM and the like) that nobody asked for among it; they are left out.
+/// Prints the events of polls. The kernel passes on all bits of a wake-up, also kinds of data
+/// (RDNORM and the like) that the request did not ask for. These bits are left out.
 pub fn poll_events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     const KINDS: i64 = 0x40 | 0x80 | 0x100 | 0x200;
     events.sort_by_key(|event| event.data);

@@ -1,4 +1,4 @@
-//! Rings of provided buffers (REGISTER_PBUF_RING) as a program fills them.
+//! Provided-buffer rings (REGISTER_PBUF_RING) as a program fills them.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -11,7 +11,7 @@ use crate::ring::Ring;
 /// Bytes of a buffer, unless a case says otherwise.
 pub const SIZE: u32 = 16;
 
-/// A buffer ring in memory that somebody mapped, and its buffers.
+/// A buffer ring in memory that the caller has mapped, and its buffers.
 pub struct Group {
     entries: *mut u8,
     mask: u16,
@@ -20,26 +20,26 @@ pub struct Group {
 }
 
 impl Group {
-    /// Over the memory of a ring of so many entries.
+    /// Makes a ring of `count` entries in the memory at `entries`.
     pub fn new(entries: *mut u8, count: u16) -> Group {
         Group { entries, mask: count - 1, tail: 0, buffers: Pages::new(1) }
     }
 
-    /// Appends a buffer of `length` at the place of `slot` in our pages.
+    /// Appends a buffer of `length` bytes, at slot `slot` of this group's pages.
     pub fn add(&mut self, slot: u16, length: u32, identifier: u16) {
         let address = self.buffers.at(usize::from(slot) * SIZE as usize);
         self.add_at(address, length, identifier);
     }
 
-    /// How many have been appended so far.
+    /// Returns the number of buffers appended so far.
     pub fn added(&self) -> u16 {
         self.tail
     }
 
     pub fn add_at(&mut self, address: u64, length: u32, identifier: u16) {
         let index = usize::from(self.tail & self.mask);
-        // SAFETY: masked, so it lies in the ring; only the first entry shares
-        // its last two bytes with the tail, which are left alone.
+        // SAFETY: the index is masked, so the entry lies in the ring. The last two bytes of the
+        // first entry are the tail, and they are not written here.
         unsafe {
             let entry = self.entries.add(index * 16);
             entry.cast::<u64>().write_volatile(address);
@@ -47,7 +47,7 @@ impl Group {
             entry.add(12).cast::<u16>().write_volatile(identifier);
         }
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the tail's word in the first entry.
+        // SAFETY: the address is the tail's word in the first entry.
         unsafe { &*self.entries.add(14).cast::<AtomicU16>() }.store(self.tail, Ordering::Release);
     }
 
@@ -63,14 +63,14 @@ impl Group {
         String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
     }
 
-    /// How far an entry has been moved on in its buffer, and what it has left.
+    /// Prints how far an entry has advanced in its buffer, and how many bytes it has left.
     pub fn state(&self, slot: u16) -> String {
-        // SAFETY: one of the ring's entries.
+        // SAFETY: the index is that of one of the ring's entries.
         let (address, length) = unsafe {
             let entry = self.entries.add(usize::from(slot) * 16);
             (entry.cast::<u64>().read_volatile(), entry.add(8).cast::<u32>().read_volatile())
         };
-        // An entry that was never added holds no address of ours.
+        // An entry that was never added holds no address of this group's pages.
         match address.checked_sub(self.buffers.at(usize::from(slot) * SIZE as usize)) {
             Some(distance) => format!("at {distance} left {length}"),
             None => format!("elsewhere left {length}"),
@@ -91,13 +91,13 @@ pub fn register(ring: &Ring, registration: &u::io_uring_buf_reg) -> i32 {
     ring.register(reg::PBUF_RING, &raw const *registration, 1)
 }
 
-/// A group whose ring lies in our own pages.
+/// Registers a group whose ring lies in `memory`.
 pub fn group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
     assert_eq!(register(ring, &registration(memory.at(0), entries, group, 0)), 0);
     Group::new(memory.address, entries as u16)
 }
 
-/// One whose buffers are used up piece by piece (PBUF_RING_INC).
+/// Registers a group whose buffers are consumed piece by piece (PBUF_RING_INC).
 pub fn incremental_group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
     assert_eq!(register(ring, &registration(memory.at(0), entries, group, 2)), 0);
     Group::new(memory.address, entries as u16)

@@ -1,15 +1,16 @@
-//! A named case, and the rooms in which cases live.
+//! A named case. Cases are grouped in modules (`rooms`).
 
 use crate::transcript::Transcript;
 
-/// One behaviour: a small program that prints what the kernel answered.
+/// One behaviour: a small program that prints the kernel's answers.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// `room.behaviour`; also the name of its recorded transcript.
+    /// `room.behaviour`, where `room` is the case's module. It is also the name of the recorded
+    /// transcript.
     pub name: &'static str,
     pub run: fn(&mut Transcript),
-    /// Why usring's transcript differs on purpose, if it does. Its transcript
-    /// is then recorded beside the kernel's.
+    /// The reason if usring differs on purpose. usring's transcript is then recorded beside the
+    /// kernel's.
     pub intended: Option<&'static str>,
 }
 

@@ -1,9 +1,9 @@
-//! The system calls of the suite, in the two shapes in which programs make
-//! them: through libc's `syscall()` and as an instruction of the program's own.
+//! The system calls of the suite, in both forms in which programs make them: through libc's
+//! `syscall()`, and by an instruction in the program itself.
 //!
-//! An interceptor sees the two by different doors (a symbol and a trapped
-//! instruction), so every case can be run through either; `--inline` chooses.
-//! Answers are the kernel's own: a negative errno instead of -1 and `errno`.
+//! An interceptor sees the two forms at different entry points (a symbol and a trapped
+//! instruction). So every case can run in either form; `--inline` chooses. Results are the kernel's
+//! own: a negative errno instead of -1 and `errno`.
 
 use std::arch::asm;
 use std::ffi::c_void;
@@ -17,31 +17,31 @@ const REGISTER: libc::c_long = 427;
 
 static INLINE: AtomicBool = AtomicBool::new(false);
 
-/// From now on calls are made by an instruction in this program's text.
+/// Makes all further calls by an instruction in this program's text.
 pub fn use_inline() {
     INLINE.store(true, Ordering::Relaxed);
 }
 
-/// Whether calls are made by an instruction of our own.
+/// Returns whether calls are made by an instruction in this program.
 pub fn is_inline() -> bool {
     INLINE.load(Ordering::Relaxed)
 }
 
-/// One system call; a negative errno on failure.
+/// Makes a system call. Returns a negative errno on failure.
 ///
 /// # Safety
-/// The arguments must be what the call expects; a case that passes a bad
-/// pointer on purpose relies on the kernel's check of it.
+/// The arguments must be what the call expects. A case that passes a bad pointer on purpose relies
+/// on the kernel's check of it.
 pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> i64 {
     if is_inline() {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller upholds the contract of this function.
         return unsafe { instruction(number, arguments) };
     }
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller upholds the contract of this function.
     let value = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     if value == -1 {
-        // SAFETY: errno is this thread's own.
+        // SAFETY: errno belongs to this thread.
         return -i64::from(unsafe { *libc::__errno_location() });
     }
     value
@@ -50,8 +50,8 @@ pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> i64 {
 unsafe fn instruction(number: libc::c_long, arguments: [usize; 6]) -> i64 {
     let [a, b, c, d, e, f] = arguments;
     let value: i64;
-    // SAFETY: the x86-64 convention of Linux; rcx and r11 are given up, memory
-    // may change.
+    // SAFETY: the call follows Linux's x86-64 convention: rcx and r11 are clobbered, and memory may
+    // change.
     unsafe {
         asm!(
             "syscall",
@@ -66,69 +66,69 @@ unsafe fn instruction(number: libc::c_long, arguments: [usize; 6]) -> i64 {
 
 /// io_uring_setup(2).
 pub fn setup(entries: u32, params: *mut io_uring_params) -> i32 {
-    // SAFETY: the kernel checks `params`; what a ring writes to later are
-    // addresses that the case names in its requests.
+    // SAFETY: the kernel checks `params`. A ring writes later only to addresses that the case names
+    // in its requests.
     unsafe { call(SETUP, [entries as usize, params as usize, 0, 0, 0, 0]) as i32 }
 }
 
 /// io_uring_enter(2).
 pub fn enter(fd: i32, submit: u32, complete: u32, flags: u32, argument: *const c_void, size: usize) -> i32 {
     let arguments = [fd as isize as usize, submit as usize, complete as usize, flags as usize, argument as usize, size];
-    // SAFETY: the kernel checks the argument; requests name memory that their
-    // case keeps alive until they complete.
+    // SAFETY: the kernel checks the argument. Each case keeps the memory that its requests name
+    // alive until they complete.
     unsafe { call(ENTER, arguments) as i32 }
 }
 
 /// io_uring_register(2).
 pub fn register(fd: i32, opcode: u32, argument: *const c_void, count: u32) -> i32 {
     let arguments = [fd as isize as usize, opcode as usize, argument as usize, count as usize, 0, 0];
-    // SAFETY: the kernel checks the argument; registered memory is kept by its case.
+    // SAFETY: the kernel checks the argument. Each case keeps its registered memory.
     unsafe { call(REGISTER, arguments) as i32 }
 }
 
-/// mmap(2) of a ring's memory, shared and writable, at an address of the
-/// kernel's choice; the address or a negative errno.
+/// Maps a ring's memory, shared and writable, at an address that the kernel chooses. Returns the
+/// address or a negative errno.
 pub fn map(fd: i32, length: usize, offset: u64) -> i64 {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     let flags = (libc::MAP_SHARED | libc::MAP_POPULATE) as usize;
     map_with(fd, length, offset, protection, flags)
 }
 
-/// mmap(2) with the program's own protection and flags, no fixed address.
+/// Calls mmap(2) with the given protection and flags, without a fixed address.
 pub fn map_with(fd: i32, length: usize, offset: u64, protection: usize, flags: usize) -> i64 {
     if !is_inline() {
-        // SAFETY: without MAP_FIXED nothing of ours is replaced.
+        // SAFETY: without MAP_FIXED the call replaces no mapping.
         let address =
             unsafe { libc::mmap(std::ptr::null_mut(), length, protection as i32, flags as i32, fd, offset as i64) };
         if address == libc::MAP_FAILED {
-            // SAFETY: errno is this thread's own.
+            // SAFETY: errno belongs to this thread.
             return -i64::from(unsafe { *libc::__errno_location() });
         }
         return address as i64;
     }
     let arguments = [0, length, protection, flags, fd as isize as usize, offset as usize];
-    // SAFETY: without MAP_FIXED nothing of ours is replaced.
+    // SAFETY: without MAP_FIXED the call replaces no mapping.
     unsafe { instruction(libc::SYS_mmap, arguments) }
 }
 
 /// close(2) of a descriptor that may be a ring's.
 pub fn close(fd: i32) -> i32 {
     if !is_inline() {
-        // SAFETY: closing a number of our own (or a bad one, on purpose).
+        // SAFETY: the case owns the number, or passes a bad one on purpose.
         let value = unsafe { libc::close(fd) };
         return if value == 0 { 0 } else { -errno() };
     }
-    // SAFETY: as above.
+    // SAFETY: the case owns the number, or passes a bad one on purpose.
     unsafe { instruction(libc::SYS_close, [fd as isize as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
-/// The `errno` of the libc call just made.
+/// Returns the `errno` of the libc call just made.
 pub fn errno() -> i32 {
-    // SAFETY: errno is this thread's own.
+    // SAFETY: errno belongs to this thread.
     unsafe { *libc::__errno_location() }
 }
 
-/// A libc answer (-1 and `errno`) as the kernel gave it.
+/// Converts a libc result (-1 and `errno`) to the kernel's form.
 pub fn answer(value: i32) -> i32 {
     if value == -1 { -errno() } else { value }
 }

@@ -12,11 +12,11 @@ use crate::sqe::{Change, sqe};
 
 fn owned(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: a descriptor that was just made and belongs to nobody else.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A file in memory with this content, its position at the start.
+/// Makes a file in memory with this content and its position at the start.
 pub fn memory_file(content: &[u8]) -> OwnedFd {
     // SAFETY: the name is a C string.
     let fd = owned(unsafe { libc::memfd_create(c"conformance".as_ptr(), libc::MFD_CLOEXEC) });
@@ -26,7 +26,7 @@ pub fn memory_file(content: &[u8]) -> OwnedFd {
     fd
 }
 
-/// What the file holds.
+/// Returns the file's content.
 pub fn content(fd: &OwnedFd) -> Vec<u8> {
     let mut content = vec![0; 1 << 16];
     // SAFETY: `content` is writable for its length.
@@ -35,18 +35,18 @@ pub fn content(fd: &OwnedFd) -> Vec<u8> {
     content
 }
 
-/// The same as text, for a transcript.
+/// Returns the file's content as text, for a transcript.
 pub fn text(fd: &OwnedFd) -> String {
     String::from_utf8_lossy(&content(fd)).into_owned()
 }
 
 /// The file's position.
 pub fn position(fd: &OwnedFd) -> i64 {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR) }
 }
 
-/// A pipe: the end to read from, the end to write to.
+/// Makes a pipe and returns the reading end and the writing end.
 pub fn pipe() -> (OwnedFd, OwnedFd) {
     pipe_with(0)
 }
@@ -71,9 +71,9 @@ pub fn sockets_of(kind: i32) -> (OwnedFd, OwnedFd) {
     (owned(ends[0]), owned(ends[1]))
 }
 
-/// A socket by itself.
+/// Makes an unconnected socket.
 pub fn socket(domain: i32, kind: i32) -> OwnedFd {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     owned(unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, 0) })
 }
 
@@ -101,7 +101,7 @@ pub fn udp() -> (OwnedFd, OwnedFd, libc::sockaddr_in) {
     (one.into(), other.into(), raw)
 }
 
-/// Has a TCP socket end its connection with a reset when it is closed.
+/// Makes a TCP socket end its connection with a reset when it is closed.
 pub fn reset_on_close(fd: &OwnedFd) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let size = size_of_val(&linger) as u32;
@@ -110,30 +110,30 @@ pub fn reset_on_close(fd: &OwnedFd) {
     assert_eq!(unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, at, size) }, 0);
 }
 
-/// No more will be written (1) or read (0).
+/// Shuts down sending (1) or receiving (0).
 pub fn shut_down(fd: &OwnedFd, how: i32) {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::shutdown(fd.as_raw_fd(), how) };
 }
 
-/// /dev/null.
+/// Opens /dev/null.
 pub fn null() -> OwnedFd {
     std::fs::File::options().read(true).write(true).open("/dev/null").expect("it is there").into()
 }
 
 /// An eventfd with this count.
 pub fn eventfd(count: u32) -> OwnedFd {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     owned(unsafe { libc::eventfd(count, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Writes bytes by the ordinary call; the answer.
+/// Writes bytes by the ordinary call and returns its result.
 pub fn put(fd: &OwnedFd, bytes: &[u8]) -> isize {
     // SAFETY: `bytes` is readable.
     unsafe { libc::write(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) }
 }
 
-/// Reads by the ordinary call; the bytes, or the negative errno.
+/// Reads by the ordinary call. Returns the bytes or the negative errno.
 pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
     let mut bytes = vec![0; most];
     // SAFETY: `bytes` is writable for `most`.
@@ -145,7 +145,7 @@ pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
     Ok(bytes)
 }
 
-/// An eventfd's count since it was last read; 0 when there is none.
+/// Returns an eventfd's count since its last read; 0 if there is none.
 pub fn event_count(fd: &OwnedFd) -> u64 {
     match take(fd, 8) {
         Ok(bytes) if bytes.len() == 8 => u64::from_ne_bytes(bytes.try_into().expect("eight bytes")),
@@ -153,14 +153,14 @@ pub fn event_count(fd: &OwnedFd) -> u64 {
     }
 }
 
-/// Sleeps until a descriptor is readable; `false` when the time is up.
+/// Sleeps until a descriptor is readable. Returns false at the time limit.
 pub fn is_readable_within(fd: i32, limit: Duration) -> bool {
     let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     unsafe { libc::poll(&raw mut entry, 1, limit.as_millis() as i32) == 1 }
 }
 
-/// Fills a pipe or socket until it takes no more.
+/// Fills a pipe or socket until it accepts no more. Returns the number of bytes.
 pub fn fill(fd: &OwnedFd) -> usize {
     let mut total = 0;
     set_nonblocking(fd, true);
@@ -177,11 +177,11 @@ pub fn fill(fd: &OwnedFd) -> usize {
 
 pub fn set_nonblocking(fd: &OwnedFd, on: bool) {
     let flags = if on { libc::O_NONBLOCK } else { 0 };
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }, 0);
 }
 
-/// A terminal: the end of the program that it controls, and the other one.
+/// Makes a pseudo-terminal. Returns the controlling end and the terminal's end.
 pub fn terminal() -> (OwnedFd, OwnedFd) {
     let (mut other, mut program) = (-1, -1);
     let null: *mut libc::c_char = std::ptr::null_mut();
@@ -191,19 +191,19 @@ pub fn terminal() -> (OwnedFd, OwnedFd) {
     (owned(program), owned(other))
 }
 
-/// Whether a number is an open descriptor.
+/// Returns whether a number is an open descriptor.
 pub fn is_open(fd: i32) -> bool {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// How many descriptors are open.
+/// Returns the number of open descriptors.
 pub fn open_numbers() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// The same, once a ring has been waited on and closed: what the process keeps
-/// for all rings is open by then.
+/// Returns the number of open descriptors after a ring has waited and was closed. By then the
+/// descriptors that a process keeps for all of its rings are open.
 pub fn settled_numbers() -> usize {
     let (reader, _writer) = pipe();
     let mut ring = crate::ring::Ring::new(2);
@@ -220,8 +220,8 @@ pub fn settled_numbers() -> usize {
     last
 }
 
-/// A FIFO whose open for reading occupies a worker: the open waits for a
-/// writer, and no poll can tell of one.
+/// A FIFO whose open for reading occupies a worker: the open waits for a writer, and no poll could
+/// replace this wait.
 pub struct Fifo {
     path: CString,
     _scratch: Scratch,
@@ -236,24 +236,24 @@ impl Fifo {
         Fifo { path, _scratch: scratch }
     }
 
-    /// The open, to be forced to a worker.
+    /// Returns the request for the open, forced to a worker.
     pub fn open(&self, user_data: u64) -> Sqe {
         sqe(opcode::OPENAT, libc::AT_FDCWD, user_data).forced_async().with(|sqe| {
             sqe.addr = self.path.as_ptr() as u64;
         })
     }
 
-    /// Lets the open go on; the other end stays open with what is returned.
+    /// Ends the open's wait. The returned descriptor keeps the other end open.
     pub fn release(&self) -> OwnedFd {
-        // SAFETY: the path is a C string. Opened for both, it does not wait.
+        // SAFETY: the path is a C string. An open for reading and writing does not wait.
         owned(unsafe { libc::open(self.path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })
     }
 
-    /// Whether nobody waits in an open for reading (somebody who does is let go
-    /// by being asked).
+    /// Returns whether no thread waits in an open for reading. (A thread that does is released by
+    /// this check.)
     pub fn is_deserted(&self) -> bool {
         let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
-        // SAFETY: the path is a C string; the descriptor is closed below.
+        // SAFETY: the path is a C string. The descriptor is closed below.
         let fd = unsafe { libc::open(self.path.as_ptr(), flags) };
         if fd >= 0 {
             crate::door::close(fd);
@@ -262,7 +262,7 @@ impl Fifo {
     }
 }
 
-/// A directory of the case's own, removed with what is in it.
+/// A directory of the case, removed with its content when dropped.
 pub struct Scratch {
     pub path: PathBuf,
 }
@@ -278,12 +278,12 @@ impl Scratch {
         Scratch { path }
     }
 
-    /// A path in it, for a system call.
+    /// Returns the path of `name` in the directory, for a system call.
     pub fn path_of(&self, name: &str) -> CString {
         CString::new(self.path.join(name).into_os_string().into_encoded_bytes()).expect("no zero byte in a path")
     }
 
-    /// A new file in it, open for reading and writing.
+    /// Makes a file in the directory, open for reading and writing.
     pub fn file(&self, name: &str, content: &[u8]) -> OwnedFd {
         std::fs::write(self.path.join(name), content).expect("a file in the scratch directory");
         let path = self.path_of(name);

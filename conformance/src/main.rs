@@ -1,22 +1,21 @@
-//! The conformance suite: an ordinary io_uring program that says, behaviour by
-//! behaviour, how the system calls under it answer. Run on the kernel and on
-//! usring, its transcripts must agree.
+//! The conformance suite: an ordinary io_uring program that prints, behaviour by behaviour, the
+//! answers of the system calls under it. Its transcripts on the kernel and on usring must agree.
 //!
 //! ```text
 //! conformance list [--intended]        every case (or those that differ on purpose, and why)
-//! conformance run [--inline] [CASE…]   their transcripts; a room's name stands for its cases
-//! conformance repeat N [CASE…]         run each N times, name those that are not deterministic
-//! conformance record DIRECTORY         write every case's transcript to DIRECTORY/CASE.txt
-//! conformance random SEED [PATIENCE]   a random program (`random`)
-//! conformance compare USRING FIRST N   N of them on the kernel and on usring: a search for cases
-//! conformance seeds [--kernel] USRING  the fixed seeds on usring (and the kernel), against `random-seeds.txt`
-//! conformance record-seeds N           print that file's lines for the seeds 1 to N
-//! conformance kernel                   whether this machine's kernel answers io_uring, and its release
+//! conformance run [--inline] [CASE…]   runs cases; a module's name stands for all of its cases
+//! conformance repeat N [CASE…]         runs each N times, names those that are not deterministic
+//! conformance record DIRECTORY         writes every case's transcript to DIRECTORY/CASE.txt
+//! conformance random SEED [PATIENCE]   runs a random program (`random`)
+//! conformance compare USRING FIRST N   runs N random programs on the kernel and on usring
+//! conformance seeds [--kernel] USRING  runs the fixed seeds on usring (and the kernel)
+//! conformance record-seeds N           prints lines of `random-seeds.txt` for the seeds 1 to N
+//! conformance kernel                   whether this machine's kernel has io_uring, and its release
 //! ```
 //!
-//! With one case `run` stays in this process; with more, each gets its own and
-//! a minute. `--inline` makes the ring's calls by an instruction in this
-//! program instead of libc's `syscall()`.
+//! With one case `run` stays in this process. With more, each case runs in a process of its own,
+//! for at most a minute. `--inline` makes the ring's calls by an instruction in this program
+//! instead of libc's `syscall()`.
 
 mod aio;
 mod buffers;
@@ -63,7 +62,7 @@ fn main() -> ExitCode {
         ["seeds", usring] => random::check(usring, false),
         ["seeds", "--kernel", usring] => random::check(usring, true),
         ["record-seeds", count] => count.parse().map_or(ExitCode::from(2), random::record),
-        // What some cases start this program again as.
+        // Some cases start this program again with these arguments.
         ["child", name, rest @ ..] => process::child(name, rest),
         _ => {
             eprintln!(
@@ -89,8 +88,8 @@ fn list(intended: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The cases of these names (all of them for no name); `None` for a name that
-/// is neither a case's nor a room's.
+/// Returns the cases of these names (all of them if there are no names). `None`: a name is neither
+/// a case's nor a module's.
 fn chosen(names: &[&str]) -> Option<Vec<Case>> {
     if names.is_empty() {
         return Some(all().copied().collect());
@@ -113,8 +112,8 @@ fn run(names: &[&str]) -> ExitCode {
         return ExitCode::from(2);
     };
     if let ([case], [_]) = (cases.as_slice(), names) {
-        // Whoever started us may have another; modes are recorded with this one.
-        // SAFETY: our own process's mask.
+        // The recorded transcripts assume this umask, whatever the caller's is.
+        // SAFETY: the call changes only this process's umask.
         unsafe { libc::umask(0o022) };
         (case.run)(&mut Transcript::new(case.name));
         return ExitCode::SUCCESS;

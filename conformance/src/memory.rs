@@ -1,17 +1,17 @@
-//! Memory of the suite: zeroed structures, pages that can be made bad.
+//! Memory of the suite: zeroed structures, and pages that can be made inaccessible.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A structure of Linux's with every field zero.
+/// Returns a structure of Linux with every field zero.
 pub fn zeroed<T: Copy>() -> T {
-    // SAFETY: only used for the plain structures of the io_uring interface
-    // and libc, of integers, arrays and unions of them, for which zero is a value.
+    // SAFETY: only used for plain structures of the io_uring interface and of libc. They consist of
+    // integers, arrays and unions, for which zero is a valid value.
     unsafe { std::mem::zeroed() }
 }
 
-/// Anonymous pages of our own, unmapped on drop.
+/// Anonymous pages, unmapped when dropped.
 pub struct Pages {
     pub address: *mut u8,
     pub length: usize,
@@ -19,8 +19,8 @@ pub struct Pages {
 
 pub const PAGE: usize = 4096;
 
-/// Where pages are asked for: far from the end of the address space, so that a
-/// length of gigabytes behind them is a length within it.
+/// The address for the next mapping: far from the end of the address space, so that a length of
+/// gigabytes after it stays within that space.
 static PLACE: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
 
 impl Pages {
@@ -41,20 +41,20 @@ impl Pages {
         Pages { address: address.cast(), length }
     }
 
-    /// Takes every right away from the last page.
+    /// Makes the last page inaccessible.
     pub fn spoil_last(&self) {
         self.protect_last(libc::PROT_NONE);
     }
 
     /// Changes the last page's protection.
     pub fn protect_last(&self, protection: i32) {
-        // SAFETY: the page is ours; only bad-pointer cases name it afterwards.
+        // SAFETY: the page belongs to this object. Afterwards only cases about bad pointers use it.
         let answer = unsafe { libc::mprotect(self.address.add(self.length - PAGE).cast(), PAGE, protection) };
         assert_eq!(answer, 0);
     }
 
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: our own pages, readable and writable unless spoiled.
+        // SAFETY: the pages belong to this object, and are readable and writable unless spoiled.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.length) }
     }
 
@@ -70,8 +70,8 @@ impl Drop for Pages {
     }
 }
 
-/// A page that is not there until this process supplies it (userfaultfd(2)):
-/// whoever touches it stands still, which can be seen.
+/// A page that is missing until this process supplies it (userfaultfd(2)). A thread that touches it
+/// sleeps, and this process can see that.
 pub struct MissingPage {
     page: Pages,
     faults: OwnedFd,
@@ -84,14 +84,14 @@ const UFFD_API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
 
 impl MissingPage {
-    /// `None` where the system does not let this process have one.
+    /// Returns `None` if the system does not allow this process to have such a page.
     pub fn new() -> Option<MissingPage> {
-        // SAFETY: no memory is involved.
+        // SAFETY: the call touches no memory.
         let number = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
         if number < 0 {
             return None;
         }
-        // SAFETY: a descriptor that was just made and belongs to nobody else.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let faults = unsafe { OwnedFd::from_raw_fd(number as i32) };
         let missing = MissingPage { page: Pages::new(1), faults };
         missing.control(UFFDIO_API, [UFFD_API, 0, 0, 0]);
@@ -100,7 +100,7 @@ impl MissingPage {
     }
 
     fn control(&self, request: u64, mut argument: [u64; 4]) {
-        // SAFETY: each request's argument is at most four words, which live on.
+        // SAFETY: each request's argument has at most four words, which live through the call.
         let answer = unsafe { libc::ioctl(self.faults.as_raw_fd(), request, argument.as_mut_ptr()) };
         assert_eq!(answer, 0, "userfaultfd: {}", std::io::Error::last_os_error());
     }
@@ -109,20 +109,20 @@ impl MissingPage {
         self.page.at(0)
     }
 
-    /// Whether somebody waits for it, within half a minute.
+    /// Waits up to half a minute for a thread to touch the page. Returns whether one has.
     pub fn is_missed(&self) -> bool {
         let mut one = libc::pollfd { fd: self.faults.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one element.
+        // SAFETY: the array has one element.
         unsafe { libc::poll(&raw mut one, 1, 30_000) == 1 && one.revents == libc::POLLIN }
     }
 
-    /// Puts a page of zeros there; whoever waits goes on.
+    /// Supplies a page of zeros, which wakes the threads that wait for it.
     pub fn supply(&self) {
         self.control(UFFDIO_ZEROPAGE, [self.address(), PAGE as u64, 0, 0]);
     }
 }
 
-/// An address at which nothing is ever mapped for a program.
+/// An address at which no program has memory.
 pub const BAD: u64 = 0x10;
 
 /// An address in the kernel's half, which no program may name.

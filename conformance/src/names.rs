@@ -1,5 +1,5 @@
-//! Numbers as words: errnos, and the bits of flag words. A transcript that
-//! says `-ENOBUFS` and `MORE|BUFFER` can be read and compared without a table.
+//! Numbers as words: errnos, and the bits of flag words. A transcript with `-ENOBUFS` and
+//! `MORE|BUFFER` can be read and compared without a table.
 
 use usring_uapi::errno as e;
 use usring_uapi::io_uring as u;
@@ -18,7 +18,7 @@ const ERRNOS: &[(i32, &str)] = errno_names! {
     ENOPROTOOPT
 };
 
-/// A system call's answer: a count, or `-ENAME`.
+/// Formats a system call's result: a count, or `-ENAME`.
 pub fn result(value: i32) -> String {
     if value >= 0 {
         return value.to_string();
@@ -29,13 +29,13 @@ pub fn result(value: i32) -> String {
     }
 }
 
-/// The same, for an answer whose value is not the kernel's promise (a new
-/// descriptor, an address).
+/// Formats a result whose value the kernel does not promise (a new descriptor, an address): `ok`,
+/// or `-ENAME`.
 pub fn outcome(value: i64) -> String {
     if value >= 0 { "ok".into() } else { result(value as i32) }
 }
 
-/// The names of the bits of `word`, joined by `|`; `-` when none is set.
+/// Returns the names of the bits of `word`, joined by `|`; `-` if none is set.
 pub fn bits(word: u32, names: &[(u32, &str)]) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut left = word;
@@ -51,7 +51,7 @@ pub fn bits(word: u32, names: &[(u32, &str)]) -> String {
     if words.is_empty() { "-".into() } else { words.join("|") }
 }
 
-/// A CQE's flags; the buffer's id stands in brackets.
+/// Formats a CQE's flags, with the buffer's id in brackets.
 pub fn cqe_flags(flags: u32) -> String {
     let names = [
         (u::IORING_CQE_F_MORE, "MORE"),
@@ -70,7 +70,7 @@ pub fn cqe_flags(flags: u32) -> String {
     text
 }
 
-/// The flags word of the submission queue.
+/// Formats the flags word of the SQ.
 pub fn sq_flags(flags: u32) -> String {
     bits(
         flags,
@@ -82,7 +82,7 @@ pub fn sq_flags(flags: u32) -> String {
     )
 }
 
-/// Poll events.
+/// Formats poll events.
 pub fn events(events: i32) -> String {
     if events < 0 {
         return result(events);

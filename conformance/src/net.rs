@@ -1,5 +1,4 @@
-//! Sockets of cases: addresses of each family, listeners, and whoever connects
-//! to them by ordinary calls.
+//! Sockets of cases: addresses of each family, listeners, and peers that connect by ordinary calls.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -9,7 +8,7 @@ use crate::door;
 use crate::memory::zeroed;
 use crate::sqe::sqe;
 
-/// What a case runs through, one line each: their names in transcripts.
+/// The families that a case runs through, with their names in transcripts.
 pub const FAMILIES: [Family; 3] = [Family::V4, Family::V6, Family::Unix];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +27,7 @@ impl Family {
         }
     }
 
-    /// Any free address of this machine alone: no port, no name.
+    /// Returns an address of this machine that leaves the port or name to the kernel.
     pub fn any(self) -> Address {
         match self {
             Family::V4 => Address::v4(0),
@@ -60,7 +59,7 @@ impl Address {
     pub fn of<T>(address: &T, length: usize) -> Address {
         let mut bytes = [0; 128];
         assert!(length <= size_of::<T>() && length <= bytes.len());
-        // SAFETY: both lie within their objects, by the line above.
+        // SAFETY: both ranges lie within their objects, by the line above.
         unsafe { std::ptr::copy_nonoverlapping((&raw const *address).cast::<u8>(), bytes.as_mut_ptr(), length) };
         Address { bytes, length: length as u32 }
     }
@@ -74,7 +73,7 @@ impl Address {
         Address::of(&address, size_of_val(&address))
     }
 
-    /// Room for an address, filled with a pattern that shows what was written.
+    /// Returns room for an address, filled with a pattern that shows which bytes get written.
     pub fn room(length: u32) -> Address {
         Address { bytes: [0xaa; 128], length }
     }
@@ -83,12 +82,12 @@ impl Address {
         self.bytes.as_ptr() as u64
     }
 
-    /// Where the length stands.
+    /// Returns the address of the length.
     pub fn length_at(&self) -> u64 {
         &raw const self.length as u64
     }
 
-    /// How many bytes of a [`Address::room`] were written to.
+    /// Returns how many bytes of a [`Address::room`] have been written.
     pub fn written(&self) -> usize {
         self.bytes.iter().rposition(|byte| *byte != 0xaa).map_or(0, |last| last + 1)
     }
@@ -100,7 +99,7 @@ impl Address {
 
 fn owned(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: a descriptor that was just made and belongs to nobody else.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -110,7 +109,7 @@ pub fn stream(family: Family) -> OwnedFd {
 }
 
 pub fn of_kind(family: Family, kind: i32) -> OwnedFd {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     owned(unsafe { libc::socket(family.number(), kind | libc::SOCK_CLOEXEC, 0) })
 }
 
@@ -120,10 +119,10 @@ pub fn bind(fd: &OwnedFd, address: &Address) -> i32 {
     door::answer(unsafe { libc::bind(fd.as_raw_fd(), address.bytes.as_ptr().cast(), address.length) })
 }
 
-/// Where a socket is bound.
+/// Returns the address to which a socket is bound.
 pub fn address_of(fd: i32) -> Address {
     let mut address = Address { bytes: [0; 128], length: 128 };
-    // SAFETY: writable for the length given.
+    // SAFETY: the address is writable for the length that the call gets.
     let answer = unsafe { libc::getsockname(fd, address.bytes.as_mut_ptr().cast(), &mut address.length) };
     assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
     address
@@ -137,35 +136,35 @@ pub fn listener(family: Family) -> (OwnedFd, Address) {
 pub fn listener_for(family: Family, backlog: i32) -> (OwnedFd, Address) {
     let fd = stream(family);
     assert_eq!(bind(&fd, &family.any()), 0);
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     assert_eq!(unsafe { libc::listen(fd.as_raw_fd(), backlog) }, 0);
     let address = address_of(fd.as_raw_fd());
     (fd, address)
 }
 
-/// connect(2) of a new blocking socket.
+/// Connects a new blocking socket to `address`.
 pub fn connected(family: Family, address: &Address) -> OwnedFd {
     let fd = stream(family);
     assert_eq!(connect_now(fd.as_raw_fd(), address), 0);
     fd
 }
 
-/// connect(2); the answer.
+/// Calls connect(2) and returns its result.
 pub fn connect_now(fd: i32, address: &Address) -> i32 {
     // SAFETY: the address is readable for its length.
     door::answer(unsafe { libc::connect(fd, address.bytes.as_ptr().cast(), address.length) })
 }
 
-/// An address at which nobody listens: that of a listener which has gone.
+/// Returns an address without a listener: that of a listener that has been closed.
 pub fn deserted(family: Family) -> Address {
     listener(family).1
 }
 
-/// Whether a byte goes from one end to the other, read without waiting.
+/// Returns whether a byte passes from one end to the other. The read does not wait.
 pub fn passes(from: &OwnedFd, to: i32) -> bool {
     let mut byte = [0u8; 1];
     crate::files::put(from, b"x");
-    // SAFETY: one byte of ours.
+    // SAFETY: the buffer has one byte.
     unsafe { libc::recv(to, byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) == 1 && byte == *b"x" }
 }
 

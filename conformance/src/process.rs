@@ -1,32 +1,32 @@
-//! Child processes of cases: forked ones, and this program started again.
+//! Child processes of cases: forked children, and this program started again.
 
 use std::process::ExitCode;
 
-/// Runs `work` in a forked child and says how it ended: `exit 0`, `signal 9`.
-/// The child ends by `_exit`, without unwinding into its parent's code.
+/// Runs `work` in a forked child and returns how the child ended: `exit 0`, `signal 9`. The child
+/// ends by `_exit`, without unwinding into its parent's code.
 pub fn forked(work: impl FnOnce() -> i32) -> String {
     let child = start(work);
     ending(child)
 }
 
-/// Starts `work` in a forked child; its process number.
+/// Starts `work` in a forked child. Returns its process id.
 pub fn start(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: cases that fork have one thread, so the child finds no lock held.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
         let status = work();
-        // SAFETY: ends the child here.
+        // SAFETY: the call ends the child here.
         unsafe { libc::_exit(status) };
     }
     child
 }
 
-/// Waits for a child that we started.
+/// Waits for a child of this process and returns how it ended.
 pub fn ending(child: i32) -> String {
     let mut status = 0;
     loop {
-        // SAFETY: `status` is ours to write.
+        // SAFETY: `status` is a variable of this function.
         let answer = unsafe { libc::waitpid(child, &mut status, 0) };
         if answer == child {
             break;
@@ -42,7 +42,7 @@ pub fn ending(child: i32) -> String {
     }
 }
 
-/// The part of `conformance child NAME …` that cases call for.
+/// Runs `conformance child NAME …`, which some cases start.
 pub fn child(name: &str, arguments: &[&str]) -> ExitCode {
     match crate::cases::child(name, arguments) {
         Some(status) => ExitCode::from(status),
@@ -50,18 +50,18 @@ pub fn child(name: &str, arguments: &[&str]) -> ExitCode {
     }
 }
 
-/// From now on the system refuses one call to this process with EPERM.
+/// Makes the kernel refuse one system call to this process with EPERM from now on.
 pub fn deny(call: i64) {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let mut filter = [
-        // The number is the first word of struct seccomp_data.
+        // The call's number is the first word of struct seccomp_data.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
         libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32) },
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program and what it points to live until the call is over.
+    // SAFETY: the program and the memory that it points to live through the call.
     let answer = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)

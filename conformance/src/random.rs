@@ -1,21 +1,19 @@
-//! Random programs: short sequences of requests and plain calls, made from a
-//! seed, that say what came of each. Run on the kernel and on usring, the
-//! transcripts of one seed must agree; where they do not, either is wrong, or
-//! the kernel promises nothing there.
+//! Random programs: short sequences of requests and plain calls, made from a seed, that print their
+//! results. The transcripts of one seed on the kernel and on usring must agree. If they differ, one
+//! side is wrong, or the kernel promises nothing there.
 //!
-//! The generator keeps out what the kernel leaves open:
+//! The generator avoids situations that the kernel leaves open:
 //!
-//! - Of the requests that wait for one file, or for buffers of one group, there is only
-//!   one at a time.
-//! - Cancellations come first in their batch. They find requests that wait, and none that
-//!   is on its way.
-//! - Nothing is linked behind a request that a worker carries out. Of the files that
-//!   workers write to, a batch names each once.
-//! - Times are either over before the program looks, or far away.
-//! - Completions of one step are sorted. The notifications of SEND_ZC are checked, and
-//!   their steps not printed.
-//! - The program waits for what a plain call has brought about before it makes the next
-//!   call. How long it waits for more is its patience: a busy machine needs more.
+//! - At any time only one request waits for a file, or for buffers of a group.
+//! - Cancellations come first in their batch. They find requests that wait, and none that is being
+//!   carried out.
+//! - No request is linked after a request that a worker carries out. A batch names each file that
+//!   workers write to only once.
+//! - Timeouts either expire before the program looks, or lie far in the future.
+//! - Completions of one step are sorted. The notifications of SEND_ZC are checked, and their steps
+//!   are not printed.
+//! - After a plain call the program waits for its effects before it makes the next call. The
+//!   patience says how long it waits for more. A busy machine needs more patience.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -40,18 +38,18 @@ pub use compare::{check, compare, record};
 const STEPS: u32 = 14;
 /// Most requests of one step.
 const BATCH: u32 = 6;
-/// Bytes of memory that each request has for itself.
+/// Bytes of memory for each request.
 const ROOM: usize = 512;
-/// Looks in a row that find nothing, after which a step is over.
+/// A step is over when this many polls in a row find no completion.
 const QUIET_LOOKS: u32 = 4;
-/// How long a look waits with a patience of 1.
+/// Duration of a poll with a patience of 1.
 const LOOK: Duration = Duration::from_millis(2);
-/// The result of a notification, if its send has copied.
+/// The result of a notification whose send has copied its data.
 const COPIED: i32 = u::IORING_NOTIF_USAGE_ZC_COPIED as i32;
-/// Where the memory has the number that is written to the eventfd.
+/// Offset in the memory of the number that is written to the eventfd.
 const COUNT_AT: usize = 8128;
 
-/// A generator of random numbers that is the same everywhere (xorshift64*).
+/// A random number generator whose sequence is the same everywhere (xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -75,7 +73,7 @@ impl Random {
     }
 }
 
-/// A file of the program, by what can be done with it.
+/// The kind of a program's file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     PipeOut,
@@ -96,12 +94,12 @@ struct File {
     fd: OwnedFd,
 }
 
-/// A request that has not had its last completion.
+/// A request whose last completion is still missing.
 struct Pending {
     user_data: u64,
-    /// The file that it takes something from.
+    /// The file from which the request takes data.
     reads: Option<usize>,
-    /// The group that it takes buffers from.
+    /// The buffer group from which the request takes buffers.
     group: Option<u16>,
 }
 
@@ -118,28 +116,29 @@ struct Program {
     #[expect(clippy::vec_box, reason = "requests name their addresses")]
     headers: Vec<Box<libc::msghdr>>,
     pending: Vec<Pending>,
-    /// Completions that have not been printed.
+    /// Completions not yet printed.
     entries: Vec<Entry>,
-    /// Requests that send without a copy, and those of them whose notification has come.
+    /// Zero-copy sends, and those of them whose notification has arrived.
     without_copy: BTreeSet<u64>,
     notified: BTreeSet<u64>,
-    /// Polls, by all of their names.
+    /// User data of all polls.
     polls: BTreeSet<u64>,
-    /// The factor by which looks wait longer.
+    /// The factor by which polls last longer.
     patience: u32,
     user_data: u64,
     soon: Timespec,
     never: Timespec,
-    /// Has requests that drain; others have chains.
+    /// The program has requests that drain. Other programs have chains.
     drains: bool,
-    /// The group of the request that is being made.
+    /// The group of the request being made.
     group: Option<u16>,
     /// Files that workers write to and that this batch names already.
     used: BTreeSet<usize>,
-    /// A LINK_TIMEOUT that comes next.
+    /// A LINK_TIMEOUT to push next.
     watcher: Option<Sqe>,
-    /// Whether the last request's `fd` is a descriptor and no count. A spoiled opcode
-    /// does not say, and a count that equals a descriptor's number says nothing.
+    /// Whether the last request's `fd` is a descriptor and not a count. The opcode does not show
+    /// that, because it may be spoiled. Nor does the value, because a count may equal a
+    /// descriptor's number.
     names_file: bool,
 }
 
@@ -151,7 +150,7 @@ fn pipe() -> [OwnedFd; 2] {
 fn pair(kind: i32) -> [OwnedFd; 2] {
     use std::os::fd::FromRawFd;
     let mut fds = [0; 2];
-    // SAFETY: room for two descriptors, which are then nobody else's.
+    // SAFETY: the array has room for two descriptors. They are new, and nothing else owns them.
     unsafe {
         assert_eq!(libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()), 0);
         fds.map(|fd| OwnedFd::from_raw_fd(fd))
@@ -160,7 +159,7 @@ fn pair(kind: i32) -> [OwnedFd; 2] {
 
 fn counter() -> OwnedFd {
     use std::os::fd::FromRawFd;
-    // SAFETY: a new descriptor of our own.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
 }
 
@@ -191,7 +190,7 @@ fn files() -> (Vec<File>, net::Address) {
     }
     let (listener, address) = net::listener(Family::V4);
     let client = net::connected(Family::V4, &address);
-    // SAFETY: no address is asked for; the descriptor is nobody else's.
+    // SAFETY: the call asks for no address. The descriptor is new, and nothing else owns it.
     let server = unsafe {
         use std::os::fd::FromRawFd;
         let fd = libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut());
@@ -228,7 +227,8 @@ impl Program {
         let deferred = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
         let flags = random.of(&[0, 0, u::IORING_SETUP_COOP_TASKRUN, deferred, u::IORING_SETUP_SINGLE_ISSUER])
             | random.of(&[0, u::IORING_SETUP_SUBMIT_ALL, u::IORING_SETUP_NO_SQARRAY]);
-        // The time of the kernel's task work decides how a request behind a refused one drains.
+        // Without SUBMIT_ALL the timing of the kernel's task work would decide how a request after
+        // a refused one drains.
         let drains = seed.is_multiple_of(5);
         let flags = flags | if drains { u::IORING_SETUP_SUBMIT_ALL } else { 0 };
         let entries = 64;
@@ -275,7 +275,7 @@ impl Program {
         }
     }
 
-    /// Something that is done by ordinary calls.
+    /// Makes up to two ordinary calls.
     fn act(&mut self) {
         for _ in 0..self.random.below(3) {
             let index = self.random.below(self.files.len());
@@ -287,11 +287,11 @@ impl Program {
                 (Kind::Listener, _) => {
                     let client = net::connected(Family::V4, &self.address);
                     println!("  connect");
-                    // It stays for as long as the program.
+                    // The descriptor stays open as long as the program runs.
                     self.files.push(File { kind: Kind::Closed, fd: client });
                 }
                 (_, 0) if kind != Kind::Datagrams && self.random.percent(30) => {
-                    // SAFETY: no memory is involved.
+                    // SAFETY: the call touches no memory.
                     let answer = unsafe { libc::shutdown(fd, libc::SHUT_WR) };
                     println!("  shutdown {index} = {answer}");
                 }
@@ -310,7 +310,7 @@ impl Program {
         }
     }
 
-    /// Whether a buffer ring can take one more.
+    /// Returns whether a buffer ring has room for another buffer.
     fn has_room(&self, index: usize) -> bool {
         let mut status: u::io_uring_buf_status = crate::memory::zeroed();
         status.buf_group = u32::from(requests::RINGS[index]);
@@ -323,9 +323,9 @@ impl Program {
         let bytes: Vec<u8> = (0..length).map(|at| b'a' + ((at + index) % 26) as u8).collect();
         let bytes = if length == 8 { 3u64.to_le_bytes().to_vec() } else { bytes };
         let answer = match self.files[index].kind {
-            // SAFETY: readable for its length.
+            // SAFETY: the bytes are readable for their length.
             Kind::PipeIn | Kind::Counter => unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) },
-            // SAFETY: as above.
+            // SAFETY: the bytes are readable for their length.
             _ => unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) },
         };
         println!("  write {index} {} = {answer}", bytes.len());
@@ -333,7 +333,7 @@ impl Program {
 
     fn drain(&mut self, index: usize, fd: i32) {
         let mut bytes = [0u8; 64];
-        // SAFETY: writable for its length.
+        // SAFETY: the bytes are writable for their length.
         let answer = unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
         println!("  recv {index} = {answer} {}", digest(&bytes));
     }
@@ -344,7 +344,7 @@ impl Program {
         for place in 1..=count {
             let mut sqe = self.request(place == 1);
             if place == count || sqe.opcode == opcode::SHUTDOWN {
-                // A chain that the batch's end cuts off goes to a worker in the kernel.
+                // A chain that the end of the batch cuts off goes to a worker in the kernel.
                 sqe.flags &= !(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK);
                 self.watcher = None;
             }
@@ -352,25 +352,26 @@ impl Program {
             let last = sqe.opcode == opcode::SHUTDOWN;
             self.ring.push(sqe);
             if last {
-                // A worker of the kernel's does it, whatever comes behind.
+                // A worker of the kernel carries it out, so the batch ends here.
                 count = place;
                 break;
             }
         }
         let answer = self.ring.submit();
         println!("  submit {count} = {}", names::result(answer));
-        // What stands behind a refused one is of the next step.
+        // Requests after a refused one belong to the next step.
         if answer >= 0 && (answer as u32) < count {
             let left = count - answer as u32;
             println!("  submit {left} = {}", names::result(self.ring.enter(left, 0, 0)));
         }
     }
 
-    /// Takes completions until there are none for some time.
+    /// Takes completions until none arrive for some time.
     fn collect(&mut self) {
         let mut quiet = 0;
         while quiet < QUIET_LOOKS {
-            // A real wait: the kernel starts no workers for a ring that defers before that.
+            // A wait in the kernel is needed: for a ring with deferred task work the kernel starts
+            // no workers before that.
             self.ring.enter_for(0, 1, LOOK * self.patience);
             let new = self.ring.reap();
             quiet = if new.is_empty() { quiet + 1 } else { 0 };
@@ -385,18 +386,18 @@ impl Program {
         entries.retain(|entry| !self.is_notification(entry));
         entries.sort_by_key(|entry| entry.user_data);
         for entry in &mut entries {
-            // How a worker that is broken off says so is left open.
+            // The kernel leaves open how an interrupted worker reports that.
             match -entry.res {
                 libc::EINTR => entry.res = -libc::ECANCELED,
                 libc::EALREADY => entry.res = -libc::ENOENT,
                 _ => {}
             }
             if entry.flags & u::IORING_CQE_F_MORE == 0 {
-                // A single receive does not say that the end is behind its data.
+                // A single receive does not report that the end of the stream follows its data.
                 entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY;
             }
             if self.polls.contains(&entry.user_data) && entry.res & i32::from(libc::POLLOUT) != 0 {
-                // One wake-up at a time, or all that is there.
+                // The kernel may report the bits of one wake-up, or all bits that hold.
                 entry.res &= !i32::from(libc::POLLRDHUP);
             }
             println!("  cqe {entry}");
@@ -405,7 +406,7 @@ impl Program {
             }
         }
         println!("  memory {} {}", digest(self.memory.bytes()), digest_groups(&mut self.groups));
-        // Requests that the batch's end has cut off are not under way.
+        // Requests that the end of the batch has cut off are not in flight.
         let mine = self.ring.sq_tail().wrapping_sub(self.ring.sq_head());
         if mine != 0 {
             println!("  left in the queue {mine}");
@@ -424,8 +425,8 @@ impl Program {
         }
     }
 
-    /// Whether it is the notification of a SEND_ZC, which comes when the other side has taken
-    /// the data. Prints one that may not come.
+    /// Returns whether the entry is the notification of a SEND_ZC, which arrives when the peer has
+    /// taken the data. Prints a notification that must not arrive.
     fn is_notification(&mut self, entry: &Entry) -> bool {
         if entry.flags & u::IORING_CQE_F_NOTIF == 0 {
             return false;
@@ -438,7 +439,7 @@ impl Program {
     }
 }
 
-/// The registered buffer rings, with six buffers each.
+/// Makes the registered buffer rings, with six buffers each.
 fn buffer_rings(ring: &Ring) -> (Vec<Pages>, Vec<Group>) {
     let make = |(index, number): (usize, u16)| {
         let memory = Pages::new(1);

@@ -1,8 +1,7 @@
-//! A small io_uring client: one thread fills the SQ, enters, reads the CQ.
+//! A small io_uring client: one thread fills the SQ, enters, and reads the CQ.
 //!
-//! It is written for clarity and for saying exactly which call is made, not
-//! for speed: nothing here enters behind a case's back but [`Ring::wait`] and
-//! what is built on it.
+//! It is written for clarity, and for exact control over which call is made. It is not written for
+//! speed. No function enters implicitly except [`Ring::wait`] and the functions built on it.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -17,7 +16,7 @@ use crate::{door, memory::zeroed, time};
 
 pub type Params = u::io_uring_params;
 
-/// How long [`Ring::wait`] waits for a completion that has to come.
+/// How long [`Ring::wait`] waits for a completion that must arrive.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A completion as a case sees it.
@@ -46,7 +45,7 @@ struct Memory {
     sq: *mut u8,
     cq: *mut u8,
     sqes: *mut u8,
-    /// Mappings to undo: address and length.
+    /// The mappings to remove: address and length.
     owned: [(usize, usize); 3],
 }
 
@@ -55,7 +54,7 @@ pub struct Ring {
     pub fd: i32,
     pub params: Params,
     memory: Memory,
-    /// SQEs written but not yet handed over by an enter.
+    /// SQEs written but not yet submitted by an enter.
     pending: u32,
     tail: u32,
     /// Set when `fd` is an index: added to every enter.
@@ -65,8 +64,8 @@ pub struct Ring {
     closed: bool,
 }
 
-// SAFETY: the addresses are of memory that is shared on purpose; a case that
-// uses a ring from two threads says who does what.
+// SAFETY: the addresses are of memory that is shared on purpose. A case that uses a ring from two
+// threads orders their accesses.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -81,7 +80,7 @@ impl Ring {
             .unwrap_or_else(|error| panic!("setup with {flags:#x}: {}", names::result(error)))
     }
 
-    /// A ring with parameters; the negative errno of setup.
+    /// Makes a ring with parameters. Errors: the negative errno of io_uring_setup.
     pub fn with(entries: u32, choose: impl FnOnce(&mut Params)) -> Result<Ring, i32> {
         let mut params: Params = zeroed();
         choose(&mut params);
@@ -103,8 +102,8 @@ impl Ring {
         Ok(Ring::over(fd, params, memory))
     }
 
-    /// A ring whose memory is the program's own (NO_MMAP): `rings` holds SQ and
-    /// CQ, `sqes` the entries; both outlive the ring.
+    /// Makes a ring in the program's own memory (NO_MMAP): `rings` holds SQ and CQ, `sqes` the
+    /// entries. Both outlive the ring.
     pub fn over_memory(fd: i32, params: Params, rings: *mut u8, sqes: *mut u8) -> Ring {
         let memory = Memory { sq: rings, cq: rings, sqes, owned: [(0, 0); 3] };
         Ring::over(fd, params, memory)
@@ -115,36 +114,37 @@ impl Ring {
     }
 
     fn sq_word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: the kernel gave this offset for the mapping, which lives as
-        // long as the ring; both sides use the word atomically.
+        // SAFETY: the kernel gave this offset for the mapping, which lives as long as the ring.
+        // Both sides access the word as an atomic.
         unsafe { &*self.memory.sq.add(offset as usize).cast::<AtomicU32>() }
     }
 
     fn cq_word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: as for `sq_word`.
+        // SAFETY: the kernel gave this offset for the mapping, which lives as long as the ring.
+        // Both sides access the word as an atomic.
         unsafe { &*self.memory.cq.add(offset as usize).cast::<AtomicU32>() }
     }
 
-    /// A word of the shared mapping.
+    /// Reads a word of the shared mapping.
     pub fn word(&self, offset: u32) -> u32 {
         self.sq_word(offset).load(Ordering::Acquire)
     }
 
-    /// Writes a word of the shared mapping, whosever it is.
+    /// Writes a word of the shared mapping, also one that belongs to the kernel.
     pub fn set_word(&self, offset: u32, value: u32) {
         self.sq_word(offset).store(value, Ordering::SeqCst);
     }
 
-    /// Where the entries lie.
+    /// Returns the address of the SQEs.
     pub fn entries_address(&self) -> u64 {
         self.memory.sqes as u64
     }
 
-    /// Takes the mappings away; only calls on the descriptor are left.
+    /// Removes the mappings. Afterwards only calls on the descriptor work.
     pub fn unmap(&mut self) {
         for (address, length) in std::mem::take(&mut self.memory.owned) {
             if length != 0 {
-                // SAFETY: mapped by `with`; the caller looks at none of it again.
+                // SAFETY: mapped by `with`. The caller does not use the memory again.
                 unsafe { libc::munmap(address as *mut c_void, length) };
             }
         }
@@ -182,23 +182,23 @@ impl Ring {
         self.cq_word(self.params.cq_off.flags).store(flags, Ordering::Release);
     }
 
-    /// How many CQEs stand in the queue.
+    /// Returns the number of CQEs in the queue.
     pub fn ready(&self) -> u32 {
         self.cq_tail().wrapping_sub(self.cq_head())
     }
 
-    /// Writes one SQE behind the last; it is handed over by the next enter.
+    /// Writes one SQE after the last. The next enter submits it.
     pub fn push(&mut self, sqe: Sqe) {
         self.push_wide(sqe, &[]);
     }
 
-    /// One SQE128: the entry and the 64 bytes after it.
+    /// Writes one SQE128: the entry and the 64 bytes after it.
     pub fn push_wide(&mut self, sqe: Sqe, rest: &[u8]) {
         let mask = self.params.sq_entries - 1;
         let slot = self.tail & mask;
         let stride = if self.params.flags & u::IORING_SETUP_SQE128 != 0 { 128 } else { 64 };
-        // SAFETY: slot < sq_entries, so the entry lies in the mapping; the
-        // kernel reads it only after the tail is published below.
+        // SAFETY: slot < sq_entries, so the entry lies in the mapping. The kernel reads it only
+        // after the tail is published below.
         unsafe {
             let place = self.memory.sqes.add(slot as usize * stride);
             place.cast::<Sqe>().write_volatile(sqe);
@@ -212,7 +212,7 @@ impl Ring {
         self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
     }
 
-    /// Puts `value` where the array names the SQE of the next push.
+    /// Writes `value` to the array element that names the SQE of the next push.
     pub fn poke_array(&mut self, slot: u32, value: u32) {
         self.sq_word(self.params.sq_off.array + slot * 4).store(value, Ordering::Relaxed);
     }
@@ -223,47 +223,47 @@ impl Ring {
         self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
     }
 
-    /// io_uring_enter with exactly these arguments.
+    /// Calls io_uring_enter with exactly these arguments.
     pub fn enter(&self, submit: u32, complete: u32, flags: u32) -> i32 {
         self.enter_with(submit, complete, flags, std::ptr::null(), 0)
     }
 
-    /// io_uring_enter with an argument of `size` bytes.
+    /// Calls io_uring_enter with an argument of `size` bytes.
     pub fn enter_with(&self, submit: u32, complete: u32, flags: u32, argument: *const c_void, size: usize) -> i32 {
         door::enter(self.fd, submit, complete, flags | self.enter_flags, argument, size)
     }
 
-    /// Hands over what was pushed.
+    /// Submits the pushed SQEs.
     pub fn submit(&mut self) -> i32 {
         let count = std::mem::take(&mut self.pending);
         self.enter(count, 0, 0)
     }
 
-    /// Hands over what was pushed and waits for `complete` completions.
+    /// Submits the pushed SQEs and waits for `complete` completions.
     pub fn submit_and_wait(&mut self, complete: u32) -> i32 {
         let count = std::mem::take(&mut self.pending);
         self.enter(count, complete, u::IORING_ENTER_GETEVENTS)
     }
 
-    /// Without a call of its own: so many completions, and whatever else comes in
-    /// the moment after.
+    /// Waits for `count` completions without a call on the ring. Returns them, and all that arrive
+    /// in the moment after.
     pub fn arrived(&mut self, count: u32) -> Vec<Entry> {
         self.watch(count);
         time::long_enough_to_notice();
         self.reap()
     }
 
-    /// Forgets the count of what was pushed (a case enters by itself).
+    /// Resets the count of pushed SQEs and returns it. The case enters by itself.
     pub fn forget_pending(&mut self) -> u32 {
         std::mem::take(&mut self.pending)
     }
 
-    /// io_uring_register.
+    /// Calls io_uring_register.
     pub fn register<T>(&self, opcode: u32, argument: *const T, count: u32) -> i32 {
         door::register(self.fd, opcode | self.register_flags, argument.cast(), count)
     }
 
-    /// The next completion in memory, if there is one; never enters.
+    /// Returns the next completion in memory, if there is one. Never enters.
     pub fn peek(&mut self) -> Option<Entry> {
         let head = self.cq_head();
         if head == self.cq_tail() {
@@ -272,8 +272,8 @@ impl Ring {
         let index = (head & (self.params.cq_entries - 1)) as usize;
         let wide = self.params.flags & u::IORING_SETUP_CQE32 != 0;
         let stride = if wide { 32 } else { 16 };
-        // SAFETY: the index is masked, so the entry lies in the mapping; the
-        // tail was loaded with acquire, so it has been written.
+        // SAFETY: the index is masked, so the entry lies in the mapping. The tail was loaded with
+        // acquire, so the entry has been written.
         let (cqe, extra) = unsafe {
             let place = self.memory.cq.add(self.params.cq_off.cqes as usize + index * stride);
             let extra = if wide { place.add(16).cast::<[u64; 2]>().read_volatile() } else { [0; 2] };
@@ -283,13 +283,13 @@ impl Ring {
         Some(Entry { user_data: cqe.user_data, res: cqe.res, flags: cqe.flags, extra })
     }
 
-    /// All completions in memory; never enters.
+    /// Returns all completions in memory. Never enters.
     pub fn reap(&mut self) -> Vec<Entry> {
         std::iter::from_fn(|| self.peek()).collect()
     }
 
-    /// Waits in the kernel until `count` completions have been seen, and
-    /// returns them; fewer after half a minute or an error.
+    /// Waits in the kernel until `count` completions have arrived, and returns them. Returns fewer
+    /// after half a minute or an error.
     pub fn wait(&mut self, count: usize) -> Vec<Entry> {
         let mut entries = self.reap();
         let deadline = Instant::now() + PATIENCE;
@@ -307,7 +307,7 @@ impl Ring {
         entries
     }
 
-    /// enter(GETEVENTS) that ends after `limit` with -ETIME.
+    /// Calls enter(GETEVENTS) with a timeout: it returns -ETIME after `limit`.
     pub fn enter_for(&self, submit: u32, complete: u32, limit: Duration) -> i32 {
         let time = crate::time::from_duration(limit);
         let mut argument: u::io_uring_getevents_arg = zeroed();
@@ -321,8 +321,8 @@ impl Ring {
         )
     }
 
-    /// Submits and waits for one completion each, sorted by user_data. A bad
-    /// SQE ends its batch; what stands behind it is submitted by another enter.
+    /// Submits requests, waits for one completion each, and sorts these by user_data. A bad SQE
+    /// ends its batch; another enter submits the SQEs after it.
     pub fn run(&mut self, sqes: &[Sqe]) -> Vec<Entry> {
         for sqe in sqes {
             self.push(*sqe);
@@ -340,7 +340,7 @@ impl Ring {
         entries
     }
 
-    /// One request, its completion; nothing else may complete meanwhile.
+    /// Submits one request and returns its completion. No other request may complete meanwhile.
     pub fn one(&mut self, sqe: Sqe) -> Entry {
         match self.run(&[sqe]).as_slice() {
             [entry] if entry.user_data == sqe.user_data => *entry,
@@ -353,19 +353,19 @@ impl Ring {
         }
     }
 
-    /// Looks at the CQ in memory, without a system call on the ring, until
-    /// `count` completions stand there or half a minute has passed.
+    /// Polls the CQ in memory, without a system call on the ring, until it holds `count`
+    /// completions. Returns false after half a minute.
     pub fn watch(&self, count: u32) -> bool {
         crate::time::until(|| self.ready() >= count)
     }
 
-    /// Closes the descriptor; the mappings stay.
+    /// Closes the descriptor. The mappings stay.
     pub fn close(&mut self) -> i32 {
         self.closed = true;
         door::close(self.fd)
     }
 
-    /// The memory and the descriptor are somebody else's from now on.
+    /// Gives up ownership of the memory and the descriptor.
     pub fn abandon(&mut self) {
         self.closed = true;
         self.memory.owned = [(0, 0); 3];
@@ -376,7 +376,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         for (address, length) in self.memory.owned {
             if length != 0 {
-                // SAFETY: mapped by `with`, and no pointer into it outlives the ring.
+                // SAFETY: mapped by `with`, and no pointer into the mapping outlives the ring.
                 unsafe { libc::munmap(address as *mut c_void, length) };
             }
         }

@@ -1,5 +1,5 @@
-//! Runs cases, each in a process of its own with a time limit, so that one
-//! that crashes or hangs says so and leaves the others alone.
+//! Runs cases, each in a process of its own with a time limit. A case that crashes or hangs is
+//! reported, and does not affect the other cases.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use crate::case::Case;
 use crate::door;
 
-/// After this a case counts as hung.
+/// Time after which a case counts as hung.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a case printed; a last line says how it ended if that was not well.
+/// Returns a case's output. If the case failed, a last line says how it ended.
 pub fn transcript(case: &Case) -> String {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
@@ -30,7 +30,7 @@ pub fn transcript(case: &Case) -> String {
     collect(child, case.name)
 }
 
-/// Reads a child's output to its end and waits for it, at most [`LIMIT`].
+/// Reads a child's output to its end and waits for the child, at most [`LIMIT`].
 fn collect(mut child: Child, name: &str) -> String {
     let mut output = child.stdout.take().expect("the output is a pipe");
     let reader = std::thread::spawn(move || {
@@ -46,9 +46,9 @@ fn collect(mut child: Child, name: &str) -> String {
         },
         None => format!("{name}: hang\n"),
     };
-    // Whatever the case forked is in its group; none of it may outlive the case.
-    // SAFETY: the group was made for this child, which has been waited for or
-    // is about to be; no memory is involved.
+    // Processes that the case forked are in its process group. None of them may outlive the case.
+    // SAFETY: the group was made for this child, which has been waited for or is about to be. The
+    // call touches no memory.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let _ = child.wait();
     reader.join().unwrap_or_default() + &ending
@@ -67,8 +67,7 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
     }
 }
 
-/// Runs each case `times` times and names those whose transcripts differ.
-/// Returns how many did.
+/// Runs each case `times` times and names those whose transcripts differ. Returns their number.
 pub fn repeat(cases: &[Case], times: usize) -> usize {
     let mut unstable = 0;
     for case in cases {

@@ -1,13 +1,14 @@
-//! Submission queue entries by name: what an opcode's fields mean, in one place.
+//! Functions that build submission queue entries. They are the only place that knows the meaning of
+//! each opcode's fields.
 
 use usring_uapi::{Sqe, Timespec, opcode, sqe_flags};
 
-/// An entry with an opcode, a descriptor and its user_data; all else zero.
+/// Returns an entry with an opcode, a descriptor and user_data. All other fields are zero.
 pub fn sqe(opcode: u8, fd: i32, user_data: u64) -> Sqe {
     Sqe { opcode, fd, user_data, ..Sqe::default() }
 }
 
-/// Changes to an entry, in a chain.
+/// Changes to an entry, as chained calls.
 pub trait Change: Sized {
     fn with(self, change: impl FnOnce(&mut Sqe)) -> Sqe;
 
@@ -87,7 +88,7 @@ pub fn poll_remove(target: u64, user_data: u64) -> Sqe {
     Sqe { addr: target, ..sqe(opcode::POLL_REMOVE, -1, user_data) }
 }
 
-/// `time` must live until the entry has been submitted.
+/// Builds a TIMEOUT. `time` must live until the entry has been submitted.
 pub fn timeout(time: &Timespec, count: u64, flags: u32, user_data: u64) -> Sqe {
     Sqe { addr: &raw const *time as u64, len: 1, off: count, op_flags: flags, ..sqe(opcode::TIMEOUT, -1, user_data) }
 }
@@ -116,7 +117,7 @@ pub fn recv(fd: i32, bytes: &mut [u8], user_data: u64) -> Sqe {
     Sqe { addr: bytes.as_mut_ptr() as u64, len: bytes.len() as u32, ..sqe(opcode::RECV, fd, user_data) }
 }
 
-/// SENDMSG or RECVMSG; `header` must live until the request has ended.
+/// Builds a SENDMSG or RECVMSG. `header` must live until the request has ended.
 pub fn message(opcode: u8, fd: i32, header: *const libc::msghdr, user_data: u64) -> Sqe {
     Sqe { addr: header as u64, len: 1, ..sqe(opcode, fd, user_data) }
 }

@@ -1,10 +1,10 @@
-//! Times given to the kernel, and bounded waits of our own.
+//! Times for the kernel, and bounded waits.
 
 use std::time::{Duration, Instant};
 
 use usring_uapi::Timespec;
 
-/// Long enough that it never expires in a case.
+/// A time so long that it never expires in a case.
 pub const LONG: Timespec = Timespec { tv_sec: 1000, tv_nsec: 0 };
 
 pub fn milliseconds(count: i64) -> Timespec {
@@ -15,10 +15,10 @@ pub fn from_duration(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
-/// `clock` now, plus `milliseconds`.
+/// Returns the time of `clock`, plus `milliseconds`.
 pub fn on_clock(clock: libc::clockid_t, milliseconds: i64) -> Timespec {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is ours to write.
+    // SAFETY: `now` is a variable of this function.
     unsafe { libc::clock_gettime(clock, &mut now) };
     let nanoseconds = now.tv_nsec + milliseconds * 1_000_000;
     Timespec {
@@ -27,8 +27,8 @@ pub fn on_clock(clock: libc::clockid_t, milliseconds: i64) -> Timespec {
     }
 }
 
-/// Whether `condition` came true within half a minute. Yields between looks, so
-/// that on one processor the other side can run.
+/// Waits up to half a minute for `condition`, and returns whether it came true. Yields between
+/// checks, so that on one processor the other side can run.
 pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -42,14 +42,14 @@ pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Time in which a worker has taken up what was forced on it: nothing that a
-/// program may rely on tells of it.
+/// Sleeps until a worker has started a request that was forced on it. No event that a program may
+/// rely on announces this moment.
 pub fn long_enough_to_begin() {
     std::thread::sleep(Duration::from_millis(500));
     until(|| workers().all(|stat| state_in(&stat) == Some('S')));
 }
 
-/// The lines of proc(5) on this process's workers.
+/// Returns the lines of proc(5) about this process's workers.
 fn workers() -> impl Iterator<Item = String> {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
     let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
@@ -60,9 +60,9 @@ fn state_in(stat: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// The system's number of this thread.
+/// Returns the thread id of this thread.
 pub fn this_thread() -> i32 {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::gettid() }
 }
 
@@ -72,8 +72,8 @@ pub fn until_asleep(thread: i32) -> bool {
     until(|| std::fs::read_to_string(&path).is_ok_and(|stat| state_in(&stat) == Some('S')))
 }
 
-/// Time in which something that must not happen would have happened: an
-/// absence has no event to wait for.
+/// Sleeps for a time in which a forbidden event would have happened. The absence of an event cannot
+/// be waited for.
 pub fn long_enough_to_notice() {
     std::thread::sleep(Duration::from_millis(30));
 }

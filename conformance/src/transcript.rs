@@ -1,6 +1,6 @@
-//! What a case prints: `case: line`, at once, so that a case which hangs has
-//! shown how far it came. Lines hold results and flags; never times, addresses
-//! or descriptor numbers, which the kernel does not promise.
+//! A case's output: lines `case: line`, each printed at once. So a case that hangs has shown its
+//! progress. Lines hold results and flags. They never hold times, addresses or descriptor numbers,
+//! which the kernel does not promise.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -20,30 +20,31 @@ impl Transcript {
         Transcript { case }
     }
 
-    /// One line.
+    /// Prints one line.
     pub fn say(&mut self, line: impl Display) {
         let mut output = std::io::stdout().lock();
-        // A reader that has gone away ends the run; there is nobody to tell.
+        // Ignores errors: if the reader has gone, there is no process to report to.
         let _ = writeln!(output, "{}: {line}", self.case);
         let _ = output.flush();
     }
 
-    /// A call and the kernel's answer to it.
+    /// Prints a call and its result.
     pub fn result(&mut self, call: impl Display, value: i32) {
         self.say(format_args!("{call} = {}", names::result(value)));
     }
 
-    /// The same for an answer whose value means nothing (descriptor, address).
+    /// Prints a call and its outcome, for results whose value means nothing (a descriptor, an
+    /// address).
     pub fn outcome(&mut self, call: impl Display, value: i64) {
         self.say(format_args!("{call} = {}", names::outcome(value)));
     }
 
-    /// One completion.
+    /// Prints one completion.
     pub fn entry(&mut self, entry: &Entry) {
         self.say(format_args!("cqe {entry}"));
     }
 
-    /// Completions in the order in which they stood in the queue.
+    /// Prints completions in the order of the queue.
     pub fn in_order(&mut self, entries: &[Entry]) {
         for entry in entries {
             self.entry(entry);
@@ -53,15 +54,14 @@ impl Transcript {
         }
     }
 
-    /// Completions whose order the kernel does not promise.
+    /// Prints completions sorted, because the kernel does not promise their order.
     pub fn sorted(&mut self, entries: &[Entry]) {
         let mut sorted = entries.to_vec();
         sorted.sort_by_key(|entry| entry.user_data);
         self.in_order(&sorted);
     }
 
-    /// Whether `waited` lies between the two bounds, both named in words; the
-    /// time itself is not printed.
+    /// Prints whether `waited` lies between two bounds, in words. The time itself is not printed.
     pub fn between(&mut self, what: impl Display, waited: Duration, least: u64, most: u64) {
         let verdict = if waited < Duration::from_millis(least) {
             format!("too early (under {least} ms)")
@@ -75,7 +75,7 @@ impl Transcript {
 }
 
 impl Transcript {
-    /// Whether a point in time on `clock` has been reached.
+    /// Prints whether `clock` has reached a point in time.
     pub fn reached(&mut self, clock: libc::clockid_t, time: &Timespec) {
         let now = crate::time::on_clock(clock, 0);
         let reached = (now.tv_sec, now.tv_nsec) >= (time.tv_sec, time.tv_nsec);
@@ -83,7 +83,7 @@ impl Transcript {
     }
 }
 
-/// Runs `work` and says how long it took.
+/// Runs `work` and returns how long it took.
 pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let value = work();

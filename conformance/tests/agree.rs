@@ -1,16 +1,14 @@
-//! Every case of the suite on the kernel and on usring: the transcripts must
-//! agree, case by case.
+//! Compares every case of the suite on the kernel and on usring. The transcripts must agree, case
+//! by case.
 //!
-//! One test per room. Each case runs in a process of its own with a minute;
-//! one that takes longer is reported as `hang`. What the kernel says is taken
-//! live where that is Linux 6.18 (and must then be what is recorded in
-//! `expected/`); on any other kernel, or where io_uring is off, the recorded
-//! transcripts stand in for it, and the test says so. A case that differs on
-//! purpose has a second recording, `CASE.usring.txt`.
+//! There is one test per module of cases. Each case runs in a process of its own with a time limit
+//! of a minute; a case that takes longer is reported as `hang`. If the kernel is Linux 6.18, its
+//! answers are taken live, and must match those in `expected/`. On any other kernel, or if io_uring
+//! is off, the test uses the recorded transcripts and says so. A case that differs on purpose has a
+//! second recording, `CASE.usring.txt`.
 //!
-//! usring is `$USRING_BIN`, or `target/PROFILE/usring` as `cargo xtask build`
-//! leaves it. Each case goes through both doors: libc's `syscall()` and a
-//! system call instruction of the program's own.
+//! usring is `$USRING_BIN`, or `target/PROFILE/usring` as `cargo xtask build` leaves it. Each case
+//! uses both entry points: libc's `syscall()`, and a system call instruction in the program itself.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write as _};
@@ -50,13 +48,13 @@ rooms! {
     socket accept accept_address accept_direct accept_multishot accept_shared connect
 }
 
-/// The line of a case that only a superuser can run.
+/// The transcript of a case that only a superuser can run.
 const NEEDS_SUPERUSER: &str = ": needs a superuser\n";
 
-/// What the kernel under this test is good for.
+/// How the kernel of this machine serves as a reference.
 enum Kernel {
     Live,
-    /// It is off, or another release.
+    /// io_uring is off, or the kernel is another release.
     Recorded,
 }
 
@@ -73,7 +71,8 @@ fn kernel() -> &'static Kernel {
         } else {
             return Kernel::Live;
         };
-        // Past the test harness, which keeps what a passing test prints to itself.
+        // Writes directly to standard error, because the test harness hides the output of passing
+        // tests.
         let said = format!("conformance: {why}; the transcripts recorded from Linux {RECORDED} stand in for it\n");
         let _ = std::io::stderr().lock().write_all(said.as_bytes());
         Kernel::Recorded
@@ -107,7 +106,7 @@ fn listed(arguments: &[&str]) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect()
 }
 
-/// What a case prints, with a last line on how it ended if that was not well.
+/// Returns a case's output. If the case failed, a last line says how it ended.
 fn transcript(mut command: Command, name: &str) -> String {
     let child = command
         .process_group(0)
@@ -142,7 +141,7 @@ fn collect(mut child: Child, name: &str) -> String {
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    // What the case forked is in its group, and may not outlive it.
+    // Processes that the case forked are in its process group, and may not outlive it.
     // SAFETY: the group was made for this child.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let _ = child.wait();
@@ -169,9 +168,9 @@ fn on_kernel(name: &str) -> String {
     transcript(command, name)
 }
 
-/// The transcript of a case that may need a superuser; empty where the user is one.
+/// Returns the transcript of a case that may need a superuser; an empty one if the user is one.
 fn would_say(name: &str) -> String {
-    // SAFETY: asks for a number.
+    // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } == 0 { String::new() } else { on_usring(name, false) }
 }
 
@@ -230,7 +229,7 @@ fn agree(room: &str) {
     assert!(report.is_empty(), "{} disagrees on {room}:\n{report}", usring.display());
 }
 
-/// The fixed seeds of random programs, whose answers `random-seeds.txt` has.
+/// Runs the fixed seeds of random programs against the answers in `random-seeds.txt`.
 #[test]
 fn random_programs_answer_as_the_kernel() {
     let mut command = Command::new(PROGRAM);

@@ -1,5 +1,5 @@
-//! ACCEPT of one connection: what it waits for, what it makes, what it tells
-//! of the peer, and how it ends otherwise.
+//! ACCEPT of one connection: what it waits for, which descriptor it makes, what it reports of the
+//! peer, and its other endings.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -68,7 +68,7 @@ fn waits_for_connection(t: &mut Transcript) {
         let (listener, address) = net::listener(family);
         ring.push(net::accept(listener.as_raw_fd(), 1));
         t.result("submit", ring.submit());
-        // Others are not held up.
+        // Other requests are not delayed.
         ring.push(nop(2));
         ring.submit();
         t.in_order(&ring.reap());
@@ -144,7 +144,7 @@ fn flags(t: &mut Transcript) {
     }
 }
 
-/// SOCK_NONEMPTY: another connection waits behind this one.
+/// SOCK_NONEMPTY: another connection waits after this one.
 fn more_is_queued(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -159,10 +159,10 @@ fn more_is_queued(t: &mut Transcript) {
     }
 }
 
-/// Whether something stands in the listener's queue.
+/// Returns whether the listener's queue holds a connection.
 pub fn is_ready(listener: &impl AsRawFd) -> bool {
     let mut one = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one element.
+    // SAFETY: the array has one element.
     unsafe { libc::poll(&raw mut one, 1, 0) == 1 }
 }
 
@@ -263,7 +263,7 @@ fn poll_first_without_waiting(t: &mut Transcript) {
     t.say(format_args!("still queued {}", is_ready(&listener)));
 }
 
-/// No number is free: the connection stays queued.
+/// No descriptor number is free: the connection stays queued.
 fn too_many(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -277,8 +277,8 @@ fn too_many(t: &mut Transcript) {
     }
 }
 
-/// Without a connection to take there is nothing to be refused... unless the
-/// number comes first, as it does.
+/// The kernel allocates the descriptor number before it looks for a connection. So the request is
+/// refused even without one.
 fn too_many_while_waiting(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, _address) = net::listener(Family::V4);
@@ -297,7 +297,7 @@ fn cancelled(t: &mut Transcript) {
     ring.push(cancel(1, 0, 2));
     ring.submit();
     t.in_order(&ring.wait(2));
-    // What comes now is nobody's yet.
+    // No request takes this connection.
     let client = net::connected(Family::V4, &address);
     t.say(format_args!("still queued {}", is_ready(&listener)));
     drop((client, listener, ring));
@@ -348,7 +348,7 @@ fn linked(t: &mut Transcript) {
     for entry in &entries {
         t.say(format_args!("cqe {}: {}", entry.user_data, crate::names::outcome(i64::from(entry.res))));
     }
-    // One that fails breaks its chain.
+    // An ACCEPT that fails breaks its chain.
     ring.push(net::accept(-1, 3).linked());
     ring.push(nop(4));
     ring.submit();
@@ -405,7 +405,7 @@ fn listener_shut_down(t: &mut Transcript) {
         ring.push(net::accept(listener.as_raw_fd(), 1));
         ring.submit();
         t.in_order(&ring.reap());
-        // SAFETY: no memory is involved.
+        // SAFETY: the call touches no memory.
         t.result("shutdown", unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) });
         t.in_order(&ring.wait(1));
         t.entry(&ring.one(net::accept(listener.as_raw_fd(), 2)));
@@ -420,14 +420,14 @@ fn nonblocking_listener_shut_down(t: &mut Transcript) {
         ring.push(net::accept(listener.as_raw_fd(), 1));
         ring.submit();
         t.in_order(&ring.reap());
-        // SAFETY: no memory is involved.
+        // SAFETY: the call touches no memory.
         t.result("shutdown", unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) });
         t.in_order(&ring.wait(1));
         t.entry(&ring.one(net::accept(listener.as_raw_fd(), 2)));
     }
 }
 
-/// The request has the listener open still.
+/// The request still holds the listener open.
 fn listener_closed(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -441,7 +441,7 @@ fn listener_closed(t: &mut Transcript) {
             let Some(server) = taken(t, &entry) else { continue };
             t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
         }
-        // Now it has gone.
+        // The listener is closed now.
         let late = net::stream(family);
         let refused = crate::time::until(|| net::connect_now(late.as_raw_fd(), &address) == -libc::ECONNREFUSED);
         t.say(format_args!("refused {refused}"));
@@ -484,14 +484,14 @@ fn ring_closes(t: &mut Transcript) {
     t.say(format_args!("nothing left open {gone}"));
 }
 
-/// A connection that was reset before it was accepted is accepted all the same.
+/// ACCEPT takes a connection that its peer has reset before.
 fn peer_has_gone(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
         let (listener, address) = net::listener(family);
         let client = net::connected(family, &address);
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        // SAFETY: an option of ours.
+        // SAFETY: the option's value lives through the call.
         unsafe {
             let size = size_of::<libc::linger>() as u32;
             libc::setsockopt(client.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), size);
@@ -548,12 +548,12 @@ fn registered_listener(t: &mut Transcript) {
     taken(t, &entry);
 }
 
-/// SO_RCVTIMEO is for blocking calls; a request waits on.
+/// SO_RCVTIMEO applies to blocking calls; a request goes on waiting.
 fn receive_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
     let time = libc::timeval { tv_sec: 0, tv_usec: 1000 };
-    // SAFETY: an option of ours.
+    // SAFETY: the option's value lives through the call.
     unsafe {
         let (size, place) = (size_of::<libc::timeval>() as u32, (&raw const time).cast());
         libc::setsockopt(listener.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, place, size);

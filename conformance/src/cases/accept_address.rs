@@ -1,4 +1,4 @@
-//! What ACCEPT tells of the peer, and where.
+//! The peer address that ACCEPT reports, and the memory that it writes to.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -46,7 +46,7 @@ fn peer_address(t: &mut Transcript) {
         taken(t, &entry);
         let room = std::hint::black_box(room);
         shown(t, &room, &net::address_of(client.as_raw_fd()));
-        // The same, for one that has to wait; and one without a name.
+        // An ACCEPT that has to wait, and one without a name.
         let room = Address::room(128);
         ring.push(net::accept_from(listener.as_raw_fd(), &room, 2));
         ring.submit();
@@ -59,7 +59,7 @@ fn peer_address(t: &mut Transcript) {
     }
 }
 
-/// What does not fit is cut off, and the length says how long it would be.
+/// An address that does not fit is cut off, and the length reports its full size.
 fn peer_address_cut(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -70,7 +70,8 @@ fn peer_address_cut(t: &mut Transcript) {
             let entry = ring.one(net::accept_from(listener.as_raw_fd(), &room, 1));
             drop(taken(t, &entry));
             let room = std::hint::black_box(room);
-            // A port or an address may end in a byte that looks like nothing written.
+            // A port or address may end in a byte equal to the fill pattern, so its last bytes may
+            // look unwritten.
             let peer = net::address_of(client.as_raw_fd());
             let kept = (length as usize).min(peer.length as usize);
             let same = room.bytes[..kept] == peer.bytes[..kept];
@@ -80,8 +81,7 @@ fn peer_address_cut(t: &mut Transcript) {
     }
 }
 
-/// The connection is lost: it was taken from the queue before the answer could
-/// not be written.
+/// The connection is lost: it was taken from the queue before the write of the address failed.
 fn peer_address_wrong(t: &mut Transcript) {
     let before = files::settled_numbers();
     let mut ring = Ring::new(4);
@@ -106,7 +106,7 @@ fn peer_address_wrong(t: &mut Transcript) {
             let entry =
                 ring.one(net::accept(listener.as_raw_fd(), 1).with(|sqe| (sqe.addr, sqe.off) = (at, length_at)));
             t.say(format_args!("{family:?} {name}: {}", crate::names::outcome(i64::from(entry.res))));
-            // SAFETY: made for this program, if it was.
+            // SAFETY: the descriptor is new, if the request succeeded, and nothing else owns it.
             drop((entry.res >= 0).then(|| unsafe { OwnedFd::from_raw_fd(entry.res) }));
             let left = is_ready(&listener);
             t.say(format_args!("still queued {left}"));
@@ -130,11 +130,11 @@ fn peer_address_wrong_while_waiting(t: &mut Transcript) {
     let client = net::connected(Family::V4, &address);
     t.in_order(&ring.wait(1));
     t.say(format_args!("still queued {}", is_ready(&listener)));
-    // The peer sees its end.
+    // The client sees the end of the connection.
     t.say(format_args!("the client reads {:?}", files::take(&client, 1).map(|bytes| bytes.len())));
 }
 
-/// Address and length belong to the program until the connection comes.
+/// Until a connection arrives, the program may change address and length.
 fn length_is_read_late(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
@@ -142,7 +142,7 @@ fn length_is_read_late(t: &mut Transcript) {
     ring.push(net::accept_from(listener.as_raw_fd(), &room, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // SAFETY: our own word; the request looks at it when there is a connection.
+    // SAFETY: the word belongs to this case. The request reads it when there is a connection.
     unsafe { (&raw mut room.length).write_volatile(8) };
     let _client = net::connected(Family::V4, &address);
     for entry in ring.wait(1) {

@@ -49,7 +49,7 @@ fn into(slot: u32, fd: &OwnedFd, user_data: u64) -> Sqe {
     net::accept(fd.as_raw_fd(), user_data).with(|sqe| sqe.file_index = slot)
 }
 
-/// Whether a byte goes from a client into the socket in a slot.
+/// Returns whether a byte passes from a client to the socket in a slot.
 fn reaches(ring: &mut Ring, client: &OwnedFd, slot: i32) -> bool {
     let mut byte = [0u8; 1];
     files::put(client, b"x");
@@ -67,7 +67,7 @@ fn into_slot(t: &mut Transcript) {
     }
 }
 
-/// What stood in the slot is closed.
+/// The file that was in the slot is closed.
 fn replaces(t: &mut Transcript) {
     let mut ring = sparse(1);
     let (listener, address) = net::listener(Family::V4);
@@ -90,8 +90,8 @@ fn allocates(t: &mut Transcript) {
     t.entry(&ring.one(into(ALLOCATE, &listener, 4)));
 }
 
-/// The connection that finds no slot is lost.
-/// Of a connection that found no slot is told, too, whether it was the last.
+/// A connection that finds no slot is lost. Its CQE also reports whether it was the last in the
+/// queue.
 fn table_full_and_more(t: &mut Transcript) {
     let mut ring = sparse(1);
     let (listener, address) = net::listener(Family::V4);
@@ -291,7 +291,7 @@ fn many_table_goes(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// "Any free slot" is one of the range that was set for it.
+/// An allocation of any free slot stays within the range that was set for it.
 fn many_range(t: &mut Transcript) {
     let mut ring = sparse(6);
     let (listener, address) = net::listener(Family::V4);
@@ -306,7 +306,7 @@ fn many_range(t: &mut Transcript) {
     }
 }
 
-/// What does not fit into the CQ is in its slot, and told of later.
+/// A connection whose CQE does not fit into the CQ is in its slot, and is reported later.
 fn many_overflow(t: &mut Transcript) {
     let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     let mut ring = Ring::flags(2, setup);

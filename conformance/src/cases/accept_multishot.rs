@@ -1,4 +1,4 @@
-//! ACCEPT that stays armed: one completion per connection, until it ends.
+//! Multishot ACCEPT: one completion per connection, until it ends.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -54,7 +54,7 @@ pub fn multishot(fd: i32, user_data: u64) -> Sqe {
     net::accept(fd, user_data).with(|sqe| sqe.ioprio = u::IORING_ACCEPT_MULTISHOT as u16)
 }
 
-/// Shows completions, takes their descriptors over.
+/// Prints completions and takes ownership of their descriptors.
 fn all(t: &mut Transcript, entries: &[Entry]) -> Vec<OwnedFd> {
     if entries.is_empty() {
         t.say("no cqe");
@@ -94,8 +94,8 @@ fn one_by_one(t: &mut Transcript) {
     }
 }
 
-/// Connections that come while the program is away. (How many of them say that
-/// more are queued depends on when the ring looks.)
+/// Connections that arrive while the program does other work. (How many CQEs say that more are
+/// queued depends on when the ring polls.)
 fn bursts(t: &mut Transcript) {
     let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     for family in FAMILIES {
@@ -127,7 +127,7 @@ fn flags(t: &mut Transcript) {
     }
 }
 
-/// DONTWAIT and POLL_FIRST with it: the first ends when nothing is left.
+/// With DONTWAIT the request ends when no connection is left. With POLL_FIRST it does not.
 fn with_other_flags(t: &mut Transcript) {
     for (other, ends) in [(u::IORING_ACCEPT_DONTWAIT, 1), (u::IORING_ACCEPT_POLL_FIRST, 0)] {
         for queued in [0, 2] {
@@ -147,7 +147,7 @@ fn with_other_flags(t: &mut Transcript) {
     }
 }
 
-/// One place for all of them: it holds the last one's.
+/// All completions share the memory for the address, which holds the last one.
 fn peer_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in [Family::V4, Family::V6] {
@@ -170,7 +170,8 @@ fn peer_address(t: &mut Transcript) {
     }
 }
 
-/// What is too long is an error once, and the room is what was said last.
+/// A length that is too long is an error once. Afterwards the room is the length that was written
+/// last.
 fn peer_address_wrong(t: &mut Transcript) {
     let before = files::settled_numbers();
     let mut ring = Ring::new(4);
@@ -237,8 +238,7 @@ fn link_timeout_bounds_its_life(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// What is linked to it starts when it ends; an end by cancellation breaks the
-/// chain.
+/// A linked request starts when the multishot ends. An end by cancellation breaks the chain.
 fn linked(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
@@ -265,7 +265,7 @@ fn holds_drain(t: &mut Transcript) {
     all(t, &ring.wait(1));
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
     t.sorted(&ring.wait(3));
 }
@@ -291,7 +291,7 @@ fn forced_async(t: &mut Transcript) {
     }
 }
 
-/// The one that does not fit comes without MORE, and is the last.
+/// The CQE that does not fit comes without MORE, and is the last.
 fn overflow(t: &mut Transcript) {
     let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     for family in FAMILIES {
@@ -336,7 +336,7 @@ fn overflow_loses_nothing(t: &mut Transcript) {
         for entry in ring.reap() {
             armed &= entry.flags & u::IORING_CQE_F_MORE != 0;
             if entry.res >= 0 {
-                // SAFETY: made for this program, and nobody else's.
+                // SAFETY: the descriptor is new, and nothing else owns it.
                 drop(unsafe { OwnedFd::from_raw_fd(entry.res) });
                 served += 1;
             }
@@ -346,7 +346,7 @@ fn overflow_loses_nothing(t: &mut Transcript) {
     t.say(format_args!("whole {whole}, {served} of {}", clients.len()));
 }
 
-/// No number is free.
+/// No descriptor number is free.
 fn too_many(t: &mut Transcript) {
     for queued in [0, 1] {
         let mut ring = Ring::new(4);
@@ -377,8 +377,8 @@ fn listener_shut_down(t: &mut Transcript) {
     }
 }
 
-/// The kernel goes on waiting at a unix listener to which nobody can connect any
-/// more: accept4(2) that does not wait says EAGAIN of it, for ever.
+/// On a unix listener that was shut down the kernel goes on waiting: a non-blocking accept4(2)
+/// answers EAGAIN for ever.
 fn unix_listener_shut_down(t: &mut Transcript) {
     for blocks in [true, false] {
         let mut ring = Ring::new(4);
@@ -386,7 +386,7 @@ fn unix_listener_shut_down(t: &mut Transcript) {
         files::set_nonblocking(&listener, !blocks);
         ring.push(multishot(listener.as_raw_fd(), 1));
         ring.submit();
-        // SAFETY: no memory is involved.
+        // SAFETY: the call touches no memory.
         t.result("shutdown", unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) });
         crate::time::long_enough_to_notice();
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
@@ -409,7 +409,7 @@ fn listener_closed(t: &mut Transcript) {
                 t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
             }
         }
-        // With the request goes the listener.
+        // With the request the listener is closed.
         ring.push(cancel(1, 0, 2));
         ring.submit();
         t.in_order(&ring.wait(2));
@@ -447,7 +447,7 @@ fn wrong_files(t: &mut Transcript) {
     t.entry(&ring.one(multishot(net::of_kind(Family::V4, libc::SOCK_DGRAM).as_raw_fd(), 5)));
 }
 
-/// Each connection is accepted once, by either.
+/// Each connection is accepted once, by either request.
 fn two_on_one_listener(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
@@ -459,7 +459,7 @@ fn two_on_one_listener(t: &mut Transcript) {
         let client = net::connected(Family::V4, &address);
         for entry in ring.wait(1) {
             if entry.res >= 0 {
-                // SAFETY: made for this program, and nobody else's.
+                // SAFETY: the descriptor is new, and nothing else owns it.
                 let server = unsafe { OwnedFd::from_raw_fd(entry.res) };
                 count += usize::from(net::passes(&client, server.as_raw_fd()));
             }
@@ -483,7 +483,7 @@ fn single_beside_it(t: &mut Transcript) {
         for entry in ring.wait(1) {
             singles += usize::from(entry.user_data == 1);
             if entry.res >= 0 {
-                // SAFETY: made for this program, and nobody else's.
+                // SAFETY: the descriptor is new, and nothing else owns it.
                 let server = unsafe { OwnedFd::from_raw_fd(entry.res) };
                 count += usize::from(net::passes(&client, server.as_raw_fd()));
             }
@@ -544,7 +544,7 @@ fn registered_listener(t: &mut Transcript) {
         let _client = net::connected(Family::V4, &address);
         all(t, &ring.wait(1));
     }
-    // The request has the file still when the table lets go of it.
+    // The request still holds the file after the table has released it.
     t.result("unregister", ring.register(super::reg::UNREGISTER_FILES, std::ptr::null::<u8>(), 0));
     let _client = net::connected(Family::V4, &address);
     all(t, &ring.wait(1));
@@ -561,7 +561,7 @@ fn many_connections(t: &mut Transcript) {
         let clients: Vec<OwnedFd> = (0..50).map(|_| net::connected(Family::V4, &address)).collect();
         for entry in ring.wait(clients.len()) {
             if entry.res >= 0 && entry.flags & u::IORING_CQE_F_MORE != 0 {
-                // SAFETY: made for this program, and nobody else's.
+                // SAFETY: the descriptor is new, and nothing else owns it.
                 drop(unsafe { OwnedFd::from_raw_fd(entry.res) });
                 served += 1;
             }
@@ -572,7 +572,7 @@ fn many_connections(t: &mut Transcript) {
     drop(listener);
     ring.push(cancel(1, 0, 2));
     ring.submit();
-    // It may be looking for more just then.
+    // The request may be polling for more at this moment.
     let mut ended = ring.wait(2);
     ended.sort_by_key(|entry| entry.user_data);
     for entry in ended {

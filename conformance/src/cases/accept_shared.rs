@@ -1,5 +1,5 @@
-//! A listener from which others accept, too, by ordinary blocking calls: the
-//! ring takes what it can get and is never held up by them.
+//! A listener on which other threads and processes accept, too, by ordinary blocking calls. The
+//! ring takes the connections that it can get, and is never blocked by these calls.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
@@ -23,14 +23,13 @@ pub const CASES: &[Case] = &[
 
 const ROUNDS: usize = 200;
 
-/// Who is held up by another waits until the next connection, which is offered when
+/// A call that another acceptor blocks waits until the next connection, which is offered only after
 /// this one has been served.
 const HELD_UP: Duration = Duration::from_secs(30);
 
-/// One after another, so many connections are offered to a ring and to somebody
-/// who takes them by ordinary blocking calls on the same listener. Whoever gets
-/// one sends a byte. Whatever the other does, the ring is never held up: it
-/// answers a NOP after each.
+/// Offers connections, one after another, to a ring and to a rival that accepts by blocking calls
+/// on the same listener. The side that gets a connection sends a byte. Whatever the rival does, the
+/// ring is never blocked: it answers a NOP after each connection.
 fn contest(t: &mut Transcript, listener: &OwnedFd, address: &Address) {
     let mut ring = Ring::new(8);
     let mut armed = false;
@@ -51,12 +50,12 @@ fn contest(t: &mut Transcript, listener: &OwnedFd, address: &Address) {
             for entry in ring.reap() {
                 if entry.user_data == 1 && entry.res >= 0 {
                     armed = false;
-                    // SAFETY: made for this program, and nobody else's.
+                    // SAFETY: the descriptor is new, and nothing else owns it.
                     files::put(&unsafe { OwnedFd::from_raw_fd(entry.res) }, b"r");
                 }
             }
             longest = longest.max(start.elapsed());
-            // SAFETY: one element.
+            // SAFETY: the array has one element.
             unsafe { libc::poll(&raw mut one, 1, 0) == 1 }
         });
         served += usize::from(is_served);
@@ -89,7 +88,7 @@ fn other_process(t: &mut Transcript) {
         0
     });
     contest(t, &listener, &address);
-    // SAFETY: no memory is involved; its accept ends by that.
+    // SAFETY: the call touches no memory. It ends the rival's accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(crate::process::ending(child));
 }
@@ -99,13 +98,13 @@ fn other_thread(t: &mut Transcript) {
     let number = listener.as_raw_fd();
     let thread = std::thread::spawn(move || rival(number));
     contest(t, &listener, &address);
-    // SAFETY: no memory is involved; its accept ends by that.
+    // SAFETY: the call touches no memory. It ends the rival's accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(format_args!("ended {}", thread.join().is_ok()));
 }
 
-/// Somebody else takes connections from the same listener by blocking calls,
-/// whenever he can: what the ring gets, it gets without being held up.
+/// A rival accepts from the same listener by blocking calls whenever it can. The ring gets its
+/// connections without being blocked.
 fn multishot_and_other_process(t: &mut Transcript) {
     let (listener, address) = net::listener(Family::V4);
     let number = listener.as_raw_fd();
@@ -126,7 +125,7 @@ fn multishot_and_other_process(t: &mut Transcript) {
             ring.submit();
             for entry in ring.reap() {
                 if entry.user_data == 1 && entry.res >= 0 {
-                    // SAFETY: made for this program, and nobody else's.
+                    // SAFETY: the descriptor is new, and nothing else owns it.
                     files::put(&unsafe { OwnedFd::from_raw_fd(entry.res) }, b"r");
                 }
             }
@@ -136,14 +135,14 @@ fn multishot_and_other_process(t: &mut Transcript) {
     }
     t.say(format_args!("served {served} of {ROUNDS}"));
     t.say(format_args!("held up {}", longest > HELD_UP));
-    // SAFETY: no memory is involved; everybody's accept ends by that.
+    // SAFETY: the call touches no memory. It ends every accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(crate::process::ending(child));
     let last = ring.wait(1);
     t.in_order(&last);
 }
 
-/// Serves connections until the listener is shut down; how many.
+/// Serves connections until the listener is shut down. Returns their number.
 fn serve(listener: i32) -> usize {
     let mut ring = Ring::new(8);
     let mut count = 0;
@@ -156,31 +155,32 @@ fn serve(listener: i32) -> usize {
                 return count;
             }
             count += 1;
-            // SAFETY: made for this program, and nobody else's.
+            // SAFETY: the descriptor is new, and nothing else owns it.
             files::put(&unsafe { OwnedFd::from_raw_fd(entry.res) }, b"r");
         }
     }
 }
 
-/// Connects, one after another, and waits to be greeted; how many were, before one was not.
+/// Connects, one after another, and waits for a greeting each time. Returns how many greetings
+/// arrived before one did not.
 fn visit(address: &Address) -> usize {
     (0..ROUNDS)
         .take_while(|_| {
             let client = net::connected(Family::V4, address);
             let mut one = libc::pollfd { fd: client.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one element.
+            // SAFETY: the array has one element.
             unsafe { libc::poll(&raw mut one, 1, HELD_UP.as_millis() as i32) == 1 }
         })
         .count()
 }
 
-/// Each connection is taken by one of them, and soon.
+/// Each connection is accepted by one of the rings, and soon.
 fn several_rings(t: &mut Transcript) {
     let (listener, address) = net::listener(Family::V4);
     let number = listener.as_raw_fd();
     let threads: Vec<_> = (0..3).map(|_| std::thread::spawn(move || serve(number))).collect();
     t.say(format_args!("greeted {}", visit(&address)));
-    // SAFETY: no memory is involved; everybody's accept ends by that.
+    // SAFETY: the call touches no memory. It ends every accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     let served: usize = threads.into_iter().map(|thread| thread.join().unwrap_or(0)).sum();
     t.say(format_args!("served {served}"));
@@ -198,7 +198,7 @@ fn several_processes_with_rings(t: &mut Transcript) {
         })
         .collect();
     t.say(format_args!("greeted {}", visit(&address)));
-    // SAFETY: no memory is involved; everybody's accept ends by that.
+    // SAFETY: the call touches no memory. It ends every accept.
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     for child in children {
         t.say(crate::process::ending(child));

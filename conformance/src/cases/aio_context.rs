@@ -112,7 +112,7 @@ fn several(t: &mut Transcript) {
     aio::events(t, again.wait(1));
 }
 
-/// Nobody asks for events: they are there all the same.
+/// The program makes no call for events, yet they appear in the ring.
 fn events_in_memory(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"content");
@@ -160,7 +160,7 @@ fn round_the_end(t: &mut Transcript) {
         if context.submit(&mut iocbs) != batch as i32 {
             wrong += 1;
         }
-        // By call and by hand in turn.
+        // Takes events by the system call and from the ring in turn.
         let mut events = if round % 2 == 0 { context.wait(batch as usize) } else { Vec::new() };
         while round % 2 == 1 && events.len() < batch as usize {
             events.extend(context.reap());
@@ -172,7 +172,7 @@ fn round_the_end(t: &mut Transcript) {
     t.say(format_args!("wrong: {wrong}"));
 }
 
-/// What is not taken keeps its slot.
+/// An event that was not taken keeps its slot.
 fn no_room(t: &mut Transcript) {
     let context = Context::new(1);
     let file = files::memory_file(b"content");
@@ -187,7 +187,7 @@ fn no_room(t: &mut Transcript) {
         taken += 1;
     };
     t.result("one too many", refused);
-    // Processors hold some back for themselves.
+    // Each processor reserves some slots.
     t.say(format_args!("fewer than slots: {}, most of them: {}", taken < slots, taken > slots / 2));
     t.say(format_args!(
         "all there: {}",
@@ -206,7 +206,7 @@ fn scribbled_head(t: &mut Transcript) {
     let file = files::memory_file(b"content");
     let slots = context.header().nr;
     let mut buffer = [0; 3];
-    // Beyond the end it counts round it.
+    // A head beyond the end wraps around.
     context.set_head(slots * 5);
     t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 1)]));
     aio::events(t, context.wait(1));
@@ -256,7 +256,7 @@ fn destroy_waits_for_transfers(t: &mut Transcript) {
         // SAFETY: `last` is writable.
         let read = unsafe { libc::pread(file.as_raw_fd(), last.as_mut_ptr().cast(), 1, (4 << 20) - 1) };
         t.say(format_args!("{round}: {submitted} {destroyed}, all written: {}", read == 1 && last == *b"x"));
-        // SAFETY: no memory is involved.
+        // SAFETY: the call touches no memory.
         unsafe { libc::ftruncate(file.as_raw_fd(), 0) };
     }
 }
@@ -327,7 +327,7 @@ fn exit_with_requests_out(t: &mut Transcript) {
     t.say(ending);
 }
 
-/// However the program ends that submitted it.
+/// Submitted writes reach the file, however the submitting program ends.
 fn what_was_submitted_is_written(t: &mut Transcript) {
     const WRITES: usize = 64;
     const LENGTH: usize = 1 << 16;
@@ -350,7 +350,7 @@ fn what_was_submitted_is_written(t: &mut Transcript) {
                 match end {
                     // SAFETY: the path is a C string, and there are no arguments.
                     "exec" => unsafe { libc::execl(c"/bin/true".as_ptr(), c"true".as_ptr(), null_mut::<i8>()) },
-                    // SAFETY: a signal to ourselves.
+                    // SAFETY: the call sends a signal to this process.
                     "kill" => unsafe { libc::kill(libc::getpid(), libc::SIGKILL) },
                     _ => 0,
                 }
@@ -362,15 +362,16 @@ fn what_was_submitted_is_written(t: &mut Transcript) {
     }
 }
 
-/// A call that sleeps in the middle of its batch (here where it fetches the bytes to write: at a page that this process
-/// supplies) keeps nobody else from the context. What it has not come to yet is not begun.
+/// A call may sleep in the middle of its batch, here where it reads the bytes to write: at a page
+/// that this process supplies. It keeps no other thread from the context. The rest of its batch has
+/// not started yet.
 fn who_stands_still_holds_nobody_up(t: &mut Transcript) {
     let Some(page) = MissingPage::new() else {
         return t.say("the system has no userfaultfd for us");
     };
     let context = Context::new(8);
     let (file, other) = (files::memory_file(b"some content"), files::memory_file(b"some content"));
-    // SAFETY: the page is there, once it is supplied, for as long as its owner.
+    // SAFETY: once supplied, the page exists as long as its owner.
     let missing = unsafe { std::slice::from_raw_parts(page.address() as *const u8, 4) };
     let mut behind = [0; 12];
     let number = file.as_raw_fd();

@@ -77,7 +77,7 @@ fn odd_times(t: &mut Transcript) {
         timed(|| aio::get(context.0, 1, 1, &mut event, &Timespec { tv_sec: 0, tv_nsec: 1_020_000_000 }));
     t.result("nanoseconds beyond a second", answer);
     t.between("time", waited, 1020, 30_000);
-    // A time before now is none at all.
+    // A negative time means no limit.
     for (name, limit) in [
         ("negative seconds", Timespec { tv_sec: -1, tv_nsec: 0 }),
         ("negative nanoseconds", Timespec { tv_sec: 0, tv_nsec: -1 }),
@@ -105,7 +105,7 @@ fn reads(context: &Context, count: u64, t: &mut Transcript) -> std::os::fd::Owne
     let buffer = Box::leak(Box::new([0; 4]));
     let mut iocbs: Vec<_> = (1..=count).map(|data| aio::read(file.as_raw_fd(), buffer, 0, data)).collect();
     t.result("submit", context.submit(&mut iocbs));
-    // When they are done, and in which order, is nobody's promise.
+    // The kernel promises neither when nor in which order they complete.
     time::until(|| u64::from(context.header().tail) == count);
     file
 }
@@ -167,13 +167,14 @@ extern "C" fn hear(_: i32) {
     HEARD.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A handler for SIGUSR1, and a thread that sends it to this one until told to stop.
+/// Installs a handler for SIGUSR1, and starts a thread that sends the signal to this thread until
+/// it is asked to stop.
 fn signal_soon(flags: i32) -> std::thread::JoinHandle<()> {
     HEARD.store(0, Ordering::SeqCst);
     let mut action: libc::sigaction = crate::memory::zeroed();
     action.sa_sigaction = hear as *const () as usize;
     action.sa_flags = flags;
-    // SAFETY: the handler counts, and nothing else; the thread lives until joined.
+    // SAFETY: the handler only counts. The thread lives until it is joined.
     let target = unsafe {
         libc::sigaction(libc::SIGUSR1, &action, null_mut());
         libc::pthread_self() as usize
@@ -182,7 +183,7 @@ fn signal_soon(flags: i32) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         time::until_asleep(number);
         time::long_enough_to_notice();
-        // SAFETY: as above.
+        // SAFETY: the target thread lives until this thread is joined.
         unsafe { libc::pthread_kill(target as libc::pthread_t, libc::SIGUSR1) };
     })
 }
@@ -240,12 +241,12 @@ fn mask_refused(t: &mut Transcript) {
     ask("nowhere", 16 as *const [u64; 2]);
 }
 
-/// A signal that was blocked and waits gets in while the mask is in force.
+/// A signal that was blocked and is pending is delivered while the mask is in force.
 fn mask_lets_in(t: &mut Transcript) {
     let context = Context::new(8);
     drop(signal_soon(0).join());
     let mut blocked: libc::sigset_t = crate::memory::zeroed();
-    // SAFETY: the set is ours; the signal has a handler.
+    // SAFETY: the set is a variable of this function, and the signal has a handler.
     unsafe {
         libc::sigaddset(&mut blocked, libc::SIGUSR1);
         libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, null_mut());
@@ -280,7 +281,7 @@ fn two_waiters(t: &mut Transcript) {
     }
 }
 
-/// What a ring has no room for can be waited for all the same: others submit.
+/// A wait may ask for more events than the ring has slots, because other threads submit.
 fn more_than_there_are_slots(t: &mut Transcript) {
     let context = Context::new(1);
     let (address, slots) = (context.0, context.header().nr as usize);
@@ -343,10 +344,10 @@ fn poll_hang_up(t: &mut Transcript) {
     drop(reader);
     t.result("submit", context.submit(&mut [aio::poll(&writer, 0, 2)]));
     aio::poll_events(t, context.wait(1));
-    // A peer that will send no more is nothing that was asked for.
+    // A peer that will send no more is not an event that the request asked for.
     let (one, other) = files::sockets();
     t.result("submit", context.submit(&mut [aio::poll(&one, libc::POLLPRI, 3)]));
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::shutdown(other.as_raw_fd(), libc::SHUT_WR) };
     time::long_enough_to_notice();
     aio::poll_events(t, context.get(0, 8, Duration::ZERO).unwrap_or_default());
@@ -431,15 +432,15 @@ fn cancel_bad_pointers(t: &mut Transcript) {
     t.result("nowhere, of no context", aio::cancel(1, null_mut()));
 }
 
-/// Once it has been told, nobody but the program has it.
+/// After the notification only the program holds the eventfd.
 fn eventfd_that_is_closed(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"some content");
     let told = files::eventfd(0);
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
-    // SAFETY: the descriptor is the case's, the event is read within the call.
+    // SAFETY: the descriptor is new, and the event is read within the call.
     let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
-    // SAFETY: as above.
+    // SAFETY: the event is read within the call.
     unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, told.as_raw_fd(), &mut event) };
     let tells =
         Iocb { aio_flags: IOCB_FLAG_RESFD, aio_resfd: told.as_raw_fd() as u32, ..aio::sync(file.as_raw_fd(), 1) };

@@ -1,4 +1,4 @@
-//! io_submit: what it takes and what it refuses, and what comes of it.
+//! io_submit: which iocbs it accepts and refuses, and their results.
 
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
@@ -69,7 +69,7 @@ fn read_and_write(t: &mut Transcript) {
     t.say(format_args!("position {}", files::position(&file)));
 }
 
-/// A write through the page cache is done before the next iocb is looked at.
+/// A write through the page cache completes before the next iocb is read.
 fn read_behind_write(t: &mut Transcript) {
     let context = Context::new(8);
     let scratch = files::Scratch::new();
@@ -127,7 +127,7 @@ fn bad_pointers(t: &mut Transcript) {
     pages.bytes()[..64].copy_from_slice(&bytes_of(&iocb));
     pages.bytes()[4096 - 32..4096].copy_from_slice(&bytes_of(&iocb)[..32]);
     pages.spoil_last();
-    // SAFETY: the page before the spoiled one is ours; half an iocb lies there.
+    // SAFETY: the page before the spoiled one belongs to this case, and half an iocb lies there.
     let half = unsafe { pages.address.add(4096 - 32) }.cast::<Iocb>();
     t.result("half of it cannot be read", aio::submit(context.0, 1, [half].as_ptr()));
     let whole = pages.address.cast::<Iocb>();
@@ -206,7 +206,7 @@ fn wrong_mode(t: &mut Transcript) {
         "bad memory and the wrong mode",
         Iocb { aio_buf: u64::MAX, ..aio::read(writes, &mut buffer, 0, 7) },
     );
-    // What the descriptor allows does not bind this one.
+    // The access mode of the descriptor does not restrict a sync.
     one(t, &context, "sync", aio::sync(reads, 8));
 }
 
@@ -345,7 +345,7 @@ fn priority(t: &mut Transcript) {
         one(t, &context, "no class", Iocb { aio_reqprio: (class << 13) as i16, ..read });
     }
     let ending = process::forked(|| {
-        // SAFETY: no memory is involved; a user who may not.
+        // SAFETY: the call touches no memory. It gives up the right under test.
         unsafe { libc::setuid(65534) };
         let context = Context::new(8);
         one(t, &context, "realtime as nobody", Iocb { aio_reqprio: 1 << 13, ..read });
@@ -401,9 +401,9 @@ fn eventfd(t: &mut Transcript) {
         count > 0
     });
     t.say(format_args!("told {count}"));
-    // The event was there first.
+    // The event arrived before the iocb.
     t.say(format_args!("an event is there: {}", context.reap().is_some()));
-    // It is kept open by the request.
+    // The request keeps its eventfd open.
     t.result("poll", context.submit(&mut [with(aio::poll(&reader, libc::POLLPRI, 4), &other)]));
 }
 
@@ -499,7 +499,7 @@ fn direct(t: &mut Transcript) {
     one(t, &context, "sync", aio::sync(file, 3));
 }
 
-/// It was opened by its directory, and is none.
+/// The file was opened through its directory, but is no directory.
 fn file_without_a_name(t: &mut Transcript) {
     // SAFETY: the path is a C string.
     let file = unsafe { libc::open(c"/var/tmp".as_ptr(), libc::O_RDWR | libc::O_TMPFILE | libc::O_CLOEXEC, 0o600) };
@@ -535,7 +535,7 @@ fn stream_that_waits_for_nothing(t: &mut Transcript) {
     one(t, &context, "read an eventfd", aio::read(counter.as_raw_fd(), &mut [0; 8], 0, 3));
 }
 
-/// Several threads submit and take at the same time: each event comes once.
+/// Several threads submit and take at the same time: each event arrives once.
 fn threads(t: &mut Transcript) {
     const EACH: u64 = 500;
     let context = Context::new(512);
@@ -552,7 +552,8 @@ fn threads(t: &mut Transcript) {
                         std::thread::yield_now();
                     }
                     if index % 7 == 0 {
-                        // The file is in memory: it is done before the buffer goes.
+                        // The file is in memory, so the request completes before the buffer is
+                        // freed.
                         std::thread::yield_now();
                     }
                 }

@@ -1,5 +1,5 @@
-//! SETXATTR, GETXATTR and their like on descriptors. What a file system has to
-//! say of them differs; so each answer is held against the system call's.
+//! SETXATTR, GETXATTR and their variants on descriptors. File systems differ in their answers, so
+//! each answer is compared with the system call's.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -177,7 +177,7 @@ fn bad_files(t: &mut Transcript) {
     let mut room = [0; 4];
     t.entry(&ring.one(set(-1, NAME, b"value", 0, 1)));
     t.entry(&ring.one(get(-1, NAME, &mut room, 2)));
-    // What is wrong with the rest is found before.
+    // Errors in the other fields are found before that of the descriptor.
     t.entry(&ring.one(set(-1, c"", b"value", 0, 3)));
     t.entry(&ring.one(get(-1, c"", &mut room, 4)));
 }

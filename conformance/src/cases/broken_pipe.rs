@@ -1,6 +1,5 @@
-//! Writing where nobody can read any more: the answer is EPIPE, and SIGPIPE
-//! comes where the submitting thread makes the attempt, not where a worker or
-//! an SQ thread does.
+//! Writes to a pipe or socket that no process can read any more. The result is EPIPE. SIGPIPE is
+//! raised if the submitting thread makes the attempt, but not if a worker or an SQ thread does.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,7 +42,7 @@ fn catch() {
     handle(libc::SIGPIPE, caught, libc::SA_RESTART);
 }
 
-/// What the signal handler has counted since it was last asked.
+/// Prints the signals that the handler has counted since the last call.
 fn signals(t: &mut Transcript) {
     t.say(format_args!("signals {}", CAUGHT.swap(0, Ordering::SeqCst)));
 }
@@ -53,7 +52,7 @@ fn show(t: &mut Transcript, entries: &[Entry]) {
     signals(t);
 }
 
-/// A name, an end that can only be written to in vain, and what keeps it so.
+/// Returns names and ends without a reader, with the descriptors that keep them so.
 fn broken() -> Vec<(&'static str, OwnedFd)> {
     let (pipe_reader, pipe) = files::pipe();
     let (peer, stream) = files::sockets();
@@ -103,7 +102,7 @@ fn each_write(t: &mut Transcript, end: &OwnedFd, flags: u8) {
     }
 }
 
-/// An end that has no room, and the other one.
+/// Returns ends that have no room, with their other ends.
 fn full() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
     let (pipe_reader, pipe) = files::pipe();
     let (peer, stream) = files::sockets();
@@ -149,7 +148,7 @@ fn forced_async_waits(t: &mut Transcript) {
     }
 }
 
-/// What has been written counts, and the next attempt breaks.
+/// The written bytes count, and the next attempt fails with EPIPE.
 fn part_of_it(t: &mut Transcript) {
     catch();
     let (reader, writer) = files::pipe();
@@ -164,7 +163,7 @@ fn part_of_it(t: &mut Transcript) {
     show(t, &entries);
 }
 
-/// The chain goes on in the thread that submitted it.
+/// After the worker's request the submitting thread continues the chain.
 fn behind_a_worker(t: &mut Transcript) {
     catch();
     for unattended in [false, true] {

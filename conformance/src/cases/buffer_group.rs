@@ -1,5 +1,4 @@
-//! Provided buffers of the first generation: PROVIDE_BUFFERS, REMOVE_BUFFERS,
-//! and BUFFER_SELECT on reads.
+//! Classic provided buffers: PROVIDE_BUFFERS, REMOVE_BUFFERS, and BUFFER_SELECT on reads.
 
 use std::os::fd::AsRawFd;
 
@@ -52,14 +51,14 @@ fn removing(count: i32, group: u16, user_data: u64) -> Sqe {
     sqe(opcode::REMOVE_BUFFERS, count, user_data).with(|sqe| sqe.buf_index = group)
 }
 
-/// A read that chooses a buffer of `group` by itself.
+/// Returns a read that selects a buffer of `group`.
 pub fn select(fd: i32, length: u32, group: u16, user_data: u64) -> Sqe {
     read_at(fd, 0, length, 0, user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
         sqe.buf_index = group;
     })
 }
 
-/// A pipe with something in it.
+/// Returns a pipe that holds these bytes.
 fn filled(bytes: &[u8]) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
     let (reader, writer) = files::pipe();
     files::put(&writer, bytes);
@@ -92,7 +91,7 @@ fn used_up(t: &mut Transcript) {
     for user_data in 2..=4 {
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, user_data)));
     }
-    // The group that was used up is still a group.
+    // A group whose buffers are all used still exists.
     t.entry(&ring.one(provide(&pages, 1, 1, 5, 5)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 6)));
 }
@@ -192,7 +191,7 @@ fn identifiers_wrap(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 4)));
 }
 
-/// The request's length is the most; zero means the buffer's own.
+/// The request's length is an upper bound; zero means the buffer's length.
 fn length_is_a_cap(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(1);
@@ -203,9 +202,8 @@ fn length_is_a_cap(t: &mut Transcript) {
     }
 }
 
-/// Man page (io_uring_provide_buffers): the buffer is chosen when there is
-/// something to put into it. The kernel chooses with the first attempt, and a
-/// read that waits holds on to it.
+/// Man page (io_uring_provide_buffers): the buffer is selected when there is data to put into it.
+/// The kernel selects it at the first attempt, and a waiting read keeps it.
 fn waiting_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut pages = Pages::new(1);
@@ -223,8 +221,8 @@ fn waiting_read(t: &mut Transcript) {
     t.say(format_args!("{} {}", text(&mut pages, 0), text(&mut pages, 1)));
 }
 
-/// Held from the first attempt on, the buffer goes with the request, and its
-/// CQE says which it was.
+/// A waiting read holds its buffer from the first attempt on. When it is cancelled, its CQE names
+/// the buffer, which is used up.
 fn cancelled_read_uses_buffer_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(1);
@@ -246,7 +244,7 @@ fn end_of_file(t: &mut Transcript) {
     drop(writer);
     t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 2)));
-    // Whether the buffer was used up shows in what the next one gets.
+    // The buffer of the next read shows whether the first buffer was used up.
     let (reader, _writer) = filled(b"x");
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 3)));
 }
@@ -256,8 +254,7 @@ fn error_uses_buffer_up(t: &mut Transcript) {
     let pages = Pages::new(1);
     let (_reader, writer) = files::pipe();
     t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
-    // A bad descriptor is found out before a buffer is looked for, a wrong
-    // direction after.
+    // A bad descriptor is detected before a buffer is selected, a wrong direction after.
     t.entry(&ring.one(select(writer.as_raw_fd(), SIZE, 1, 2)));
     t.entry(&ring.one(select(-1, SIZE, 1, 3)));
     let root = std::fs::File::open("/").expect("/");
@@ -266,7 +263,7 @@ fn error_uses_buffer_up(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 5)));
 }
 
-/// A bad address is found out when it is used.
+/// A bad address is detected when it is used.
 fn bad_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(2);
@@ -358,7 +355,7 @@ fn buffers_in_order(t: &mut Transcript) {
     }
 }
 
-/// Who has no file takes no buffer, of whatever kind of group.
+/// A request without a file takes no buffer of any kind of group.
 fn no_file_uses_nothing_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let buffers = Pages::new(1);

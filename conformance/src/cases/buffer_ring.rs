@@ -1,5 +1,4 @@
-//! Provided buffers of the second generation: a ring that the program fills,
-//! in memory of its own or of the kernel's.
+//! Ring-provided buffers: a ring that the program fills, in its own memory or in the kernel's.
 
 use std::os::fd::AsRawFd;
 
@@ -68,7 +67,7 @@ fn empty(t: &mut Transcript) {
     group.add(0, SIZE, 10);
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, 2)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, 3)));
-    // -ENOBUFS at once although nothing is there to be read.
+    // -ENOBUFS at once, although there is no data to read.
     let (idle, _other) = files::pipe();
     t.entry(&ring.one(select(idle.as_raw_fd(), 1, 3, 4)));
 }
@@ -117,7 +116,7 @@ fn mapped_several(t: &mut Transcript) {
         group.add(0, SIZE, number);
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, number, u64::from(number))));
     }
-    // A group in the program's own memory is not to be mapped.
+    // A group in the program's own memory cannot be mapped.
     let memory = Pages::new(1);
     t.result("own memory", register(&ring, &registration(memory.at(0), 4, 7, 0)));
     t.outcome("map", map_group(&ring, 7, 64));
@@ -219,7 +218,7 @@ fn status(t: &mut Transcript) {
     t.result("null", ring.register::<u8>(reg::PBUF_STATUS, std::ptr::null(), 1));
 }
 
-/// The two generations keep out of each other's groups.
+/// Classic buffers and ring-provided buffers cannot share a group.
 fn with_first_generation(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (memory, buffers) = (Pages::new(1), Pages::new(1));
@@ -250,7 +249,7 @@ fn waiting_read(t: &mut Transcript) {
     ring.push(select(reader.as_raw_fd(), SIZE, 3, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // It has given its buffer back while it waits.
+    // A waiting read has given its buffer back.
     let (other, _writer) = filled(b"first");
     t.entry(&ring.one(select(other.as_raw_fd(), SIZE, 3, 2)));
     group.add(1, SIZE, 11);
@@ -310,7 +309,7 @@ fn error_uses_buffer_up(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 3, 3)));
 }
 
-/// PBUF_RING_INC: a buffer is used up piece by piece.
+/// PBUF_RING_INC: a buffer is consumed piece by piece.
 fn incremental(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -325,7 +324,7 @@ fn incremental(t: &mut Transcript) {
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
 }
 
-/// An incremental ring of two buffers in our own pages.
+/// Makes an incremental ring of two buffers in `memory`.
 fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
     let mut group = incremental_group_of(ring, memory, 4, 3);
     group.add(0, SIZE, 10);
@@ -333,7 +332,7 @@ fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
     group
 }
 
-/// What is used up is taken off the entry in the ring's memory.
+/// Consumed bytes are taken off the entry in the ring's memory.
 fn incremental_entry(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -343,12 +342,12 @@ fn incremental_entry(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), length, 3, user_data)));
         t.say(format_args!("{}, {}", group.state(0), group.state(1)));
     }
-    // Without a bound it is the rest of the buffer.
+    // A length of zero means the rest of the buffer.
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 3, 4)));
     t.say(format_args!("{}, {}", group.state(0), group.state(1)));
 }
 
-/// A file that is always ready uses up what was asked for, at once.
+/// A read from a file that is always ready consumes the requested length at once.
 fn incremental_from_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -361,7 +360,7 @@ fn incremental_from_file(t: &mut Transcript) {
     }
 }
 
-/// What transfers nothing uses nothing up.
+/// A transfer of nothing consumes nothing.
 fn incremental_nothing_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -374,7 +373,7 @@ fn incremental_nothing_read(t: &mut Transcript) {
     t.say(group.state(0));
 }
 
-/// Who waits has taken nothing; of two the second goes on where the first ended.
+/// A waiting read has consumed nothing. Of two reads the second continues where the first ended.
 fn incremental_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);

@@ -1,4 +1,4 @@
-//! Bundles: one SEND or RECV over as many provided buffers as it takes.
+//! Bundles: one SEND or RECV over as many provided buffers as it needs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -76,7 +76,7 @@ fn ring_of(memory: &Pages, buffers: u16) -> (Ring, Group) {
     (ring, group)
 }
 
-/// How far the group has been used.
+/// Prints how far the group has been consumed.
 fn head(t: &mut Transcript, ring: &Ring) {
     let mut status: u::io_uring_buf_status = crate::memory::zeroed();
     status.buf_group = u32::from(GROUP);
@@ -218,7 +218,7 @@ fn receive_multishot_ends(t: &mut Transcript) {
     ring.submit();
     files::put(&writer, &[b'x'; 16]);
     t.in_order(&ring.wait(1));
-    // The one that takes the last buffer is the last.
+    // The completion that takes the last buffer is the last.
     files::put(&writer, &[b'x'; 32]);
     t.in_order(&ring.wait(1));
     head(t, &ring);
@@ -304,7 +304,7 @@ fn send_waits(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// More than one call takes.
+/// More buffers than one system call takes.
 fn send_many(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::new(4);
@@ -381,8 +381,7 @@ fn send_first_generation_length(t: &mut Transcript) {
     t.entry(&ring.one(sending(&writer, 5, 2)));
 }
 
-/// A group that nobody has made is another thing than one without buffers, for
-/// bundles and for what is sent.
+/// A group that does not exist differs from one without buffers, for bundles and for sends.
 fn no_group(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -405,8 +404,8 @@ fn entries(t: &mut Transcript, group: &Group) {
     t.say(format_args!("entries {}", (0..4).map(|slot| group.state(slot)).collect::<Vec<_>>().join(", ")));
 }
 
-/// The program's entries stay as they are, also where only a part is wanted;
-/// and behind such a part a bundle does not go on.
+/// The program's entries stay as they are, also if only a part of one is used. After such a part a
+/// bundle does not continue.
 fn receive_leaves_entries(t: &mut Transcript) {
     for many in [0, MANY] {
         let memory = Pages::new(1);
@@ -453,7 +452,7 @@ fn receive_multishot_bit_by_bit(t: &mut Transcript) {
     t.in_order(&ring.wait(5));
 }
 
-/// MSG_TRUNC, at which TCP gives nothing to what it takes.
+/// MSG_TRUNC, with which TCP discards the data instead of copying it.
 fn receive_throws_away(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(16);
@@ -465,7 +464,7 @@ fn receive_throws_away(t: &mut Transcript) {
     head(t, &ring);
 }
 
-/// What is received is less than all, so nothing follows it.
+/// The receive got less than all, so it is the last.
 fn receive_wait_all_is_shut(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for flags in [0, libc::MSG_WAITALL as u32] {
@@ -488,7 +487,7 @@ fn receive_wait_all_is_shut(t: &mut Transcript) {
     }
 }
 
-/// Buffers of no length among the others are used up with them.
+/// Empty buffers among the others are consumed with them.
 fn empty_buffers(t: &mut Transcript) {
     for (opcode, wanted) in [(opcode::SEND, 0), (opcode::RECV, 0), (opcode::RECV, 20), (opcode::RECV, 32)] {
         for lengths in [[8, 0, 8, 8], [8, 8, 0, 8], [8, 0, 0, 8], [0, 8, 8, 8]] {
@@ -505,7 +504,7 @@ fn empty_buffers(t: &mut Transcript) {
     }
 }
 
-/// What has come is told of, and the buffers behind it are the group's again.
+/// The received bytes are reported, and the buffers after them return to the group.
 fn receive_wait_all_ends_short(t: &mut Transcript) {
     for length in [0, 64, 40] {
         for first in [&b"0123"[..], b"0123456789abcdefghijkl"] {
@@ -530,8 +529,8 @@ fn receive_wait_all_ends_short(t: &mut Transcript) {
     }
 }
 
-/// Another receive takes a buffer while the first one waits for more. When that ends short,
-/// what it has not filled is not handed out again: a later buffer is another request's.
+/// Another receive takes a buffer while the first one waits for more. When the first ends short,
+/// its unfilled buffers are not offered again: a later buffer belongs to another request.
 fn receive_wait_all_beside_another(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 6);

@@ -1,5 +1,5 @@
-//! Bundles that receive in more than one attempt: an attempt that finds no data bounds the
-//! next one. A message that does not fit fails the bundle.
+//! Bundles that receive in more than one attempt: an attempt that finds no data bounds the next
+//! one. A message that does not fit fails the bundle.
 
 use std::os::fd::OwnedFd;
 
@@ -21,7 +21,7 @@ pub const CASES: &[Case] = &[
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
-/// Receives until so many bytes have come, or the last completion.
+/// Receives until `bytes` bytes have arrived, or the last completion.
 fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
     loop {
         let entries = ring.wait(1);
@@ -34,8 +34,8 @@ fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
     }
 }
 
-/// A receive that waits has seen its group with few buffers. It gets more of them, and
-/// then data. The first attempt bounds the next completion, and whether it is the last.
+/// A receive that waits has seen its group with few buffers. Then the group gets more buffers, and
+/// data arrives. The first attempt bounds the next completion, and decides whether it is the last.
 fn first_empties_group(t: &mut Transcript) {
     for is_incremental in [false, true] {
         let make = if is_incremental { incremental_group_of } else { group_of };
@@ -68,7 +68,7 @@ fn first_empties_group(t: &mut Transcript) {
     }
 }
 
-/// With MSG_WAITALL a message that was cut breaks the chain, though the buffers are full.
+/// With MSG_WAITALL a truncated message breaks the chain, though the buffers are full.
 fn cut_message_breaks_chain(t: &mut Transcript) {
     for kind in [libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for length in [16, 40, 64, 0] {

@@ -1,4 +1,4 @@
-//! How multishot receives of several sockets take turns.
+//! How multishot receives of several sockets share the completions.
 
 use usring_uapi::io_uring as u;
 
@@ -13,8 +13,8 @@ use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[case("bundle_turns.two_sockets", two_sockets)];
 
-/// Two sockets full of data, each with a multishot: after so many bytes, or so
-/// many completions, it is the other's turn.
+/// Two sockets full of data, each with a multishot. After a certain number of bytes or completions
+/// the kernel switches to the other socket.
 fn two_sockets(t: &mut Transcript) {
     const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     let rows = [(true, 32, 600), (true, 1, 40), (true, 20, 300), (true, 0, 600), (false, 0, 600), (false, 5, 200)];
@@ -52,7 +52,7 @@ fn two_sockets(t: &mut Transcript) {
             }
             entries.extend(more);
         }
-        // Runs of one socket's completions.
+        // Groups consecutive completions of one socket.
         let mut runs: Vec<(u64, Vec<i32>)> = Vec::new();
         for entry in entries {
             match runs.last_mut() {

@@ -1,4 +1,4 @@
-//! ASYNC_CANCEL: every key, and what it answers.
+//! ASYNC_CANCEL: every key, and its result.
 
 use std::os::fd::AsRawFd;
 
@@ -120,7 +120,7 @@ fn all_of_user_data(t: &mut Transcript) {
     ring.push(timeout(&LONG, 0, 0, 1));
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 5));
     ring.submit();
-    // Of every kind; the answer is how many.
+    // Requests of every kind; the result is their number.
     ring.push(cancel(1, ALL, 2));
     ring.submit();
     t.sorted(&ring.wait(4));
@@ -164,8 +164,8 @@ fn by_descriptor_all(t: &mut Transcript) {
     t.entry(&ring.one(on_fd(reader.as_raw_fd(), ALL, 6)));
 }
 
-/// The same where the sandbox denies kcmp(2), as containers' do by default: the
-/// files are of the kinds that all share one inode.
+/// Cancels by descriptor in a sandbox that denies kcmp(2), as containers' sandboxes do by default.
+/// The files are of the kinds that all share one inode.
 fn by_descriptor_in_a_sandbox(t: &mut Transcript) {
     crate::process::deny(libc::SYS_kcmp);
     let mut ring = Ring::new(8);
@@ -182,8 +182,8 @@ fn by_descriptor_in_a_sandbox(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// The key is the open file: another number of the same file finds it, the
-/// same number with another file does not.
+/// The key is the open file. Another number of this file finds the request. The original number, if
+/// it means another file by then, does not.
 fn descriptor_means_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -191,7 +191,7 @@ fn descriptor_means_file(t: &mut Transcript) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
     ring.submit();
     let second = reader.try_clone().expect("a duplicate");
-    // SAFETY: both numbers are ours; the first now means the other pipe.
+    // SAFETY: this case owns both descriptors; the first now means the other pipe.
     unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
     t.entry(&ring.one(on_fd(reader.as_raw_fd(), 0, 2)));
     ring.push(on_fd(second.as_raw_fd(), 0, 3));
@@ -199,7 +199,7 @@ fn descriptor_means_file(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// A request of no file has a number in its SQE all the same, which names nothing.
+/// A request without a file still has a number in its SQE, which names nothing.
 fn by_descriptor_without_a_file(t: &mut Transcript) {
     for flags in [FD, FD | ALL] {
         let mut ring = Ring::new(8);
@@ -264,14 +264,14 @@ fn by_opcode(t: &mut Transcript) {
         ring.submit();
         t.sorted(&ring.wait(if opcode == opcode::WRITE { 1 } else { 2 }));
     }
-    // POLL_ADD by its number, and one that there is not.
+    // Cancels a POLL_ADD by its opcode, and one that does not exist.
     ring.push(by(opcode::POLL_ADD, 20));
     ring.submit();
     t.sorted(&ring.wait(2));
     t.entry(&ring.one(by(200, 21)));
 }
 
-/// Several keys: all must fit.
+/// With several keys all must match.
 fn two_keys(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -284,7 +284,7 @@ fn two_keys(t: &mut Transcript) {
     ring.push(both);
     ring.submit();
     t.sorted(&ring.wait(2));
-    // Without USERDATA the address is not looked at when FD is there.
+    // Without USERDATA the address is ignored if FD is set.
     ring.push(on_fd(other.as_raw_fd(), ALL, 6).with(|sqe| sqe.addr = 1));
     ring.submit();
     t.sorted(&ring.wait(2));
@@ -326,9 +326,9 @@ fn reserved_fields(t: &mut Transcript) {
     t.in_order(&entries);
 }
 
-/// A worker's blocking call can be broken off: 0 or -EALREADY to the cancel,
-/// and to the request -EINTR or -ECANCELED. (From an open 6.18 lets a number
-/// out that is its own: 512, the wish to restart the call.)
+/// A worker's blocking call can be interrupted. The cancel gets 0 or -EALREADY, the request -EINTR
+/// or -ECANCELED. (For an open, 6.18 leaks its internal number 512, the request to restart the
+/// call.)
 fn worker_waiting(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let fifo = files::Fifo::new();
@@ -350,7 +350,7 @@ fn worker_waiting(t: &mut Transcript) {
     t.say(format_args!("deserted {}", fifo.is_deserted()));
 }
 
-/// One worker, one request in its hands: the next has not begun.
+/// The group has one worker, which is busy with one request: the next request has not started.
 fn queued_on_worker(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fifo = files::Fifo::new();
@@ -387,7 +387,7 @@ fn linked_to_target(t: &mut Transcript) {
     let (reader, _writer) = files::pipe();
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
     ring.submit();
-    // What is linked behind a cancel runs if the cancel found its target.
+    // A request linked after a cancel runs if the cancel found its target.
     t.sorted(&ring.run(&[cancel(9, 0, 2).linked(), nop(3)]));
     ring.push(cancel(1, 0, 4).linked());
     ring.push(nop(5));
@@ -395,7 +395,7 @@ fn linked_to_target(t: &mut Transcript) {
     t.sorted(&ring.wait(3));
 }
 
-/// What arrives after the cancel stays where it is.
+/// Data that arrives after the cancel stays in the file.
 fn nothing_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! CONNECT: at once, after a wait, refused, broken off.
+//! CONNECT: immediate, after a wait, refused, cancelled.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -46,7 +46,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn accepted(listener: &OwnedFd) -> OwnedFd {
-    // SAFETY: no address is asked for; made just now, and nobody else's.
+    // SAFETY: the call asks for no address. The descriptor is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut())) }
 }
 
@@ -92,7 +92,7 @@ fn refused(t: &mut Transcript) {
         let address = net::deserted(family);
         let client = net::stream(family);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1)));
-        // The same socket may try again.
+        // The socket may try again.
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 2)));
         let (_listener, address) = net::listener(family);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 3)));
@@ -140,7 +140,7 @@ fn wrong_addresses(t: &mut Transcript) {
     let mut other = address;
     other.bytes[0] = 77;
     t.entry(&ring.one(net::connect(net::stream(Family::V4).as_raw_fd(), &other, 2)));
-    // Port 0 of this machine, and an address that is nobody's to reach.
+    // Port 0 of this machine, and an address that cannot be reached.
     t.entry(&ring.one(net::connect(net::stream(Family::V4).as_raw_fd(), &Address::v4(0), 3)));
     let mut broadcast = address;
     broadcast.bytes[4..8].copy_from_slice(&[255; 4]);
@@ -161,7 +161,7 @@ fn bad_address_ends_batch(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// The address is the program's again when the call has returned.
+/// The program may reuse the address when the call has returned.
 fn address_may_be_reused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -213,7 +213,7 @@ fn datagrams(t: &mut Transcript) {
         t.entry(&ring.one(net::connect(here.as_raw_fd(), &address, 2)));
         t.say(format_args!("it is {}", super::socket::describe(here.as_raw_fd())));
     }
-    // Somebody of another kind.
+    // A peer with a socket of another kind.
     let (_listener, address) = net::listener(Family::Unix);
     let here = net::of_kind(Family::Unix, libc::SOCK_DGRAM);
     t.entry(&ring.one(net::connect(here.as_raw_fd(), &address, 3)));
@@ -223,7 +223,7 @@ fn sequenced_packets(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let listener = net::of_kind(Family::Unix, libc::SOCK_SEQPACKET);
     assert_eq!(net::bind(&listener, &Family::Unix.any()), 0);
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 4) }, 0);
     let client = net::of_kind(Family::Unix, libc::SOCK_SEQPACKET);
     t.entry(&ring.one(net::connect(client.as_raw_fd(), &net::address_of(listener.as_raw_fd()), 1)));
@@ -233,8 +233,8 @@ fn sequenced_packets(t: &mut Transcript) {
     }
 }
 
-/// A listener whose queue is full: the answer to a SYN is that none comes, and
-/// the SYN is sent again after a second. Answers the connections in its queue.
+/// Fills a listener's queue. A full queue drops the SYN of a new connection, and the client repeats
+/// it after a second. Returns the connections in the queue.
 fn full(listener: &OwnedFd, address: &Address) -> Vec<OwnedFd> {
     let mut clients = Vec::new();
     loop {
@@ -242,7 +242,7 @@ fn full(listener: &OwnedFd, address: &Address) -> Vec<OwnedFd> {
         files::set_nonblocking(&client, true);
         net::connect_now(client.as_raw_fd(), address);
         let mut one = libc::pollfd { fd: client.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-        // SAFETY: one element.
+        // SAFETY: the array has one element.
         let done = unsafe { libc::poll(&raw mut one, 1, 30) == 1 };
         if !done {
             return clients;
@@ -311,7 +311,7 @@ fn waits_and_ring_closes(t: &mut Transcript) {
     t.say(format_args!("nothing left open {gone}"));
 }
 
-/// A connection that the program has begun by a call of its own.
+/// The program has started the connection by a call of its own.
 fn begun_by_a_call(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener_for(Family::V4, 1);
@@ -323,7 +323,7 @@ fn begun_by_a_call(t: &mut Transcript) {
     drop(queued);
 }
 
-/// A unix listener whose queue is full keeps whoever connects waiting.
+/// Fills the queue of a unix listener, so that further connects wait.
 fn unix_full(listener: &OwnedFd) -> Vec<OwnedFd> {
     let address = net::address_of(listener.as_raw_fd());
     let mut clients = Vec::new();
@@ -352,7 +352,7 @@ fn unix_waits_for_room(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// Here O_NONBLOCK counts: there is nothing to poll for.
+/// For unix sockets O_NONBLOCK counts: there is nothing to poll for.
 fn unix_nonblocking_has_no_room(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener_for(Family::Unix, 1);

@@ -1,4 +1,4 @@
-//! The ring's descriptor as a descriptor: duplicated, closed, reused, asked.
+//! The ring's descriptor under ordinary calls: duplicated, closed, reused, polled.
 
 use std::os::fd::AsRawFd;
 
@@ -74,7 +74,7 @@ fn read_and_write(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut bytes = [0u8; 8];
     for round in 0..2 {
-        // SAFETY: eight bytes of ours, readable and writable.
+        // SAFETY: the buffer has eight bytes, readable and writable.
         let (read, write) = unsafe {
             let read = libc::read(ring.fd, bytes.as_mut_ptr().cast(), 8);
             let read = door::answer(read as i32);
@@ -83,7 +83,7 @@ fn read_and_write(t: &mut Transcript) {
         };
         t.result("read", read);
         t.result("write", write);
-        // The same with a completion in the queue.
+        // A round with a completion in the queue.
         ring.push(nop(round));
         ring.submit();
     }
@@ -93,7 +93,7 @@ fn read_and_write(t: &mut Transcript) {
 fn other_calls(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut stat: libc::stat = crate::memory::zeroed();
-    // SAFETY: plain calls; `stat` is ours.
+    // SAFETY: the calls touch no memory but `stat`, a variable of this function.
     unsafe {
         t.outcome("lseek", i64::from(door::answer(libc::lseek(ring.fd, 0, libc::SEEK_CUR) as i32)));
         t.result("fsync", door::answer(libc::fsync(ring.fd)));
@@ -109,7 +109,7 @@ fn other_calls(t: &mut Transcript) {
 
 fn dup(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let other = unsafe { libc::dup(ring.fd) };
     t.outcome("dup", other.into());
     works(t, "the duplicate", other, &mut ring);
@@ -132,7 +132,7 @@ fn dup2_over_ring(t: &mut Transcript) {
     t.result("enter", ring.enter(0, 0, 0));
     t.result("register", ring.register::<u8>(reg::PROBE, std::ptr::null(), 0));
     let mut byte = [0u8; 1];
-    // SAFETY: one byte of ours.
+    // SAFETY: the buffer has one byte.
     t.result("read", unsafe { libc::read(fd, byte.as_mut_ptr().cast(), 1) } as i32);
     t.result("close", ring.close());
 }
@@ -153,7 +153,7 @@ fn dup2_ring_to_number(t: &mut Transcript) {
 fn dup3_and_fcntl(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
-    // SAFETY: no memory is involved; the numbers end with the process.
+    // SAFETY: the call touches no memory; the numbers end with the process.
     unsafe {
         let other = libc::dup3(fd, 700, libc::O_CLOEXEC);
         t.say(format_args!("dup3 answers the number {}", other == 700));
@@ -175,13 +175,13 @@ fn closed_number_reused(t: &mut Transcript) {
     let fd = ring.fd;
     let file = files::memory_file(b"x");
     t.result("close", ring.close());
-    // SAFETY: the number is free; from now on it means the file.
+    // SAFETY: the number is free. From now on it means the file.
     unsafe { libc::dup2(file.as_raw_fd(), fd) };
     t.result("enter", ring.enter(0, 0, 0));
     let mapped = door::map(fd, 1, 0);
     t.outcome("map", mapped);
     if mapped > 0 {
-        // SAFETY: a byte of the file's page, just mapped.
+        // SAFETY: the byte lies in the file's page, just mapped.
         let first = unsafe { *(mapped as *const u8) };
         t.say(format_args!("the file's byte {}", first as char));
     }
@@ -192,7 +192,7 @@ fn close_range(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let other = Ring::new(8);
     let (first, last) = (ring.fd.min(other.fd) as u32, ring.fd.max(other.fd) as u32);
-    // SAFETY: the numbers of the two rings; nothing of the test's between.
+    // SAFETY: the range holds the numbers of the two rings, and none of another file of the case.
     let answer = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     t.result("close_range", answer as i32);
     t.result("enter", ring.enter(0, 0, 0));
@@ -202,7 +202,7 @@ fn close_range(t: &mut Transcript) {
 
 fn flags(t: &mut Transcript) {
     let ring = Ring::new(4);
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe {
         t.result("F_GETFD", libc::fcntl(ring.fd, libc::F_GETFD));
         t.result("F_SETFD 0", libc::fcntl(ring.fd, libc::F_SETFD, 0));
@@ -211,15 +211,15 @@ fn flags(t: &mut Transcript) {
         t.say(format_args!("O_RDWR {}", status & libc::O_ACCMODE == libc::O_RDWR));
         t.result("O_NONBLOCK", libc::fcntl(ring.fd, libc::F_SETFL, libc::O_NONBLOCK));
     }
-    // A wait in enter does not care.
+    // The flag does not affect a wait in enter.
     let limit = std::time::Duration::from_millis(5);
     t.result("wait", ring.enter_for(0, 1, limit));
 }
 
-/// The reading end that a request holds: whether it is still there.
+/// Returns whether a request still holds the reading end.
 fn held(writer: &std::os::fd::OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 50) };
     entry.revents & libc::POLLERR == 0
 }
@@ -243,7 +243,7 @@ fn duplicate_keeps_requests(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
     ring.submit();
     drop(reader);
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let other = unsafe { libc::dup(ring.fd) };
     t.result("close", ring.close());
     t.say(format_args!("held {}", held(&writer)));
@@ -253,7 +253,7 @@ fn duplicate_keeps_requests(t: &mut Transcript) {
     t.result("close the duplicate", door::close(other));
 }
 
-/// A mapping holds the ring like a descriptor does.
+/// A mapping keeps the ring alive like a descriptor does.
 fn mapping_keeps_requests(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -290,8 +290,8 @@ fn passed_over_socket(t: &mut Transcript) {
     let mut byte = 0u8;
     let mut vector = crate::sqe::vector(&raw mut byte as u64, 1);
     let mut control = [0u64; 4];
-    // SAFETY: the message and its control data are built in memory of ours,
-    // large enough for one descriptor.
+    // SAFETY: the message and its control data lie in memory of this function, which has room for
+    // one descriptor.
     let answer = unsafe {
         let mut message: libc::msghdr = crate::memory::zeroed();
         message.msg_iov = &mut vector;

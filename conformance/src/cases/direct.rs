@@ -32,7 +32,7 @@ fn open(slot: u32, user_data: u64) -> Sqe {
     })
 }
 
-/// `IORING_FILE_INDEX_ALLOC` as it stands in the field.
+/// `IORING_FILE_INDEX_ALLOC` as the SQE's field holds it.
 const ALLOCATE: u32 = u32::MAX;
 
 fn sparse(slots: u32) -> Ring {
@@ -51,7 +51,7 @@ fn reads(ring: &mut Ring, slot: i32) -> i32 {
     ring.one(read(slot, &mut buffer, 0, 99).fixed()).res
 }
 
-/// The field holds the slot plus one; a fixed slot answers 0, not its number.
+/// The field holds the slot plus one. The result for a fixed slot is 0, not its number.
 fn open_into_slot(t: &mut Transcript) {
     let mut ring = sparse(4);
     t.entry(&ring.one(open(1, 1)));
@@ -72,8 +72,8 @@ fn open_replaces(t: &mut Transcript) {
     t.entry(&ring.one(open(1, 1)));
     let answer = reads(&mut ring, 0);
     t.result("read", answer);
-    // The pipe's last reader has gone with its slot.
-    // SAFETY: our own process's disposition.
+    // The pipe's last reader was in the slot.
+    // SAFETY: the call changes only this process's signal disposition.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     t.say(format_args!("writer sees the end: {}", crate::time::until(|| files::put(&writer, b"x") < 0)));
 }
@@ -120,7 +120,7 @@ fn close_wrong(t: &mut Transcript) {
     let mut ring = sparse(2);
     t.entry(&ring.one(close_direct(3, 1)));
     t.entry(&ring.one(close_direct(u32::MAX, 2)));
-    // A descriptor and a slot at once.
+    // An SQE that names both a descriptor and a slot.
     t.entry(&ring.one(close_direct(1, 3).with(|sqe| sqe.fd = 1)));
     t.entry(&ring.one(close_direct(1, 4).fixed()));
     let mut plain = Ring::new(4);
@@ -138,7 +138,7 @@ fn allocation_range(t: &mut Transcript) {
     for user_data in 1..=4 {
         t.entry(&ring.one(open(ALLOCATE, user_data)));
     }
-    // A slot that is named may lie anywhere.
+    // A slot that the SQE names may lie outside of the range.
     t.entry(&ring.one(open(8, 5)));
     t.result("range 0..8", range(&ring, 0, 8, 0));
     t.entry(&ring.one(open(ALLOCATE, 6)));
@@ -160,7 +160,7 @@ fn allocation_range_wrong(t: &mut Transcript) {
     t.result("no table, one", range(&plain, 0, 1, 0));
 }
 
-/// The search goes on behind the last slot given, and comes round.
+/// The search continues after the last allocated slot, and wraps around.
 fn allocation_wraps(t: &mut Transcript) {
     let mut ring = sparse(4);
     for user_data in 1..=3 {

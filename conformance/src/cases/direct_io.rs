@@ -1,4 +1,4 @@
-//! Files open with O_DIRECT: transfers that go past the page cache.
+//! Files open with O_DIRECT: transfers that bypass the page cache.
 use super::direct_io_workers::seek;
 use super::reg;
 use crate::case::{Case, case};
@@ -48,7 +48,7 @@ pub(super) const BLOCK: usize = 4096;
 /// From Linux 6.9 on.
 const RWF_NOAPPEND: u32 = 0x20;
 
-/// A file of blocks, each filled with its own number, open with O_DIRECT and these flags.
+/// Makes a file of blocks, each filled with its own number, open with O_DIRECT and these flags.
 pub(super) fn numbered(scratch: &Scratch, blocks: usize, flags: i32) -> OwnedFd {
     let content: Vec<u8> = (0..blocks).flat_map(|block| [block as u8; BLOCK]).collect();
     let file = scratch.file("data", &content);
@@ -56,10 +56,10 @@ pub(super) fn numbered(scratch: &Scratch, blocks: usize, flags: i32) -> OwnedFd 
     open(scratch, flags)
 }
 
-/// Takes the file's pages out of the cache: the kernel leaves a write over cached pages to a
-/// worker, and whatever that has not begun ends with the ring.
+/// Drops the file's pages from the cache. The kernel leaves a write over cached pages to a worker,
+/// and a write that no worker has started ends with the ring.
 pub(super) fn uncache(file: &OwnedFd) {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe {
         libc::fsync(file.as_raw_fd());
         libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
@@ -68,7 +68,7 @@ pub(super) fn uncache(file: &OwnedFd) {
 
 fn open(scratch: &Scratch, flags: i32) -> OwnedFd {
     let path = scratch.path_of("data");
-    // SAFETY: the path is a C string; the descriptor has just been opened and is nobody else's.
+    // SAFETY: the path is a C string. The descriptor is new, and nothing else owns it.
     unsafe {
         let fd = libc::open(path.as_ptr(), flags | libc::O_DIRECT | libc::O_CLOEXEC);
         assert!(fd >= 0, "TMPDIR is on a file system that takes O_DIRECT");
@@ -80,13 +80,13 @@ pub(super) fn length(scratch: &Scratch) -> u64 {
     std::fs::metadata(scratch.path.join("data")).map_or(0, |file| file.len())
 }
 
-/// Which number fills each block of the file.
+/// Returns the number that fills each block of the file.
 pub(super) fn content(scratch: &Scratch) -> Vec<u8> {
     let bytes = std::fs::read(scratch.path.join("data")).unwrap_or_default();
     bytes.chunks(BLOCK).map(|block| if block.iter().all(|byte| *byte == block[0]) { block[0] } else { 255 }).collect()
 }
 
-/// A write of one block that is filled with this number.
+/// Fills one block with this number. Returns its address.
 pub(super) fn block(pages: &mut Pages, slot: usize, number: u8) -> u64 {
     pages.bytes()[slot * BLOCK..][..BLOCK].fill(number);
     pages.at(slot * BLOCK)
@@ -125,7 +125,7 @@ fn end_of_file(t: &mut Transcript) {
         t.entry(&ring.one(read_at(fd, pages.at(0), (count * BLOCK) as u32, at(first), first as u64)));
     }
     // The last block is not whole.
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     t.say(format_args!("{}", unsafe { libc::ftruncate(fd, at(3) as i64 + 100) }));
     t.entry(&ring.one(read_at(fd, pages.at(0), BLOCK as u32, at(3), 5)));
     t.entry(&ring.one(read_at(fd, pages.at(0), 2 * BLOCK as u32, at(2), 6)));
@@ -184,7 +184,7 @@ fn into_a_hole(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = numbered(&scratch, 1, libc::O_RDWR);
     let (fd, mut pages) = (file.as_raw_fd(), Pages::new(8));
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     t.say(format_args!("{}", unsafe { libc::ftruncate(fd, at(16) as i64) }));
     t.entry(&ring.one(read_at(fd, block(&mut pages, 0, 9), BLOCK as u32, at(7), 1)));
     t.say(format_args!("zero {}", pages.bytes()[..BLOCK].iter().all(|byte| *byte == 0)));
@@ -226,7 +226,7 @@ fn flags(t: &mut Transcript) {
     t.say(format_args!("length {} first {}", length(&scratch), content(&scratch)[0]));
 }
 
-/// The kernel moves the position if the disk answers within the call, so it is set anew each time.
+/// The kernel moves the position if the disk answers within the call, so the case sets it anew.
 fn at_the_position(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -324,7 +324,7 @@ fn forced_async(t: &mut Transcript) {
     t.sorted(&ring.wait(8));
 }
 
-/// A transfer that the disk has cannot be cancelled; one that it has had is not there.
+/// A transfer that the disk has cannot be cancelled. One that has completed is not found.
 fn cancelled_or_done(t: &mut Transcript) {
     let mut ring = Ring::new(32);
     let scratch = Scratch::new();
@@ -360,8 +360,8 @@ fn file_closed_meanwhile(t: &mut Transcript) {
     t.say(format_args!("{:?}", content(&scratch)));
 }
 
-/// Transfers that the kernel may carry out in parts, of a file whose number belongs to
-/// another file before they are done.
+/// Transfers that the kernel may split, on a file whose number means another file before they are
+/// done.
 fn large_and_closed_meanwhile(t: &mut Transcript) {
     let mut ring = Ring::new(32);
     let scratch = Scratch::new();
@@ -374,7 +374,7 @@ fn large_and_closed_meanwhile(t: &mut Transcript) {
     }
     t.result("submit", ring.submit());
     let other = scratch.file("other", b"other");
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     t.say(format_args!("same number {}", unsafe { libc::dup2(other.as_raw_fd(), fd) } == fd));
     t.sorted(&ring.wait(4));
     let sevens = content(&scratch).iter().filter(|number| **number == 7).count();
@@ -445,12 +445,12 @@ fn deferred(t: &mut Transcript) {
         for index in 0..32 {
             ring.push(read_at(fd, pages.at(index * BLOCK), BLOCK as u32, at(index), index as u64));
         }
-        // Waits for some of them, for all but one, for all.
+        // Waits for one, for some, for all but one, for all.
         ring.submit_and_wait([1, 7, 31, 32][round % 4]);
         seen += whole(&ring.wait(32));
     }
     t.say(format_args!("whole {seen}"));
-    // Something else brings the last completion that is waited for.
+    // A pipe brings the last completion that the call waits for.
     let (reader, writer) = crate::files::pipe();
     let mut byte = [0; 1];
     ring.push(crate::sqe::read(reader.as_raw_fd(), &mut byte, CURRENT, 1));
@@ -503,7 +503,7 @@ pub(super) fn ring_closes(t: &mut Transcript) {
         }
         ring.submit();
         ring.close();
-        // What was submitted is written all the same.
+        // The submitted writes reach the file all the same.
         let written = || content(&scratch).iter().all(|number| *number == 100 + round);
         let all = crate::time::until(written);
         t.say(format_args!("written {all}"));
@@ -548,7 +548,7 @@ fn size_limit(t: &mut Transcript) {
     let file = numbered(&scratch, 2, libc::O_RDWR);
     t.say(process::forked(|| {
         let limit = libc::rlimit { rlim_cur: at(4), rlim_max: at(4) };
-        // SAFETY: the limit is one; no handler is installed.
+        // SAFETY: the limit is a valid structure. No handler is installed.
         unsafe {
             libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit);
@@ -563,7 +563,7 @@ fn size_limit(t: &mut Transcript) {
     t.say(format_args!("length {}", length(&scratch)));
 }
 
-/// More than the CQ has room for, so some wait for a place.
+/// More requests than the CQ has room for, so some wait for room.
 fn many_more_than_the_queue(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let scratch = Scratch::new();
@@ -586,7 +586,7 @@ fn many_more_than_the_queue(t: &mut Transcript) {
     t.say(format_args!("whole {seen}"));
 }
 
-/// O_DIRECT means something else to a pipe: a read waits for its packet all the same.
+/// O_DIRECT has another meaning for a pipe: a read waits for its packet all the same.
 fn packet_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = crate::files::pipe_with(libc::O_DIRECT);

@@ -21,11 +21,11 @@ pub const CASES: &[Case] = &[
 ];
 
 pub(super) fn seek(file: &OwnedFd, position: u64) {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::lseek(file.as_raw_fd(), position as i64, libc::SEEK_SET) };
 }
 
-/// A write that makes the file longer moves the position, by whichever thread it is made.
+/// A write that extends the file moves the position, whichever thread makes it.
 fn longer_at_the_position(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -41,7 +41,7 @@ fn longer_at_the_position(t: &mut Transcript) {
     t.say(format_args!("{:?}", content(&scratch)));
 }
 
-/// A link that goes on behind its batch uses the file that its number means by then.
+/// A linked request that starts after its batch uses the file that its number means by then.
 fn number_reused_behind_a_link(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -59,25 +59,26 @@ fn number_reused_behind_a_link(t: &mut Transcript) {
     // SAFETY: the number is that of `file`, which owns the pipe's end from here on.
     unsafe { libc::dup2(ends[0], number) };
     t.sorted(&ring.wait(1));
-    // A request that waits for a pipe is taken out; one that a worker has would be interrupted.
+    // A request that waits for a pipe is cancelled. One that a worker has would be interrupted.
     ring.push(cancel(3, 0, 4));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // SAFETY: both ends are open, and only this function has them.
+    // SAFETY: both ends are open, and only this function uses them.
     unsafe {
         libc::close(ends[0]);
         libc::close(ends[1]);
     }
 }
 
-/// Where the system gives no AIO context (a sandbox, fs.aio-max-nr), what was submitted is written
+/// If the system gives no AIO context (a sandbox, fs.aio-max-nr), submitted writes reach the file
 /// all the same.
 fn ring_closes_without_a_context(t: &mut Transcript) {
     process::deny(libc::SYS_io_setup);
     ring_closes(t);
 }
 
-/// Reads and writes all of a file by a ring that defers, some of them awaited together.
+/// Reads and writes all of a file by a ring with deferred task work. Some of the requests are
+/// awaited together.
 fn read_and_write_deferred(t: &mut Transcript, ring: &mut Ring, scratch: &Scratch, file: &OwnedFd) {
     let (fd, mut pages) = (file.as_raw_fd(), Pages::new(32));
     for (writes, wanted) in [(false, 1), (true, 16), (false, 7), (true, 1)] {
@@ -106,7 +107,7 @@ fn waiting_denied_later(t: &mut Transcript) {
     denied_from_here_on(t, Some(libc::SYS_io_getevents));
 }
 
-/// A filter of the program's that forbids one of libaio's calls means nothing to a ring.
+/// A filter of the program that denies one of libaio's calls does not affect a ring.
 fn denied_from_here_on(t: &mut Transcript, call: Option<i64>) {
     let mut ring = deferring_ring();
     let scratch = Scratch::new();

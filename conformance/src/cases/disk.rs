@@ -33,22 +33,23 @@ pub const CASES: &[Case] = &[
 
 const BLOCK: usize = 4096;
 
-/// A file of blocks, each filled with its own number.
+/// Makes a file of blocks, each filled with its own number.
 fn numbered(scratch: &Scratch, blocks: usize) -> OwnedFd {
     let content: Vec<u8> = (0..blocks).flat_map(|block| [block as u8; BLOCK]).collect();
     scratch.file("data", &content)
 }
 
-/// Takes the file's pages out of the cache, as far as the system does so.
+/// Drops the file's pages from the cache, as far as the system does so.
 fn uncache(file: &OwnedFd) {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe {
         libc::fsync(file.as_raw_fd());
         libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
     }
 }
 
-/// Reads every block by a request of its own; how many came whole and right.
+/// Reads every block by a request of its own. Returns the number of complete reads, and of those
+/// with the right content.
 fn read_all(ring: &mut Ring, fd: i32, blocks: usize) -> (usize, usize) {
     let mut buffers = vec![[0u8; BLOCK]; blocks];
     let reads: Vec<_> = buffers
@@ -87,7 +88,7 @@ fn not_cached(t: &mut Transcript) {
     }
 }
 
-/// One read over pages of which some are cached: it is not cut short.
+/// A read over pages of which some are cached is not short.
 fn partly_cached(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -106,7 +107,7 @@ fn open_direct(scratch: &Scratch) -> Option<OwnedFd> {
     let path = scratch.path_of("data");
     // SAFETY: the path is a C string.
     let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_DIRECT | libc::O_CLOEXEC) };
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -157,7 +158,7 @@ fn direct_fixed_buffers(t: &mut Transcript) {
     t.say(format_args!("right {right}"));
 }
 
-/// Writes all over a file, many at a time, then checks every block.
+/// Writes all over a file, many requests at a time, then checks every block.
 fn many_random_writes(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let scratch = Scratch::new();
@@ -183,7 +184,7 @@ fn appends_in_order(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let scratch = Scratch::new();
     let file = scratch.file("log", b"");
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) };
     let lines: Vec<String> = (0..64).map(|number| format!("line {number:>3}\n")).collect();
     let mut chained: Vec<_> = lines
@@ -277,7 +278,7 @@ fn synchronous_file(t: &mut Transcript) {
     let scratch = Scratch::new();
     drop(scratch.file("data", b""));
     let path = scratch.path_of("data");
-    // SAFETY: the path is a C string; just opened, and nobody else's.
+    // SAFETY: the path is a C string. The descriptor is new, and nothing else owns it.
     let file =
         unsafe { OwnedFd::from_raw_fd(libc::open(path.as_ptr(), libc::O_RDWR | libc::O_SYNC | libc::O_CLOEXEC)) };
     let block = [1u8; BLOCK];

@@ -1,4 +1,4 @@
-//! IO_DRAIN: a request that waits for all before it, and holds all behind it.
+//! IO_DRAIN: a request that waits for all requests before it, and holds back all after it.
 
 use std::os::fd::AsRawFd;
 
@@ -71,7 +71,7 @@ fn holds_what_follows(t: &mut Transcript) {
     t.in_order(&ring.reap());
     files::put(&writer, b"x");
     t.in_order(&ring.wait(3));
-    // Over: others run again.
+    // The drain is over: requests run again.
     t.entry(&ring.one(nop(4)));
 }
 
@@ -103,7 +103,7 @@ fn every_request(t: &mut Transcript) {
     t.say(files::text(&file));
 }
 
-/// Behind a drain each request waits for all before it, until one has found none.
+/// After a drain each request waits for all before it, until a request finds none before it.
 fn drains_until_idle(t: &mut Transcript) {
     for waits in [false, true] {
         let mut ring = Ring::new(8);
@@ -127,7 +127,7 @@ fn drains_until_idle(t: &mut Transcript) {
         t.say(format_args!("{} completions", ring.reap().len()));
         files::put(&writer, b"x");
         t.sorted(&ring.wait(3));
-        // One that drains still, and one that does not.
+        // One request that still drains, and one that does not.
         ring.push(nop(6));
         ring.push(nop(7));
         ring.submit();
@@ -139,7 +139,7 @@ fn drains_until_idle(t: &mut Transcript) {
     }
 }
 
-/// A drain that is refused for one of its fields has begun to drain.
+/// A drain that is refused for one of its fields still starts to drain.
 fn refused_drain_drains(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     let (reader, writer) = files::sockets();
@@ -167,7 +167,7 @@ fn with_chain(t: &mut Transcript) {
     t.in_order(&ring.wait(4));
 }
 
-/// On another member it drains before the head, and after the chain.
+/// On another member the flag drains before the head, and after the chain.
 fn in_middle_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -191,8 +191,8 @@ fn waits_for_timeout(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
 }
 
-/// A request that waits for the drain cannot be seen by the synchronous cancel
-/// either; the one before it can.
+/// The synchronous cancel does not find a request that waits for the drain. It finds the request
+/// before.
 fn cancel_deferred(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -260,7 +260,7 @@ fn sq_entry_is_copied(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
     ring.push(draining(write(file.as_raw_fd(), b"kept", 0, 2)));
     t.result("submit", ring.submit());
-    // Both slots are written over while the write still waits.
+    // Both SQEs are overwritten while the write still waits.
     ring.push(nop(3));
     ring.push(nop(4));
     t.result("submit", ring.submit());
@@ -269,8 +269,8 @@ fn sq_entry_is_copied(t: &mut Transcript) {
     t.say(files::text(&file));
 }
 
-/// Man page: new entries are not started before the one that drains completes,
-/// whether it had to wait for anything itself or not.
+/// Man page: new entries are not started before the draining one completes, whether that one had to
+/// wait itself or not.
 fn holds_until_it_is_done(t: &mut Transcript) {
     let long_enough = milliseconds(20);
     let slow = |user_data| timeout(&long_enough, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, user_data);
@@ -291,7 +291,7 @@ fn holds_until_it_is_done(t: &mut Transcript) {
         if program.iter().any(|sqe| sqe.flags & sqe_flags::IO_LINK != 0) {
             continue;
         }
-        // The same one by one.
+        // Submits the program one by one.
         for sqe in program {
             ring.push(*sqe);
             ring.submit();

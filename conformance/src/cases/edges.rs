@@ -1,7 +1,6 @@
-//! Requests on a socket of which an earlier request has left something behind,
-//! or taken less than all that its file was told to be ready for: what is there
-//! is found, though nothing new happens. The sockets are registered files, which
-//! a ring goes on holding between requests.
+//! Requests on a socket on which an earlier request has left data, or has consumed only part of a
+//! readiness event. The next request must find the data, though no new event occurs. The sockets
+//! are registered files, which a ring holds between requests.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -35,7 +34,7 @@ fn register(ring: &Ring, file: &OwnedFd) {
     assert_eq!(ring.register(super::reg::FILES, &[file.as_raw_fd()], 1), 0);
 }
 
-/// Streams, each registered with a ring of its own.
+/// Returns stream sockets, each registered with a ring of its own.
 fn streams(flags: u32) -> impl Iterator<Item = (Ring, OwnedFd)> {
     [files::sockets(), files::tcp()].into_iter().map(move |(reader, writer)| {
         let ring = Ring::flags(4, flags);
@@ -87,8 +86,8 @@ fn accept_poll_first(t: &mut Transcript) {
     }
 }
 
-/// A header and a body, of which the peer has sent a part before it went: the
-/// header is called by all of that, and the body finds its end.
+/// A header and a body, of which the peer has sent a part before it closed. All of that part wakes
+/// the receive of the header. The receive of the body finds the end.
 fn end_behind_whole_receive(t: &mut Transcript) {
     for (mut ring, writer) in streams(DEFER) {
         let (mut header, mut body) = ([0; 4], [0; 8]);
@@ -104,8 +103,8 @@ fn end_behind_whole_receive(t: &mut Transcript) {
     }
 }
 
-/// A multishot ends for want of buffers although its peer has gone; the next one
-/// finds the rest and the end.
+/// A multishot ends for lack of buffers after its peer has closed. The next one finds the rest and
+/// the end.
 fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         let memory = Pages::new(1);
@@ -122,7 +121,7 @@ fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
         ring.push(receive(2));
         ring.submit();
         let mut entries = ring.wait(2);
-        // A hint: see `receive_short.more_behind_the_end`.
+        // The flag is a hint: see `receive_short.more_behind_the_end`.
         entries.iter_mut().for_each(|entry| entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY);
         t.in_order(&entries);
         t.say(group.text(1));
@@ -137,8 +136,7 @@ fn end_behind_bundle(t: &mut Transcript) {
     end_behind(t, u::IORING_RECVSEND_BUNDLE, 1);
 }
 
-/// More pieces than anybody takes in one go: they are there already, and what is
-/// to be filled is filled.
+/// More pieces than one receive takes at once. They have all arrived, so the buffer is filled.
 const PIECES: usize = 70;
 
 fn fill(t: &mut Transcript, kind: i32, put: fn(&OwnedFd)) {

@@ -1,4 +1,4 @@
-//! io_uring_enter(2): what is refused, and how many SQEs a call takes.
+//! io_uring_enter(2): which calls are refused, and how many SQEs a call takes.
 
 use std::os::fd::AsRawFd;
 
@@ -48,7 +48,7 @@ fn bad_descriptors(t: &mut Transcript) {
         t.result(format_args!("enter {name}"), enter(fd));
         t.result(format_args!("register {name}"), register(fd));
     }
-    // Flags are looked at before the descriptor.
+    // Flags are checked before the descriptor.
     t.result("enter -1, bad flag", door::enter(-1, 0, 0, 1 << 20, std::ptr::null(), 0));
 }
 
@@ -57,7 +57,7 @@ fn unknown_flags(t: &mut Transcript) {
     for bit in 8..32 {
         t.result(format_args!("1 << {bit}"), ring.enter(0, 0, 1 << bit));
     }
-    // Without EXT_ARG nothing is read through the argument when not waiting.
+    // Without EXT_ARG a call that does not wait ignores the argument.
     t.result("bad argument, unused", ring.enter_with(0, 0, 0, 16 as *const _, 8));
 }
 
@@ -66,7 +66,7 @@ fn nothing_to_submit(t: &mut Transcript) {
     t.result("enter(0, 0, 0)", ring.enter(0, 0, 0));
     t.result("enter(4, 0, 0)", ring.enter(4, 0, 0));
     t.result("enter(0, 0, GETEVENTS)", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
-    // min_complete without GETEVENTS means nothing.
+    // min_complete without GETEVENTS has no effect.
     t.result("enter(0, 1, 0)", ring.enter(0, 1, 0));
     t.result("enter(u32::MAX, 0, 0)", ring.enter(u32::MAX, 0, 0));
 }
@@ -108,18 +108,18 @@ fn bad_sqe_ends_batch(t: &mut Transcript) {
     t.say(format_args!("sq head {} tail {}", ring.sq_head(), ring.sq_tail()));
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.in_order(&ring.reap());
-    // Only a bad SQE ends it, not a request that fails.
+    // Only a bad SQE ends the batch, not a request that fails.
     ring.push(nop(1));
     ring.push(read(-1, &mut [0; 4], 0, 2));
     ring.push(nop(3));
     t.result("enter(3)", ring.submit());
     t.in_order(&ring.wait(3));
-    // The first SQE bad: it counts as submitted.
+    // A bad first SQE counts as submitted.
     ring.push(sqe(200, -1, 1));
     ring.push(nop(2));
     t.result("enter(2)", ring.submit());
     t.in_order(&ring.reap());
-    // The batch ends, and with it the call: it does not wait either.
+    // A bad SQE ends the batch and the call, which then does not wait either.
     ring.push(sqe(200, -1, 3));
     ring.push(nop(4));
     t.result("enter(3, 1, GETEVENTS)", ring.enter(3, 1, u::IORING_ENTER_GETEVENTS));
@@ -157,7 +157,7 @@ fn unknown_personality(t: &mut Transcript) {
     t.entry(&ring.one(nop(3)));
 }
 
-/// An array entry that names no SQE is dropped and counted; it gets no CQE.
+/// An array entry that names no SQE is dropped and counted. It gets no CQE.
 fn bad_sq_array_index(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(nop(1));
@@ -175,8 +175,8 @@ fn bad_sq_array_index(t: &mut Transcript) {
     t.say(format_args!("dropped {} sq head {}", ring.sq_dropped(), ring.sq_head()));
 }
 
-/// A tail further from the head than there are entries: no more than the
-/// entries are taken at a time.
+/// If the tail is further from the head than there are entries, at most that many entries are taken
+/// at once.
 fn tail_beyond_entries(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for user_data in 1..=4 {
@@ -189,7 +189,7 @@ fn tail_beyond_entries(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// SUBMIT_STABLE: an SQE is the program's again as soon as enter returns.
+/// SUBMIT_STABLE: the program may reuse an SQE as soon as enter returns.
 fn sqe_reused_at_once(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let mut ring = Ring::new(1);
@@ -219,11 +219,11 @@ fn sq_wraps(t: &mut Transcript) {
 fn getevents_without_requests(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.result("enter(0, 1, GETEVENTS) for 20 ms", ring.enter_for(0, 1, std::time::Duration::from_millis(20)));
-    // Completions that stand there already count.
+    // Completions already in the CQ count.
     ring.push(nop(1));
     ring.submit();
     t.result("enter(0, 1, GETEVENTS)", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-    // More than the CQ holds is asked for: as many as it holds are enough.
+    // If the call asks for more than the CQ holds, a full CQ is enough.
     for user_data in 2..=4 {
         ring.push(nop(user_data));
     }
@@ -253,7 +253,7 @@ fn submits_and_waits(t: &mut Transcript) {
     t.result("wait for two, one late", ring.submit_and_wait(2));
     t.sorted(&ring.reap());
     drop(thread.join());
-    // What was submitted is the answer, however the wait ended.
+    // The result is the number of submitted SQEs, however the wait ended.
     ring.push(nop(4));
     t.result("one, waits for two, 20 ms", {
         ring.forget_pending();

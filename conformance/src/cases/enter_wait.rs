@@ -65,7 +65,7 @@ fn zero_time_out(t: &mut Transcript) {
     ring.submit();
     t.result("zero, one is there", wait(&ring, 1, 0, &until(&milliseconds(0))));
     t.result("zero, two wanted", wait(&ring, 2, 0, &until(&milliseconds(0))));
-    // No time given: as without EXT_ARG.
+    // Without a time the call acts as without EXT_ARG.
     t.result("no time, one is there", wait(&ring, 1, 0, &zeroed()));
 }
 
@@ -95,7 +95,7 @@ fn bad_pointers(t: &mut Transcript) {
     argument.sigmask = &raw const mask as u64;
     argument.sigmask_sz = 7;
     t.result("mask of 7 bytes", wait(&ring, 1, 0, &argument));
-    // The argument is read before the queue is looked at.
+    // The argument is read before the queue is checked.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();
@@ -106,8 +106,8 @@ fn bad_pointers(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// Man page: nothing is said of a bad timespec here; the kernel takes it as it
-/// stands, unlike the one of a TIMEOUT request.
+/// Man page: it does not mention a bad timespec. The kernel accepts it as it stands, unlike that of
+/// a TIMEOUT request.
 fn bad_timespec(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut attempt = |name: &str, tv_sec, tv_nsec| {
@@ -152,7 +152,7 @@ fn absolute_in_the_past(t: &mut Transcript) {
     t.result("ABS_TIMER alone", ring.enter(0, 0, u::IORING_ENTER_ABS_TIMER));
 }
 
-/// Writes to an eventfd that a poll watches, a little later.
+/// Starts a thread that writes to `count` eventfds a little later; polls watch them.
 fn later(count: usize) -> (Ring, Vec<std::os::fd::OwnedFd>, std::thread::JoinHandle<()>) {
     let mut ring = Ring::new(8);
     let events: Vec<_> = (0..count).map(|_| files::eventfd(0)).collect();
@@ -165,14 +165,14 @@ fn later(count: usize) -> (Ring, Vec<std::os::fd::OwnedFd>, std::thread::JoinHan
         std::thread::sleep(Duration::from_millis(3));
         for number in numbers {
             let one = 1u64;
-            // SAFETY: eight readable bytes; the descriptor is held by the caller.
+            // SAFETY: the value has eight readable bytes. The caller holds the descriptor.
             unsafe { libc::write(number, (&raw const one).cast(), 8) };
         }
     });
     (ring, events, thread)
 }
 
-/// Eight wanted, one comes: after the minimum it is enough.
+/// Eight completions are wanted and one arrives: after the minimum time it is enough.
 fn min_wait_returns_with_one(t: &mut Transcript) {
     let (mut ring, _events, thread) = later(1);
     let time = milliseconds(30_000);
@@ -212,7 +212,7 @@ fn ext_arg_without_getevents(t: &mut Transcript) {
     ring.push(nop(1));
     ring.forget_pending();
     let only = u::IORING_ENTER_EXT_ARG;
-    // Nothing is read: the call does not wait.
+    // The argument cannot be read, so the call does not wait.
     t.result("submit, bad argument", ring.enter_with(1, 0, only, BAD as *const _, 24));
     t.in_order(&ring.reap());
 }
@@ -254,7 +254,8 @@ fn another_thread_wakes(t: &mut Transcript) {
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
-/// A wait for eight with these limits (milliseconds) on a ring, and how long it took at least.
+/// Waits for eight completions with these limits (milliseconds). Prints whether the wait took at
+/// least `least`.
 fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>, flags: u32, least: u64) {
     let time = match (limit, flags) {
         (Some(limit), u::IORING_ENTER_ABS_TIMER) => on_clock(libc::CLOCK_MONOTONIC, limit),
@@ -271,7 +272,7 @@ fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>
     t.in_order(&ring.reap());
 }
 
-/// The minimum is waited for whatever the limit says.
+/// The call waits for the minimum time, even if the limit is shorter.
 fn min_wait_over_the_time_out(t: &mut Transcript) {
     for flags in [0, DEFER] {
         for timer in [0, u::IORING_ENTER_ABS_TIMER] {
@@ -289,7 +290,7 @@ fn min_wait_over_the_time_out(t: &mut Transcript) {
     }
 }
 
-/// Without a limit the minimum is one.
+/// Without a limit the minimum time is the limit.
 fn min_wait_alone(t: &mut Transcript) {
     for flags in [0, DEFER] {
         let mut ring = Ring::flags(8, flags);
@@ -306,7 +307,7 @@ fn min_wait_with_one_there(t: &mut Transcript) {
         ring.push(nop(1));
         ring.submit();
         limited(t, &mut ring, 100, Some(30_000), 0, 99);
-        // One that comes meanwhile; it does not end the wait by itself.
+        // A completion that arrives before the minimum does not end the wait by itself.
         let event = files::eventfd(0);
         ring.push(poll(event.as_raw_fd(), libc::POLLIN, 2));
         ring.submit();
@@ -317,7 +318,7 @@ fn min_wait_with_one_there(t: &mut Transcript) {
         });
         limited(t, &mut ring, 400, Some(30_000), 0, 399);
         let _ = thread.join();
-        // One that comes behind the minimum does.
+        // A completion that arrives after the minimum does.
         ring.push(poll(event.as_raw_fd(), libc::POLLIN, 3));
         files::event_count(&event);
         ring.submit();
@@ -340,7 +341,7 @@ fn min_wait_zero_time_out(t: &mut Transcript) {
     }
 }
 
-/// A timeout of the ring's own ends any wait.
+/// A timeout request on the ring ends any wait.
 fn min_wait_own_timeout(t: &mut Transcript) {
     for flags in [0, DEFER] {
         let mut ring = Ring::flags(8, flags);

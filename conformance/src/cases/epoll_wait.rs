@@ -38,7 +38,7 @@ struct Set(OwnedFd);
 
 impl Set {
     fn new() -> Set {
-        // SAFETY: no memory is involved; the number is new.
+        // SAFETY: the call touches no memory; the number is new.
         Set(unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) })
     }
 
@@ -151,7 +151,7 @@ fn edge_and_one_shot(t: &mut Transcript) {
     show(t, &there, 1);
 }
 
-/// Two requests on one set: each event is one's.
+/// Two requests on one set: each event goes to one of them.
 fn several(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let set = Set::new();
@@ -260,7 +260,7 @@ fn nested(t: &mut Transcript) {
     show(t, &there, 1);
 }
 
-/// The set has another ring in it.
+/// The set contains another ring.
 fn of_a_ring(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut watched = Ring::new(4);
@@ -327,7 +327,7 @@ fn forced_to_a_worker(t: &mut Transcript) {
     show(t, &there, 1);
 }
 
-/// EPOLL_CTL takes no registered file, and does not mind being asked to.
+/// EPOLL_CTL takes no registered file, but accepts the flag.
 fn control_of_fixed_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for flags in [sqe_flags::FIXED_FILE, sqe_flags::BUFFER_SELECT] {

@@ -1,4 +1,4 @@
-//! The registered eventfd: told of every CQE, or only of those not posted inline.
+//! The registered eventfd: it is signalled for every CQE, or only for those not posted inline.
 
 use std::os::fd::AsRawFd;
 
@@ -44,7 +44,7 @@ fn told_of_completions(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
     t.say(format_args!("told {}", files::event_count(&event) > 0));
     t.say(format_args!("count {}", files::event_count(&event)));
-    // Several in one batch may be told of once.
+    // Several CQEs of one batch may cause a single signal.
     for user_data in 1..=4 {
         ring.push(nop(user_data));
     }
@@ -81,8 +81,8 @@ fn only_async(t: &mut Transcript) {
     let entries = ring.wait(1);
     t.in_order(&entries);
     t.say(format_args!("task work: count {}", files::event_count(&event)));
-    // Man page: not told of what completes inline. The kernel tells only of
-    // what a worker completes.
+    // Man page: requests that complete inline do not signal. The kernel signals only for
+    // completions by workers.
     let mut byte = [0u8; 1];
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 3).forced_async());
     ring.submit();
@@ -90,9 +90,8 @@ fn only_async(t: &mut Transcript) {
     t.say(format_args!("worker: told {}", crate::time::until(|| files::event_count(&event) > 0)));
 }
 
-/// A counter that can count no further does not keep the ring from going on,
-/// even if a write to it would wait. (The kernel takes it one further than
-/// write(2) could; what it says is not printed.)
+/// An eventfd at its maximum does not block the ring, even if a write to it would. (The kernel
+/// raises the count by one more than write(2) could. The count is not printed.)
 fn full_and_blocking(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);
@@ -145,7 +144,7 @@ fn unregister(t: &mut Transcript) {
     t.result("register", register(&ring, reg::EVENTFD_ASYNC, event.as_raw_fd()));
 }
 
-/// The program's own flag in the CQ ring silences it.
+/// The program's own flag in the CQ ring disables the eventfd.
 fn disabled_by_flag(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let event = files::eventfd(0);
@@ -183,7 +182,7 @@ fn told_of_backlog(t: &mut Transcript) {
     t.say(format_args!("told {}", files::event_count(&event) > 0));
     ring.push(nop(5));
     ring.submit();
-    // A CQE that only the backlog has room for is not in the queue: no event.
+    // A CQE that goes to the backlog is not in the queue, so it does not signal.
     t.say(format_args!("told of the fifth {}", files::event_count(&event) > 0));
     t.say(format_args!("in the queue {}", ring.reap().len()));
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
@@ -203,7 +202,7 @@ fn not_told_of_skipped(t: &mut Transcript) {
 
 fn semaphore(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // SAFETY: no memory is involved; the descriptor ends with the process.
+    // SAFETY: the call touches no memory; the descriptor ends with the process.
     let fd = unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK) };
     t.result("register", register(&ring, reg::EVENTFD, fd));
     for user_data in 1..=3 {
@@ -226,7 +225,7 @@ fn sleeper_is_woken(t: &mut Transcript) {
     ring.push(timeout(&time, 0, 0, 1));
     ring.submit();
     let mut entry = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     let answer = unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("poll {answer} {}", crate::names::events(entry.revents.into())));
     t.in_order(&ring.reap());
@@ -250,7 +249,7 @@ fn count(t: &mut Transcript, event: &std::os::fd::OwnedFd) {
     t.say(format_args!("count {}", files::event_count(event)));
 }
 
-/// A ring that reads its own eventfd is told of that read, once.
+/// A ring that reads its own eventfd is signalled once for that read.
 fn read_by_its_own_ring(t: &mut Transcript) {
     for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
         for flags in [0, DEFER, u::IORING_SETUP_COOP_TASKRUN] {
@@ -271,7 +270,7 @@ fn read_by_its_own_ring(t: &mut Transcript) {
                     files::put(&event, &value.to_ne_bytes());
                     let entries = ring.wait(1);
                     if user_data == 1 {
-                        // Of the first the kernel may tell once more, a little later.
+                        // The kernel may signal the first completion once more, a little later.
                         crate::time::long_enough_to_notice();
                         files::event_count(&event);
                         continue;
@@ -285,7 +284,7 @@ fn read_by_its_own_ring(t: &mut Transcript) {
     }
 }
 
-/// Two rings, of which one reads what the other is told by.
+/// Two rings: one reads the eventfd that the other one signals.
 fn read_by_another_ring(t: &mut Transcript) {
     for flags in [0, DEFER] {
         let (mut ring, mut other) = (Ring::flags(8, flags), Ring::flags(8, flags));
@@ -301,7 +300,7 @@ fn read_by_another_ring(t: &mut Transcript) {
         t.say(format_args!("read {}", u64::from_ne_bytes(bytes)));
         t.in_order(&other.reap());
         count(t, &event);
-        // Of the work that came, and of its completion, it is told once or twice.
+        // The ring signals the task work and its completion in one or two signals.
         t.say(format_args!("told {}", files::event_count(&answer) > 0));
     }
 }

@@ -1,5 +1,5 @@
-//! Rings and exec: closed on exec, or not; requests in flight; new rings
-//! behind it. What is exec'ed is this program with `child NAME`.
+//! Rings and exec: rings that are closed on exec or inherited, requests in flight, and new rings
+//! afterwards. The executed program is this one with `child NAME`.
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
@@ -47,7 +47,7 @@ fn become_child(name: &str, argument: &str) -> i32 {
     90
 }
 
-/// What the started program does; its answer is the exit status.
+/// What the executed program does. Returns the exit status.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     let number = || arguments.first().and_then(|word| word.parse::<i32>().ok()).unwrap_or(-1);
     match name {
@@ -107,7 +107,7 @@ fn with_worker_in_flight(t: &mut Transcript) {
     t.say(format_args!("deserted {}", fifo.is_deserted()));
 }
 
-/// The standard library's spawn, which uses posix_spawn where it can.
+/// Uses the standard library's spawn, which uses posix_spawn if it can.
 fn from_spawn(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let path = std::env::current_exe().expect("this program has a path");
@@ -137,14 +137,14 @@ fn script(t: &mut Transcript) {
     t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
 }
 
-/// Without an environment the child is served all the same.
+/// A child without an environment is served, too.
 fn empty_environment(t: &mut Transcript) {
     let path = std::env::current_exe().expect("this program has a path");
     let status = Command::new(path).args(["child", "nop"]).env_clear().status();
     t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
 }
 
-/// An exec that fails leaves everything as it was.
+/// An exec that fails leaves everything unchanged.
 fn failing(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();

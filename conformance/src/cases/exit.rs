@@ -33,10 +33,10 @@ pub const CASES: &[Case] = &[
     case("exit.status_is_kept", status_is_kept),
 ];
 
-/// Whether every reading end has gone.
+/// Returns whether every reading end has been closed.
 fn deserted(writer: &OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 30_000) };
     entry.revents & libc::POLLERR != 0
 }
@@ -71,7 +71,7 @@ fn with_timeouts(t: &mut Transcript) {
     t.say(format_args!("child: {ending}"));
 }
 
-/// A worker that waits in a call does not keep the process.
+/// A worker that waits in a call does not keep the process alive.
 fn with_worker(t: &mut Transcript) {
     let fifo = files::Fifo::new();
     let ending = process::forked(|| {
@@ -137,7 +137,7 @@ fn with_backlog(t: &mut Transcript) {
     t.say(format_args!("child: {ending}"));
 }
 
-/// exit(3), with what runs at exit.
+/// exit(3), with handlers that run at exit.
 fn by_return(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let ending = process::forked(|| {
@@ -146,7 +146,7 @@ fn by_return(t: &mut Transcript) {
         ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
         ring.submit();
         std::mem::forget(ring);
-        // SAFETY: ends this child; nothing of the parent's runs at exit.
+        // SAFETY: the call ends this child. No handler of the parent's runs at exit.
         unsafe { libc::exit(6) }
     });
     t.say(format_args!("child: {ending}"));
@@ -165,7 +165,7 @@ fn by_signal(t: &mut Transcript) {
             5
         });
         crate::time::long_enough_to_notice();
-        // SAFETY: our own child.
+        // SAFETY: the process is a child of this one.
         unsafe { libc::kill(child, signal) };
         t.say(format_args!("child: {}", process::ending(child)));
         drop(reader);
@@ -206,8 +206,8 @@ fn while_another_thread_waits(t: &mut Transcript) {
     t.say(format_args!("deserted {}", deserted(&writer)));
 }
 
-/// A request belongs to the thread that submitted it: when that has ended, it
-/// is cancelled instead of going on, though the ring lives.
+/// A request belongs to the thread that submitted it. When that thread has ended, the request is
+/// cancelled, though the ring still exists.
 fn of_submitting_thread(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -239,8 +239,8 @@ fn of_creating_thread(t: &mut Transcript) {
 }
 
 extern "C" fn wait_in_enter(argument: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: our own thread's kind of cancellation; nothing here has to be
-    // undone when the thread is cut off.
+    // SAFETY: the call changes this thread's cancellation type. No cleanup is needed when the
+    // thread is cancelled.
     unsafe { pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, std::ptr::null_mut()) };
     let fd = argument as isize as i32;
     crate::door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
@@ -248,7 +248,7 @@ extern "C" fn wait_in_enter(argument: *mut libc::c_void) -> *mut libc::c_void {
 }
 
 extern "C" fn wait_in_pause(_argument: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: a cancellation point, at which this thread is cut off.
+    // SAFETY: a cancellation point, at which this thread ends.
     unsafe { libc::pause() };
     std::ptr::null_mut()
 }
@@ -260,9 +260,9 @@ unsafe extern "C" {
     fn pthread_setcanceltype(kind: i32, before: *mut i32) -> i32;
 }
 
-/// Starts a thread, cancels it, and says whether it ended by that.
+/// Starts a thread, cancels it, and returns whether it ended by that.
 fn cancelled(body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void, fd: i32) -> bool {
-    // SAFETY: the thread gets a number; it is joined here.
+    // SAFETY: the thread gets a number as its argument, and is joined here.
     unsafe {
         let mut thread: libc::pthread_t = 0;
         let argument = fd as isize as *mut libc::c_void;

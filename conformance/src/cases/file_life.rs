@@ -1,4 +1,4 @@
-//! A request holds its file: closing or reusing the number changes nothing.
+//! A request holds its file: to close or reuse the number has no effect on it.
 
 use std::os::fd::{AsRawFd, IntoRawFd};
 
@@ -65,7 +65,7 @@ fn number_reused_by_file(t: &mut Transcript) {
     let mut buffer = [0u8; 8];
     ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
     ring.submit();
-    // SAFETY: both numbers are ours; the first now means the file.
+    // SAFETY: this case owns both descriptors; the first now means the file.
     unsafe { libc::dup2(file.as_raw_fd(), reader.as_raw_fd()) };
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
@@ -83,7 +83,7 @@ fn number_reused_by_pipe(t: &mut Transcript) {
     let (mut a, mut b) = ([0u8; 4], [0u8; 4]);
     ring.push(read(reader.as_raw_fd(), &mut a, 0, 1));
     ring.submit();
-    // SAFETY: both numbers are ours; the first now means the other pipe.
+    // SAFETY: this case owns both descriptors; the first now means the other pipe.
     unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
     ring.push(read(reader.as_raw_fd(), &mut b, 0, 2));
     ring.submit();
@@ -127,8 +127,8 @@ fn write_survives_close(t: &mut Transcript) {
     t.say(format_args!("all read {} tail {tail}", total % 4096 == 4));
 }
 
-/// Forced to a worker, the number is looked up by the worker (man page: by
-/// submit): it has to have begun.
+/// If forced to a worker, the request looks up the number in that worker (man page: at submit). So
+/// the worker must have started.
 fn worker_survives_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -148,7 +148,7 @@ fn pipe_end_held_open(t: &mut Transcript) {
     ring.push(write(writer.as_raw_fd(), b"x", 0, 1));
     ring.submit();
     drop(writer);
-    // The writing end still exists: an emptied pipe is empty, not at its end.
+    // The writing end still exists: an empty pipe is not at its end.
     files::set_nonblocking(&reader, true);
     let mut ended = false;
     let seen = crate::time::until(|| match files::take(&reader, 65536) {
@@ -162,10 +162,10 @@ fn pipe_end_held_open(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// Whether the last reader of a pipe has gone, seen from the writing end.
+/// Returns whether the last reader of a pipe has gone, as seen from the writing end.
 fn reader_gone(writer: &std::os::fd::OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 30_000) };
     entry.revents & libc::POLLERR != 0
 }
@@ -227,15 +227,16 @@ fn looked_up_at_submit(t: &mut Transcript) {
     let second = files::memory_file(b"other");
     let mut buffer = [0u8; 5];
     ring.push(read(file.as_raw_fd(), &mut buffer, 0, 1));
-    // Not submitted yet: the number counts, not what it meant when written.
-    // SAFETY: both numbers are ours.
+    // The SQE is not submitted yet: the number counts, not the file that it meant when the SQE was
+    // written.
+    // SAFETY: this case owns both descriptors.
     unsafe { libc::dup2(second.as_raw_fd(), file.as_raw_fd()) };
     t.result("submit", ring.enter(1, 1, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
     t.say(String::from_utf8_lossy(&buffer).into_owned());
 }
 
-/// A waiting request takes no number of the program's.
+/// A waiting request uses no descriptor number of the program's.
 fn lowest_number_is_free(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -254,25 +255,25 @@ fn record_lock(kind: i32) -> libc::flock {
     lock
 }
 
-/// Whether another process finds the file locked.
+/// Returns whether another process finds the file locked.
 fn locked(fd: i32) -> bool {
     let ending = crate::process::forked(|| {
         let mut lock = record_lock(libc::F_WRLCK);
-        // SAFETY: the lock is ours to write.
+        // SAFETY: the lock is a variable of this function.
         unsafe { libc::fcntl(fd, libc::F_GETLK, &mut lock) };
         i32::from(i32::from(lock.l_type) != libc::F_UNLCK)
     });
     ending == "exit 1"
 }
 
-/// A process loses its record locks on a file when it closes any descriptor of
-/// that file: a request that held one must not close it.
+/// A process loses its record locks on a file when it closes any descriptor of that file. So a
+/// request that held such a descriptor must not close it.
 fn record_locks_are_kept(t: &mut Transcript) {
     let scratch = files::Scratch::new();
     let file = scratch.file("locked", b"0123456789");
     let fd = file.as_raw_fd();
     let lock = record_lock(libc::F_WRLCK);
-    // SAFETY: the lock is ours to read.
+    // SAFETY: the lock is a variable of this function.
     t.result("lock", unsafe { libc::fcntl(fd, libc::F_SETLK, &lock) });
     t.say(format_args!("locked {}", locked(fd)));
     let mut ring = Ring::new(8);

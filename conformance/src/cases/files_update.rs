@@ -93,7 +93,7 @@ fn skips(t: &mut Transcript) {
     first_byte(t, &mut ring, 0);
 }
 
-/// An offset of ALLOC: the slots are found, and written over the numbers.
+/// With an offset of ALLOC the kernel chooses the slots and writes them over the numbers.
 fn allocates(t: &mut Transcript) {
     let mut ring = table(3);
     let (a, b) = (files::memory_file(b"a"), files::memory_file(b"b"));

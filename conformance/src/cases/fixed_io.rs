@@ -35,7 +35,7 @@ pub const CASES: &[Case] = &[
     case("fixed_io.vector_on_polled_ring", vector_on_polled_ring),
 ];
 
-/// A ring with the given pages registered as buffers.
+/// Makes a ring with the given pages registered as buffers.
 fn ring_with(buffers: &[&Pages]) -> Ring {
     let ring = Ring::new(8);
     let vectors: Vec<_> = buffers.iter().map(|pages| vector(pages.at(0), pages.length)).collect();
@@ -69,7 +69,7 @@ fn inside_a_buffer(t: &mut Transcript) {
     let mut pages = Pages::new(3);
     let mut ring = ring_with(&[&pages]);
     let file = files::memory_file(b"0123456789");
-    // Across a page's edge, and up to the last byte.
+    // Across a page boundary, and up to the last byte.
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(4090), 10, 0, 1)));
     t.say(String::from_utf8_lossy(&pages.bytes()[4090..4100]).into_owned());
     let end = pages.length as u64;
@@ -158,7 +158,7 @@ fn fixed_file_and_buffer(t: &mut Transcript) {
     let mut buffer = [0u8; 4];
     t.entry(&ring.one(read(0, &mut buffer, 3, 4).fixed()));
     t.entry(&ring.one(write(0, b"ab", 3, 5).fixed()));
-    // The position belongs to the file, however it is named.
+    // The position belongs to the file, whether a descriptor or a slot names it.
     t.entry(&ring.one(read(0, &mut buffer, CURRENT, 6).fixed()));
     t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
 }

@@ -1,4 +1,4 @@
-//! Rings and child processes that are forked.
+//! Rings and forked child processes.
 
 use std::os::fd::AsRawFd;
 
@@ -96,7 +96,7 @@ fn parent_goes_on(t: &mut Transcript) {
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
 
-/// What the parent waits for is not the child's.
+/// A request for which the parent waits does not belong to the child.
 fn pending_request_stays(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -163,12 +163,12 @@ fn grandchild(t: &mut Transcript) {
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
 
-/// A vfork child shares the parent's memory: its close is the child's alone.
+/// A vfork child shares the parent's memory, but its close affects only the child.
 fn vfork_child_closes(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
-    // SAFETY: the child makes one call and ends; it changes nothing of ours
-    // and does not return from here.
+    // SAFETY: the child makes one call and ends. It changes no memory of the parent's and does not
+    // return from here.
     let child = unsafe {
         let child = spawn_sharing(fd);
         assert!(child > 0);
@@ -178,8 +178,8 @@ fn vfork_child_closes(t: &mut Transcript) {
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
 
-/// clone(CLONE_VM | CLONE_VFORK) with a stack of its own, as posix_spawn does
-/// it; the child closes the descriptor and exits.
+/// Calls clone(CLONE_VM | CLONE_VFORK) with a stack of its own, as posix_spawn does. The child
+/// closes the descriptor and exits.
 unsafe fn spawn_sharing(fd: i32) -> i32 {
     extern "C" fn child(argument: *mut libc::c_void) -> i32 {
         let answer = door::close(argument as isize as i32);
@@ -187,16 +187,15 @@ unsafe fn spawn_sharing(fd: i32) -> i32 {
     }
     let stack = crate::memory::Pages::new(16);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the stack is ours until the child has ended, which CLONE_VFORK
-    // waits for.
+    // SAFETY: the stack is mapped until the child has ended, for which CLONE_VFORK waits.
     unsafe {
         let top = stack.address.add(stack.length).cast();
         libc::clone(child, top, flags, fd as isize as *mut libc::c_void)
     }
 }
 
-/// A child that is made by `make`, has closed what it inherited and lives on: the
-/// parent closes a socket that it received from, and the other side is told.
+/// A child that `make` creates has closed its inherited descriptors and lives on. The parent closes
+/// a socket with a waiting receive, and the peer sees the end.
 fn peer_is_told(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, arm: impl FnOnce(&mut Ring, i32)) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -209,7 +208,7 @@ fn peer_is_told(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, 
         door::close(ends.as_raw_fd());
         files::put(&begins, b"x");
         let mut byte = 0u8;
-        // SAFETY: a byte of ours. What the program calls here reaches no door.
+        // SAFETY: the buffer has one byte. The call passes none of usring's entry points.
         unsafe { libc::read(end.as_raw_fd(), (&raw mut byte).cast(), 1) };
         0
     });
@@ -245,7 +244,8 @@ fn bare_child_keeps_no_waiting_file(t: &mut Transcript) {
         fn _Fork() -> i32;
     }
     let make = |child: &dyn Fn() -> i32| {
-        // SAFETY: one thread; the child calls what may be called in a signal handler.
+        // SAFETY: there is one thread, and the child calls only functions that are safe in a signal
+        // handler.
         let number = unsafe { _Fork() };
         if number == 0 {
             let status = child();
@@ -260,15 +260,15 @@ fn bare_child_keeps_no_waiting_file(t: &mut Transcript) {
 /// clone(3) with `flags`, on a stack of its own.
 fn cloned(flags: i32, child: &dyn Fn() -> i32) -> i32 {
     extern "C" fn begin(child: *mut libc::c_void) -> i32 {
-        // SAFETY: the parent's reference, in the child's copy of its memory.
+        // SAFETY: the pointer is to the parent's reference, in the child's copy of its memory.
         let status = unsafe { (*child.cast::<&dyn Fn() -> i32>())() };
-        // SAFETY: ends the child here, and the threads that it has.
+        // SAFETY: the call ends the child here, with its threads.
         unsafe { libc::_exit(status) }
     }
     let stack = crate::memory::Pages::new(64);
     // SAFETY: the child has a copy of the stack.
     unsafe {
-        // libc's functions look above their frames for arguments.
+        // libc's functions read their arguments above their frames.
         let top = stack.address.add(stack.length - 256).cast();
         libc::clone(begin, top, flags | libc::SIGCHLD, (&raw const child).cast_mut().cast())
     }
@@ -288,7 +288,7 @@ fn child_of_a_request_with_a_worker(t: &mut Transcript) {
     peer_is_told(t, |child| process::start(child), arm);
 }
 
-/// The parent's requests go on when a child has come and gone that shares its descriptors.
+/// The parent's requests go on after a child that shares its descriptors has ended.
 fn shares(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -312,10 +312,10 @@ fn child_shares_descriptors(t: &mut Transcript) {
     shares(t, |child| cloned(libc::CLONE_FILES, child));
 }
 
-/// Made by a system call that no library sees.
+/// The child is made by a system call that no library sees.
 fn unseen_child_shares_descriptors(t: &mut Transcript) {
     let make = |child: &dyn Fn() -> i32| {
-        // SAFETY: without a stack the child goes on here, in its copy of the memory.
+        // SAFETY: without a stack the child continues here, in its copy of the memory.
         let number = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) } as i32;
         if number == 0 {
             let status = child();
@@ -327,13 +327,13 @@ fn unseen_child_shares_descriptors(t: &mut Transcript) {
     shares(t, make);
 }
 
-/// A child that closes whatever it finds open: its parent's requests go on.
+/// A child closes all open descriptors; its parent's requests go on.
 fn child_closes_all(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
     receive(&mut ring, there.as_raw_fd());
     for flags in [0, libc::CLOSE_RANGE_UNSHARE, libc::CLOSE_RANGE_CLOEXEC] {
-        // SAFETY: numbers of the child's alone.
+        // SAFETY: the call closes only the child's numbers.
         let all = || door::answer(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) } as i32);
         t.say(format_args!("child: {}", process::forked(|| all().abs())));
     }
@@ -344,10 +344,10 @@ fn child_closes_all(t: &mut Transcript) {
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
 
-/// As posix_spawn's actions do it: in the parent's memory, with descriptors of its own.
+/// As posix_spawn's file actions do: in the parent's memory, with a descriptor table of its own.
 fn vfork_child_closes_all(t: &mut Transcript) {
     extern "C" fn child(_: *mut libc::c_void) -> i32 {
-        // SAFETY: numbers of the child's alone.
+        // SAFETY: the call closes only the child's numbers.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) as i32 }
     }
     let mut ring = Ring::new(8);
@@ -355,9 +355,9 @@ fn vfork_child_closes_all(t: &mut Transcript) {
     receive(&mut ring, there.as_raw_fd());
     let stack = crate::memory::Pages::new(64);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the stack is ours until the child has ended, which CLONE_VFORK waits for.
+    // SAFETY: the stack is mapped until the child has ended, for which CLONE_VFORK waits.
     let number = unsafe {
-        // libc's functions look above their frames for arguments.
+        // libc's functions read their arguments above their frames.
         let top = stack.address.add(stack.length - 256).cast();
         libc::clone(child, top, flags, std::ptr::null_mut())
     };
@@ -378,7 +378,7 @@ fn child_is_killed(t: &mut Transcript) {
         0
     });
     crate::time::long_enough_to_notice();
-    // SAFETY: our own child.
+    // SAFETY: the process is a child of this one.
     unsafe { libc::kill(child, libc::SIGKILL) };
     t.say(format_args!("child: {}", process::ending(child)));
     files::put(&writer, b"x");
@@ -451,7 +451,7 @@ fn with_workers(t: &mut Transcript) {
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 2).forced_async()));
 }
 
-/// A parent that ends at once, its child with a ring of its own.
+/// The parent ends at once. Its child has a ring of its own.
 fn parent_exits_first(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let ending = process::forked(|| {

@@ -1,5 +1,5 @@
-//! Programs that do what they should not, and programs that watch for faults:
-//! nobody but who did wrong may notice, and nothing may crash.
+//! Programs that misuse the interface, and programs that watch for faults. Only the misused ring
+//! may be affected, and nothing may crash.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -44,10 +44,10 @@ pub const CASES: &[Case] = &[
 static FAULTS: AtomicU32 = AtomicU32::new(0);
 static PLACE: AtomicU32 = AtomicU32::new(0);
 
-/// Counts, and makes the page good that the case has set aside for it.
+/// Counts the fault, and makes the page accessible if the case has prepared it for that.
 extern "C" fn on_fault(_signal: i32, information: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     FAULTS.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: the kernel filled the information in; the page is the case's own.
+    // SAFETY: the kernel has filled in the information. The page belongs to the case.
     unsafe {
         let address = (*information).si_addr() as usize & !4095;
         if PLACE.load(Ordering::SeqCst) == 0
@@ -60,7 +60,7 @@ extern "C" fn on_fault(_signal: i32, information: *mut libc::siginfo_t, _context
 
 fn catch_faults() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
-        // SAFETY: the handler touches atomics and pages set aside for it.
+        // SAFETY: the handler touches only atomics and pages prepared for it.
         unsafe {
             let mut action: libc::sigaction = zeroed();
             action.sa_sigaction = on_fault as *const () as usize;
@@ -70,7 +70,7 @@ fn catch_faults() {
     }
 }
 
-/// Requests with a bad address of every kind; each answers -EFAULT.
+/// Submits requests of every kind with a bad address. Each must answer -EFAULT.
 fn bad_requests(t: &mut Transcript, address: u64) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"0123456789");
@@ -100,7 +100,7 @@ fn bad_requests(t: &mut Transcript, address: u64) {
     t.result("setup", crate::door::setup(4, address as *mut Params));
 }
 
-/// A program that handles SIGSEGV itself hears of none of these.
+/// A program's SIGSEGV handler sees none of these faults.
 fn faults_are_not_the_programs(t: &mut Transcript) {
     let _first = Ring::new(4);
     catch_faults();
@@ -108,7 +108,7 @@ fn faults_are_not_the_programs(t: &mut Transcript) {
     t.say(format_args!("handler ran {}", FAULTS.load(Ordering::SeqCst)));
 }
 
-/// Its own faults still reach it, before and after.
+/// The program's own faults still reach its handler, before and after.
 fn own_fault_is_the_programs(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     catch_faults();
@@ -122,10 +122,10 @@ fn own_fault_is_the_programs(t: &mut Transcript) {
     }
 }
 
-/// A fault that is blocked kills; none may come of a bad address.
+/// A fault while its signal is blocked kills the process. A bad address must not cause one.
 fn faults_while_all_is_blocked(t: &mut Transcript) {
     let _first = Ring::new(4);
-    // SAFETY: our own thread's mask.
+    // SAFETY: the call changes only this thread's mask.
     unsafe {
         let mut set: libc::sigset_t = zeroed();
         libc::sigfillset(&mut set);
@@ -136,7 +136,7 @@ fn faults_while_all_is_blocked(t: &mut Transcript) {
 
 fn faults_while_ignored(t: &mut Transcript) {
     let _first = Ring::new(4);
-    // SAFETY: our own process's dispositions.
+    // SAFETY: the call changes only this process's signal dispositions.
     unsafe {
         libc::signal(libc::SIGSEGV, libc::SIG_IGN);
         libc::signal(libc::SIGBUS, libc::SIG_IGN);
@@ -144,11 +144,11 @@ fn faults_while_ignored(t: &mut Transcript) {
     bad_requests(t, BAD);
 }
 
-/// A mapping longer than its file: SIGBUS to who touches it, -EFAULT to who
-/// lets others touch it.
+/// A mapping longer than its file. A direct access raises SIGBUS; an access by a system call
+/// answers -EFAULT.
 fn pages_beyond_the_file(t: &mut Transcript) {
     let short = files::memory_file(b"");
-    // SAFETY: a new mapping; nothing of ours touches it.
+    // SAFETY: a new mapping, which this case never accesses directly.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -164,7 +164,7 @@ fn pages_beyond_the_file(t: &mut Transcript) {
     t.say(format_args!("handler ran {}", FAULTS.load(Ordering::SeqCst)));
 }
 
-/// The rings stay where they are when the program looks away.
+/// The rings continue to exist when the program unmaps its view.
 fn ring_unmapped_before_enter(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"");
@@ -186,8 +186,8 @@ fn own_ring(rings: &Pages, entries: &Pages) -> Ring {
     Ring::over_memory(fd, params, rings.address, entries.address)
 }
 
-/// The kernel has pinned the pages and goes on; whatever usring answers, the
-/// program lives, and its other rings do.
+/// The kernel has pinned the pages and goes on. Whatever usring answers, the program and its other
+/// rings continue to work.
 fn own_memory_unmapped(t: &mut Transcript) {
     let (rings, entries) = (Pages::new(1), Pages::new(1));
     let mut ring = own_ring(&rings, &entries);
@@ -201,8 +201,7 @@ fn own_memory_unmapped(t: &mut Transcript) {
     t.entry(&Ring::new(4).one(nop(2)));
 }
 
-/// The order in which liburing takes a ring down: memory first. What is in
-/// flight then has nowhere to complete to.
+/// liburing's order of teardown: memory first. A request in flight then has no CQ to complete to.
 fn own_memory_unmapped_then_closed(t: &mut Transcript) {
     for _ in 0..20 {
         let (rings, entries) = (Pages::new(1), Pages::new(1));
@@ -263,7 +262,7 @@ fn registered_buffer_unmapped(t: &mut Transcript) {
     t.entry(&ring.one(nop(2)));
 }
 
-/// The buffer of a read goes while the read waits.
+/// The buffer of a read is unmapped while the read waits.
 fn buffer_unmapped_in_flight(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let pages = Pages::new(1);
@@ -276,8 +275,7 @@ fn buffer_unmapped_in_flight(t: &mut Transcript) {
     t.entry(&ring.one(nop(2)));
 }
 
-/// Masks and sizes in the shared memory are for the program; changing them
-/// changes nothing.
+/// The constants in the shared memory are for the program. To overwrite them has no effect.
 fn scribbled_constants(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (sq, cq) = (ring.params.sq_off, ring.params.cq_off);
@@ -289,8 +287,8 @@ fn scribbled_constants(t: &mut Transcript) {
     }
 }
 
-/// The words that the kernel writes are its own; what is written over them is
-/// written over in turn, and nothing outside the rings is touched.
+/// The kernel overwrites its own words again after the program has overwritten them. It touches
+/// nothing outside the rings.
 fn scribbled_queue_words(t: &mut Transcript) {
     for scribble in [1, 7, 0x7fff_ffff, u32::MAX] {
         let mut ring = Ring::new(8);
@@ -313,8 +311,8 @@ fn scribbled_queue_words(t: &mut Transcript) {
     t.entry(&Ring::new(4).one(nop(3)));
 }
 
-/// Another thread flips the opcode between good and bad: each entry is read
-/// once, and so is either.
+/// Another thread switches the opcode between valid and invalid. Each entry is read once, so it is
+/// one or the other.
 fn sqe_changes_under_submit(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     let place = ring.entries_address();
@@ -327,8 +325,8 @@ fn sqe_changes_under_submit(t: &mut Transcript) {
             while !stop.load(Ordering::Relaxed) {
                 opcode = if opcode == 0 { 200 } else { 0 };
                 for slot in 0..8 {
-                    // SAFETY: the opcode of an entry in the mapping, which
-                    // outlives the thread.
+                    // SAFETY: the address is the opcode of an entry in the mapping, which outlives
+                    // the thread.
                     unsafe { (place as *mut u8).add(slot * 64).write_volatile(opcode) };
                 }
             }
@@ -348,7 +346,7 @@ fn sqe_changes_under_submit(t: &mut Transcript) {
     t.say(format_args!("completions {completions} odd answers {odd}"));
 }
 
-/// The length of a vector changes while it is read: checked and used are one.
+/// The length of a vector changes while the kernel reads it. The kernel checks and uses one copy.
 fn vectors_change_under_submit(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(&[b'f'; 64]);
@@ -363,7 +361,7 @@ fn vectors_change_under_submit(t: &mut Transcript) {
             let mut length = 8usize;
             while !stop.load(Ordering::Relaxed) {
                 length = if length == 8 { usize::MAX } else { 8 };
-                // SAFETY: the length of the vector, which outlives the thread.
+                // SAFETY: the address is the length of the vector, which outlives the thread.
                 unsafe { (place as *mut usize).write_volatile(length) };
             }
         });
@@ -377,7 +375,7 @@ fn vectors_change_under_submit(t: &mut Transcript) {
     t.say(format_args!("completions {completions} odd answers {odd}"));
 }
 
-/// A small generator of numbers: the same ones every time.
+/// A small random number generator with a fixed sequence.
 struct Numbers(u64);
 
 impl Numbers {
@@ -404,8 +402,8 @@ impl Numbers {
     }
 }
 
-/// Entries of random bits, of operations that cannot change anything of ours:
-/// each gets its completion or is cancelled, and the ring works afterwards.
+/// Submits entries of random bits, with operations that cannot change this process. Each completes
+/// or is cancelled, and the ring works afterwards.
 fn random_sqes(t: &mut Transcript) {
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
     let mut ring = Ring::flags(64, u::IORING_SETUP_SUBMIT_ALL);
@@ -442,11 +440,11 @@ fn random_sqes(t: &mut Transcript) {
     t.entry(&Ring::new(4).one(nop(1)));
 }
 
-/// Descriptors beyond what is open: nothing is read from or written to.
+/// Descriptors beyond the open ones, so that nothing is read or written.
 fn random_sqe(numbers: &mut Numbers, opcode: u8) -> Sqe {
     Sqe {
         opcode,
-        // No drain: it would hold up all that follow behind one that waits.
+        // No drain: it would hold back all entries after one that waits.
         flags: numbers.next() as u8 & numbers.next() as u8 & 0x7d,
         ioprio: if numbers.one_in(8) { numbers.next() as u16 } else { 0 },
         fd: 5000 + (numbers.next() % 10) as i32,
@@ -472,7 +470,7 @@ fn random_registrations(t: &mut Transcript) {
             *byte = if numbers.one_in(2) { 0 } else { numbers.next() as u8 };
         }
         let opcode = (numbers.next() % 40) as u32;
-        // Not those that would end the ring's use for us.
+        // Skips opcodes that would make the ring unusable for the rest.
         if [reg::ENABLE_RINGS, reg::RESTRICTIONS, reg::RING_FDS, 33, 34].contains(&opcode) {
             continue;
         }
@@ -487,12 +485,12 @@ fn random_registrations(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
 }
 
-/// A read into the ring's own memory: the kernel does as it is told.
+/// A read into the ring's own memory: the kernel carries it out.
 fn ring_memory_as_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(&[0x55; 16]);
     let place = ring.entries_address();
-    // Into the last entry, which is used afterwards.
+    // Reads into the last entry, which is used afterwards.
     t.entry(&ring.one(read_at(file.as_raw_fd(), place + 7 * 64 + 48, 16, 0, 1)));
     for user_data in 2..=9 {
         let mut byte = [0u8; 1];

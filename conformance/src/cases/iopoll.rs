@@ -1,5 +1,5 @@
-//! Rings with IOPOLL: what may be submitted to them, and how their enter
-//! waits. Files that poll are devices, which a test of their own has.
+//! Rings with IOPOLL: which requests they accept, and how enter waits on them. Devices are the only
+//! files that can be polled; they have tests of their own.
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
@@ -28,8 +28,8 @@ pub const CASES: &[Case] = &[
 
 const IOPOLL: u32 = u::IORING_SETUP_IOPOLL;
 
-/// Opcodes that an ordinary ring would carry out or refuse for what is in
-/// the entry; here most are refused for being what they are.
+/// Opcodes that an ordinary ring would carry out, or refuse for a field of the entry. Here most are
+/// refused for the opcode.
 fn opcodes(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL);
     let (reader, _writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! Kinds of files: what a read, a write and a poll mean on each.
+//! Kinds of files: the meaning of read, write and poll for each.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -39,11 +39,11 @@ const IN: i16 = libc::POLLIN;
 
 fn owned(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// One completion that has to come, as events.
+/// Prints one completion, which must arrive, as events.
 fn next_events(t: &mut Transcript, ring: &mut Ring) {
     for entry in ring.wait(1) {
         events(t, &entry);
@@ -52,11 +52,11 @@ fn next_events(t: &mut Transcript, ring: &mut Ring) {
 
 fn epoll(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let set = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) });
     let event = files::eventfd(0);
     let mut wanted = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
-    // SAFETY: one event of ours.
+    // SAFETY: the event is a variable of this function.
     let added = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, event.as_raw_fd(), &mut wanted) };
     t.result("add", added);
     ring.push(poll(set.as_raw_fd(), IN, 1));
@@ -70,7 +70,7 @@ fn epoll(t: &mut Transcript) {
 
 fn signalfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // SAFETY: the set is ours, the mask our own thread's.
+    // SAFETY: the set is a variable of this function, and the mask this thread's.
     let fd = unsafe {
         let mut set: libc::sigset_t = zeroed();
         libc::sigaddset(&mut set, libc::SIGUSR1);
@@ -81,8 +81,8 @@ fn signalfd(t: &mut Transcript) {
     ring.push(poll(fd.as_raw_fd(), IN, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // To the process: one for this thread alone only this thread's poll shows.
-    // SAFETY: our own process; the signal is blocked and goes to the file.
+    // To the process: only this thread's own poll would show a signal to this thread.
+    // SAFETY: the signal goes to this process, where it is blocked and read from the file.
     unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
     next_events(t, &mut ring);
     t.entry(&ring.one(read(fd.as_raw_fd(), &mut buffer, 0, 2)));
@@ -111,7 +111,7 @@ fn inotify(t: &mut Transcript) {
 
 fn periodic_timerfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // SAFETY: the time is ours.
+    // SAFETY: the time is a variable of this function.
     let fd = unsafe {
         let fd = owned(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC));
         let mut time: libc::itimerspec = zeroed();
@@ -138,20 +138,20 @@ fn process(t: &mut Transcript) {
         let _ = files::take(&reader, 1);
         3
     });
-    // SAFETY: our own child.
+    // SAFETY: the process is a child of this one.
     let fd = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, child, 0) } as i32);
     ring.push(poll(fd.as_raw_fd(), IN, 1));
     ring.submit();
     t.in_order(&ring.reap());
     files::put(&writer, b"x");
-    // A parent with SIGCHLD ignored or not, the poll fires.
+    // The poll fires whether or not the parent ignores SIGCHLD.
     let seen = ring.wait(1).first().is_some_and(|entry| entry.res & i32::from(IN) != 0);
     t.say(format_args!("ended {seen}"));
     t.say(format_args!("child: {}", crate::process::ending(child)));
 }
 
 fn terminal_pair() -> (OwnedFd, OwnedFd) {
-    // SAFETY: plain calls; the name is a C string in memory of ours.
+    // SAFETY: the calls touch no memory but the name, a C string in a buffer of this function.
     unsafe {
         let main = owned(libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC));
         libc::grantpt(main.as_raw_fd());
@@ -229,7 +229,7 @@ fn reset_connection(t: &mut Transcript) {
     ring.push(read(client.as_raw_fd(), &mut byte, 0, 1));
     ring.submit();
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    // SAFETY: an option of ours.
+    // SAFETY: the option's value lives through the call.
     unsafe {
         let size = size_of::<libc::linger>() as u32;
         let place = (&raw const linger).cast();
@@ -253,7 +253,7 @@ fn datagram_socket(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
     drop(there);
-    // The other end of a pair of datagram sockets may go unnoticed.
+    // The peer of a pair of datagram sockets may close unnoticed.
     ring.push(cancel(2, 0, 3));
     ring.submit();
     t.say(format_args!("ended {}", !ring.wait(2).is_empty()));
@@ -306,12 +306,12 @@ fn full_socket(t: &mut Transcript) {
     t.sorted(&ring.reap());
 }
 
-/// SO_RCVTIMEO is for blocking calls; a request waits on.
+/// SO_RCVTIMEO applies to blocking calls; a request goes on waiting.
 fn receive_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
     let time = libc::timeval { tv_sec: 0, tv_usec: 10_000 };
-    // SAFETY: an option of ours.
+    // SAFETY: the option's value lives through the call.
     unsafe {
         let size = size_of::<libc::timeval>() as u32;
         let place = (&raw const time).cast();
@@ -338,14 +338,14 @@ fn path_only(t: &mut Transcript) {
 /// An epoll set that holds a ring is readable while the ring has completions.
 fn epoll_with_ring_in_it(t: &mut Transcript) {
     let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let set = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) });
     let mut wanted = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
-    // SAFETY: one event of ours.
+    // SAFETY: the event is a variable of this function.
     t.result("add", unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, ring.fd, &mut wanted) });
     let look = |set: &OwnedFd, time: i32| {
         let mut entry = libc::pollfd { fd: set.as_raw_fd(), events: IN, revents: 0 };
-        // SAFETY: one entry of ours.
+        // SAFETY: the array has one entry.
         unsafe { libc::poll(&mut entry, 1, time) }
     };
     t.result("poll", look(&set, 0));
@@ -363,7 +363,7 @@ fn epoll_with_ring_in_it(t: &mut Transcript) {
     assert_eq!(u::IORING_SETUP_CQSIZE, 8);
 }
 
-/// Opened for both, a FIFO has no end while it is open.
+/// A FIFO opened for reading and writing has no end of file while it is open.
 fn fifo_without_writer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fifo = files::Fifo::new();
@@ -376,7 +376,7 @@ fn fifo_without_writer(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// O_DIRECT on a pipe: packets keep their borders.
+/// O_DIRECT on a pipe: packets keep their boundaries.
 fn pipe_packets(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe_with(libc::O_DIRECT);

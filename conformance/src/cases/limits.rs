@@ -1,5 +1,5 @@
-//! The limit of open files beside requests that wait: each costs the program the
-//! numbers that the kernel's would, and no more.
+//! The limit of open files and waiting requests. Each request costs the program as many descriptor
+//! numbers as on the kernel, and no more.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -26,23 +26,23 @@ pub const CASES: &[Case] = &[
 
 fn limit() -> libc::rlimit {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure is ours to write.
+    // SAFETY: the structure is a variable of this function.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     limit
 }
 
-/// Sets the soft limit, which is what a shell's `ulimit -Sn` does.
+/// Sets the soft limit, as a shell's `ulimit -Sn` does.
 fn set_limit(soft: u64) -> i32 {
     let limit = libc::rlimit { rlim_cur: soft, ..limit() };
-    // SAFETY: the structure is ours.
+    // SAFETY: the structure is a variable of this function.
     door::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
 }
 
-/// How many more files the program can open: it does so, and closes them.
+/// Returns how many more files the program can open. It opens and closes them to find out.
 fn room() -> usize {
     let mut opened = Vec::new();
     loop {
-        // SAFETY: no memory is involved.
+        // SAFETY: the call touches no memory.
         let number = unsafe { libc::dup(2) };
         if number < 0 {
             break;
@@ -55,16 +55,16 @@ fn room() -> usize {
     opened.len()
 }
 
-/// As many pairs of sockets as there is room for, with a receive on each that waits.
+/// Makes as many pairs of sockets as there is room for, with a waiting receive on each.
 fn wait_for_all(ring: &mut Ring, bytes: &mut [[u8; 1]], most: usize) -> Vec<(OwnedFd, OwnedFd)> {
     let mut pairs = Vec::new();
     while pairs.len() < most {
         let mut numbers = [0; 2];
-        // SAFETY: two numbers of ours to write.
+        // SAFETY: the array has room for two numbers.
         if unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, numbers.as_mut_ptr()) } != 0 {
             break;
         }
-        // SAFETY: the kernel has just handed them out.
+        // SAFETY: the descriptors are new, and nothing else owns them.
         let [here, there] = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
         let index = pairs.len();
         ring.push(recv(there.as_raw_fd(), &mut bytes[index], index as u64));
@@ -74,7 +74,7 @@ fn wait_for_all(ring: &mut Ring, bytes: &mut [[u8; 1]], most: usize) -> Vec<(Own
     pairs
 }
 
-/// Sends to each and says how many were received.
+/// Sends to each socket and prints how many receives completed.
 fn finish(t: &mut Transcript, ring: &mut Ring, pairs: &[(OwnedFd, OwnedFd)]) {
     let early = ring.reap().len();
     for (here, _) in pairs {
@@ -114,7 +114,7 @@ fn waiting_files_of_a_low_limit(t: &mut Transcript) {
     finish(t, &mut ring, &pairs);
 }
 
-/// To be received from, and polled for something else, at the same time.
+/// Each socket has a receive, and at the same time a poll for another event.
 fn waiting_twice_for_each(t: &mut Transcript) {
     t.result("limit", set_limit(1024));
     let mut ring = Ring::new(8);
@@ -136,26 +136,26 @@ fn as_the_program_set_it(t: &mut Transcript) {
     let mut bytes = [[0u8; 1]; MOST];
     let pairs = wait_for_all(&mut ring, &mut bytes, 100);
     t.say(format_args!("soft {}, hard as before {}", limit().rlim_cur, limit().rlim_max == hard));
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let (open_max, table) = unsafe { (libc::sysconf(libc::_SC_OPEN_MAX), libc::getdtablesize()) };
     t.say(format_args!("sysconf {open_max}, table {table}"));
     let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let new = libc::rlimit { rlim_cur: 650, rlim_max: hard };
-    // SAFETY: the structures are ours.
+    // SAFETY: the structures are variables of this function.
     let answer = unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const new, &raw mut old) };
     t.result("prlimit", door::answer(answer));
     t.say(format_args!("was {}, is {}", old.rlim_cur, limit().rlim_cur));
-    // SAFETY: as above; the resource is another one.
+    // SAFETY: the structure is a variable of this function. The resource is another one.
     t.result("another resource", door::answer(unsafe { libc::getrlimit(libc::RLIMIT_CORE, &raw mut old) }));
     let above = libc::rlimit { rlim_cur: 700, rlim_max: 600 };
-    // SAFETY: as above.
+    // SAFETY: the structure is a variable of this function.
     t.result("soft above hard", door::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const above) }));
     t.result("no structure", no_structure());
     finish(t, &mut ring, &pairs);
 }
 
 fn no_structure() -> i32 {
-    // SAFETY: the kernel says EFAULT.
+    // SAFETY: the kernel refuses the bad address with EFAULT.
     door::answer(unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 8, 0) } as i32)
 }
 
@@ -185,7 +185,7 @@ fn lowered_while_files_wait(t: &mut Transcript) {
     finish(t, &mut ring, &pairs.drain(..).chain(later).collect::<Vec<_>>());
 }
 
-/// What a child's shell says of its limits.
+/// Prints the limits that a child's shell reports.
 fn of_an_executed_program(t: &mut Transcript) {
     let hard = limit().rlim_max;
     t.result("limit", set_limit(700));
@@ -211,7 +211,7 @@ fn of_a_forked_child(t: &mut Transcript) {
     let ending = process::forked(|| {
         let same = limit().rlim_cur == 700 && room() == free;
         let mut own = Ring::new(8);
-        // The ring's own number is one of them.
+        // The ring's own number is one of the free ones.
         let free = free.min(room());
         let mut bytes = [[0u8; 1]; MOST];
         let pairs = wait_for_all(&mut own, &mut bytes, MOST);
@@ -222,7 +222,7 @@ fn of_a_forked_child(t: &mut Transcript) {
     finish(t, &mut ring, &pairs);
 }
 
-/// Registered files cost no numbers of the program's.
+/// Registered files use no descriptor numbers of the program's.
 fn registered_files(t: &mut Transcript) {
     t.result("limit", set_limit(700));
     let ring = Ring::new(8);

@@ -1,4 +1,4 @@
-//! Links and hard links: order, and what breaks a chain.
+//! Links and hard links: order, and which events break a chain.
 
 use std::os::fd::AsRawFd;
 
@@ -44,8 +44,7 @@ fn hard(sqe: Sqe) -> Sqe {
     sqe.flagged(sqe_flags::IO_HARDLINK)
 }
 
-/// Submits all at once and shows the CQEs in their order: that of a chain's
-/// members is promised.
+/// Submits all requests at once and prints the CQEs in order. The order within a chain is promised.
 fn chain(t: &mut Transcript, ring: &mut Ring, sqes: &[Sqe]) {
     for sqe in sqes {
         ring.push(*sqe);
@@ -83,7 +82,7 @@ fn short_read_breaks(t: &mut Transcript) {
     chain(t, &mut ring, &[read(fd, &mut buffer, 0, 1).linked(), nop(2)]);
     chain(t, &mut ring, &[read(fd, &mut buffer[..5], 0, 3).linked(), nop(4)]);
     chain(t, &mut ring, &[hard(read(fd, &mut buffer, 0, 5)), nop(6)]);
-    // Nothing at all at the end is short, too.
+    // A read of nothing at the end is short, too.
     chain(t, &mut ring, &[read(fd, &mut buffer, 5, 7).linked(), nop(8)]);
 }
 
@@ -106,12 +105,12 @@ fn hard_link_goes_on(t: &mut Transcript) {
 fn hard_and_soft_mixed(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     chain(t, &mut ring, &[hard(failing(1)), failing(2).linked(), hard(nop(3)), nop(4)]);
-    // Both flags at once: it is hard.
+    // With both flags the link is a hard one.
     chain(t, &mut ring, &[hard(failing(5)).linked(), nop(6)]);
 }
 
-/// A member that is refused cancels the whole chain before it begins; the batch
-/// ends with the chain, not in it.
+/// A refused member cancels the whole chain before it starts. The batch ends with the chain, not in
+/// it.
 fn bad_member(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"");
@@ -138,7 +137,7 @@ fn bad_head(t: &mut Transcript) {
     t.sorted(&ring.reap());
 }
 
-/// With SUBMIT_ALL the chain is seen whole: all of it is cancelled.
+/// With SUBMIT_ALL the whole chain is read, and all of it is cancelled.
 fn bad_member_submit_all(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     for sqe in [nop(1).linked(), sqe(200, -1, 2).linked(), nop(3).linked(), nop(4), nop(5)] {
@@ -153,7 +152,7 @@ fn bad_member_submit_all(t: &mut Transcript) {
     t.sorted(&ring.wait(3));
 }
 
-/// A chain does not reach over the end of a submission.
+/// A chain does not extend beyond the end of a submission.
 fn ends_with_submission(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -216,7 +215,7 @@ fn cancel_head(t: &mut Transcript) {
     t.sorted(&ring.wait(4));
 }
 
-/// A member that has not begun is found by nobody.
+/// A cancel does not find a member that has not started.
 fn cancel_member(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -274,7 +273,7 @@ fn forced_async_members(t: &mut Transcript) {
     t.say(files::text(&file));
 }
 
-/// LINKED_FILE: a member's descriptor is looked up when its turn comes.
+/// LINKED_FILE: a member's descriptor is looked up when the member starts.
 fn file_is_looked_up_late(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -284,7 +283,7 @@ fn file_is_looked_up_late(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1).linked());
     ring.push(write(first.as_raw_fd(), b"late", 0, 2));
     ring.submit();
-    // SAFETY: both numbers are ours; the first now means the second file.
+    // SAFETY: this case owns both descriptors; the first now means the second file.
     unsafe { libc::dup2(second.as_raw_fd(), first.as_raw_fd()) };
     files::put(&writer, b"x");
     t.in_order(&ring.wait(2));
@@ -305,7 +304,7 @@ fn ring_closes(t: &mut Transcript) {
     t.say(format_args!("written: {:?}", files::text(&file)));
 }
 
-/// What follows in a chain starts when all that is submitted with it has.
+/// The next member of a chain starts after all requests of its submission have been started.
 fn goes_on_behind_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     chain(t, &mut ring, &[nop(1).linked(), nop(2), nop(3)]);
@@ -314,7 +313,7 @@ fn goes_on_behind_batch(t: &mut Transcript) {
     chain(t, &mut ring, &[nop(1).linked(), nop(2).flagged(sqe_flags::IO_DRAIN).linked(), nop(3), nop(4)]);
 }
 
-/// Whether the rest has CQEs is for the one to say that breaks the chain.
+/// The member that breaks the chain decides whether the rest post CQEs.
 fn silent_member_of_broken_chain(t: &mut Transcript) {
     let silent = |sqe: Sqe| sqe.flagged(sqe_flags::CQE_SKIP_SUCCESS);
     let mut ring = Ring::new(8);
@@ -336,7 +335,7 @@ fn silent_member_of_broken_chain(t: &mut Transcript) {
     }
 }
 
-/// Which errors of what is one call break a chain.
+/// Which errors break a chain, for calls of one kind.
 fn errors_of_calls(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let missing = c"/missing/path".as_ptr() as u64;

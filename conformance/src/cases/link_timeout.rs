@@ -1,4 +1,4 @@
-//! LINK_TIMEOUT: a limit on the request before it.
+//! LINK_TIMEOUT: a time limit for the request before it.
 
 use std::os::fd::AsRawFd;
 
@@ -40,7 +40,7 @@ pub const CASES: &[Case] = &[
     case("link_timeout.ring_closes", ring_closes),
 ];
 
-/// A read of an empty pipe, linked to what follows.
+/// Returns a read of an empty pipe, linked to the next request.
 fn waiting(fd: i32, byte: &mut [u8; 1], user_data: u64) -> usring_uapi::Sqe {
     read(fd, byte, 0, user_data).linked()
 }
@@ -96,8 +96,8 @@ fn two_in_a_row(t: &mut Transcript) {
     t.sorted(&ring.run(&[nop(1).linked(), link_timeout(&LONG, 0, 2).linked(), link_timeout(&LONG, 0, 3)]));
 }
 
-/// What stands behind the timeout goes on when the request was in time, and is
-/// cancelled when it was not.
+/// Requests after the timeout continue if the limited request was in time, and are cancelled if it
+/// was not.
 fn middle_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -116,7 +116,7 @@ fn middle_of_chain(t: &mut Transcript) {
     t.sorted(&ring.wait(3));
 }
 
-/// The clock starts with the request that it limits, not with the chain.
+/// The clock starts with the limited request, not with the chain.
 fn second_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -141,7 +141,7 @@ fn on_poll(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// It limits the whole life, wakes or not.
+/// The timeout limits the request's whole life, whether it is woken or not.
 fn on_multishot_poll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -202,7 +202,7 @@ fn cancelled(t: &mut Transcript) {
     ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
     ring.push(link_timeout(&LONG, 0, 2));
     ring.submit();
-    // Cancelling the limit is not to cancel the request.
+    // Cancelling the timeout must not cancel the request.
     t.entry(&ring.one(cancel(2, 0, 3)));
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));
@@ -248,8 +248,8 @@ fn reserved_fields(t: &mut Transcript) {
     with(|sqe| sqe.ioprio = 1);
 }
 
-/// A request that began in a worker, and waits in a poll. (One that a worker
-/// waits with, in a call that cannot poll, 6.18 does not limit at all.)
+/// A request that started in a worker, and waits in a poll. (If a worker waits in a call that
+/// cannot poll, 6.18 does not limit the request at all.)
 fn on_worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -270,9 +270,8 @@ fn on_worker(t: &mut Transcript) {
     }
 }
 
-/// A request that a worker is in the middle of: the limit finds nothing that it
-/// could end, and says so. (The write is stopped where it fetches its bytes: at
-/// a page that this process supplies, and is told to be missing.)
+/// A request that a worker is carrying out: the timeout cannot end it, and reports that. (The write
+/// blocks where it reads its bytes: at a page that this process supplies.)
 fn on_running_worker(t: &mut Transcript) {
     let Some(page) = MissingPage::new() else {
         return t.say("the system has no userfaultfd for us");
@@ -290,7 +289,7 @@ fn on_running_worker(t: &mut Transcript) {
         ..timeout_remove(2, 3)
     });
     ring.submit();
-    // The limit may be over before its update has been told of.
+    // The timeout may expire before its update is reported.
     let mut entries = ring.wait(2);
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.user_data));
     t.in_order(&entries);
@@ -319,8 +318,8 @@ fn ring_closes(t: &mut Transcript) {
     t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
 }
 
-/// It stands aside: what follows it follows the request that it watches, also
-/// where that was done before there was anything to watch.
+/// The timeout is transparent for the chain: the request after it follows the limited request, also
+/// if that one completed before the timeout started.
 fn chain_goes_on_behind_it(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let failing = nop(1).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = -libc::EIO as u32);
@@ -336,8 +335,7 @@ fn chain_goes_on_behind_it(t: &mut Transcript) {
     }
 }
 
-/// Requests that wait for something other than a disk, and occupy no worker of
-/// the kernel's.
+/// Requests that wait for something other than a disk, and occupy no worker of the kernel.
 fn on_what_waits(t: &mut Transcript) {
     let time = milliseconds(50);
     let (_peer, full) = files::sockets_of(libc::SOCK_DGRAM);
@@ -362,7 +360,7 @@ fn on_what_waits(t: &mut Transcript) {
         ring.submit();
         let mut entries = ring.wait(2);
         if let Some(limit) = entries.iter_mut().find(|entry| entry.user_data == 2 && name == "waitid") {
-            // How many it has found is the answer here, or that the time is over.
+            // The result is the number of requests found, or that the time is over.
             t.say(format_args!("found {}", matches!(limit.res, 1) || limit.res == -libc::ETIME));
             limit.res = 1;
         }

@@ -40,7 +40,7 @@ pub const CASES: &[Case] = &[
     case("message.compatible_control", compatible_control),
 ];
 
-/// What is changed of a good request, and its name.
+/// A name, and a function that changes one field of a valid request.
 type Changed = (&'static str, fn(&mut Sqe));
 
 const ALL: u32 = libc::MSG_WAITALL as u32;
@@ -105,7 +105,8 @@ fn receive_waits(t: &mut Transcript) {
     t.say(text(&bytes));
 }
 
-/// But for what it is told there, the request needs it no more.
+/// The request does not need the header after submission, except for the fields that the kernel
+/// writes.
 fn header_may_be_reused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -185,7 +186,7 @@ fn truncated(t: &mut Transcript) {
     }
 }
 
-/// A control message that passes a descriptor.
+/// Writes a control message that passes a descriptor.
 fn rights(number: i32, room: &mut [u64; 3]) {
     room[0] = 20;
     room[1] = u64::from(libc::SOL_SOCKET as u32) | (libc::SCM_RIGHTS as u64) << 32;
@@ -214,12 +215,12 @@ fn passes_descriptors(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
     told(t, &received);
-    // SAFETY: the kernel has made it for us just now.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let passed = unsafe { OwnedFd::from_raw_fd(taken[2] as i32) };
     t.say(files::text(&passed));
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     t.say(format_args!("close on exec {}", unsafe { libc::fcntl(passed.as_raw_fd(), libc::F_GETFD) }));
-    // Descriptors that do not exist, and control messages that are none.
+    // Descriptors that do not exist, and malformed control messages.
     rights(-1, &mut room);
     t.entry(&ring.one(sending(&writer, &sent, 3)));
     sent.msg_control = BAD as *mut libc::c_void;
@@ -287,7 +288,7 @@ fn wait_all_send(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// With room for control messages nothing is put together.
+/// With room for control messages, several messages are not merged.
 fn wait_all_with_control(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -329,7 +330,7 @@ fn bad_memory(t: &mut Transcript) {
 fn bad_vectors(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
-    // Far from the end of the address space, so that only lengths are bad.
+    // Far from the end of the address space, so that only the lengths are bad.
     let memory = Pages::new(1);
     let at = |length| vector(memory.at(0), length);
     let mut pieces: Vec<libc::iovec> = (0..1026).map(|_| at(1)).collect();
@@ -486,7 +487,7 @@ fn cancelled(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
 }
 
-/// Who waits for errors is not called for data.
+/// A request that waits for errors is not woken for data.
 fn error_queue(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer, _) = files::udp();
@@ -523,7 +524,7 @@ fn end_of_file(t: &mut Transcript) {
     }
 }
 
-/// MSG_CMSG_COMPAT is for the kernel itself.
+/// MSG_CMSG_COMPAT is reserved for the kernel.
 fn compatible_control(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

@@ -30,7 +30,7 @@ pub const CASES: &[Case] = &[
 
 const ANY: u32 = u::IORING_FILE_INDEX_ALLOC as u32;
 
-/// Sends the sender's slot `from` into the target's `slot` (ANY: any free one).
+/// Sends the file in the sender's slot `from` to the target's `slot` (ANY: any free one).
 fn send(target: i32, from: u32, slot: u32, own: u64) -> Sqe {
     let index = if slot == ANY { ANY } else { slot + 1 };
     message(target, 0xf11e, 0, own).with(|sqe| {
@@ -44,7 +44,7 @@ fn register(ring: &Ring, files: &[i32]) -> i32 {
     ring.register(reg::FILES, files.as_ptr(), files.len() as u32)
 }
 
-/// A ring with a pipe's reading end in slot 0, and a target with `slots` empty ones.
+/// Makes a ring with a pipe's reading end in slot 0, and a target with `slots` empty ones.
 fn pair(flags: u32, slots: usize) -> (Ring, Ring, OwnedFd) {
     let sender = Ring::new(8);
     let target = Ring::flags(8, flags);
@@ -56,7 +56,7 @@ fn pair(flags: u32, slots: usize) -> (Ring, Ring, OwnedFd) {
     (sender, target, writer)
 }
 
-/// Reads what was written through the target's slot.
+/// Reads through the target's slot what is written to `writer`.
 fn read_by(t: &mut Transcript, ring: &mut Ring, writer: &OwnedFd, slot: i32) {
     files::put(writer, b"abc");
     let mut bytes = [0u8; 8];
@@ -125,7 +125,7 @@ fn kinds_of_rings(t: &mut Transcript) {
     }
 }
 
-/// A ring that defers gets descriptors at once all the same.
+/// A ring with deferred task work also gets descriptors at once.
 fn deferred(t: &mut Transcript) {
     let (mut sender, mut target, writer) = pair(DEFER, 4);
     t.entry(&sender.one(send(target.fd, 0, 2, 1)));
@@ -191,7 +191,7 @@ fn replaces(t: &mut Transcript) {
     t.entry(&sender.one(send(target.fd, 0, 0, 1)));
     t.in_order(&target.reap());
     let mut entry = libc::pollfd { fd: deserted.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("what was there is closed {}", entry.revents & libc::POLLERR != 0));
     read_by(t, &mut target, &writer, 0);
@@ -205,7 +205,7 @@ fn outlives_the_sender(t: &mut Transcript) {
     read_by(t, &mut target, &writer, 1);
     drop(target);
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("closed with its last ring {}", entry.revents & libc::POLLERR != 0));
 }
@@ -218,12 +218,12 @@ fn closed_on_both_sides(t: &mut Transcript) {
     read_by(t, &mut target, &writer, 1);
     t.entry(&target.one(close(0, 3).with(|sqe| sqe.file_index = 2)));
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("closed {}", entry.revents & libc::POLLERR != 0));
 }
 
-/// The message goes to the backlog; the descriptor is there.
+/// The CQE goes to the backlog; the descriptor is in the table.
 fn full_queue(t: &mut Transcript) {
     let (mut sender, _, writer) = pair(0, 0);
     let mut target =
@@ -249,7 +249,7 @@ fn chains(t: &mut Transcript) {
     t.in_order(&target.reap());
 }
 
-/// The target's thread sleeps in enter and is woken by what it gets.
+/// The target's thread sleeps in enter, and the message wakes it.
 fn to_a_thread_that_sleeps(t: &mut Transcript) {
     for flags in [0, DEFER] {
         let (mut sender, mut target, writer) = pair(flags, 2);

@@ -1,5 +1,5 @@
-//! MSG_RING: a completion posted to another ring, and the synchronous call for
-//! those who have no ring of their own. Descriptors are in `message_file`.
+//! MSG_RING: a completion posted to another ring, and the synchronous call for programs without a
+//! ring. `message_file` covers descriptors.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -41,7 +41,7 @@ pub const CASES: &[Case] = &[
 
 pub const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
-/// A message to the ring `target`.
+/// Returns a message to the ring `target`.
 pub fn message(target: i32, user_data: u64, result: u32, own: u64) -> Sqe {
     Sqe { off: user_data, len: result, ..sqe(opcode::MSG_RING, target, own) }
 }
@@ -113,7 +113,7 @@ fn kinds_of_rings(t: &mut Transcript) {
         }
         t.result("submit", sender.submit());
         t.in_order(&sender.reap());
-        // An SQ thread may have the ring just now.
+        // An SQ thread may hold the ring's lock at this moment.
         let there = if flags & u::IORING_SETUP_SQPOLL != 0 { target.watch(3) } else { target.ready() == 3 };
         t.say(format_args!("there {there}"));
         t.result("get events", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
@@ -150,7 +150,7 @@ fn disabled(t: &mut Transcript) {
     }
 }
 
-/// What finds no room goes to the target's backlog.
+/// A message that finds no room goes to the target's backlog.
 fn full_queue(t: &mut Transcript) {
     let mut sender = Ring::new(16);
     for flags in [0, DEFER] {
@@ -268,16 +268,16 @@ fn chains(t: &mut Transcript) {
     t.in_order(&target.wait(2));
 }
 
-/// By a duplicate of the descriptor, also one that lies low.
+/// The target is named by a duplicate of its descriptor, also by one with a low number.
 fn other_numbers(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     let mut target = Ring::new(8);
     let other = files::eventfd(0);
-    // SAFETY: numbers of our own.
+    // SAFETY: the call touches no memory.
     let duplicate = unsafe { libc::dup(target.fd) };
     t.entry(&sender.one(message(duplicate, 1, 0, 1)));
     t.in_order(&target.reap());
-    // SAFETY: as above; the eventfd is replaced.
+    // SAFETY: the call replaces the eventfd, which this case owns.
     let low = unsafe { libc::dup2(target.fd, other.as_raw_fd()) };
     t.entry(&sender.one(message(low, 2, 0, 2)));
     t.in_order(&target.reap());
@@ -288,7 +288,7 @@ fn other_numbers(t: &mut Transcript) {
     t.entry(&sender.one(message(low, 4, 0, 4)));
 }
 
-/// A stranger may not submit to the target, and may send to it.
+/// A thread that may not submit to the target may send to it.
 fn single_issuer(t: &mut Transcript) {
     for flags in [u::IORING_SETUP_SINGLE_ISSUER, DEFER] {
         let mut target = Ring::flags(8, flags);
@@ -354,7 +354,7 @@ fn send_many(sender: &mut Ring, target: &Ring, count: u64) {
     sender.submit();
 }
 
-/// One call runs no more of what waits than twenty, or as many as it waits for.
+/// One call runs at most twenty pending items, or as many as it waits for.
 fn deferred_run_is_limited(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [0, 1, 5, 20, 25, 40] {
@@ -370,7 +370,7 @@ fn deferred_run_is_limited(t: &mut Transcript) {
     }
 }
 
-/// The same where a submission comes with the wait.
+/// A call that submits and waits runs as many items.
 fn deferred_run_for_many(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [1, 2, 30] {
@@ -385,7 +385,7 @@ fn deferred_run_for_many(t: &mut Transcript) {
     }
 }
 
-/// Messages that nobody has looked at go with their ring.
+/// Messages that were not reaped are freed with their ring.
 fn deferred_teardown(t: &mut Transcript) {
     let mut sender = Ring::new(64);
     for _ in 0..20 {
@@ -396,14 +396,14 @@ fn deferred_teardown(t: &mut Transcript) {
     t.entry(&sender.one(nop(1)));
 }
 
-/// Who polls the target's descriptor is told.
+/// A poll of the target's descriptor is woken.
 fn polled_descriptor(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     for flags in [0, DEFER] {
         let mut target = Ring::flags(8, flags);
         let look = |ring: &Ring| {
             let mut entry = libc::pollfd { fd: ring.fd, events: libc::POLLIN, revents: 0 };
-            // SAFETY: one entry of ours.
+            // SAFETY: the array has one entry.
             unsafe { libc::poll(&mut entry, 1, 0) }
         };
         t.result("before", look(&target));

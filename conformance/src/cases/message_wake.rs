@@ -1,4 +1,4 @@
-//! Messages between threads: who is woken for how many, and that none is lost.
+//! Messages between threads: which waiter is woken after how many messages. No wake-up may be lost.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
@@ -53,7 +53,7 @@ fn kinds_of_rings(t: &mut Transcript) {
     }
 }
 
-/// A waiter for three is woken when there are three.
+/// A waiter for three is woken when three messages have arrived.
 fn one_by_one(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -72,7 +72,7 @@ fn one_by_one(t: &mut Transcript) {
     }
 }
 
-/// What is in the CQ already counts: one more is enough.
+/// CQEs already in the queue count: one more is enough.
 fn some_are_there(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -93,7 +93,7 @@ fn some_are_there(t: &mut Transcript) {
     }
 }
 
-/// Fewer than a waiter waits for are there when its time is up.
+/// At the timeout fewer messages than the waiter waits for have arrived.
 fn too_few(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -109,8 +109,8 @@ fn too_few(t: &mut Transcript) {
     }
 }
 
-/// Two threads wait on one ring for one and for two. Who came first is looked at
-/// first, and the kernel looks no further if that one has not enough.
+/// Two threads wait on one ring, for one and for two. The kernel first checks the thread that came
+/// first, and stops there if that thread has not enough.
 fn several_wait(t: &mut Transcript) {
     let mut target = Ring::new(8);
     let fd = target.fd;
@@ -141,7 +141,7 @@ fn senders_to(fd: i32) -> Vec<JoinHandle<()>> {
     (0..SENDERS).map(|sender| std::thread::spawn(move || send(sender))).collect()
 }
 
-/// Each sender's messages arrive once, in its order.
+/// Each sender's messages arrive once and in order.
 fn many_senders(t: &mut Transcript) {
     for (name, flags) in KINDS {
         let mut target = Ring::flags(64, flags);
@@ -166,11 +166,11 @@ fn many_senders(t: &mut Transcript) {
     }
 }
 
-/// A loop of events asks the ring for what there is whenever its eventfd says so, or
-/// the ring's own descriptor if it has none, and never sleeps in it.
+/// An event loop takes what there is when the ring's eventfd is signalled, or the ring's descriptor
+/// if there is no eventfd. It never sleeps in the ring.
 fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
     for (name, flags) in [("default", 0), ("deferred", DEFER)] {
-        // Nobody is told of a backlog: there is room for all.
+        // There is room for all: a backlog would not be signalled.
         let mut target = Ring::flags(1024, flags);
         let eventfd = eventfd(&target);
         let watched = eventfd.as_ref().map_or(target.fd, AsRawFd::as_raw_fd);
@@ -235,7 +235,7 @@ fn crossing(t: &mut Transcript) {
             let mut two = Ring::flags(8, flags);
             to_one.send(two.fd).expect("the first waits for it");
             let taken = exchange(&mut two, fd, 2000);
-            // The ring stays until the other has sent everything.
+            // The ring exists until the other thread has sent everything.
             (taken, two)
         });
         let other = from_two.recv().expect("the second has made its ring");
@@ -245,7 +245,7 @@ fn crossing(t: &mut Transcript) {
     }
 }
 
-/// Each of several threads sends on what it gets.
+/// Each of several threads forwards the messages that it gets.
 fn in_a_circle(t: &mut Transcript) {
     const THREADS: usize = 5;
     const ROUNDS: u64 = 200;
@@ -285,7 +285,7 @@ fn in_a_circle(t: &mut Transcript) {
     }
 }
 
-/// The target goes while it is sent to: the sender gets answers, and no more.
+/// The target is closed while messages are sent to it: the sender only gets errors.
 fn target_closes(t: &mut Transcript) {
     for (name, flags) in KINDS {
         let mut strange = 0;
@@ -299,7 +299,7 @@ fn target_closes(t: &mut Transcript) {
                     match ring.one(message(fd, 1, 0, 1)).res {
                         0 => {}
                         error => {
-                            // A number that is reused meanwhile is no ring.
+                            // If the number is reused meanwhile, it is no ring.
                             strange += i32::from(![-libc::EBADF, -libc::EBADFD].contains(&error));
                             return strange;
                         }
@@ -314,7 +314,7 @@ fn target_closes(t: &mut Transcript) {
     }
 }
 
-/// The target's thread is in the middle of submissions all the time.
+/// The target's thread submits requests all the time.
 fn target_submits_meanwhile(t: &mut Transcript) {
     for (name, flags) in KINDS {
         if flags & u::IORING_SETUP_SQPOLL != 0 {
@@ -348,7 +348,7 @@ fn target_submits_meanwhile(t: &mut Transcript) {
     }
 }
 
-/// The thread that made the target has ended; the ring is still there.
+/// The thread that made the target has ended; the ring still exists.
 fn owner_is_gone(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     for (name, flags) in KINDS {

@@ -36,13 +36,13 @@ fn map(fd: i32, length: usize, offset: u64) -> i64 {
 
 fn unmap(address: i64, length: usize) {
     if address > 0 {
-        // SAFETY: the mapping was made by the caller, who no longer uses it.
+        // SAFETY: the caller has made the mapping and no longer uses it.
         unsafe { libc::munmap(address as *mut c_void, length) };
     }
 }
 
 fn word(address: i64, offset: u32) -> u32 {
-    // SAFETY: the caller mapped at least a page there; offsets are the ring's.
+    // SAFETY: the caller has mapped at least a page there, and the offsets are the ring's.
     unsafe { ((address as *const u8).add(offset as usize).cast::<u32>()).read_volatile() }
 }
 
@@ -54,8 +54,7 @@ fn one_mapping_serves_both(t: &mut Transcript) {
     t.sorted(&ring.run(&[nop(1), nop(2)]));
 }
 
-/// fio maps the CQ apart although SINGLE_MMAP is reported; both views must be
-/// of one memory.
+/// fio maps the CQ separately although SINGLE_MMAP is reported. Both views must show one memory.
 fn separate_cq_shows_the_same(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let length = cq_length(&ring.params);
@@ -67,8 +66,8 @@ fn separate_cq_shows_the_same(t: &mut Transcript) {
     t.say(format_args!("cq tail in the view {}", word(view, off.tail)));
     t.say(format_args!("user_data in the view {}", word(view, off.cqes)));
     t.say(format_args!("sq tail in the view {}", word(view, ring.params.sq_off.tail)));
-    // Reaped in the view, gone in the ring's own mapping.
-    // SAFETY: the head's word in our own mapping.
+    // A CQE that is reaped in the view is gone in the ring's own mapping.
+    // SAFETY: the address is the head's word in a mapping of this case.
     unsafe { (view as *mut u8).add(off.head as usize).cast::<u32>().write_volatile(1) };
     t.in_order(&ring.reap());
     t.say(format_args!("cq head {}", ring.cq_head()));
@@ -82,7 +81,7 @@ fn sqes_twice(t: &mut Transcript) {
     t.outcome("map SQEs again", view);
     ring.push(nop(77));
     t.say(format_args!("user_data in the view {}", word(view, 32)));
-    // SAFETY: the user_data of the first SQE in our own mapping.
+    // SAFETY: the address is the user_data of the first SQE in a mapping of this case.
     unsafe { (view as *mut u8).add(32).cast::<u32>().write_volatile(78) };
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
@@ -119,7 +118,7 @@ fn bad_offsets(t: &mut Transcript) {
     }
 }
 
-/// Only the upper bits choose the region: pages within it do not count.
+/// Only the upper bits of the offset choose the region; the page within it is ignored.
 fn page_aligned_offset(t: &mut Transcript) {
     let ring = Ring::new(8);
     for offset in [0x1000u64, 0x0800_1000, 0x1000_1000] {
@@ -167,8 +166,8 @@ fn private(t: &mut Transcript) {
     unmap(address, 4096);
 }
 
-/// The kernel chooses the address, so that the memory does not alias badly: an
-/// address of the program's, fixed or only a wish, is refused.
+/// The kernel chooses the address, to avoid cache aliasing. It refuses an address from the program,
+/// fixed or as a hint.
 fn fixed_address(t: &mut Transcript) {
     let ring = Ring::new(8);
     let pages = crate::memory::Pages::new(4);
@@ -180,7 +179,7 @@ fn fixed_address(t: &mut Transcript) {
         ("MAP_FIXED_NOREPLACE", shared | libc::MAP_FIXED_NOREPLACE),
     ] {
         for (region, offset) in [("SQ", SQ), ("CQ", CQ), ("SQEs", SQES)] {
-            // SAFETY: the page that might be replaced is our own and unused.
+            // SAFETY: the page that might be replaced belongs to this case and is unused.
             let address = unsafe { libc::mmap(place, 4096, WRITE as i32, flags, ring.fd, offset as i64) };
             let answer = if address == libc::MAP_FAILED { -door::errno() } else { 0 };
             t.outcome(format_args!("{region}, {name}"), answer.into());
@@ -195,7 +194,7 @@ fn after_close(t: &mut Transcript) {
     t.outcome("map after close", map(fd, 4096, SQ));
 }
 
-/// The mappings stay after the descriptor has gone: the words are readable.
+/// The mappings outlive the descriptor: the words stay readable.
 fn outlives_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(5));

@@ -1,4 +1,4 @@
-//! The rooms of cases, one file each, named after the engine's.
+//! The modules of cases, one file each, named after the engine's.
 
 use crate::case::Case;
 
@@ -102,7 +102,7 @@ mod wait_id;
 mod workers;
 mod zero_copy;
 
-/// Every room, in the order in which a reader would meet them.
+/// All modules, in the order in which a reader would study them.
 pub const ROOMS: &[&[Case]] = &[
     setup::CASES,
     setup_flags::CASES,
@@ -204,8 +204,8 @@ pub const ROOMS: &[&[Case]] = &[
     connect::CASES,
 ];
 
-/// What a request answers whose worker was called back from a blocking call:
-/// interrupted, cancelled, or (6.18, some calls) the kernel's internal 512.
+/// Results of a request whose worker was interrupted in a blocking call: interrupted, cancelled, or
+/// (6.18, some calls) the kernel's internal 512.
 const BROKEN_OFF: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
 
 /// What `conformance child NAME` does; `None` for a name nobody knows.

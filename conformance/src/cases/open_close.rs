@@ -262,7 +262,7 @@ fn fifo_does_not_wait(t: &mut Transcript) {
     let path = fifo(t, &scratch, "fifo");
     opened(t, &mut ring, openat(here, &path, libc::O_WRONLY, 0, 1));
     let fd = opened(t, &mut ring, openat(here, &path, libc::O_RDONLY, 0, 2));
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     t.say(format_args!("O_NONBLOCK {}", flags & libc::O_NONBLOCK != 0));
     opened(t, &mut ring, openat(here, &path, libc::O_WRONLY, 0, 3));
@@ -337,7 +337,7 @@ fn close_on_exec(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for flags in [0, libc::O_CLOEXEC] {
         let fd = opened(t, &mut ring, openat(libc::AT_FDCWD, c"/dev/null", flags, 0, 1));
-        // SAFETY: no memory is involved.
+        // SAFETY: the call touches no memory.
         let held = unsafe { libc::fcntl(fd, libc::F_GETFD) };
         t.result("F_GETFD", held);
         t.result("close", door::close(fd));

@@ -265,10 +265,10 @@ struct Edges {
 
 impl Edges {
     fn of(fd: i32) -> Edges {
-        // SAFETY: a fresh descriptor, which nobody else owns.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-        // SAFETY: one event of ours.
+        // SAFETY: the event is a variable of this function.
         let answer = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) };
         assert_eq!(answer, 0, "the set takes the descriptor");
         Edges { set }
@@ -277,7 +277,7 @@ impl Edges {
     /// Whether an edge comes within so many milliseconds.
     fn comes(&self, timeout: i32) -> bool {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: one event of ours.
+        // SAFETY: the event is a variable of this function.
         unsafe { libc::epoll_wait(self.set.as_raw_fd(), &mut event, 1, timeout) == 1 }
     }
 }

@@ -34,7 +34,7 @@ fn pipe(numbers: &mut [i32; 2], flags: i32, user_data: u64) -> Sqe {
 }
 
 fn take(numbers: [i32; 2]) -> [OwnedFd; 2] {
-    // SAFETY: made for this program, and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -54,7 +54,7 @@ fn flags(t: &mut Transcript) {
         let mut numbers = [-1; 2];
         t.entry(&ring.one(pipe(&mut numbers, flags, 1)));
         for end in take(numbers) {
-            // SAFETY: no memory is involved.
+            // SAFETY: the call touches no memory.
             let packets = unsafe { libc::fcntl(end.as_raw_fd(), libc::F_GETFL) } & libc::O_DIRECT != 0;
             t.say(format_args!("it is {}packets {packets}", describe(end.as_raw_fd())));
         }

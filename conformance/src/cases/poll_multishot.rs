@@ -300,7 +300,7 @@ fn descriptor_closes(t: &mut Transcript) {
 
 /// An epoll set in which these descriptors are looked at for input.
 fn set_of(numbers: &[i32]) -> std::os::fd::OwnedFd {
-    // SAFETY: a new descriptor of our own.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let set = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(libc::epoll_create1(0)) };
     for number in numbers {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };

@@ -100,7 +100,7 @@ fn append(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"ab");
     let fd = file.as_raw_fd();
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_APPEND) };
     t.entry(&ring.one(write(fd, b"cd", 0, 1)));
     t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
@@ -307,7 +307,7 @@ fn nothing_on_kinds(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let (socket, _other) = files::sockets();
     let (datagrams, _peer) = files::sockets_of(libc::SOCK_DGRAM);
-    // SAFETY: new descriptors of our own.
+    // SAFETY: the descriptors are new, and nothing else owns them.
     let timer = unsafe {
         use std::os::fd::FromRawFd;
         std::os::fd::OwnedFd::from_raw_fd(libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC))

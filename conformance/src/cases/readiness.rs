@@ -51,7 +51,7 @@ const ROUNDS: u32 = 200;
 /// poll(2) on one descriptor: what came back.
 fn look(fd: i32, events: i16, timeout: i32) -> String {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     let answer = unsafe { libc::poll(&mut entry, 1, timeout) };
     format!("{answer} {}", names::events(entry.revents.into()))
 }
@@ -117,13 +117,13 @@ struct Epoll {
 
 impl Epoll {
     fn new() -> Epoll {
-        // SAFETY: no memory is involved; the descriptor ends with the process.
+        // SAFETY: the call touches no memory; the descriptor ends with the process.
         Epoll { fd: unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } }
     }
 
     fn control(&self, operation: i32, fd: i32, events: i32) -> i32 {
         let mut event = libc::epoll_event { events: events as u32, u64: 7 };
-        // SAFETY: one event of ours.
+        // SAFETY: the event is a variable of this function.
         crate::door::answer(unsafe { libc::epoll_ctl(self.fd, operation, fd, &mut event) })
     }
 

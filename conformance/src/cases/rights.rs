@@ -319,7 +319,7 @@ fn change_directory(path: &CString) {
 }
 
 fn unshare(t: &mut Transcript, what: i32) {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     call(t, "unshare", i64::from(unsafe { libc::unshare(what) }));
 }
 

@@ -60,7 +60,7 @@ fn append(t: &mut Transcript) {
 fn no_append(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"abcd");
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) };
     t.entry(&ring.one(write(file.as_raw_fd(), b"xy", 1, 1).op_flags(NOAPPEND)));
     t.say(files::text(&file));

@@ -341,7 +341,7 @@ fn nothing_received(t: &mut Transcript) {
             t.say("end of a stream");
             received(t, kind, &reader, *how);
             let (reader, writer) = files::sockets_of(libc::SOCK_DGRAM);
-            // SAFETY: no memory is involved.
+            // SAFETY: the call touches no memory.
             unsafe { libc::send(writer.as_raw_fd(), std::ptr::null(), 0, 0) };
             t.say("an empty datagram");
             received(t, kind, &reader, *how);

@@ -205,7 +205,7 @@ fn bad_pointer(t: &mut Transcript) {
 
 fn close_on_exec(t: &mut Transcript) {
     let ring = Ring::new(4);
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let flags = unsafe { libc::fcntl(ring.fd, libc::F_GETFD) };
     t.say(format_args!("FD_CLOEXEC {}", flags & libc::FD_CLOEXEC != 0));
 }

@@ -81,7 +81,7 @@ fn set_of(signals: &[i32]) -> libc::sigset_t {
 }
 
 fn mask(how: i32, signals: &[i32]) {
-    // SAFETY: our own thread's mask.
+    // SAFETY: the call changes only this thread's mask.
     unsafe { libc::pthread_sigmask(how, &set_of(signals), std::ptr::null_mut()) };
 }
 
@@ -132,7 +132,7 @@ fn wait_through(ring: &Ring, signal: i32) -> i32 {
 
 fn ignored_does_not_interrupt(t: &mut Transcript) {
     let ring = Ring::new(4);
-    // SAFETY: our own process's disposition.
+    // SAFETY: the call changes only this process's signal disposition.
     unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
     t.result("wait", wait_through(&ring, libc::SIGUSR1));
     // SIGCHLD is ignored by default.
@@ -443,7 +443,7 @@ fn storm(t: &mut Transcript) {
 /// A thread that has blocked everything, as servers' threads do.
 fn all_blocked_thread(t: &mut Transcript) {
     let answers = std::thread::spawn(|| {
-        // SAFETY: our own thread's mask.
+        // SAFETY: the call changes only this thread's mask.
         unsafe {
             let mut set: libc::sigset_t = zeroed();
             libc::sigfillset(&mut set);

@@ -64,13 +64,13 @@ pub fn taken(t: &mut Transcript, entry: &crate::ring::Entry) -> Option<OwnedFd> 
     let result = crate::names::outcome(i64::from(entry.res));
     let flags = if entry.flags == 0 { String::new() } else { format!(" {}", crate::names::cqe_flags(entry.flags)) };
     t.say(format_args!("cqe {}: {result}{flags}", entry.user_data));
-    // SAFETY: made for this program, and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     (entry.res >= 0).then(|| unsafe { OwnedFd::from_raw_fd(entry.res) })
 }
 
 /// The flags that a descriptor and its file have, of those one can ask for.
 pub fn describe(fd: i32) -> String {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let (own, status) = unsafe { (libc::fcntl(fd, libc::F_GETFD), libc::fcntl(fd, libc::F_GETFL)) };
     let word = |set: bool, name: &'static str| if set { name } else { "" };
     format!(

@@ -72,7 +72,7 @@ fn write_all(stream: &impl AsRawFd, bytes: &[u8]) {
 /// Waits, by the ordinary way, until something can be read.
 fn until_readable(stream: &impl AsRawFd) {
     let mut entry = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     assert_eq!(unsafe { libc::poll(&mut entry, 1, 30_000) }, 1);
 }
 
@@ -126,7 +126,7 @@ fn families(t: &mut Transcript) {
     let mut kind = 0;
     t.entry(&ring.one(get(one.as_raw_fd(), libc::SO_TYPE, &mut kind, 3)));
     t.say(format_args!("stream {}", kind == libc::SOCK_STREAM));
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let netlink = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     t.entry(&ring.one(command(netlink, SIOCINQ, 4)));
     // SAFETY: a number of our own.

@@ -36,7 +36,7 @@ fn ftruncate(fd: i32, length: u64, user_data: u64) -> Sqe {
 }
 
 fn size(fd: i32) -> i64 {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::lseek(fd, 0, libc::SEEK_END) }
 }
 

@@ -313,7 +313,7 @@ fn attached(t: &mut Transcript) {
 /// The thread outlives the ring that it was made for.
 fn attached_to_closed(t: &mut Transcript) {
     let mut first = ring(20);
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     let duplicate = unsafe { libc::dup(first.fd) };
     t.result("close the first number", first.close());
     let mut second = attach(duplicate, 20).expect("an attached ring");
@@ -415,7 +415,7 @@ fn signals_go_elsewhere(t: &mut Transcript) {
 fn closes_its_ring(t: &mut Transcript) {
     const LOW: i32 = 200;
     let mut ring = Ring::flags(4, u::IORING_SETUP_SQPOLL);
-    // SAFETY: no memory is involved; the number is free.
+    // SAFETY: the call touches no memory; the number is free.
     assert_eq!(unsafe { libc::dup2(ring.fd, LOW) }, LOW);
     door::close(std::mem::replace(&mut ring.fd, LOW));
     ring.push(close(LOW, 1));

@@ -100,7 +100,7 @@ fn writer_closes(t: &mut Transcript) {
 }
 
 fn ignore_broken_pipes() {
-    // SAFETY: our own process's disposition.
+    // SAFETY: the call changes only this process's signal disposition.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
 
@@ -226,7 +226,7 @@ fn shutdown_ends_read(t: &mut Transcript) {
     let mut buffer = [0u8; 4];
     ring.push(read(here.as_raw_fd(), &mut buffer, 0, 1));
     ring.submit();
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::shutdown(there.as_raw_fd(), libc::SHUT_WR) };
     t.in_order(&ring.wait(1));
 }
@@ -234,7 +234,7 @@ fn shutdown_ends_read(t: &mut Transcript) {
 fn unconnected_socket(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ignore_broken_pipes();
-    // SAFETY: no memory is involved; the descriptor ends with the process.
+    // SAFETY: the call touches no memory; the descriptor ends with the process.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     let mut buffer = [0u8; 4];
     t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));

@@ -338,7 +338,7 @@ fn poll_loop(t: &mut Transcript) {
     ring.submit();
     loop {
         let mut entry = libc::pollfd { fd: ring.fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry of ours.
+        // SAFETY: the array has one entry.
         let answer = unsafe { libc::poll(&mut entry, 1, 30_000) };
         let entries = ring.reap();
         if answer == 0 || entries.iter().any(|entry| entry.res <= 0) {

@@ -202,7 +202,7 @@ fn deferred_teardown(t: &mut Transcript) {
     drop(reader);
     drop(ring);
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("file let go {}", entry.revents & libc::POLLERR != 0));
 }
@@ -320,7 +320,7 @@ fn deferred_sleeper_in_another_call(t: &mut Transcript) {
     write_by_task_work(&mut ring, &reader, &event, &one);
     let writing = written_later(writer);
     let mut entry = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry of ours.
+    // SAFETY: the array has one entry.
     t.result("sleeps until its time is up", unsafe { libc::poll(&mut entry, 1, 150) });
     let _writer = writing.join();
     t.say(format_args!("ready {}", ring.ready()));

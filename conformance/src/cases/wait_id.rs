@@ -52,7 +52,7 @@ fn wait_for(which: libc::idtype_t, id: i32, info: *mut libc::siginfo_t, options:
 fn child() -> (i32, OwnedFd) {
     let (reader, writer) = files::pipe();
     let child = process::start(|| {
-        // SAFETY: no memory is involved. Our copy of this end would keep it open.
+        // SAFETY: the call touches no memory. Our copy of this end would keep it open.
         unsafe { libc::close(writer.as_raw_fd()) };
         let _ = files::take(&reader, 1);
         3
@@ -272,7 +272,7 @@ fn forced_async(t: &mut Transcript) {
 }
 
 fn descriptor_of(child: i32, flags: u32) -> OwnedFd {
-    // SAFETY: no memory is involved; the number is new.
+    // SAFETY: the call touches no memory; the number is new.
     unsafe { OwnedFd::from_raw_fd(libc::syscall(libc::SYS_pidfd_open, child, flags) as i32) }
 }
 

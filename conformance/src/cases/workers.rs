@@ -182,7 +182,7 @@ fn many_blocking(t: &mut Transcript) {
 fn writes_to_one_file(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let file = files::memory_file(b"");
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) };
     let lines: Vec<[u8; 4]> = (0..50).map(|index| [b'a' + index % 26; 4]).collect();
     for (index, line) in lines.iter().enumerate() {

@@ -1,12 +1,12 @@
-//! Random programs on the kernel and on usring, seed by seed.
+//! Compares random programs on the kernel and on usring, seed by seed.
 //!
 //! - [`compare`] searches: it runs a range of seeds on both.
-//! - [`check`] runs the fixed seeds of [`FIXED`] on usring, against the kernel's answers
-//!   that [`record`] has written down.
-//! - Each side runs up to as many times as [`PATIENCE`] has entries, until the transcripts
-//!   agree: a busy machine needs more patience, and time decides some programs.
-//! - A difference that the kernel does not promise away stands in [`KNOWN`] with usring's
-//!   answer and the reason. A listed seed with any other answer is an unknown difference.
+//! - [`check`] runs the fixed seeds of [`FIXED`] on usring, against the kernel's answers that
+//!   [`record`] has written down.
+//! - Each side runs up to as many times as [`PATIENCE`] has entries, until the transcripts agree. A
+//!   busy machine needs more patience, and some programs depend on timing.
+//! - Differences on which the kernel makes no promise are listed in [`KNOWN`], with usring's answer
+//!   and the reason. A listed seed with any other answer is an unknown difference.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -47,8 +47,8 @@ pub fn compare(usring: &str, first: u64, count: u64) -> ExitCode {
     if unknown == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the fixed seeds on usring and, where it is the recorded release, on the kernel.
-/// Prints those that do not answer as recorded, and fails if there are any.
+/// Runs the fixed seeds on usring and, if it is the recorded release, on the kernel. Prints the
+/// seeds whose answers differ from the recorded ones, and fails if there are any.
 pub fn check(usring: &str, has_kernel: bool) -> ExitCode {
     let fixed = entries(FIXED);
     let seeds: Vec<u64> = fixed.keys().copied().collect();
@@ -69,8 +69,8 @@ pub fn check(usring: &str, has_kernel: bool) -> ExitCode {
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints the lines of [`FIXED`] for so many seeds, leaving out those in which the
-/// kernel does not agree with itself.
+/// Prints the lines of [`FIXED`] for `count` seeds. Leaves out seeds in which the kernel's runs
+/// differ from each other.
 pub fn record(count: u64) -> ExitCode {
     const RUNS: usize = 3;
     let seeds: Vec<u64> = (1..=count).collect();
@@ -102,7 +102,7 @@ fn in_parallel<T: Send>(seeds: &[u64], run: impl Fn(u64) -> Option<T> + Sync) ->
     answers.into_inner().expect("no thread panics with it")
 }
 
-/// Seeds, each with a digest and what stands behind it.
+/// Parses lines of a seed, its digest and the text after it.
 fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let entry = |line: &'static str| {
@@ -112,7 +112,7 @@ fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
     lines.map(entry).collect()
 }
 
-/// The last transcript of a seed, if none had this digest.
+/// Runs a seed until its digest is `wanted`. Returns the last transcript if no run had that digest.
 fn answers_otherwise(usring: Option<&str>, seed: u64, wanted: &str) -> Option<String> {
     let mut last = None;
     for patience in PATIENCE {
@@ -126,14 +126,14 @@ fn answers_otherwise(usring: Option<&str>, seed: u64, wanted: &str) -> Option<St
 }
 
 struct Difference {
-    /// The first differing line of the kernel's, and of usring's.
+    /// The first differing line, of the kernel and of usring.
     wanted: String,
     got: String,
-    /// That of usring's whole transcript.
+    /// The digest of usring's whole transcript.
     digest: String,
 }
 
-/// How the transcripts of a seed differ. `None` if they agree in one of the runs.
+/// Returns how the transcripts of a seed differ. `None` if they agree in one of the runs.
 fn difference(usring: &str, seed: u64) -> Option<Difference> {
     let (mut kernels, mut ours) = (Vec::new(), Vec::new());
     for patience in PATIENCE {

@@ -1,5 +1,5 @@
-//! One request of a random program: mostly one that makes sense, now and then
-//! one with a field that does not.
+//! Makes one request of a random program. Most requests are valid; now and then one has a wrong
+//! field.
 
 use std::os::fd::AsRawFd;
 
@@ -10,14 +10,14 @@ use super::{COUNT_AT, Kind, Pending, Program, ROOM};
 use crate::memory::{BAD, zeroed};
 use crate::sqe::{self, CURRENT, Change};
 
-/// Files that something can be received from in time.
+/// Files that may have data to receive in time.
 const GIVERS: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
 const SOCKETS: [usize; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
-/// The eventfd and the file: workers of the kernel's write there.
+/// The eventfd and the regular file, to which workers of the kernel write.
 const COUNTER: usize = 10;
 const REGULAR: usize = 11;
 const LISTENER: usize = 13;
-/// Slots of registered files that come and go; those below are the program's files.
+/// Slots of registered files that come and go. The slots below hold the program's files.
 pub(super) const FIRST_FREE: usize = 14;
 pub(super) const FREE: usize = 6;
 /// Buffer rings, every second of them incremental.
@@ -26,7 +26,7 @@ pub(super) const RINGS: [u16; 6] = [1, 2, 5, 6, 7, 8];
 const CLASSIC: [u16; 2] = [3, 4];
 
 impl Program {
-    /// The next request, ready to be pushed. The first of a batch may end or change
+    /// Returns the next request, ready to be pushed. The first of a batch may cancel or change
     /// requests of earlier steps.
     pub(super) fn request(&mut self, is_first: bool) -> Sqe {
         self.user_data += 1;
@@ -70,7 +70,7 @@ impl Program {
         sqe
     }
 
-    /// Ends or changes a request of an earlier step.
+    /// Returns a request that cancels or changes a request of an earlier step.
     fn end_earlier(&mut self) -> Sqe {
         match self.random.below(6) {
             0..=1 => self.timeout_remove(),
@@ -79,13 +79,13 @@ impl Program {
         }
     }
 
-    /// Whether this batch may write to a file, too. To the eventfd and the regular file
-    /// workers of the kernel's write at any time, so a batch names these once.
+    /// Returns whether this batch may write to a file. Workers of the kernel may write to the
+    /// eventfd and the regular file at any time, so a batch names these only once.
     fn is_free(&mut self, index: usize) -> bool {
         !matches!(index, COUNTER | REGULAR) || self.used.insert(index)
     }
 
-    /// The memory of this request.
+    /// Returns the address of this request's memory.
     fn room(&self) -> u64 {
         self.memory.at(16384 + (self.user_data as usize % 256) * ROOM)
     }
@@ -98,7 +98,7 @@ impl Program {
         self.files[index].fd.as_raw_fd()
     }
 
-    /// A file to take something from, unless somebody waits for that already.
+    /// Chooses a file to receive from, unless a request waits for it already.
     fn giver(&mut self, choices: &[usize]) -> Option<usize> {
         let index = self.random.of(choices);
         let taken = self.pending.iter().any(|pending| pending.reads == Some(index));
@@ -144,13 +144,15 @@ impl Program {
         request
     }
 
-    /// Lets the request take a buffer of a group. Only one that waits has a group: which of
-    /// two would find its last buffer is a matter of their order. Programs that drain select
-    /// none: workers of the kernel's issue what a drain has held back, and keep buffers then.
+    /// Lets the request take a buffer of a group. At most one waiting request has a group: with two
+    /// of them, their order would decide which one finds the last buffer. Programs that drain
+    /// select no buffers: workers of the kernel issue requests that a drain has held back, and keep
+    /// buffers then.
     fn selecting(&mut self, request: Sqe) -> Sqe {
         let keeps = self.random.percent(50);
         let is_taken = |group: u16| self.pending.iter().any(|pending| pending.group == Some(group));
-        // A receive with MSG_WAITALL takes no incremental buffer: 6.18 gives that to two.
+        // A receive with MSG_WAITALL takes no incremental buffer: Linux 6.18 gives such a buffer to
+        // two receives.
         let waits_for_all = matches!(request.opcode, opcode::RECV | opcode::RECVMSG)
             && request.op_flags & libc::MSG_WAITALL as u32 != 0;
         let is_apt = |group: u16| !waits_for_all || !RINGS.contains(&group) || group % 2 == 1;
@@ -209,25 +211,26 @@ impl Program {
                 request.ioprio |= u::IORING_RECV_MULTISHOT as u16;
             }
             if self.random.percent(40) {
-                // (The buffers of one that waits for all of them the kernel gives to others, too.)
+                // (The kernel gives the buffers of a bundle with MSG_WAITALL to other requests,
+                // too.)
                 if flags & libc::MSG_WAITALL == 0 {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
                 }
                 if request.opcode == opcode::RECV && request.len == 0 {
-                    // Into how many buffers the first receive of a bundle without a length goes
-                    // depends on what the kernel has kept of earlier requests.
+                    // Without a length, the number of buffers in a bundle's first receive depends
+                    // on what the kernel has kept of earlier requests.
                     request.len = 50;
                 }
             }
         }
-        // (A worker of the kernel's, behind a link, does not poll first and says EAGAIN.)
+        // (A worker of the kernel, behind a link, does not poll first and answers EAGAIN.)
         if self.drains && self.random.percent(15) {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
         }
         (request, Some(index))
     }
 
-    /// The same with a message header.
+    /// Makes the request one with a message header.
     fn message(&mut self, request: Sqe, opcode: u8) -> Sqe {
         let selects_none = self.vectored(request, opcode);
         let mut header: Box<libc::msghdr> = Box::new(zeroed());
@@ -250,7 +253,8 @@ impl Program {
         };
         match self.random.below(8) {
             0 => request = self.message(request, opcode::SENDMSG),
-            // With a drain the kernel counts its notification among what is to be waited for, for ever.
+            // With a drain the kernel counts the notification among the completions to wait for,
+            // and waits for ever.
             1 if !self.drains => request.opcode = opcode::SEND_ZC,
             2 => {
                 request = self.selecting(request);
@@ -268,7 +272,7 @@ impl Program {
 
     fn poll(&mut self) -> Sqe {
         let index = self.random.of(&[0, 1, 2, 3, 4, 6, 8, 9, COUNTER, REGULAR, 12, LISTENER]);
-        // A poll behind a request that takes what is there may find nothing any more.
+        // A poll after a request that takes the data may find nothing any more.
         if !self.used.insert(index) {
             return sqe::nop(0);
         }
@@ -299,7 +303,7 @@ impl Program {
         request
     }
 
-    /// A request of some time ago.
+    /// Returns the user data of an earlier request.
     fn earlier(&mut self) -> u64 {
         if !self.pending.is_empty() && self.random.percent(70) {
             let index = self.random.below(self.pending.len());
@@ -309,7 +313,7 @@ impl Program {
     }
 
     fn timeout(&mut self) -> Sqe {
-        // What they count, and when, is a matter of how completions are put together.
+        // The count and moment of these completions depend on how the kernel batches completions.
         let time = if self.random.percent(50) { self.soon } else { self.never };
         let kept = Box::leak(Box::new(time));
         let repeats = self.random.percent(20) && kept.tv_sec == 0;
@@ -338,7 +342,8 @@ impl Program {
     }
 
     fn cancel(&mut self) -> Sqe {
-        // Which of several the kernel would find first is nobody's business: all of them.
+        // The kernel does not promise which of several matches it finds first, so the request
+        // cancels all of them.
         let all = u::IORING_ASYNC_CANCEL_ALL;
         match self.random.below(8) {
             0 => {
@@ -376,7 +381,8 @@ impl Program {
 
     fn accept(&mut self) -> (Sqe, Option<usize>) {
         let Some(index) = self.giver(&[LISTENER]) else { return (sqe::nop(0), None) };
-        // Numbers that came to be are not printed: into the table, then.
+        // New descriptor numbers are not printed, so the request installs into the table of
+        // registered files.
         let mut request =
             Sqe { file_index: u::IORING_FILE_INDEX_ALLOC as u32, ..sqe::sqe(opcode::ACCEPT, self.fd(index), 0) };
         request.ioprio = self.random.of(&[0, 0, u::IORING_ACCEPT_DONTWAIT, u::IORING_ACCEPT_MULTISHOT]) as u16;
@@ -391,7 +397,7 @@ impl Program {
         if self.random.percent(70) {
             return sqe::nop(0);
         }
-        // A receive from a datagram socket that was shut down tries again without an end.
+        // A receive from a datagram socket that was shut down is retried without end.
         let index = self.random.of(&[2, 3, 4, 5, 8, 9]);
         Sqe { len: self.random.of(&[0, 1, 2, 7]), ..sqe::sqe(opcode::SHUTDOWN, self.fd(index), 0) }
     }
@@ -412,7 +418,7 @@ impl Program {
         }
     }
 
-    /// A field that is wrong.
+    /// Sets one field to a wrong value.
     fn spoil(&mut self, sqe: &mut Sqe) {
         if !self.random.percent(6) {
             return;
@@ -459,13 +465,13 @@ impl Program {
         // (Of two timers that expire soon either may be the first.)
         if of_chain && sqe.opcode != opcode::TIMEOUT && self.random.percent(10) {
             let time = Box::leak(Box::new(if self.random.percent(50) { self.soon } else { self.never }));
-            // The next one of the chain watches this one.
+            // The LINK_TIMEOUT that comes next in the chain watches this request.
             self.watcher = Some(sqe::link_timeout(time, 0, 0));
         }
     }
 
-    /// Whether a worker of the kernel's may carry it out. Such a worker also carries out, and
-    /// waits in, what is linked behind; and when it has done so is a matter of time.
+    /// Returns whether a worker of the kernel may carry the request out. Such a worker also carries
+    /// out linked requests, and waits in them. When it has done so depends on timing.
     fn has_worker(&self, sqe: &Sqe) -> bool {
         let is = |index: usize| self.names_file && sqe.fd == self.fd(index);
         is(COUNTER) || is(REGULAR) || sqe.opcode == opcode::SHUTDOWN
