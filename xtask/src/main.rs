@@ -36,6 +36,12 @@ enum Chore {
     /// Run everything that CI runs: format, lints, layers, sizes, builds, tests, documentation,
     /// models
     Check,
+    /// The inner loop: build the debug product, run the unit tests of ring, engine and aio, and the
+    /// conformance cases of some groups
+    Quick {
+        /// Groups of cases, by a part of their names; without any: nop, link, drain, timeout, poll
+        rooms: Vec<String>,
+    },
     /// Fail if a crate depends on one that its layer may not see
     Floors,
     /// Fail if a file or a function is longer than its limit
@@ -102,6 +108,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Build { release } => product::build(release),
         Chore::Check => return if check::run() { ExitCode::SUCCESS } else { ExitCode::FAILURE },
+        Chore::Quick { rooms } => product::quick(&rooms),
         Chore::Floors => floors::run(),
         Chore::Size => size::run(),
         Chore::Prose { list, tighten } => prose::run(list.as_deref(), tighten),

@@ -36,6 +36,32 @@ pub fn run(name: &str, packages: &[&str], features: &[&str], arguments: &[OsStri
     }
 }
 
+/// Groups of conformance cases that a change of the engine most likely concerns.
+const USUAL_ROOMS: [&str; 5] = ["nop", "link", "drain", "timeout", "poll"];
+
+/// Builds the debug product, and runs the unit tests of the crates below `interpose` and the
+/// conformance cases whose group has one of these names in its own.
+pub fn quick(rooms: &[String]) -> Outcome {
+    build_beside_library(false, &["--package", "usring", "--package", "conformance", "--tests"])?;
+    step::run(&mut step::cargo(&[
+        "test",
+        "--package",
+        "usring-ring",
+        "--package",
+        "usring-engine",
+        "--package",
+        "usring-aio",
+    ]))?;
+    let mut command = step::cargo(&["test", "--package", "conformance", "--test", "agree", "--"]);
+    command.env("USRING_BIN", folder(false).join("usring"));
+    if rooms.is_empty() {
+        command.args(USUAL_ROOMS)
+    } else {
+        command.args(rooms)
+    };
+    step::run(&mut command)
+}
+
 /// Runs the echo server on usring under peers of every kind.
 pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outcome {
     build_beside_library(true, &["--package", "usring", "--package", "workloads"])?;
