@@ -208,7 +208,7 @@ pub const ROOMS: &[&[Case]] = &[
 /// (6.18, some calls) the kernel's internal 512.
 const BROKEN_OFF: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
 
-/// What `conformance child NAME` does; `None` for a name nobody knows.
+/// Runs `conformance child NAME`. `None` for an unknown name.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     exec::child(name, arguments)
 }

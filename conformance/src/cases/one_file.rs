@@ -1,5 +1,5 @@
-//! Many requests that wait for one open file, and one number that means many
-//! files: what a ring remembers of a file that was waited for shows in nothing.
+//! Many requests that wait for one open file, and one descriptor number that refers to many files
+//! in turn. The state that a ring keeps of a file after a wait must not be visible.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -40,8 +40,8 @@ fn large_ring() -> Ring {
     Ring::new(2048)
 }
 
-/// Submits one by itself and then all others: somebody else may watch the file
-/// between the two.
+/// Submits one request by itself and then all others. Between the two another user may watch the
+/// file.
 fn submit(t: &mut Transcript, ring: &mut Ring, mut entries: impl Iterator<Item = Sqe>) {
     if let Some(first) = entries.next() {
         ring.push(first);
@@ -51,7 +51,7 @@ fn submit(t: &mut Transcript, ring: &mut Ring, mut entries: impl Iterator<Item =
     t.result("submit", ring.submit());
 }
 
-/// How many completions had which result.
+/// Prints how many completions had which result.
 fn count(t: &mut Transcript, entries: &[Entry]) {
     let mut results: Vec<i32> = entries.iter().map(|entry| entry.res).collect();
     results.sort_unstable();
@@ -92,7 +92,7 @@ fn many_reads(t: &mut Transcript) {
     t.say(format_args!("all read {}", bytes.iter().all(|byte| *byte == b'x')));
 }
 
-/// Each byte is for one of them; the others go on waiting.
+/// Each byte completes one request; the others go on waiting.
 fn reads_one_by_one(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let (reader, writer) = files::pipe();
@@ -124,7 +124,7 @@ fn wait_for(t: &mut Transcript, ring: &mut Ring, file: &OwnedFd) {
     submit(t, ring, (0..MANY).map(|user_data| poll(file.as_raw_fd(), libc::POLLIN, user_data)));
 }
 
-/// Afterwards the file is waited for as if nothing had been.
+/// After the cancellation the file can be waited for as before.
 fn many_cancelled(t: &mut Transcript) {
     let mut ring = large_ring();
     let event = files::eventfd(0);
@@ -144,11 +144,11 @@ fn many_cancelled_by_file(t: &mut Transcript) {
     cancelled(t, &mut ring, cancel(0, flags, u64::MAX).with(|sqe| sqe.fd = reader.as_raw_fd()));
 }
 
-/// One open file under many numbers, each of them waited for.
+/// One open file under many numbers, with a waiting request for each.
 fn many_duplicates(t: &mut Transcript) {
     const NUMBERS: usize = 600;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the limit is ours to write and to read.
+    // SAFETY: the limit is a variable of this function.
     unsafe {
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
         limit.rlim_cur = limit.rlim_max;
@@ -164,7 +164,7 @@ fn many_duplicates(t: &mut Transcript) {
     count(t, &ring.wait(NUMBERS));
 }
 
-/// A read of a pipe at this number that waits for its byte.
+/// Returns the result of a read, from a pipe at this number, that waits for its byte.
 fn waits_for_byte(ring: &mut Ring, fd: i32, writer: &OwnedFd) -> i32 {
     let mut byte = [0u8; 1];
     ring.push(read(fd, &mut byte, 0, 1));
@@ -175,15 +175,15 @@ fn waits_for_byte(ring: &mut Ring, fd: i32, writer: &OwnedFd) -> i32 {
 }
 
 fn move_to(file: &OwnedFd, number: i32) {
-    // SAFETY: the number is the case's own.
+    // SAFETY: this case owns the descriptor.
     assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), number) }, number);
 }
 
-/// A number whose file was waited for comes to mean others, also of kinds that
-/// cannot be waited for.
+/// A number whose file was waited for comes to refer to other files, also of kinds that cannot be
+/// waited for.
 fn number_used_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // Beyond the numbers that the files get by themselves.
+    // A number above those that the files get by themselves.
     let number = 100;
     for _ in 0..3 {
         let (reader, writer) = files::pipe();
@@ -208,7 +208,7 @@ fn number_used_again(t: &mut Transcript) {
     }
 }
 
-/// Two files change places under one number while requests wait for both.
+/// Two files alternate under one number while requests wait for both.
 fn number_comes_back(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (one, to_one) = files::pipe();
@@ -233,7 +233,7 @@ fn number_comes_back(t: &mut Transcript) {
     t.say(format_args!("for the one {}", ring.wait(1)[0].user_data % 2));
 }
 
-/// Whether the other end has been closed, told at once.
+/// Prints whether the other end has been closed, without waiting.
 fn says_end(t: &mut Transcript, peer: &OwnedFd) {
     files::set_nonblocking(peer, true);
     match files::take(peer, 1) {
@@ -243,7 +243,7 @@ fn says_end(t: &mut Transcript, peer: &OwnedFd) {
     }
 }
 
-/// A file that requests have waited for is closed by the program's close.
+/// The program's close closes a file for which requests have waited.
 fn end_seen_by_peer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     for _ in 0..3 {
@@ -286,7 +286,7 @@ fn registered_end_seen_by_peer(t: &mut Transcript) {
     says_end(t, &peer);
 }
 
-/// A registered file at rest may become ready as often as it likes.
+/// A registered file without requests may become ready as often as it likes.
 fn registered_again_and_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -298,7 +298,7 @@ fn registered_again_and_again(t: &mut Transcript) {
         ring.submit();
         files::put(&writer, b"x");
         t.in_order(&ring.wait(1));
-        // Nobody waits for this one.
+        // No request waits for this byte.
         files::put(&writer, b"y");
         crate::time::long_enough_to_notice();
         t.entry(&ring.one(read(0, &mut bytes[1..], 0, 2).fixed()));
@@ -306,7 +306,7 @@ fn registered_again_and_again(t: &mut Transcript) {
     t.say(String::from_utf8_lossy(&bytes).into_owned());
 }
 
-/// Requests that wait for input and for output of one socket.
+/// Requests that wait for input and for output on one socket.
 fn both_directions(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();
@@ -325,7 +325,7 @@ fn both_directions(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// A multishot that waits for input is not told of output.
+/// A multishot that waits for input does not complete on output.
 fn output_is_no_input(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();
@@ -344,7 +344,7 @@ fn output_is_no_input(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// A poll is told of the byte that a read behind or before it takes.
+/// A poll completes on the byte that a read before or after it takes.
 fn poll_beside_reads(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -357,7 +357,7 @@ fn poll_beside_reads(t: &mut Transcript) {
     t.sorted(&ring.wait(3));
 }
 
-/// One of several polls of a file is changed; the others stay as they are.
+/// An update of one of several polls on a file does not affect the others.
 fn updated_among_others(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();

@@ -60,7 +60,7 @@ fn open_with(directory: i32, path: &CStr, how: &OpenHow, user_data: u64) -> Sqe 
     })
 }
 
-/// An entry whose result is a new descriptor: its number is not printed.
+/// Prints an entry whose result is a new descriptor, without the number.
 fn opened(t: &mut Transcript, ring: &mut Ring, sqe: Sqe) -> i32 {
     let entry = ring.one(sqe);
     t.outcome(format_args!("cqe {}", entry.user_data), entry.res.into());
@@ -81,7 +81,7 @@ fn open_and_read(t: &mut Transcript) {
 
 fn mode_of(path: &CStr) -> u32 {
     let mut stat: libc::stat = zeroed();
-    // SAFETY: the path is a C string, `stat` ours.
+    // SAFETY: the path is a C string, and `stat` a variable of this function.
     unsafe { libc::stat(path.as_ptr(), &mut stat) };
     stat.st_mode & 0o7777
 }
@@ -148,8 +148,7 @@ fn relative_to_directory(t: &mut Transcript) {
     opened(t, &mut ring, openat(file.as_raw_fd(), c"a", libc::O_RDONLY, 0, 3));
 }
 
-/// The path may be overwritten as soon as submit returns, even if the open has
-/// not begun.
+/// The path may be overwritten as soon as submit returns, even if the open has not started.
 fn path_is_copied_by_submit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -194,7 +193,7 @@ fn openat2(t: &mut Transcript) {
     let how = OpenHow { flags: (libc::O_CREAT | libc::O_RDWR) as u64, mode: 0o640, resolve: 0 };
     opened(t, &mut ring, open_with(libc::AT_FDCWD, &path, &how, 1));
     t.say(format_args!("mode {:o}", mode_of(&path)));
-    // Stricter than openat: unknown flags and modes are refused.
+    // openat2 is stricter than openat: it refuses unknown flags and modes.
     for how in [
         OpenHow { flags: 1 << 40, ..OpenHow::default() },
         OpenHow { flags: 1 << 30, ..OpenHow::default() },
@@ -252,9 +251,9 @@ fn fifo(t: &mut Transcript, scratch: &Scratch, name: &str) -> std::ffi::CString 
     path
 }
 
-/// Man page: as openat(2). The kernel tries first with O_NONBLOCK, which for a
-/// FIFO is an answer, not a wait: the reader is open without a writer, and the
-/// writer is refused without a reader.
+/// Man page: as openat(2). The kernel first tries with O_NONBLOCK, which for a FIFO gives a result
+/// without a wait. The reader is opened without a writer, and the writer is refused without a
+/// reader.
 fn fifo_does_not_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = Scratch::new();
@@ -271,7 +270,7 @@ fn fifo_does_not_wait(t: &mut Transcript) {
     opened(t, &mut ring, openat(here, &other, libc::O_RDONLY | libc::O_NONBLOCK, 0, 5));
 }
 
-/// Forced to a worker it waits, as openat(2) does.
+/// If forced to a worker, the open waits, as openat(2) does.
 fn fifo_waits_in_worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = Scratch::new();
@@ -304,7 +303,7 @@ fn close_wrong(t: &mut Transcript) {
     }
 }
 
-/// A ring does not close rings, its own or another.
+/// A ring refuses to close a ring, itself or another.
 fn close_own_ring(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut other = Ring::new(4);
@@ -360,8 +359,8 @@ fn linked_open_write_close(t: &mut Transcript) {
     t.say(text);
 }
 
-/// An open into a slot, done but not yet told of when its ring goes, leaves
-/// nothing open.
+/// The ring is closed while the completion of an open into a slot is pending. No file may stay
+/// open.
 fn into_slot_as_ring_closes(t: &mut Transcript) {
     let scratch = Scratch::new();
     let path = scratch.path_of("new");
@@ -379,10 +378,11 @@ fn into_slot_as_ring_closes(t: &mut Transcript) {
     t.say(format_args!("nothing is left open {gone}"));
 }
 
-/// What a process that has had a ring may keep open.
+/// Most descriptors that a process may keep open once it has had a ring.
 const OURS: usize = 8;
 
-/// What a newer program may say beyond what is known: nothing, however much of it.
+/// A structure from a newer program: bytes beyond the known fields must be zero, however many there
+/// are.
 fn openat2_huge(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut pages = crate::memory::Pages::new(5);

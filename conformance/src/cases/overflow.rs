@@ -1,4 +1,4 @@
-//! More completions than the CQ holds: the backlog, which loses nothing.
+//! More completions than the CQ holds: they go to the backlog, which loses none.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -43,7 +43,7 @@ fn state(t: &mut Transcript, ring: &Ring) {
     ));
 }
 
-/// A ring whose CQ of four has been given `count` completions.
+/// Makes a ring with a CQ of four that has received `count` completions.
 fn overflown(count: u64) -> Ring {
     let mut ring = Ring::with(4, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
@@ -101,8 +101,7 @@ fn order_is_kept(t: &mut Transcript) {
     t.in_order(&all);
 }
 
-/// A completion that comes while there is a backlog goes behind it although
-/// the CQ has room.
+/// While there is a backlog, a new completion goes to its end although the CQ has room.
 fn new_completions_queue_behind(t: &mut Transcript) {
     let mut ring = overflown(6);
     let mut all = ring.reap();
@@ -133,7 +132,7 @@ fn wait_counts_the_backlog(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.result("wait for 3", ring.enter(0, 3, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
-    // More wanted than the CQ holds: it holds four, and that ends the wait.
+    // More are wanted than the CQ holds. It holds four, and that ends the wait.
     let mut ring = overflown(7);
     t.result("wait for 7", ring.enter(0, 7, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
@@ -155,7 +154,7 @@ fn multishot_ends(t: &mut Transcript) {
     ring.submit();
     let mut seen = 0;
     for _ in 0..7 {
-        // Without the pause two wakes of the socket may become one completion.
+        // Without the pause two wake-ups of the socket may become one completion.
         let tail = ring.cq_tail();
         files::put(&writer, b"x");
         seen +=
@@ -166,11 +165,11 @@ fn multishot_ends(t: &mut Transcript) {
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     all.extend(ring.reap());
     t.in_order(&all);
-    // It is gone.
+    // The request no longer exists.
     t.entry(&ring.one(crate::sqe::poll_remove(1, 9)));
 }
 
-/// The CQ has room again, but a backlog is before it: the multishot ends all the same.
+/// The CQ has room again, but there is a backlog: the multishot still ends.
 fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut ring = tiny(0);
@@ -183,7 +182,7 @@ fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
     let mut all = ring.reap();
     state(t, &ring);
     files::put(&writer, b"x");
-    // A call without GETEVENTS leaves the backlog where it is.
+    // A call without GETEVENTS leaves the backlog unchanged.
     ring.enter(0, 0, 0);
     crate::time::long_enough_to_notice();
     state(t, &ring);
@@ -274,7 +273,7 @@ impl Edges {
         Edges { set }
     }
 
-    /// Whether an edge comes within so many milliseconds.
+    /// Returns whether an edge arrives within `timeout` milliseconds.
     fn comes(&self, timeout: i32) -> bool {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: the event is a variable of this function.
@@ -291,8 +290,8 @@ fn tiny(flags: u32) -> Ring {
     .expect("a ring with a small CQ")
 }
 
-/// An event loop: sleeps for an edge, takes what is there, has the backlog moved. Prints
-/// what it has got; an edge that does not come ends it.
+/// An event loop: sleeps until an edge, takes the completions, has the backlog flushed. Prints the
+/// completions. It ends when an edge does not arrive.
 fn reap_by_edges(t: &mut Transcript, ring: &mut Ring, count: usize) {
     let edges = Edges::of(ring.fd);
     let mut all = Vec::new();
@@ -315,7 +314,8 @@ fn flush_is_an_edge(t: &mut Transcript) {
     reap_by_edges(t, &mut ring, 50);
 }
 
-/// What only the backlog has room for is an edge, too; a flush that moves nothing is none.
+/// A completion that goes to the backlog causes an edge, too. A flush that moves nothing causes
+/// none.
 fn growth_is_an_edge(t: &mut Transcript) {
     let mut ring = tiny(0);
     let edges = Edges::of(ring.fd);
@@ -350,7 +350,8 @@ fn flush_is_an_edge_beside_an_sq_thread(t: &mut Transcript) {
     reap_by_edges(t, &mut ring, 50);
 }
 
-/// How far a flush counts is not printed: one is promised, and the kernel now and then adds more.
+/// The count that a flush adds is not printed: one is promised, and the kernel now and then adds
+/// more.
 fn flush_counts_an_eventfd(t: &mut Transcript) {
     for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
         let mut ring = tiny(0);
@@ -370,7 +371,7 @@ fn flush_counts_an_eventfd(t: &mut Transcript) {
     }
 }
 
-/// The backlog is of CQEs that another ring has sent.
+/// The backlog consists of CQEs that another ring has sent.
 fn flush_of_messages_is_an_edge(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
         let mut ring = tiny(flags);

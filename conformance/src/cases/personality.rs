@@ -23,13 +23,13 @@ pub const CASES: &[Case] = &[
 
 const NONE: *const u8 = std::ptr::null();
 
-/// Numbers start with 1; 0 in a request means none.
+/// Ids start at 1; 0 in a request means none.
 fn register(t: &mut Transcript) {
     let ring = Ring::new(4);
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
     t.result("unregister 1", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
-    // A number given up is not given out again at once.
+    // An unregistered id is not reused at once.
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
 }
 
@@ -62,7 +62,7 @@ fn gone(t: &mut Transcript) {
     t.result("again", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
 }
 
-/// Requests with a personality have the rights of the thread that registered it, when it did.
+/// A request with a personality has the rights that the registering thread had at registration.
 fn rights(t: &mut Transcript) {
     let place = rights::Place::new();
     rights::alone(t, |t| {
@@ -83,7 +83,7 @@ fn rights(t: &mut Transcript) {
     });
 }
 
-/// Also after its thread has ended.
+/// A personality also outlives the thread that registered it.
 fn of_another_thread(t: &mut Transcript) {
     let place = rights::Place::new();
     rights::alone(t, |t| {
@@ -100,7 +100,7 @@ fn of_another_thread(t: &mut Transcript) {
     });
 }
 
-/// A descriptor may not be handed to the program by another personality.
+/// A request with another personality may not install a descriptor.
 fn install(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123");

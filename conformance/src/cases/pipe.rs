@@ -28,13 +28,13 @@ pub const CASES: &[Case] = &[
     case("pipe.polled_ring", polled_ring),
 ];
 
-/// `numbers` must live until the request has ended.
+/// Builds a PIPE. `numbers` must live until the request has ended.
 fn pipe(numbers: &mut [i32; 2], flags: i32, user_data: u64) -> Sqe {
     sqe(opcode::PIPE, 0, user_data).op_flags(flags as u32).with(|sqe| sqe.addr = numbers.as_mut_ptr() as u64)
 }
 
 fn take(numbers: [i32; 2]) -> [OwnedFd; 2] {
-    // SAFETY: the descriptor is new, and nothing else owns it.
+    // SAFETY: the descriptors are new, and nothing else owns them.
     numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -70,7 +70,7 @@ fn wrong_flags(t: &mut Transcript) {
     }
 }
 
-/// Nothing is left open.
+/// No descriptor stays open.
 fn wrong_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let before = files::open_numbers();
@@ -131,7 +131,7 @@ fn direct(t: &mut Transcript) {
         let [from, to] = numbers;
         passes(t, &mut ring, from, to);
     }
-    // What is there goes.
+    // The files that were in the slots are closed.
     t.entry(&ring.one(pipe(&mut numbers, 0, 3).with(|sqe| sqe.file_index = 1)));
     t.say(format_args!("{numbers:?}"));
     passes(t, &mut ring, 0, 1);

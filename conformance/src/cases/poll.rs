@@ -38,7 +38,7 @@ pub const CASES: &[Case] = &[
 const IN: i16 = libc::POLLIN;
 const OUT: i16 = libc::POLLOUT;
 
-/// An entry whose result is a set of events.
+/// Prints an entry whose result is a set of events.
 pub fn events(t: &mut Transcript, entry: &Entry) {
     let flags = names::cqe_flags(entry.flags);
     t.say(format_args!("cqe {}: {} {flags}", entry.user_data, names::events(entry.res)));
@@ -72,7 +72,7 @@ fn waits_for_event(t: &mut Transcript) {
     all_events(t, ring.reap());
     files::put(&writer, b"x");
     all_events(t, ring.wait(1));
-    // Single shot: another byte says nothing.
+    // Single shot: another byte causes no completion.
     files::put(&writer, b"x");
     crate::time::long_enough_to_notice();
     all_events(t, ring.reap());
@@ -89,7 +89,7 @@ fn only_asked_events(t: &mut Transcript) {
     }
 }
 
-/// POLLERR and POLLHUP come whether asked for or not.
+/// POLLERR and POLLHUP are reported whether requested or not.
 fn hang_up_and_error_always(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -145,7 +145,7 @@ fn remove(t: &mut Transcript) {
 fn remove_unknown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(poll_remove(77, 1)));
-    // A read that waits is no poll.
+    // A waiting read is no poll.
     let (reader, _writer) = files::pipe();
     let mut buffer = [0u8; 1];
     ring.push(crate::sqe::read(reader.as_raw_fd(), &mut buffer, 0, 5));
@@ -167,7 +167,7 @@ fn remove_first_of_equals(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// POLL_REMOVE with an update flag changes an armed poll.
+/// Builds a POLL_REMOVE with an update flag, which changes an armed poll.
 fn update(target: u64, flags: u32, user_data: u64) -> Sqe {
     poll_remove(target, user_data).with(|sqe| sqe.len = flags)
 }
@@ -196,7 +196,7 @@ fn update_user_data(t: &mut Transcript) {
     t.entry(&ring.one(update(1, USER_DATA, 3).with(|sqe| sqe.off = 11)));
     files::put(&writer, b"x");
     all_events(t, ring.wait(1));
-    // Both at once.
+    // Updates both events and user_data.
     let (reader, writer) = files::pipe();
     ring.push(poll(reader.as_raw_fd(), libc::POLLPRI, 1));
     ring.submit();
@@ -222,7 +222,7 @@ fn update_unknown(t: &mut Transcript) {
     t.entry(&ring.one(update(1, USER_DATA, 3)));
     t.entry(&ring.one(update(1, u::IORING_POLL_ADD_MULTI, 4)));
     t.entry(&ring.one(update(1, 1 << 10, 5)));
-    // New user_data without the flag that asks for it.
+    // New user_data without the flag that requests the update.
     t.entry(&ring.one(update(1, EVENTS, 6).with(|sqe| sqe.off = 9)));
     t.entry(&ring.one(poll_remove(1, 7).with(|sqe| sqe.off = 9)));
     t.entry(&ring.one(poll_remove(1, 8).op_flags(IN as u32)));
@@ -258,8 +258,8 @@ fn several_on_one_file(t: &mut Transcript) {
     all_events(t, ring.wait(5));
 }
 
-/// POLL_32BITS: the upper half of the events is read (EPOLLEXCLUSIVE and the
-/// like); what it says is checked.
+/// POLL_32BITS: the upper half of the events is read (EPOLLEXCLUSIVE and the like), and its bits
+/// are checked.
 fn wide_events(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, writer) = files::pipe();
@@ -290,9 +290,9 @@ fn forced_async(t: &mut Transcript) {
     all_events(t, ring.wait(1));
 }
 
-/// Asked for together with POLLIN: the kernel's wake filter passes over a poll
-/// for POLLPRI alone, and such a poll misses data that comes later. Whether
-/// POLLIN is set beside it depends on who looks when.
+/// POLLPRI is requested together with POLLIN. The kernel's wake-up filter skips a poll for POLLPRI
+/// alone, so such a poll misses data that arrives later. Whether POLLIN is also reported depends on
+/// timing.
 fn priority_data(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -302,7 +302,7 @@ fn priority_data(t: &mut Transcript) {
     ring.push(poll(server.as_raw_fd(), libc::POLLPRI | IN, 1));
     ring.submit();
     all_events(t, ring.reap());
-    // SAFETY: one readable byte.
+    // SAFETY: the buffer has one readable byte.
     unsafe { libc::send(client.as_raw_fd(), c"!".as_ptr().cast(), 1, libc::MSG_OOB) };
     let mut entries = ring.wait(1);
     for entry in &mut entries {
@@ -311,7 +311,7 @@ fn priority_data(t: &mut Transcript) {
     all_events(t, entries);
 }
 
-/// EPOLLEXCLUSIVE: one of several is enough.
+/// EPOLLEXCLUSIVE: it is enough if one of several polls completes.
 fn exclusive(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -322,8 +322,8 @@ fn exclusive(t: &mut Transcript) {
     all_events(t, ring.wait(1));
 }
 
-/// A file that nobody can wait for is ready for reading and writing, and never
-/// for anything else.
+/// A file that cannot be waited for is ready for reading and writing, and never for any other
+/// event.
 fn file_without_such_an_event(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"content");

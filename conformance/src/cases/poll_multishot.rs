@@ -1,4 +1,4 @@
-//! POLL_ADD that stays armed: edges, levels, ends.
+//! Multishot POLL_ADD: edges, levels, and how it ends.
 
 use std::os::fd::AsRawFd;
 
@@ -56,7 +56,7 @@ fn show(t: &mut Transcript, entries: &[Entry]) {
     }
 }
 
-/// Polls of one file that is ready, submitted together: each reports that once.
+/// Polls of one file that is ready, submitted together: each reports the readiness once.
 fn several_of_one_batch(t: &mut Transcript) {
     for count in 1..4 {
         let mut ring = Ring::new(8);
@@ -66,7 +66,7 @@ fn several_of_one_batch(t: &mut Transcript) {
         }
         t.result("submit", ring.submit());
         t.sorted(&ring.wait(count as usize));
-        // A second report would be there by then.
+        // A second report would have arrived by now.
         ring.one(nop(100));
         ring.push(nop(101));
         ring.submit();
@@ -74,7 +74,7 @@ fn several_of_one_batch(t: &mut Transcript) {
     }
 }
 
-/// A byte into a socket, and what follows from it.
+/// Writes a byte into a socket and prints the completions.
 fn wake(t: &mut Transcript, ring: &mut Ring, writer: &std::os::fd::OwnedFd) {
     files::put(writer, b"x");
     let entries = ring.wait(1);
@@ -92,7 +92,7 @@ fn first_by_level(t: &mut Transcript) {
     show(t, &ring.reap());
 }
 
-/// One completion per wake, though the data was not read.
+/// One completion per wake-up, though the data was not read.
 fn later_by_edge(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -149,7 +149,7 @@ fn hang_up(t: &mut Transcript) {
     wake(t, &mut ring, &writer);
     drop(writer);
     show(t, &ring.wait(1));
-    // Hung up for good, but not ended.
+    // The file stays hung up, but the poll has not ended.
     t.sorted(&ring.run(&[poll_remove(1, 3), nop(4)]));
 }
 
@@ -178,15 +178,14 @@ fn update_keeps_armed(t: &mut Transcript) {
     let both = u::IORING_POLL_UPDATE_USER_DATA | u::IORING_POLL_ADD_MULTI;
     ring.push(update(1, both, 2).with(|sqe| sqe.off = 10));
     ring.submit();
-    // The first look after an update is by level again.
+    // The first check after an update is level-triggered again.
     let mut entries = ring.arrived(2);
     entries.sort_by_key(|entry| entry.user_data);
     show(t, &entries);
     wake(t, &mut ring, &writer);
 }
 
-/// The update's POLL_ADD_MULTI is accepted, but changes nothing: a poll that
-/// began as single shot stays one.
+/// The update's POLL_ADD_MULTI is accepted, but has no effect: a single-shot poll stays one.
 fn update_to_multishot(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -200,7 +199,7 @@ fn update_to_multishot(t: &mut Transcript) {
     show(t, &ring.reap());
 }
 
-/// A wake that the ring itself causes would feed itself for ever.
+/// A wake-up that the ring itself causes would repeat for ever, so the poll ends.
 fn own_eventfd_ends_it(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);
@@ -251,8 +250,8 @@ fn holds_drain(t: &mut Transcript) {
     wake(t, &mut ring, &writer);
     crate::time::long_enough_to_notice();
     show(t, &ring.reap());
-    // Only closing the ring or ending the poll lets them go; a cancel request
-    // would queue behind the drain, the synchronous one does not.
+    // Only closing the ring or ending the poll releases them. A cancel request would queue behind
+    // the drain; the synchronous cancel does not.
     let mut registration: u::io_uring_sync_cancel_reg = crate::memory::zeroed();
     registration.addr = 1;
     registration.fd = -1;
@@ -285,7 +284,7 @@ fn ring_closes(t: &mut Transcript) {
     t.say(format_args!("bytes left {}", files::take(&reader, 10).map_or(0, |bytes| bytes.len())));
 }
 
-/// The request holds the file, not the number.
+/// The request holds the file, not the descriptor number.
 fn descriptor_closes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -298,19 +297,19 @@ fn descriptor_closes(t: &mut Transcript) {
     show(t, &ring.wait(1));
 }
 
-/// An epoll set in which these descriptors are looked at for input.
+/// Makes an epoll set that watches these descriptors for input.
 fn set_of(numbers: &[i32]) -> std::os::fd::OwnedFd {
     // SAFETY: the descriptor is new, and nothing else owns it.
     let set = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(libc::epoll_create1(0)) };
     for number in numbers {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: both numbers are open, the event is ours.
+        // SAFETY: both numbers are open, and the event is a variable of this function.
         assert_eq!(unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, *number, &mut event) }, 0);
     }
     set
 }
 
-/// All that comes until nothing does.
+/// Prints all completions until none arrive any more.
 fn show_all(t: &mut Transcript, ring: &mut Ring) {
     crate::time::long_enough_to_notice();
     let mut entries = ring.reap();
@@ -324,8 +323,7 @@ fn show_all(t: &mut Transcript, ring: &mut Ring) {
     }
 }
 
-/// The completion that tells of the set makes the ring readable, and so the set
-/// once more: that ends it.
+/// The completion that reports the set makes the ring readable, and so the set. That ends the poll.
 fn set_with_own_ring(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN, u::IORING_SETUP_COOP_TASKRUN] {
         let mut ring = Ring::flags(8, flags);
@@ -347,7 +345,7 @@ fn set_with_own_ring(t: &mut Transcript) {
     }
 }
 
-/// Without a set between them.
+/// The ring polls itself without a set in between.
 fn own_ring(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
         let mut ring = Ring::flags(8, flags);
@@ -379,7 +377,7 @@ fn ring_that_watches_back(t: &mut Transcript) {
     }
 }
 
-/// Something is in the ring that is looked at, its own or another one.
+/// The polled ring, the poll's own or another one, has completions.
 fn ring_with_completions(t: &mut Transcript) {
     for own in [true, false] {
         let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
@@ -400,7 +398,7 @@ fn ring_with_completions(t: &mut Transcript) {
     }
 }
 
-/// The set tells of a pipe first, which ends nothing, and then of a ring.
+/// The set first reports a pipe, which ends nothing, and then a ring.
 fn set_with_another_ring(t: &mut Transcript) {
     let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
     let (reader, writer) = files::pipe();
@@ -418,7 +416,7 @@ fn set_with_another_ring(t: &mut Transcript) {
     }
 }
 
-/// What tells of the ring's completions is an eventfd in the set.
+/// The set holds an eventfd that signals the ring's completions.
 fn set_with_own_eventfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);

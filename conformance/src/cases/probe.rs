@@ -1,4 +1,4 @@
-//! REGISTER_PROBE: which opcodes there are.
+//! REGISTER_PROBE: which opcodes exist.
 
 use usring_uapi::{io_uring as u, opcode};
 
@@ -33,7 +33,7 @@ fn probe(ring: &Ring, probe: &mut Probe, count: u32) -> i32 {
     ring.register(reg::PROBE, &raw mut *probe, count)
 }
 
-/// The opcodes that the suite covers: they have to be reported.
+/// The opcodes that the suite covers. The probe must report them.
 const COVERED: &[u8] = &[
     opcode::NOP,
     opcode::READV,
@@ -95,7 +95,7 @@ fn short_array(t: &mut Transcript) {
     }
 }
 
-/// Behind the last opcode nothing is written.
+/// Nothing is written after the last opcode.
 fn beyond_last(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut answer: Probe = zeroed();
@@ -132,7 +132,7 @@ fn indexed_by_opcode(t: &mut Transcript) {
     t.say(format_args!("indexed {right}"));
 }
 
-/// An opcode that PROBE does not report is answered like one that there is not.
+/// An opcode that PROBE does not report is refused like one that does not exist.
 fn unreported_is_refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut answer: Probe = zeroed();

@@ -1,4 +1,4 @@
-//! READ_MULTISHOT: a read that stays and takes a provided buffer each time.
+//! READ_MULTISHOT: a read that stays armed and takes a provided buffer each time.
 
 use std::os::fd::AsRawFd;
 
@@ -53,7 +53,7 @@ fn multishot(fd: i32, user_data: u64) -> Sqe {
     sqe(opcode::READ_MULTISHOT, fd, user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| sqe.buf_index = GROUP)
 }
 
-/// A ring with a group of so many buffers.
+/// Makes a ring with a group of `buffers` buffers.
 fn ring_of(memory: &Pages, buffers: u16, flags: u32) -> (Ring, Group) {
     let ring = Ring::flags(16, flags);
     let mut group = group_of(&ring, memory, 128, GROUP);
@@ -75,7 +75,7 @@ fn pipe(t: &mut Transcript) {
     t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
 }
 
-/// More than one buffer holds: one completion per buffer.
+/// More data than one buffer holds: one completion per buffer.
 fn data_is_there(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 8, 0);
@@ -139,7 +139,7 @@ fn not_polled(t: &mut Transcript) {
     t.entry(&ring.one(multishot(file.as_raw_fd(), 1)));
     let root = std::fs::File::open("/").expect("/");
     t.entry(&ring.one(multishot(root.as_raw_fd(), 2)));
-    // The buffer has not been taken.
+    // The refused request has taken no buffer.
     let (reader, writer) = files::pipe();
     files::put(&writer, b"x");
     ring.push(multishot(reader.as_raw_fd(), 3));
@@ -170,7 +170,7 @@ fn end_of_file_at_once(t: &mut Transcript) {
     t.in_order(&ring.wait(3));
 }
 
-/// At once, although nothing is there to be read.
+/// The error comes at once, although there is no data to read.
 fn no_buffers(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 0, 0);
@@ -238,7 +238,7 @@ fn cancelled_by_file(t: &mut Transcript) {
     t.sorted(&ring.wait(3));
 }
 
-/// What does not fit is the last, and nothing is lost.
+/// The completion that does not fit is the last, and no data is lost.
 fn overflow(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::with(4, |params| {
@@ -253,7 +253,7 @@ fn overflow(t: &mut Transcript) {
     ring.submit();
     for sent in 1..=7 {
         files::put(&writer, b"x");
-        // Each byte for itself, however late it is looked at.
+        // Waits for each byte's completion before it writes the next one.
         crate::time::until(|| {
             ring.enter(0, 0, 0);
             ring.ready() == sent || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0
@@ -267,7 +267,7 @@ fn overflow(t: &mut Transcript) {
     t.say(format_args!("{} bytes left", files::take(&reader, 10).map_or(0, |bytes| bytes.len())));
 }
 
-/// The timeout bounds the whole life, whatever has come.
+/// The timeout bounds the whole life of the request, whatever data has arrived.
 fn bounded(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);
@@ -319,7 +319,7 @@ fn drain(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
 }
 
-/// Only the last completion is the request's own.
+/// Only the last completion belongs to the request itself.
 fn skip_success(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);
@@ -367,8 +367,8 @@ fn descriptor_closes(t: &mut Transcript) {
     ring.push(cancel(1, 0, 2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // With the request went the file.
-    // SAFETY: no handler, no memory.
+    // The end of the request has closed the file.
+    // SAFETY: the call installs no handler and touches no memory.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let gone = crate::time::until(|| files::put(&writer, b"x") < 0);
     t.say(format_args!("reader gone: {gone}"));
@@ -402,7 +402,7 @@ fn forced_async(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// A file of which no read says in advance whether it would wait.
+/// A file that cannot tell in advance whether a read would wait.
 fn terminal(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 8, 0);
@@ -462,7 +462,7 @@ fn incremental(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// Far more than one turn takes, while others have something, too.
+/// Far more data than one time slice takes, while other sockets have data, too.
 fn many_at_once(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::with(16, |params| {
@@ -490,7 +490,7 @@ fn many_at_once(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// Each byte goes to one of them.
+/// Each byte goes to one of the reads.
 fn two_on_one_pipe(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 64, 0);
@@ -532,7 +532,7 @@ fn deferred(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
 }
 
-/// Nobody is inside of the ring, and yet all of it comes.
+/// The thread is never inside the ring, and yet all data arrives.
 fn without_entering(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::with(16, |params| {
@@ -572,7 +572,7 @@ fn sq_thread(t: &mut Transcript) {
     t.say(format_args!("more: {}", ring.watch(60)));
 }
 
-/// Devices of characters, of which some can be waited for.
+/// Character devices, of which some can be waited for.
 fn devices(t: &mut Transcript) {
     for path in ["/dev/zero", "/dev/null", "/dev/full", "/dev/urandom"] {
         let memory = Pages::new(1);

@@ -1,4 +1,4 @@
-//! READ and WRITE on files: offsets, the file's position, ends, errors.
+//! READ and WRITE on files: offsets, the file's position, ends of files, errors.
 
 use std::os::fd::AsRawFd;
 
@@ -94,8 +94,7 @@ fn write_beyond_end(t: &mut Transcript) {
     t.say(shown(&files::content(&file)));
 }
 
-/// O_APPEND: the offset does not matter; the position follows only when it was
-/// asked for.
+/// O_APPEND: the offset is ignored. The position changes only if the request uses it.
 fn append(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"ab");
@@ -118,9 +117,9 @@ fn bad_descriptors(t: &mut Transcript) {
         t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
         t.entry(&ring.one(write(fd, &buffer, 0, 2)));
     }
-    // Nothing is registered: no index is good.
+    // Nothing is registered, so no index is valid.
     t.entry(&ring.one(read(0, &mut buffer, 0, 3).fixed()));
-    // A descriptor and a bad address: the descriptor comes first.
+    // With a bad descriptor and a bad address the descriptor is checked first.
     t.entry(&ring.one(read_at(-1, BAD, 4, 0, 4)));
 }
 
@@ -150,7 +149,7 @@ fn bad_addresses(t: &mut Transcript) {
         t.entry(&ring.one(read_at(fd, address, 4, 0, 1)));
         t.entry(&ring.one(write_at(fd, address, 4, 0, 2)));
     }
-    // At the end of the file nothing is copied, so nothing is found out.
+    // At the end of the file nothing is copied, so a bad address is not detected.
     t.entry(&ring.one(read_at(fd, BAD, 4, 10, 3)));
     t.say(files::text(&file));
     // A page that can be read but not written.
@@ -185,7 +184,7 @@ fn negative_offset(t: &mut Transcript) {
     }
 }
 
-/// A length beyond what one transfer may have is cut, not refused.
+/// A length beyond the maximum of one transfer is cut, not refused.
 fn huge_length(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
@@ -198,11 +197,11 @@ fn huge_length(t: &mut Transcript) {
     t.entry(&ring.one(write_at(null.as_raw_fd(), pages.at(0), u32::MAX, 0, 4)));
 }
 
-/// RLIMIT_FSIZE: -EFBIG and SIGXFSZ, to the thread that submitted or a worker.
+/// RLIMIT_FSIZE: -EFBIG, and SIGXFSZ to the submitting thread or to a worker.
 fn file_size_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"");
-    // SAFETY: plain calls on our own process.
+    // SAFETY: the calls affect only this process.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         let limit = libc::rlimit { rlim_cur: 8, rlim_max: 8 };
@@ -298,7 +297,7 @@ fn zero_and_full(t: &mut Transcript) {
     t.entry(&ring.one(read(open("/dev/null").as_raw_fd(), &mut buffer, 0, 3)));
 }
 
-/// Transfers of no bytes, by what is there to take them.
+/// Transfers of no bytes, on each kind of file.
 fn nothing_on_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let open = |path: &str| -> std::os::fd::OwnedFd {

@@ -1,5 +1,5 @@
-//! The ring's descriptor in poll, epoll and select: readable while the CQ
-//! holds something, writable while the SQ has room.
+//! The ring's descriptor in poll, epoll and select: readable while the CQ holds completions,
+//! writable while the SQ has room.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,7 +48,7 @@ pub const CASES: &[Case] = &[
 const IN: i16 = libc::POLLIN;
 const ROUNDS: u32 = 200;
 
-/// poll(2) on one descriptor: what came back.
+/// Calls poll(2) on one descriptor and returns the result as text.
 fn look(fd: i32, events: i16, timeout: i32) -> String {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: the array has one entry.
@@ -67,7 +67,7 @@ fn by_poll(t: &mut Transcript) {
     complete(&mut ring, 1);
     t.say(look(ring.fd, IN, 0));
     t.say(look(ring.fd, IN, 1000));
-    // Level: as long as it is not reaped.
+    // Level-triggered: readable until the completion is reaped.
     t.say(look(ring.fd, IN, 0));
     t.in_order(&ring.reap());
     t.say(look(ring.fd, IN, 0));
@@ -78,7 +78,7 @@ fn by_ppoll(t: &mut Transcript) {
     let ppoll = |ring: &Ring| {
         let mut entry = libc::pollfd { fd: ring.fd, events: IN, revents: 0 };
         let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-        // SAFETY: one entry and one time of ours.
+        // SAFETY: the entry and the time are variables of this function.
         let answer = unsafe { libc::ppoll(&mut entry, 1, &time, std::ptr::null()) };
         format!("{answer} {}", names::events(entry.revents.into()))
     };
@@ -93,7 +93,8 @@ fn select(fd: i32, milliseconds: i64) -> i32 {
     let mut set: libc::fd_set = crate::memory::zeroed();
     let mut time = libc::timeval { tv_sec: 0, tv_usec: milliseconds * 1000 };
     let none = std::ptr::null_mut();
-    // SAFETY: the descriptor lies below FD_SETSIZE; the set and the time are ours.
+    // SAFETY: the descriptor is below FD_SETSIZE. The set and the time are variables of this
+    // function.
     unsafe {
         libc::FD_SET(fd, &mut set);
         let answer = libc::select(fd + 1, &mut set, none, none, &mut time);
@@ -131,12 +132,12 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_ADD, fd, events)
     }
 
-    /// Looks again after -EINTR: on the kernel the ring's own task work
-    /// interrupts the sleep of the thread that waits for it.
+    /// Repeats the call after -EINTR: on the kernel the ring's own task work interrupts the sleep
+    /// of the thread that waits for it.
     fn wait(&self, timeout: i32) -> String {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
         let count = loop {
-            // SAFETY: four events of ours.
+            // SAFETY: the array has four events.
             let count = unsafe { libc::epoll_wait(self.fd, events.as_mut_ptr(), 4, timeout) };
             if count >= 0 || crate::door::errno() != libc::EINTR {
                 break count;
@@ -166,7 +167,7 @@ fn by_epoll(t: &mut Transcript) {
     t.say(epoll.wait(1000));
 }
 
-/// Edge-triggered: one event per completion that comes, none for what lies there.
+/// Edge-triggered: one event per new completion, and none for those already in the CQ.
 fn epoll_edge(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let epoll = Epoll::new();
@@ -197,7 +198,7 @@ fn epoll_oneshot(t: &mut Transcript) {
     t.say(epoll.wait(1000));
 }
 
-/// Reaping is a store to memory; no call tells of it.
+/// Reaping is a store to memory, without a system call.
 fn reaped_in_memory(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     for user_data in 1..=3 {
@@ -233,7 +234,7 @@ fn select_after_reap(t: &mut Transcript) {
     }
 }
 
-/// A timeout that completes while the thread sleeps in poll.
+/// Makes a ring with a timeout that completes while the thread sleeps in poll.
 fn with_timeout(after: i64) -> (Ring, Box<usring_uapi::Timespec>) {
     let mut ring = Ring::new(8);
     let time = Box::new(milliseconds(after));
@@ -264,8 +265,8 @@ fn select_sleeper_is_woken(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// The loop of an event-driven program: every completion is found by epoll,
-/// and epoll never says so when there is none.
+/// The loop of an event-driven program. epoll reports every completion, and reports nothing if
+/// there is none.
 fn many_loops(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let epoll = Epoll::new();
@@ -283,7 +284,7 @@ fn many_loops(t: &mut Transcript) {
     t.say(format_args!("found {found} empty {empty}"));
 }
 
-/// POLLOUT says that the SQ has room.
+/// POLLOUT means that the SQ has room.
 fn writable(t: &mut Transcript) {
     let mut ring = Ring::new(2);
     t.say(look(ring.fd, IN | libc::POLLOUT, 0));
@@ -294,7 +295,7 @@ fn writable(t: &mut Transcript) {
     t.say(look(ring.fd, IN | libc::POLLOUT, 0));
 }
 
-/// What waits in the backlog makes it readable, too.
+/// Completions in the backlog make the descriptor readable, too.
 fn backlog(t: &mut Transcript) {
     let mut ring = Ring::with(4, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
@@ -312,7 +313,7 @@ fn backlog(t: &mut Transcript) {
     t.say(look(ring.fd, IN, 0));
 }
 
-/// Queued work on a deferred ring counts as something to be had.
+/// Queued task work on a ring with deferred task work makes it readable.
 fn deferred(t: &mut Transcript) {
     let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     let mut ring = Ring::flags(8, flags);
@@ -328,7 +329,7 @@ fn deferred(t: &mut Transcript) {
     t.say(look(ring.fd, IN, 0));
 }
 
-/// The same for a program that never sleeps in its polls.
+/// A program that never sleeps in its polls also sees deferred work.
 fn deferred_seen_without_waiting(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
     let (reader, writer) = files::pipe();
@@ -339,7 +340,7 @@ fn deferred_seen_without_waiting(t: &mut Transcript) {
         t.say(look(ring.fd, IN, 0));
         files::put(&writer, b"x");
         t.say(format_args!("seen {}", crate::time::until(|| look(ring.fd, IN, 0).starts_with('1'))));
-        // And so it stays until the owner comes for it.
+        // The descriptor stays readable until the owner enters.
         let seen = (0..100).filter(|_| look(ring.fd, IN, 0).starts_with('1')).count();
         t.say(format_args!("readable {seen} of 100 times"));
         t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
@@ -349,8 +350,8 @@ fn deferred_seen_without_waiting(t: &mut Transcript) {
     }
 }
 
-/// Another thread looks for the first time just as the owner leaves its ring:
-/// what comes afterwards shows. (6.18 does not wake who sleeps in poll by then.)
+/// Another thread polls for the first time just as the owner leaves its ring. Completions that
+/// arrive afterwards must be visible. (6.18 does not wake a thread that already sleeps in poll.)
 fn deferred_polled_as_it_is_left(t: &mut Transcript) {
     let mut told = 0;
     for round in 0..ROUNDS {
@@ -398,7 +399,7 @@ fn watched_by_another_ring(t: &mut Transcript) {
     complete(&mut ring, 5);
     t.in_order(&other.wait(1));
     ring.reap();
-    // Emptied: the next poll waits again.
+    // The ring is empty, so the next poll waits again.
     other.push(poll(ring.fd, IN, 2));
     other.submit();
     crate::time::long_enough_to_notice();
@@ -407,7 +408,7 @@ fn watched_by_another_ring(t: &mut Transcript) {
     t.in_order(&other.wait(1));
 }
 
-/// A ring that polls itself: its own completion is what it waits for.
+/// A ring that polls itself: its own completion makes it ready.
 fn watched_by_itself(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(poll(ring.fd, IN, 1));
@@ -436,7 +437,7 @@ fn epoll_pwait_mask(t: &mut Transcript) {
     t.result("add", epoll.add(ring.fd, libc::EPOLLIN));
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
     let mut mask: libc::sigset_t = crate::memory::zeroed();
-    // SAFETY: the mask and the events are ours.
+    // SAFETY: the mask and the events are variables of this function.
     let count = unsafe {
         libc::sigfillset(&mut mask);
         loop {

@@ -1,5 +1,5 @@
-//! RECV and RECVMSG as multishots: a buffer and a completion for each receive,
-//! until one of five ends (see `receive_multishot_ends`).
+//! RECV and RECVMSG as multishots: a buffer and a completion for each receive, until one of five
+//! events ends the request (see `receive_multishot_ends`).
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -52,7 +52,7 @@ pub fn multishot(fd: i32, user_data: u64) -> Sqe {
     })
 }
 
-/// With MSG_DONTWAIT a multishot ends with its turn, though there is more.
+/// With MSG_DONTWAIT a multishot ends with its time slice, though there is more data.
 fn do_not_wait_has_one_turn(t: &mut Transcript) {
     for (options, length) in [(0, 0), (0, 2), (u::IORING_RECVSEND_BUNDLE, 8)] {
         let memory = Pages::new(1);
@@ -73,7 +73,7 @@ fn do_not_wait_has_one_turn(t: &mut Transcript) {
     }
 }
 
-/// A ring with a group of so many buffers.
+/// Makes a ring with a group of `buffers` buffers.
 pub fn ring_of(memory: &Pages, buffers: u16, flags: u32) -> (Ring, Group) {
     let ring = Ring::with(16, |params| {
         params.flags = u::IORING_SETUP_CQSIZE | flags;
@@ -140,7 +140,7 @@ fn data_is_there(t: &mut Transcript) {
     }
 }
 
-/// The buffers hold just what there is: no more is there, and no more buffer.
+/// The buffers hold exactly the data that there is: neither data nor a buffer is left.
 fn exactly_full(t: &mut Transcript) {
     for (reader, writer) in streams() {
         let memory = Pages::new(1);
@@ -177,7 +177,7 @@ fn length_is_a_cap(t: &mut Transcript) {
     }
 }
 
-/// Of all receives together.
+/// The limit counts all receives together.
 fn limit(t: &mut Transcript) {
     for (total, length) in [(20, 0), (20, 6), (16, 0), (4, 0), (20, 16)] {
         let memory = Pages::new(1);
@@ -239,8 +239,8 @@ fn poll_first(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     files::put(&writer, b"y");
     t.in_order(&ring.wait(1));
-    // No buffer is taken before there is something. A socket of its own: the first request still
-    // waits on the other one.
+    // No buffer is taken before there is data. The case uses another socket, because the first
+    // request still waits on the other one.
     let (reader, writer) = files::sockets();
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 0, 0);
@@ -380,7 +380,7 @@ fn incremental(t: &mut Transcript) {
     }
 }
 
-/// Far more than one turn takes, while others have something, too.
+/// Far more data than one time slice takes, while other sockets have data, too.
 fn many_at_once(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::with(16, |params| {
@@ -435,7 +435,7 @@ fn messages(fd: i32, header: &libc::msghdr, user_data: u64) -> Sqe {
     })
 }
 
-/// What stands in front of the data, and the data.
+/// Prints the header before the data, and the data.
 fn show(t: &mut Transcript, group: &mut Group, slot: usize, name: usize, control: usize) {
     let bytes = &group.buffers.bytes()[slot * 64..(slot + 1) * 64];
     let word = |index: usize| u32::from_ne_bytes(bytes[index * 4..][..4].try_into().expect("four bytes"));
@@ -450,7 +450,7 @@ fn show(t: &mut Transcript, group: &mut Group, slot: usize, name: usize, control
     ));
 }
 
-/// A ring with buffers of 64 bytes.
+/// Makes a ring with buffers of 64 bytes.
 fn ring_for_messages(memory: &Pages) -> (Ring, Group) {
     let ring = Ring::new(16);
     let mut group = group_of(&ring, memory, 128, GROUP);

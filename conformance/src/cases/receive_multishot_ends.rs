@@ -1,6 +1,6 @@
-//! The five ends of a multishot receive: the end of the file, an error, no more
-//! buffers, a cancellation, a CQ that is full; on streams and on datagrams, on
-//! rings that complete by themselves and on those that defer.
+//! The five ends of a multishot receive: the end of the file, an error, no more buffers, a
+//! cancellation, a full CQ. The cases run on streams and on datagrams, on ordinary rings and on
+//! rings with deferred task work.
 
 use std::os::fd::AsRawFd;
 
@@ -65,7 +65,7 @@ fn connection_is_reset(t: &mut Transcript, flags: u32) {
     files::reset_on_close(&writer);
     drop(writer);
     t.in_order(&ring.wait(2));
-    // A datagram that nobody took comes back as an error.
+    // A datagram that no socket receives comes back as an error.
     let (reader, writer) = udp();
     drop(reader);
     arm(&mut ring, &writer);
@@ -97,7 +97,7 @@ fn buffers_run_out(t: &mut Transcript, flags: u32) {
         crate::time::long_enough_to_notice();
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
         t.in_order(&ring.reap());
-        // Nothing is lost.
+        // No data is lost.
         group.add_slots(2..4);
         arm(&mut ring, &reader);
         t.in_order(&ring.wait(1));
@@ -145,7 +145,7 @@ fn ends_when_cancelled_deferred(t: &mut Transcript) {
     is_cancelled(t, DEFER);
 }
 
-/// The one that does not fit is the last.
+/// The completion that does not fit is the last.
 fn overflows(t: &mut Transcript, flags: u32) {
     for (reader, writer) in [files::sockets(), files::tcp(), udp()] {
         let memory = Pages::new(1);
@@ -159,7 +159,7 @@ fn overflows(t: &mut Transcript, flags: u32) {
         arm(&mut ring, &reader);
         for sent in 1..=7 {
             files::put(&writer, b"x");
-            // Each byte for itself, however late it is looked at.
+            // Waits for each byte's completion before it writes the next one.
             crate::time::until(|| {
                 ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
                 ring.ready() == sent || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0
@@ -184,7 +184,7 @@ fn ends_by_overflow_deferred(t: &mut Transcript) {
     overflows(t, DEFER);
 }
 
-/// Data and the end come together.
+/// The data and the end of the stream arrive together.
 fn data_before_end(t: &mut Transcript) {
     for armed in [true, false] {
         let (reader, writer) = files::sockets();
@@ -214,7 +214,7 @@ fn empty_datagram(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// What is told in front of the data fills the buffer.
+/// The header before the data fills the buffer.
 fn no_room_for_data(t: &mut Transcript) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         for sent in [0, 1] {

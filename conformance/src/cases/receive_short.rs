@@ -1,7 +1,6 @@
-//! Receives that end before what their stream holds does: behind a message that
-//! carried descriptors, where the sender changes for who asks about it, and at
-//! urgent data. A multishot goes on all the same, and a single one says that
-//! there is more.
+//! Receives that end before their stream is empty: after a message with descriptors, at a change of
+//! the sender if the socket asks for credentials, and at urgent data. A multishot continues
+//! nevertheless. A single receive reports that there is more.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -34,7 +33,7 @@ pub const CASES: &[Case] = &[
     ),
 ];
 
-/// Sends text with a descriptor beside it.
+/// Sends text together with a descriptor.
 pub fn pass(socket: &OwnedFd, text: &str) {
     let file = files::memory_file(b"passed");
     let mut room = [20, u64::from(libc::SOL_SOCKET as u32) | (libc::SCM_RIGHTS as u64) << 32, file.as_raw_fd() as u64];
@@ -48,7 +47,7 @@ fn send_with(socket: &OwnedFd, text: &str, room: &mut [u64]) {
     header.msg_iovlen = 1;
     header.msg_control = room.as_mut_ptr().cast();
     header.msg_controllen = size_of_val(room);
-    // SAFETY: the header and what it names live until then.
+    // SAFETY: the header and the memory that it names live through the call.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, 0) };
     assert_eq!(sent, text.len() as isize, "sendmsg: {}", std::io::Error::last_os_error());
 }
@@ -66,8 +65,8 @@ fn set(socket: &OwnedFd, option: i32) {
     assert_eq!(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, at, size) }, 0);
 }
 
-/// What a multishot receives that waits while `send` sends everything: its ring
-/// defers, so that it looks when all of it is there.
+/// Prints what a waiting multishot receives while `send` sends everything. Its ring defers task
+/// work, so it receives when all of the data has arrived.
 fn receive_all(
     t: &mut Transcript,
     reader: &OwnedFd,
@@ -156,8 +155,8 @@ fn descriptors_in_bundle(t: &mut Transcript) {
     receive_all(t, &reader, bundles, send, 2);
 }
 
-/// Who asks for senders gets no words of two in one piece: here what was sent
-/// before it asked, of which no sender is known, and what was sent afterwards.
+/// A socket that asks for credentials does not merge data of two senders. Here the data sent before
+/// it asked has no known sender; the data sent afterwards has one.
 fn credentials(t: &mut Transcript) {
     for receives in [stream, bundles] {
         let (reader, writer) = files::sockets();
@@ -176,8 +175,7 @@ fn send_around_urgent(writer: &OwnedFd) {
     files::put(writer, b"two");
 }
 
-/// The byte of urgency itself is not received among the others, and what is
-/// behind it by another receive.
+/// The urgent byte is not received among the others. Another receive gets the bytes after it.
 fn urgent_data(t: &mut Transcript) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         let (mut ring, _memory) = receive_all(t, &reader, stream, || send_around_urgent(&writer), 2);
@@ -199,7 +197,7 @@ fn urgent_data_is_there(t: &mut Transcript) {
     receive_all(t, &reader, stream, || (), 2);
 }
 
-/// Single receives of each kind: up to the urgent byte, it alone, and the rest.
+/// Single receives of each kind: up to the urgent byte, that byte alone, and the rest.
 fn receive_around_urgent(t: &mut Transcript, (reader, writer): (OwnedFd, OwnedFd)) {
     let mut ring = Ring::new(4);
     send_around_urgent(&writer);
@@ -213,8 +211,8 @@ fn urgent_data_singly(t: &mut Transcript) {
     receive_around_urgent(t, files::sockets());
 }
 
-/// A receive that was not filled, or filled up to TCP's urgent data, and left
-/// something behind.
+/// A receive that was not filled, or was filled up to TCP's urgent data, and left data in the
+/// stream.
 fn more_behind_the_end(t: &mut Transcript) {
     receive_around_urgent(t, files::tcp());
     let (reader, writer) = files::sockets();

@@ -1,5 +1,5 @@
-//! The register opcodes (io_uring_register(2)) as plain numbers: cases also
-//! pass ones that do not exist.
+//! The register opcodes (io_uring_register(2)) as plain numbers: cases also pass opcodes that do
+//! not exist.
 
 pub const BUFFERS: u32 = 0;
 pub const UNREGISTER_BUFFERS: u32 = 1;

@@ -1,4 +1,4 @@
-//! Registered buffers: both generations, sparse tables, updates, tags, clones.
+//! Registered buffers: both generations of calls, sparse tables, updates, tags, clones.
 
 use std::os::fd::AsRawFd;
 
@@ -45,7 +45,7 @@ fn whole(pages: &Pages) -> libc::iovec {
     vector(pages.at(0), pages.length)
 }
 
-/// Reads a byte into a buffer's start by its index.
+/// Reads a byte into the start of a buffer, named by its index.
 fn probe(ring: &mut Ring, pages: &Pages, index: u16) -> String {
     let file = files::memory_file(b"x");
     let sqe = read_at(file.as_raw_fd(), pages.at(0), 1, 0, 1).with(|sqe| {
@@ -94,7 +94,7 @@ fn counts(t: &mut Transcript) {
     t.result("none", register(&ring, &[]));
     let vectors = vec![vector(a.at(0), 8); 16_385];
     t.result("16385", register(&ring, &vectors));
-    // Not the most there may be: each counts a page of locked memory.
+    // Not the maximum: each buffer counts a page of locked memory.
     t.result("1000", register(&ring, &vectors[..1000]));
 }
 
@@ -121,14 +121,14 @@ fn bad_vectors(t: &mut Transcript) {
 fn sizes(t: &mut Transcript) {
     let ring = Ring::new(4);
     let a = Pages::new(1);
-    // The most one buffer may have is a gigabyte.
+    // A buffer may have at most a gigabyte.
     t.result("a gigabyte and one", register(&ring, &[vector(a.at(0), (1 << 30) + 1)]));
     t.result("one byte", register(&ring, &[vector(a.at(77), 1)]));
     t.result("unregister", unregister_all(&ring));
     t.result("a few odd bytes", register(&ring, &[vector(a.at(4090), 3)]));
 }
 
-/// A vector of null and nothing is an empty slot.
+/// A null vector of length 0 is an empty slot.
 fn empty_slots(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let a = Pages::new(1);
@@ -313,7 +313,7 @@ fn clone_whole(t: &mut Transcript) {
     t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
     t.say(format_args!("1 {}", probe(&mut second, &b, 1)));
     t.result("clone again", clone(&second, first.fd, |_| ()));
-    // What was cloned stays when the first lets go.
+    // The clone stays when the first ring unregisters its buffers.
     t.result("unregister the first", unregister_all(&first));
     t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
     drop(first);
@@ -341,7 +341,7 @@ fn clone_wrong(t: &mut Transcript) {
     t.result("null", second.register::<u8>(reg::CLONE_BUFFERS, std::ptr::null(), 1));
 }
 
-/// Parts of a table, into a table that has some already.
+/// Clones parts of a table into a table that already has buffers.
 fn clone_parts(t: &mut Transcript) {
     let (first, mut second) = (Ring::new(4), Ring::new(4));
     let (a, b, c) = (Pages::new(1), Pages::new(1), Pages::new(1));
@@ -378,7 +378,7 @@ fn clone_parts(t: &mut Transcript) {
 const REPLACE: u32 = 2;
 const BY_INDEX: u32 = 1;
 
-/// By the index of a registered ring, and from a ring that is another thread's.
+/// Clones by the index of a registered ring, and from a ring of another thread.
 fn clone_of_others(t: &mut Transcript) {
     let (first, mut second) = (Ring::new(4), Ring::new(4));
     let a = Pages::new(1);

@@ -1,4 +1,4 @@
-//! Registered files: both generations, sparse tables, updates, tags.
+//! Registered files: both generations of calls, sparse tables, updates, tags.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -37,7 +37,7 @@ pub const CASES: &[Case] = &[
     case("registered_files.beyond_descriptor_limit", beyond_descriptor_limit),
 ];
 
-/// Which of three contents a slot reads, or the errno.
+/// Returns which of three contents a slot reads, or the errno.
 fn probe(ring: &mut Ring, slot: i32) -> String {
     let mut byte = [0u8; 1];
     let entry = ring.one(read(slot, &mut byte, 0, 99).fixed());
@@ -115,7 +115,7 @@ fn bad_numbers(t: &mut Transcript) {
         let table = [files[0].as_raw_fd(), bad];
         t.result(format_args!("register {bad}"), register(&ring, &table));
     }
-    // Nothing is left of what was refused.
+    // A refused call leaves no file behind.
     show(t, &mut ring, 1);
     t.result("register", register(&ring, &numbers(&files)));
 }
@@ -125,7 +125,7 @@ fn counts(t: &mut Transcript) {
     t.result("none", register(&ring, &[]));
     let table = vec![-1i32; 40_000];
     t.result("more than may be", register(&ring, &table[..32_769]));
-    // The limit is RLIMIT_NOFILE, too.
+    // RLIMIT_NOFILE is a limit, too.
     let limit = libc::rlimit { rlim_cur: 100, rlim_max: 100 };
     // SAFETY: `limit` is readable.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
@@ -144,7 +144,7 @@ fn bad_addresses(t: &mut Transcript) {
     t.result("update from unmapped", update_at(&ring, 0, BAD as *const i32, 1));
 }
 
-/// A ring in a table of its own would keep itself alive.
+/// A ring in its own table would keep itself alive.
 fn ring_in_its_own_table(t: &mut Transcript) {
     let ring = Ring::new(4);
     let other = Ring::new(4);
@@ -250,7 +250,7 @@ fn second_sparse(t: &mut Transcript) {
     let files = abc();
     t.result("update", update2(&ring, 0, &numbers(&files), &[]));
     show(t, &mut ring, 3);
-    // Sparse and an array at once.
+    // Both sparse and an array.
     let other = Ring::new(4);
     registration.data = [-1i32; 3].as_ptr() as u64;
     t.result("sparse with data", other.register(reg::FILES2, &raw const registration, size));
@@ -282,7 +282,7 @@ fn second_wrong(t: &mut Transcript) {
     bad.data = &raw const number as u64;
     bad.tags = BAD;
     t.result("tags unmapped", ring.register(reg::FILES2, &raw const bad, size));
-    // A tag on an empty slot has nothing to tell of.
+    // A tag on an empty slot has nothing to report.
     t.result("tag on -1", files2(&ring, &[-1], &[5]));
 }
 
@@ -292,7 +292,7 @@ fn tags_on_unregister(t: &mut Transcript) {
     t.result("register", files2(&ring, &numbers(&files), &[11, 0, 13]));
     t.in_order(&ring.reap());
     t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
-    // A slot with a tag posts it when its file is let go; no tag, no CQE.
+    // A slot with a tag posts it when its file is released. Without a tag there is no CQE.
     t.sorted(&ring.wait(2));
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
@@ -356,7 +356,7 @@ fn update2_wrong(t: &mut Transcript) {
     t.result("beyond the end", ring.register(reg::FILES_UPDATE2, &raw const bad, size));
 }
 
-/// A registered file needs no number of the program's.
+/// A registered file uses no descriptor number of the program's.
 fn beyond_descriptor_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let files = abc();

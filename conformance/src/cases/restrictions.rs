@@ -59,7 +59,7 @@ fn disabled() -> Ring {
     Ring::flags(8, u::IORING_SETUP_R_DISABLED)
 }
 
-/// A ring with these rules in force.
+/// Makes a ring with these rules in force.
 fn restricted(t: &mut Transcript, rules: &[Restriction]) -> Ring {
     let ring = disabled();
     t.result("restrict", restrict(&ring, rules));
@@ -74,7 +74,7 @@ fn disabled_ring(t: &mut Transcript) {
     ring.push(nop(1));
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.result("enable", enable(&ring));
-    // What was written before is submitted now.
+    // The SQE written before is submitted now.
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.in_order(&ring.reap());
     t.result("enable again", enable(&ring));
@@ -126,7 +126,7 @@ fn register_opcodes(t: &mut Transcript) {
     t.result("unknown", ring.register::<u8>(999, std::ptr::null(), 0));
 }
 
-/// Rules for one kind only forbid all of the other.
+/// Rules for one kind only forbid everything of the other kind.
 fn register_only(t: &mut Transcript) {
     let mut ring = restricted(t, &[rule(REGISTER_OP, reg::FILES as u8)]);
     t.entry(&ring.one(nop(1)));
@@ -140,7 +140,7 @@ fn register_wrong(t: &mut Transcript) {
     t.result("null", ring.register::<u8>(reg::RESTRICTIONS, std::ptr::null(), 1));
     t.result("unmapped", ring.register(reg::RESTRICTIONS, BAD as *const u8, 1));
     t.result("too many", restrict(&ring, &vec![rule(SQE_OP, opcode::NOP); 129]));
-    // Man page: the reserved fields must be zero. The kernel does not look.
+    // Man page: the reserved fields must be zero. The kernel does not check them.
     let reserved = Restriction { resv: 1, resv2: [1; 3], ..rule(SQE_OP, opcode::NOP) };
     t.result("reserved", restrict(&ring, &[reserved]));
     t.result("enable", enable(&ring));
@@ -162,7 +162,7 @@ fn on_enabled_ring(t: &mut Transcript) {
     t.result("after enable", restrict(&ring, &[rule(SQE_OP, opcode::NOP)]));
 }
 
-/// No rules at all: nothing is allowed.
+/// Without any rule nothing is allowed.
 fn none(t: &mut Transcript) {
     let mut ring = disabled();
     t.result("restrict", restrict(&ring, &[]));
@@ -170,8 +170,7 @@ fn none(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
 }
 
-/// A disabled ring takes registrations, and restrictions do not hold before
-/// the ring is enabled.
+/// A disabled ring accepts registrations. Restrictions apply only once the ring is enabled.
 fn register_on_disabled(t: &mut Transcript) {
     let mut ring = disabled();
     let file = files::memory_file(b"x");

@@ -1,6 +1,6 @@
-//! What requests may do: the credentials, root, directory and namespaces of the thread that
-//! submits, at the moment of its submission. Each case runs in a forked child that may give all
-//! of these up. They need a superuser.
+//! The rights of requests: the credentials, root, directory and namespaces of the submitting
+//! thread, at the moment of its submission. Each case runs in a forked child that may give all of
+//! these up. The cases need a superuser.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -36,12 +36,12 @@ pub const CASES: &[Case] = &[
 ];
 
 pub(super) const NOBODY: u32 = 65534;
-/// Of [`Place`].
+/// Files in [`Place`].
 pub(super) const SECRET: &CStr = c"secret";
 const CLOSED: &CStr = c"closed/file";
 const LOCKED: &CStr = c"locked";
 
-/// A directory that anybody may enter, with things in it that only the superuser may use.
+/// A directory that any user may enter, with files that only the superuser may use.
 pub(super) struct Place {
     scratch: Scratch,
     directory: OwnedFd,
@@ -59,12 +59,12 @@ impl Place {
         std::fs::create_dir(scratch.path.join("closed")).expect("a directory");
         scratch.file("closed/file", b"closed");
         allow("closed", 0o700);
-        // For its owner, too, only by a capability.
+        // Even the owner needs a capability for this file.
         scratch.file("locked", b"locked");
         allow("locked", 0);
         allow("", 0o755);
         let path = scratch.path_of("");
-        // SAFETY: the path is a C string; the descriptor is new.
+        // SAFETY: the path is a C string. The descriptor is new, and nothing else owns it.
         let directory = unsafe { OwnedFd::from_raw_fd(libc::open(path.as_ptr(), libc::O_PATH | libc::O_CLOEXEC)) };
         Place { scratch, directory }
     }
@@ -91,12 +91,12 @@ pub(super) fn describe(entry: &Entry) -> String {
     if entry.res >= 0 { "done".into() } else { crate::names::result(entry.res) }
 }
 
-/// Opens, inline and by a worker.
+/// Opens a path, inline and by a worker.
 pub(super) fn opens(t: &mut Transcript, ring: &mut Ring, what: &str, directory: i32, path: &CStr) {
     open_both_ways(t, ring, what, open(directory, path, libc::O_RDONLY));
 }
 
-/// Opens what only the superuser may open, with a personality.
+/// Opens with a personality a file that only the superuser may open.
 pub(super) fn opens_as(t: &mut Transcript, ring: &mut Ring, what: &str, place: &Place, personality: u16) {
     open_both_ways(t, ring, what, Sqe { personality, ..open(place.fd(), SECRET, libc::O_RDONLY) });
 }
@@ -111,12 +111,12 @@ fn open_both_ways(t: &mut Transcript, ring: &mut Ring, what: &str, sqe: Sqe) {
 
 pub(super) fn shut(number: i32) {
     if number >= 0 {
-        // SAFETY: a descriptor that a request has just opened.
+        // SAFETY: a request has just opened the descriptor.
         unsafe { libc::close(number) };
     }
 }
 
-/// Everything that asks for a right, by paths.
+/// Tries every operation that needs a right, by paths.
 fn tries(t: &mut Transcript, ring: &mut Ring, place: &Place) {
     let fd = place.fd();
     opens(t, ring, "open", fd, SECRET);
@@ -145,15 +145,15 @@ fn tries(t: &mut Transcript, ring: &mut Ring, place: &Place) {
     }
 }
 
-/// Runs a case in a child that may lose what it likes.
+/// Runs a case in a child that may give up any right.
 pub(super) fn alone(t: &mut Transcript, work: impl FnOnce(&mut Transcript)) {
-    // SAFETY: asks for a number.
+    // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } != 0 {
         t.say("needs a superuser");
         return;
     }
     let ending = process::forked(|| {
-        // SAFETY: changes a number.
+        // SAFETY: the call only changes this process's umask.
         unsafe { libc::umask(0o022) };
         work(t);
         0
@@ -166,17 +166,17 @@ fn call(t: &mut Transcript, what: &str, answer: i64) {
     t.say(format_args!("{what}: {}", crate::names::result(answer as i32)));
 }
 
-/// setfsuid(2) of this thread; it answers the number before.
+/// Calls setfsuid(2) for this thread. The call returns the previous id.
 pub(super) fn set_file_system_user(user: u32) {
-    // SAFETY: changes no memory.
+    // SAFETY: the call touches no memory.
     unsafe { libc::syscall(libc::SYS_setfsuid, user) };
 }
 
 fn drop_capabilities(t: &mut Transcript) {
-    // Version 3, this thread; no set has any.
+    // Version 3 of the header, for this thread. All sets are empty.
     let header = [0x2008_0522u32, 0];
     let sets = [0u32; 6];
-    // SAFETY: both are as capset(2) wants them.
+    // SAFETY: both structures have the layout of capset(2).
     let answer = unsafe { libc::syscall(libc::SYS_capset, &raw const header, &raw const sets) };
     call(t, "capset", answer);
 }
@@ -192,7 +192,7 @@ fn capabilities(t: &mut Transcript) {
     });
 }
 
-/// By libc, in all threads: also in one that has used the ring.
+/// By libc, in all threads, also in one that has used the ring.
 fn user_of_the_process(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -208,7 +208,7 @@ fn user_of_the_process(t: &mut Transcript) {
             done.send(describe(&ring.one(open(fd, SECRET, libc::O_RDONLY).forced_async()))).expect("a listener");
         });
         t.say(format_args!("another thread: {}", answered.recv().expect("an answer")));
-        // SAFETY: changes no memory.
+        // SAFETY: the call touches no memory.
         call(t, "setresuid", i64::from(unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) }));
         go.send(()).expect("a listener");
         t.say(format_args!("another thread: {}", answered.recv().expect("an answer")));
@@ -218,13 +218,13 @@ fn user_of_the_process(t: &mut Transcript) {
     });
 }
 
-/// By the system call, which concerns the calling thread.
+/// By the system call, which affects only the calling thread.
 fn user_of_the_only_thread(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
         let mut ring = Ring::new(8);
         tries(t, &mut ring, &place);
-        // SAFETY: changes no memory.
+        // SAFETY: the call touches no memory.
         call(t, "setresuid", unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) });
         tries(t, &mut ring, &place);
     });
@@ -242,11 +242,11 @@ fn file_system_user(t: &mut Transcript) {
     });
 }
 
-/// Forbids everything to this thread that Landlock forbids.
+/// Makes Landlock forbid this thread everything that it can forbid.
 fn restrict(t: &mut Transcript) {
-    // struct landlock_ruleset_attr, of its first version: all rights to files.
+    // struct landlock_ruleset_attr in its first version: all rights to files.
     let handled = 0x1fffu64;
-    // SAFETY: the rules are read; the numbers are landlock_create_ruleset(2)'s and
+    // SAFETY: the kernel only reads the rules. The numbers are landlock_create_ruleset(2)'s and
     // landlock_restrict_self(2)'s.
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
@@ -295,7 +295,7 @@ fn thread_of_its_own(t: &mut Transcript) {
     });
 }
 
-/// A thread has what the thread had that made it.
+/// A thread inherits the rights of the thread that made it.
 fn thread_inherits(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -323,7 +323,7 @@ fn unshare(t: &mut Transcript, what: i32) {
     call(t, "unshare", i64::from(unsafe { libc::unshare(what) }));
 }
 
-/// Makes a file by a path without a directory, and says what its mode is.
+/// Makes a file by a path without a directory, and prints its mode.
 fn makes(t: &mut Transcript, ring: &mut Ring, place: &Place, who: &str) {
     let sqe = open(libc::AT_FDCWD, c"here", libc::O_CREAT | libc::O_WRONLY).with(|sqe| sqe.len = 0o666);
     let entry = ring.one(sqe);
@@ -346,7 +346,7 @@ fn with_two_directories() -> Place {
     place
 }
 
-/// A process's directory and mask are those of all its threads.
+/// All threads of a process share its directory and umask.
 fn shared_directory(t: &mut Transcript) {
     let place = with_two_directories();
     alone(t, |t| {
@@ -356,7 +356,7 @@ fn shared_directory(t: &mut Transcript) {
         let path = place.scratch.path_of("two");
         std::thread::spawn(move || {
             change_directory(&path);
-            // SAFETY: changes a number.
+            // SAFETY: the call only changes this process's umask.
             unsafe { libc::umask(0o077) };
         })
         .join()
@@ -376,7 +376,7 @@ fn own_directory(t: &mut Transcript) {
                 unshare(t, libc::CLONE_FS);
                 makes(t, &mut ring, &place, "unshared");
                 change_directory(&place.scratch.path_of("two"));
-                // SAFETY: changes a number.
+                // SAFETY: the call only changes this process's umask.
                 unsafe { libc::umask(0o077) };
                 makes(t, &mut ring, &place, "elsewhere");
             });
@@ -429,7 +429,7 @@ fn own_mounts(t: &mut Transcript) {
     });
 }
 
-/// What its thread may do when a request's turn comes counts, and not what it might before.
+/// The rights that count are those of the thread when the request starts, not those before.
 fn behind_a_timeout(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -453,7 +453,7 @@ pub(super) fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
     ring.reap()
 }
 
-/// Whoever else enters meanwhile lends its rights to no request of another thread's.
+/// Another thread that enters meanwhile does not lend its rights to requests of this thread.
 fn behind_a_timeout_of_a_thread(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -484,7 +484,7 @@ fn behind_a_timeout_of_a_thread(t: &mut Transcript) {
     });
 }
 
-/// An SQ thread has the credentials that the ring's creator had when the ring was made.
+/// An SQ thread has the credentials that the ring's creator had at setup.
 fn sq_thread(t: &mut Transcript) {
     let place = Place::new();
     let polled = || {
@@ -509,7 +509,7 @@ fn sq_thread(t: &mut Transcript) {
     });
 }
 
-/// The user that the other side of a unix socket sees.
+/// The user that the peer of a unix socket sees.
 fn connection(t: &mut Transcript) {
     let place = Place::new();
     let path = place.scratch.path_of("socket");
@@ -519,7 +519,7 @@ fn connection(t: &mut Transcript) {
         std::fs::set_permissions(place.scratch.path.join("socket"), anybody).expect("a mode of our own file");
         let mut ring = Ring::new(8);
         for user in [0, NOBODY] {
-            // SAFETY: changes no memory.
+            // SAFETY: the call touches no memory.
             unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
             for flags in [0, sqe_flags::ASYNC] {
                 let socket = files::socket(libc::AF_UNIX, libc::SOCK_STREAM);
@@ -548,7 +548,7 @@ fn connection(t: &mut Transcript) {
 fn peer(socket: i32) -> u32 {
     let mut seen: libc::ucred = crate::memory::zeroed();
     let mut length = size_of::<libc::ucred>() as u32;
-    // SAFETY: both are ours to write.
+    // SAFETY: both are variables of this function.
     unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut seen).cast(), &mut length) };
     seen.uid
 }

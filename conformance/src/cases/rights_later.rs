@@ -1,5 +1,5 @@
-//! Rights that change between a request's submission and its end, in its own thread or in another.
-//! Each case runs in a forked child and needs a superuser.
+//! Rights that change between a request's submission and its end, in its own thread or in another
+//! one. Each case runs in a forked child and needs a superuser.
 
 use std::os::fd::AsRawFd;
 
@@ -40,8 +40,8 @@ fn say_last(t: &mut Transcript, what: &str, seen: &[Entry]) {
     t.say(format_args!("{what}: {}", last.map_or("nothing".into(), rights::describe)));
 }
 
-/// How many of 300 opens by workers succeed, submitted as `first` and followed by a change to
-/// `then`. Each of them needs a worker of its own: no worker outlives a change.
+/// Prints how many of 300 opens by workers succeed. They are submitted as `first` and followed by a
+/// change to `then`. Each open needs a worker of its own: no worker outlives a change.
 fn opens_before_a_change(t: &mut Transcript, place: &Place, first: u32, then: u32) {
     let mut ring = Ring::new(8);
     let mut opened = 0;
@@ -67,19 +67,20 @@ fn lowered_after_submission(t: &mut Transcript) {
     rights::alone(t, |t| opens_before_a_change(t, &place, 0, NOBODY));
 }
 
-/// The thread that carries a request out lends its rights to no request behind it.
+/// The thread that carries a request out does not lend its rights to the next request.
 fn behind_a_worker_of_a_personality(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
         let fifo = Fifo::new();
         let (reader, writer) = files::pipe();
-        // Another process, which keeps its rights, lets the open go on.
+        // Another process, which keeps its rights, lets the open continue.
         let helper = process::start(|| {
             let mut byte = [0u8; 1];
-            // SAFETY: the byte is ours to write.
+            // SAFETY: the byte is a variable of this function.
             unsafe { libc::read(reader.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
             let _held = fifo.release();
-            // SAFETY: as above; it ends when the case closes its end.
+            // SAFETY: the byte is a variable of this function. The read ends when the case closes
+            // its end.
             unsafe { libc::read(reader.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
             0
         });
@@ -97,7 +98,7 @@ fn behind_a_worker_of_a_personality(t: &mut Transcript) {
     });
 }
 
-/// A request with a personality keeps it, whatever becomes of its thread.
+/// A request with a personality keeps it, whatever happens to its thread's rights.
 fn of_a_personality(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -120,7 +121,8 @@ fn of_a_personality(t: &mut Transcript) {
     });
 }
 
-/// A request was submitted while all threads had the same rights. Then another thread takes more.
+/// A request is submitted while all threads have equal rights. Then another thread takes more
+/// rights.
 fn another_thread_raises_itself(t: &mut Transcript) {
     let place = Place::new();
     for flags in [0, sqe_flags::ASYNC] {
@@ -150,13 +152,13 @@ fn another_thread_raises_itself(t: &mut Transcript) {
     }
 }
 
-/// PR_SET_KEEPCAPS: a change of user leaves the permitted capabilities.
+/// PR_SET_KEEPCAPS: a change of user preserves the permitted capabilities.
 fn kept_capabilities(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
         let mut ring = Ring::new(8);
         rights::opens(t, &mut ring, "before", place.fd(), SECRET);
-        // SAFETY: changes no memory.
+        // SAFETY: the calls touch no memory.
         unsafe {
             libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0);
             libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY);
@@ -164,7 +166,7 @@ fn kept_capabilities(t: &mut Transcript) {
         rights::opens(t, &mut ring, "with none in force", place.fd(), SECRET);
         let header = [0x2008_0522u32, 0];
         let mut sets = [[0u32; 3]; 2];
-        // SAFETY: both are as capget(2) and capset(2) want them.
+        // SAFETY: both structures have the layout of capget(2) and capset(2).
         unsafe {
             libc::syscall(libc::SYS_capget, &raw const header, &raw mut sets);
             sets.iter_mut().for_each(|half| half[0] = half[1]);
@@ -174,13 +176,13 @@ fn kept_capabilities(t: &mut Transcript) {
     });
 }
 
-/// Linux gives the id of a thread that has ended to another one later.
+/// Linux later gives the id of a thread that has ended to another one.
 fn thread_with_the_id_of_another(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
         let mut ring = Ring::new(8);
         let thread_id = || {
-            // SAFETY: asks for a number.
+            // SAFETY: the call only returns a number.
             unsafe { libc::syscall(libc::SYS_gettid) as i32 }
         };
         let first = std::thread::scope(|scope| {
@@ -191,7 +193,7 @@ fn thread_with_the_id_of_another(t: &mut Transcript) {
             };
             scope.spawn(work).join().expect("no panic")
         });
-        // Its successor inherits the rights of the main thread, which gives them up.
+        // The next thread inherits the rights of the main thread, which gives them up first.
         rights::set_file_system_user(NOBODY);
         let said = std::sync::atomic::AtomicBool::new(false);
         for _ in 0..2000 {
@@ -213,7 +215,7 @@ fn thread_with_the_id_of_another(t: &mut Transcript) {
     });
 }
 
-/// A socket that receives messages at a path, and the address of that path.
+/// Makes a socket that receives messages at a path, and returns it with the address of that path.
 fn receiver(place: &Place, name: &str, mode: u32) -> (std::os::unix::net::UnixDatagram, libc::sockaddr_un) {
     use std::os::unix::fs::PermissionsExt;
     let path = place.path(name);
@@ -228,12 +230,12 @@ fn receiver(place: &Place, name: &str, mode: u32) -> (std::os::unix::net::UnixDa
 }
 
 fn addressed(sqe: Sqe, address: &libc::sockaddr_un) -> Sqe {
-    // `addr2`, and `addr_len` in the lower half of `file_index`.
+    // The address is in `addr2`, its length in the lower half of `file_index`.
     Sqe { off: &raw const *address as u64, file_index: size_of::<libc::sockaddr_un>() as u32, ..sqe }
 }
 
 /// Sends a message to a path that only the superuser may send to, from a thread without rights.
-/// Another thread, which has them, lets it go on.
+/// Another thread, which has the rights, lets the request continue.
 fn sends_later(t: &mut Transcript, ring: &mut Ring, submit: impl FnOnce(&mut Ring) -> u32 + Send, go_on: impl Fn()) {
     std::thread::scope(|scope| {
         let (over, wait) = std::sync::mpsc::channel::<()>();
@@ -257,11 +259,11 @@ fn send_polled_for_first(t: &mut Transcript) {
     rights::alone(t, |t| {
         let socket = files::socket(libc::AF_UNIX, libc::SOCK_DGRAM);
         let (_target, address) = receiver(&place, "target", 0o600);
-        // Its own send buffer is full of what another socket has not received.
+        // The sender's buffer is full of data that another socket has not received.
         let (other, filler) = receiver(&place, "other", 0o666);
         files::set_nonblocking(&socket, true);
         let fill = || {
-            // SAFETY: the bytes and the address live across the call.
+            // SAFETY: the bytes and the address live through the call.
             unsafe {
                 let (bytes, length) = ([0u8; 16384], size_of::<libc::sockaddr_un>() as u32);
                 libc::sendto(
@@ -312,8 +314,8 @@ fn send_of_a_selected_buffer(t: &mut Transcript) {
     });
 }
 
-/// A ring that always has requests, of a thread that changes back and forth: as many threads serve
-/// it at the end as at the beginning, but for a few.
+/// A ring that always has requests, of a thread that changes its rights back and forth. At the end
+/// about as many threads serve it as at the beginning.
 fn changes_while_requests_wait(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -336,12 +338,13 @@ fn changes_while_requests_wait(t: &mut Transcript) {
     });
 }
 
-/// A child that no function of libc's has forked, and a thread of which changes before any ring.
+/// A child that was not forked by a libc function, in which a thread changes its rights before any
+/// ring exists.
 fn thread_of_a_child_before_its_first_ring(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
         let ring = Ring::new(8);
-        // SAFETY: the child goes on with its one thread.
+        // SAFETY: the child continues with its one thread.
         let child = unsafe { libc::syscall(libc::SYS_fork) } as i32;
         if child != 0 {
             t.say(process::ending(child));
@@ -359,7 +362,7 @@ fn thread_of_a_child_before_its_first_ring(t: &mut Transcript) {
             let first = Ring::new(8);
             made.send(first).expect("a listener");
         });
-        // SAFETY: ends the child here.
+        // SAFETY: the call ends the child here.
         unsafe { libc::_exit(0) };
     });
 }

@@ -1,4 +1,4 @@
-//! Registered ring descriptors: a ring by its index instead of its number.
+//! Registered ring descriptors: calls name a ring by its index instead of its descriptor.
 
 use std::os::fd::AsRawFd;
 
@@ -61,7 +61,7 @@ fn register_and_enter(t: &mut Transcript) {
     t.result("register", register(&ring, &mut entries));
     t.say(format_args!("index {}", entries[0].offset));
     nop_at(t, &mut ring, entries[0].offset);
-    // The number still works beside it.
+    // The descriptor still works, too.
     t.entry(&ring.one(nop(1)));
 }
 
@@ -139,7 +139,7 @@ fn unregister(t: &mut Transcript) {
     nop_at(t, &mut ring, 3);
 }
 
-/// The index keeps the ring alive when the number has been closed.
+/// The index keeps the ring alive after its descriptor has been closed.
 fn closed_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let mut entries = [entry(ANY, ring.fd)];
@@ -149,7 +149,7 @@ fn closed_descriptor(t: &mut Transcript) {
     t.result("enter by the number", ring.enter(0, 0, 0));
 }
 
-/// The table is the thread's own.
+/// Each thread has a table of its own.
 fn other_thread(t: &mut Transcript) {
     let ring = Ring::new(8);
     let mut entries = [entry(ANY, ring.fd)];
@@ -160,7 +160,7 @@ fn other_thread(t: &mut Transcript) {
     t.result("enter here", door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
 }
 
-/// REG_REG_RING: register calls take the index, too.
+/// REG_REG_RING: register calls accept the index, too.
 fn register_by_index(t: &mut Transcript) {
     let ring = Ring::new(8);
     let mut entries = [entry(ANY, ring.fd)];
@@ -175,14 +175,14 @@ fn register_by_index(t: &mut Transcript) {
     t.result("bad index", door::register(9, reg::UNREGISTER_FILES | by, none, 0));
     t.result("index -1", door::register(-1, reg::UNREGISTER_FILES | by, none, 0));
     t.result("unregister by index", door::register(index, reg::UNREGISTER_FILES | by, none, 0));
-    // The last thing done by an index may be to give it up.
+    // The last call by an index may be the one that unregisters it.
     let gone = entry(index as u32, 0);
     let argument = (&raw const gone).cast();
     t.result("give up", door::register(index, reg::UNREGISTER_RING_FDS | by, argument, 1));
     t.result("unknown opcode by index", door::register(index, 999 | by, none, 0));
 }
 
-/// Any ring's call registers any ring.
+/// A call on any ring can register any ring.
 fn another_ring(t: &mut Transcript) {
     let (first, mut second) = (Ring::new(4), Ring::new(4));
     let mut entries = [entry(2, second.fd)];

@@ -1,4 +1,4 @@
-//! RWF_*: the flags of one read or write.
+//! RWF_*: the flags of a single read or write.
 
 use std::os::fd::AsRawFd;
 
@@ -68,7 +68,7 @@ fn no_append(t: &mut Transcript) {
     t.say(files::text(&file));
 }
 
-/// RWF_NOWAIT answers instead of waiting.
+/// With RWF_NOWAIT the request answers instead of waiting.
 fn nowait_on_empty(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 4];
@@ -90,7 +90,7 @@ fn nowait_with_data(t: &mut Transcript) {
     files::put(&writer, b"ab");
     t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 1).op_flags(NOWAIT)));
     t.entry(&ring.one(write(writer.as_raw_fd(), b"cd", 0, 2).op_flags(NOWAIT)));
-    // A file in memory: its pages are there.
+    // The pages of a file in memory are always present.
     let file = files::memory_file(b"0123456789");
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 3).op_flags(NOWAIT)));
 }
@@ -123,13 +123,13 @@ fn not_on_this_file(t: &mut Transcript) {
         t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 1).op_flags(flags)));
         t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 2).op_flags(flags)));
     }
-    // DSYNC, SYNC and APPEND mean nothing on a pipe, and are let through.
+    // DSYNC, SYNC and APPEND have no effect on a pipe, and are accepted.
     for flags in [DSYNC, SYNC, APPEND] {
         t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 3).op_flags(flags)));
     }
 }
 
-/// A level without a class is none.
+/// A level without a class is no priority.
 fn priority(t: &mut Transcript) {
     const BEST_EFFORT: u16 = 2 << 13;
     const IDLE: u16 = 3 << 13;
@@ -142,7 +142,7 @@ fn priority(t: &mut Transcript) {
     }
 }
 
-/// What a file does not take is refused before there is anything to take.
+/// Flags that a file does not support are refused even if there is no data.
 fn on_empty_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 8];
@@ -158,7 +158,7 @@ fn on_empty_file(t: &mut Transcript) {
     }
 }
 
-/// Of a ring that does not poll it is refused when the file has been looked at.
+/// On a ring that does not poll, HIPRI is refused after the file has been checked.
 fn hipri_on_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 8];
@@ -194,7 +194,7 @@ fn hipri_ends_no_batch(t: &mut Transcript) {
     t.sorted(&ring.reap());
 }
 
-/// Flags are looked at though there is nothing to move.
+/// Flags are checked though the transfer is empty.
 fn of_nothing(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

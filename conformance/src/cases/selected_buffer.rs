@@ -1,4 +1,4 @@
-//! SEND and RECV with a buffer of a group.
+//! SEND and RECV with a provided buffer.
 
 use std::os::fd::AsRawFd;
 
@@ -40,7 +40,7 @@ fn select_to_send(fd: i32, length: u32, user_data: u64) -> Sqe {
     select(fd, length, user_data).with(|sqe| sqe.opcode = opcode::SEND)
 }
 
-/// A send to a pipe or a device uses up no buffer.
+/// A send to a pipe or a device consumes no buffer.
 fn no_socket(t: &mut Transcript) {
     let header: libc::msghdr = crate::memory::zeroed();
     let header_at = &raw const header as u64;
@@ -87,7 +87,7 @@ fn selected_buffer(t: &mut Transcript) {
         }
     }
     t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
-    // -ENOBUFS at once, whatever there is.
+    // -ENOBUFS at once, whether there is data or not.
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 5)));
     let pipe = files::pipe();
     t.entry(&ring.one(select(pipe.0.as_raw_fd(), 0, 6)));
@@ -131,7 +131,7 @@ fn selected_buffer_wait_all(t: &mut Transcript) {
     files::put(&writer, b"defghijk");
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
-    // Ended from outside: what was received counts, and its buffer.
+    // The receive is cancelled: its bytes and its buffer count.
     let _ = files::take(&reader, 100);
     ring.push(select(reader.as_raw_fd(), 8, 3).op_flags(ALL));
     ring.submit();
@@ -181,7 +181,7 @@ fn send_selected_buffer(t: &mut Transcript) {
     t.say(text(&files::take(&reader, 100).unwrap_or_default()));
 }
 
-/// A send keeps its buffer while it waits, and uses it up when it fails.
+/// A send keeps its buffer while it waits, and consumes it when it fails.
 fn send_selected_buffer_fails(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -255,7 +255,7 @@ fn returned_whole(t: &mut Transcript) {
     t.entry(&ring.one(bundle.with(|sqe| sqe.ioprio = u::IORING_RECVSEND_BUNDLE as u16)));
 }
 
-/// How a receive is asked for: RECV or RECVMSG, flags, options, its length.
+/// The receives to test: RECV or RECVMSG, flags, options, length.
 const RECEIVES: &[(u8, i32, u32, u32)] = &[
     (opcode::RECV, 0, 0, 0),
     (opcode::RECV, 0, 0, 4),
@@ -271,7 +271,7 @@ const RECEIVES: &[(u8, i32, u32, u32)] = &[
     (opcode::RECVMSG, libc::MSG_TRUNC, 0, 0),
 ];
 
-/// What this receive gives and does to a group, of one kind of buffers.
+/// Prints the result of a receive, and its effect on a group of one kind of buffers.
 fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: (u8, i32, u32, u32)) {
     let (operation, flags, options, length) = how;
     let mut ring = Ring::new(16);
@@ -310,7 +310,7 @@ fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: 
     }
 }
 
-/// Messages that are longer than their buffer, and say so.
+/// Messages longer than their buffer, which report the truncation.
 fn truncated_messages(t: &mut Transcript) {
     for kind in ["classic", "ring", "incremental"] {
         for how in RECEIVES {

@@ -1,4 +1,4 @@
-//! SEND and RECV: one piece of memory to or from a socket.
+//! SEND and RECV: one buffer to or from a socket.
 
 use std::os::fd::AsRawFd;
 
@@ -48,7 +48,7 @@ pub const CASES: &[Case] = &[
     case("send_receive.after_reset", after_reset),
 ];
 
-/// What is changed of a good request, and its name.
+/// A name, and a function that changes one field of a valid request.
 type Changed = (&'static str, fn(&mut Sqe));
 
 const FIRST: u16 = u::IORING_RECVSEND_POLL_FIRST as u16;
@@ -109,7 +109,7 @@ fn kinds_of_socket(t: &mut Transcript) {
     }
 }
 
-/// SOCK_NONEMPTY says that a stream holds more than was received.
+/// SOCK_NONEMPTY means that a stream holds more than was received.
 fn more_is_there(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for (reader, writer) in [files::sockets(), files::tcp()] {
@@ -197,12 +197,12 @@ fn bad_addresses(t: &mut Transcript) {
         t.entry(&ring.one(to(at, length)));
     }
     t.entry(&ring.one(to(good, 0x10010)));
-    // A stream minds no address.
+    // A stream socket ignores the address.
     let (_one, other) = files::tcp();
     t.entry(&ring.one(to(good, 16).with(|sqe| sqe.fd = other.as_raw_fd())));
 }
 
-/// O_NONBLOCK is the program's own affair.
+/// O_NONBLOCK on the file does not affect requests.
 fn nonblocking_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -264,12 +264,12 @@ fn short_breaks_link(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut bytes = [0; 8];
     files::put(&writer, b"abc");
-    // Without MSG_WAITALL whatever comes is a success.
+    // Without MSG_WAITALL any number of bytes is a success.
     ring.push(recv(reader.as_raw_fd(), &mut bytes, 1).linked());
     ring.push(nop(2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // So is the end of the file.
+    // The end of the file is a success, too.
     drop(writer);
     ring.push(recv(reader.as_raw_fd(), &mut bytes, 3).linked());
     ring.push(nop(4));
@@ -292,14 +292,14 @@ fn peek(t: &mut Transcript) {
     }
 }
 
-/// No signal comes of it.
+/// The failed send raises no signal.
 fn peer_is_gone(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for (reader, writer) in [files::sockets(), files::tcp()] {
         drop(reader);
         for user_data in 1..=2 {
             let entry = ring.one(send(writer.as_raw_fd(), b"x", user_data));
-            // The first segment after the end is sent still.
+            // The first segment after the end is still sent.
             if user_data == 2 || entry.res < 0 {
                 t.entry(&entry);
             }
@@ -384,7 +384,7 @@ fn unknown_options(t: &mut Transcript) {
         if bit != 5 {
             ring.push(options(send(writer.as_raw_fd(), b"y", bit), 1 << bit));
             ring.submit();
-            // A bundle without a group is a kind of multishot.
+            // A bundle without a group is treated like a multishot.
             t.in_order(&ring.wait(if bit == 4 { 2 } else { 1 }));
         }
     }
@@ -486,7 +486,7 @@ fn descriptor_closes(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// Each gets one; the kernel does not promise which.
+/// Each receive gets one message; the kernel does not promise which.
 fn two_receive(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets_of(libc::SOCK_SEQPACKET);
@@ -535,7 +535,7 @@ fn after_reset(t: &mut Transcript) {
     }
 }
 
-/// Whether it is a socket is looked at first, but for RECV.
+/// All opcodes but RECV first check that the file is a socket.
 fn poll_first_on_no_socket(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let (memory, event, null) = (files::memory_file(b"text"), files::eventfd(0), files::null());

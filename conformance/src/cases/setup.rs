@@ -1,4 +1,4 @@
-//! io_uring_setup(2): sizes, offsets, features, what is refused.
+//! io_uring_setup(2): sizes, offsets, features, and refused parameters.
 
 use usring_uapi::io_uring as u;
 
@@ -25,9 +25,8 @@ pub const CASES: &[Case] = &[
     case("setup.closed_at_once", closed_at_once),
 ];
 
-/// Tries a setup and says what sizes came out. The kernel gives the locked
-/// memory of a closed ring back a little later; an ordinary user may have to
-/// wait for it.
+/// Tries a setup and prints the resulting sizes. The kernel releases the locked memory of a closed
+/// ring a little later, so an ordinary user may have to wait for it.
 fn try_sizes(t: &mut Transcript, entries: u32, flags: u32, cq_entries: u32) {
     let mut params: Params = zeroed();
     params.flags = flags;
@@ -53,7 +52,7 @@ fn sizes(t: &mut Transcript) {
     for entries in [0, 1, 2, 3, 4, 5, 31, 33, 1000, 32767, 32768, 32769, 65536, u32::MAX] {
         try_sizes(t, entries, 0, 0);
     }
-    // Without CQSIZE the field is only written.
+    // Without CQSIZE the kernel ignores the field and overwrites it.
     try_sizes(t, 4, 0, 1000);
 }
 
@@ -76,7 +75,7 @@ fn cq_sizes(t: &mut Transcript) {
     for cq_entries in [0, 1, 7, 8, 9, 16, 100, 65535, 65536, 65537, u32::MAX] {
         try_sizes(t, 8, cqsize, cq_entries);
     }
-    // SQ is rounded before the two are compared, and CQ too.
+    // The kernel rounds both sizes before it compares them.
     try_sizes(t, 5, cqsize, 5);
     try_sizes(t, 5, cqsize, 4);
 }
@@ -108,9 +107,8 @@ fn offsets(t: &mut Transcript) {
     }
 }
 
-/// The feature bits of Linux 6.18 whose promise belongs to requests and calls
-/// that the suite covers; the others (bundles of send and receive, integrity
-/// attributes) are looked at by nobody here.
+/// The feature bits of Linux 6.18 for requests and calls that the suite covers. No case checks the
+/// other bits (bundles of send and receive, integrity attributes).
 const FEATURES: &[(u32, &str)] = &[
     (u::IORING_FEAT_SINGLE_MMAP, "SINGLE_MMAP"),
     (u::IORING_FEAT_NODROP, "NODROP"),
@@ -154,7 +152,7 @@ fn first_words(t: &mut Transcript) {
     t.say(format_args!("sq array {array:?}"));
 }
 
-/// What setup leaves alone and what it overwrites.
+/// Which fields setup leaves unchanged and which it overwrites.
 fn params_come_back(t: &mut Transcript) {
     let mut params: Params = zeroed();
     params.sq_entries = 99;
@@ -195,7 +193,7 @@ fn bad_pointer(t: &mut Transcript) {
     t.result("params in the kernel's half", door::setup(4, KERNEL_HALF as *mut Params));
     let pages = Pages::new(1);
     pages.protect_last(libc::PROT_READ);
-    // Readable but not writable: the ring is made and torn down again.
+    // Readable but not writable: the kernel makes the ring and removes it again.
     t.result("params read-only", door::setup(4, pages.at(0) as *mut Params));
     t.result("params null, entries 0", door::setup(0, std::ptr::null_mut()));
     let pages = Pages::new(2);

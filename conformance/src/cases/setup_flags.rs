@@ -1,5 +1,5 @@
-//! The flags of io_uring_setup(2): which stand alone, which need each other,
-//! which exclude each other.
+//! The flags of io_uring_setup(2): which are valid alone, which require another, and which exclude
+//! each other.
 
 use usring_uapi::io_uring as u;
 
@@ -56,8 +56,8 @@ fn words(flags: u32) -> String {
     crate::names::bits(flags, &names)
 }
 
-/// Makes a ring with these flags, says how that went and whether the flags
-/// came back as given, and closes it.
+/// Makes a ring with these flags, prints the result and whether the flags came back unchanged, and
+/// closes the ring.
 fn attempt(t: &mut Transcript, flags: u32) {
     let mut params: Params = zeroed();
     params.flags = flags;
@@ -72,15 +72,15 @@ fn attempt(t: &mut Transcript, flags: u32) {
 }
 
 fn each_alone(t: &mut Transcript) {
-    // CQSIZE without a size, ATTACH_WQ to descriptor 0 (not a ring), NO_MMAP
-    // without memory: refused for what they lack.
+    // CQSIZE without a size, ATTACH_WQ to descriptor 0 (not a ring), NO_MMAP without memory:
+    // refused for the missing part.
     for (flag, _) in FLAGS {
         attempt(t, *flag);
     }
 }
 
 fn unknown(t: &mut Transcript) {
-    // Bits 17 and 18 have come since; from 20 on nothing is defined by 6.18.
+    // Bits 17 and 18 are defined in newer kernels. 6.18 defines none from bit 20 on.
     for bit in 20..32 {
         attempt(t, 1 << bit);
     }
@@ -131,7 +131,7 @@ fn allowed_together(t: &mut Transcript) {
     );
 }
 
-/// A ring with the flag does what a ring is for.
+/// A ring with the flag carries out requests.
 fn nop_on_each(t: &mut Transcript) {
     let single = u::IORING_SETUP_SINGLE_ISSUER;
     let coop = u::IORING_SETUP_COOP_TASKRUN;
@@ -166,7 +166,7 @@ fn sq_thread_cpu(t: &mut Transcript) {
         });
         t.outcome(name, i64::from(ring.err().unwrap_or(0)));
     }
-    // Without SQ_AFF nobody looks at the number.
+    // Without SQ_AFF the processor's number is ignored.
     let ring = Ring::with(4, |params| {
         params.flags = u::IORING_SETUP_SQPOLL;
         params.sq_thread_cpu = 100_000;

@@ -1,5 +1,5 @@
-//! The shapes of a ring: wide entries, no index array, memory of the program's
-//! own, no descriptor at all.
+//! The layouts of a ring: wide entries, no index array, memory of the program's own, no descriptor
+//! at all.
 
 use std::os::fd::AsRawFd;
 
@@ -55,7 +55,7 @@ fn wide_sqes(t: &mut Transcript) {
     let file = files::memory_file(b"0123");
     let mut buffer = [0u8; 4];
     for round in 0..3 {
-        // The second half is not looked at by these operations.
+        // These operations ignore the second half.
         ring.push_wide(nop(round), &[0xff; 64]);
         ring.push_wide(read(file.as_raw_fd(), &mut buffer, 0, round + 10), &[0xaa; 64]);
         t.result("submit", ring.submit());
@@ -85,7 +85,7 @@ fn no_array(t: &mut Transcript) {
     t.say(format_args!("sq head {}", ring.sq_head()));
 }
 
-/// Entries are taken where the head stands, with wrap.
+/// Entries are taken at the head, with wrap-around.
 fn no_array_order(t: &mut Transcript) {
     let mut ring = Ring::flags(2, u::IORING_SETUP_NO_SQARRAY);
     for user_data in 1..=5 {
@@ -99,7 +99,7 @@ fn no_array_order(t: &mut Transcript) {
     t.in_order(&entries);
 }
 
-/// The array says which entry comes when.
+/// The array determines the order of the entries.
 fn array_permutes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for user_data in 0..4 {
@@ -123,7 +123,7 @@ fn array_repeats(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// Setup in memory of ours: the rings at `rings`, the entries at `sqes`.
+/// Makes a ring in memory of this program: the queues at `rings`, the entries at `sqes`.
 fn setup_in(rings: u64, sqes: u64, flags: u32) -> Result<Ring, i32> {
     let mut params: Params = zeroed();
     params.flags = u::IORING_SETUP_NO_MMAP | flags;
@@ -143,7 +143,7 @@ fn own_memory(t: &mut Transcript) {
         t.sorted(&ring.run(&[nop(round * 2), nop(round * 2 + 1)]));
     }
     drop(ring);
-    // The memory is still the program's.
+    // The memory still belongs to the program.
     let mut rings = rings;
     rings.bytes()[0] = 1;
     t.say("memory kept");
@@ -177,7 +177,7 @@ fn own_memory_wrong(t: &mut Transcript) {
     attempt("rings read-only", rings.at(0), sqes.at(0));
 }
 
-/// There is nothing to map on such a ring's descriptor.
+/// The descriptor of such a ring cannot be mapped.
 fn own_memory_not_mapped(t: &mut Transcript) {
     let (rings, sqes) = (Pages::new(1), Pages::new(1));
     let ring = setup_in(rings.at(0), sqes.at(0), 0).expect("a ring in our own memory");
@@ -186,7 +186,7 @@ fn own_memory_not_mapped(t: &mut Transcript) {
     }
 }
 
-/// REGISTERED_FD_ONLY: setup answers the index of a registered ring.
+/// REGISTERED_FD_ONLY: setup returns the index of a registered ring.
 fn no_descriptor(t: &mut Transcript) {
     let (rings, sqes) = (Pages::new(1), Pages::new(1));
     let flags = u::IORING_SETUP_REGISTERED_FD_ONLY;
@@ -230,12 +230,12 @@ fn no_descriptor_several(t: &mut Transcript) {
     let _ = nop(0).linked();
 }
 
-/// Opcodes for which a priority changes the answer. The file does not exist and
-/// the addresses are null, so no request does anything.
+/// Prints the opcodes for which a priority changes the result. The file does not exist and the
+/// addresses are null, so no request has an effect.
 fn priority_of_every_opcode(t: &mut Transcript) {
     const BEST_EFFORT: u16 = 2 << 13 | 4;
     let mut ring = Ring::new(2);
-    // Futexes and RECV_ZC are refused on purpose; a SEND_ZC posts a second completion.
+    // usring refuses futexes and RECV_ZC on purpose. A SEND_ZC posts a second completion.
     let is_left_out = |code: u8| {
         matches!(code, opcode::FUTEX_WAIT..=opcode::FUTEX_WAITV | opcode::RECV_ZC)
             || matches!(code, opcode::SEND_ZC | opcode::SENDMSG_ZC)

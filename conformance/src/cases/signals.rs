@@ -49,7 +49,7 @@ extern "C" fn count(_signal: i32) {
 }
 
 pub fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
-    // SAFETY: the handler only touches atomics and the ring meant for it.
+    // SAFETY: the handler only touches atomics and the ring that the case gives it.
     unsafe {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = handler as *const () as usize;
@@ -60,13 +60,13 @@ pub fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
 
 /// Sends this thread a signal a little later.
 fn signal_later(signal: i32, milliseconds: u64) -> std::thread::JoinHandle<()> {
-    // SAFETY: asks for our own thread's number.
+    // SAFETY: the call only returns this thread's id.
     let (target, number) = (unsafe { libc::pthread_self() }, crate::time::this_thread());
     std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(milliseconds));
-        // On a busy machine it may only be on its way to the wait.
+        // On a busy machine the thread may still be on its way into the wait.
         crate::time::until_asleep(number);
-        // SAFETY: the thread waits for this one, so it exists.
+        // SAFETY: the target thread waits for this one, so it exists.
         unsafe { libc::pthread_kill(target, signal) };
     })
 }
@@ -74,7 +74,7 @@ fn signal_later(signal: i32, milliseconds: u64) -> std::thread::JoinHandle<()> {
 fn set_of(signals: &[i32]) -> libc::sigset_t {
     let mut set = zeroed();
     for signal in signals {
-        // SAFETY: the set is ours.
+        // SAFETY: the set is a variable of this function.
         unsafe { libc::sigaddset(&mut set, *signal) };
     }
     set
@@ -87,7 +87,7 @@ fn mask(how: i32, signals: &[i32]) {
 
 fn is_blocked(signal: i32) -> bool {
     let mut now: libc::sigset_t = zeroed();
-    // SAFETY: our own thread's mask, into a set of ours.
+    // SAFETY: the call writes this thread's mask to a variable of this function.
     unsafe {
         libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now);
         libc::sigismember(&now, signal) == 1
@@ -98,7 +98,7 @@ fn handled(t: &mut Transcript) {
     t.say(format_args!("handled {}", HANDLED.swap(0, Ordering::SeqCst)));
 }
 
-/// enter(GETEVENTS) that only a signal can end.
+/// Calls enter(GETEVENTS), which only a signal can end.
 fn wait_for_ever(ring: &Ring) -> i32 {
     ring.enter(0, 1, u::IORING_ENTER_GETEVENTS)
 }
@@ -112,7 +112,7 @@ fn interrupt_wait(t: &mut Transcript) {
     let _ = thread.join();
 }
 
-/// SA_RESTART does not restart it.
+/// SA_RESTART does not restart the wait.
 fn interrupt_wait_with_restart(t: &mut Transcript) {
     let ring = Ring::new(4);
     handle(libc::SIGUSR1, count, libc::SA_RESTART);
@@ -122,7 +122,7 @@ fn interrupt_wait_with_restart(t: &mut Transcript) {
     let _ = thread.join();
 }
 
-/// A wait of 60 ms through which a signal passes at 20 ms.
+/// Waits for 60 ms. A signal arrives after 20 ms.
 fn wait_through(ring: &Ring, signal: i32) -> i32 {
     let thread = signal_later(signal, 20);
     let answer = ring.enter_for(0, 1, std::time::Duration::from_millis(60));
@@ -149,7 +149,7 @@ fn blocked_does_not_interrupt(t: &mut Transcript) {
     handled(t);
 }
 
-/// enter with a mask of 8 bytes as its argument.
+/// Calls enter with a mask of 8 bytes as its argument.
 fn wait_with_mask(ring: &Ring, signals: &[i32]) -> i32 {
     let set = set_of(signals);
     ring.enter_with(0, 1, u::IORING_ENTER_GETEVENTS, (&raw const set).cast(), 8)
@@ -174,26 +174,25 @@ fn mask_argument_blocks(t: &mut Transcript) {
     ring.submit();
     let thread = signal_later(libc::SIGUSR1, 20);
     t.result("wait", wait_with_mask(&ring, &[libc::SIGUSR1]));
-    // Delivered as the call returned.
+    // The signal was delivered when the call returned.
     handled(t);
     t.say(format_args!("blocked {}", is_blocked(libc::SIGUSR1)));
     t.in_order(&ring.reap());
     let _ = thread.join();
 }
 
-/// A signal that pends when the mask lets it through ends the wait before it
-/// begins.
+/// A signal that is pending when the mask admits it ends the wait before it begins.
 fn pending_and_mask_argument(t: &mut Transcript) {
     let ring = Ring::new(4);
     handle(libc::SIGUSR1, count, 0);
     mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
-    // SAFETY: our own thread.
+    // SAFETY: the signal goes to this thread.
     unsafe { libc::raise(libc::SIGUSR1) };
     handled(t);
     t.result("wait", wait_with_mask(&ring, &[]));
     handled(t);
-    // With a completion there the call succeeds, and the signal is taken or
-    // stays, as the kernel likes; afterwards it is not lost.
+    // With a completion in the CQ the call succeeds. The kernel may deliver the signal or leave it
+    // pending, but does not lose it.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();
@@ -220,7 +219,7 @@ fn bad_masks(t: &mut Transcript) {
     let flags = u::IORING_ENTER_GETEVENTS;
     let (soon, late) = (milliseconds(5), milliseconds(30_000));
     let set = set_of(&[]);
-    // So that a call which is not refused ends, and nothing is there before.
+    // A timeout, so that a call that is not refused ends, and the CQ is empty before.
     ring.push(timeout(&late, 0, 0, 1));
     ring.submit();
     for size in [0, 4, 8, 16, 128] {
@@ -236,7 +235,7 @@ fn bad_masks(t: &mut Transcript) {
     ring.push(timeout_remove(1, 3));
     ring.submit();
     ring.wait(2);
-    // With enough in the queue nothing is looked at.
+    // With enough completions in the queue the argument is not read.
     ring.push(nop(1));
     ring.submit();
     t.result("unmapped, one is there", ring.enter_with(0, 1, flags, 16 as *const _, 8));
@@ -262,7 +261,7 @@ fn extended_mask_argument(t: &mut Transcript) {
     let _ = thread.join();
 }
 
-/// What was submitted is the answer; the interruption is not told of.
+/// The result is the number of submitted entries; the interruption is not reported.
 fn submitted_before_interrupt(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -279,7 +278,7 @@ fn completion_and_signal(t: &mut Transcript) {
     handle(libc::SIGUSR1, count, 0);
     ring.push(nop(1));
     ring.submit();
-    // SAFETY: our own thread; handled before raise returns.
+    // SAFETY: the signal goes to this thread and is handled before raise returns.
     unsafe { libc::raise(libc::SIGUSR1) };
     t.result("wait, one is there", wait_for_ever(&ring));
     handled(t);
@@ -292,8 +291,8 @@ extern "C" fn submit_in_handler(_signal: i32) {
     if ring.is_null() {
         return;
     }
-    // SAFETY: the case gave the ring away for as long as signals may come, and
-    // touches its SQ only while they cannot.
+    // SAFETY: the case has given the ring away while signals may arrive. It touches the ring's SQ
+    // only while they cannot.
     let ring = unsafe { &mut *ring };
     ring.push(nop(1000));
     ANSWER.store(ring.submit(), Ordering::SeqCst);
@@ -323,7 +322,8 @@ extern "C" fn enter_in_handler(_signal: i32) {
 }
 
 fn every_millisecond(signal: i32) -> libc::timer_t {
-    // SAFETY: the timer and its event are ours; the timer ends with the process.
+    // SAFETY: the timer and its event are variables of this function. The timer ends with the
+    // process.
     unsafe {
         let mut event: libc::sigevent = zeroed();
         event.sigev_notify = libc::SIGEV_THREAD_ID;
@@ -339,7 +339,7 @@ fn every_millisecond(signal: i32) -> libc::timer_t {
     }
 }
 
-/// The handler enters the ring whatever its thread is doing with it.
+/// The handler enters the ring, whatever its thread is doing with it.
 fn handler_enters_while_busy(t: &mut Transcript) {
     let mut ring = Ring::new(16);
     ANSWER.store(ring.fd, Ordering::SeqCst);
@@ -360,7 +360,7 @@ fn handler_enters_while_busy(t: &mut Transcript) {
         lost += u32::from(entries.len() != 8);
         sent += 8;
     }
-    // SAFETY: made above.
+    // SAFETY: the timer was made above.
     unsafe { libc::timer_delete(timer) };
     t.say(format_args!("batches with a loss {lost}"));
     t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
@@ -383,7 +383,7 @@ fn handler_makes_a_ring(t: &mut Transcript) {
     let _ = thread.join();
 }
 
-/// Storage for sigsetjmp, larger than any libc's.
+/// Storage for sigsetjmp, larger than any libc needs.
 #[repr(C, align(16))]
 struct Jump([u64; 64]);
 
@@ -397,17 +397,17 @@ unsafe extern "C" {
 
 extern "C" fn jump(_signal: i32) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: the frame that called sigsetjmp is still there: it waits.
+    // SAFETY: the frame that called sigsetjmp still exists: it waits.
     unsafe { siglongjmp(&raw mut JUMP, 1) }
 }
 
-/// A handler that does not return: the ring is not left half-way.
+/// A handler that does not return: the ring must stay consistent.
 fn handler_jumps_out(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     handle(libc::SIGUSR1, jump, 0);
     for _ in 0..3 {
         let thread = signal_later(libc::SIGUSR1, 10);
-        // SAFETY: nothing that needs to be dropped is made between the two.
+        // SAFETY: no value with a destructor is made between the two calls.
         let back = unsafe { sigsetjmp(&raw mut JUMP, 1) };
         if back == 0 {
             wait_for_ever(&ring);
@@ -434,13 +434,13 @@ fn storm(t: &mut Transcript) {
         }
         found += ring.wait(1).len();
     }
-    // SAFETY: made above.
+    // SAFETY: the timer was made above.
     unsafe { libc::timer_delete(timer) };
     t.say(format_args!("found {found}"));
     t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
 }
 
-/// A thread that has blocked everything, as servers' threads do.
+/// A thread that has blocked all signals, as servers' threads do.
 fn all_blocked_thread(t: &mut Transcript) {
     let answers = std::thread::spawn(|| {
         // SAFETY: the call changes only this thread's mask.
@@ -459,7 +459,7 @@ fn all_blocked_thread(t: &mut Transcript) {
 fn interval_timer(t: &mut Transcript) {
     let ring = Ring::new(4);
     handle(libc::SIGALRM, count, 0);
-    // SAFETY: our own process's timer.
+    // SAFETY: the timer belongs to this process.
     unsafe {
         let mut time: libc::itimerval = zeroed();
         time.it_value.tv_usec = 20_000;
@@ -472,7 +472,7 @@ fn interval_timer(t: &mut Transcript) {
 fn handler_on_other_stack(t: &mut Transcript) {
     let ring = Ring::new(4);
     let stack = crate::memory::Pages::new(4);
-    // SAFETY: the stack is ours and outlives its use.
+    // SAFETY: the stack belongs to this case and outlives its use.
     unsafe {
         let place = libc::stack_t { ss_sp: stack.address.cast(), ss_flags: 0, ss_size: stack.length };
         assert_eq!(libc::sigaltstack(&place, std::ptr::null_mut()), 0);
@@ -483,60 +483,60 @@ fn handler_on_other_stack(t: &mut Transcript) {
     handled(t);
     t.result("the handler's nop", ANSWER.load(Ordering::SeqCst));
     let _ = thread.join();
-    // SAFETY: our own thread's stack is given up before the memory is.
+    // SAFETY: the thread stops using the stack before its memory is freed.
     unsafe {
         let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
         libc::sigaltstack(&none, std::ptr::null_mut());
     }
 }
 
-/// sigaction tells of what was set, whoever stands between.
+/// sigaction reports what the program has set, whatever layer is in between.
 fn sigaction_comes_back(t: &mut Transcript) {
     let _ring = Ring::new(4);
     handle(libc::SIGUSR1, count, libc::SA_RESTART | libc::SA_NODEFER);
     let mut now: libc::sigaction = zeroed();
-    // SAFETY: into a structure of ours.
+    // SAFETY: the call writes to a variable of this function.
     unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut now) };
     t.say(format_args!("handler {}", now.sa_sigaction == count as *const () as usize));
     let flags = libc::SA_RESTART | libc::SA_NODEFER | libc::SA_RESETHAND | libc::SA_ONSTACK;
     t.say(format_args!("flags {}", now.sa_flags & flags == libc::SA_RESTART | libc::SA_NODEFER));
-    // SAFETY: as above.
+    // SAFETY: the call sets a default disposition.
     let before = unsafe { libc::signal(libc::SIGUSR1, libc::SIG_DFL) };
     t.say(format_args!("before {}", before == count as *const () as usize));
-    // SAFETY: as above.
+    // SAFETY: the call sets a default disposition.
     let before = unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
     t.say(format_args!("then default {}", before == libc::SIG_DFL));
 }
 
-/// SA_RESETHAND: once, then the default.
+/// SA_RESETHAND: the handler runs once, then the default applies.
 fn reset_hand(t: &mut Transcript) {
     let ending = crate::process::forked(|| {
         let ring = Ring::new(4);
         handle(libc::SIGUSR1, count, libc::SA_RESETHAND);
-        // SAFETY: our own process.
+        // SAFETY: the signal goes to this process.
         unsafe { libc::raise(libc::SIGUSR1) };
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
-        // SAFETY: our own process; this one ends it.
+        // SAFETY: the signal goes to this process, and this one ends it.
         unsafe { libc::raise(libc::SIGUSR1) };
         HANDLED.load(Ordering::SeqCst) as i32
     });
     t.say(format_args!("child: {ending}"));
 }
 
-/// A signal to the process is taken by a thread of the program's, not by one
-/// that is none of its business.
+/// A signal to the process is taken by a thread of the program, not by a thread of usring or of the
+/// kernel's workers.
 fn not_taken_by_workers(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
     let mut byte = [0u8; 1];
-    // Work that may have started threads.
+    // A request that may have started threads.
     let busy = crate::sqe::read(reader.as_raw_fd(), &mut byte, 0, 1);
     ring.push(crate::sqe::Change::forced_async(busy));
     ring.submit();
     crate::time::long_enough_to_notice();
     handle(libc::SIGUSR1, count, 0);
     mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
-    // SAFETY: our own process.
+    // SAFETY: the signal goes to this process.
     unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
     crate::time::long_enough_to_notice();
     handled(t);

@@ -1,4 +1,4 @@
-//! SINGLE_ISSUER: who may submit and register.
+//! SINGLE_ISSUER: which thread may submit and register.
 
 use usring_uapi::io_uring as u;
 
@@ -35,7 +35,8 @@ fn probe(fd: i32) -> i32 {
     door::register(fd, reg::PROBE, answer.as_mut_ptr().cast(), 4)
 }
 
-/// Man page (io_uring_setup_flags): the first that submits. It is the creator.
+/// Man page (io_uring_setup_flags): the owner is the first thread that submits. In the kernel it is
+/// the creator.
 fn creator_owns(t: &mut Transcript) {
     let mut ring = Ring::flags(8, SINGLE);
     let fd = ring.fd;
@@ -60,7 +61,7 @@ fn enable(fd: i32) -> i32 {
     door::register(fd, reg::ENABLE_RINGS, std::ptr::null(), 0)
 }
 
-/// A disabled ring belongs to who enables it.
+/// A disabled ring belongs to the thread that enables it.
 fn enabler_owns(t: &mut Transcript) {
     let mut ring = Ring::flags(8, SINGLE | u::IORING_SETUP_R_DISABLED);
     let fd = ring.fd;
@@ -100,7 +101,7 @@ fn plain_ring_has_no_owner(t: &mut Transcript) {
 fn child_process(t: &mut Transcript) {
     let ring = Ring::flags(8, SINGLE);
     let fd = ring.fd;
-    // An error of some kind, never success and never a hang.
+    // The call must return an error of some kind, and must neither succeed nor hang.
     let ending = crate::process::forked(move || i32::from(enter(fd, 1, 0) < 0));
     t.say(format_args!("child refused: {ending}"));
     t.result("parent", enter(fd, 0, 0));

@@ -1,4 +1,4 @@
-//! CQE_SKIP_SUCCESS: no news is good news.
+//! CQE_SKIP_SUCCESS: a request that succeeds posts no CQE.
 
 use std::os::fd::AsRawFd;
 
@@ -56,8 +56,7 @@ fn in_chain(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// The request that fails speaks; those it takes along stay silent if they
-/// asked for it.
+/// The request that fails posts a CQE. Requests that it cancels post none if they have the flag.
 fn broken_chain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let failing = nop(2).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = u32::MAX);
@@ -89,7 +88,7 @@ fn linked_timeout(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     entries.extend(ring.reap());
     t.sorted(&entries);
-    // The request silent, the limit not.
+    // The request has the flag, the timeout does not.
     ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 5)).linked());
     ring.push(link_timeout(&LONG, 0, 6));
     ring.submit();
@@ -100,7 +99,7 @@ fn linked_timeout(t: &mut Transcript) {
 fn silent_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let time = milliseconds(5);
-    // Expiry is an error, unless ETIME_SUCCESS says otherwise.
+    // Expiry is an error, unless ETIME_SUCCESS makes it a success.
     ring.push(silent(timeout(&time, 0, 0, 1)));
     ring.push(silent(timeout(&time, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, 2)));
     ring.submit();
@@ -125,9 +124,9 @@ fn late_read(t: &mut Transcript) {
     ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 1)));
     ring.submit();
     files::put(&writer, b"x");
-    // No CQE to wait for: what shows is the byte itself.
+    // There is no CQE to wait for: only the byte itself shows the read.
     let place = byte.as_ptr();
-    // SAFETY: the byte lives until the end; the request writes it.
+    // SAFETY: the byte lives until the end of this function. The request writes it.
     t.say(format_args!("read {}", crate::time::until(|| unsafe { place.read_volatile() } == b'x')));
     t.in_order(&ring.reap());
 }
@@ -140,7 +139,7 @@ fn silent_cancel(t: &mut Transcript) {
     ring.push(silent(cancel(1, 0, 2)));
     ring.submit();
     t.in_order(&ring.wait(1));
-    // What finds nothing has failed, and says so.
+    // A cancel that finds nothing has failed, and posts its CQE.
     t.entry(&ring.one(silent(cancel(1, 0, 3))));
 }
 
@@ -162,20 +161,20 @@ fn counts_for_nobody(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// Man page: using both is undefined. The kernel refuses it in one request, and
-/// in a drain that comes after a skip.
+/// Man page: the use of both is undefined. The kernel refuses both in one request, and a drain that
+/// comes after a skip.
 fn with_drain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(silent(nop(1)).flagged(sqe_flags::IO_DRAIN));
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
-    // Behind one that drained, others may skip.
+    // After a request that drained, others may skip.
     let mut ring = Ring::new(4);
     t.entry(&ring.one(nop(1).flagged(sqe_flags::IO_DRAIN)));
     ring.push(silent(nop(2)));
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
-    // Behind one that skipped, none may drain.
+    // After a request that skipped, none may drain.
     let mut ring = Ring::new(4);
     ring.push(silent(nop(3)));
     ring.submit();

@@ -1,4 +1,4 @@
-//! SOCKET, BIND, LISTEN and SHUTDOWN: a socket from its making to its end.
+//! SOCKET, BIND, LISTEN and SHUTDOWN: a socket from its creation to its end.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -43,10 +43,10 @@ pub const CASES: &[Case] = &[
     case("socket.shutdown_ends_a_read", shutdown_ends_a_read),
 ];
 
-/// `IORING_FILE_INDEX_ALLOC` as it stands in the field.
+/// `IORING_FILE_INDEX_ALLOC` as the SQE's field holds it.
 pub const ALLOCATE: u32 = u32::MAX;
 
-/// A ring with an empty table of this many slots.
+/// Makes a ring with an empty table of this many slots.
 pub fn sparse(slots: u32) -> Ring {
     sparse_with(slots, 0)
 }
@@ -58,8 +58,8 @@ pub fn sparse_with(slots: u32, setup: u32) -> Ring {
     ring
 }
 
-/// The completion of a request whose result is a new ordinary descriptor: shows
-/// whether there is one, and takes it over.
+/// Prints the completion of a request whose result is a new descriptor. Returns that descriptor, if
+/// there is one.
 pub fn taken(t: &mut Transcript, entry: &crate::ring::Entry) -> Option<OwnedFd> {
     let result = crate::names::outcome(i64::from(entry.res));
     let flags = if entry.flags == 0 { String::new() } else { format!(" {}", crate::names::cqe_flags(entry.flags)) };
@@ -68,7 +68,7 @@ pub fn taken(t: &mut Transcript, entry: &crate::ring::Entry) -> Option<OwnedFd> 
     (entry.res >= 0).then(|| unsafe { OwnedFd::from_raw_fd(entry.res) })
 }
 
-/// The flags that a descriptor and its file have, of those one can ask for.
+/// Returns the flags of a descriptor and its file, as far as they can be queried.
 pub fn describe(fd: i32) -> String {
     // SAFETY: the call touches no memory.
     let (own, status) = unsafe { (libc::fcntl(fd, libc::F_GETFD), libc::fcntl(fd, libc::F_GETFL)) };
@@ -83,7 +83,7 @@ pub fn describe(fd: i32) -> String {
 fn option(fd: i32, name: i32) -> i32 {
     let mut value = -1;
     let mut size = 4u32;
-    // SAFETY: an integer of ours.
+    // SAFETY: the value is a variable of this function.
     unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &mut size) };
     value
 }
@@ -122,12 +122,12 @@ fn wrong(t: &mut Transcript) {
     t.entry(&ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM | 0x1000_0000, 0, 8)));
     t.entry(&ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM | 0x100, 0, 9)));
     t.entry(&ring.one(net::socket(libc::AF_INET, -1, 0, 10)));
-    // Neither means anything: the domain is no file, and the kind is an int.
+    // Neither has an effect: the domain is no file, and the kind is an int.
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 11).fixed()));
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 12).with(|sqe| sqe.off |= 1 << 40)));
 }
 
-/// Each field of the entry that means nothing to it, set.
+/// Sets each field that the operation does not use, one at a time.
 fn reserved(t: &mut Transcript, ring: &mut Ring, sqe: Sqe) {
     type Field = (&'static str, fn(&mut Sqe));
     let fields: [Field; 8] = [
@@ -153,7 +153,7 @@ fn reserved_fields(t: &mut Transcript) {
     reserved(t, &mut ring, net::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0, 1));
 }
 
-/// A fixed slot answers 0.
+/// The result for a fixed slot is 0.
 fn direct(t: &mut Transcript) {
     let mut ring = sparse(2);
     let stream = |slot: u32, user_data| {
@@ -194,15 +194,15 @@ fn direct_without_table(t: &mut Transcript) {
 /// Runs `work` while this process may open no further descriptor.
 pub fn without_numbers<T>(work: impl FnOnce() -> T) -> T {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the limit is ours.
+    // SAFETY: the limit is a variable of this function.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
     let before = limit.rlim_cur;
     limit.rlim_cur = 3;
-    // SAFETY: as above.
+    // SAFETY: the limit is a variable of this function.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
     let value = work();
     limit.rlim_cur = before;
-    // SAFETY: as above.
+    // SAFETY: the limit is a variable of this function.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
     value
 }
@@ -213,7 +213,7 @@ fn too_many(t: &mut Transcript) {
     t.entry(&entry);
 }
 
-/// A direct descriptor takes no number of the process's.
+/// A direct descriptor uses no descriptor number of the process.
 fn no_number_is_free(t: &mut Transcript) {
     let mut ring = sparse(2);
     let socket = net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 1).with(|sqe| sqe.file_index = 1);
@@ -255,7 +255,7 @@ fn polled_ring(t: &mut Transcript) {
     t.entry(&ring.one(net::connect(number, &address, 6)));
 }
 
-/// A server made by one submission, its socket a direct descriptor.
+/// A server made by one submission. Its socket is a direct descriptor.
 fn server_in_a_chain(t: &mut Transcript) {
     for family in FAMILIES {
         let mut ring = sparse(2);
@@ -266,7 +266,7 @@ fn server_in_a_chain(t: &mut Transcript) {
         ring.push(net::accept(0, 4).fixed());
         t.result(format_args!("submit for {family:?}"), ring.submit());
         t.in_order(&ring.wait(3));
-        // An ordinary number for it, to ask where it is bound.
+        // An ordinary descriptor, through which the case asks for the bound address.
         let install = crate::sqe::sqe(opcode::FIXED_FD_INSTALL, 0, 5).fixed();
         let entry = ring.one(install);
         let Some(fd) = taken(t, &entry) else { continue };
@@ -330,11 +330,11 @@ fn bind_wrong(t: &mut Transcript) {
     }
     let fd = net::stream(Family::V4);
     t.entry(&ring.one(net::bind_to(fd.as_raw_fd(), &Family::Unix.any(), 4)));
-    // An address of nobody here.
+    // An address that does not belong to this machine.
     let mut foreign = any;
     foreign.bytes[4..8].copy_from_slice(&[192, 0, 2, 1]);
     t.entry(&ring.one(net::bind_to(fd.as_raw_fd(), &foreign, 5)));
-    // A bad address is found when the entry is looked at, and ends its batch.
+    // A bad address is detected when the entry is read, and ends its batch.
     ring.push(net::bind_to(fd.as_raw_fd(), &any, 6).with(|sqe| sqe.addr = BAD));
     ring.push(crate::sqe::nop(7));
     t.result("submit", ring.submit());
@@ -380,7 +380,7 @@ fn listen_wrong(t: &mut Transcript) {
     let (_listener, address) = net::listener(Family::V4);
     let client = net::connected(Family::V4, &address);
     t.entry(&ring.one(net::listen(client.as_raw_fd(), 1, 4)));
-    // Not bound: an inet socket gets a port, a unix one has no name.
+    // Without a bind an inet socket gets a port, and a unix socket has no name.
     t.entry(&ring.one(net::listen(net::stream(Family::V4).as_raw_fd(), 1, 5)));
     t.entry(&ring.one(net::listen(net::stream(Family::Unix).as_raw_fd(), 1, 6)));
 }
@@ -397,7 +397,7 @@ fn shutdown(t: &mut Transcript) {
     for family in FAMILIES {
         let (listener, address) = net::listener(family);
         let client = net::connected(family, &address);
-        // SAFETY: no address is asked for.
+        // SAFETY: the call asks for no address. The descriptor is new, and nothing else owns it.
         let server = unsafe {
             OwnedFd::from_raw_fd(libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut()))
         };
@@ -439,7 +439,7 @@ fn shutdown_ends_a_read(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// Its errors are no failures: chains go on, and it is silent if it is to be.
+/// Errors of SHUTDOWN do not count as failures: chains continue, and CQE_SKIP_SUCCESS applies.
 fn shutdown_breaks_no_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let socket = net::stream(Family::V4);

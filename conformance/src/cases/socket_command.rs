@@ -1,4 +1,4 @@
-//! URING_CMD on sockets: how much waits in them, and their options.
+//! URING_CMD on sockets: the number of waiting bytes, and socket options.
 
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -39,7 +39,8 @@ fn command(fd: i32, number: u64, user_data: u64) -> Sqe {
     Sqe { off: number, ..sqe(opcode::URING_CMD, fd, user_data) }
 }
 
-/// `addr` holds level and name, `file_index` the length, `addr3` the value.
+/// Builds an option command: `addr` holds level and name, `file_index` the length, `addr3` the
+/// value.
 fn option(fd: i32, number: u64, level: i32, name: i32, value: u64, length: u32, user_data: u64) -> Sqe {
     command(fd, number, user_data).with(|sqe| {
         sqe.addr = u64::from(level as u32) | u64::from(name as u32) << 32;
@@ -69,7 +70,7 @@ fn write_all(stream: &impl AsRawFd, bytes: &[u8]) {
     assert_eq!(sent, bytes.len() as isize);
 }
 
-/// Waits, by the ordinary way, until something can be read.
+/// Waits by an ordinary call until the socket is readable.
 fn until_readable(stream: &impl AsRawFd) {
     let mut entry = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: the array has one entry.
@@ -117,7 +118,7 @@ fn listening(t: &mut Transcript) {
     t.entry(&ring.one(command(listener.as_raw_fd(), SIOCOUTQ, 2)));
 }
 
-/// Sockets of other families have no such question.
+/// Sockets of other families do not support these commands.
 fn families(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (one, _two) = files::sockets();
@@ -129,7 +130,7 @@ fn families(t: &mut Transcript) {
     // SAFETY: the call touches no memory.
     let netlink = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     t.entry(&ring.one(command(netlink, SIOCINQ, 4)));
-    // SAFETY: a number of our own.
+    // SAFETY: this case owns the descriptor.
     unsafe { libc::close(netlink) };
 }
 
@@ -160,7 +161,7 @@ fn get_option(t: &mut Transcript) {
     t.entry(&ring.one(option(fd, GETSOCKOPT, libc::SOL_SOCKET, libc::SO_TYPE, BAD, 4, 9)));
 }
 
-/// Only the sockets' own options can be asked for.
+/// Only options of the level SOL_SOCKET can be read.
 fn get_option_of_levels(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (client, _server, _listener) = connected();
@@ -267,7 +268,7 @@ fn direct_descriptor(t: &mut Transcript) {
     t.result("register", ring.register(reg::FILES, &raw const number, 1));
     drop(server);
     write_all(&client, b"123");
-    // The client cannot see that they have arrived; on the loopback they have.
+    // The client cannot see that the bytes have arrived, but on the loopback they have.
     t.entry(&ring.one(command(0, SIOCINQ, 1).fixed()));
     let mut value = 0;
     t.entry(&ring.one(get(0, libc::SO_TYPE, &mut value, 2).fixed()));

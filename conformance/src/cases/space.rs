@@ -22,7 +22,7 @@ pub const CASES: &[Case] = &[
     case("space.forced_async", forced_async),
 ];
 
-/// FALLOCATE has its mode in `len` and its length in `addr`.
+/// Builds a FALLOCATE, with the mode in `len` and the length in `addr`.
 fn fallocate(fd: i32, mode: i32, offset: u64, length: u64, user_data: u64) -> Sqe {
     sqe(opcode::FALLOCATE, fd, user_data).with(|sqe| {
         sqe.len = mode as u32;

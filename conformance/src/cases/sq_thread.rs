@@ -1,4 +1,4 @@
-//! SQPOLL: a thread takes the entries; enter only wakes it and waits.
+//! SQPOLL: a thread takes the entries. enter only wakes it and waits.
 
 use std::os::fd::AsRawFd;
 
@@ -43,7 +43,7 @@ pub const CASES: &[Case] = &[
 
 const SQPOLL: u32 = u::IORING_SETUP_SQPOLL;
 
-/// A ring whose thread sleeps after `idle` milliseconds without work.
+/// Makes a ring whose thread sleeps after `idle` milliseconds without work.
 pub(super) fn ring(idle: u32) -> Ring {
     ring_with(8, idle, 0)
 }
@@ -60,7 +60,7 @@ fn asleep(ring: &Ring) -> bool {
     ring.sq_flags() & u::IORING_SQ_NEED_WAKEUP != 0
 }
 
-/// What liburing does: publish, then wake the thread if it sleeps.
+/// Publishes the entries, then wakes the thread if it sleeps, as liburing does.
 pub(super) fn hand_over(ring: &mut Ring) {
     let count = ring.forget_pending();
     if asleep(ring) {
@@ -68,7 +68,7 @@ pub(super) fn hand_over(ring: &mut Ring) {
     }
 }
 
-/// Hands entries over and waits for a completion each, sorted by user_data.
+/// Submits entries and waits for a completion each. Returns them sorted by user_data.
 pub(super) fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
     for sqe in sqes {
         ring.push(*sqe);
@@ -79,8 +79,7 @@ pub(super) fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
     entries
 }
 
-/// A new thread sleeps at once, for all its idle time; one that has had work
-/// looks for more.
+/// A new thread sleeps at once. A thread that has had work polls for more during its idle time.
 fn takes_entries_by_itself(t: &mut Transcript) {
     let mut ring = ring(2000);
     t.sorted(&run(&mut ring, &[nop(1)]));
@@ -92,7 +91,7 @@ fn takes_entries_by_itself(t: &mut Transcript) {
     t.say(format_args!("sq head {}", ring.sq_head()));
 }
 
-/// It returns what it was asked to submit, whatever there is.
+/// enter returns the number that it was asked to submit, whatever the SQ holds.
 fn enter_submits_nothing(t: &mut Transcript) {
     let ring = ring(2000);
     t.result("enter(0)", ring.enter(0, 0, 0));
@@ -114,7 +113,7 @@ fn needs_wakeup_when_idle(t: &mut Transcript) {
     t.say(format_args!("falls asleep again {}", until(|| asleep(&ring))));
 }
 
-/// An idle time of 0 means a second.
+/// An idle time of 0 means one second.
 fn default_idle(t: &mut Transcript) {
     let mut ring = ring(0);
     let start = std::time::Instant::now();
@@ -161,7 +160,7 @@ fn waiter_is_woken(t: &mut Transcript) {
     drop(thread.join());
 }
 
-/// SQ_WAIT: until there is room in the SQ.
+/// SQ_WAIT: the call waits until there is room in the SQ.
 fn sq_wait(t: &mut Transcript) {
     let mut ring = ring_with(2, 2000, 0);
     t.result("room at once", ring.enter(0, 0, u::IORING_ENTER_SQ_WAIT));
@@ -180,7 +179,7 @@ fn sq_wait(t: &mut Transcript) {
     t.say(format_args!("all taken {drained}"));
 }
 
-/// Nobody hears of the end of a batch; the thread goes on.
+/// A bad SQE ends the batch without a notice, and the thread goes on.
 fn bad_sqe(t: &mut Transcript) {
     let mut ring = ring(2000);
     t.sorted(&run(&mut ring, &[nop(1), sqe(200, -1, 2), nop(3)]));
@@ -197,7 +196,7 @@ fn chains(t: &mut Transcript) {
     t.say(files::text(&file));
 }
 
-/// When the CQE of a CLOSE is there, the file is closed.
+/// When the CQE of a CLOSE is posted, the file is closed.
 fn file_closed_before_cqe(t: &mut Transcript) {
     let mut ring = ring(2000);
     let mut early = 0;
@@ -210,7 +209,7 @@ fn file_closed_before_cqe(t: &mut Transcript) {
         }
         let answer = ring.reap().first().map_or(-1, |entry| entry.res);
         files::set_nonblocking(&reader, true);
-        // The only writing end has gone: the end, not -EAGAIN.
+        // The only writing end is closed, so the read returns the end, not -EAGAIN.
         early += u32::from(answer != 0 || files::take(&reader, 1) != Ok(Vec::new()));
     }
     t.say(format_args!("CQEs before the close: {early}"));
@@ -237,7 +236,7 @@ fn late_completions(t: &mut Transcript) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
     hand_over(&mut ring);
     t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
-    // Asleep or not, what was submitted completes.
+    // Asleep or not, the thread completes the submitted requests.
     files::put(&writer, b"xy");
     t.say(format_args!("seen {}", ring.watch(2)));
     t.sorted(&ring.reap());
@@ -310,7 +309,7 @@ fn attached(t: &mut Transcript) {
     t.sorted(&run(&mut first, &[nop(6)]));
 }
 
-/// The thread outlives the ring that it was made for.
+/// The thread outlives the ring for which it was made.
 fn attached_to_closed(t: &mut Transcript) {
     let mut first = ring(20);
     // SAFETY: the call touches no memory.
@@ -348,7 +347,7 @@ fn other_threads_submit(t: &mut Transcript) {
         ring.push(nop(user_data));
     }
     ring.forget_pending();
-    // SINGLE_ISSUER does not hold for the thread's ring.
+    // SINGLE_ISSUER does not apply to a ring with an SQ thread.
     let answer = std::thread::spawn(move || door::enter(fd, 32, 0, u::IORING_ENTER_SQ_WAKEUP, std::ptr::null(), 0));
     t.result("enter in another thread", answer.join().unwrap_or(-1));
     t.say(format_args!("seen {}", ring.watch(32)));
@@ -357,7 +356,8 @@ fn other_threads_submit(t: &mut Transcript) {
 fn many_rounds(t: &mut Transcript) {
     let mut ring = ring_with(32, 1, 0);
     let mut wrong = 0;
-    // An idle time of 1 ms and pauses around it: sleeping and waking meet.
+    // An idle time of 1 ms and pauses of about that length, so that falling asleep and waking
+    // coincide.
     for round in 0..300u64 {
         for slot in 0..8 {
             ring.push(nop(round * 8 + slot));
@@ -391,7 +391,7 @@ fn register_while_running(t: &mut Transcript) {
 /// The thread takes none of the program's signals.
 fn signals_go_elsewhere(t: &mut Transcript) {
     let mut ring = ring(50);
-    // SAFETY: our own thread's mask and our own process.
+    // SAFETY: the calls change only this thread's mask, and signal this process.
     unsafe {
         let mut set: libc::sigset_t = crate::memory::zeroed();
         libc::sigaddset(&mut set, libc::SIGUSR1);
@@ -400,7 +400,7 @@ fn signals_go_elsewhere(t: &mut Transcript) {
     }
     t.sorted(&run(&mut ring, &[nop(1)]));
     crate::time::long_enough_to_notice();
-    // SAFETY: `set` is ours to write.
+    // SAFETY: `set` is a variable of this function.
     let pending = unsafe {
         let mut set: libc::sigset_t = crate::memory::zeroed();
         libc::sigpending(&mut set);
@@ -410,8 +410,7 @@ fn signals_go_elsewhere(t: &mut Transcript) {
     t.say(format_args!("flags {}", names::sq_flags(ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW)));
 }
 
-/// A ring may not be closed through a ring, itself least of all, whatever
-/// number it goes by.
+/// A request may not close a ring, least of all its own, by any of its numbers.
 fn closes_its_ring(t: &mut Transcript) {
     const LOW: i32 = 200;
     let mut ring = Ring::flags(4, u::IORING_SETUP_SQPOLL);

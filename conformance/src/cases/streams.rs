@@ -1,4 +1,4 @@
-//! READ and WRITE on what can make a request wait: pipes, sockets, eventfds.
+//! READ and WRITE on files that can make a request wait: pipes, sockets, eventfds.
 
 use std::os::fd::AsRawFd;
 
@@ -45,7 +45,7 @@ fn read_waits_for_data(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
-    // Others are not held up.
+    // Other requests are not delayed.
     ring.push(nop(2));
     ring.submit();
     t.in_order(&ring.reap());
@@ -76,7 +76,7 @@ fn offset_is_ignored(t: &mut Transcript) {
     }
 }
 
-/// O_NONBLOCK on the file does not make a request fail: it waits all the same.
+/// O_NONBLOCK on the file does not make a request fail: it still waits.
 fn nonblocking_waits_too(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe_with(libc::O_NONBLOCK);
@@ -133,8 +133,8 @@ fn write_waits_for_room(t: &mut Transcript) {
     t.say(shown(&files::take(&reader, 100).unwrap_or_default()));
 }
 
-/// More than a pipe holds: what fits is written, and the answer says so only
-/// when the request asked for no more waiting; this one writes on.
+/// More data than a pipe holds. Only a request that must not wait returns a short count after the
+/// bytes that fit. This request writes on.
 fn large_write_to_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -241,10 +241,11 @@ fn unconnected_socket(t: &mut Transcript) {
     t.entry(&ring.one(write(fd, &buffer, 0, 2)));
 }
 
-/// SIGPIPE comes as with write(2).
+/// SIGPIPE is raised as by write(2).
 fn broken_pipe_signal(t: &mut Transcript) {
     let ending = process::forked(|| {
-        // SAFETY: our own process's disposition (Rust's start-up ignores it).
+        // SAFETY: the call changes only this process's signal disposition, which Rust's start-up
+        // code sets to ignore.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         let mut ring = Ring::new(4);
         let (reader, writer) = files::pipe();
@@ -255,9 +256,9 @@ fn broken_pipe_signal(t: &mut Transcript) {
         7
     });
     t.say(format_args!("default disposition: {ending}"));
-    // RWF_NOSIGNAL (6.18) leaves it out.
+    // RWF_NOSIGNAL (6.18) suppresses the signal.
     let ending = process::forked(|| {
-        // SAFETY: as above.
+        // SAFETY: the call changes only this process's signal disposition.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         let mut ring = Ring::new(4);
         let (reader, writer) = files::pipe();
@@ -282,7 +283,7 @@ fn forced_async_read_waits(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// A program that looks only at the CQ in memory sees the completion.
+/// A program that only reads the CQ in memory sees the completion.
 fn watched_in_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -320,12 +321,12 @@ fn data_before_submit_of_many(t: &mut Transcript) {
         ring.push(read(reader.as_raw_fd(), buffer, 0, index as u64 + 1));
     }
     t.result("submit", ring.submit());
-    // All inline, so in order.
+    // All complete inline, so their order is fixed.
     t.in_order(&ring.reap());
     t.say(format_args!("{} {} {}", shown(&buffers[0]), shown(&buffers[1]), shown(&buffers[2])));
 }
 
-/// A read of a socket that was shut down, or is while the read waits.
+/// A read of a socket that was shut down before, or is shut down while the read waits.
 fn shut_datagrams(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
         let mut ring = Ring::new(4);
@@ -348,7 +349,7 @@ fn shut_datagrams(t: &mut Transcript) {
     t.entry(&ring.one(read(reader.as_raw_fd(), &mut bytes, 0, 4)));
 }
 
-/// READ and WRITE of one kind after the other, at these offsets.
+/// Reads and writes in each way, one after another, at these offsets.
 fn at_offsets(t: &mut Transcript, reader: &std::os::fd::OwnedFd, writer: &std::os::fd::OwnedFd, text: &[u8]) {
     let mut bytes = [0u8; 8];
     let parts = [crate::sqe::vector(bytes.as_mut_ptr() as u64, 4), crate::sqe::vector(bytes.as_mut_ptr() as u64, 0)];
@@ -365,7 +366,7 @@ fn at_offsets(t: &mut Transcript, reader: &std::os::fd::OwnedFd, writer: &std::o
                 ("write of nothing", write(to, &[], offset, 5)),
                 ("read of nothing", read(from, &mut [], offset, 6)),
             ] {
-                // What finds nothing is not to wait.
+                // A read that finds nothing must not wait.
                 let request = if name.starts_with("read") { request.op_flags(0x8) } else { request };
                 let entry = ring.one(request.flagged(flags));
                 t.say(format_args!("{name} at {offset:#x} flags {flags:#x}: {}", crate::names::result(entry.res)));

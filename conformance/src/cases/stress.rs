@@ -1,5 +1,5 @@
-//! Many rounds of what goes wrong once in a thousand: wake-ups that get lost,
-//! completions that come twice, bytes that vanish. Only sums are printed.
+//! Many rounds of operations that fail once in a thousand: lost wake-ups, duplicate completions,
+//! lost bytes. Only sums are printed.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
@@ -36,7 +36,7 @@ pub const CASES: &[Case] = &[
 
 const ROUNDS: u8 = 200;
 
-/// Gives back each byte that it gets, until the end.
+/// Sends back each byte that it receives, until the end of the stream.
 fn echo(socket: OwnedFd) {
     while let Ok(bytes) = files::take(&socket, 16) {
         if bytes.is_empty() || files::put(&socket, &bytes) < 0 {
@@ -45,7 +45,7 @@ fn echo(socket: OwnedFd) {
     }
 }
 
-/// Rounds of a byte there and back; how many came back right.
+/// Sends a byte and receives it back, many times. Returns how many came back right.
 fn echoed(ring: &mut Ring, mut wait: impl FnMut(&mut Ring) -> usize) -> u32 {
     let (here, there) = files::sockets();
     let thread = std::thread::spawn(move || echo(there));
@@ -54,7 +54,7 @@ fn echoed(ring: &mut Ring, mut wait: impl FnMut(&mut Ring) -> usize) -> u32 {
         let mut byte = [!round];
         ring.push(read(here.as_raw_fd(), &mut byte, 0, 1));
         ring.push(write(here.as_raw_fd(), &[round], 0, 2));
-        // Both stay valid: the round ends when both are done.
+        // Both buffers stay valid: the round ends when both requests are done.
         let mut seen = 0;
         while seen < 2 {
             let more = wait(ring);
@@ -174,8 +174,8 @@ fn threads_share_a_ring(t: &mut Transcript) {
     t.say(format_args!("done {}", done.load(Ordering::Relaxed)));
 }
 
-/// Several threads sleep in enter for the same CQ; each is woken once there is
-/// something, and nobody reaps before all have been.
+/// Several threads sleep in enter on one CQ. Each is woken once there is a completion. No thread
+/// reaps before all have been woken.
 fn threads_wait_on_a_ring(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
@@ -200,8 +200,8 @@ fn threads_wait_on_a_ring(t: &mut Transcript) {
     t.say(format_args!("woken {woken}"));
 }
 
-/// A byte and a cancel race for a read: either it has the byte or it is in the
-/// pipe, and each request has one completion.
+/// Data and a cancel race for a read. Either the read has the byte or the pipe still holds it, and
+/// each request has one completion.
 fn cancel_against_data(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -269,14 +269,15 @@ fn timeout_against_removal(t: &mut Transcript) {
         completions += entries.len();
         let answer = |user_data| entries.iter().find(|entry| entry.user_data == user_data).map_or(0, |entry| entry.res);
         let pair = (answer(1), answer(2));
-        // Removed, or over before; 6.18 may also be in the middle of it.
+        // The timeout is removed, or has expired before. 6.18 may also be in the middle of the
+        // expiry.
         let possible = [(-libc::ECANCELED, 0), (-libc::ETIME, -libc::ENOENT), (-libc::ETIME, -libc::EALREADY)];
         agreeing += u32::from(possible.contains(&pair));
     }
     t.say(format_args!("completions {completions} agreeing {agreeing}"));
 }
 
-/// Rings that are closed while others write to what they read.
+/// Rings are closed while other threads write to the files that they read.
 fn close_against_data(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let stop = AtomicBool::new(false);
@@ -352,7 +353,7 @@ fn poll_loop(t: &mut Transcript) {
         ring.submit();
     }
     let _ = thread.join();
-    // A look in vain now and then is no fault; one each time would be.
+    // An occasional wake-up without a completion is no fault; one each time would be.
     t.say(format_args!("got {got} mostly in vain {}", empty > got / 4));
 }
 
@@ -405,7 +406,7 @@ fn overflow_against_reaping(t: &mut Transcript) {
             }
         }
         ring.submit();
-        // Fewer are taken out than are put in, until none are put in.
+        // Takes fewer completions than are added, until no more are added.
         for _ in 0..5 {
             if let Some(entry) = ring.peek() {
                 wrong += u32::from(entry.user_data != next);
@@ -417,8 +418,8 @@ fn overflow_against_reaping(t: &mut Transcript) {
     t.say(format_args!("found {next} out of order {wrong}"));
 }
 
-/// Every write to an eventfd is one wake; none is missed when the next comes
-/// only after the CQE of the last.
+/// Every write to an eventfd is one wake-up. None is missed if each write waits for the CQE of the
+/// previous one.
 fn multishot_counts(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);

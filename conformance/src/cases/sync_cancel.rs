@@ -28,7 +28,7 @@ pub const CASES: &[Case] = &[
 
 type Registration = u::io_uring_sync_cancel_reg;
 
-/// No time limit is said by a timespec of -1.
+/// A timespec of -1 means no time limit.
 fn registration(address: u64, fd: i32, flags: u32) -> Registration {
     let mut registration: Registration = zeroed();
     registration.addr = address;
@@ -89,7 +89,7 @@ fn by_fixed_file(t: &mut Transcript) {
     t.sorted(&ring.wait(1));
 }
 
-/// ANY is ALL by itself.
+/// ANY implies ALL.
 fn any(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -159,7 +159,7 @@ fn timeouts(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// It waits until a worker has let go.
+/// The call waits until the worker has released the request.
 fn worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let fifo = files::Fifo::new();

@@ -44,7 +44,7 @@ pub const CASES: &[Case] = &[
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 const FLAG: u32 = u::IORING_SETUP_TASKRUN_FLAG;
 
-/// A ring with a poll on the reading end of a pipe.
+/// Makes a ring with a poll on the reading end of a pipe.
 fn polling(flags: u32) -> (Ring, OwnedFd, OwnedFd) {
     let mut ring = Ring::flags(8, flags);
     let (reader, writer) = files::pipe();
@@ -60,7 +60,7 @@ fn default_without_entering(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// Even a thread that spins and makes no system call sees it.
+/// Even a thread that spins without a system call sees the completion.
 fn default_woken_by_another_thread(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(0);
     let thread = std::thread::spawn(move || {
@@ -75,7 +75,7 @@ fn default_woken_by_another_thread(t: &mut Transcript) {
     drop(thread.join());
 }
 
-/// No other call of the thread's shows the completion.
+/// No other call of the thread makes the completion visible.
 fn deferred_only_in_getevents(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(DEFER);
     files::put(&writer, b"x");
@@ -90,7 +90,7 @@ fn deferred_only_in_getevents(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// Waiting work shows in the SQ's flags if that was asked for.
+/// Pending work is visible in the SQ's flags if the setup asked for that.
 fn deferred_shows_flag(t: &mut Transcript) {
     for flags in [DEFER, DEFER | FLAG] {
         let (ring, _reader, writer) = polling(flags);
@@ -107,7 +107,7 @@ fn deferred_shows_flag(t: &mut Transcript) {
     }
 }
 
-/// The eventfd is told when the work is queued, before the CQE is there.
+/// The eventfd is signalled when the work is queued, before the CQE is posted.
 fn deferred_eventfd_fires(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(DEFER);
     let event = files::eventfd(0);
@@ -120,7 +120,7 @@ fn deferred_eventfd_fires(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// The waiter sleeps until as many as it wants are queued.
+/// The waiter sleeps until as many items as it wants are queued.
 fn deferred_wait_for_several(t: &mut Transcript) {
     let mut ring = Ring::flags(8, DEFER);
     let events: Vec<OwnedFd> = (0..3).map(|_| files::eventfd(0)).collect();
@@ -183,7 +183,7 @@ fn deferred_other_thread_wakes(t: &mut Transcript) {
     drop(thread.join());
 }
 
-/// A wait for none runs what is queued.
+/// A wait for zero completions runs the queued work.
 fn deferred_zero_wait(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(DEFER | FLAG);
     files::put(&writer, b"x");
@@ -194,7 +194,7 @@ fn deferred_zero_wait(t: &mut Transcript) {
     t.result("wait for 1, none left", ring.enter_for(0, 1, limit));
 }
 
-/// What is queued when the ring goes away is run then.
+/// Work that is queued when the ring is closed runs then.
 fn deferred_teardown(t: &mut Transcript) {
     let (ring, reader, writer) = polling(DEFER | FLAG);
     files::put(&writer, b"x");
@@ -207,7 +207,7 @@ fn deferred_teardown(t: &mut Transcript) {
     t.say(format_args!("file let go {}", entry.revents & libc::POLLERR != 0));
 }
 
-/// COOP_TASKRUN: at the thread's next system call, whichever it is.
+/// COOP_TASKRUN: the work runs at the thread's next system call, of any kind.
 fn cooperative(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(u::IORING_SETUP_COOP_TASKRUN);
     files::put(&writer, b"x");
@@ -223,8 +223,8 @@ fn cooperative_flag(t: &mut Transcript) {
         files::put(&writer, b"x");
         writer
     });
-    // Spinning, without a call that would run the work: either the flag or the
-    // completion itself has to show.
+    // Spins without a call that would run the work. Either the flag or the completion itself must
+    // become visible.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while ring.sq_flags() & u::IORING_SQ_TASKRUN == 0 && ring.ready() == 0 && std::time::Instant::now() < deadline {
         std::hint::spin_loop();
@@ -251,7 +251,7 @@ fn flag_goes_away(t: &mut Transcript) {
     }
 }
 
-/// What a worker completes waits for the owner as well.
+/// Completions of workers wait for the owner as well.
 fn deferred_workers(t: &mut Transcript) {
     let mut ring = Ring::flags(8, DEFER | FLAG);
     let file = files::memory_file(b"0123");
@@ -264,7 +264,7 @@ fn deferred_workers(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// A CQE that is there already ends a wait for one; queued work need not run.
+/// A CQE already in the queue ends a wait for one; queued work need not run.
 fn deferred_wait_is_enough(t: &mut Transcript) {
     let (mut ring, _reader, _writer) = polling(DEFER);
     ring.push(nop(2));
@@ -274,10 +274,10 @@ fn deferred_wait_is_enough(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// The two kinds of rings whose thread is told wherever it is.
+/// The two kinds of rings whose thread is notified in any system call.
 const TELLING: [(&str, u32); 2] = [("default", 0), ("cooperative", u::IORING_SETUP_COOP_TASKRUN)];
 
-/// Writes to a pipe in a while, from another thread.
+/// Writes to a pipe a little later, from another thread.
 fn written_later(writer: OwnedFd) -> std::thread::JoinHandle<OwnedFd> {
     std::thread::spawn(move || {
         crate::time::long_enough_to_notice();
@@ -286,15 +286,14 @@ fn written_later(writer: OwnedFd) -> std::thread::JoinHandle<OwnedFd> {
     })
 }
 
-/// A poll, and a write that its completion starts: to `event`, which so is
-/// written by task work alone.
+/// Submits a poll, and a linked write to `event`. So only task work writes to `event`.
 fn write_by_task_work(ring: &mut Ring, reader: &OwnedFd, event: &OwnedFd, one: &[u8; 8]) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1).linked());
     ring.push(crate::sqe::write(event.as_raw_fd(), one, 0, 2));
     ring.submit();
 }
 
-/// The thread sleeps in read(2) on what only its own task work will bring.
+/// The thread sleeps in read(2) on data that only its own task work will write.
 fn sleeper_in_another_call(t: &mut Transcript) {
     let one = 1u64.to_ne_bytes();
     for (name, flags) in TELLING {
@@ -311,7 +310,7 @@ fn sleeper_in_another_call(t: &mut Transcript) {
     }
 }
 
-/// The owner of a ring that defers is not told there: it has to ask.
+/// The owner of a ring with deferred task work is not notified there: it has to enter.
 fn deferred_sleeper_in_another_call(t: &mut Transcript) {
     let one = 1u64.to_ne_bytes();
     let mut ring = Ring::flags(8, DEFER);
@@ -328,7 +327,7 @@ fn deferred_sleeper_in_another_call(t: &mut Transcript) {
     t.say(format_args!("count {}", files::event_count(&event)));
 }
 
-/// It sleeps on the ring's own registered eventfd.
+/// The thread sleeps on the ring's own registered eventfd.
 fn sleeper_is_told_by_event(t: &mut Transcript) {
     for (name, flags) in TELLING.into_iter().chain([("deferred", DEFER)]) {
         t.say(name);
@@ -344,7 +343,7 @@ fn sleeper_is_told_by_event(t: &mut Transcript) {
     }
 }
 
-/// The same, and what comes is a message of another thread's ring.
+/// The thread sleeps on the registered eventfd, and another thread's ring sends a message.
 fn sleeper_is_told_of_message(t: &mut Transcript) {
     for (name, flags) in TELLING.into_iter().chain([("deferred", DEFER)]) {
         t.say(name);
@@ -366,8 +365,8 @@ fn sleeper_is_told_of_message(t: &mut Transcript) {
 
 const OWN_CALLS: u32 = 200;
 
-/// The program's own call makes a file ready, and the next enter, which has nothing to do,
-/// finds the completion there: each time, whichever other thread may be about to bring it.
+/// The program's own call makes a file ready. The next enter, which has nothing to do, finds the
+/// completion every time, even if another thread is about to bring it.
 fn own_write_is_seen_by_enter(t: &mut Transcript) {
     for (name, flags) in TELLING {
         let mut ring = Ring::flags(8, flags);
@@ -393,7 +392,7 @@ fn own_write_is_seen_by_enter(t: &mut Transcript) {
     }
 }
 
-/// What the call does is close the other end.
+/// The program's call closes the other end.
 fn own_close_is_seen_by_enter(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let mut byte = [0u8; 1];
@@ -410,7 +409,7 @@ fn own_close_is_seen_by_enter(t: &mut Transcript) {
     t.say(format_args!("{seen} of {OWN_CALLS}"));
 }
 
-/// The queue holds something already, and the enter asks for events without waiting.
+/// The queue already holds a completion, and enter asks for events without waiting.
 fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -428,7 +427,7 @@ fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
     t.say(format_args!("{seen} of {OWN_CALLS}"));
 }
 
-/// The program has waited in the ring many times in a row before.
+/// Before that the program has waited in the ring many times in a row.
 fn own_write_is_seen_after_many_waits(t: &mut Transcript) {
     let mut seen = 0;
     for _ in 0..20 {

@@ -39,8 +39,8 @@ fn wait_for(fd: i32, complete: u32) -> i32 {
     door::enter(fd, 0, complete, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0)
 }
 
-/// Somebody waits while the descriptor goes: the wait ends when there is
-/// something, and never hangs.
+/// The descriptor is closed while a thread waits. The wait ends when there is a completion, and
+/// never hangs.
 fn close_while_another_waits(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
@@ -51,7 +51,7 @@ fn close_while_another_waits(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.result("close", ring.close());
     let answer = thread.join().unwrap_or(1);
-    // The kernel's wait holds the ring and ends well; an error is an answer too.
+    // The kernel's wait holds the ring and succeeds. An error is acceptable, too.
     t.say(format_args!("the wait has ended {}", answer <= 0));
     t.result("enter", ring.enter(0, 0, 0));
 }
@@ -86,7 +86,7 @@ fn submit_while_another_waits(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// The child of a program with threads has one thread, and makes rings.
+/// The forked child of a program with threads has one thread, and makes rings.
 fn fork_in_a_threaded_program(t: &mut Transcript) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -117,7 +117,7 @@ fn fork_in_a_threaded_program(t: &mut Transcript) {
     });
 }
 
-/// Forks in the middle of other threads' calls: no lock is left held.
+/// Forks in the middle of other threads' calls: no lock stays held.
 fn fork_while_others_enter(t: &mut Transcript) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -203,13 +203,13 @@ fn waiter_ends_by_exit(t: &mut Transcript) {
             });
         }
         crate::time::long_enough_to_notice();
-        // SAFETY: ends this child, with what runs at exit.
+        // SAFETY: the call ends this child, with its exit handlers.
         unsafe { libc::exit(8) }
     });
     t.say(format_args!("child: {ending}"));
 }
 
-/// Rings that are closed by what runs when a thread ends.
+/// Rings that a thread-local destructor closes when the thread ends.
 fn thread_local_rings(t: &mut Transcript) {
     thread_local! {
         static RING: std::cell::RefCell<Ring> = std::cell::RefCell::new(Ring::new(8));
@@ -222,7 +222,7 @@ fn thread_local_rings(t: &mut Transcript) {
     t.say(format_args!("right {right}"));
 }
 
-/// The main thread ends, another goes on with its ring, and ends the process.
+/// The main thread ends. Another thread continues with its ring, and ends the process.
 fn main_thread_ends_first(t: &mut Transcript) {
     let ending = process::forked(|| {
         std::thread::spawn(|| {
@@ -230,10 +230,10 @@ fn main_thread_ends_first(t: &mut Transcript) {
             let mut ring = Ring::new(8);
             let time = milliseconds(5);
             let done = ring.run(&[nop(1), timeout(&time, 0, 0, 2)]).len() == 2;
-            // SAFETY: ends this child.
+            // SAFETY: the call ends this child.
             unsafe { libc::_exit(if done { 4 } else { 5 }) }
         });
-        // SAFETY: ends this thread alone.
+        // SAFETY: the call ends only this thread.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
         6
     });
@@ -262,8 +262,8 @@ fn spawned_programs_meanwhile(t: &mut Transcript) {
     });
 }
 
-/// A socket whose close(2) waits, for longer than anything here: it lingers until its
-/// peer has taken everything.
+/// Makes a socket whose close(2) waits longer than any step of the case: it lingers until its peer
+/// has received everything.
 fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     use std::io::Write;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -272,7 +272,7 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     let (peer, _) = listener.accept().expect("a connection");
     let linger = libc::linger { l_onoff: 1, l_linger: 1000 };
     let size = size_of::<libc::linger>() as u32;
-    // SAFETY: the option is ours to read.
+    // SAFETY: the option's value lives through the call.
     let set = unsafe {
         libc::setsockopt(ours.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), size)
     };
@@ -283,8 +283,8 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     (ours, peer)
 }
 
-/// What one ring's driver is held up by concerns no other ring, also where
-/// nobody is inside of that one and an event of the slow one came first.
+/// A ring's driver that is blocked delays no other ring. That also holds if no thread is inside the
+/// other ring and an event of the slow ring came first.
 fn slow_close_delays_no_other_ring(t: &mut Transcript) {
     use std::os::fd::IntoRawFd;
     let (mut slow, mut other) = (Ring::new(4), Ring::new(4));
@@ -313,8 +313,7 @@ fn slow_close_delays_no_other_ring(t: &mut Transcript) {
     t.sorted(&slow.wait(2));
 }
 
-/// What waits for a file when its thread ends is cancelled by the kernel as soon as the
-/// file is ready.
+/// If a thread ends, the kernel cancels its waiting requests as soon as their files are ready.
 fn requests_of_an_ended_thread(t: &mut Transcript) {
     let mut ring = Ring::new(16);
     let pipes: Vec<_> = (0..4).map(|_| files::pipe()).collect();

@@ -1,4 +1,4 @@
-//! TIMEOUT: clocks, counts, repetition, and what is refused.
+//! TIMEOUT: clocks, counts, repetition, and refused parameters.
 
 use std::os::fd::AsRawFd;
 
@@ -52,7 +52,7 @@ const ABS: u32 = u::IORING_TIMEOUT_ABS;
 const BOOT: u32 = u::IORING_TIMEOUT_BOOTTIME;
 const REAL: u32 = u::IORING_TIMEOUT_REALTIME;
 
-/// One timeout, its completion and how long it took.
+/// Submits one timeout, and prints its completion and how long it took.
 fn expire(t: &mut Transcript, time: Timespec, flags: u32, least: u64) {
     let mut ring = Ring::new(4);
     let (entry, waited) = timed(|| ring.one(timeout(&time, 0, flags, 1)));
@@ -68,7 +68,8 @@ fn zero(t: &mut Transcript) {
     expire(t, milliseconds(0), 0, 0);
 }
 
-/// The same for a point in time.
+/// Submits one timeout for a point in time, and prints its completion and whether that time was
+/// reached.
 fn expire_at(t: &mut Transcript, clock: libc::clockid_t, flags: u32) {
     let time = on_clock(clock, 30);
     expire(t, time, ABS | flags, 0);
@@ -107,7 +108,7 @@ fn shortest_first(t: &mut Transcript) {
     t.in_order(&ring.wait(4));
 }
 
-/// A count: done with 0 as soon as that many others have completed.
+/// A timeout with a count completes with 0 as soon as that many other requests have completed.
 fn completion_count(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 2, 0, 1));
@@ -127,7 +128,7 @@ fn count_and_time(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// What was in flight before counts too, once it completes.
+/// Requests that were in flight before also count once they complete.
 fn count_of_earlier_requests(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = crate::files::pipe();
@@ -140,7 +141,7 @@ fn count_of_earlier_requests(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// A timeout's own completion does not count for another.
+/// A timeout's own completion does not count for another timeout.
 fn several_counts(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 3, 0, 1));
@@ -157,7 +158,7 @@ fn several_counts(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// What is submitted with it counts, also before it in the batch.
+/// Requests of the timeout's own batch count, also those before it.
 fn counts_its_own_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1));
@@ -180,7 +181,7 @@ fn counts_multishot(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// The tag of a resource that is taken out counts.
+/// The tag of an unregistered resource counts.
 fn counts_tags(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = crate::files::memory_file(b"x");
@@ -196,8 +197,8 @@ fn counts_tags(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// A timeout that expires or is fulfilled does not count for another. One that
-/// is removed, cancelled or refused does, and so does the end of a limit.
+/// A timeout that expires or reaches its count does not count for another. One that is removed,
+/// cancelled or refused does, and so does the end of a link timeout.
 fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     let mut ring = Ring::new(16);
     let time = milliseconds(5);
@@ -210,18 +211,18 @@ fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     ring.push(nop(3));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // Removed: its own CQE and the remover's.
+    // A removal: the timeout's own CQE and the remover's.
     ring.push(timeout(&LONG, 0, 0, 4));
     ring.push(timeout(&LONG, 2, 0, 5));
     ring.push(timeout_remove(4, 6));
     ring.submit();
     t.sorted(&ring.wait(3));
-    // Refused.
+    // A refused timeout.
     ring.push(timeout(&LONG, 1, 0, 7));
     ring.push(timeout(&LONG, 0, 1 << 20, 8));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // The end of a limit that was not needed.
+    // A link timeout that was not needed.
     ring.push(timeout(&LONG, 2, 0, 9));
     ring.push(nop(10).linked());
     ring.push(link_timeout(&LONG, 0, 11));
@@ -229,7 +230,7 @@ fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     t.sorted(&ring.wait(3));
 }
 
-/// A multishot timeout's CQEs are its own.
+/// A multishot timeout's CQEs do not count for other timeouts.
 fn counts_no_repeats(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let time = milliseconds(2);
@@ -245,7 +246,7 @@ fn counts_no_repeats(t: &mut Transcript) {
     t.sorted(&ring.wait(3));
 }
 
-/// What posts no CQE does not count.
+/// A request that posts no CQE does not count.
 fn counts_no_silence(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 2, 0, 1));
@@ -260,7 +261,7 @@ fn counts_no_silence(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
 }
 
-/// A CQE that found no room counts once it has one.
+/// A CQE in the backlog counts once it has room in the CQ.
 fn counts_backlog(t: &mut Transcript) {
     let mut ring = Ring::with(2, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
@@ -294,7 +295,7 @@ fn breaks_link(t: &mut Transcript) {
     ring.push(nop(2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // Fulfilled by its count it is a success.
+    // A timeout that reaches its count is a success.
     ring.push(timeout(&LONG, 1, 0, 3).linked());
     ring.push(nop(4));
     ring.push(nop(5));
@@ -304,7 +305,7 @@ fn breaks_link(t: &mut Transcript) {
 
 const MULTISHOT: u32 = u::IORING_TIMEOUT_MULTISHOT;
 
-/// Repeats until it is removed.
+/// A multishot timeout repeats until it is removed.
 fn multishot(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let time = milliseconds(10);
@@ -324,7 +325,7 @@ fn multishot(t: &mut Transcript) {
     t.sorted(&rest);
 }
 
-/// The count is how often.
+/// The count is the number of repetitions.
 fn multishot_counted(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let time = milliseconds(5);
@@ -335,14 +336,14 @@ fn multishot_counted(t: &mut Transcript) {
     t.in_order(&ring.reap());
 }
 
-/// A point in time does not repeat.
+/// A timeout for a point in time does not repeat.
 fn multishot_absolute(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let time = on_clock(libc::CLOCK_MONOTONIC, 5);
     t.entry(&ring.one(timeout(&time, 2, MULTISHOT | ABS, 1)));
 }
 
-/// Only what is negative is refused; nanoseconds beyond a second are added up.
+/// Only negative values are refused. Nanoseconds beyond a second are added up.
 fn bad_timespec(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for (tv_sec, tv_nsec) in [(0, -1), (0, i64::MIN), (-1, 0), (i64::MIN, 0), (5, -1)] {
@@ -352,7 +353,7 @@ fn bad_timespec(t: &mut Transcript) {
     let (entry, waited) = timed(|| ring.one(timeout(&time, 0, 0, 1)));
     t.entry(&entry);
     t.between("waited", waited, 1200, 30_000);
-    // As long as can be: it waits.
+    // The longest possible time: the request waits.
     let longest = Timespec { tv_sec: i64::MAX, tv_nsec: 999_999_999 };
     ring.push(timeout(&longest, 0, 0, 2));
     t.result("submit", ring.submit());
@@ -372,8 +373,8 @@ fn bad_address(t: &mut Transcript) {
 fn unknown_flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let time = milliseconds(1);
-    // UPDATE belongs to TIMEOUT_REMOVE, LINK_TIMEOUT_UPDATE too; beyond bit 6
-    // nothing is defined.
+    // UPDATE belongs to TIMEOUT_REMOVE, as does LINK_TIMEOUT_UPDATE. No flag is defined beyond bit
+    // 6.
     for bit in [1, 4, 8, 9, 15, 31] {
         t.entry(&ring.one(timeout(&time, 0, 1 << bit, bit)));
     }
@@ -393,7 +394,7 @@ fn reserved_fields(t: &mut Transcript) {
         with(|sqe| sqe.addr3 = 5),
     ];
     t.in_order(&entries);
-    // A count beyond 32 bits is cut to them.
+    // A count beyond 32 bits is truncated.
     ring.push(timeout(&LONG, 1 << 32 | 1, 0, 2));
     ring.push(nop(3));
     ring.submit();
@@ -448,7 +449,8 @@ fn ring_closes(t: &mut Transcript) {
     t.entry(&Ring::new(4).one(nop(3)));
 }
 
-/// Of those whose counts are reached together, whatever their times are.
+/// The order of timeouts whose counts are reached together depends on the counts, not on their
+/// times.
 fn smallest_count_first(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let longer = Timespec { tv_sec: 2000, tv_nsec: 0 };
@@ -463,7 +465,7 @@ fn smallest_count_first(t: &mut Transcript) {
     t.in_order(&ring.wait(6));
 }
 
-/// One that follows in a chain does not count what was submitted with it.
+/// A timeout that starts later in a chain does not count requests of its own batch.
 fn counts_behind_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1).linked());

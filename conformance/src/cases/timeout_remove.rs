@@ -33,7 +33,7 @@ pub const CASES: &[Case] = &[
 
 const UPDATE: u32 = u::IORING_TIMEOUT_UPDATE;
 
-/// The new time stands in `addr2`, which is `off`.
+/// Builds an update. The new time is in `addr2`, which is `off`.
 fn update(target: u64, time: &Timespec, flags: u32, user_data: u64) -> Sqe {
     timeout_remove(target, user_data).op_flags(UPDATE | flags).with(|sqe| sqe.off = &raw const *time as u64)
 }
@@ -45,7 +45,7 @@ fn removes(t: &mut Transcript) {
     ring.push(timeout_remove(1, 2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // Within one submission, too.
+    // The removal also works within one submission.
     ring.push(timeout(&LONG, 0, 0, 3));
     ring.push(timeout_remove(3, 4));
     ring.submit();
@@ -120,7 +120,7 @@ fn update_absolute(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
 }
 
-/// The clock is the timeout's own; an update cannot name one.
+/// An update keeps the timeout's clock, and cannot name another.
 fn update_keeps_clock(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(timeout(&LONG, 0, u::IORING_TIMEOUT_REALTIME, 1));
@@ -166,7 +166,7 @@ fn link_flag_alone(t: &mut Transcript) {
     t.entry(&ring.one(flag_alone(1, 4).with(|sqe| sqe.off = crate::memory::BAD)));
 }
 
-/// Each kind has its own flag.
+/// Each kind of timeout has its own flag.
 fn update_wrong_kind(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = crate::files::pipe();
@@ -187,7 +187,7 @@ fn update_multishot(t: &mut Transcript) {
     ring.push(update(1, &milliseconds(5), 0, 2));
     ring.submit();
     let mut entries = ring.wait(2);
-    // It may have gone on.
+    // The timeout may have repeated meanwhile.
     entries.truncate(2);
     t.in_order(&entries);
 }
@@ -238,14 +238,14 @@ fn unused_fields(t: &mut Transcript) {
     t.entry(&ring.one(timeout_remove(1, 5).with(|sqe| sqe.file_index = 1)));
 }
 
-/// From then on it repeats for ever.
+/// After the update it repeats for ever.
 fn update_multishot_goes_on(t: &mut Transcript) {
     for repeats in [0, 1, 2, 4] {
         let mut ring = Ring::new(4);
         ring.push(timeout(&LONG, repeats, u::IORING_TIMEOUT_MULTISHOT, 1));
         ring.submit();
         t.entry(&ring.one(update(1, &milliseconds(3), 0, 2)));
-        // One more than it was to.
+        // One completion more than the original count.
         t.in_order(&ring.wait(5)[..5]);
     }
 }

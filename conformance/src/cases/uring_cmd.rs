@@ -1,5 +1,5 @@
-//! URING_CMD on files that have no commands. (Block devices of ours have one,
-//! which a test of theirs has; sockets' are in `socket_command`.)
+//! URING_CMD on files without commands. (usring's block devices have a command, covered by a test
+//! of their own. Those of sockets are in `socket_command`.)
 
 use std::os::fd::AsRawFd;
 

@@ -1,4 +1,4 @@
-//! READV and WRITEV: vectors, how they are checked, and when they are copied.
+//! READV and WRITEV: how vectors are checked, and when they are copied.
 
 use std::os::fd::AsRawFd;
 
@@ -67,7 +67,7 @@ fn counts(t: &mut Transcript) {
     }
     let count = |sqe: usring_uapi::Sqe, count| usring_uapi::Sqe { len: count, ..sqe };
     t.entry(&ring.one(count(readv(fd, &vectors, 0, 1), u32::MAX)));
-    // No vectors: their address does not matter.
+    // Without vectors the address is ignored.
     t.entry(&ring.one(read_at(fd, BAD, 0, 0, 2).with(|sqe| sqe.opcode = opcode::READV)));
 }
 
@@ -81,12 +81,12 @@ fn bad_vectors(t: &mut Transcript) {
             t.entry(&ring.one(bad));
         }
     }
-    // The array runs into a bad page.
+    // The array extends into a bad page.
     let mut pages = Pages::new(2);
     let mut buffer = [0u8; 4];
     let good = of(&mut buffer);
     let start = 4096 - size_of::<libc::iovec>();
-    // SAFETY: the last sixteen bytes of the first page.
+    // SAFETY: the address is that of the last sixteen bytes of the first page.
     unsafe { pages.bytes().as_mut_ptr().add(start).cast::<libc::iovec>().write(good) };
     pages.spoil_last();
     let vectors = |count| read_at(fd, pages.at(start), count, 0, 10);
@@ -130,8 +130,8 @@ fn short_read(t: &mut Transcript) {
     t.say(format_args!("{} {}", shown(&a), shown(&b)));
 }
 
-/// The vectors of a read that waits are the kernel's: the program's array may
-/// change after submit, the buffers are those that it named.
+/// The kernel has copied the vectors of a waiting read. The program may change its array after
+/// submit; the read fills the original buffers.
 fn copied_by_submit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -145,8 +145,7 @@ fn copied_by_submit(t: &mut Transcript) {
     t.say(format_args!("{} {}", shown(&a), shown(&b)));
 }
 
-/// A drained request has not begun when submit returns; its vectors had to be
-/// copied all the same.
+/// A drained request has not started when submit returns. Its vectors are copied nevertheless.
 fn copied_when_drained(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

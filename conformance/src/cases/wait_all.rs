@@ -1,4 +1,4 @@
-//! MSG_WAITALL: a transfer that goes on until it is whole.
+//! MSG_WAITALL: a transfer that continues until it is complete.
 
 use std::os::fd::AsRawFd;
 
@@ -62,7 +62,7 @@ fn ends_short(t: &mut Transcript) {
     }
 }
 
-/// What has been received is not lost.
+/// The received bytes are not lost.
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -111,8 +111,8 @@ fn datagram(t: &mut Transcript) {
     }
 }
 
-/// A receive that waits ends when its own socket is shut down, also on one of
-/// datagrams, at which a call that may not wait says only that it would.
+/// A waiting receive ends when its own socket is shut down. That also holds for datagrams, for
+/// which a non-blocking call would still return EAGAIN.
 fn shut_datagrams(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
         let mut ring = Ring::new(4);
@@ -126,7 +126,7 @@ fn shut_datagrams(t: &mut Transcript) {
     }
 }
 
-/// What is being filled is nobody else's meanwhile.
+/// No other request gets the buffer while it is being filled.
 fn incremental_buffer_is_taken(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(4);
@@ -147,8 +147,8 @@ fn incremental_buffer_is_taken(t: &mut Transcript) {
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
 }
 
-/// Behind a message with descriptors the rest is there already, so nothing more
-/// will tell of it.
+/// After a message with descriptors the rest has already arrived, so no further event will report
+/// it.
 fn past_seams(t: &mut Transcript) {
     for end in [false, true] {
         let mut ring = Ring::flags(4, DEFER);

@@ -48,11 +48,12 @@ fn wait_for(which: libc::idtype_t, id: i32, info: *mut libc::siginfo_t, options:
     })
 }
 
-/// A child that ends with 3 when it is let go.
+/// Starts a child that exits with 3 when the writing end is closed.
 fn child() -> (i32, OwnedFd) {
     let (reader, writer) = files::pipe();
     let child = process::start(|| {
-        // SAFETY: the call touches no memory. Our copy of this end would keep it open.
+        // SAFETY: the call touches no memory. The child's copy of this end would keep the pipe
+        // open.
         unsafe { libc::close(writer.as_raw_fd()) };
         let _ = files::take(&reader, 1);
         3
@@ -61,7 +62,7 @@ fn child() -> (i32, OwnedFd) {
 }
 
 fn tell(t: &mut Transcript, info: &libc::siginfo_t, child: i32) {
-    // SAFETY: zeroed, or filled by waitid(2).
+    // SAFETY: the structure is zeroed, or filled by waitid(2).
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     t.say(format_args!(
         "signal {} errno {} code {} status {status} is it {}",
@@ -74,7 +75,8 @@ fn tell(t: &mut Transcript, info: &libc::siginfo_t, child: i32) {
 
 fn until_ended(child: i32) {
     let mut info: libc::siginfo_t = zeroed();
-    // SAFETY: room for the answer; the child stays to be waited for.
+    // SAFETY: the structure is a variable of this function. WNOWAIT leaves the child to be waited
+    // for.
     unsafe { libc::waitid(libc::P_PID, child as u32, &mut info, libc::WEXITED | libc::WNOWAIT) };
 }
 
@@ -110,7 +112,7 @@ fn killed(t: &mut Transcript) {
     let mut info = zeroed();
     ring.push(wait_for(libc::P_PID, child, &mut info, EXITED, 1));
     ring.submit();
-    // SAFETY: a child of our own.
+    // SAFETY: the process is a child of this one.
     unsafe { libc::kill(child, libc::SIGKILL) };
     t.in_order(&ring.wait(1));
     tell(t, &info, child);
@@ -134,7 +136,7 @@ fn stopped_and_continued(t: &mut Transcript) {
         let mut info = zeroed();
         ring.push(wait_for(libc::P_PID, child, &mut info, option as u32, 1));
         ring.submit();
-        // SAFETY: a child of our own.
+        // SAFETY: the process is a child of this one.
         unsafe { libc::kill(child, signal) };
         t.in_order(&ring.wait(1));
         tell(t, &info, child);
@@ -214,7 +216,7 @@ fn wrong(t: &mut Transcript) {
     t.say(process::ending(child));
 }
 
-/// Where nobody wants to know.
+/// The request asks for no information.
 fn nothing_to_tell(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (child, writer) = child();
@@ -241,7 +243,7 @@ fn bad_address(t: &mut Transcript) {
             ring.submit();
         }
         t.in_order(&ring.wait(1));
-        // It is gone all the same.
+        // The child has been reaped all the same.
         let mut info = zeroed();
         t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED, 2)));
     }
@@ -292,14 +294,15 @@ fn descriptor(t: &mut Transcript) {
     t.entry(&ring.one(wait_for(libc::P_PIDFD, pipe.0.as_raw_fd(), &mut info, EXITED, 3)));
 }
 
-/// The process is the one that the number has named; soon it is another's.
+/// The request keeps the process that the descriptor named, though the number soon refers to
+/// another one.
 fn descriptor_is_closed(t: &mut Transcript) {
     for forced in [false, true] {
         let mut ring = Ring::new(4);
-        // What needs a worker waits for the first one's.
+        // A request that needs a worker waits for the first request's worker.
         let mut limits = [0u32, 1];
         ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2);
-        // The second has the first one's end of the pipe, too, and ends before it.
+        // The second child has the first one's end of the pipe, too, and ends first.
         let (first, first_writer) = child();
         let (other, other_writer) = child();
         let mut infos: [libc::siginfo_t; 2] = [zeroed(), zeroed()];
@@ -312,7 +315,7 @@ fn descriptor_is_closed(t: &mut Transcript) {
         ring.push(if forced { request.forced_async() } else { request });
         ring.submit();
         if forced {
-            // When the kernel's worker has looked, nobody says.
+            // No event reports when the kernel's worker has started.
             crate::time::long_enough_to_begin();
         }
         drop(named);
@@ -366,7 +369,7 @@ fn bounded(t: &mut Transcript) {
         t.say(format_args!("{} has ended", entry.user_data));
     }
     drop(writer);
-    // It is still there to be waited for.
+    // The child can still be waited for.
     t.say(process::ending(child));
 }
 
@@ -377,7 +380,7 @@ fn ring_closes(t: &mut Transcript) {
     ring.push(wait_for(libc::P_PID, child, &mut info, EXITED, 1));
     ring.submit();
     drop(ring);
-    // The kernel takes a ring apart when it finds the time.
+    // The kernel tears a ring down asynchronously.
     std::thread::sleep(std::time::Duration::from_millis(200));
     drop(writer);
     t.say(process::ending(child));

@@ -1,4 +1,4 @@
-//! Workers: their limits, their affinity, and the order of what they do.
+//! Workers: their limits, their affinity, and the order of their work.
 
 use std::os::fd::AsRawFd;
 
@@ -28,7 +28,7 @@ fn set(ring: &Ring, limits: &mut [u32; 2]) -> i32 {
     ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2)
 }
 
-/// The call answers with what was in force before; zero changes nothing.
+/// The call returns the previous limits. Zero changes nothing.
 fn limits(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut values = [5, 7];
@@ -76,8 +76,8 @@ fn one_at_a_time(t: &mut Transcript) {
     }
 }
 
-/// Pipes and sockets have workers of their own kind: what the others wait for
-/// is not in their way.
+/// Pipes and sockets have workers of their own kind, which do not wait for busy workers of the
+/// other kind.
 fn unbounded_beside_bounded(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.result("set", set(&ring, &mut [1, 1]));
@@ -97,8 +97,8 @@ fn unbounded_beside_bounded(t: &mut Transcript) {
     }
 }
 
-/// Forced to a worker, a request on a file that can poll is polled there, too:
-/// it occupies no worker while it waits.
+/// If forced to a worker, a request on a file that can be polled is polled there, too. It occupies
+/// no worker while it waits.
 fn waiting_pipe_occupies_none(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.result("set", set(&ring, &mut [1, 1]));
@@ -129,7 +129,7 @@ fn affinity(t: &mut Transcript) {
     t.result("unregister, count 1", ring.register(reg::UNREGISTER_IOWQ_AFF, none, 1));
 }
 
-/// What the system says of the processors that a worker may run on.
+/// Returns the system's list of processors on which a worker may run.
 fn processors_of_worker() -> Option<String> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -178,7 +178,7 @@ fn many_blocking(t: &mut Transcript) {
     t.say(format_args!("read {}", entries.iter().filter(|entry| entry.res == 1).count()));
 }
 
-/// Writes to one buffered file that are left to workers are not mixed up.
+/// Buffered writes to one file by workers are not interleaved.
 fn writes_to_one_file(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let file = files::memory_file(b"");
@@ -195,7 +195,7 @@ fn writes_to_one_file(t: &mut Transcript) {
     t.say(format_args!("length {}", content.len()));
     let whole = content.chunks(4).filter(|chunk| chunk.iter().all(|byte| *byte == chunk[0]));
     t.say(format_args!("whole {}", whole.count()));
-    // In the order of submission, mostly: the kernel does not promise it.
+    // Mostly in the order of submission, which the kernel does not promise.
     let sorted = |bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
         bytes.sort_unstable();
@@ -204,7 +204,7 @@ fn writes_to_one_file(t: &mut Transcript) {
     t.say(format_args!("every line once {}", sorted(&content) == sorted(&lines.concat())));
 }
 
-/// The workers of a ring that goes away are called back.
+/// When a ring is closed, its workers are interrupted.
 fn ring_closes(t: &mut Transcript) {
     let fifo = files::Fifo::new();
     let mut ring = Ring::new(8);
@@ -214,7 +214,7 @@ fn ring_closes(t: &mut Transcript) {
     t.result("submit", ring.submit());
     crate::time::long_enough_to_notice();
     drop(ring);
-    // To ask is to let a waiter go, so the question is asked once, late.
+    // The check itself releases a waiting thread, so the case makes it once and late.
     std::thread::sleep(std::time::Duration::from_secs(1));
     t.say(format_args!("deserted {}", fifo.is_deserted()));
 }

@@ -1,6 +1,6 @@
-//! SEND_ZC and SENDMSG_ZC: a completion, and a notification that the memory is
-//! the program's again. When that comes is nobody's promise, and whether a copy
-//! was made is only told to who asks.
+//! SEND_ZC and SENDMSG_ZC: a completion, and a notification that the program may reuse the memory.
+//! The kernel does not promise when the notification arrives. It reports whether the data was
+//! copied only if the request asks for that.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -38,14 +38,14 @@ fn sending(socket: &OwnedFd, bytes: &[u8], user_data: u64) -> Sqe {
     send(socket.as_raw_fd(), bytes, user_data).with(|sqe| sqe.opcode = opcode::SEND_ZC)
 }
 
-/// Submits one and shows all that comes of it: the notification after its
-/// completion, but not necessarily before everything else.
+/// Submits one request and prints its completions. The notification comes after the completion, but
+/// not necessarily before everything else.
 fn show(t: &mut Transcript, ring: &mut Ring, reader: &OwnedFd, sqe: Sqe) {
     ring.push(sqe);
     ring.submit();
     let mut entries = ring.wait(1);
     if entries.first().is_some_and(|entry| entry.flags & u::IORING_CQE_F_MORE != 0) && entries.len() == 1 {
-        // The kernel notifies when the data has been taken.
+        // The kernel notifies when the data has been received.
         files::set_nonblocking(reader, true);
         let _ = files::take(reader, 1 << 16);
         entries.extend(ring.wait(1));
@@ -71,7 +71,7 @@ fn sends_message(t: &mut Transcript) {
     show(t, &mut ring, &reader, message(opcode::SENDMSG_ZC, writer.as_raw_fd(), &header, 1));
 }
 
-/// On loopback everybody copies.
+/// On the loopback every send is copied.
 fn reports_usage(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::tcp();
@@ -160,7 +160,7 @@ fn to_address(t: &mut Transcript) {
     show(t, &mut ring, &reader, request);
 }
 
-/// A request that was accepted notifies, however it ends.
+/// A request that was accepted posts a notification, however it ends.
 fn errors_notify(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -176,7 +176,7 @@ fn errors_notify(t: &mut Transcript) {
     show(t, &mut ring, &reader, request.with(|sqe| sqe.addr = BAD));
 }
 
-/// One that was not does not.
+/// A refused request posts no notification.
 fn refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::tcp();
@@ -217,7 +217,7 @@ fn link(t: &mut Transcript) {
     let mut entries = ring.wait(3);
     entries.sort_by_key(|entry| (entry.user_data, entry.flags & u::IORING_CQE_F_NOTIF));
     t.in_order(&entries);
-    // Cancelled before it began.
+    // A request that is cancelled before it starts.
     ring.push(nop(5).with(|sqe| sqe.opcode = 200).linked());
     ring.push(sending(&writer, b"x", 6));
     ring.submit();
@@ -281,7 +281,7 @@ fn forced_async(t: &mut Transcript) {
     show(t, &mut ring, &reader, sending(&writer, b"x", 1).forced_async());
 }
 
-/// A chain that is refused for another of its members.
+/// A chain that is refused because of another member.
 fn refused_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, writer) = files::tcp();
