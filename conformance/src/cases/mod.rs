@@ -55,6 +55,7 @@ mod one_file;
 mod open_close;
 mod overflow;
 mod personality;
+mod pinned_memory;
 mod pipe;
 mod poll;
 mod poll_multishot;
@@ -155,6 +156,7 @@ pub const ROOMS: &[&[Case]] = &[
     registered_files::CASES,
     files_update::CASES,
     registered_buffers::CASES,
+    pinned_memory::CASES,
     buffer_group::CASES,
     buffer_ring::CASES,
     eventfd::CASES,

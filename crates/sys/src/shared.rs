@@ -20,6 +20,7 @@ pub use model::SharedMemory;
 mod machine {
     use super::*;
     use crate::mapping::{Mapping, PAGE};
+    use crate::pinning::PinCheck;
     use crate::sync::{AtomicU16, AtomicU32};
     use crate::{Errno, UserAddress, user_memory};
     use core::mem::MaybeUninit;
@@ -75,6 +76,7 @@ mod machine {
             // The rest of a cache line lies on the same page.
             let length = length.max(LEAST);
             user_memory::probe_writable(address, length)?;
+            PinCheck::default().check(address, length)?;
             // SAFETY: 1. Every page was accessible a moment ago. 2. The creator of the ring vouches
             // that they stay mapped. 3. The program knows that the ring writes this memory.
             Ok(unsafe { SharedMemory::borrowed(address.0 as usize, length) })

@@ -8,6 +8,7 @@ use crate::ring::LockedRing;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
+use usring_sys::pinning::PinCheck;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};
 
@@ -132,7 +133,7 @@ impl RegisteredBuffers {
 }
 
 /// Reads one member of the program's vector as a slot.
-fn read_slot(vector: UserAddress, tags: UserAddress, index: u64) -> Result<Slot, Errno> {
+fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index: u64) -> Result<Slot, Errno> {
     let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
     if vector.is_null() {
         return if tag == 0 { Ok(None) } else { Err(Errno::EINVAL) };
@@ -151,6 +152,7 @@ fn read_slot(vector: UserAddress, tags: UserAddress, index: u64) -> Result<Slot,
     }
     member.base.checked_add(member.length).ok_or(Errno::EOVERFLOW)?;
     user_memory::probe_writable(UserAddress(member.base), member.length as usize)?;
+    pins.check(UserAddress(member.base), member.length as usize)?;
     Ok(Some(Arc::new(RegisteredBuffer { address: member.base, length: member.length, tag })))
 }
 
@@ -169,8 +171,9 @@ pub(crate) fn register(
     }
     let mut entries = Vec::new();
     entries.try_reserve_exact(count as usize).map_err(|_| Errno::ENOMEM)?;
+    let mut pins = PinCheck::default();
     for index in 0..u64::from(count) {
-        entries.push(read_slot(vector, tags, index)?);
+        entries.push(read_slot(&mut pins, vector, tags, index)?);
     }
     if host::has_devices() {
         locked.buffers.shared = coalesce(&entries);
@@ -275,8 +278,9 @@ pub(crate) fn update(
         return Err(Errno::EINVAL);
     }
     let mut done = 0;
+    let mut pins = PinCheck::default();
     for index in 0..u64::from(count) {
-        match read_slot(vector, tags, index) {
+        match read_slot(&mut pins, vector, tags, index) {
             Ok(slot) => {
                 let Some(entries) = &mut locked.buffers.entries else { break };
                 let old = core::mem::replace(&mut entries[offset as usize + index as usize], slot);

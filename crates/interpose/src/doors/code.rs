@@ -13,7 +13,7 @@
 //! If a step fails (no table, an encoding that compilers do not use, unknown bytes), the answer is
 //! no, and the site keeps trapping.
 
-use crate::doors::maps::Area;
+use crate::doors::maps::CodeArea;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
 use usring_sys::mapping::PAGE;
@@ -169,7 +169,7 @@ fn relative(base: u64, offset: i32) -> u64 {
 }
 
 /// Returns the start of the function that holds an address of `area`.
-pub fn function_around(address: usize, area: &Area) -> Option<usize> {
+pub fn function_around(address: usize, area: &CodeArea) -> Option<usize> {
     let address = address as u64;
     let header = unwind_table(area.image? as u64)?;
     if read::<[u8; 4]>(header)? != HEADER {

@@ -24,7 +24,7 @@
 
 use crate::doors::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
 use crate::doors::door::{self, Call};
-use crate::doors::maps::{self, Area};
+use crate::doors::maps::{self, CodeArea};
 use crate::program::{environment, process};
 use crate::text;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
@@ -160,7 +160,7 @@ pub fn rewrite_ahead(function: usize, number: u32) {
 
 fn rewrite(site: &Site, address: usize, number: u32) {
     let mut patching = process::current().patching.lock();
-    let Some(area) = maps::area_of(address).filter(Area::may_be_rewritten) else { return };
+    let Some(area) = maps::area_of(address).filter(CodeArea::may_be_rewritten) else { return };
     let Some(function) = code::function_around(address, &area) else { return };
     // Checked under the lock: another thread may have come first.
     let Some(form) = Form::of(function, address, number) else { return };
@@ -184,7 +184,7 @@ fn distance(address: usize, stub: usize) -> i32 {
 }
 
 /// Overwrites the `mov` by a jump; see the head of this file.
-fn write_jump(address: usize, stub: usize, area: &Area) -> Result<(), Errno> {
+fn write_jump(address: usize, stub: usize, area: &CodeArea) -> Result<(), Errno> {
     let page = address / PAGE * PAGE;
     protect(page, linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC)?;
     let put = |offset: usize, value: u8| {
@@ -244,7 +244,7 @@ mod stubs {
     static TABLE: [Page; PAGES] = [const { Page { address: AtomicUsize::new(0), used: AtomicUsize::new(0) } }; PAGES];
 
     /// Writes the stub of a site; returns its address.
-    pub fn make(form: &Form, area: &Area) -> Option<usize> {
+    pub fn make(form: &Form, area: &CodeArea) -> Option<usize> {
         let page = page_near(form.start, area)?;
         let (address, used) = (page.address.load(Ordering::Relaxed), page.used.load(Ordering::Relaxed));
         let stub = address + used;
@@ -281,7 +281,7 @@ mod stubs {
         code
     }
 
-    fn page_near(site: usize, area: &Area) -> Option<&'static Page> {
+    fn page_near(site: usize, area: &CodeArea) -> Option<&'static Page> {
         for page in &TABLE {
             let address = page.address.load(Ordering::Relaxed);
             if address == 0 {
@@ -296,7 +296,7 @@ mod stubs {
         None
     }
 
-    fn map_near(site: usize, area: &Area) -> Option<usize> {
+    fn map_near(site: usize, area: &CodeArea) -> Option<usize> {
         let wanted = area.room_below.checked_sub(PAGE)?;
         if site - wanted >= REACH || wanted < 1 << 16 {
             return None;

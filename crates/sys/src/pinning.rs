@@ -1,0 +1,112 @@
+//! Which memory of the program the kernel would refuse to pin for a ring.
+//!
+//! Linux pins registered buffers, buffer rings and rings of IORING_SETUP_NO_MMAP for writing and
+//! for long (`FOLL_WRITE | FOLL_LONGTERM`). It answers `EFAULT` for a shared writable mapping whose
+//! file system tracks written pages, and for secret memory. usring pins nothing, and gives the
+//! kernel's answer where it can know: a mapping is refused only if its file tells so for certain.
+
+use crate::process_maps::{Area, Maps};
+use crate::{Errno, SystemCall, UserAddress};
+use alloc::ffi::CString;
+use core::mem::MaybeUninit;
+use core::ops::Range;
+use linux_raw_sys::general as linux;
+
+/// File systems without a block device of their own that write pages back.
+const WRITE_BACK: [u32; 8] = [
+    linux::BTRFS_SUPER_MAGIC,
+    linux::BCACHEFS_SUPER_MAGIC,
+    linux::NFS_SUPER_MAGIC,
+    linux::V9FS_MAGIC,
+    linux::FUSE_SUPER_MAGIC,
+    linux::CEPH_SUPER_MAGIC,
+    linux::CIFS_SUPER_MAGIC,
+    linux::SMB2_SUPER_MAGIC,
+];
+
+/// Name that the kernel gives a mapping of memfd_secret(2).
+const SECRET: &[u8] = b"/secretmem (deleted)";
+
+/// The checks of one call: opens the list of mappings once, and asks once for each mapping.
+#[derive(Default)]
+pub struct PinCheck {
+    /// `None` before the first check; the list is `None` where it cannot be opened.
+    maps: Option<Option<Maps>>,
+    /// The last mapping that was found good.
+    good: Range<usize>,
+}
+
+impl PinCheck {
+    /// Checks a range that can be read and written. Accepts what the process cannot find out.
+    ///
+    /// Error: `EFAULT` if the kernel would not pin a part of the range.
+    pub fn check(&mut self, address: UserAddress, length: usize) -> Result<(), Errno> {
+        let mut at = address.0 as usize;
+        let end = at.saturating_add(length);
+        while at < end {
+            if !self.good.contains(&at) {
+                let Some(maps) = self.maps.get_or_insert_with(Maps::open) else { return Ok(()) };
+                let Some(area) = maps.area_of(at) else { return Ok(()) };
+                if refuses_pins(maps, &area) {
+                    return Err(Errno::EFAULT);
+                }
+                self.good = area.range;
+            }
+            at = self.good.end;
+        }
+        Ok(())
+    }
+}
+
+fn refuses_pins(maps: &Maps, area: &Area) -> bool {
+    if !area.is_shared || area.inode == 0 {
+        return false;
+    }
+    // Major number 0: the file system has no block device of its own.
+    if area.device.0 != 0 {
+        return true;
+    }
+    let Some(name) = maps.name_of(area.range.start) else { return false };
+    if name == SECRET {
+        return true;
+    }
+    // A memory file's name, and that of a deleted file, leads to no file.
+    name.first() == Some(&b'/') && CString::new(name).is_ok_and(|path| is_written_back(&path, area.inode))
+}
+
+/// Whether shared mappings of the file at a path are written back, if it has this inode number.
+fn is_written_back(path: &CString, inode: u64) -> bool {
+    let Some(file) = describe(path) else { return false };
+    if file.stx_ino != inode {
+        return false;
+    }
+    if u32::from(file.stx_mode) & linux::S_IFMT == linux::S_IFBLK {
+        return true;
+    }
+    match file_system(path) {
+        // The file is another file system's, which states its alignment for O_DIRECT if it has a
+        // disk. tmpfs states none.
+        Some(linux::OVERLAYFS_SUPER_MAGIC) => file.stx_mask & linux::STATX_DIOALIGN != 0,
+        Some(kind) => WRITE_BACK.contains(&kind),
+        None => false,
+    }
+}
+
+fn describe(path: &CString) -> Option<linux::statx> {
+    let mut buffer = MaybeUninit::<linux::statx>::zeroed();
+    let mask = u64::from(linux::STATX_BASIC_STATS | linux::STATX_DIOALIGN);
+    let flags = u64::from(linux::AT_NO_AUTOMOUNT);
+    let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, mask, buffer.as_mut_ptr() as u64];
+    SystemCall::new(linux::__NR_statx, arguments).run().ok()?;
+    // SAFETY: `statx` is plain numbers, zeroed above and filled by the kernel.
+    Some(unsafe { buffer.assume_init() })
+}
+
+/// Returns the magic number of the file system that a path leads to.
+fn file_system(path: &CString) -> Option<u32> {
+    // The first word is `f_type`.
+    let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];
+    let arguments = [path.as_ptr() as u64, statfs.as_mut_ptr() as u64, 0, 0, 0];
+    SystemCall::new(linux::__NR_statfs, arguments).run().ok()?;
+    Some(statfs[0] as u32)
+}

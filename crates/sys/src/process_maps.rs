@@ -1,0 +1,219 @@
+//! The mappings of this process, as the kernel lists them (/proc/self/maps).
+
+use crate::descriptor::OwnedDescriptor;
+use crate::{Errno, SystemCall};
+use alloc::vec::Vec;
+use core::ops::Range;
+use linux_raw_sys::general as linux;
+
+/// `PROCMAP_QUERY`, from Linux 6.11 on: `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: u64 = 0xc068_6611;
+
+/// Longest name of a mapping, in bytes.
+const LONGEST_NAME: usize = 4096;
+
+/// One mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    pub range: Range<usize>,
+    /// `PROT_READ`, `PROT_WRITE`, `PROT_EXEC`.
+    pub protection: u32,
+    /// Mapped with MAP_SHARED.
+    pub is_shared: bool,
+    /// Byte of the file at which the mapping begins.
+    pub offset: u64,
+    /// Major and minor number of the file system's device.
+    pub device: (u32, u32),
+    /// 0 for memory without a file.
+    pub inode: u64,
+}
+
+/// The open list of this process's mappings.
+pub struct Maps {
+    file: OwnedDescriptor,
+}
+
+impl Maps {
+    /// Opens the list. `None` where there is no /proc, or no number for a descriptor.
+    pub fn open() -> Option<Maps> {
+        let path = c"/proc/self/maps".as_ptr() as u64;
+        let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
+        let number = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path, flags, 0, 0]).run().ok()?;
+        Some(Maps { file: OwnedDescriptor::from_raw(number as i32) })
+    }
+
+    /// Returns the mapping that holds an address.
+    pub fn area_of(&self, address: usize) -> Option<Area> {
+        match self.query(address, &mut []) {
+            Err(Errno::ENOTTY) => self.listed(address, |line| line.area.clone()),
+            answer => answer.ok().map(|(area, _)| area),
+        }
+    }
+
+    /// Returns the name of the mapping that holds an address: its file's path, or the kernel's word.
+    pub fn name_of(&self, address: usize) -> Option<Vec<u8>> {
+        let mut name = Vec::new();
+        name.try_reserve_exact(LONGEST_NAME).ok()?;
+        name.resize(LONGEST_NAME, 0);
+        match self.query(address, &mut name) {
+            Err(Errno::ENOTTY) => {
+                name.clear();
+                let fits = |line: &Line| line.name.len() <= LONGEST_NAME;
+                self.listed(address, |line| fits(line).then(|| name.extend_from_slice(line.name)))??;
+            }
+            // The length counts the zero at the end; it is 0 for a mapping without a name.
+            Ok((_, length)) => name.truncate(length.saturating_sub(1)),
+            Err(_) => return None,
+        }
+        Some(name)
+    }
+
+    /// Whether two addresses show the same byte of one shared file.
+    pub fn are_same(&self, first: usize, second: usize) -> bool {
+        let place = |address: usize| {
+            let area = self.area_of(address)?;
+            let offset = area.offset + (address - area.range.start) as u64;
+            area.is_shared.then_some((area.device, area.inode, offset))
+        };
+        place(first).is_some_and(|place_of_first| place(second) == Some(place_of_first))
+    }
+
+    /// Asks for one mapping and the length of its name. Error: `ENOTTY` before Linux 6.11.
+    fn query(&self, address: usize, name: &mut [u8]) -> Result<(Area, usize), Errno> {
+        let mut query = linux::procmap_query {
+            size: size_of::<linux::procmap_query>() as u64,
+            query_flags: 0,
+            query_addr: address as u64,
+            vma_start: 0,
+            vma_end: 0,
+            vma_flags: 0,
+            vma_page_size: 0,
+            vma_offset: 0,
+            inode: 0,
+            dev_major: 0,
+            dev_minor: 0,
+            vma_name_size: name.len() as u32,
+            build_id_size: 0,
+            vma_name_addr: if name.is_empty() { 0 } else { name.as_mut_ptr() as u64 },
+            build_id_addr: 0,
+        };
+        let arguments = [self.file.number() as u64, PROCMAP_QUERY, &raw mut query as u64, 0, 0];
+        SystemCall::new(linux::__NR_ioctl, arguments).run()?;
+        const SHARED: u64 = linux::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED as u64;
+        let area = Area {
+            range: query.vma_start as usize..query.vma_end as usize,
+            // The first three flags have the values of PROT_READ, PROT_WRITE and PROT_EXEC.
+            protection: (query.vma_flags & 7) as u32,
+            is_shared: query.vma_flags & SHARED != 0,
+            offset: query.vma_offset,
+            device: (query.dev_major, query.dev_minor),
+            inode: query.inode,
+        };
+        Ok((area, query.vma_name_size as usize))
+    }
+
+    /// Reads the list up to the line of the mapping that holds an address.
+    fn listed<T>(&self, address: usize, look: impl FnOnce(&Line) -> T) -> Option<T> {
+        let rewind = [self.file.number() as u64, 0, u64::from(linux::SEEK_SET), 0, 0];
+        SystemCall::new(linux::__NR_lseek, rewind).run().ok()?;
+        let mut lines = self.lines();
+        loop {
+            let line = Line::parse(lines.next()?)?;
+            if line.area.range.contains(&address) {
+                return Some(look(&line));
+            }
+        }
+    }
+
+    /// The lines of the list from the file's position on.
+    pub fn lines(&self) -> Lines<'_> {
+        Lines { file: &self.file, buffer: [0; 1024], start: 0, end: 0 }
+    }
+}
+
+/// The lines of the list, each cut at the size of a small buffer on the stack.
+pub struct Lines<'a> {
+    file: &'a OwnedDescriptor,
+    buffer: [u8; 1024],
+    start: usize,
+    end: usize,
+}
+
+impl Lines<'_> {
+    /// Returns the next line, without its end. Not an iterator: the line lies in the buffer.
+    #[expect(clippy::should_implement_trait, reason = "an iterator's items outlive its next step")]
+    pub fn next(&mut self) -> Option<&[u8]> {
+        loop {
+            let rest = &self.buffer[self.start..self.end];
+            if let Some(length) = rest.iter().position(|byte| *byte == b'\n') {
+                let line = self.start..self.start + length;
+                self.start += length + 1;
+                return Some(&self.buffer[line]);
+            }
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            if self.end == self.buffer.len() {
+                // A path that is longer than the buffer is cut. The fields stand in front.
+                self.end = 128;
+            }
+            let room = &mut self.buffer[self.end..];
+            let arguments = [self.file.number() as u64, room.as_mut_ptr() as u64, room.len() as u64, 0, 0];
+            match SystemCall::new(linux::__NR_read, arguments).run() {
+                Ok(0) | Err(_) => return None,
+                Ok(length) => self.end += length as usize,
+            }
+        }
+    }
+}
+
+/// A line of the list.
+pub struct Line<'a> {
+    pub area: Area,
+    pub name: &'a [u8],
+}
+
+impl<'a> Line<'a> {
+    /// Reads the fields of a line: `7f00-7f10 r-xp 00001000 08:01 1234   /usr/lib/x.so`.
+    pub fn parse(line: &'a [u8]) -> Option<Line<'a>> {
+        let mut rest = line;
+        let (start, end) = pair(word(&mut rest), b'-')?;
+        let flags = word(&mut rest);
+        let offset = hexadecimal(word(&mut rest))?;
+        let (major, minor) = pair(word(&mut rest), b':')?;
+        let inode = core::str::from_utf8(word(&mut rest)).ok()?.parse().ok()?;
+        let protection = [linux::PROT_READ, linux::PROT_WRITE, linux::PROT_EXEC];
+        let granted = protection.iter().zip(flags).filter(|(_, flag)| **flag != b'-');
+        let area = Area {
+            range: start..end,
+            protection: granted.map(|(bit, _)| bit).sum(),
+            is_shared: flags.get(3) == Some(&b's'),
+            offset: offset as u64,
+            device: (major as u32, minor as u32),
+            inode,
+        };
+        Some(Line { area, name: rest.trim_ascii_start() })
+    }
+
+    /// A mapping of a file that is copied when it is written.
+    pub fn is_private_file(&self) -> bool {
+        !self.area.is_shared && self.name.first() == Some(&b'/')
+    }
+}
+
+/// Takes the next word off a line.
+fn word<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
+    let line = rest.trim_ascii_start();
+    let end = line.iter().position(|byte| *byte == b' ').unwrap_or(line.len());
+    let (word, after) = line.split_at(end);
+    *rest = after;
+    word
+}
+
+fn pair(word: &[u8], between: u8) -> Option<(usize, usize)> {
+    let at = word.iter().position(|byte| *byte == between)?;
+    Some((hexadecimal(&word[..at])?, hexadecimal(&word[at + 1..])?))
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<usize> {
+    usize::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()
+}

@@ -1,0 +1,47 @@
+//! The list of mappings: both ways to read it agree.
+
+use usring_sys::process_maps::{Area, Line, Maps};
+
+/// Every mapping whose line stays as it is while the list is read.
+fn listed(maps: &Maps) -> Vec<(Area, Vec<u8>)> {
+    let mut all = Vec::new();
+    let mut lines = maps.lines();
+    while let Some(line) = lines.next() {
+        let line = Line::parse(line).expect("a line of the kernel's");
+        all.push((line.area.clone(), line.name.to_vec()));
+    }
+    all
+}
+
+#[test]
+fn one_mapping_by_itself_and_its_line_in_the_list_agree() {
+    let maps = Maps::open().expect("/proc is mounted");
+    let program = std::env::current_exe().unwrap().into_os_string().into_encoded_bytes();
+    let all = listed(&maps);
+    let mut of_program = 0;
+    for (area, name) in all.iter().filter(|(_, name)| *name == program) {
+        assert_eq!(maps.area_of(area.range.start), Some(area.clone()));
+        assert_eq!(maps.area_of(area.range.end - 1), Some(area.clone()));
+        assert_eq!(maps.name_of(area.range.start), Some(name.clone()));
+        assert!(!area.is_shared && area.inode != 0);
+        of_program += 1;
+    }
+    assert!(of_program >= 2, "code and data of {}", String::from_utf8_lossy(&program));
+    assert_eq!(maps.area_of(0), None);
+}
+
+#[test]
+fn two_mappings_of_one_page_are_the_same_and_two_pages_are_not() {
+    let maps = Maps::open().expect("/proc is mounted");
+    let memory = usring_sys::mapping::Mapping::shared(2 * 4096).unwrap();
+    let again = memory.duplicate(2 * 4096).unwrap();
+    let first = memory.address();
+    assert!(maps.are_same(first, again));
+    assert!(maps.are_same(first + 4096 + 7, again + 4096 + 7));
+    assert!(!maps.are_same(first, again + 4096));
+    let other = usring_sys::mapping::Mapping::shared(4096).unwrap();
+    assert!(!maps.are_same(first, other.address()));
+    // Memory without a file shows no other's bytes.
+    let private = [0u8; 64];
+    assert!(!maps.are_same(private.as_ptr() as usize, private.as_ptr() as usize));
+}
