@@ -42,7 +42,7 @@ rooms! {
     files_update registered_buffers pinned_memory buffer_group buffer_ring eventfd probe restrictions ring_fds
     workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor limits fork
     exec exit signals stress hostile kinds disk direct_io threads
-    aio_context aio_submit aio_events
+    aio_context aio_moved aio_submit aio_events
     message_ring message_file message_wake epoll_wait socket_command napi rights rights_later
     pipe splice attributes wait_id
     socket accept accept_address accept_direct accept_multishot accept_shared connect

@@ -10,6 +10,7 @@ mod accept_shared;
 mod advice;
 mod aio_context;
 mod aio_events;
+mod aio_moved;
 mod aio_submit;
 mod attributes;
 mod broken_pipe;
@@ -157,6 +158,7 @@ pub const ROOMS: &[&[Case]] = &[
     files_update::CASES,
     registered_buffers::CASES,
     pinned_memory::CASES,
+    aio_moved::CASES,
     buffer_group::CASES,
     buffer_ring::CASES,
     eventfd::CASES,

@@ -3,8 +3,10 @@
 use crate::iocb;
 use crate::manner::Manner;
 use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicU64, Ordering};
 use usring_engine::{Attention, EventDescriptor, Ring, Submission};
 use usring_sys::mutex::Mutex;
+use usring_sys::process_maps::Maps;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, mapping, user_memory};
 use usring_uapi::aio::{IOCB_FLAG_RESFD, IoEvent, Iocb};
@@ -25,8 +27,9 @@ impl Wait {
 
 pub struct Context {
     ring: Arc<Ring>,
-    /// Where the program sees the events; `length` is the size of that mapping in bytes.
-    address: u64,
+    /// Where the program sees the events; `length` is the size of that mapping in bytes. Any thread
+    /// may find that the program has moved the mapping, and stores the new address.
+    address: AtomicU64,
     length: usize,
     /// Maximum number of events in the ring.
     capacity: u32,
@@ -52,17 +55,37 @@ impl Context {
         let ring = Ring::with_events(trust, requests, id, attention)?;
         let (length, capacity) = ring.events_size();
         let address = ring.map_events().inspect_err(|_| ring.close())? as u64;
+        let address = AtomicU64::new(address);
         Ok(Context { ring, address, length, capacity, manner, taking: Mutex::new(()), told: Mutex::new(Weak::new()) })
     }
 
     #[inline]
     pub fn address(&self) -> u64 {
-        self.address
+        self.address.load(Ordering::Relaxed)
+    }
+
+    /// Whether the context is at this address. If the program has moved the events there by
+    /// mremap(2), that is the context's address from now on, as in the kernel.
+    #[inline]
+    pub fn is_at(&self, address: u64) -> bool {
+        self.address() == address || self.has_moved_to(address)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn has_moved_to(&self, address: u64) -> bool {
+        let Some(maps) = Maps::open() else { return false };
+        let old = self.address();
+        let moved = self.ring.shows_events_at(&maps, address) && !self.ring.shows_events_at(&maps, old);
+        if moved {
+            self.address.store(address, Ordering::Relaxed);
+        }
+        moved
     }
 
     /// Ends the context after its removal from the table: unmaps the events and retires the ring.
     pub fn end(&self) {
-        let _ = mapping::unmap(self.address as usize, self.length);
+        let _ = mapping::unmap(self.address() as usize, self.length);
         self.ring.retire();
     }
 

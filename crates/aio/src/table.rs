@@ -65,13 +65,15 @@ pub fn insert(make: impl FnOnce(u32) -> Result<Context, Errno>) -> Result<u64, E
 #[inline]
 pub fn find(address: u64) -> Result<Using<Context>, Errno> {
     let (table, place) = locate(address)?;
-    let found = table.contexts.find(place).filter(|context| context.address() == address);
+    let found = table.contexts.find(place).filter(|context| context.is_at(address));
     found.ok_or(Errno::EINVAL)
 }
 
 /// Removes the context at an address. Error: `EINVAL` if there is none.
 pub fn remove(address: u64) -> Result<Arc<Context>, Errno> {
     let (table, place) = locate(address)?;
+    // Done first, for it may take system calls, and `take` holds a lock.
+    drop(find(address)?);
     let context = table.contexts.take(place, |context| context.address() == address).ok_or(Errno::EINVAL)?;
     table.give_back(place);
     Ok(context)

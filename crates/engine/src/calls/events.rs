@@ -26,6 +26,7 @@ use crate::{complete, host, rights, task_work, workers};
 use alloc::sync::Arc;
 use usring_ring::{Layout, Memory};
 use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::process_maps::Maps;
 use usring_sys::sleep::Sleeper;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, credentials, descriptor, memory_reserve, per_process, processor, unusual};
@@ -91,6 +92,13 @@ impl Ring {
     pub fn map_events(&self) -> Result<usize, Errno> {
         let mapping = self.memory.events().mapping().ok_or(Errno::ENOMEM)?;
         mapping.duplicate(mapping.length())
+    }
+
+    /// Whether an address of the program's shows the events. `false` where there is no /proc.
+    #[cold]
+    pub fn shows_events_at(&self, maps: &Maps, address: u64) -> bool {
+        let Some(mapping) = self.memory.events().mapping() else { return false };
+        maps.are_same(mapping.address(), address as usize)
     }
 
     /// Copies up to `most` events to the program and takes them out. For one caller at a time;
