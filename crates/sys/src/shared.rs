@@ -68,7 +68,8 @@ mod machine {
         /// (`IORING_SETUP_NO_MMAP`, a buffer ring), and touches every page of it. The ring's
         /// creator vouches that it stays mapped (see the head of the crate).
         ///
-        /// Errors: `EFAULT` where it cannot be read and written; `EINVAL` if it is not aligned.
+        /// Errors: `EFAULT` where it cannot be read and written, or where the kernel would not pin
+        /// it; `EINVAL` if it is not aligned.
         pub fn of_program(address: UserAddress, length: usize) -> Result<Self, Errno> {
             if !address.0.is_multiple_of(LEAST as u64) {
                 return Err(Errno::EINVAL);
