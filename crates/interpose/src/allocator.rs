@@ -1,26 +1,25 @@
-//! The allocator of everything that usring keeps: its own pages from mmap, so
-//! that a call which arrives while the program is inside malloc finds no lock
-//! of the program's.
+//! The allocator of all of usring's data. It maps its own pages by mmap(2), so a call that arrives
+//! while the program is inside malloc meets no lock of the program's.
 //!
-//! Blocks come in size classes with a free list each, carved off a region that
-//! grows by mmap; more than [`LARGEST`] bytes are a mapping of their own. One
-//! lock guards it all: no call on a ring's busy path allocates in the steady
-//! state, and nothing interrupts a holder (signals are put off, see `signals`).
+//! Blocks have size classes with a free list each, and are cut off a region that grows by mmap(2).
+//! Blocks of more than [`LARGEST`] bytes are mappings of their own. One lock protects all lists. No
+//! call on a ring's busy path allocates in the steady state, and no signal handler interrupts a
+//! holder (signals are put off, see `signals`).
 //!
-//! # Where the kernel gives no more
-//! The allocator keeps [`RESERVE`] bytes of addresses back ([`Allocator::keep_reserve`]). A block
-//! that the kernel has no memory for comes off their end, and is freed as any other. From then on
-//! [`memory_reserve`] refuses the program's calls until [`Allocator::refill`] has succeeded.
+//! # When the kernel has no more memory
+//! The allocator keeps a reserve of [`RESERVE`] bytes of addresses ([`Allocator::keep_reserve`]). A
+//! block for which the kernel has no memory comes off the reserve's end, and is freed like any
+//! other. From then on [`memory_reserve`] refuses the program's calls until [`Allocator::refill`]
+//! has succeeded.
 //!
 //! # fork
-//! The lists and the lock live on a page that a forked child finds zeroed
-//! (MADV_WIPEONFORK), so a child never waits for a lock that another thread
-//! of its parent held. What the parent had allocated stays readable in the
-//! child and may even be freed there: it then goes to the child's lists.
+//! The lists and the lock lie on a page that is zeroed in a forked child (MADV_WIPEONFORK). So a
+//! child never waits for a lock that another thread of its parent held. The parent's blocks stay
+//! readable in the child and may even be freed there: they then go to the child's lists.
 //!
 //! # Limits
-//! Freed small blocks are kept for their class and never go back to the
-//! kernel. Alignment beyond a page is not served.
+//! Freed small blocks are kept for their class and never returned to the kernel. Alignment beyond a
+//! page is refused.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::null_mut;
@@ -29,22 +28,22 @@ use usring_sys::mapping::{self, PAGE};
 use usring_sys::{Errno, SystemCall, futex, memory_reserve};
 use usring_uapi::general as linux;
 
-/// Largest block that is carved off a region.
+/// Largest block that is cut off a region, in bytes.
 const LARGEST: usize = 32 * 1024;
-/// More than one call of the program's allocates on its way.
+/// Bytes of the reserve: more than any one call of the program allocates.
 const RESERVE: usize = 8 << 20;
-/// How much the kernel is asked for at a time.
+/// Bytes requested from the kernel at a time.
 const REGION: usize = 128 * 1024;
-/// Two classes per power of two: 16, 24 would not be aligned, so from 32 on:
-/// 32, 48, 64, 96, 128 … 32768.
+/// Number of size classes: 16, then from 32 on two per power of two (24 would not be aligned): 32,
+/// 48, 64, 96, 128 … 32768.
 const CLASSES: usize = 22;
-/// Every block is aligned to this.
+/// Alignment of every block.
 const ALIGNED: usize = 16;
 
-/// What lies on the page.
+/// The content of the page.
 #[repr(C)]
 struct Lists {
-    /// 0 free, 1 held, 2 held and waited for.
+    /// 0: free, 1: held, 2: held, and a thread waits.
     lock: AtomicU32,
     /// The unused rest of the current region.
     next: usize,
@@ -62,7 +61,7 @@ pub struct Allocator {
     reserve: Reserve,
 }
 
-/// Addresses kept back. They change under the lists' lock; a forked child has them, too.
+/// Reserved addresses. They change under the lists' lock; a forked child has them, too.
 struct Reserve {
     start: AtomicUsize,
     /// Bytes that are left; 0 while the reserve is being filled.
@@ -70,7 +69,8 @@ struct Reserve {
 }
 
 impl Reserve {
-    /// Pages off the end, which are a mapping of their own from then on; null if there are too few.
+    /// Takes pages off the end, which are a mapping of their own from then on; null if there are
+    /// too few.
     #[cold]
     fn take(&self, length: usize) -> *mut u8 {
         let length = length.next_multiple_of(PAGE);
@@ -80,7 +80,7 @@ impl Reserve {
         (self.start.load(Ordering::Relaxed) + left) as *mut u8
     }
 
-    /// Answers whether the reserve is full now.
+    /// Fills the reserve; returns whether it is full now.
     fn fill(&self) -> bool {
         let left = self.left.swap(0, Ordering::Relaxed);
         let filled = match left {
@@ -98,7 +98,7 @@ impl Reserve {
 
 const _: () = assert!(size_of::<Lists>() <= PAGE);
 
-/// The smallest class whose blocks hold `size` bytes.
+/// Returns the smallest class whose blocks hold `size` bytes.
 const fn class_of(size: usize) -> usize {
     if size <= 16 {
         return 0;
@@ -106,7 +106,7 @@ const fn class_of(size: usize) -> usize {
     if size <= 32 {
         return 1;
     }
-    // The power of two at or above half of it, and whether the three quarters do.
+    // The smallest power of two that holds it, and whether three quarters of that power do, too.
     let power = usize::BITS - (size - 1).leading_zeros();
     let upper = 1usize << power;
     let index = 1 + 2 * (power as usize - 5);
@@ -135,8 +135,8 @@ const _: () = {
     }
 };
 
-/// The size that a layout asks for: with more alignment than usual, a power of
-/// two, whose blocks are aligned to their size (up to a page).
+/// Returns the size for a layout. For more than the usual alignment this is a power of two, whose
+/// blocks are aligned to their size (up to a page).
 fn rounded(layout: Layout) -> usize {
     if layout.align() <= ALIGNED { layout.size() } else { layout.size().max(layout.align()).next_power_of_two() }
 }
@@ -147,7 +147,7 @@ impl Allocator {
         Allocator { lists: AtomicPtr::new(null_mut()), reserve }
     }
 
-    /// The page of lists, made on first use.
+    /// Returns the page of lists, made on first use.
     fn lists(&self) -> *mut Lists {
         let lists = self.lists.load(Ordering::Acquire);
         if !lists.is_null() {
@@ -155,7 +155,7 @@ impl Allocator {
         }
         let Ok(page) = mapping::private_pages(PAGE) else { return null_mut() };
         let advice = u64::from(linux::MADV_WIPEONFORK);
-        // Before Linux 4.14 a child inherits the lists, and at worst a lock.
+        // Before Linux 4.14 a child inherits the lists, and at worst a held lock.
         let _ = SystemCall::new(linux::__NR_madvise, [page as u64, PAGE as u64, advice, 0, 0]).run();
         match self.lists.compare_exchange(null_mut(), page as *mut Lists, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => page as *mut Lists,
@@ -166,19 +166,19 @@ impl Allocator {
         }
     }
 
-    /// Keeps memory back from now on.
+    /// Keeps a reserve from now on.
     ///
-    /// Error: `ENOMEM`.
+    /// Errors: `ENOMEM`.
     pub fn keep_reserve(&self) -> Result<(), Errno> {
         if self.refill() { Ok(()) } else { Err(Errno::ENOMEM) }
     }
 
-    /// Fills the reserve; answers whether it is full.
+    /// Fills the reserve; returns whether it is full.
     pub fn refill(&self) -> bool {
         self.locked(|_| self.reserve.fill()).unwrap_or(false)
     }
 
-    /// Pages of the kernel's, or else of the reserve.
+    /// Returns pages from the kernel, or else from the reserve.
     fn pages(&self, length: usize) -> *mut u8 {
         match mapping::private_pages(length) {
             Ok(address) => address as *mut u8,
@@ -186,15 +186,15 @@ impl Allocator {
         }
     }
 
-    /// Runs `work` on the lists with the lock held.
+    /// Runs `work` on the lists, with the lock held.
     fn locked<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> Option<T> {
         let lists = self.lists();
         if lists.is_null() {
             return None;
         }
-        // SAFETY: 1. The page is mapped, aligned and stays; zero bytes, as it
-        // is born and as a forked child finds it, are unlocked empty lists.
-        // 2. While the lock is held nobody else touches the rest.
+        // SAFETY: 1. The page is mapped, aligned, and never unmapped. Zero bytes, as at first and
+        // in a forked child, are unlocked empty lists. 2. While the lock is held, no other thread
+        // touches the rest.
         unsafe {
             let lock = &(*lists).lock;
             acquire(lock);
@@ -225,7 +225,7 @@ impl Lists {
         if block.is_null() {
             return self.carve(size_of_class(class), reserve);
         }
-        // SAFETY: blocks on the list are ours, unused, and hold the link.
+        // SAFETY: blocks on the list belong to the allocator, are unused, and hold the link.
         self.free[class] = unsafe { (*block).next };
         block.cast()
     }
@@ -236,7 +236,7 @@ impl Lists {
         self.free[class] = block;
     }
 
-    /// A new block off the region. Powers of two are aligned to themselves.
+    /// Cuts a new block off the region. Powers of two are aligned to themselves.
     fn carve(&mut self, size: usize, reserve: &Reserve) -> *mut u8 {
         let alignment = if size.is_power_of_two() { size.min(PAGE) } else { ALIGNED };
         let start = self.next.next_multiple_of(alignment);
@@ -257,8 +257,8 @@ impl Lists {
     }
 }
 
-// SAFETY: 1. Blocks are given out once, between `take` or a fresh mapping and
-// `give` or its unmapping. 2. They are as large and as aligned as asked.
+// SAFETY: 1. A block has one owner, between `take` or a fresh mapping and `give` or its unmapping.
+// 2. It has the requested size and alignment.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let size = rounded(layout);
@@ -283,7 +283,7 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's layout, as in `alloc`.
         let block = unsafe { self.alloc(layout) };
-        // A mapping of its own is born zeroed.
+        // A mapping of its own is zeroed already.
         if !block.is_null() && rounded(layout) <= LARGEST {
             // SAFETY: `size` bytes were just allocated.
             unsafe { block.write_bytes(0, layout.size()) };
@@ -304,8 +304,8 @@ unsafe impl GlobalAlloc for Allocator {
         if old_size <= LARGEST && size <= LARGEST && class_of(old_size) == class_of(size) {
             return block;
         }
-        // SAFETY: the new block is as large as asked; both hold the shorter
-        // of the two lengths; the old one is the caller's to free.
+        // SAFETY: the new block is as large as requested; both blocks hold the shorter of the two
+        // lengths; the caller frees the old one.
         unsafe {
             let fresh = self.alloc(new);
             if !fresh.is_null() {

@@ -1,4 +1,4 @@
-//! What each trapped number means: the one place that all doors lead to.
+//! Decides what each call's number means; all entry points lead here.
 
 use crate::doors::door::{Call, Outcome};
 use crate::doors::{exports, filter, patch};
@@ -8,10 +8,10 @@ use crate::signals;
 use crate::swapped::{forked, guarded, managed, mapping_calls, swap_calls};
 use usring_uapi::general as linux;
 
-/// Serves one call of the program. Called by the doors alone.
+/// Serves one call of the program. Called only by the entry points.
 pub extern "C" fn dispatch(call: &mut Call) -> Outcome {
     process::current();
-    // The call that everything else is there for, from where it mostly comes.
+    // The most frequent call, from its usual entry point.
     if call.number as u32 == linux::__NR_io_uring_enter && call.trapped == 0 {
         return rings::enter(call).into();
     }
@@ -84,7 +84,8 @@ fn serve(call: &mut Call) -> Outcome {
     }
 }
 
-/// For a call that came by the trap, which costs so much more.
+/// Serves an io_uring_enter that came by the trap. Kept out of line: the trap costs much more than
+/// the call.
 #[cold]
 #[inline(never)]
 fn enter(call: &Call) -> Outcome {

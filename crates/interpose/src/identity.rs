@@ -1,7 +1,7 @@
-//! Which build this library is of, as an ELF note that the launcher reads before it starts a
-//! program: a library of another build would misread what the launcher says to it.
+//! The identity of this library's build, as an ELF note that the launcher reads before it starts a
+//! program. A library of another build would misread the launcher's variables.
 
-/// A note's name and type, which the launcher knows too (`usring::cli::library`).
+/// Name and type of the note, which the launcher knows, too (`usring::cli::library`).
 const NAME: [u8; 8] = *b"usring\0\0";
 const KIND: u32 = 1;
 

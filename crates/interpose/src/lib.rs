@@ -1,18 +1,23 @@
-//! `libusring.so`: every door by which an unmodified program's call arrives,
-//! and the table of descriptors that are ours.
+//! `libusring.so`: the entry points by which an unmodified program's calls arrive, and the tables
+//! of descriptors that belong to usring.
 //!
-//! A call comes in by one of the `doors`, and `dispatch` knows what its
-//! number means: it goes to what is ours among the program's `files`, to its
-//! `swapped` memory, to its `signals` (whose handlers are kept out of the
-//! engine), or is part of the life of the `program`.
+//! A call arrives at one of the entry points (`doors`), and `dispatch` decides by its number which
+//! module serves it:
 //!
-//! Nothing here knows how any operation works, and nothing here calls libc:
-//! a call may arrive in a signal handler, under malloc's lock, in a vfork child.
+//! | module | serves |
+//! |---|---|
+//! | `files` | rings, devices and AIO contexts among the program's descriptors |
+//! | `swapped` | the program's swapped memory |
+//! | `signals` | the program's signal handlers, which are kept out of the engine |
+//! | `program` | start, fork and exec of the program |
+//!
+//! No code here knows how an operation works, and none calls libc: a call may arrive in a signal
+//! handler, under malloc's lock, or in a vfork child.
 #![no_std]
 
 extern crate alloc;
-// Linting the whole workspace at once gives a dependency its feature `std`, which brings a panic
-// handler. Nothing is linked then; every build has the handler of `message` alone.
+// Linting the whole workspace at once enables a dependency's feature `std`, which brings a panic
+// handler. Clippy links nothing; every real build has only the handler of `message`.
 #[cfg(clippy)]
 extern crate std;
 

@@ -1,17 +1,15 @@
-//! The routines that compiled code calls without being asked: memcpy and its
-//! kin. Libc's use vector registers that a system call leaves alone, and
-//! calling them would be calling libc; these use the low 16 bytes of a few
-//! xmm registers, which the doors save.
+//! The routines that compiled code calls implicitly: memcpy and its kin. libc's routines use vector
+//! registers that a system call leaves alone, and the library must not call libc. These use the low
+//! 16 bytes of a few xmm registers, which the entry points save.
 //!
 //! All symbols are hidden: the program keeps its own.
 
 use core::arch::global_asm;
 
-// void *memcpy(rdi to, rsi from, rdx count), void *memmove(same)
+// void *memcpy(rdi to, rsi from, rdx count), void *memmove(rdi to, rsi from, rdx count)
 //
-// Up to 32 bytes everything is loaded before anything is stored, so both are
-// the same there. Above, the last 16 bytes are loaded first and stored last:
-// the loop may then stop early.
+// Up to 32 bytes are all loaded before any is stored, so both are equal there. Above, the last 16
+// bytes are loaded first and stored last, so the loop may stop early.
 global_asm!(
     ".globl memcpy, memmove",
     ".hidden memcpy, memmove",
@@ -26,7 +24,7 @@ global_asm!(
     "sub rcx, rsi",
     "cmp rcx, rdx",
     "jae 6f",
-    // The target begins inside the source: from the end backwards.
+    // The target begins inside the source: copy from the end backwards.
     "movups xmm2, [rsi]",
     "5:",
     "movups xmm0, [rsi + rdx - 16]",
@@ -76,7 +74,7 @@ global_asm!(
     "3:",
     "test edx, edx",
     "jz 4f",
-    // 1 to 3: first, last, and the one in the middle.
+    // 1 to 3 bytes: the first, the last, and the middle one.
     "movzx ecx, byte ptr [rsi]",
     "movzx r8d, byte ptr [rsi + rdx - 1]",
     "mov r9d, edx",
@@ -109,7 +107,7 @@ global_asm!(
     "7:",
     "movups [r8], xmm2",
     "ret",
-    // The processor's own copy is the fastest for long ones.
+    // The processor's string instruction is the fastest for long copies.
     "8:",
     "mov rcx, rdx",
     "rep movsb",
@@ -160,7 +158,7 @@ global_asm!(
     ".size memset, . - memset",
 );
 
-// int memcmp(rdi, rsi, rdx count); bcmp is content with its answer.
+// int memcmp(rdi, rsi, rdx count); its answer is valid for bcmp, too.
 global_asm!(
     ".globl memcmp, bcmp",
     ".hidden memcmp, bcmp",

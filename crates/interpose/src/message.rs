@@ -1,11 +1,11 @@
-//! What the library says itself: one line on standard error, without libc and
-//! without allocating.
+//! The library's own messages: one line each on standard error, written without libc and without
+//! allocating.
 
 use core::fmt::{self, Write};
 use usring_sys::SystemCall;
 use usring_uapi::general as linux;
 
-/// A line under construction; what does not fit is cut off.
+/// A line under construction; text that does not fit is cut off.
 pub struct Line {
     bytes: [u8; 512],
     length: usize,
@@ -29,13 +29,13 @@ pub fn say(text: fmt::Arguments) {
     let _ = SystemCall::new(linux::__NR_write, arguments).run_once();
 }
 
-/// Ends the process: something of ours is broken beyond repair.
+/// Ends the process, because usring's own state is broken.
 pub fn abort() -> ! {
     let kill = |signal: u32| {
         let _ = usring_sys::signals::send_to_thread(usring_sys::signals::thread_id(), signal);
     };
     kill(linux::SIGABRT);
-    // It was blocked, ignored or survived.
+    // The signal was blocked, ignored or survived.
     kill(linux::SIGKILL);
     loop {
         let _ = SystemCall::new(linux::__NR_exit_group, [134, 0, 0, 0, 0]).run_once();

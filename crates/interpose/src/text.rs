@@ -1,4 +1,4 @@
-//! Which addresses are whose: the library's code, and the doors in it.
+//! The addresses of the library's code, and of the entry points in it.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -26,7 +26,7 @@ impl Range {
 
 /// All code of this library.
 pub static LIBRARY: Range = Range::empty();
-/// The part of it that is doors.
+/// The entry points.
 pub static DOORS: Range = Range::empty();
 
 unsafe extern "C" {
@@ -44,11 +44,11 @@ const PHENTSIZE: usize = 56;
 const PT_LOAD: u32 = 1;
 const PF_X: u32 = 1;
 
-/// Reads our own headers; before the first handler is installed.
+/// Reads the library's own program headers, before the first handler is installed.
 pub fn find() {
     let base = &raw const __ehdr_start;
-    // SAFETY: the loader mapped the header and, right behind it, the program
-    // headers; they are read-only.
+    // SAFETY: the loader mapped the header and, right behind it, the program headers; they are
+    // read-only.
     let segments = unsafe {
         let first = base.add(*base.add(PHOFF).cast::<u64>() as usize);
         let count = *base.add(PHNUM).cast::<u16>() as usize;
@@ -69,12 +69,12 @@ pub fn is_engine(instruction_pointer: usize) -> bool {
     LIBRARY.contains(instruction_pointer) && !DOORS.contains(instruction_pointer)
 }
 
-/// Where the loader has put the library.
+/// Returns the address at which the loader has mapped the library.
 pub fn base() -> usize {
     &raw const __ehdr_start as usize
 }
 
-/// Whether this is code of the library at all.
+/// Whether an address is code of the library.
 pub fn is_library(address: usize) -> bool {
     LIBRARY.contains(address)
 }

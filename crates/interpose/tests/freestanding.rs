@@ -1,6 +1,5 @@
-//! The parts that stand in for libc's, each against the obvious way to do it:
-//! the memory routines (this program is linked with ours instead of libc's) and
-//! the allocator.
+//! Tests the replacements of libc's functions against simple implementations: the memory routines
+//! (this program is linked with usring's instead of libc's) and the allocator.
 
 #[path = "../src/allocator.rs"]
 mod allocator;
@@ -20,7 +19,7 @@ unsafe extern "C" {
     fn strlen(text: *const i8) -> usize;
 }
 
-/// Every length at which the routines change their way, and some beyond.
+/// Every length at which the routines change their method, and some beyond.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..200).chain([255, 256, 257, 511, 1000, 1023, 1024, 1025, 1040, 4095, 5000])
 }
@@ -31,7 +30,7 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
 
 const ROOM: usize = 6000;
 
-/// Byte by byte, in a way that is not made into a call of what is tested.
+/// Copies byte by byte, in code that the compiler does not turn into a call of the tested routine.
 fn copied(bytes: &[u8], to: usize, from: usize, count: usize) -> Vec<u8> {
     let moved: Vec<u8> = bytes.iter().skip(from).take(count).copied().collect();
     let place = |index: usize| index.checked_sub(to).and_then(|at| moved.get(at)).copied();
@@ -64,7 +63,7 @@ fn memcpy_copies_every_length_at_every_alignment() {
             let mut both = target.clone();
             both.extend_from_slice(&source);
             let expected = copied(&both, to, ROOM + from, count);
-            // SAFETY: two allocations, each with room for so many.
+            // SAFETY: two allocations, each with room for `count` bytes at its offset.
             unsafe { memcpy(target.as_mut_ptr().add(to).cast(), source.as_ptr().add(from).cast(), count) };
             assert!(target[..] == expected[..ROOM], "{count} bytes from {from} to {to}");
         }
@@ -77,7 +76,7 @@ fn memset_sets_what_it_should_and_nothing_else() {
         for to in [0, 1, 9, 16] {
             let mut bytes = pattern(ROOM, 1);
             let before = bytes.clone();
-            // SAFETY: within the room. Only the byte of the number counts.
+            // SAFETY: within the room. Only the low byte of the number is used.
             let answer = unsafe { memset(bytes.as_mut_ptr().add(to).cast(), 0x1_5a, count) };
             assert_eq!(answer, bytes.as_mut_ptr().wrapping_add(to).cast());
             let right = |(index, byte): (usize, &u8)| {
@@ -97,7 +96,7 @@ fn memcmp_finds_the_first_difference_and_its_sign() {
         for at in [0, 1, 6, 7, 8, 9, 15, 100, count.saturating_sub(1), count] {
             let mut other = one.clone();
             other[at] = other[at].wrapping_add(1);
-            // A later difference the other way must not count.
+            // A later difference in the other direction must not count.
             other[at + 1] = other[at + 1].wrapping_sub(1);
             let expected = if at < count { one[at].cmp(&other[at]) as i32 } else { 0 };
             // SAFETY: within the room.
@@ -120,7 +119,7 @@ fn strlen_stops_at_the_nul() {
     }
 }
 
-/// A block and what was written to all of it.
+/// A block, and the byte that all of it was filled with.
 struct Owned {
     start: *mut u8,
     layout: Layout,
@@ -162,7 +161,7 @@ impl Owned {
 
     fn free(self, allocator: &Allocator) {
         self.check();
-        // SAFETY: it came from this allocator with this layout, and goes once.
+        // SAFETY: it came from this allocator with this layout, and is freed once.
         unsafe { allocator.dealloc(self.start, self.layout) };
     }
 }
@@ -223,7 +222,7 @@ fn a_block_comes_off_the_reserve_where_the_kernel_gives_none() {
     allocator.keep_reserve().unwrap();
     let child = call(linux::__NR_fork, [0; 5]);
     if child == 0 {
-        // Only the soft limit: the child takes it back.
+        // Only the soft limit, so the child can raise it again.
         let limit = |soft: u64| {
             let limits = [soft, u64::MAX];
             call(linux::__NR_prlimit64, [0, linux::RLIMIT_AS.into(), &raw const limits as u64, 0, 0])

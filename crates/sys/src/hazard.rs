@@ -4,7 +4,7 @@
 //! | user | remover |
 //! |---|---|
 //! | writes the object's address into its row | takes the object out of the table |
-//! | looks whether the table still has the object | passes a barrier on all processors (membarrier(2)) |
+//! | looks whether the table still has the object | passes a barrier everywhere (membarrier(2)) |
 //! | uses the object | reads all rows |
 //!
 //! So the remover sees the row of every thread that found the object in the table. An object in use

@@ -7,8 +7,7 @@
 //! - If the holder dies while other threads sleep, the kernel passes the lock on.
 //!
 //! Limit: the number is that of the holder's own PID namespace. A child that shares its parent's
-//! memory from another PID namespace cannot be
-//! distinguished.
+//! memory from another PID namespace cannot be distinguished.
 
 use crate::{Errno, SystemCall, signals, wait};
 use core::sync::atomic::{AtomicU32, Ordering};

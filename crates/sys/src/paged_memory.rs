@@ -1,10 +1,10 @@
 //! Memory whose pages usring itself evicts and brings back: the range that the program sees
 //! ([`Window`]), and the pager's operations behind it ([`PagedMemory`]).
 //!
-//! | kind | memory | the pager's access |
-//! |---|---|---|
-//! | *anonymous* | private pages | [`crate::userfault`] fills and protects them |
-//! | *aliased* | a memory file, mapped twice | the program's view is closed where a page is out; contents are read and written through the other view |
+//! There are two kinds:
+//! - *anonymous*: private pages. [`crate::userfault`] fills and protects them.
+//! - *aliased*: a memory file, mapped twice. The program's view is closed where a page is out; the
+//!   pager reads and writes the contents through the other view.
 //!
 //! # Guard markers, and when the kernel removes them
 //! A guard marker survives the release of its file's page (FALLOC_FL_PUNCH_HOLE), with one

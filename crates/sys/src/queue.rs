@@ -33,7 +33,6 @@
 //!
 //! [`Entry`] owns its allocation. A request moves between its holders as that pointer, so no step
 //! allocates.
-//! moves that pointer, so nothing is allocated on the way.
 
 use crate::ordering::Edge;
 use crate::sync::{Arc, AtomicPtr, AtomicU32, Ordering, UnsafeCell};

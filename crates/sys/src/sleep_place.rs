@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 1 | [`SleepPlace::begin`] | publish the work |
 //! | 2 | announce | claim |
-//! | 3 | look at the work; sleep on the AIO context | signal the epoll set's eventfd; [`SleepPlace::wake`] |
+//! | 3 | look at the work; sleep on the AIO context | signal the eventfd; [`SleepPlace::wake`] |
 //! | 4 | retract | |
 //! | 5 | [`SleepPlace::end`] | |
 //!

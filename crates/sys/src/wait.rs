@@ -9,8 +9,8 @@
 //! | user | reason | call ended by |
 //! |---|---|---|
 //! | a program's thread that waits for completions | [`signals::DEFERRED`] | the program's signals |
-//! | a worker in a system call that may block for ever ([`blocking`]) | the request's cancel word | SIGSYS |
-//! | a thread in a call that hardly ever sleeps ([`briefly`]) | the call's cancel word | SIGSYS |
+//! | a worker in a call that may block for ever ([`blocking`]) | the cancel word | SIGSYS |
+//! | a thread in a call that hardly ever sleeps ([`briefly`]) | the cancel word | SIGSYS |
 
 use crate::clock::{Clock, Nanoseconds, timespec};
 use crate::epoll::Event;

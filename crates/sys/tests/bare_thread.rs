@@ -1,6 +1,6 @@
-//! Threads without a libc: what they are given, and that nothing is left of
-//! them. They must not touch libc's allocator or thread-locals, so this test
-//! has an allocator of its own, as usring has in a program.
+//! Threads without a libc: their name, mask and thread pointer, and that no stack or thread of
+//! theirs remains. They must not touch libc's allocator or thread-locals, so this test has an
+//! allocator of its own, as usring has in a program.
 #![cfg(not(loom))]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -13,12 +13,12 @@ use usring_uapi::general as linux;
 #[path = "../../../xtask/src/skipped.rs"]
 mod skipped;
 
-/// Hands out pieces of one big mapping and takes nothing back.
+/// Allocates pieces of one large mapping and frees none.
 struct Bump(AtomicUsize);
 
 const ROOM: usize = 1 << 30;
 
-// SAFETY: every piece is fresh, aligned, and nobody else's.
+// SAFETY: every piece is fresh, aligned, and allocated once.
 unsafe impl GlobalAlloc for Bump {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if self.0.load(Ordering::Acquire) == 0 {
@@ -35,12 +35,12 @@ unsafe impl GlobalAlloc for Bump {
 #[global_allocator]
 static ALLOCATOR: Bump = Bump(AtomicUsize::new(0));
 
-/// What a thread found out about itself.
+/// A thread's report about itself.
 #[derive(Default)]
 struct Report {
     id: AtomicUsize,
     mask: AtomicU64,
-    /// Its name, or two of its sets of capabilities.
+    /// The thread's name, or two of its sets of capabilities.
     name: [AtomicU64; 2],
     done: AtomicU32,
 }
@@ -103,7 +103,7 @@ fn finished(report: &Report) {
     }
 }
 
-/// Looks again and again, for at most a minute.
+/// Checks the condition again and again, for at most a minute.
 fn eventually(condition: impl Fn() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(60);
     while Instant::now() < end {
@@ -115,7 +115,7 @@ fn eventually(condition: impl Fn() -> bool) -> bool {
     false
 }
 
-/// How many stacks there are: each has a guard page below it.
+/// Returns how many stacks there are: each has a guard page below it.
 fn guard_pages() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains(" ---p 00000000 00:00 0")).count()
@@ -136,7 +136,7 @@ fn a_bare_thread_has_a_name_an_identity_and_no_signals() {
     assert_eq!(name, b"usring-a-long-n\0");
     let id = report.id.load(Ordering::Relaxed);
     assert!(id != 0 && id != thread::current().0);
-    // Its own faults, those that nobody can block, and the one that libc needs.
+    // The signals of its own faults, the two that cannot be blocked, and the one that libc needs.
     let open = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, linux::SIGKILL, linux::SIGSTOP, 33];
     let open = open.iter().fold(0u64, |mask, signal| mask | 1 << (signal - 1));
     assert_eq!(report.mask.load(Ordering::Relaxed), !open);
@@ -149,6 +149,6 @@ fn a_bare_thread_unmaps_its_stack_and_is_gone() {
     let reports: Vec<_> = (0..50).map(|_| start("usring-gone")).collect();
     reports.iter().for_each(|report| finished(report));
     assert!(eventually(|| threads_named("usring-gone") == 0), "threads are left");
-    // The test next door has threads too, but not that many.
+    // A test that runs at the same time has threads, too, but fewer.
     assert!(guard_pages() < before + 10, "stacks are left: {before} before, {} now", guard_pages());
 }

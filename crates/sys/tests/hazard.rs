@@ -1,4 +1,5 @@
-//! Hazard pointers: what a thread uses is what still stood in its place after the announcement.
+//! Hazard pointers: a thread uses only an object that was still in its place after the
+//! announcement.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +11,8 @@ unsafe fn free(object: usize) {
     FREED.fetch_add(object, Ordering::Relaxed);
 }
 
-/// The object is replaced, and freed, between the look and the announcement: the user gets the
-/// one that replaced it, and that one stays until the use is over.
+/// The object is replaced and freed between the look-up and the announcement. The user gets its
+/// replacement, which stays until the use is over.
 #[test]
 fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
     const OLD: usize = 0x100;
@@ -24,7 +25,7 @@ fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
         if looks.get() > 1 {
             return NEW;
         }
-        // SAFETY: nobody finds it any more, and it is memory of nobody.
+        // SAFETY: no thread can find the object any more, and it is no real memory.
         unsafe { hazard::retire(OLD, free) };
         OLD
     };
@@ -35,7 +36,7 @@ fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
     assert_eq!(FREED.load(Ordering::Relaxed), OLD, "nobody had announced its use");
     assert_eq!(object, NEW);
     assert!(used.is_some());
-    // SAFETY: as above.
+    // SAFETY: no thread can find the object any more, and it is no real memory.
     unsafe { hazard::retire(NEW, free) };
     assert_eq!(FREED.load(Ordering::Relaxed), OLD, "it is in use");
     drop(used);

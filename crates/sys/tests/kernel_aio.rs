@@ -1,4 +1,4 @@
-//! The kernel's AIO, beyond what a well-behaved queue pair asks of it.
+//! The kernel's AIO under loads that a well-behaved queue pair does not produce.
 #![cfg(not(loom))]
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use usring_uapi::aio::{IOCB_CMD_PREAD, IOCB_CMD_PREADV, Iocb};
 
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// An empty read of a file that has nothing to read from: done at once.
+/// An empty read of a file: completes at once.
 fn empty_read(file: &File, data: u64) -> Iocb {
     let aio_fildes = file.as_raw_fd() as u32;
     Iocb { aio_data: data, aio_lio_opcode: IOCB_CMD_PREAD, aio_fildes, ..Iocb::default() }
@@ -36,7 +36,7 @@ fn what_the_kernel_has_no_room_for_stays_in_the_batch_until_it_has() {
         assert!(start.elapsed() < LONGEST, "{} of {COUNT}", seen.len());
         match batch.submit() {
             Ok(_) if batch.is_empty() => {}
-            // Nothing was read back: the ring of a few hundred is full.
+            // No completion was taken: the ring of a few hundred is full.
             Ok(_) | Err(Errno::EAGAIN) => refusals += 1,
             Err(error) => panic!("{error}"),
         }

@@ -1,8 +1,7 @@
-//! A model of the ring in which the kernel's AIO leaves its completions: an
-//! event is seen whole and once, and its slot is not written again while it is
-//! still read. The kernel's half is modelled by what `fs/aio.c` does: it writes
-//! the event, then the tail behind a write barrier, and it writes only where the
-//! head lets it.
+//! A model of the ring in which the kernel's AIO leaves its completions. An event is seen whole and
+//! once, and its slot is not written again while it is being read. The kernel's half is modelled on
+//! `fs/aio.c`: it writes the event, then the tail behind a write barrier, and only as far as the
+//! head permits.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-sys --release --test 'loom_*'`
 #![cfg(loom)]
@@ -21,7 +20,7 @@ fn event(number: u64) -> IoEvent {
     IoEvent { data: number, obj: !number, res: number as i64, res2: 0 }
 }
 
-/// The kernel's half; answers whether there was room.
+/// The kernel's half; returns whether there was room.
 fn complete(memory: &SharedMemory, number: u64) -> bool {
     let tail = memory.word(offset_of!(AioRing, tail));
     let head = memory.word(offset_of!(AioRing, head));
@@ -35,8 +34,8 @@ fn complete(memory: &SharedMemory, number: u64) -> bool {
     true
 }
 
-/// Three events through a ring that holds one at a time in its two slots, so that
-/// the first one's slot is used again.
+/// Passes three events through a ring of two slots, which holds one event at a time. So the first
+/// event's slot is used again.
 fn completions() {
     loom::model(|| {
         let length = size_of::<AioRing>() + ENTRIES as usize * size_of::<IoEvent>();

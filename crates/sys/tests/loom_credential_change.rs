@@ -1,5 +1,5 @@
-//! Models of a change of credentials while a worker is born. A worker that takes work has the
-//! rights of the generation that it was asked for. A follower never mixes two orders.
+//! Models of a change of credentials while a worker starts. A worker that takes work has the rights
+//! of the generation that the work needs. A follower never mixes two orders.
 #![cfg(loom)]
 
 use loom::cell::Cell;
@@ -20,8 +20,8 @@ impl Process {
         Arc::new(Process { generations: Generations::new(), order: Order::new(), follower: Follower::new() })
     }
 
-    /// The program's thread changes to the rights of `generation`. It does not wait, as one whose
-    /// follower is late.
+    /// The program's thread changes to the rights of `generation`. It does not wait for followers,
+    /// as a thread with a late follower.
     fn change(&self, generation: u32) -> u32 {
         self.generations.begin();
         let order = self.order.give([u64::from(generation); 5]);
@@ -29,7 +29,7 @@ impl Process {
         order
     }
 
-    /// The signal of a change comes to the service thread, which has these rights.
+    /// Delivers the signal of a change to the service thread, which has these rights.
     fn follow(&self, rights: &Cell<u32>) {
         if let Some((order, words)) = self.order.take(self.follower.made()) {
             assert_eq!(words, [words[0]; 5], "an order is mixed with another");
@@ -39,7 +39,8 @@ impl Process {
     }
 }
 
-/// The ring watcher starts a worker. The signal of a change comes before or after its look.
+/// The ring watcher starts a worker. The signal of a change comes before or after the watcher reads
+/// the generation.
 fn a_worker_is_born_while_a_thread_changes(follows_after_looking: bool) {
     loom::model(move || {
         let process = Process::new();
@@ -75,7 +76,7 @@ fn a_worker_has_the_rights_that_it_was_asked_for() {
     a_worker_is_born_while_a_thread_changes(true);
 }
 
-/// Two orders follow each other while a follower that lags reads.
+/// A second order follows while a lagging follower reads the first.
 fn an_order_comes_while_a_follower_reads() {
     loom::model(|| {
         let process = Process::new();
@@ -106,7 +107,7 @@ fn an_order_given_without_release_is_read_in_part() {
     weaken(Edge::Change, Side::Release, an_order_comes_while_a_follower_reads);
 }
 
-/// The thread that changes looks at the answer, and at what the follower did before it.
+/// The changing thread reads the answer, and the follower's writes before it.
 fn an_answer_is_awaited() {
     loom::model(|| {
         let process = Process::new();

@@ -30,8 +30,8 @@ fn holders_exclude_each_other_and_a_sleeper_is_woken() {
     two_threads_count();
 }
 
-/// All orders of three would take hours; two preemptions at any two places are
-/// enough to have two sleepers and a hand-over between them.
+/// All interleavings of three threads would take hours. Two preemptions at any two places are
+/// enough for two sleepers and a hand-over between them.
 #[test]
 fn every_one_of_two_sleepers_is_woken() {
     let mut model = loom::model::Builder::new();
@@ -68,8 +68,8 @@ impl Ring {
         Arc::new(Ring { state: Mutex::new(State { taker, done: 0 }), work })
     }
 
-    /// What a holder does: the work, and after letting go once more, until it
-    /// sees none or somebody else holds the lock.
+    /// Acts as a holder: does the work, and looks again after each unlock, until there is no work
+    /// or another thread holds the lock.
     fn run(&self) {
         while let Some(mut state) = self.state.try_lock() {
             state.taker.begin();
@@ -119,8 +119,8 @@ fn a_try_lock_without_barrier_leaves_work_behind() {
     weaken(Edge::HandOver, Side::Waker, work_comes_while_the_lock_is_held);
 }
 
-/// Two bring work, one of them in the middle of the other's push: whoever
-/// drives the ring does not wait for it, and it is done all the same.
+/// Two threads publish work, one of them in the middle of the other's push. The ring's driver does
+/// not wait for it, and all work is done.
 #[test]
 fn work_that_a_driver_could_not_reach_is_done_by_who_brings_it() {
     let mut model = loom::model::Builder::new();
@@ -137,17 +137,17 @@ fn work_that_a_driver_could_not_reach_is_done_by_who_brings_it() {
     });
 }
 
-/// A ring on the attendant's round: the driver that leaves arms nothing, and the
-/// attendant strikes the ring off and calls then, as it does for an event.
+/// A ring that the ring watcher watches idly: the driver that leaves arms no poll. The watcher
+/// removes the ring from idle watching and then calls, as it does for an event.
 struct RingOnRound {
-    /// Whether somebody watches the ring's files.
+    /// Whether the ring's files are watched.
     state: Mutex<bool>,
     on_round: AtomicBool,
     called: AtomicBool,
 }
 
 impl RingOnRound {
-    /// The driver's last act before it lets go.
+    /// The driver's last step before it unlocks.
     fn take_over(&self, watched: &mut bool) {
         *watched |= !self.on_round.load(Ordering::SeqCst);
     }

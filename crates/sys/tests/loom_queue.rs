@@ -1,6 +1,7 @@
-//! Models of the task-work list: every entry is taken exactly once, whole, and
-//! after what the same thread pushed before it; nothing is left unmarked that
-//! the taker could not reach; and nothing is lost when the list is sealed.
+//! Models of the task-work list:
+//! - Every entry is taken exactly once, whole, and after earlier entries of its pusher.
+//! - Every entry that the taker could not reach is marked.
+//! - No entry is lost when the list is sealed.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-sys --release --test 'loom_*'`
 #![cfg(loom)]
@@ -21,7 +22,7 @@ fn take(taker: &mut Taker<Number>, into: &mut Vec<Number>) {
     }
 }
 
-/// Bounded preemption keeps a model of three threads within seconds.
+/// Runs a model with bounded preemption, which keeps a model of three threads within seconds.
 fn bounded(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -47,7 +48,7 @@ fn two_pushers_one_taker() {
         take(&mut taker, &mut taken);
         take(&mut taker, &mut taken);
         pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
-        // What was pushed since the last look is marked.
+        // Entries pushed since the last look are marked.
         take(&mut taker, &mut taken);
         let of = |pusher| taken.iter().filter(move |entry| entry.0 == pusher).map(|entry| entry.1).collect::<Vec<_>>();
         assert_eq!((of(1), of(2)), (vec![0, 1], vec![0]), "lost, doubled or out of order");
@@ -72,8 +73,8 @@ fn a_take_without_acquire_reads_an_unfinished_entry() {
     weaken(Edge::Queue, Side::Acquire, two_pushers_one_taker);
 }
 
-/// Of several that push into an empty list one is the first: it announces that
-/// there is something, unless the taker finds that out by itself.
+/// Of several threads that push into an empty list, one is the first. It announces the entries,
+/// unless the taker finds them itself.
 #[test]
 fn of_two_pushers_one_is_the_first_and_the_second_sees_both() {
     loom::model(|| {
@@ -93,8 +94,8 @@ fn of_two_pushers_one_is_the_first_and_the_second_sees_both() {
     });
 }
 
-/// A taker that turns away from entries knows of those that nobody announces.
-/// `looks` times it comes because it was told so, and finds what it can reach.
+/// A taker that leaves entries learns of those that no pusher announces. It comes `looks` times
+/// because it was notified, and takes the entries that it can reach.
 fn who_turns_away_is_told_of_the_rest(looks: usize) {
     bounded(move || {
         let (queue, mut taker) = queue();
@@ -134,8 +135,8 @@ fn who_comes_back_to_a_torn_list_is_told_once_more() {
     who_turns_away_is_told_of_the_rest(2);
 }
 
-/// Who holds the taker may deliver past the list, but not before what it pushed
-/// itself: that can stand behind an entry that is being hung on.
+/// The thread with the taker may deliver work directly, but not before its own pushed entries:
+/// those can be behind an entry that is being linked.
 #[test]
 fn who_delivers_past_the_list_comes_after_its_own_entries() {
     bounded(|| {
@@ -166,8 +167,8 @@ fn who_delivers_past_the_list_comes_after_its_own_entries() {
     });
 }
 
-/// Closing a ring: whoever seals takes what is there, and who is told of the
-/// seal takes what is there since, both with the ring's lock.
+/// Closes a ring: the sealing thread takes the entries that are there. A pusher that sees the seal
+/// takes the later ones. Both hold the ring's lock.
 fn sealed_while_two_push() {
     bounded(|| {
         let (queue, taker) = queue();
@@ -199,7 +200,7 @@ fn nothing_is_left_in_a_sealed_queue() {
     sealed_while_two_push();
 }
 
-/// The queue frees what nobody took.
+/// Dropping the queue frees the entries that were not taken.
 #[test]
 fn a_dropped_queue_frees_what_is_in_it() {
     loom::model(|| {

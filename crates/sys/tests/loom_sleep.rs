@@ -1,5 +1,5 @@
-//! Models of the sleep word: whoever sleeps for work is woken for it. A lost
-//! wake-up is a thread that sleeps for ever, which loom reports as a deadlock.
+//! Models of the sleep word: a thread that sleeps for work is woken for it. A lost wake-up is a
+//! thread that sleeps for ever, which loom reports as a deadlock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -12,10 +12,10 @@ use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::sleep_place::SleepPlace;
 use usring_sys::sync::{AtomicU32, Ordering};
 
-/// A ring, reduced to what its waiters and wakers touch.
+/// A ring, reduced to the words of its waiters and wakers.
 struct Ring {
     work: Queue<u32>,
-    /// The driver's, with how many entries it has taken.
+    /// The driver's end of the list, and how many entries it has taken.
     taker: Mutex<(Taker<u32>, u32)>,
     sleep: SleepWord,
     /// The eventfd in the leader's epoll set; the leader sleeps while it is 0.
@@ -33,8 +33,8 @@ impl Ring {
         self.work.push(Entry::new(value), Urgency::Lazy).queued
     }
 
-    /// Takes what there is; how much that has been in all, and how many more
-    /// have to come for `needed`.
+    /// Takes the reachable entries. Returns how many were taken in all, and how many more must come
+    /// for `needed`.
     fn take(&self, needed: u32) -> (u32, u32) {
         let (taker, taken) = &mut *self.taker.lock();
         if taker.begin() {
@@ -42,7 +42,7 @@ impl Ring {
                 *taken += 1;
             }
         }
-        // Counted was what could not be reached: any one that comes may be it.
+        // An entry that could not be reached was counted already: any entry that comes may be it.
         let missing = if taker.leave() == Rest::OutOfReach { 1 } else { needed.saturating_sub(*taken) };
         (*taken, missing)
     }
@@ -63,7 +63,7 @@ impl Ring {
         self.carry_out(self.sleep.wake_target(queued));
     }
 
-    /// Takes entries until there were `needed`, asleep while too few wait.
+    /// Takes entries until there were `needed`, and sleeps while too few are queued.
     fn wait_for_entries(&self, kind: Sleeper, needed: u32) {
         loop {
             let (taken, missing) = self.take(needed);
@@ -88,8 +88,8 @@ impl Ring {
     fn wait(&self, kind: Sleeper, needed: u32, is_enough: impl Fn() -> bool) {
         while !is_enough() {
             if kind == Sleeper::Epoll {
-                // Always before the announcement: a wake-up for it that came
-                // already must not be drained.
+                // Always before the announcement: a wake-up for it may already have come, and must
+                // not be drained.
                 self.eventfd.store(0, Ordering::Relaxed);
             }
             let ticket = self.sleep.announce(kind, needed);
@@ -109,9 +109,9 @@ fn spawn(ring: &Arc<Ring>, f: impl FnOnce(&Ring) + 'static) -> thread::JoinHandl
     thread::spawn(move || f(&ring))
 }
 
-/// With three threads, or many steps, all orders would take hours. A thread can still be taken
-/// off anywhere, but only this often in one run; known faults of such protocols
-/// need two.
+/// With three threads, or many steps, all interleavings would take hours. A thread can still be
+/// preempted anywhere, but only this often in one run; known bugs of such protocols need two
+/// preemptions.
 fn bounded(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -165,7 +165,7 @@ fn a_sleeper_that_needs_two_is_woken_by_the_second_of_two_wakers() {
     });
 }
 
-/// Entries are counted by whoever posts them, and not by the weight of a list.
+/// The poster's own count decides on a wake-up, not a count in the list.
 #[test]
 fn who_waits_for_two_entries_is_woken_by_whoever_posts_the_second() {
     loom::model(|| {
@@ -225,8 +225,8 @@ fn one_announcement_is_claimed_by_one_of_two_wakers() {
     });
 }
 
-/// A waker that claims a sleeper leaves its work to it, even if the sleeper
-/// was about to go away for a time-out at that moment.
+/// A waker that claims a sleeper leaves its work to it, even if the sleeper was about to time out
+/// at that moment.
 fn a_sleeper_times_out(kind: Sleeper) {
     loom::model(move || {
         let ring = Ring::new();
@@ -252,8 +252,8 @@ fn work_for_a_sleeper_that_times_out_is_done_by_one_of_both() {
     a_sleeper_times_out(Sleeper::Epoll);
 }
 
-/// Of two sleepers one gives up around the first of two wake-ups; the other
-/// announces itself anew in between, and that announcement is its own.
+/// Two sleepers: one gives up around the first of two wake-ups. The other announces itself again in
+/// between, and that announcement stays valid.
 #[test]
 fn an_announcement_outlives_the_retraction_of_another() {
     bounded(|| {
@@ -289,7 +289,7 @@ fn a_leader_that_leaves_is_followed_by_a_sleeper() {
     });
 }
 
-/// The whole of it: task work, the ring's lock, and a waiter.
+/// The whole protocol: task work, the ring's lock, and a waiter.
 struct Engine {
     ring: Arc<Ring>,
     lock: Mutex<()>,
@@ -297,8 +297,8 @@ struct Engine {
 }
 
 impl Engine {
-    /// Runs task work, tells the waiters of what it completed, and after
-    /// letting go of the lock looks again, as long as it can be had.
+    /// Runs task work, and wakes the waiters of its completions. After the unlock it looks again,
+    /// as long as the lock is free.
     fn run(&self, guard: Option<Guard<()>>) {
         let mut guard = guard;
         while let Some(held) = guard {
@@ -359,8 +359,8 @@ fn a_waiter_without_barrier_sleeps_beside_its_work() {
     weaken(Edge::Sleep, Side::Sleeper, a_worker_completes_for_a_waiter);
 }
 
-/// A leader sleeps until there are two completions, and other work comes: the waker finds it there.
-/// Seen to fail with the place noted behind the announcement.
+/// A leader sleeps until there are two completions, and other work comes: the waker finds it on the
+/// AIO context. The model fails if the place is noted after the announcement.
 #[test]
 fn a_leader_that_sleeps_on_completions_is_woken_for_other_work() {
     bounded(|| {

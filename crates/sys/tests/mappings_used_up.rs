@@ -1,4 +1,5 @@
-//! A process that has as many mappings as the kernel allows: alone in this binary, as all others would fail.
+//! A process that has as many mappings as the kernel allows. It is alone in this binary, because
+//! all other tests would fail.
 #![cfg(not(loom))]
 
 use usring_sys::Errno;
@@ -9,24 +10,24 @@ use usring_sys::paged_memory::PagedMemory;
 fn advice_that_the_kernel_has_no_mapping_for_is_refused_and_not_given_for_ever() {
     let window = PagedMemory::anonymous(64 * PAGE, None).unwrap();
     use_up_mappings();
-    // In the middle of a mapping: it would be three.
+    // In the middle of a mapping, which would become three.
     assert_eq!(window.memory().hand_down(8 * PAGE, PAGE, true), Err(Errno::ENOMEM));
     assert_eq!(window.memory().hand_down(0, 64 * PAGE, true), Ok(()));
 }
 
-/// Every other page of a reservation gets another protection, of which each is a mapping, and costs nothing else.
+/// Gives every other page of a reservation another protection. Each such page is a mapping, and
+/// takes no memory.
 fn use_up_mappings() {
     const PAGES: usize = 1 << 24;
     let (length, flags) = (PAGES * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-    // SAFETY: a new mapping, wherever there is room, that nobody touches.
+    // SAFETY: a new mapping at a free address, which is never accessed.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
     assert_ne!(start, libc::MAP_FAILED);
     let refused = (0..PAGES).step_by(2).any(|page| {
-        // SAFETY: a page of that mapping, which nobody touches.
+        // SAFETY: a page of that mapping, which is never accessed.
         unsafe { libc::mprotect(start.byte_add(page * PAGE), PAGE, libc::PROT_READ) != 0 }
     });
     assert!(refused, "the kernel allows more mappings than can be made here");
-    // (The last one that there is room for.)
-    // SAFETY: as above.
+    // (Uses up the last free mapping.) SAFETY: a page of that mapping, which is never accessed.
     unsafe { libc::mprotect(start.byte_add(length - PAGE), PAGE, libc::PROT_READ) };
 }

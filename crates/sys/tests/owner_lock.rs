@@ -1,4 +1,4 @@
-//! A lock of a process that a vfork child may take, and die with.
+//! A lock of a process that a vfork child may take, and hold when it dies.
 #![cfg(not(loom))]
 
 use std::ffi::c_void;
@@ -7,10 +7,10 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use usring_sys::owner_lock::OwnerLock;
 
-/// Long enough for a machine that is busy with something else.
+/// Long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a child has that shares its parent's memory.
+/// The data of a child that shares its parent's memory.
 struct Shared {
     lock: OwnerLock,
     has_it: AtomicBool,
@@ -26,7 +26,7 @@ impl Shared {
 }
 
 extern "C" fn dies_with_it(shared: *mut c_void) -> i32 {
-    // SAFETY: a leaked one.
+    // SAFETY: the value is leaked, so it lives for ever.
     let shared = unsafe { &*shared.cast::<Shared>() };
     core::mem::forget(shared.lock.lock());
     shared.has_it.store(true, Ordering::Release);
@@ -36,12 +36,13 @@ extern "C" fn dies_with_it(shared: *mut c_void) -> i32 {
     0
 }
 
-/// A child in this process's memory.
+/// Starts a child in this process's memory.
 fn child(shared: &'static Shared) -> i32 {
     let stack = Box::leak(vec![0u8; 64 << 10].into_boxed_slice());
     let top = stack.as_mut_ptr_range().end.cast();
     let argument = core::ptr::from_ref(shared).cast_mut().cast();
-    // SAFETY: 1. It has a stack of its own. 2. It touches nothing of the parent's but a lock and two flags.
+    // SAFETY: 1. The child has its own stack. 2. Of the parent's data it touches only a lock and
+    // two flags.
     let child = unsafe { libc::clone(dies_with_it, top, libc::CLONE_VM | libc::SIGCHLD, argument) };
     assert!(child > 0);
     while !shared.has_it.load(Ordering::Acquire) {
@@ -59,7 +60,7 @@ fn ended(child: i32, flags: i32) {
     assert_eq!(waited, 0);
 }
 
-/// Takes the lock in a thread of its own, and gives it back; has that thread's number told.
+/// Takes and releases the lock on a new thread; returns that thread's number.
 fn locks(shared: &'static Shared) -> (mpsc::Receiver<()>, u32) {
     let (done, waits) = mpsc::channel();
     let (says, said) = mpsc::channel();
@@ -90,7 +91,7 @@ fn who_sleeps_when_the_holder_dies_has_the_lock() {
     let shared = Shared::leaked(false);
     let child = child(shared);
     let (waits, number) = locks(shared);
-    // As near as can be told from outside: it is the lock that it sleeps for.
+    // The thread sleeps: most likely for the lock.
     let status = format!("/proc/self/task/{number}/status");
     let sleeps = || std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tS"));
     let end = Instant::now() + PATIENCE;

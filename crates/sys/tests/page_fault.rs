@@ -1,4 +1,4 @@
-//! Ranges whose faults are served.
+//! Ranges whose faults a server serves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ impl FaultServer for Server {
     }
 }
 
-/// A forked child's range may lie where its parent's was, of which the table knows.
+/// A forked child's range may have the address of a parent's range, which is still in the table.
 #[test]
 fn of_two_ranges_at_an_address_the_newer_one_is_served_and_either_may_go_first() {
     user_memory::install_fault_handler();

@@ -1,11 +1,11 @@
-//! Memory that is seen twice, as a pager uses it.
+//! Memory that is mapped twice, as a pager uses it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use usring_sys::mapping::PAGE;
 use usring_sys::paged_memory::PagedMemory;
 use usring_sys::{Errno, UserAddress, processor, user_memory};
 
-/// Sets its flag when it goes, also by a panic.
+/// Sets its flag when it is dropped, also by a panic.
 struct Finally<'a>(&'a AtomicBool);
 
 impl Drop for Finally<'_> {
@@ -14,8 +14,8 @@ impl Drop for Finally<'_> {
     }
 }
 
-/// The first page is filled and freed again and again behind its marker, while another
-/// thread evicts the second one, which was touched for the first time.
+/// The first page is filled and freed again and again behind its marker. Meanwhile another thread
+/// evicts the second page, which was touched for the first time.
 #[test]
 fn a_page_that_is_freed_keeps_its_guard_marker_whatever_is_read_beside_it() {
     user_memory::install_fault_handler();

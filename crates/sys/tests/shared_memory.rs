@@ -1,5 +1,5 @@
-//! Memory shared with the program: what is read is what was written, and an
-//! offset that lies outside is refused.
+//! Memory shared with the program: a read returns the bytes that were written, and an offset out of
+//! range is refused.
 #![cfg(not(loom))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,7 +70,7 @@ fn an_array_lies_in_its_memory_whatever_the_index() {
     let words = SharedArray::<AtomicU16, 2>::new(&memory, 8, 8);
     words.half_word(9).store(7, Ordering::Relaxed);
     assert_eq!(memory.half_word(10).load(Ordering::Relaxed), 7);
-    // The last value may end where the memory does.
+    // The last value may end where the memory ends.
     SharedArray::<u64, 512>::new(&memory, 504, 8).write(7, 5);
     assert_eq!(memory.read::<u64>(PAGE - 8), 5);
     let refused = |f: &dyn Fn()| assert!(catch_unwind(AssertUnwindSafe(f)).is_err());

@@ -1,11 +1,11 @@
-//! A table that some threads look into while others put things in and take them out.
+//! A table that some threads read while others put objects in and take them out.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use usring_sys::per_process;
 use usring_sys::shared_table::SharedTable;
 
-/// Knows whether it is still there, and how many of its kind are.
+/// An object that records whether it is alive, and how many objects exist.
 struct Thing {
     place: usize,
     alive: AtomicBool,
@@ -28,7 +28,7 @@ impl Drop for Thing {
 
 #[test]
 fn what_is_found_is_alive_and_what_is_taken_out_goes_in_the_end() {
-    // Of several segments.
+    // Places in several segments.
     const PLACES: [usize; 4] = [0, 63, 64, 5000];
     const ROUNDS: usize = if cfg!(debug_assertions) { 2000 } else { 20_000 };
     per_process::prepare().unwrap();
@@ -43,7 +43,8 @@ fn what_is_found_is_alive_and_what_is_taken_out_goes_in_the_end() {
                 while !over.load(Ordering::Relaxed) || found == 0 {
                     for place in PLACES {
                         let Some(thing) = table.find(place) else { continue };
-                        // A second one meanwhile, and a third, for which there is no pointer.
+                        // A second use meanwhile, and a third, for which there is no hazard
+                        // pointer.
                         let others = [table.find(PLACES[0]), table.find(PLACES[1])];
                         assert!(thing.alive.load(Ordering::Relaxed) && thing.place == place);
                         assert!(others.iter().flatten().all(|other| other.alive.load(Ordering::Relaxed)));
@@ -73,7 +74,7 @@ fn what_is_found_is_alive_and_what_is_taken_out_goes_in_the_end() {
     assert_eq!(count.load(Ordering::Relaxed), 0, "things that were taken out and never went");
 }
 
-/// What a child's copy of memory says of its parent's threads keeps nothing there.
+/// In a child, the copies of the parent's hazard pointers keep no object alive.
 #[test]
 fn a_forked_child_does_not_take_its_parents_users_for_its_own() {
     per_process::prepare().unwrap();
@@ -90,7 +91,7 @@ fn a_forked_child_does_not_take_its_parents_users_for_its_own() {
             assert!(used.alive.load(Ordering::Relaxed));
         });
         uses.wait();
-        // SAFETY: the child takes one thing out, which frees memory at most, and ends.
+        // SAFETY: the child takes one object out, which at most frees memory, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             drop(table.take(0, |_| true));
@@ -98,7 +99,7 @@ fn a_forked_child_does_not_take_its_parents_users_for_its_own() {
             unsafe { libc::_exit(count.load(Ordering::Relaxed) as i32) };
         }
         let mut status = 0;
-        // SAFETY: our own child; the number is written.
+        // SAFETY: it is this process's own child; the call writes the number.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         over.wait();
         assert_eq!(status, 0, "things that are left in the child");
@@ -107,7 +108,7 @@ fn a_forked_child_does_not_take_its_parents_users_for_its_own() {
     assert_eq!(count.load(Ordering::Relaxed), 0);
 }
 
-/// It might be in use: nobody can tell.
+/// Without the barrier the object might still be in use.
 #[test]
 fn what_is_taken_out_where_the_barrier_is_refused_stays_for_ever() {
     per_process::prepare().unwrap();

@@ -1,5 +1,5 @@
-//! The lock, the task-work list and the sleep word on real threads, and in
-//! real memory. (What can go wrong between threads is modelled in `loom_*.rs`.)
+//! The lock, the task-work list and the sleep word on real threads and in real memory. (The models
+//! in `loom_*.rs` check the interleavings.)
 #![cfg(not(loom))]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use usring_uapi::general as linux;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Counts itself, so that a test sees what was freed.
+/// Counts itself, so that a test sees how many were freed.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -33,7 +33,7 @@ fn push<T>(queue: &Queue<T>, value: T) -> Pushed {
     queue.push(Entry::new(value), Urgency::Urgent)
 }
 
-/// Everything that is marked, oldest first.
+/// Takes all marked entries, oldest first.
 fn take<T>(taker: &mut Taker<T>) -> Vec<T> {
     let mut taken = Vec::new();
     if taker.begin() {
@@ -332,8 +332,8 @@ fn a_ring_has_one_leader_and_its_resignation_wakes_who_could_follow() {
     assert_eq!(word.resign(), Wake::Nobody);
 }
 
-/// A ring's traffic in small: pushers wake the sleeper when there is what it
-/// needs or let it be, and it never sleeps beside its work.
+/// A ring's traffic, simplified: pushers wake the sleeper when there is as much as it needs. It
+/// must never sleep while there is work for it.
 fn traffic(needed: u32) {
     const WAKERS: usize = 3;
     const EACH: usize = 20_000;

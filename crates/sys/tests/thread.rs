@@ -1,4 +1,4 @@
-//! Threads that come from the program's own libc.
+//! Threads from the program's own libc.
 #![cfg(not(loom))]
 
 use std::ffi::c_void;
@@ -20,7 +20,7 @@ fn spawner(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(
     Ok(())
 }
 
-/// One test, because the spawner is the process's.
+/// One test, because there is one spawner in a process.
 #[test]
 fn threads_come_from_the_spawner_that_was_set_and_a_refusal_frees_the_work() {
     thread::set_spawner(spawner);

@@ -1,5 +1,5 @@
-//! Short sleeps: as long as asked for, ended by a signal, and without a trace
-//! in the thread that slept.
+//! Short sleeps: they last as long as requested, a signal ends them, and the thread's timer slack
+//! is restored.
 #![cfg(not(loom))]
 
 use std::sync::mpsc;
@@ -9,7 +9,7 @@ use usring_sys::timer_slack::{overshoot, sleep_precisely};
 use usring_sys::{Errno, SystemCall, signals, wait};
 use usring_uapi::general as linux;
 
-/// No wait of a test is longer.
+/// Longest wait of a test.
 const LONGEST: Duration = Duration::from_secs(50);
 
 const PR_SET_TIMERSLACK: u64 = 29;
@@ -19,7 +19,7 @@ fn control(option: u64, value: u64) -> u64 {
     SystemCall::new(linux::__NR_prctl, [option, value, 0, 0, 0]).run().unwrap()
 }
 
-/// What the system says of another thread's slack, in nanoseconds.
+/// Returns another thread's timer slack, in nanoseconds.
 fn slack_of(thread: u32) -> u64 {
     std::fs::read_to_string(format!("/proc/{thread}/timerslack_ns")).unwrap().trim().parse().unwrap()
 }
@@ -43,7 +43,7 @@ fn a_precise_sleep_has_no_slack_until_a_signal_ends_it_and_leaves_the_programs_a
     }
     while !sleeper.is_finished() {
         assert!(start.elapsed() < LONGEST, "the sleep was not interrupted");
-        // One that comes before the sleep, or while it is set up, finds nothing to end.
+        // A signal that comes before the sleep, or while it is set up, ends nothing.
         wait::interrupt_worker(thread);
         thread::sleep(Duration::from_millis(1));
     }

@@ -1,4 +1,4 @@
-//! Copies from and to addresses that a program could name, good and bad ones.
+//! Copies from and to good and bad addresses that a program could name.
 #![cfg(not(loom))]
 
 use std::os::unix::process::ExitStatusExt;
@@ -13,7 +13,7 @@ fn address<T: ?Sized>(of: &T) -> UserAddress {
     UserAddress((&raw const *of).cast::<u8>() as u64)
 }
 
-/// Two pages, of which the second has the protection that is asked for.
+/// Two pages, the second with a chosen protection.
 struct TwoPages(usize);
 
 impl TwoPages {
@@ -25,7 +25,7 @@ impl TwoPages {
         TwoPages(start)
     }
 
-    /// `bytes` before the border between the two.
+    /// Returns the address `bytes` before the border between the two.
     fn before_border(&self, bytes: usize) -> UserAddress {
         UserAddress((self.0 + PAGE - bytes) as u64)
     }
@@ -68,7 +68,7 @@ fn bytes_of_every_length_and_alignment_are_copied() {
     }
 }
 
-/// Around the lengths at which another way of copying begins.
+/// Lengths around those at which the method of copying changes.
 #[test]
 fn many_bytes_are_copied_whole_and_not_one_too_many() {
     install_fault_handler();
@@ -158,7 +158,7 @@ fn a_mapping_beyond_the_end_of_its_file_is_efault() {
     let file = SystemCall::new(linux::__NR_memfd_create, [name, 0, 0, 0, 0]).run().unwrap();
     let arguments = [0, PAGE as u64, u64::from(linux::PROT_READ), u64::from(linux::MAP_SHARED), file, 0];
     let at = SystemCall::with_six(linux::__NR_mmap, arguments).run().unwrap();
-    // The processor's bus error: a signal of its own.
+    // The processor's bus error has a signal of its own.
     assert_eq!(user_memory::read::<u64>(UserAddress(at)), Err(Errno::EFAULT));
     unmap(at as usize, PAGE).unwrap();
     SystemCall::new(linux::__NR_close, [file, 0, 0, 0, 0]).run().unwrap();
@@ -220,11 +220,11 @@ extern "C" fn exit_with_42(_: i32) {
 }
 
 fn touch_null() {
-    // SAFETY: none; the fault is what the test is about.
+    // SAFETY: none; the fault is the purpose of the test.
     unsafe { std::hint::black_box(std::ptr::null_mut::<u8>()).write_volatile(1) };
 }
 
-/// What a child process does, by the name of its test.
+/// Plays the part of a child process, by the name of its test.
 fn play(role: &str) {
     let before = match role {
         "with_handler" => exit_with_42 as *const () as usize,
@@ -246,7 +246,7 @@ fn play(role: &str) {
     std::process::exit(0);
 }
 
-/// Runs `play(role)` in a process of its own: how it ended.
+/// Runs `play(role)` in a process of its own; returns its exit code or its signal.
 fn child(role: &str) -> (Option<i32>, Option<i32>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "a_process_of_its_own", "--test-threads=1"]).env("USRING_TEST_ROLE", role);

@@ -157,9 +157,11 @@ fn unwind_table(image: u64) -> Option<u64> {
     Some(image.wrapping_sub(first?).wrapping_add(table?))
 }
 
-/// The beginning of `.eh_frame_hdr` as linkers write it: version 1; the address of `.eh_frame` as
-/// four bytes relative to their place; the count as four bytes; the table as pairs of four bytes
-/// relative to the beginning.
+/// The beginning of `.eh_frame_hdr` as linkers write it:
+/// - version 1;
+/// - the address of `.eh_frame`, four bytes relative to their place;
+/// - the count, four bytes;
+/// - the table, pairs of four bytes relative to the beginning.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 const COUNT: u64 = 8;
 const TABLE: u64 = 12;

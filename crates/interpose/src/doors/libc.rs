@@ -99,9 +99,9 @@ pub fn map_large_blocks(bytes: usize) {
     }
 }
 
-/// Returns the environment of the process, in a constructor that got `given` as an argument. glibc
-/// passes the environment to constructors, and sets its variable later. musl has already set the
-/// variable, and passes nothing.
+/// Returns the environment of the process, in a constructor that got `given` as an argument. With
+/// glibc, constructors get the environment as an argument, and the variable is set later. With
+/// musl, the variable is set already, and constructors get nothing.
 pub fn environment(given: *mut *mut u8) -> *mut *mut u8 {
     match (bound().glibc, bound().environment) {
         (0, Some(environment)) => *environment,

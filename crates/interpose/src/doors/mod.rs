@@ -5,12 +5,12 @@
 //! | [`filter`] | the seccomp filter that makes calls trap |
 //! | [`own_signal`] | the handler of a trap |
 //! | [`patch`] | call sites rewritten after their first trap, found by [`code`] and [`maps`] |
-//! | [`symbols`] | functions of libc that the loader binds to this library first; [`libc`] finds the real ones |
+//! | [`symbols`] | functions of libc that this library replaces; [`libc`] finds the real ones |
 //! | [`stack_symbol`] | the symbol about a thread's stack |
 //! | [`limit_symbols`] | symbols about the limit of open files |
 //! | [`fork_symbols`] | symbols that fork |
 //! | [`exports`] | functions of usring itself |
-//! | [`door`] | the code that all entry points share; it saves registers and calls [`crate::dispatch`] |
+//! | [`door`] | shared by all entry points: saves registers, calls [`crate::dispatch`] |
 //! | [`stacks`] | stacks for threads whose own is too small |
 //! | [`departure`] | an exec, which does not return |
 

@@ -1,6 +1,8 @@
-//! Handles the three signals that belong to usring in the kernel: SIGSYS (a trapped call, or a
-//! request to a worker), SIGSEGV and SIGBUS (a fault in one of usring's copies). Any other cause
-//! goes to the program's handler, or has its default effect.
+//! Handles the three signals that belong to usring in the kernel:
+//! - SIGSYS: a trapped call, or a request to a worker;
+//! - SIGSEGV and SIGBUS: a fault in one of usring's copies.
+//!
+//! For any other cause the program's handler runs, or the signal has its default effect.
 //!
 //! The handler never runs the engine. For a trapped call it moves the instruction pointer to the
 //! entry point and returns. Ordinary code on the program's own stack then makes the call, as if by

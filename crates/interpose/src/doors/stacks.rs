@@ -74,7 +74,7 @@ pub fn given_back_by<T>(exec: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Marks all stacks as free but the calling thread's, in a forked child: the parent's other threads
+/// Marks all stacks as free but the calling thread's, in a forked child. The parent's other threads
 /// do not exist there, and threads of the child may take over their stacks.
 pub fn forget_after_fork() {
     if !are_small() {

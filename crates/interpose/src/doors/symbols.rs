@@ -154,8 +154,8 @@ macro_rules! with_descriptor {
     ($real:ident, $fallback:ident, $number:expr, $register:literal, $second:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
         $(
+            /// # Safety
             /// The requirements are those of libc's function.
-            /// As for the function of this name in libc.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
             #[unsafe(link_section = "usring_door")]
@@ -200,8 +200,8 @@ macro_rules! with_devices {
     ($real:ident, $fallback:ident, $number:expr, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
         $(
+            /// # Safety
             /// The requirements are those of libc's function.
-            /// As for the function of this name in libc.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
             #[unsafe(link_section = "usring_door")]
@@ -233,8 +233,8 @@ macro_rules! sleeping {
     ($real:ident, $fallback:ident, $number:expr, $adjust:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
         $(
+            /// # Safety
             /// The requirements are those of libc's function.
-            /// As for the function of this name in libc.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
             #[unsafe(link_section = "usring_door")]
@@ -324,7 +324,6 @@ static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Safety
 /// The requirements are those of libc's function.
-/// As for the function of this name in libc.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "usring_door")]

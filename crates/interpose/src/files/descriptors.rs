@@ -34,7 +34,7 @@ static END: AtomicI32 = AtomicI32::new(0);
 /// libc's symbols check every number.
 pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 
-/// Rings that no call has polled yet.
+/// Number of rings that no call was seen to poll yet.
 pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 
 /// The open file, in the kernel's terms: a ring, shared by its descriptors and registrations.

@@ -71,7 +71,7 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     }
     let (registered, by_number);
     let file = if by_index {
-        // SAFETY: the unregister call below does not use it afterwards.
+        // SAFETY: `file` is not used after `register` or `unregister` below.
         registered = unsafe { registered::find(descriptor as u32)? };
         &*registered
     } else {

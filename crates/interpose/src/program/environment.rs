@@ -1,10 +1,10 @@
-//! The environment: what the launcher says to us in it, and how the library
-//! stays in it without the program seeing it.
+//! The environment: reads the launcher's variables from it, and keeps the library in it without the
+//! program seeing it.
 //!
-//! The constructor takes our own variables, and our part of LD_PRELOAD, out of
-//! the environment, so that a program that prints, compares or empties its
-//! environment finds what it would find without us. Each exec puts them in
-//! again ([`crate::program::exec`]), whatever environment the program gives.
+//! The constructor takes usring's own variables, and its part of LD_PRELOAD, out of the
+//! environment. So a program that prints, compares or empties its environment finds it as it would
+//! be without usring. Each exec puts them in again ([`crate::program::exec`]), whatever environment
+//! the program passes.
 
 use crate::message;
 use alloc::boxed::Box;
@@ -23,22 +23,22 @@ const POLLING_ENTER: &[u8] = b"USRING_POLLING_ENTER=";
 const AIO_POLL: &[u8] = b"USRING_AIO_POLL=";
 const SPIN: &[u8] = b"USRING_SPIN=";
 const PROBE: &[u8] = b"USRING_PROBE_FD=";
-/// Only there to make the number of our variables even.
+/// Padding: makes the number of usring's variables even.
 const PAD: &[u8] = b"USRING_PAD=";
 pub const PADDING: &[u8] = b"USRING_PAD=1\0";
 const DEVICES: &[u8] = b"USRING_DEVICES=";
 const STATISTICS: &[u8] = b"USRING_STATS=";
 const SWAP: &[u8] = b"USRING_SWAP=";
 const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
-/// A library that stands in LD_PRELOAD for our sake: a sanitizer's runtime,
-/// which has to be loaded before us.
+/// A library that is in LD_PRELOAD for usring's sake: a sanitizer's runtime, which has to be loaded
+/// before this library.
 pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
-/// What the environment said, kept for this process and its children. Copies:
-/// programs overwrite the place where the originals lie, to change their title.
+/// The launcher's variables, kept for this process and its children. They are copies: programs
+/// overwrite the originals to change their title.
 #[derive(Default)]
 pub struct Kept {
-    /// Our path as it stood in LD_PRELOAD, and a NUL; empty if it did not.
+    /// The library's path as it was in LD_PRELOAD, and a NUL; empty if it was not there.
     pub library: Vec<u8>,
     /// Whole variables with their NUL, for the next program.
     pub variables: Vec<Box<[u8]>>,
@@ -47,7 +47,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The path without its NUL.
+    /// Returns the path without its NUL.
     pub fn path(&self) -> &[u8] {
         self.library.strip_suffix(b"\0").unwrap_or(&[])
     }
@@ -55,33 +55,32 @@ impl Kept {
 
 static KEPT: AtomicPtr<Kept> = AtomicPtr::new(core::ptr::null_mut());
 
-/// What was read at the start; empty before.
+/// Returns the variables that were read at the start; `None` before that.
 pub fn kept() -> Option<&'static Kept> {
-    // SAFETY: `read` stores a leaked box, once, and nobody changes it.
+    // SAFETY: `read` stores a leaked box, once, which is never changed.
     unsafe { KEPT.load(Ordering::Acquire).as_ref() }
 }
 
-/// Tag of an entry of the auxiliary vector that means nothing (AT_IGNORE).
+/// Tag of an ignored entry of the auxiliary vector (AT_IGNORE).
 const IGNORED: usize = 1;
 
-/// Takes what is ours out of the environment, an array that ends with null.
+/// Takes usring's variables out of the environment, an array that ends with null.
 ///
-/// Behind it lies the auxiliary vector, and Go's runtime finds that by going
-/// through the environment to its end. So the gap that our variables leave is
-/// filled with entries of that vector that mean nothing; these are pairs, which
-/// is why our variables come in an even number ([`PAD`]).
+/// The auxiliary vector lies behind it, and Go's runtime finds that vector by reading the
+/// environment to its end. So the gap that the variables leave is filled with ignored entries of
+/// that vector. Entries are pairs, so usring's variables come in an even number ([`PAD`]).
 ///
 /// # Safety
-/// `variables` is the process's environment as the loader hands it to
-/// constructors, and no other thread exists.
+/// `variables` must be the process's environment as the loader passes it to constructors. No other
+/// thread may exist.
 pub unsafe fn read(variables: *mut *mut u8) {
     let mut kept = Box::<Kept>::default();
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees the array.
     let runtime = unsafe { runtime(variables) };
     let (mut from, mut to) = (variables, variables);
     let mut last = core::ptr::null_mut();
-    // SAFETY: the array is ours alone now; its strings end with NUL and are
-    // writable, as the kernel laid them out.
+    // SAFETY: only this function uses the array now. Its strings end with NUL and are writable, as
+    // the kernel laid them out.
     unsafe {
         while !variables.is_null() && !(*from).is_null() {
             if keeps(&mut kept, *from, &runtime) {
@@ -92,7 +91,7 @@ pub unsafe fn read(variables: *mut *mut u8) {
             }
             from = from.add(1);
         }
-        // An odd one stays visible.
+        // With an odd number, one variable stays visible.
         if !from.offset_from(to).unsigned_abs().is_multiple_of(2) {
             *to = last;
             to = to.add(1);
@@ -108,14 +107,14 @@ pub unsafe fn read(variables: *mut *mut u8) {
     KEPT.store(Box::into_raw(kept), Ordering::Release);
 }
 
-/// The library that is preloaded for our sake; empty if there is none. A copy:
+/// Returns the library that is preloaded for usring's sake; empty if there is none. It is a copy:
 /// LD_PRELOAD may lie before or behind it, and is written to.
 ///
 /// # Safety
-/// As for [`read`].
+/// `variables` must be the process's environment, an array that ends with null.
 unsafe fn runtime(variables: *mut *mut u8) -> Vec<u8> {
     let mut at = variables;
-    // SAFETY: as in `read`.
+    // SAFETY: the array ends with null, and its strings end with NUL.
     unsafe {
         while !at.is_null() && !(*at).is_null() {
             if let Some(name) = CStr::from_ptr((*at).cast()).to_bytes().strip_prefix(RUNTIME) {
@@ -127,12 +126,12 @@ unsafe fn runtime(variables: *mut *mut u8) -> Vec<u8> {
     Vec::new()
 }
 
-/// Whether the program is to see this variable; notes it if it is ours.
+/// Whether the program may see this variable; records it if it belongs to usring.
 ///
 /// # Safety
-/// `variable` is a writable string that ends with NUL.
+/// `variable` must be a writable string that ends with NUL.
 unsafe fn keeps(kept: &mut Kept, variable: *mut u8, runtime: &[u8]) -> bool {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees the string.
     let text = unsafe { CStr::from_ptr(variable.cast()) };
     let whole = text.to_bytes_with_nul();
     let value = |name: &[u8]| text.to_bytes().strip_prefix(name);
@@ -178,12 +177,12 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8, runtime: &[u8]) -> bool {
     let ours = |part: &[u8]| part.is_empty() || part == runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    // The program's own list was empty, and stays: an exec adds to it behind a separator.
+    // The program's own list was empty, and stays: an exec appends to it behind a separator.
     let is_given = list.split(separates).any(<[u8]>::is_empty);
     if rest.is_empty() && !is_given {
         return false;
     }
-    // SAFETY: what is left is shorter than what was there.
+    // SAFETY: the rest is shorter than the original.
     unsafe {
         let start = variable.add(PRELOAD.len());
         start.copy_from_nonoverlapping(rest.as_ptr(), rest.len());
@@ -192,7 +191,7 @@ unsafe fn keeps(kept: &mut Kept, variable: *mut u8, runtime: &[u8]) -> bool {
     true
 }
 
-/// A variable's name with its `=`.
+/// Returns a variable's name with its `=`.
 pub fn name_of(variable: &[u8]) -> &[u8] {
     let end = variable.iter().position(|byte| *byte == b'=').map_or(variable.len(), |at| at + 1);
     &variable[..end]
@@ -210,12 +209,12 @@ fn number_of(digits: &[u8]) -> Option<i32> {
     core::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Whether call sites are to be left as they are.
+/// Whether call sites must not be rewritten.
 pub fn forbids_patching() -> bool {
     kept().is_some_and(|kept| kept.no_patch)
 }
 
-/// Tells the launcher that the doors are open.
+/// Tells the launcher that calls reach usring.
 pub fn report_probe() {
     if let Some(probe) = kept().and_then(|kept| kept.probe) {
         eventfd::signal(probe);
@@ -225,10 +224,10 @@ pub fn report_probe() {
 
 static STATISTICS_FILE: AtomicPtr<Statistics> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Has the rings of this process counted, if the launcher asked for that. A
-/// forked child calls it again, for the sake of its process id.
+/// Counts the rings of this process, if the launcher requested it. A forked child calls this again
+/// with its own process id.
 pub fn count_for(process: u32) {
-    // SAFETY: what is stored there is the mapping, which stays.
+    // SAFETY: the stored pointer is the mapping, which is never unmapped.
     let known = unsafe { STATISTICS_FILE.load(Ordering::Acquire).as_ref() };
     if let Some(statistics) = known {
         usring_engine::set_statistics(statistics, process);
@@ -239,17 +238,17 @@ pub fn count_for(process: u32) {
     }
 }
 
-/// Path of the socket of the run, if it has devices.
+/// Returns the path of the run's socket, if the run has devices.
 pub fn devices() -> Option<&'static [u8]> {
     value_of(DEVICES)
 }
 
-/// Path of the socket of the run, if a back end has its swapped memory.
+/// Returns the path of the run's socket, if a back end has its swapped memory.
 pub fn swap_socket() -> Option<&'static [u8]> {
     value_of(SWAP_SOCKET)
 }
 
-/// What the launcher says of swapped memory, if the run has some.
+/// Returns the launcher's text about swapped memory, if there is any.
 pub fn swap() -> Option<&'static [u8]> {
     value_of(SWAP)
 }
@@ -264,14 +263,14 @@ fn open_statistics() -> Option<&'static Statistics> {
     let path = &variable[STATISTICS.len()..];
     let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC);
     let opened = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0]).run();
-    // A process with other rights than the launcher's goes uncounted.
+    // A process without the launcher's rights is not counted.
     let file = OwnedDescriptor::from_raw(opened.ok()? as i32);
     let protection = u64::from(linux::PROT_READ | linux::PROT_WRITE);
     let flags = u64::from(linux::MAP_SHARED | linux::MAP_DENYWRITE);
     let arguments = [0, statistics::SIZE as u64, protection, flags, file.number() as u64, 0];
     let address = SystemCall::with_six(linux::__NR_mmap, arguments).run().ok()?;
-    // SAFETY: 1. The mapping is as long as the structure, page-aligned, and
-    // stays. 2. The structure is atomics, for which any bytes will do.
+    // SAFETY: 1. The mapping is as long as the structure, page-aligned, and never unmapped. 2. The
+    // structure consists of atomics, for which any bytes are valid.
     let statistics = unsafe { &*(address as *const Statistics) };
     if !statistics.is_valid() {
         message::say(format_args!("the statistics file is not of this build; nothing is counted"));

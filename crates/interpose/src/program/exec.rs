@@ -1,16 +1,17 @@
-//! execve(2) and execveat(2): the library goes along into the next program.
+//! execve(2) and execveat(2): takes the library along into the next program.
 //!
-//! The filter survives exec and the handler does not, so a program that the
-//! loader does not bring us into would be killed by SIGSYS at its first trapped
-//! call. Therefore the new environment always names us, and a program to which
-//! no loader will bring us (static, of another machine, started where the
-//! library is not to be seen) is refused with a sentence on standard error and
-//! `ELIBBAD`. A sanitizer's runtime that the program is linked to is named
-//! before us, as it insists on.
+//! The filter survives exec and the handler does not. So a program without the library would be
+//! killed by SIGSYS at its first trapped call. Therefore:
+//! - The new environment always names the library.
+//! - A program into which no loader will load the library is refused with a message on standard
+//!   error and `ELIBBAD`. Such programs are static, of another machine, or started where the
+//!   library cannot be read.
+//! - A sanitizer's runtime that the program is linked to is named before the library, as the
+//!   runtime demands.
 //!
-//! The caller is often a vfork child, which borrows its parent's memory: what
-//! is allocated here and not freed before a successful exec is lost to the
-//! parent. So the new environment is built on the stack, by steps in size.
+//! The caller is often a vfork child, which borrows its parent's memory. A block that is allocated
+//! here and not freed before a successful exec is lost to the parent. So the new environment is
+//! built on the stack, in one of a few sizes.
 
 use crate::doors::door::{Call, Outcome};
 use crate::doors::{departure, own_signal, stacks};
@@ -23,13 +24,13 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;
 
-/// The arguments that the two calls share.
+/// The arguments of either call.
 struct Execution {
     call: SystemCall,
     directory: i32,
     path: UserAddress,
     flags: u32,
-    /// Which argument is the environment.
+    /// Index of the argument that is the environment.
     environment: usize,
 }
 
@@ -77,9 +78,9 @@ fn judge(execution: &Execution) -> Verdict {
     }
 }
 
-/// Whether the effective user or group is another than the real one: the kernel then has the loader
-/// take no library from the environment (AT_SECURE). Files that set an id do not matter: the filter
-/// comes with no_new_privs.
+/// Whether the effective user or group differs from the real one. The kernel then makes the loader
+/// ignore libraries in the environment (AT_SECURE). Files with set-user-ID bits do not matter: the
+/// filter requires no_new_privs.
 fn has_other_ids() -> bool {
     [linux::__NR_getresuid, linux::__NR_getresgid].into_iter().any(|number| {
         let mut ids = [0u32; 3];
@@ -89,8 +90,8 @@ fn has_other_ids() -> bool {
     })
 }
 
-/// Whether the loader will find the library: the process may have changed its
-/// root directory or its user since.
+/// Whether the loader will find the library: the process may have changed its root directory or its
+/// user since.
 fn is_library_visible() -> bool {
     const READ: u64 = 4;
     let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else { return true };
@@ -107,13 +108,13 @@ fn refuse(execution: &Execution, why: &str) {
     }
 }
 
-/// Executes with an environment that names the library, and before it the
-/// sanitizer's runtime, if that has a name.
+/// Executes with an environment that names the library, and before it the sanitizer's runtime, if
+/// `runtime` is not empty.
 fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
     let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else {
         return run(execution, execution.call.arguments[execution.environment]);
     };
-    // The kernel gives the same error for a bad array.
+    // The kernel answers the same error for a bad array.
     let size = measure(execution.call.arguments[execution.environment], kept, runtime)?;
     if size.variables <= 64 && size.bytes <= 512 {
         on_stack::<64, 512>(execution, kept, &size)
@@ -125,7 +126,7 @@ fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
     }
 }
 
-/// Error: `ENOMEM`.
+/// Returns `count` zeroes. Errors: `ENOMEM`.
 fn zeroes<T: Copy + Default>(count: usize) -> Result<Vec<T>, Errno> {
     let mut values = Vec::new();
     values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
@@ -143,33 +144,34 @@ fn on_stack<const VARIABLES: usize, const BYTES: usize>(
     build(execution, kept, size, &mut variables, &mut bytes)
 }
 
-/// How large the new environment is, and what it has already.
+/// The size of the new environment, and the parts that the program's own already has.
 struct Size<'a> {
-    /// Variables that the program gives.
+    /// Variables that the program passes.
     given: usize,
-    /// Pointers of the new array, the null at the end included.
+    /// Pointers of the new array, including the null at the end.
     variables: usize,
-    /// The new strings, their NULs included.
+    /// Bytes of the new strings, including their NULs.
     bytes: usize,
-    /// What LD_PRELOAD has to name first; empty if nothing, or it names it already.
+    /// The library that LD_PRELOAD has to name first; empty if there is none, or if it is named
+    /// already.
     runtime: &'a [u8],
-    /// The program's own LD_PRELOAD, and where there are several, the last: musl's loader goes by
-    /// the first, glibc's by the last.
+    /// The program's own LD_PRELOAD, and the last if there are several: musl's loader uses the
+    /// first, glibc's the last.
     preloads: [Option<Preload>; 2],
-    /// Which of our variables the program gives itself, one bit each.
+    /// The variables of usring that the program passes itself, one bit each.
     present: u32,
 }
 
-/// A variable LD_PRELOAD that the program gives.
+/// A variable LD_PRELOAD that the program passes.
 #[derive(Clone, Copy)]
 struct Preload {
     index: usize,
     length: usize,
-    /// It names the library (the launcher's does).
+    /// Whether it names the library (the launcher's does).
     names_library: bool,
 }
 
-/// More variables than any program passes; the kernel's limit is on bytes.
+/// More variables than any program passes; the kernel limits the bytes.
 const MOST_VARIABLES: usize = 1 << 20;
 
 fn variable(array: u64, index: usize) -> Result<u64, Errno> {
@@ -180,7 +182,7 @@ fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a
     let (mut given, mut present) = (0, 0);
     let mut preloads: [Option<Preload>; 2] = [None; 2];
     loop {
-        // No array at all is an empty one.
+        // A null array is an empty one.
         let address = if array == 0 { 0 } else { variable(array, given)? };
         if address == 0 {
             break;
@@ -203,7 +205,7 @@ fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a
         }
     }
     let own: usize = preloads.iter().map(|preload| preload.map_or(PRELOAD.len(), |preload| preload.length) + 1).sum();
-    // The runtime is named in both with a colon, and with its variable.
+    // The runtime is named in both, with a colon, and in its own variable.
     let bytes = own + 2 * kept.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
     // LD_PRELOAD, the runtime, the padding, the null.
     let variables = given + kept.variables.len() + 4;
@@ -214,7 +216,7 @@ fn starts_with(address: u64, prefix: &[u8]) -> bool {
     prefix.iter().enumerate().all(|(index, byte)| user_memory::read(UserAddress(address + index as u64)) == Ok(*byte))
 }
 
-/// Whether a list of paths has the library's among them.
+/// Whether a list of paths contains the library's.
 fn names(address: u64, length: usize, library: &[u8]) -> bool {
     let byte = |at: usize| user_memory::read::<u8>(UserAddress(address + at as u64)).unwrap_or(0);
     let ends = |at: usize| matches!(byte(at), 0 | b':' | b' ');
@@ -231,7 +233,7 @@ fn length_of(address: u64) -> Result<usize, Errno> {
     Ok(length as usize)
 }
 
-/// Fills the new array and runs the call.
+/// Fills the new array and makes the call.
 fn build(
     execution: &Execution,
     kept: &Kept,
@@ -248,7 +250,8 @@ fn build(
     run(execution, variables.as_ptr() as u64)
 }
 
-/// Has every LD_PRELOAD that a loader goes by name the library, or adds one; returns the new end of the array.
+/// Changes every LD_PRELOAD that a loader uses to name the library, or adds one; returns the new
+/// end of the array.
 fn name_library(kept: &Kept, size: &Size<'_>, variables: &mut [u64], bytes: &mut [u8]) -> Result<usize, Errno> {
     let mut end = size.given;
     let (mut bytes, runtime) = bytes.split_at_mut(bytes.len() - size.runtime.len() - RUNTIME.len() - 1);
@@ -270,7 +273,7 @@ fn name_library(kept: &Kept, size: &Size<'_>, variables: &mut [u64], bytes: &mut
     Ok(end)
 }
 
-/// Adds our variables to the array, and its end.
+/// Adds usring's variables to the array, and its end.
 fn finish_array(kept: &Kept, size: &Size<'_>, variables: &mut [u64], mut end: usize) {
     for (index, variable) in kept.variables.iter().enumerate() {
         if size.present & 1 << index == 0 {
@@ -278,7 +281,7 @@ fn finish_array(kept: &Kept, size: &Size<'_>, variables: &mut [u64], mut end: us
             end += 1;
         }
     }
-    // Ours come in an even number, see `environment`.
+    // usring's variables come in an even number; see `environment`.
     if !(end - size.given).is_multiple_of(2) {
         variables[end] = PADDING.as_ptr() as u64;
         end += 1;
@@ -286,9 +289,9 @@ fn finish_array(kept: &Kept, size: &Size<'_>, variables: &mut [u64], mut end: us
     variables[end] = 0;
 }
 
-/// The sanitizer's runtime, what the program preloads (`own`: the address and length of its variable, which
-/// is another part of the list even if it is empty), and behind it the library. Returns the length, its
-/// NUL included.
+/// Writes an LD_PRELOAD: the sanitizer's runtime, the program's own list, then the library. `own`
+/// has the address and length of the program's variable; its list is a part of its own even if it
+/// is empty. Returns the length, including the NUL.
 fn write_preload(kept: &Kept, size: &Size<'_>, own: Option<(u64, usize)>, bytes: &mut [u8]) -> Result<usize, Errno> {
     let separator = |length: usize| if length > PRELOAD.len() { &b":"[..] } else { b"" };
     let mut length = write(bytes, &[PRELOAD, size.runtime]);
@@ -304,7 +307,7 @@ fn write_preload(kept: &Kept, size: &Size<'_>, own: Option<(u64, usize)>, bytes:
     Ok(length + write(&mut bytes[length..], &[&kept.library]))
 }
 
-/// Writes one behind the other; says how much that is.
+/// Writes the parts one after another; returns their length.
 fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
     parts.iter().fold(0, |at, part| {
         bytes[at..at + part.len()].copy_from_slice(part);
@@ -316,8 +319,8 @@ fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
 fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     let mut call = execution.call;
     call.arguments[execution.environment] = environment;
-    // What the program ignores stays ignored in the next one; the kernel does
-    // not know it yet of the signals whose handler is ours.
+    // A signal that the program ignores stays ignored in the next program. For signals that belong
+    // to usring, the kernel does not know that yet.
     let ignored = OWN.map(|signal| (signal, signals::installed(signal).handler == IGNORE));
     let ignored = || ignored.iter().filter(|(_, ignored)| *ignored);
     for (signal, _) in ignored() {

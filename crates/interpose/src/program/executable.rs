@@ -1,23 +1,23 @@
-//! Whether the loader will bring us into a program: what an exec is about to
-//! start, seen as the kernel will see it. In doubt the kernel is left to say.
+//! Decides whether the loader will load the library into a program: examines the file of an exec as
+//! the kernel will. In doubt the exec goes on, and the kernel decides.
 
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// What is to become of an exec.
+/// The verdict on an exec.
 pub enum Verdict {
     Fine,
-    /// Fine, and this library has to be loaded before ours.
+    /// Fine, but this library has to be loaded before usring's.
     FineBehind(Runtime),
-    /// It cannot be served; why.
+    /// The program cannot be served, for this reason.
     Refused(&'static str),
 }
 
 use Verdict::{Fine, FineBehind, Refused};
 
-/// The name of a sanitizer's runtime: it has to be the first of all libraries,
-/// and one that finds another in front of itself ends the program (ASan).
+/// The name of a sanitizer's runtime. It has to be the first of all libraries: ASan ends the
+/// program if another library comes before it.
 pub struct Runtime {
     name: [u8; Runtime::LONGEST],
     length: usize,
@@ -25,7 +25,7 @@ pub struct Runtime {
 
 impl Runtime {
     const LONGEST: usize = 64;
-    /// GCC's, and then LLVM's.
+    /// GCC's names, then LLVM's.
     const BEGINNINGS: [&'static [u8]; 7] = [
         b"libasan.so",
         b"libtsan.so",
@@ -44,9 +44,9 @@ impl Runtime {
 const STATIC: &str = "it is statically linked, so libusring.so cannot be loaded into it";
 const FOREIGN: &str = "it is not a 64-bit x86-64 program";
 
-/// Scripts whose interpreter is a script, as deep as Linux goes.
+/// Most scripts whose interpreter is a script; Linux's limit.
 const MOST_INTERPRETERS: usize = 5;
-/// What Linux reads of a file to tell what it is (BINPRM_BUF_SIZE).
+/// Bytes that Linux reads of a file to recognise its format (BINPRM_BUF_SIZE).
 const HEAD: usize = 256;
 
 /// Judges the file that execveat(2) would execute with these arguments.
@@ -93,7 +93,7 @@ fn judge_file(file: i32) -> Verdict {
     Fine
 }
 
-/// The first bytes of a regular file.
+/// Reads the first bytes of a regular file.
 fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
     if !descriptor::identity(file).ok()?.is_regular() {
         return None;
@@ -101,7 +101,7 @@ fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
     Some(read_at(file, head, 0))
 }
 
-/// Ends the interpreter's name in a `#!` line with a NUL, and says where it is.
+/// Ends the interpreter's name in a `#!` line with a NUL; returns its range.
 fn isolate_interpreter(head: &mut [u8; HEAD], length: usize) -> Option<core::ops::Range<usize>> {
     if !head[..length].starts_with(b"#!") {
         return None;
@@ -125,10 +125,11 @@ const DT_NULL: u64 = 0;
 const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
 const DT_SONAME: u64 = 14;
-/// Size of a program header, and how many are looked at.
+/// Size of a program header, and how many are examined.
 const PROGRAM_HEADER: usize = 56;
 const MOST_HEADERS: u16 = 64;
-/// Of a dynamic section; how much of one is looked at, and at a time.
+/// Size of an entry of a dynamic section; most bytes of a section that are examined, and bytes read
+/// at a time.
 const DYNAMIC_ENTRY: usize = 16;
 const MOST_DYNAMIC: u64 = 4096;
 const DYNAMIC_PART: usize = 1024;
@@ -162,8 +163,8 @@ fn judge_elf(file: i32, head: &[u8]) -> Verdict {
     if has_loader {
         dynamic.runtime(file, head).map_or(Fine, FineBehind)
     } else if dynamic.names_itself {
-        // The loader itself, started by hand with a program as its argument: it
-        // has no interpreter, but it is a library with a name.
+        // The loader itself, started with a program as its argument: it has no interpreter, but it
+        // is a library with a name.
         Fine
     } else {
         Refused(STATIC)
@@ -180,7 +181,7 @@ struct Segment {
     size: u64,
 }
 
-/// The program headers; `None` where one cannot be read.
+/// Returns the program headers; `None` for one that cannot be read.
 fn segments(file: i32, head: &[u8]) -> impl Iterator<Item = Option<Segment>> {
     let (offset, size, count) = (word64(head, 32), word16(head, 54), word16(head, 56));
     (0..count.min(MOST_HEADERS)).map(move |index| {
@@ -196,14 +197,14 @@ fn segments(file: i32, head: &[u8]) -> impl Iterator<Item = Option<Segment>> {
     })
 }
 
-/// What the dynamic section says that concerns us.
+/// The relevant entries of the dynamic section.
 #[derive(Default)]
 struct Dynamic {
-    /// It gives the file a library's name.
+    /// Whether it gives the file a library's name.
     names_itself: bool,
-    /// Where the name of the first needed library lies among the strings.
+    /// Offset of the first needed library's name in the strings.
     needed: Option<u64>,
-    /// The strings' address.
+    /// Address of the strings.
     strings: u64,
 }
 
@@ -226,8 +227,8 @@ impl Dynamic {
         dynamic
     }
 
-    /// The first library that the program needs, if it is a sanitizer's
-    /// runtime: those are linked first because they are to be loaded first.
+    /// Returns the first library that the program needs, if it is a sanitizer's runtime. Runtimes
+    /// are linked first, because they have to be loaded first.
     fn runtime(&self, file: i32, head: &[u8]) -> Option<Runtime> {
         let address = self.strings.checked_add(self.needed?)?;
         let holds = |segment: &Segment| {

@@ -1,6 +1,5 @@
-//! How many files the program may open: getrlimit(2), setrlimit(2) and
-//! prlimit(2), where the kernel's limit is raised for our own numbers
-//! ([`own_numbers`]).
+//! The program's limit of open files: answers getrlimit(2), setrlimit(2) and prlimit(2) if the
+//! kernel's limit is raised for usring's own numbers ([`own_numbers`]).
 
 use crate::doors::door::{Call, Outcome};
 use crate::program::process;
@@ -16,15 +15,15 @@ pub fn serve(call: &mut Call) -> Outcome {
         _ => (first as u32, second, third, fourth),
     };
     let is_this = process == 0 || process == process::id();
-    // A vfork child sets its own limits, which are not those noted here.
+    // A vfork child sets its own limits, which differ from those recorded here.
     if resource as u32 != linux::RLIMIT_NOFILE || !is_this || new != 0 && !process::is_own() {
         return call.pass();
     }
     change(UserAddress(new), UserAddress(old)).map(|()| 0u64).into()
 }
 
-/// Sets the program's limits to `new` and tells the ones before, unless the
-/// address is 0.
+/// Sets the program's limits to `new`, and writes the previous ones to `old`; an address of 0 is
+/// skipped.
 fn change(new: UserAddress, old: UserAddress) -> Result<(), Errno> {
     let wanted = if new.0 == 0 { None } else { Some(user_memory::read::<[u64; 2]>(new)?) };
     let before = own_numbers::limits()?;

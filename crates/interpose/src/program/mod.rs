@@ -1,8 +1,13 @@
-//! The life of the program that we are loaded into: [`start`] opens the house,
-//! [`environment`] says what `usring run` was asked for, [`process`] notices a
-//! fork, [`exec`] takes the library along into the next program, if
-//! [`executable`] finds that its loader will. [`limits`] shows the program its own limit of
-//! open files.
+//! The life of the program that this library is loaded into.
+//!
+//! | file | content |
+//! |---|---|
+//! | [`start`] | the constructor |
+//! | [`environment`] | the launcher's variables |
+//! | [`process`] | notices a fork |
+//! | [`exec`] | takes the library along into the next program |
+//! | [`executable`] | whether that program's loader will load the library |
+//! | [`limits`] | the program's own limit of open files |
 
 pub mod environment;
 pub mod exec;

@@ -1,9 +1,8 @@
-//! What one process has for itself, and how it notices that it is a child.
+//! State of one process, and how a process notices that it is a forked child.
 //!
-//! A forked child finds everything of [`Process`] gone and makes its own; that
-//! is the moment at which what it inherited is disowned. A vfork child (or
-//! posix_spawn's) runs in its parent's memory and notices nothing: whatever
-//! would change tables for good asks [`is_own`] first.
+//! A forked child finds [`Process`] gone and makes its own. At that moment it disowns all that it
+//! has inherited. A vfork child (or posix_spawn's) runs in its parent's memory and notices nothing.
+//! So code that would change tables for good checks [`is_own`] first.
 
 use crate::doors::stacks;
 use crate::files::{descriptors, devices, registered};
@@ -25,25 +24,25 @@ use usring_uapi::general as linux;
 /// State that a forked child must not inherit.
 pub struct Process {
     id: u32,
-    /// Held while the kernel's and our notion of a handler are brought in line.
+    /// Held while the kernel's action of a signal and the table's are changed together.
     pub actions: Mutex<()>,
     /// Held while descriptors of rings change.
     pub descriptors: Mutex<()>,
-    /// Held while code is rewritten; whether the processors can be brought
-    /// along, once that is known.
+    /// Held while code is rewritten. Whether the processors can be synchronised, once that is
+    /// known.
     pub patching: Mutex<Option<bool>>,
-    /// Held while threads' tables of registered rings come and go.
+    /// Held while threads' rows of registered rings change.
     pub registered: Mutex<()>,
 }
 
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
-/// Whether this process has begun. (A child's id may be its parent's, in another namespace.)
+/// Whether this process has begun. (In another PID namespace a child's id may equal its parent's.)
 static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
-/// Whether this process has, or one that it comes from.
+/// Whether this process or one of its ancestors has begun.
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
-/// This process's state. One look where it exists.
+/// Returns this process's state. One load if it exists.
 #[inline]
 pub fn current() -> &'static Process {
     match PROCESS.get() {
@@ -57,8 +56,8 @@ fn begin() -> &'static Process {
     let id = getpid();
     let is_first = !BEGUN.get_or_make(|| AtomicBool::new(false)).swap(true, Ordering::Relaxed);
     if HAS_TABLES.swap(true, Ordering::Relaxed) && is_first {
-        // A child is born with one thread, and comes by here before it makes another
-        // (`doors::fork_symbols`): nobody else is about.
+        // A child starts with one thread, and begins here before it makes another
+        // (`doors::fork_symbols`). So there is no other thread.
         credentials::forget_after_fork();
         signals::forget_after_fork();
         frames::forget_after_fork();
@@ -87,18 +86,18 @@ fn begin() -> &'static Process {
     })
 }
 
-/// How a child was made, as far as its descriptors are concerned.
+/// How a child was made, with regard to its descriptors.
 #[derive(Clone, Copy)]
 pub enum Birth {
     Unknown,
     OwnDescriptors,
-    /// clone(2) with CLONE_FILES: what the child closes is closed for its parent.
+    /// clone(2) with CLONE_FILES: a descriptor that the child closes is closed for its parent.
     SharedDescriptors,
 }
 
-/// A [`Birth`]; of this process, or of one that it comes from.
+/// A [`Birth`], of this process or of one of its ancestors.
 static BIRTH: AtomicU8 = AtomicU8::new(Birth::Unknown as u8);
-/// The process that was the last to begin: to a child that begins now, its parent.
+/// The last process that has begun: the parent, in a child that begins now.
 static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
 
 /// Begins a child that has just been made, if it has not begun yet.
@@ -109,8 +108,8 @@ pub fn begin_child(birth: Birth) {
     }
 }
 
-/// Whether this child's descriptors are its parent's. One that was made unseen is
-/// asked: what it opens, its parent has as well.
+/// Whether this child shares its parent's descriptors. If the fork was not seen, this is tested: a
+/// descriptor that the child opens then exists in its parent, too.
 fn shares_descriptors() -> bool {
     let birth = BIRTH.swap(Birth::Unknown as u8, Ordering::Relaxed);
     if birth != Birth::Unknown as u8 {
@@ -121,21 +120,22 @@ fn shares_descriptors() -> bool {
     own.is_some() && own == descriptors::eventfd_id(Some(LAST_BEGUN.load(Ordering::Relaxed)), probe.number())
 }
 
-/// The id of the calling process: in a vfork child not that of [`current`].
+/// Returns the id of the calling process; in a vfork child it differs from that of [`current`].
 pub fn id() -> u32 {
     getpid()
 }
 
-/// The caller's relation to the memory it runs in.
+/// The caller's relation to the memory that it runs in.
 pub enum Caller {
     Own,
-    /// A vfork child's, which borrows it.
+    /// A vfork child, which borrows it.
     Borrower,
-    /// A forked child's own, and nothing of ours has run in the child yet.
+    /// A forked child in its own memory, before any code of usring has run there.
     NotBegun,
 }
 
-/// The caller's relation to the memory it runs in. For signal handlers: makes nothing.
+/// Returns the caller's relation to the memory that it runs in. For signal handlers: makes no
+/// state.
 pub fn caller() -> Caller {
     match PROCESS.get() {
         Some(process) if process.id == getpid() => Caller::Own,
@@ -144,8 +144,8 @@ pub fn caller() -> Caller {
     }
 }
 
-/// Whether the caller is the process whose memory this is, and not a vfork
-/// child that borrows it. A system call.
+/// Whether the caller is the process that owns this memory, and not a vfork child that borrows it.
+/// Makes a system call.
 pub fn is_own() -> bool {
     getpid() == current().id
 }

@@ -1,4 +1,4 @@
-//! The constructor: opens the doors, before any other code of the program runs.
+//! The constructor: prepares the entry points before any other code of the program runs.
 
 use crate::doors::{filter, libc, stacks, symbols};
 use crate::files::descriptors::{self, Found};
@@ -11,10 +11,10 @@ use usring_engine::Host;
 use usring_sys::{Errno, SystemCall, credentials, membarrier, memory_reserve, own_numbers, per_process};
 use usring_uapi::general as linux;
 
-/// Whether the doors are open; the symbols then take calls.
+/// Whether the entry points are ready; the symbols take calls from then on.
 pub static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// Exit status of a program that could not be served.
+/// Exit status of a program that usring cannot serve.
 const STATUS_NOT_SERVED: u64 = 125;
 
 static HOST: Host = Host {
@@ -22,7 +22,7 @@ static HOST: Host = Host {
         Found::Ring(ring) => Some(ring),
         _ => None,
     },
-    // SAFETY: nothing is taken out of the thread's row here.
+    // SAFETY: this closure takes no ring out of the thread's row.
     ring_at_index: |index| unsafe { crate::files::registered::find(index) }.map(|file| file.ring.clone()),
     watch: |number| {
         descriptors::with_inside(number, |file| file.watch(number));
@@ -42,8 +42,7 @@ static CONSTRUCTOR: extern "C" fn(i32, *const *const u8, *mut *mut u8) = start;
 extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     let variables = libc::environment(variables);
     let auxiliary = behind(variables);
-    // SAFETY: the loader hands constructors the environment, and we are the
-    // first one it calls.
+    // SAFETY: the loader passes the environment to constructors, and calls this one first.
     unsafe { environment::read(variables) };
     if let Err(why) = open(auxiliary) {
         message::say(format_args!("cannot serve this program: {why}"));
@@ -52,11 +51,10 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     environment::report_probe();
 }
 
-/// Where the kernel has put the auxiliary vector: behind the environment.
+/// Returns the address of the auxiliary vector: behind the environment.
 fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
     let mut end = variables;
-    // SAFETY: the environment ends with null; the loader passes it as the
-    // kernel laid it out.
+    // SAFETY: the environment ends with null; the loader passes it as the kernel laid it out.
     unsafe {
         while !end.is_null() && !(*end).is_null() {
             end = end.add(1);

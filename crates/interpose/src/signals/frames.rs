@@ -1,10 +1,10 @@
 //! Keeps signal frames while their signals are put off.
 //!
-//! A frame is what the kernel puts on the stack for a handler: a return address, the ucontext_t,
-//! the siginfo_t, and above them the state of the floating-point and vector registers. usring
-//! copies the frame away when the signal arrives, and puts it back, perhaps at another address,
-//! when the signal may be delivered. So the handler sees all that the kernel provided, and
-//! rt_sigreturn(2) accepts the frame.
+//! The kernel puts a frame on the stack for a handler: a return address, the ucontext_t, the
+//! siginfo_t, and above them the state of the floating-point and vector registers. The library
+//! copies the frame away when the signal arrives. When the signal may be delivered, the library
+//! puts the frame back, perhaps at another address. So the handler sees all that the kernel
+//! provided, and rt_sigreturn(2) accepts the frame.
 //!
 //! Of the register state only the upper parts of the vectors matter by then, which no code of
 //! usring has changed. The lower parts hold the engine's values; the entry point sets them

@@ -6,7 +6,7 @@
 //! | thread was in | wrapper |
 //! |---|---|
 //! | the program, or an entry point | runs the program's handler, on the kernel's own frame |
-//! | the engine | puts the signal off and keeps its frame (`frames`) until the call leaves by its entry point |
+//! | the engine | puts the signal off, and keeps its frame (`frames`) until the call leaves |
 //!
 //! Signals that arrive later are blocked meanwhile and wait in the kernel, so all signals keep
 //! their order.

@@ -208,8 +208,8 @@ impl Data {
     }
 
     /// Of messages to send: returns `true` if the first is longer than `longest`; only that one is
-    /// kept then. Otherwise keeps the messages before the first that is too long. The kernel
-    /// reports the error for the longer one.
+    /// kept then, and the kernel refuses it. Otherwise keeps the messages before the first that is
+    /// too long. The kernel then returns how many of these it sent.
     pub fn keep_sendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {
             return self.total() > longest;

@@ -1,10 +1,9 @@
 //! fork(2) of a process whose memory is swapped. The child gets a copy of that memory, as of all
 //! other memory; `usring_swap::heritage` describes how.
 //!
-//! This file makes the call itself, with all signals closed. Between the moment at which all
-//! swapped memory is at rest and the moment at which parent and child go on, no code of the program
-//! or of libc may run. So the filter traps the call; a handler of libc's (pthread_atfork) would not
-//! do.
+//! This file makes the call itself, with all signals blocked. No code of the program or of libc may
+//! run from the moment at which all swapped memory is at rest until parent and child go on. So the
+//! filter traps the call; a handler of libc's (pthread_atfork) would not do.
 //!
 //! A copy made in any other way holds zeroes for the pages that are out. So every process with
 //! memory of its own is made here, one after the other. That includes children that do not inherit
@@ -105,7 +104,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
         // The signal comes first: the mask in force here would become the child's.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
-    // The wait for the lock is short enough that no signal has to interrupt it.
+    // Signals are checked before the lock. A thread that released the lock for each signal might
+    // never fork under an interval timer.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
     let held = match heir_of.map(hold).transpose() {
         Ok(held) => held.filter(|held| descriptor::hand_down(held.descriptors())),

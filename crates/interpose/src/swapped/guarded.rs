@@ -4,12 +4,11 @@
 //! For a page that is out the kernel's own answer is EFAULT, and a datagram that was to be received
 //! there is lost. So no call is tried before its memory is pinned.
 //!
-//! | memory that a call names | treatment |
-//! |---|---|
-//! | structures, names, small data | pinned regardless of the limit |
-//! | large data | transferred separately ([`super::transfer`]) |
-//! | more than half of the limit, and not data | the call is answered ENOMEM |
-//! | a word that threads sleep on | not pinned: it is in memory when the kernel reads it; after an EFAULT it is pinned and the kernel reads it again |
+//! - Structures, names and small data are pinned regardless of the limit.
+//! - Large data is transferred separately ([`super::transfer`]).
+//! - A call that names more than half of the limit, and not as data, is answered ENOMEM.
+//! - A word that threads sleep on is not pinned: it is in memory when the kernel first reads it.
+//!   After an EFAULT it is pinned, and the kernel reads it again.
 //!
 //! The entry point makes the call in its own place ([`Outcome::GUARDED`]), so that signals
 //! interrupt it as they would interrupt the program's. It then calls [`after`].

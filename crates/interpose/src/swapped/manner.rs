@@ -1,5 +1,5 @@
-//! I/O semantics of a descriptor, or of another source or target of data: whether a call on it may
-//! wait for ever, and whether its data can be transferred in parts.
+//! I/O semantics of a descriptor, or of another source or target of data. They say whether a call
+//! may wait for ever, and whether its data can be transferred in parts.
 
 use crate::swapped::data::{Data, Form};
 use usring_swap::Access;

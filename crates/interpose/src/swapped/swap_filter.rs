@@ -2,7 +2,7 @@
 //! is not resident.
 //!
 //! Swapped memory lies in a window of addresses that is the same in every process ([`WINDOW`]). So
-//! the filter is constant, as the others are, and need not know what a call means: a call traps if
+//! the filter is constant, as the others are, and need not know what a call means. A call traps if
 //! one of its arguments is an address in the window. Only these calls are known by number:
 //! - calls that name memory by other memory (vectors, messages);
 //! - calls that could make such memory (mmap);

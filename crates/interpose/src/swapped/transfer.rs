@@ -2,10 +2,10 @@
 //!
 //! | source or target | method |
 //! |---|---|
-//! | files, whose calls end within bounded time | pinned parts, small enough to fit beside the memory that other threads have pinned |
-//! | files with O_APPEND, to which other writers may append | one pinned part, or a bounce buffer if that does not fit |
-//! | streams (pipes, stream sockets, terminals) | bounce buffers ([`super::bounce`]); sent in parts |
-//! | messages (datagrams, devices, queues, event descriptors) | one bounce buffer for the whole |
+//! | files (calls end within bounded time) | pinned parts that fit beside other threads' pins |
+//! | files with O_APPEND | one pinned part; a bounce buffer if that does not fit |
+//! | streams (pipes, stream sockets, terminals) | bounce buffers ([`super::bounce`]), in parts |
+//! | messages (datagrams, devices, queues, eventfds) | one bounce buffer for the whole |
 //!
 //! (An append that is too large for both methods goes in parts.) A call that may wait for ever pins
 //! no memory meanwhile. A next part follows only where the kernel itself would go on, and only if
