@@ -16,26 +16,26 @@ pub fn setup(requests: u32, place: *mut u64) -> i32 {
     unsafe { door::call(libc::SYS_io_setup, [requests as usize, place as usize, 0, 0, 0, 0]) as i32 }
 }
 
-/// io_destroy(2).
+/// Calls io_destroy(2).
 pub fn destroy(context: u64) -> i32 {
     // SAFETY: the call touches no memory but the context's.
     unsafe { door::call(libc::SYS_io_destroy, [context as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
-/// io_submit(2).
+/// Calls io_submit(2).
 pub fn submit(context: u64, count: i64, list: *const *mut Iocb) -> i32 {
     // SAFETY: the kernel checks the pointers. Each case keeps the memory that its iocbs name.
     unsafe { door::call(libc::SYS_io_submit, [context as usize, count as usize, list as usize, 0, 0, 0]) as i32 }
 }
 
-/// io_getevents(2).
+/// Calls io_getevents(2).
 pub fn get(context: u64, least: i64, most: i64, events: *mut IoEvent, timeout: *const Timespec) -> i32 {
     let arguments = [context as usize, least as usize, most as usize, events as usize, timeout as usize, 0];
     // SAFETY: the kernel checks the pointers.
     unsafe { door::call(libc::SYS_io_getevents, arguments) as i32 }
 }
 
-/// io_pgetevents(2).
+/// Calls io_pgetevents(2).
 pub fn get_masked(
     context: u64,
     least: i64,
@@ -49,7 +49,7 @@ pub fn get_masked(
     unsafe { door::call(i64::from(usring_uapi::general::__NR_io_pgetevents), arguments) as i32 }
 }
 
-/// io_cancel(2).
+/// Calls io_cancel(2).
 pub fn cancel(context: u64, iocb: *mut Iocb) -> i32 {
     let mut event = IoEvent::default();
     let arguments = [context as usize, iocb as usize, &raw mut event as usize, 0, 0, 0];
@@ -57,7 +57,7 @@ pub fn cancel(context: u64, iocb: *mut Iocb) -> i32 {
     unsafe { door::call(libc::SYS_io_cancel, arguments) as i32 }
 }
 
-/// A context, destroyed when it is dropped.
+/// An AIO context, destroyed when it is dropped.
 pub struct Context(pub u64);
 
 impl Context {

@@ -51,7 +51,7 @@ impl Group {
         unsafe { &*self.entries.add(14).cast::<AtomicU16>() }.store(self.tail, Ordering::Release);
     }
 
-    /// Appends buffers of [`SIZE`], each named after its slot.
+    /// Appends buffers of [`SIZE`] bytes. Each has its slot's number as its id.
     pub fn add_slots(&mut self, slots: std::ops::Range<u16>) {
         for slot in slots {
             self.add(slot, SIZE, slot);

@@ -14,12 +14,12 @@ pub struct Case {
     pub intended: Option<&'static str>,
 }
 
-/// A case whose transcripts must agree.
+/// Makes a case whose transcripts must agree.
 pub const fn case(name: &'static str, run: fn(&mut Transcript)) -> Case {
     Case { name, run, intended: None }
 }
 
-/// A case in which usring differs on purpose, and why.
+/// Makes a case in which usring differs on purpose, with the reason.
 pub const fn differs(name: &'static str, run: fn(&mut Transcript), reason: &'static str) -> Case {
     Case { name, run, intended: Some(reason) }
 }

@@ -64,14 +64,14 @@ unsafe fn instruction(number: libc::c_long, arguments: [usize; 6]) -> i64 {
     value
 }
 
-/// io_uring_setup(2).
+/// Calls io_uring_setup(2).
 pub fn setup(entries: u32, params: *mut io_uring_params) -> i32 {
     // SAFETY: the kernel checks `params`. A ring writes later only to addresses that the case names
     // in its requests.
     unsafe { call(SETUP, [entries as usize, params as usize, 0, 0, 0, 0]) as i32 }
 }
 
-/// io_uring_enter(2).
+/// Calls io_uring_enter(2).
 pub fn enter(fd: i32, submit: u32, complete: u32, flags: u32, argument: *const c_void, size: usize) -> i32 {
     let arguments = [fd as isize as usize, submit as usize, complete as usize, flags as usize, argument as usize, size];
     // SAFETY: the kernel checks the argument. Each case keeps the memory that its requests name
@@ -79,7 +79,7 @@ pub fn enter(fd: i32, submit: u32, complete: u32, flags: u32, argument: *const c
     unsafe { call(ENTER, arguments) as i32 }
 }
 
-/// io_uring_register(2).
+/// Calls io_uring_register(2).
 pub fn register(fd: i32, opcode: u32, argument: *const c_void, count: u32) -> i32 {
     let arguments = [fd as isize as usize, opcode as usize, argument as usize, count as usize, 0, 0];
     // SAFETY: the kernel checks the argument. Each case keeps its registered memory.
@@ -111,7 +111,7 @@ pub fn map_with(fd: i32, length: usize, offset: u64, protection: usize, flags: u
     unsafe { instruction(libc::SYS_mmap, arguments) }
 }
 
-/// close(2) of a descriptor that may be a ring's.
+/// Calls close(2) for a descriptor that may be a ring's.
 pub fn close(fd: i32) -> i32 {
     if !is_inline() {
         // SAFETY: the case owns the number, or passes a bad one on purpose.

@@ -40,7 +40,7 @@ pub fn text(fd: &OwnedFd) -> String {
     String::from_utf8_lossy(&content(fd)).into_owned()
 }
 
-/// The file's position.
+/// Returns the file's position.
 pub fn position(fd: &OwnedFd) -> i64 {
     // SAFETY: the call touches no memory.
     unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR) }
@@ -58,7 +58,7 @@ pub fn pipe_with(flags: i32) -> (OwnedFd, OwnedFd) {
     (owned(ends[0]), owned(ends[1]))
 }
 
-/// Two connected stream sockets.
+/// Makes two connected stream sockets.
 pub fn sockets() -> (OwnedFd, OwnedFd) {
     sockets_of(libc::SOCK_STREAM)
 }
@@ -77,7 +77,7 @@ pub fn socket(domain: i32, kind: i32) -> OwnedFd {
     owned(unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, 0) })
 }
 
-/// Two connected TCP sockets.
+/// Makes two connected TCP sockets.
 pub fn tcp() -> (OwnedFd, OwnedFd) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let one = std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
@@ -88,7 +88,7 @@ pub fn tcp() -> (OwnedFd, OwnedFd) {
     (one.into(), other.into())
 }
 
-/// Two UDP sockets, the second connected to the first, and the first's address.
+/// Makes two UDP sockets, the second connected to the first. Also returns the first's address.
 pub fn udp() -> (OwnedFd, OwnedFd, libc::sockaddr_in) {
     let one = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
     let other = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
@@ -121,7 +121,7 @@ pub fn null() -> OwnedFd {
     std::fs::File::options().read(true).write(true).open("/dev/null").expect("it is there").into()
 }
 
-/// An eventfd with this count.
+/// Makes an eventfd with this count.
 pub fn eventfd(count: u32) -> OwnedFd {
     // SAFETY: the call touches no memory.
     owned(unsafe { libc::eventfd(count, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })

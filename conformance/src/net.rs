@@ -64,7 +64,7 @@ impl Address {
         Address { bytes, length: length as u32 }
     }
 
-    /// 127.0.0.1 and a port.
+    /// Returns the address 127.0.0.1 with a port.
     pub fn v4(port: u16) -> Address {
         let mut address: libc::sockaddr_in = zeroed();
         address.sin_family = libc::AF_INET as u16;
@@ -103,7 +103,7 @@ fn owned(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A blocking stream socket.
+/// Makes a blocking stream socket.
 pub fn stream(family: Family) -> OwnedFd {
     of_kind(family, libc::SOCK_STREAM)
 }
@@ -113,7 +113,7 @@ pub fn of_kind(family: Family, kind: i32) -> OwnedFd {
     owned(unsafe { libc::socket(family.number(), kind | libc::SOCK_CLOEXEC, 0) })
 }
 
-/// bind(2) to any free address.
+/// Calls bind(2) with this address.
 pub fn bind(fd: &OwnedFd, address: &Address) -> i32 {
     // SAFETY: the address is readable for its length.
     door::answer(unsafe { libc::bind(fd.as_raw_fd(), address.bytes.as_ptr().cast(), address.length) })
@@ -128,7 +128,7 @@ pub fn address_of(fd: i32) -> Address {
     address
 }
 
-/// A blocking listener on a free address.
+/// Makes a blocking listener on a free address.
 pub fn listener(family: Family) -> (OwnedFd, Address) {
     listener_for(family, 64)
 }

@@ -34,9 +34,9 @@ mod requests;
 
 pub use compare::{check, compare, record};
 
-/// Steps of a program.
+/// Number of steps of a program.
 const STEPS: u32 = 14;
-/// Most requests of one step.
+/// Largest number of requests in one step.
 const BATCH: u32 = 6;
 /// Bytes of memory for each request.
 const ROOM: usize = 512;

@@ -57,9 +57,9 @@ pub struct Ring {
     /// SQEs written but not yet submitted by an enter.
     pending: u32,
     tail: u32,
-    /// Set when `fd` is an index: added to every enter.
+    /// Flags added to every enter. Set if `fd` is an index.
     pub enter_flags: u32,
-    /// Set when `fd` is an index: added to every register opcode.
+    /// Flags added to every register opcode. Set if `fd` is an index.
     pub register_flags: u32,
     closed: bool,
 }
@@ -69,12 +69,12 @@ pub struct Ring {
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// A plain ring.
+    /// Makes a ring with default parameters.
     pub fn new(entries: u32) -> Ring {
         Ring::with(entries, |_| ()).expect("a plain ring can be made")
     }
 
-    /// A ring with these setup flags.
+    /// Makes a ring with these setup flags.
     pub fn flags(entries: u32, flags: u32) -> Ring {
         Ring::with(entries, |params| params.flags = flags)
             .unwrap_or_else(|error| panic!("setup with {flags:#x}: {}", names::result(error)))
@@ -386,7 +386,7 @@ impl Drop for Ring {
     }
 }
 
-/// Bytes of the SQ's mapping.
+/// Returns the length of the SQ's mapping in bytes.
 pub fn sq_length(params: &Params) -> usize {
     if params.flags & u::IORING_SETUP_NO_SQARRAY != 0 {
         return cq_length(params);
@@ -394,13 +394,13 @@ pub fn sq_length(params: &Params) -> usize {
     params.sq_off.array as usize + params.sq_entries as usize * 4
 }
 
-/// Bytes of the CQ's mapping.
+/// Returns the length of the CQ's mapping in bytes.
 pub fn cq_length(params: &Params) -> usize {
     let entry = if params.flags & u::IORING_SETUP_CQE32 != 0 { 32 } else { 16 };
     params.cq_off.cqes as usize + params.cq_entries as usize * entry
 }
 
-/// Bytes of the SQEs' mapping.
+/// Returns the length of the SQEs' mapping in bytes.
 pub fn sqes_length(params: &Params) -> usize {
     let entry = if params.flags & u::IORING_SETUP_SQE128 != 0 { 128 } else { 64 };
     params.sq_entries as usize * entry

@@ -17,7 +17,7 @@ pub trait Change: Sized {
         self.with(|sqe| sqe.flags |= flags)
     }
 
-    /// Sets the operation's own flags.
+    /// Sets the flags of the operation (`op_flags`).
     fn op_flags(self, flags: u32) -> Sqe {
         self.with(|sqe| sqe.op_flags = flags)
     }
@@ -42,7 +42,7 @@ impl Change for Sqe {
     }
 }
 
-/// The offset that means "the file's position".
+/// The offset that stands for the file's position.
 pub const CURRENT: u64 = u64::MAX;
 
 pub fn nop(user_data: u64) -> Sqe {
@@ -75,7 +75,7 @@ pub fn writev(fd: i32, vectors: &[libc::iovec], offset: u64, user_data: u64) -> 
     Sqe { opcode: opcode::WRITEV, ..readv(fd, vectors, offset, user_data) }
 }
 
-/// A scatter or gather element.
+/// Returns an element of a vector (iovec).
 pub fn vector(address: u64, length: usize) -> libc::iovec {
     libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length }
 }

@@ -1,6 +1,8 @@
 /*
- * Reaches a device by every way that libc and the processor offer: fortified symbols, streams, call
- * numbers that the filter does not hold back, and descriptor numbers that belonged to another file.
+ * Reaches a device by every way that libc and the processor offer:
+ * - fortified symbols and streams;
+ * - call numbers that the filter does not hold back;
+ * - descriptor numbers that belonged to another file.
  * The device is `disk` and has 1 MiB.
  */
 #define _GNU_SOURCE

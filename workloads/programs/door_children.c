@@ -40,7 +40,9 @@ static int status_of(pid_t child)
 	return status;
 }
 
-/* What an executed program does: make a ring, complete a request, and check its signal mask. */
+/*
+ * The part of an executed program: makes a ring, completes a request, and checks its signal mask.
+ */
 static int be_a_child(void)
 {
 	sigset_t mask;

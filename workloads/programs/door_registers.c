@@ -55,16 +55,18 @@ static struct io_uring ring;
 #define RED_IN(n) "mov 96+8*" #n "(%%rbx), %%rax\n mov %%rax, -8-8*" #n "(%%rsp)\n"
 #define RED_OUT(n) "mov -8-8*" #n "(%%rsp), %%rax\n mov %%rax, 96+8*" #n "(%%rbx)\n"
 
-/* One call. The stack's top word holds the state's address; the red zone lies
- * below it, so nothing is pushed between filling it and reading it back. rbp and
- * rbx get their patterns last. */
+/*
+ * A function that makes one call. The stack's top word holds the state's address. The red zone lies
+ * below it, so nothing is pushed between filling the zone and reading it back. rbp and rbx get
+ * their patterns last.
+ */
 #define PIECE(name, load_vectors, call, store_vectors)                                           \
 	static __attribute__((noinline)) void name(struct state *state)                          \
 	{                                                                                        \
 		__asm__ volatile(                                                                \
 			"push %%rbp\n push %%rbx\n sub $1024, %%rsp\n push %%rbx\n"              \
 			load_vectors                                                             \
-			/* Flags first: what follows changes none. */                            \
+			/* Flags first: no later instruction changes them. */                     \
 			"pushq %c[flags](%%rbx)\n popfq\n"                                       \
 			EACH_16(RED_IN)                                                          \
 			LOAD_GENERAL                                                             \

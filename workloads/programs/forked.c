@@ -1,8 +1,10 @@
 /*
  * A program that knows nothing of swap and forks. Parents and children change the same addresses,
  * each in its own copy, and print the results. Under `usring run --swap` most of their memory is
- * evicted when they fork. The output must be the same with and without swap. argv[1]: bytes of the
- * memory in MiB; argv[2]: run only the check of children that do not inherit the memory.
+ * evicted when they fork. The output must be the same with and without swap.
+ *
+ * - argv[1]: bytes of the memory in MiB;
+ * - argv[2]: if given, run only the check of children that do not inherit the memory.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -1,8 +1,11 @@
 /*
  * A random sequence of calls on mappings. Each step prints the result of the call, the content of
  * the memory, and whether the program and system calls may access it. For one seed the output must
- * be the same on the kernel and under `usring run --swap`. argv[1]: the seed; argv[2]: the number
- * of steps; argv[3]: pages per unit, to which the bounds of mappings are aligned.
+ * be the same on the kernel and under `usring run --swap`.
+ *
+ * - argv[1]: the seed;
+ * - argv[2]: the number of steps;
+ * - argv[3]: pages per unit, to which the bounds of mappings are aligned.
  *
  * All of it happens in an arena that is smaller than the blocks mapped beside it. So no block fits
  * into a hole of the arena, wherever the kernel or usring places new mappings.

@@ -1,7 +1,7 @@
 /*
- * What programs do with signals: jump out of handlers, run them on other stacks, nest them, wait
- * for them, queue values, reset and restart, inherit masks. Each check tests a promise of the
- * kernel that a layer in between might break.
+ * Uses signals as programs do. It jumps out of handlers, runs them on other stacks, nests them, and
+ * waits for them. It queues values, resets and restarts, and inherits masks. Each check tests a
+ * promise of the kernel that a layer in between might break.
  */
 #define _GNU_SOURCE
 #include "check.h"

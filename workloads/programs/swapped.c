@@ -1,7 +1,9 @@
 /*
  * A program that knows nothing of swap: system calls, signals and threads on ordinary mappings.
  * Under `usring run --swap` the memory is larger than its resident limit. So most of the memory
- * that a call gets here is evicted at that moment. argv[1]: bytes of the memory in MiB, 12 or more.
+ * that a call gets here is evicted at that moment.
+ *
+ * - argv[1]: bytes of the memory in MiB, 12 or more.
  */
 #define _GNU_SOURCE
 #include <errno.h>

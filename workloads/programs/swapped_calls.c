@@ -1,8 +1,10 @@
 /*
  * A program that knows nothing of swap: system calls whose memory is larger than a structure or is
  * named through other memory, and calls that wait. All of them use ordinary mappings, most of which
- * are evicted. argv[1]: bytes of the memory in MiB; argv[2]: the number of threads that wait in
- * reads of one MiB each.
+ * are evicted.
+ *
+ * - argv[1]: bytes of the memory in MiB;
+ * - argv[2]: the number of threads that wait in reads of one MiB each.
  */
 #define _GNU_SOURCE
 #include <errno.h>

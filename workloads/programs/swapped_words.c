@@ -1,8 +1,11 @@
 /*
- * A program that knows nothing of swap: threads add to words all over an ordinary mapping, and the
- * sum of the words must be the sum of the additions. argv[1]: bytes of the memory in MiB; argv[2]:
- * threads; argv[3]: additions per thread, or 0: until SIGTERM. It prints "at work" once all of the
- * memory has content.
+ * A program that knows nothing of swap: threads add to words all over an ordinary mapping. The sum
+ * of the words must be the sum of the additions. It prints "at work" once all of the memory has
+ * content.
+ *
+ * - argv[1]: bytes of the memory in MiB;
+ * - argv[2]: threads;
+ * - argv[3]: additions per thread, or 0: until SIGTERM.
  */
 #include <pthread.h>
 #include <signal.h>

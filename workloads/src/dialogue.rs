@@ -9,7 +9,7 @@
 const PINGS: [&[u8]; 2] = [b"PING\r\n", b"*1\r\n$4\r\nPING\r\n"];
 const PONG: &[u8] = b"+PONG\r\n";
 
-/// What the connection is parsing.
+/// The state of the parser.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// A message may begin here.

@@ -6,7 +6,7 @@ use std::time::Duration;
 const STEPS: u64 = 64;
 const STEP_BITS: u32 = STEPS.ilog2();
 
-/// The counts.
+/// Counts of operations by duration.
 pub struct Latencies {
     counts: Vec<u64>,
     total: u64,

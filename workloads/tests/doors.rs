@@ -1,6 +1,6 @@
-//! The entry points of libusring.so: what they preserve, what they keep out of the engine, and
-//! which children they stay in. Each program runs in two ways: with call sites rewritten after
-//! their first trap, and with call sites left as they are.
+//! The entry points of libusring.so: the state that they preserve, the calls that they keep out of
+//! the engine, and the children that they stay in. Each program runs in two ways: with call sites
+//! rewritten after their first trap, and with call sites left as they are.
 
 use std::collections::BTreeSet;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! ACCEPT of one connection: what it waits for, which descriptor it makes, what it reports of the
-//! peer, and its other endings.
+//! ACCEPT of one connection: its wait, the new descriptor, the report of the peer, and its other
+//! endings.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

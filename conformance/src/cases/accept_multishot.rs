@@ -170,8 +170,8 @@ fn peer_address(t: &mut Transcript) {
     }
 }
 
-/// A length that is too long is an error once. Afterwards the room is the length that was written
-/// last.
+/// If the address cannot be written, the first connection is lost and the multishot ends with
+/// -EFAULT. A later connection stays queued.
 fn peer_address_wrong(t: &mut Transcript) {
     let before = files::settled_numbers();
     let mut ring = Ring::new(4);

@@ -28,8 +28,8 @@ const ROUNDS: usize = 200;
 const HELD_UP: Duration = Duration::from_secs(30);
 
 /// Offers connections, one after another, to a ring and to a rival that accepts by blocking calls
-/// on the same listener. The side that gets a connection sends a byte. Whatever the rival does, the
-/// ring is never blocked: it answers a NOP after each connection.
+/// on the same listener. The side that gets a connection sends a byte. The rival never blocks the
+/// ring, which answers a NOP after each connection.
 fn contest(t: &mut Transcript, listener: &OwnedFd, address: &Address) {
     let mut ring = Ring::new(8);
     let mut armed = false;
@@ -72,7 +72,7 @@ fn rival(listener: i32) {
         if fd < 0 {
             return;
         }
-        // SAFETY: one byte of ours; the descriptor just made.
+        // SAFETY: the buffer has one byte. The descriptor is new, and nothing else owns it.
         unsafe {
             libc::send(fd, b"o".as_ptr().cast(), 1, libc::MSG_NOSIGNAL);
             libc::close(fd);

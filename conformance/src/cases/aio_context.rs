@@ -1,4 +1,4 @@
-//! io_setup and io_destroy, and the ring at the context's address.
+//! io_setup and io_destroy, and the event ring at the context's address.
 
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;

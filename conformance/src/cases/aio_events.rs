@@ -153,7 +153,7 @@ fn bad_memory(t: &mut Transcript) {
     t.result("nowhere", aio::get(context.0, 1, 1, null_mut(), &AT_ONCE));
     let pages = Pages::new(2);
     pages.spoil_last();
-    // SAFETY: room for one event before the spoiled page.
+    // SAFETY: the page has room for one event before the spoiled page.
     let end = unsafe { pages.address.add(4096 - 32) }.cast::<IoEvent>();
     t.result("room for one of three", aio::get(context.0, 3, 3, end, &AT_ONCE));
     t.say(format_args!("head {}", context.header().head));
@@ -446,7 +446,7 @@ fn eventfd_that_is_closed(t: &mut Transcript) {
         Iocb { aio_flags: IOCB_FLAG_RESFD, aio_resfd: told.as_raw_fd() as u32, ..aio::sync(file.as_raw_fd(), 1) };
     t.result("sync", context.submit(&mut [tells]));
     aio::events(t, context.wait(1));
-    // SAFETY: there is room for one event.
+    // SAFETY: the call gets one event, a variable of this function.
     let mut readable = || unsafe { libc::epoll_wait(set.as_raw_fd(), &mut event, 1, 0) };
     t.say(format_args!("readable: {}", time::until(|| readable() == 1)));
     drop(told);

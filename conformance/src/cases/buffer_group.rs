@@ -284,7 +284,7 @@ fn linked_provide(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
 }
 
-/// READV with BUFFER_SELECT takes one vector, whose length counts.
+/// READV with BUFFER_SELECT takes one vector, whose length bounds the read.
 fn readv(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut pages = Pages::new(1);
@@ -343,7 +343,7 @@ fn forced_async(t: &mut Transcript) {
     t.entry(&ring.one(removing(5, 1, 3).forced_async()));
 }
 
-/// First provided, first used.
+/// Buffers are used in the order in which they were provided.
 fn buffers_in_order(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let pages = Pages::new(1);

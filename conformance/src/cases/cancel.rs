@@ -227,7 +227,7 @@ fn by_fixed_file(t: &mut Transcript) {
     ring.push(on_fd(0, FIXED | ALL, 4));
     ring.submit();
     t.sorted(&ring.wait(3));
-    // FIXED without FD is no key.
+    // FIXED has no effect without FD.
     t.entry(&ring.one(cancel(0, FIXED, 5)));
 }
 
@@ -288,7 +288,7 @@ fn two_keys(t: &mut Transcript) {
     ring.push(on_fd(other.as_raw_fd(), ALL, 6).with(|sqe| sqe.addr = 1));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // ANY takes no other key beside it.
+    // ANY excludes every other key.
     t.entry(&ring.one(on_fd(reader.as_raw_fd(), ANY, 7)));
 }
 

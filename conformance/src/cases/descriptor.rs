@@ -144,7 +144,7 @@ fn dup2_ring_to_number(t: &mut Transcript) {
     let answer = unsafe { libc::dup2(ring.fd, event.as_raw_fd()) };
     t.say(format_args!("dup2 answers the number {}", answer == event.as_raw_fd()));
     works(t, "the number", event.as_raw_fd(), &mut ring);
-    // SAFETY: onto itself.
+    // SAFETY: the call duplicates a descriptor onto itself.
     let answer = unsafe { libc::dup2(ring.fd, ring.fd) };
     t.say(format_args!("dup2 onto itself answers the number {}", answer == ring.fd));
     works(t, "the first", ring.fd, &mut ring);

@@ -1,4 +1,4 @@
-//! Direct descriptors: OPENAT into, and CLOSE of, the registered table.
+//! Direct descriptors: OPENAT into the registered table, and CLOSE of its slots.
 
 use std::os::fd::AsRawFd;
 
@@ -100,7 +100,7 @@ fn open_beyond_table(t: &mut Transcript) {
     t.entry(&ring.one(open(u32::MAX - 1, 3)));
 }
 
-/// A direct descriptor cannot be closed on exec: it is no descriptor.
+/// Close-on-exec does not apply to a direct descriptor, so the flag is refused.
 fn open_close_on_exec(t: &mut Transcript) {
     let mut ring = sparse(2);
     t.entry(&ring.one(open(1, 1).op_flags(libc::O_CLOEXEC as u32)));

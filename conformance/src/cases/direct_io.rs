@@ -45,7 +45,7 @@ pub const CASES: &[Case] = &[
 ];
 
 pub(super) const BLOCK: usize = 4096;
-/// From Linux 6.9 on.
+/// RWF_NOAPPEND, which exists from Linux 6.9 on.
 const RWF_NOAPPEND: u32 = 0x20;
 
 /// Makes a file of blocks, each filled with its own number, open with O_DIRECT and these flags.

@@ -1,5 +1,5 @@
-//! io_uring_enter(2) with EXT_ARG: time-outs, absolute times, min wait, and
-//! how the argument is checked.
+//! io_uring_enter(2) with EXT_ARG: timeouts, absolute times, minimum wait, and the checks of the
+//! argument.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;

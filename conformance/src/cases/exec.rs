@@ -47,7 +47,7 @@ fn become_child(name: &str, argument: &str) -> i32 {
     90
 }
 
-/// What the executed program does. Returns the exit status.
+/// Runs the part of the executed program. Returns the exit status.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     let number = || arguments.first().and_then(|word| word.parse::<i32>().ok()).unwrap_or(-1);
     match name {

@@ -186,8 +186,8 @@ fn own_ring(rings: &Pages, entries: &Pages) -> Ring {
     Ring::over_memory(fd, params, rings.address, entries.address)
 }
 
-/// The kernel has pinned the pages and goes on. Whatever usring answers, the program and its other
-/// rings continue to work.
+/// The kernel has pinned the pages and goes on. usring may answer anything, but the program and its
+/// other rings must continue to work.
 fn own_memory_unmapped(t: &mut Transcript) {
     let (rings, entries) = (Pages::new(1), Pages::new(1));
     let mut ring = own_ring(&rings, &entries);
@@ -390,7 +390,7 @@ impl Numbers {
         self.next().is_multiple_of(many)
     }
 
-    /// Often small, sometimes anything.
+    /// Returns a small number often, and sometimes any number.
     fn value(&mut self) -> u64 {
         match self.next() % 6 {
             0 | 1 => 0,

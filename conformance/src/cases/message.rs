@@ -288,7 +288,8 @@ fn wait_all_send(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
 }
 
-/// With room for control messages, several messages are not merged.
+/// With room for control messages MSG_WAITALL does not continue: the receive ends with the bytes
+/// that are there.
 fn wait_all_with_control(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

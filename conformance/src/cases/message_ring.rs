@@ -354,7 +354,7 @@ fn send_many(sender: &mut Ring, target: &Ring, count: u64) {
     sender.submit();
 }
 
-/// One call runs at most twenty pending items, or as many as it waits for.
+/// One call runs at most twenty pending items, or as many as it waits for if that is more.
 fn deferred_run_is_limited(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [0, 1, 5, 20, 25, 40] {
@@ -370,7 +370,7 @@ fn deferred_run_is_limited(t: &mut Transcript) {
     }
 }
 
-/// A call that submits and waits runs as many items.
+/// A call that submits and waits makes two such runs.
 fn deferred_run_for_many(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [1, 2, 30] {

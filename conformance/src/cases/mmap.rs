@@ -1,4 +1,4 @@
-//! mmap(2) of a ring's descriptor: three offsets, one memory.
+//! mmap(2) of a ring's descriptor: three offsets, which share memory.
 
 use std::ffi::c_void;
 

@@ -281,7 +281,7 @@ impl Edges {
     }
 }
 
-/// A ring with an SQ of two and a CQ of four.
+/// Makes a ring with an SQ of two and a CQ of four.
 fn tiny(flags: u32) -> Ring {
     Ring::with(2, |params| {
         params.flags = flags | u::IORING_SETUP_CQSIZE;

@@ -18,7 +18,7 @@ pub const CASES: &[Case] = &[
     case("probe.unreported_is_refused", unreported_is_refused),
 ];
 
-/// The probe's header and its array, as one piece of memory.
+/// The probe's header and its array, contiguous.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Probe {

@@ -230,7 +230,7 @@ fn user_of_the_only_thread(t: &mut Transcript) {
     });
 }
 
-/// There and back, as servers do for each of their clients.
+/// The user changes and changes back, as servers do for each of their clients.
 fn file_system_user(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {

@@ -332,7 +332,7 @@ fn truncated_messages(t: &mut Transcript) {
     }
 }
 
-/// The end of a stream, an empty message: which of them names a buffer.
+/// Prints whether the CQE names a buffer at the end of a stream and for an empty message.
 fn nothing_received(t: &mut Transcript) {
     for kind in ["classic", "ring", "incremental"] {
         for how in RECEIVES {

@@ -388,7 +388,7 @@ fn register_while_running(t: &mut Transcript) {
     t.say(format_args!("wrong {lost}"));
 }
 
-/// The thread takes none of the program's signals.
+/// The SQ thread takes none of the program's signals.
 fn signals_go_elsewhere(t: &mut Transcript) {
     let mut ring = ring(50);
     // SAFETY: the calls change only this thread's mask, and signal this process.

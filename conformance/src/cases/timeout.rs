@@ -449,8 +449,8 @@ fn ring_closes(t: &mut Transcript) {
     t.entry(&Ring::new(4).one(nop(3)));
 }
 
-/// The order of timeouts whose counts are reached together depends on the counts, not on their
-/// times.
+/// Timeouts whose counts are reached together complete in the order of their counts, whatever their
+/// times are.
 fn smallest_count_first(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let longer = Timespec { tv_sec: 2000, tv_nsec: 0 };

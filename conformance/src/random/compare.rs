@@ -23,9 +23,9 @@ const KNOWN: &str = include_str!("../../known-differences.txt");
 const FIXED: &str = include_str!("../../random-seeds.txt");
 /// A program that takes longer counts as hung.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The patience of each run, one after another.
+/// The patience of each run, in order.
 const PATIENCE: [u32; 6] = [1, 1, 3, 3, 10, 40];
-/// Seeds that run at once. The programs mostly wait.
+/// Number of seeds that run at once. The programs mostly wait.
 const WORKERS: usize = 6;
 
 /// Prints the first differing line of each seed in which the transcripts never
@@ -84,7 +84,7 @@ pub fn record(count: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs `run` for each seed, and returns its answers by seed.
+/// Runs `run` for each seed, and returns its results by seed.
 fn in_parallel<T: Send>(seeds: &[u64], run: impl Fn(u64) -> Option<T> + Sync) -> BTreeMap<u64, T> {
     let next = AtomicUsize::new(0);
     let answers = Mutex::new(BTreeMap::new());

@@ -20,9 +20,9 @@ const LISTENER: usize = 13;
 /// Slots of registered files that come and go. The slots below hold the program's files.
 pub(super) const FIRST_FREE: usize = 14;
 pub(super) const FREE: usize = 6;
-/// Buffer rings, every second of them incremental.
+/// Ids of the groups with a buffer ring. Every second ring is incremental.
 pub(super) const RINGS: [u16; 6] = [1, 2, 5, 6, 7, 8];
-/// Groups of PROVIDE_BUFFERS.
+/// Ids of the groups of PROVIDE_BUFFERS.
 const CLASSIC: [u16; 2] = [3, 4];
 
 impl Program {

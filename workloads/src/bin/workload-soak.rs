@@ -192,7 +192,7 @@ fn child_of(process: u32) -> Option<u32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// How a peer behaves.
+/// The behaviour of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peer {
     /// Sends a question and reads the answer a few times, then closes.

@@ -1,6 +1,6 @@
 //! Programs that know nothing of devices, on a device of their run: shells with redirections,
-//! coreutils, Python, and a C program that makes every kind of call by every entry point and checks
-//! the answers.
+//! coreutils, Python, and a C program. The C program makes every kind of call by every entry point
+//! and checks the results.
 
 use crate::devices::is_tidy;
 use workloads::harness::{MUSL, PYTHON, Stage, World, require};

@@ -14,8 +14,7 @@ use std::process::Command;
 use workloads::control_group::ControlGroup;
 use workloads::options::Options;
 
-/// Memory beside the measured pages: what the process needs, and what the kernel needs for the
-/// process.
+/// Bytes for the process beside the measured pages, including the kernel's memory for it.
 const OVERHEAD: usize = 4 << 20;
 
 /// Alarm for the child, in seconds. The child must end before a test's time limit kills the parent,
