@@ -17,7 +17,7 @@ const FREE: u32 = 0;
 /// Pause between attempts where the kernel cannot determine the holder, in nanoseconds.
 const PAUSE: u64 = 1_000_000;
 
-/// See the head of this file.
+/// A lock that becomes free when its holder dies; see the head of this file.
 #[derive(Debug, Default)]
 pub struct OwnerLock(AtomicU32);
 

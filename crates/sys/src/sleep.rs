@@ -144,7 +144,7 @@ impl State {
     }
 }
 
-/// The word. See the head of this file.
+/// The sleep word of a ring; see the head of this file.
 #[derive(Debug)]
 pub struct SleepWord {
     state: AtomicU64,

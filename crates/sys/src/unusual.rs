@@ -15,7 +15,7 @@ pub enum Unusual {
 
 static STATES: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the process is in any of the states.
+/// Whether the process is in any of these states. One load.
 #[inline(always)]
 pub fn any() -> bool {
     STATES.load(Ordering::Relaxed) != 0

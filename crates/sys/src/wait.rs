@@ -52,7 +52,7 @@ global_asm!(
     ".globl usring_wait_end",
     ".hidden usring_wait_end",
     "usring_wait_end:",
-    "xor r9d, r9d", // as in `syscall6`: the mark goes nowhere else
+    "xor r9d, r9d", // as in `syscall6`: no other call may carry the mark
     "ret",
     ".globl usring_wait_way_out",
     ".hidden usring_wait_way_out",

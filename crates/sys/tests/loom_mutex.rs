@@ -1,5 +1,5 @@
-//! Models of the lock: mutual exclusion with sleepers, and the hand-over of
-//! work between a holder and a thread that finds the lock taken.
+//! Models of the mutex: mutual exclusion with sleepers, and the hand-over of work between a holder
+//! and a thread that finds the mutex locked.
 #![cfg(loom)]
 
 use loom::thread;

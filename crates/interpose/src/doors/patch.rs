@@ -103,8 +103,8 @@ fn place_of(address: usize) -> Option<&'static Site> {
     None
 }
 
-/// For the SIGSEGV handler: returns where a thread goes on that executed usring's `hlt`. The
-/// instruction itself raised the fault, so its bytes can be read.
+/// For the SIGSEGV handler: returns the address at which a thread continues that executed usring's
+/// `hlt`. The instruction itself raised the fault, so its bytes can be read.
 pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
 }
