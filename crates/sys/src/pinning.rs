@@ -2,8 +2,9 @@
 //!
 //! Linux pins registered buffers, buffer rings and rings of IORING_SETUP_NO_MMAP for writing and
 //! for long (`FOLL_WRITE | FOLL_LONGTERM`). It answers `EFAULT` for a shared writable mapping whose
-//! file system tracks written pages, and for secret memory. usring pins nothing, and gives the
-//! kernel's answer where it can know: a mapping is refused only if its file tells so for certain.
+//! file system tracks written pages, and for secret memory. This library pins nothing, and returns
+//! the kernel's answer where it can determine that answer. It refuses a mapping only if the
+//! mapping's file is certain to be refused by the kernel.
 
 use crate::process_maps::{Area, Maps};
 use crate::{Errno, SystemCall, UserAddress};

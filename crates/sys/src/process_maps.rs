@@ -50,7 +50,8 @@ impl Maps {
         }
     }
 
-    /// Returns the name of the mapping that holds an address: its file's path, or the kernel's word.
+    /// Returns the name of the mapping that holds an address: its file's path, or the kernel's name
+    /// for it.
     pub fn name_of(&self, address: usize) -> Option<Vec<u8>> {
         let mut name = Vec::new();
         name.try_reserve_exact(LONGEST_NAME).ok()?;
@@ -153,7 +154,7 @@ impl Lines<'_> {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             if self.end == self.buffer.len() {
-                // A path that is longer than the buffer is cut. The fields stand in front.
+                // A path that is longer than the buffer is cut. The other fields come before it.
                 self.end = 128;
             }
             let room = &mut self.buffer[self.end..];
