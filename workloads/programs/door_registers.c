@@ -66,7 +66,7 @@ static struct io_uring ring;
 		__asm__ volatile(                                                                \
 			"push %%rbp\n push %%rbx\n sub $1024, %%rsp\n push %%rbx\n"              \
 			load_vectors                                                             \
-			/* Flags first: no later instruction changes them. */                     \
+			/* Flags first: no later instruction changes them. */                    \
 			"pushq %c[flags](%%rbx)\n popfq\n"                                       \
 			EACH_16(RED_IN)                                                          \
 			LOAD_GENERAL                                                             \

@@ -297,7 +297,7 @@ static void heir_starts_programs(void) {
 
 /*
  * A child with a stack of its own does not inherit swapped memory. It touches that memory only if
- * it is told to.
+ * `touches` is set.
  */
 static int on_stack_of_its_own(void *touches) {
 	volatile char own[4096];

@@ -1,4 +1,4 @@
-//! mremap(2) of a context's ring: the context's number is its new address.
+//! mremap(2) of a context's ring: the context's id is the ring's new address.
 
 use std::os::fd::AsRawFd;
 
@@ -21,19 +21,19 @@ pub const CASES: &[Case] = &[
     case("aio_moved.in_a_child", in_a_child),
 ];
 
-/// Moves a ring to an address of the case's own; the context has that number from then on.
+/// Moves a ring to an address that the case owns. From then on that address is the context's id.
 fn move_to(context: &mut Context, to: u64) {
     let header = context.header();
     let length = (header.header_length as usize + size_of::<IoEvent>() * header.nr as usize).next_multiple_of(PAGE);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     let place = to as *mut libc::c_void;
-    // SAFETY: the ring is the case's, and so is what lies at the new address.
+    // SAFETY: the case owns the ring and the memory at the new address.
     let moved = unsafe { libc::mremap(context.0 as *mut _, length, length, flags, place) };
     assert_eq!(moved, place, "{}", std::io::Error::last_os_error());
     context.0 = to;
 }
 
-/// An address with room for a ring.
+/// Returns an address with room for a ring.
 fn room() -> u64 {
     let pages = Pages::new(8);
     let address = pages.at(0);
@@ -70,7 +70,7 @@ fn several_times(t: &mut Transcript) {
         t.result("the old address", events_of(old));
         read_one(t, &context, "submit");
     }
-    // Twice without a call in between.
+    // Moves the ring twice without a call in between.
     for _ in 0..2 {
         move_to(&mut context, room());
     }
@@ -95,7 +95,7 @@ fn destroyed_at_its_new_address(t: &mut Transcript) {
     t.result("destroy", aio::destroy(new));
     t.result("again", aio::destroy(new));
     t.result("the old address", aio::destroy(old));
-    // SAFETY: one byte for the answer.
+    // SAFETY: the result is one byte, a temporary of this call.
     let mapped = unsafe { libc::mincore(new as *mut _, PAGE, &mut 0u8) };
     t.say(format_args!("still mapped: {}", mapped == 0));
     std::mem::forget(context);
@@ -113,11 +113,11 @@ fn cancelled_at_its_new_address(t: &mut Transcript) {
     aio::poll_events(t, context.wait(1));
 }
 
-/// The same bytes at another address.
+/// A copy of the ring at another address is no context.
 fn a_copy_is_no_context(t: &mut Transcript) {
     let context = Context::new(8);
     let mut copy = Pages::new(1);
-    // SAFETY: a context's ring is a page at least.
+    // SAFETY: a context's ring has at least a page.
     let ring = unsafe { std::slice::from_raw_parts(context.0 as *const u8, PAGE) };
     copy.bytes().copy_from_slice(ring);
     t.result("a copy", events_of(copy.at(0)));

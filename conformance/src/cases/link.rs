@@ -335,7 +335,7 @@ fn silent_member_of_broken_chain(t: &mut Transcript) {
     }
 }
 
-/// Which errors break a chain, for calls of one kind.
+/// Prints which errors break a chain, for requests that are one system call each.
 fn errors_of_calls(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let missing = c"/missing/path".as_ptr() as u64;

@@ -1,5 +1,5 @@
-//! Which mappings the kernel pins for a ring: registered buffers, buffer rings and rings in memory
-//! of the program's.
+//! Mappings that the kernel can pin for a ring: registered buffers, buffer rings, and rings in the
+//! program's memory.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -27,7 +27,7 @@ pub const CASES: &[Case] = &[
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Two pages of a file.
+/// Maps two pages of a file.
 fn map(file: i32, protection: i32, flags: i32) -> Pages {
     // SAFETY: a new mapping at an address that the kernel chooses.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), 2 * PAGE, protection, flags, file, 0) };
@@ -71,25 +71,25 @@ fn of_files_in_memory(t: &mut Transcript) {
         attempt(t, name, whole(&map(file.as_raw_fd(), READ_WRITE, flags)));
     }
     attempt(t, "shared, no file", whole(&map(-1, READ_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS)));
-    // SAFETY: a new descriptor, owned below.
+    // SAFETY: the descriptor is new, and is owned below.
     let secret = unsafe { libc::syscall(libc::SYS_memfd_secret, 0) } as i32;
     if secret < 0 {
-        // The kernel was started without it; its answer is known.
+        // The kernel was started without secret memory; its result is known.
         return t.result("secret", -libc::EFAULT);
     }
-    // SAFETY: made above.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let secret = unsafe { OwnedFd::from_raw_fd(secret) };
-    // SAFETY: no memory is involved.
+    // SAFETY: the call touches no memory.
     unsafe { libc::ftruncate(secret.as_raw_fd(), 2 * PAGE as i64) };
     attempt(t, "secret", whole(&map(secret.as_raw_fd(), READ_WRITE, libc::MAP_SHARED)));
 }
 
-/// A mapping of nobody's, and right behind it one of a file.
+/// An anonymous mapping, and directly after it a mapping of a file.
 fn across_mappings(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = on_disk(&scratch);
     let pages = Pages::new(4);
-    // SAFETY: the last two pages are the case's own.
+    // SAFETY: the case owns the last two pages.
     let place = unsafe {
         let middle = pages.address.add(2 * PAGE).cast();
         libc::mmap(middle, 2 * PAGE, READ_WRITE, libc::MAP_SHARED | libc::MAP_FIXED, file.as_raw_fd(), 0)
@@ -171,12 +171,12 @@ fn ring_in_own_memory(t: &mut Transcript) {
     }
 }
 
-/// A thousand buffers in as many mappings, the last of them of a file.
+/// A thousand buffers in as many mappings. The last one is of a file.
 fn many(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = on_disk(&scratch);
     let ring = Ring::new(4);
-    // A page that nobody has lies between any two of them.
+    // An unused page lies between any two of them.
     let pages: Vec<Pages> = (0..1000).map(|_| Pages::new(1)).collect();
     let mut vectors: Vec<libc::iovec> = pages.iter().map(whole).collect();
     let bad = map(file.as_raw_fd(), READ_WRITE, libc::MAP_SHARED);

@@ -80,7 +80,7 @@ fn each_alone(t: &mut Transcript) {
 }
 
 fn unknown(t: &mut Transcript) {
-    // Bits 17 and 18 are defined in newer kernels. 6.18 defines none from bit 20 on.
+    // Recent kernels define bits 17 and 18. Linux 6.18 defines none from bit 20 on.
     for bit in 20..32 {
         attempt(t, 1 << bit);
     }
