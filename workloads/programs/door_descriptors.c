@@ -327,7 +327,10 @@ static void a_low_limit_leaves_room_for_rings(void)
 	EQUAL(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-/* If no number of the range is available, the call returns the matching error. */
+/*
+ * With a hard limit below the range of ring descriptors, io_uring_setup(2) may fail only with
+ * EMFILE.
+ */
 static void a_hard_limit_is_told(void)
 {
 	int status;

@@ -154,7 +154,7 @@ static void *waits(void *ring)
 	return (void *)(intptr_t)cqe->res;
 }
 
-/* libc also makes a thread change its user that waits in a ring. */
+/* libc makes every thread change its user, also one that waits in a ring. */
 static void user_of_a_waiting_thread(void)
 {
 	struct busy busy = begin();

@@ -256,8 +256,8 @@ impl Party<'_> {
         self.ask(number, now).map(Some)
     }
 
-    /// Runs when all requests of this thread are answered. The last such thread ends the others.
-    /// Returns whether the run is over.
+    /// Runs when all requests of this thread are answered. The last such thread sends every thread
+    /// the message that ends it. Returns whether this thread was the last.
     fn finish(&mut self) -> Result<bool, String> {
         // Counts this thread once: `open` never becomes 0 again.
         self.open = usize::MAX;

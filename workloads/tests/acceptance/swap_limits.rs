@@ -36,8 +36,8 @@ fn adds(finished: Finished) -> Finished {
 
 #[test]
 fn nobody_in_a_container_has_swapped_memory() {
-    // As nobody under Docker's rules. These rules leave only this mechanism, so usring chooses it
-    // by itself.
+    // As nobody under Docker's rules. Without an option usring chooses a mechanism that the rules
+    // allow.
     for mechanism in ["", ",mechanism=mprotect"] {
         let swapped = Swapped::new(256, LIMIT, mechanism);
         let finished = swapped.program_in(World::Confined, words(&swapped));
