@@ -170,6 +170,7 @@ global_asm!(
     "mov eax, {rt_sigprocmask}",
     "syscall",
     "xor edx, edx",
+    "xor r9d, r9d", // libc's next call may not set it: no mark for that one
     "ret",
     ".cfi_endproc",
     ".size usring_settle, . - usring_settle",
