@@ -2,7 +2,9 @@
 //! the engine, and the children that they stay in. Each program runs in two ways: with call sites
 //! rewritten after their first trap, and with call sites left as they are.
 
+use nix::errno::Errno;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Command;
 use workloads::harness::skipped::skip;
 use workloads::harness::{GO, LIBURING, MUSL, Stage, World, on_kernel, require};
@@ -141,15 +143,64 @@ fn call_sites_are_rewritten_while_threads_run_through_them() {
     }
 }
 
+/// Compiles what `unserved.c` executes. Returns the statically linked program.
+fn static_programs(stage: &Stage) -> PathBuf {
+    require(&LIBURING);
+    let child = stage.compile("unserved_child.c", &["-static"]);
+    stage.copy(&child, "unserved_busy");
+    stage.compile("unserved_grandchild.c", &["-luring"]);
+    child
+}
+
 #[test]
-fn a_static_program_is_refused_with_a_sentence() {
-    let stage = Stage::new();
-    let program = stage.compile("call_cost.c", &["-static"]);
-    let finished = stage.program(World::Transparent, "/bin/sh").arg("-c").arg(&program).finish();
-    if !on_kernel() {
-        assert_eq!(finished.status.code(), Some(126), "{}", finished.report());
-        assert!(finished.stderr.contains("it is statically linked"), "{}", finished.report());
+fn a_static_program_that_a_served_one_executes_runs_unserved() {
+    if on_kernel() {
+        return skip("there is no usring");
     }
+    let stage = Stage::new();
+    static_programs(&stage);
+    let program = stage.compile("unserved.c", &["-luring"]);
+    for (world, error) in [(World::Denied, Errno::EPERM), (World::Unpatched, Errno::EPERM)] {
+        let run = stage.program(world, &program).env("UNSERVED_ERROR", (error as i32).to_string());
+        // By three ways once, by the shell twice: four grandchildren each. And the program itself.
+        let finished = run.finish().succeeded().served(&["nop"], 5 * 4 + 1);
+        assert!(finished.stdout.ends_with("9 checks hold\n"), "{}", finished.report());
+        assert!(finished.stderr.contains("it is statically linked; it runs without usring"), "{}", finished.report());
+        assert!(finished.stderr.contains("this process cannot be traced"), "{}", finished.report());
+    }
+    let run = stage.program(World::Transparent, &program).env("UNSERVED_ERROR", (Errno::ENOSYS as i32).to_string());
+    run.finish().succeeded();
+}
+
+#[test]
+fn a_static_program_is_refused_where_the_run_has_devices_or_swap() {
+    if on_kernel() {
+        return skip("there is no usring");
+    }
+    let stage = Stage::new();
+    let program = static_programs(&stage);
+    let store = stage.write("swap", "");
+    std::fs::File::options().write(true).open(&store).and_then(|file| file.set_len(128 << 20)).unwrap();
+    std::fs::set_permissions(&store, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let swap = format!("--swap=file:path={},limit=16M", store.display());
+    for option in ["--device=disk=ram:size=1M".to_owned(), swap] {
+        let run = stage.program_with(World::Transparent, &[option], "/bin/sh").arg("-c").arg(&program);
+        let finished = run.finish();
+        assert_eq!(finished.status.code(), Some(126), "{}", finished.report());
+        assert!(finished.stderr.contains("it is statically linked, and"), "{}", finished.report());
+    }
+}
+
+#[test]
+fn the_launcher_refuses_a_static_program() {
+    if on_kernel() {
+        return skip("there is no usring");
+    }
+    let stage = Stage::new();
+    let program = static_programs(&stage);
+    let finished = stage.program(World::Transparent, &program).finish();
+    assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
+    assert!(finished.stderr.contains("statically linked"), "{}", finished.report());
 }
 
 /// Runs another compiler, and fails the test if that fails.

@@ -11,7 +11,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-pub use linux_raw_sys::{errno, general, io_uring, ioctl};
+pub use linux_raw_sys::{errno, general, io_uring, ioctl, prctl, ptrace};
 
 pub mod aio;
 mod entry;

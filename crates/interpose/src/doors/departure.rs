@@ -10,12 +10,17 @@
 //!
 //! So no preparation is repeated, and a program that execs under a storm of signals makes progress.
 //!
+//! An exec that takes more than one call is made with all signals blocked
+//! ([`with_signals_blocked`]).
+//!
 //! A handler may leave by `siglongjmp`, so the caller of [`call`] must hold no lock.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
-use usring_sys::signals::DEFERRED;
+use usring_sys::signals::{ALL_BLOCKED, DEFERRED, SignalSet, set_mask};
+use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, syscall};
+use usring_uapi::general as linux;
 
 // usring_depart(rdi: *const SystemCall) -> the kernel's answer. C calling convention.
 global_asm!(
@@ -48,7 +53,36 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size usring_depart, . - usring_depart",
+    // usring_block(rdi: *const SignalSet) -> the mask before. C calling convention.
+    ".globl usring_block",
+    ".hidden usring_block",
+    ".type usring_block,@function",
+    ".p2align 4",
+    "usring_block:",
+    ".cfi_startproc",
+    "push rdi",
+    ".cfi_def_cfa_offset 16",
+    "cmp dword ptr [rip + {deferred}], 0",
+    "je 2f",
+    "call usring_settle",
+    "2:",
+    "mov edi, {set_mask}",
+    "mov rsi, [rsp]",
+    "mov rdx, rsp",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "xor r9d, r9d",
+    "pop rax",
+    ".cfi_def_cfa_offset 8",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_block, . - usring_block",
     ".popsection",
+    set_mask = const linux::SIG_SETMASK,
+    rt_sigprocmask = const linux::__NR_rt_sigprocmask,
+    mark = const PASS_MARK,
     deferred = sym DEFERRED,
     number = const offset_of!(SystemCall, number),
     arguments = const offset_of!(SystemCall, arguments),
@@ -56,6 +90,18 @@ global_asm!(
 
 unsafe extern "C" {
     fn usring_depart(call: *const SystemCall) -> u64;
+    fn usring_block(all: &SignalSet) -> SignalSet;
+}
+
+/// Runs `work` with all signals blocked, after the handlers of those that were put off. Its
+/// argument is the program's mask.
+pub fn with_signals_blocked<T>(work: impl FnOnce(SignalSet) -> T) -> T {
+    // SAFETY: 1. `usring_block` keeps the C ABI, and the set lives across it. 2. The handlers that
+    // run in between find nothing of ours held or half done.
+    let mask = unsafe { usring_block(&ALL_BLOCKED) };
+    let result = work(mask);
+    set_mask(mask);
+    result
 }
 
 /// Makes an exec, after it has delivered put-off signals; returns only if the exec fails.

@@ -23,14 +23,14 @@ use usring_sys::{Errno, user_memory};
 use usring_uapi::general as linux;
 
 /// Offsets of registers in a `ucontext_t`.
-const CONTEXT_RDI: usize = 104;
-const CONTEXT_RSI: usize = 112;
-const CONTEXT_RDX: usize = 136;
-const CONTEXT_RAX: usize = 144;
+pub const CONTEXT_RDI: usize = 104;
+pub const CONTEXT_RSI: usize = 112;
+pub const CONTEXT_RDX: usize = 136;
+pub const CONTEXT_RAX: usize = 144;
 const CONTEXT_RCX: usize = 152;
 
 /// `si_code` of a call trapped by seccomp (SYS_SECCOMP).
-const SECCOMP: i32 = 1;
+pub const SECCOMP: i32 = 1;
 /// `si_code` of a fault that has no address, such as that of `hlt` (SI_KERNEL).
 const FROM_KERNEL: i32 = 0x80;
 /// `si_code` of a memory error that no thread has touched yet: going on does not raise it again

@@ -4,10 +4,13 @@
 //! killed by SIGSYS at its first trapped call. Therefore:
 //! - The new environment always names the library.
 //! - A program into which no loader will load the library is refused with a message on standard
-//!   error and `ELIBBAD`. Such programs are static, of another machine, or started where the
-//!   library cannot be read.
+//!   error and `ELIBBAD`. Such programs are of another machine, or started where the library
+//!   cannot be read.
 //! - A sanitizer's runtime that the program is linked to is named before the library, as the
 //!   runtime demands.
+//!
+//! A static program runs without usring ([`crate::program::unserved`]), and a message says so. It
+//! is refused where the run has devices or swap, and where the process cannot be traced.
 //!
 //! The caller is often a vfork child, which borrows its parent's memory. A block that is allocated
 //! here and not freed before a successful exec is lost to the parent. So the new environment is
@@ -18,6 +21,7 @@ use crate::doors::{departure, own_signal, stacks};
 use crate::message;
 use crate::program::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
 use crate::program::executable::{self, Runtime, Verdict};
+use crate::program::unserved;
 use crate::signals::{self, IGNORE, OWN};
 use alloc::vec::Vec;
 use usring_sys::syscall::PASS_MARK;
@@ -32,6 +36,8 @@ struct Execution {
     flags: u32,
     /// Index of the argument that is the environment.
     environment: usize,
+    /// The program runs without usring.
+    is_unserved: bool,
 }
 
 impl Execution {
@@ -43,21 +49,39 @@ impl Execution {
         let [first, second, ..] = arguments;
         if at {
             let flags = arguments[4] as u32;
-            Execution { call, directory: first as i32, path: UserAddress(second), flags, environment: 3 }
+            Execution {
+                call,
+                directory: first as i32,
+                path: UserAddress(second),
+                flags,
+                environment: 3,
+                is_unserved: false,
+            }
         } else {
-            Execution { call, directory: linux::AT_FDCWD, path: UserAddress(first), flags: 0, environment: 2 }
+            Execution {
+                call,
+                directory: linux::AT_FDCWD,
+                path: UserAddress(first),
+                flags: 0,
+                environment: 2,
+                is_unserved: false,
+            }
         }
     }
 }
 
 /// Runs the call; returns only if it failed.
 pub fn execute(call: &mut Call) -> Outcome {
-    let execution = Execution::of(call);
+    let mut execution = Execution::of(call);
     let runtime = match judge(&execution) {
         Verdict::Fine => None,
         Verdict::FineBehind(runtime) => Some(runtime),
+        Verdict::Static => {
+            execution.is_unserved = true;
+            None
+        }
         Verdict::Refused(why) => {
-            refuse(&execution, why);
+            explain(&execution, why);
             return Err::<u64, _>(Errno::ELIBBAD).into();
         }
     };
@@ -74,6 +98,14 @@ fn judge(execution: &Execution) -> Verdict {
         _ if has_other_ids() => {
             Verdict::Refused("its effective user or group is not the real one, so the loader would ignore LD_PRELOAD")
         }
+        Verdict::Static if environment::devices().is_some() => {
+            Verdict::Refused("it is statically linked, and would not see the devices of the run")
+        }
+        Verdict::Static if environment::swap().is_some() => {
+            Verdict::Refused("it is statically linked, and its memory would not be swapped")
+        }
+        // The kernel says why, and no sentence of ours contradicts it.
+        Verdict::Static if !is_executable(execution) => Verdict::Fine,
         verdict => verdict,
     }
 }
@@ -99,12 +131,22 @@ fn is_library_visible() -> bool {
     SystemCall::new(linux::__NR_faccessat, arguments).run().is_ok()
 }
 
-fn refuse(execution: &Execution, why: &str) {
+/// Whether the caller may execute the file.
+fn is_executable(execution: &Execution) -> bool {
+    const EXECUTE: u64 = 1;
+    let flags = u64::from(execution.flags & (linux::AT_EMPTY_PATH | linux::AT_SYMLINK_NOFOLLOW));
+    let arguments = [execution.directory as u64, execution.path.0, EXECUTE, flags, 0];
+    SystemCall::new(linux::__NR_faccessat2, arguments).run() != Err(Errno::EACCES)
+}
+
+/// Says why the program cannot be served.
+fn explain(execution: &Execution, why: &str) {
     let name = user_memory::read_c_string(execution.path, linux::PATH_MAX as usize).unwrap_or_default();
     let name = name.strip_suffix(b"\0").unwrap_or(&name);
     match core::str::from_utf8(name) {
-        Ok(name) => message::say(format_args!("cannot serve {name}: {why}")),
-        Err(_) => message::say(format_args!("cannot serve a program: {why}")),
+        // fexecve(3) names none.
+        Ok(name) if !name.is_empty() => message::say(format_args!("cannot serve {name}: {why}")),
+        _ => message::say(format_args!("cannot serve a program: {why}")),
     }
 }
 
@@ -326,9 +368,26 @@ fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     for (signal, _) in ignored() {
         own_signal::uninstall(*signal, IGNORE);
     }
-    let result = stacks::given_back_by(|| own_numbers::with_program_limit(|| departure::call(&call)));
+    let depart = || if execution.is_unserved { depart_unserved(execution, &call) } else { departure::call(&call) };
+    let result = stacks::given_back_by(|| own_numbers::with_program_limit(depart));
     for (signal, _) in ignored() {
         let _ = own_signal::install(*signal);
     }
     result
+}
+
+/// Makes the call that starts a program without usring. Error: `ELIBBAD` if no handler can be
+/// installed in it.
+fn depart_unserved(execution: &Execution, call: &SystemCall) -> Result<u64, Errno> {
+    let depart = || {
+        explain(execution, "it is statically linked; it runs without usring");
+        call.run_once()
+    };
+    departure::with_signals_blocked(|mask| unserved::attended(mask, depart)).unwrap_or_else(|| {
+        explain(
+            execution,
+            "it is statically linked, and this process cannot be traced, so it cannot run without usring",
+        );
+        Err(Errno::ELIBBAD)
+    })
 }

@@ -10,11 +10,13 @@ pub enum Verdict {
     Fine,
     /// Fine, but this library has to be loaded before usring's.
     FineBehind(Runtime),
+    /// The program is statically linked: it can run, unserved.
+    Static,
     /// The program cannot be served, for this reason.
     Refused(&'static str),
 }
 
-use Verdict::{Fine, FineBehind, Refused};
+use Verdict::{Fine, FineBehind, Refused, Static};
 
 /// The name of a sanitizer's runtime. It has to be the first of all libraries: ASan ends the
 /// program if another library comes before it.
@@ -41,7 +43,6 @@ impl Runtime {
     }
 }
 
-const STATIC: &str = "it is statically linked, so libusring.so cannot be loaded into it";
 const FOREIGN: &str = "it is not a 64-bit x86-64 program";
 
 /// Most scripts whose interpreter is a script; Linux's limit.
@@ -167,7 +168,7 @@ fn judge_elf(file: i32, head: &[u8]) -> Verdict {
         // is a library with a name.
         Fine
     } else {
-        Refused(STATIC)
+        Static
     }
 }
 

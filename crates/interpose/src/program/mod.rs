@@ -8,6 +8,7 @@
 //! | [`exec`] | takes the library along into the next program |
 //! | [`executable`] | whether that program's loader will load the library |
 //! | [`limits`] | the program's own limit of open files |
+//! | [`unserved`] | lets static programs run without the library |
 
 pub mod environment;
 pub mod exec;
@@ -15,3 +16,4 @@ mod executable;
 pub mod limits;
 pub mod process;
 pub mod start;
+mod unserved;

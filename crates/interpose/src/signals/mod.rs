@@ -519,7 +519,10 @@ pub fn take_over() -> Result<(), Errno> {
     }
     for signal in OWN {
         let before = own_signal::install(signal)?;
-        TABLE[signal as usize].set(&before);
+        // No code has run before that could have a handler of SIGSYS: it is the one of
+        // `program::unserved`, from the program that executed this one.
+        let is_unserved = signal == linux::SIGSYS && before.handler > IGNORE;
+        TABLE[signal as usize].set(&if is_unserved { Action::default() } else { before });
     }
     let arguments = [u64::from(linux::SIG_UNBLOCK), &raw const OPEN as u64, 0, 8, 0];
     SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run_once().map(drop)

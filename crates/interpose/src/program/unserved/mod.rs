@@ -1,0 +1,41 @@
+//! Lets a program run that libusring.so cannot be loaded into (a static one), without usring.
+//!
+//! The filter is inherited and traps some of its calls. Therefore it needs a handler of SIGSYS that
+//! makes these calls again and answers io_uring calls as a kernel without io_uring does:
+//!
+//! - [`handler`]: that handler.
+//! - [`tracer`]: installs it in an image that an exec has just made.
+//!
+//! Both are one section of assembler (`usring_unserved`), which is copied to the image as it is.
+//! The section has no relocations, uses no thread pointer, and refers to nothing outside of it. The
+//! copy installs itself in the next image, so descendants of an unserved program run as well. A
+//! dynamic one among them brings the library along, whose handler replaces this one.
+
+mod handler;
+mod tracer;
+
+use usring_sys::SystemCall;
+use usring_sys::signals::SignalSet;
+use usring_uapi::general as linux;
+
+/// Bytes of a signal set of the kernel's.
+const SET_SIZE: u32 = 8;
+
+unsafe extern "C" {
+    fn usring_unserved_attend(mask: &SignalSet) -> u32;
+}
+
+/// Makes `exec` with a tracer that installs the handler in the new image and sets its mask. All
+/// signals are blocked. `None` if no process can trace the caller; then `exec` was not made. Else
+/// the result is that of an exec that failed.
+pub fn attended<T>(mask: SignalSet, exec: impl FnOnce() -> T) -> Option<T> {
+    // SAFETY: 1. The function keeps the C ABI. 2. The process that it makes has a copy of this
+    // memory, runs the section's code alone, and ends in it.
+    let tracer = unsafe { usring_unserved_attend(&mask) };
+    if tracer == 0 {
+        return None;
+    }
+    let result = exec();
+    let _ = SystemCall::new(linux::__NR_wait4, [tracer.into(), 0, linux::__WALL.into(), 0, 0]).run();
+    Some(result)
+}

@@ -1,0 +1,210 @@
+/* A served program, with a ring, that executes a statically linked one in every way. */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <spawn.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+enum { EXECS_IN_STORM = 20 };
+
+extern char **environ;
+
+static char *child_arguments[] = { "unserved_child", NULL };
+static char *one_check[] = { "unserved_child", "finds no io_uring", NULL };
+
+static void succeeds(pid_t child)
+{
+	int status;
+	HOLDS(child > 0);
+	EQUAL(waitpid(child, &status, 0), child);
+	EQUAL(status, 0);
+}
+
+static void by_fork(void)
+{
+	pid_t child = fork();
+	if (child == 0) {
+		execv("./unserved_child", child_arguments);
+		_exit(1);
+	}
+	succeeds(child);
+}
+
+static void by_vfork(void)
+{
+	pid_t child = vfork();
+	if (child == 0) {
+		execv("./unserved_child", child_arguments);
+		_exit(1);
+	}
+	succeeds(child);
+}
+
+static void by_posix_spawn(void)
+{
+	pid_t child;
+	EQUAL(posix_spawn(&child, "./unserved_child", NULL, NULL, child_arguments, environ), 0);
+	succeeds(child);
+}
+
+/* A shell may give its children another mask. */
+static void by_a_shell(void)
+{
+	EQUAL(system("./unserved_child executes && exec ./unserved_child executes"), 0);
+}
+
+static void by_descriptor(void)
+{
+	int file = open("./unserved_child", O_RDONLY | O_CLOEXEC);
+	pid_t child = fork();
+
+	HOLDS(file >= 0);
+	if (child == 0) {
+		syscall(SYS_execveat, file, "", one_check, environ, AT_EMPTY_PATH);
+		_exit(1);
+	}
+	succeeds(child);
+	close(file);
+}
+
+static void *execute(void *nothing)
+{
+	(void)nothing;
+	execv("./unserved_child", one_check);
+	_exit(1);
+}
+
+/* The thread takes over the id of the process. */
+static void by_another_thread(void)
+{
+	pid_t child = fork();
+	if (child == 0) {
+		pthread_t thread;
+		if (pthread_create(&thread, NULL, execute, NULL) == 0)
+			pthread_join(thread, NULL);
+		_exit(1);
+	}
+	succeeds(child);
+}
+
+static void note(int signal)
+{
+	(void)signal;
+}
+
+/* SIGWINCH has a handler before the exec, and is ignored behind it. */
+static void under_a_storm_of_signals(void)
+{
+	HOLDS(signal(SIGWINCH, note) != SIG_ERR);
+	for (int index = 0; index < EXECS_IN_STORM; index++) {
+		pid_t child = fork();
+		if (child == 0) {
+			execv("./unserved_child", one_check);
+			_exit(1);
+		}
+		int status;
+		pid_t ended;
+		while ((ended = waitpid(child, &status, WNOHANG)) == 0)
+			EQUAL(kill(child, SIGWINCH), 0);
+		EQUAL(ended, child);
+		EQUAL(status, 0);
+	}
+}
+
+static void has_no_tracer_and_no_child(void)
+{
+	char line[256];
+	FILE *status = fopen("/proc/self/status", "r");
+
+	HOLDS(status != NULL);
+	while (fgets(line, sizeof line, status) != NULL)
+		HOLDS(strncmp(line, "TracerPid:", 10) != 0 || atoi(line + 10) == 0);
+	fclose(status);
+	EQUAL(waitpid(-1, NULL, WNOHANG | __WALL), -1);
+	EQUAL(errno, ECHILD);
+}
+
+/* The kernel's error, and the program goes on as it was. */
+static void that_fails(void)
+{
+	EQUAL(chmod("./unserved_busy", 0700), 0);
+	int file = open("./unserved_busy", O_WRONLY | O_CLOEXEC);
+	HOLDS(file >= 0);
+	for (int index = 0; index < 3; index++) {
+		EQUAL(execv("./unserved_busy", one_check), -1);
+		EQUAL(errno, ETXTBSY);
+		has_no_tracer_and_no_child();
+	}
+	close(file);
+	EQUAL(chmod("./unserved_busy", 0600), 0);
+	EQUAL(execv("./unserved_busy", one_check), -1);
+	EQUAL(errno, EACCES);
+	EQUAL(execv("./unserved_nothing", one_check), -1);
+	EQUAL(errno, ENOENT);
+	has_no_tracer_and_no_child();
+	struct io_uring ring = new_ring(4, 0);
+	struct io_uring_sqe *sqe = request(&ring);
+	io_uring_prep_nop(sqe);
+	EQUAL(result_of(&ring, sqe), 0);
+	io_uring_queue_exit(&ring);
+}
+
+/* Without ptrace(2) there is nothing that installs the handler: the program is refused. */
+static void in_a_sandbox(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ptrace, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof code / sizeof *code, code };
+	pid_t child = fork();
+
+	if (child == 0) {
+		EQUAL(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+		EQUAL(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+		EQUAL(execv("./unserved_child", one_check), -1);
+		EQUAL(errno, ELIBBAD);
+		has_no_tracer_and_no_child();
+		_exit(0);
+	}
+	succeeds(child);
+}
+
+static const struct check checks[] = {
+	{ "by fork", by_fork },
+	{ "by vfork", by_vfork },
+	{ "by posix_spawn", by_posix_spawn },
+	{ "by a shell", by_a_shell },
+	{ "by descriptor", by_descriptor },
+	{ "by another thread", by_another_thread },
+	{ "under a storm of signals", under_a_storm_of_signals },
+	{ "that fails", that_fails },
+	{ "in a sandbox", in_a_sandbox },
+};
+
+int main(int count, char **arguments)
+{
+	struct io_uring ring = new_ring(4, 0);
+	struct rlimit limit;
+	char text[32];
+	sigset_t set;
+	int status;
+
+	EQUAL(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	snprintf(text, sizeof text, "%llu", (unsigned long long)limit.rlim_cur);
+	EQUAL(setenv("UNSERVED_LIMIT", text, 1), 0);
+	sigemptyset(&set);
+	sigaddset(&set, SIGUSR2);
+	EQUAL(sigprocmask(SIG_SETMASK, &set, NULL), 0);
+	status = RUN(checks, count, arguments);
+	io_uring_queue_exit(&ring);
+	return status;
+}
