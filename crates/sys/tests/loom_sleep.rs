@@ -359,11 +359,10 @@ fn a_waiter_without_barrier_sleeps_beside_its_work() {
     weaken(Edge::Sleep, Side::Sleeper, a_worker_completes_for_a_waiter);
 }
 
-/// A leader sleeps until there are two completions, and other work comes: the waker finds it on the
-/// AIO context. The model fails if the place is noted after the announcement.
-#[test]
-fn a_leader_that_sleeps_on_completions_is_woken_for_other_work() {
-    bounded(|| {
+/// A leader sleeps until there are two completions, and other work comes. The waker finds the
+/// leader on the AIO context, if the leader notes its place before the announcement.
+fn a_leader_sleeps_on_completions(notes_place_first: bool) {
+    bounded(move || {
         let ring = Ring::new();
         let places = Arc::new(SleepPlace::<Arc<AtomicU32>>::new());
         let context = Arc::new(AtomicU32::new(0));
@@ -380,8 +379,13 @@ fn a_leader_that_sleeps_on_completions_is_woken_for_other_work() {
             })
         };
         while ring.take(1).0 < 1 {
-            places.begin(context.clone(), 2);
+            if notes_place_first {
+                places.begin(context.clone(), 2);
+            }
             let ticket = ring.sleep.announce(Sleeper::Epoll, 1);
+            if !notes_place_first {
+                places.begin(context.clone(), 2);
+            }
             if ring.work.is_empty() {
                 futex::wait(&context, 0, None).unwrap();
             }
@@ -390,4 +394,15 @@ fn a_leader_that_sleeps_on_completions_is_woken_for_other_work() {
         }
         waker.join().unwrap();
     });
+}
+
+#[test]
+fn a_leader_that_sleeps_on_completions_is_woken_for_other_work() {
+    a_leader_sleeps_on_completions(true);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_leader_that_notes_its_place_behind_the_announcement_sleeps_for_ever() {
+    a_leader_sleeps_on_completions(false);
 }
