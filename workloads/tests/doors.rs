@@ -38,6 +38,11 @@ fn a_rings_descriptor_is_one() {
 }
 
 #[test]
+fn a_server_has_its_whole_limit_of_open_files_and_each_connection_is_served() {
+    holds("many_waiting.c", 3);
+}
+
+#[test]
 fn children_leave_the_parents_rings_alone_and_are_served_themselves() {
     holds("door_children.c", 13);
 }

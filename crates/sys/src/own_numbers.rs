@@ -23,7 +23,7 @@
 //! - there is no reserve, because the hard limit is reached or no host allows one;
 //! - the program's limit is so high that no program reaches it.
 
-use crate::descriptor::{OwnedDescriptor, duplicate_from};
+use crate::descriptor::{OwnedDescriptor, duplicate_from, same_file};
 use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
 use crate::{Errno, SystemCall, eventfd};
@@ -199,12 +199,24 @@ fn make_private(number: i32) {
 /// Whether a number is private to usring.
 #[inline]
 pub fn is_private(number: i32) -> bool {
-    PRIVATE.has(number)
+    PRIVATE.has(number) && (number >= RESERVED_BASE || is_still_ours(number))
+}
+
+/// Whether a number below those that the trap filter watches is still ours. The program may have
+/// closed a placeholder unseen, and have a file of its own there.
+#[cold]
+fn is_still_ours(number: i32) -> bool {
+    if !RESERVE.has(number) || same_file(number, PLACEHOLDER.load(Ordering::Relaxed)) != Some(false) {
+        return true;
+    }
+    RESERVE.remove(number);
+    PRIVATE.remove(number);
+    false
 }
 
 /// Returns the numbers from `first` to `last` that are private to usring, in order.
 pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
-    PRIVATE.between(first, last).map(|number| number as u32)
+    PRIVATE.between(first, last).filter(|number| is_private(*number)).map(|number| number as u32)
 }
 
 /// Permits the reserve. For a host that shows the program its own limit.
@@ -316,26 +328,36 @@ fn grow(least: i32) -> bool {
 
 /// Takes all free numbers from `first` to before `end`.
 fn fill(first: i32, end: i32) {
+    if PLACEHOLDER.load(Ordering::Relaxed) < 0 {
+        // All placeholders are duplicates of this one, so the program must not close its number
+        // unseen.
+        let Ok(event) = eventfd::create() else { return };
+        let Some(number) = occupy(event.number(), first.max(RESERVED_BASE), end) else { return };
+        PLACEHOLDER.store(number, Ordering::Relaxed);
+    }
+    let placeholder = PLACEHOLDER.load(Ordering::Relaxed);
     let mut next = first;
-    while next < end {
-        let known = PLACEHOLDER.load(Ordering::Relaxed);
-        let made = if known >= 0 { Err(Errno::EEXIST) } else { eventfd::create() };
-        let of = made.as_ref().map_or(known, OwnedDescriptor::number);
-        let Ok(placeholder) = duplicate_from(of, next) else { return };
-        let number = placeholder.into_raw();
-        if number >= end {
-            let _ = close_plainly(number);
-            return;
-        }
-        make_private(number);
-        RESERVE.insert(number);
-        if known < 0 {
-            PLACEHOLDER.store(number, Ordering::Relaxed);
-        } else if number >= RESERVED_BASE {
+    while let Some(number) = occupy(placeholder, next, end) {
+        if number >= RESERVED_BASE {
             IDLE.insert(number);
         }
         next = number + 1;
     }
+}
+
+/// Gives the first free number from `first` to before `end` to a duplicate, and returns it.
+fn occupy(of: i32, first: i32, end: i32) -> Option<i32> {
+    if first >= end {
+        return None;
+    }
+    let number = duplicate_from(of, first).ok()?.into_raw();
+    if number >= end {
+        let _ = close_plainly(number);
+        return None;
+    }
+    make_private(number);
+    RESERVE.insert(number);
+    Some(number)
 }
 
 /// Sets the program's soft limit. Numbers of the reserve below it become the program's.
@@ -349,9 +371,9 @@ fn begin_at(limit: u64) {
         if is_placeholder {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
+        let is_below = number < RESERVED_BASE && is_private(number);
         // The owner of a number in use will close it for good.
         RESERVE.remove(number);
-        let is_below = number < RESERVED_BASE && PRIVATE.has(number);
         if IDLE.remove(number) || is_placeholder || is_below {
             PRIVATE.remove(number);
             let _ = close_plainly(number);
@@ -465,7 +487,7 @@ pub fn prepare_table() {
 pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     let mut run = 0..0;
     for number in PRIVATE.between(0, u32::MAX) {
-        if keeps(number) {
+        if keeps(number) || !is_private(number) {
             continue;
         }
         PRIVATE.remove(number);
