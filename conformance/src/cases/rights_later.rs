@@ -127,7 +127,7 @@ fn another_thread_raises_itself(t: &mut Transcript) {
     let place = Place::new();
     for flags in [0, sqe_flags::ASYNC] {
         rights::alone(t, |t| {
-            rights::set_file_system_user(NOBODY);
+            set_effective_user(NOBODY);
             let mut ring = Ring::new(8);
             let (reader, writer) = files::pipe();
             let (go, wait) = std::sync::mpsc::channel();
@@ -135,7 +135,7 @@ fn another_thread_raises_itself(t: &mut Transcript) {
             std::thread::scope(|scope| {
                 scope.spawn(move || {
                     let () = wait.recv().expect("a word");
-                    rights::set_file_system_user(0);
+                    set_effective_user(0);
                     files::put(&writer, b"x");
                     let _ = hold.recv();
                 });
@@ -150,6 +150,12 @@ fn another_thread_raises_itself(t: &mut Transcript) {
             });
         });
     }
+}
+
+/// Calls setresuid(2) for this thread alone. Its effective capabilities come and go with user 0.
+fn set_effective_user(user: u32) {
+    // SAFETY: the call touches no memory.
+    unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
 }
 
 /// PR_SET_KEEPCAPS: a change of user preserves the permitted capabilities.

@@ -74,8 +74,8 @@ impl Reserve {
     #[cold]
     fn take(&self, length: usize) -> *mut u8 {
         let length = length.next_multiple_of(PAGE);
-        memory_reserve::begin();
         let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(length) else { return null_mut() };
+        memory_reserve::begin();
         self.left.store(left, Ordering::Relaxed);
         (self.start.load(Ordering::Relaxed) + left) as *mut u8
     }
@@ -90,6 +90,7 @@ impl Reserve {
         };
         if let Ok(start) = filled {
             self.start.store(start, Ordering::Relaxed);
+            memory_reserve::end();
         }
         self.left.store(if filled.is_ok() { RESERVE } else { left }, Ordering::Relaxed);
         filled.is_ok()

@@ -45,6 +45,13 @@ pub fn limit(most: &Sets) -> Result<(), Errno> {
     if is_less { set(&sets) } else { Ok(()) }
 }
 
+/// Gives up the capabilities of the calling thread that are not effective. They give no right to a
+/// system call, but the thread could make them effective.
+pub fn keep_effective_only() -> Result<(), Errno> {
+    let [low, high] = get()?;
+    limit(&[[low[0], low[0], 0], [high[0], high[0], 0]])
+}
+
 /// Gives up all capabilities of the calling thread but CAP_SETUID and CAP_SETGID. The thread needs
 /// these to follow when the program changes its user and groups.
 pub fn keep_identity_only() -> Result<(), Errno> {

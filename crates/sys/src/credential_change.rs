@@ -60,6 +60,12 @@ impl Generations {
         self.ended.load(Edge::Change.acquire())
     }
 
+    /// Forgets a change that has begun and will never end, in a forked child: its thread is not
+    /// there.
+    pub fn forget_unended(&self) {
+        self.begun.store(self.ended.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     /// Returns the generation of the calling thread, which has just started. `seen` is the value
     /// that [`Generations::ended`] returned to its creator before clone(2). `None`: a change has
     /// begun since, so the thread may have the credentials from before or after it.
@@ -102,6 +108,12 @@ impl Order {
         let next = sequence.wrapping_add(2);
         self.sequence.store(next, Edge::Change.release());
         next
+    }
+
+    /// Forgets an order that was being written, in a forked child: the writer is not there.
+    pub fn forget_unfinished(&self) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(sequence.wrapping_add(sequence % 2), Ordering::Relaxed);
     }
 
     /// Returns the order and its number, unless the number is `made`, the last order carried out. A

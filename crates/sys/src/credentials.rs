@@ -109,7 +109,8 @@ pub fn are_alike() -> bool {
 /// Functions that are called around each change, in a signal handler.
 #[derive(Debug)]
 pub struct Observer {
-    /// Called before a thread changes. `true`: threads are going to differ, for the first time.
+    /// Called before a thread changes. `true`: threads are going to differ, for the first time, and
+    /// a thread may keep the rights from before.
     pub before: fn(bool),
     pub after: fn(),
 }
@@ -185,6 +186,9 @@ pub fn forget_after_fork() {
         unusual::clear(Unusual::Credentials)
     }
     ORDERING.store(0, Ordering::Relaxed);
+    // A thread of the parent may have been changing at the fork. It is not in the child.
+    GENERATIONS.forget_unended();
+    ORDER.forget_unfinished();
     own_threads::forget();
 }
 
@@ -208,7 +212,7 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     let is_followed = !matches!(number, linux::__NR_unshare | linux::__NR_setns);
     let differs = differ() || !is_followed || !is_programs_only_thread();
     if let Some(observer) = observer() {
-        (observer.before)(differs && !differ());
+        (observer.before)(differs && !differ() && may_be_kept(number));
     }
     let before = GENERATIONS.ended();
     GENERATIONS.begin();
@@ -226,6 +230,14 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
         (observer.after)();
     }
     answer
+}
+
+/// Whether a thread of usring may keep the calling thread's rights when that thread makes this
+/// change. A thread with effective capabilities, or without the restrictions of Landlock, is never
+/// left behind in a process that has given these rights up.
+fn may_be_kept(number: u32) -> bool {
+    let has_none = |[low, high]: Sets| low[0] == 0 && high[0] == 0;
+    number != linux::__NR_landlock_restrict_self && capability::get().is_ok_and(has_none)
 }
 
 /// Notes that the calling thread differs from others from now on.

@@ -12,7 +12,7 @@ use crate::Errno;
 use crate::unusual::{self, Unusual};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Fills the reserve; returns whether it is full.
+/// Fills the reserve, calls [`end`] if it is full then, and returns whether it is.
 pub type Refill = fn() -> bool;
 
 static REFILL: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
@@ -22,10 +22,15 @@ pub fn set_refill(refill: Refill) {
     REFILL.store(refill as *mut (), Ordering::Release);
 }
 
-/// Notes that the allocator has begun to use its reserve.
+/// Notes that the allocator has begun to use its reserve. The allocator's lock is held.
 #[cold]
 pub fn begin() {
     unusual::set(Unusual::LowMemory);
+}
+
+/// Notes that the reserve is full again. The allocator's lock is held, as for [`begin`].
+pub fn end() {
+    unusual::clear(Unusual::LowMemory);
 }
 
 /// Whether the reserve is in use. One load.
@@ -48,9 +53,5 @@ fn refill() -> Result<(), Errno> {
     let refill = REFILL.load(Ordering::Acquire);
     // SAFETY: only `set_refill` stores here, and it stores a `Refill`.
     let is_full = refill.is_null() || unsafe { core::mem::transmute::<*mut (), Refill>(refill)() };
-    if !is_full {
-        return Err(Errno::ENOMEM);
-    }
-    unusual::clear(Unusual::LowMemory);
-    Ok(())
+    if is_full { Ok(()) } else { Err(Errno::ENOMEM) }
 }

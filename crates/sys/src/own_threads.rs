@@ -136,6 +136,7 @@ impl Place {
         USED.fetch_max(index as u32 + 1, Ordering::AcqRel);
         TABLE[index].kind.store(kind as u32, Ordering::Release);
         TABLE[index].generation.store(UNKNOWN, Ordering::Release);
+        TABLE[index].follower.answer(0, 0);
         Ok(Place { index, origin })
     }
 
@@ -147,13 +148,15 @@ impl Place {
     /// Enters the calling thread into its slot.
     pub fn begin(&self, generations: &Generations, order: &Order) {
         let slot = &TABLE[self.index];
+        // Read first: an order of a change that begins after this is still to be carried out.
+        let last = order.last();
         let generation = match self.origin {
             Origin::Seen(seen) => generations.of_newborn(seen),
             Origin::Inherited(generation) => Some(generation),
         };
         if generation.is_some() {
             // It starts with the effect of all earlier orders.
-            slot.follower.answer(order.last(), 0);
+            slot.follower.answer(last, 0);
         }
         slot.generation.store(generation.unwrap_or(UNKNOWN), Ordering::Release);
         slot.thread.store(thread_id(), Ordering::Release);

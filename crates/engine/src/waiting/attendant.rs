@@ -49,7 +49,7 @@ enum Errand {
 /// and read in signal handlers.
 #[derive(Default)]
 struct Preparation {
-    /// Workers that were asked for and have not started yet.
+    /// Workers and anchors that were asked for and have not started yet.
     births: AtomicU32,
     /// The common group is to get an anchor, because threads are going to differ.
     wants_anchor: AtomicBool,
@@ -315,8 +315,11 @@ impl Post {
         }
         let preparation = &process().attendant.preparation;
         if preparation.wants_anchor.load(Ordering::Acquire) {
+            // Counted before the wish is taken back: the preparation is not over in between.
+            preparation.births.fetch_add(1, Ordering::SeqCst);
+            preparation.wants_anchor.store(false, Ordering::SeqCst);
             process().groups.anchor_common(|| {
-                preparation.wants_anchor.store(false, Ordering::Release);
+                preparation.births.fetch_sub(1, Ordering::SeqCst);
                 preparation.announce();
             });
         }

@@ -134,8 +134,9 @@ impl DeviceQueue {
         const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
         let has_file = !matches!(request.file.hold, Hold::Submitter);
-        let is_passing = matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG) || DENIED.contains(&result);
-        self.added_flags != 0 && is_passing && is_ours && has_file
+        let is_passing = is_ours && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG);
+        // A transfer with the program's own RWF_NOWAIT keeps the flag in the worker.
+        self.added_flags != 0 && (is_passing || DENIED.contains(&result)) && has_file
     }
 }
 

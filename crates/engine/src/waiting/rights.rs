@@ -33,7 +33,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_sys::mutex::Mutex;
 use usring_sys::thread::{self, Credentials, ThreadId};
 use usring_sys::thread_life::ThreadLife;
-use usring_sys::{Errno, credentials, futex, signals};
+use usring_sys::{Errno, capability, credentials, futex, signals};
 
 /// A group's number in its requests.
 pub(crate) type GroupNumber = u16;
@@ -237,8 +237,20 @@ impl Groups {
     /// until now keep the rights that the calling thread, the ring watcher, still has. `done` is
     /// called when an anchor has them, or when none can be made.
     pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
+        if credentials::differ() {
+            // Another thread has changed first, and the group from before that change stays.
+            return done();
+        }
         let group = self.common_of_now();
-        let settled = group.settle_and(done.clone());
+        let begun = {
+            let done = done.clone();
+            move || {
+                // It must not be able to raise its rights.
+                let _ = capability::keep_effective_only();
+                done();
+            }
+        };
+        let settled = group.settle_and(begun);
         if settled.is_ok() {
             let old = self.state.lock().last_alike.replace(group);
             drop(old);

@@ -25,13 +25,15 @@ use usring_sys::mutex::Mutex;
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::thread::{self, Credentials};
 use usring_sys::ticks::{self, Ticks};
-use usring_sys::{Errno, processor, timer_slack, wait};
+use usring_sys::{Errno, memory_reserve, processor, timer_slack, wait};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
 /// Nanoseconds that `sq_thread_idle` of 0 means.
 const DEFAULT_IDLE: Nanoseconds = 1_000_000_000;
 const MILLISECOND: Nanoseconds = 1_000_000;
+/// Pause between two tries to submit while the memory reserve is in use.
+const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
 /// Most entries taken from one ring before the next ring is served, if there are several.
 const SHARE: u32 = 8;
 
@@ -226,6 +228,10 @@ impl SqThread {
             if self.serve(&rings) {
                 last_work = Ticks::now();
                 continue;
+            }
+            if memory_reserve::is_low() {
+                // Nothing can be submitted before there is memory again.
+                let _ = wait::nanosleep(LOW_MEMORY_PAUSE);
             }
             if Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed) {
                 // This spin is bounded by the idle time that the program chose.

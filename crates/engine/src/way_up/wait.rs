@@ -84,8 +84,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             }
         };
         let Some(locked) = lone_wait::look(ring, locked, call.completions, span, &mut lone) else { continue };
-        let Some(locked) = gather(locked, &call, span, &mut pace)? else { continue };
-        match sleep(locked, &call, span) {
+        match gather_or_sleep(locked, &call, span, &mut pace) {
             Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),
             Err(error) => return Err(error),
@@ -187,9 +186,26 @@ fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     }
 }
 
+/// Waits once: lets events gather, or sleeps.
+///
+/// Errors: `EINTR`, and those of making the epoll set.
+fn gather_or_sleep(
+    locked: LockedRing,
+    call: &WaitCall,
+    span: Option<Nanoseconds>,
+    pace: &mut Pace,
+) -> Result<(), Errno> {
+    match gather(locked, call, span, pace)? {
+        Some(locked) => sleep(locked, call, span),
+        None => Ok(()),
+    }
+}
+
 /// Lets the events of the files gather, on a ring that defers task work, for a waiter that needs
 /// several more and knows their pace. The kernel wakes such a waiter once, when there are enough;
 /// an epoll set would wake it for each. `None`: the pause is over, and the lock is released.
+///
+/// Errors: `EINTR` if a signal ended the pause.
 fn gather<'a>(
     mut locked: LockedRing<'a>,
     call: &WaitCall,
@@ -202,6 +218,11 @@ fn gather<'a>(
     }
     let ready = locked.cq.ready();
     let Some(pause) = pace.pause(ready, call.completions - ready) else { return Ok(Some(locked)) };
+    if locked.polls.has_due() || locked.devices.owes_delivery() {
+        return Ok(Some(locked));
+    }
+    // This precedes the announcement. Otherwise this waiter would wake itself for its own CQEs.
+    locked.wake_others();
     let needed = needed(&mut locked, call);
     let ticket = ring.wakers.sleep.announce(Sleeper::Futex, needed);
     locked.unlock();
@@ -215,8 +236,7 @@ fn gather<'a>(
     fast_poll::look(&mut locked);
     locked.finish_batch();
     locked.unlock();
-    // Completions take precedence over a signal.
-    if slept == Err(Errno::EINTR) { interrupted(ring).map(|()| None) } else { Ok(None) }
+    if slept == Err(Errno::EINTR) { Err(Errno::EINTR) } else { Ok(None) }
 }
 
 /// Returns how to sleep if the ring waits for completions of the kernel's files only, and the most
