@@ -9,13 +9,16 @@
 //!   carried out.
 //! - No request is linked after a request that a worker carries out. A batch names each file that
 //!   workers write to only once.
+//! - A shutdown is a step of its own: a worker of the kernel carries it out, at any time.
+//! - If a chain's later request sends, no other request of the batch sends there: a request that
+//!   waits there is called once or twice.
 //! - Timeouts either expire before the program looks, or lie far in the future.
 //! - Completions of one step are sorted. The notifications of SEND_ZC are checked, and their steps
 //!   are not printed.
 //! - After a plain call the program waits for its effects before it makes the next call. The
 //!   patience says how long it waits for more. A busy machine needs more patience.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -134,7 +137,13 @@ struct Program {
     group: Option<u16>,
     /// Files that workers write to and that this batch names already.
     used: BTreeSet<usize>,
-    /// A LINK_TIMEOUT to push next.
+    /// The pairs of files that this batch sends to, and whether a chain's later request does.
+    sent: BTreeMap<usize, bool>,
+    /// TCP sockets that are shut for reading.
+    shut: BTreeSet<usize>,
+    /// The request that is being made is a chain's, and not the first.
+    is_successor: bool,
+    /// A LINK_TIMEOUT that comes next.
     watcher: Option<Sqe>,
     /// Whether the last request's `fd` is a descriptor and not a count. The opcode does not show
     /// that, because it may be spoiled. Nor does the value, because a count may equal a
@@ -227,9 +236,9 @@ impl Program {
         let deferred = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
         let flags = random.of(&[0, 0, u::IORING_SETUP_COOP_TASKRUN, deferred, u::IORING_SETUP_SINGLE_ISSUER])
             | random.of(&[0, u::IORING_SETUP_SUBMIT_ALL, u::IORING_SETUP_NO_SQARRAY]);
-        // Without SUBMIT_ALL the timing of the kernel's task work would decide how a request after
-        // a refused one drains.
         let drains = seed.is_multiple_of(5);
+        // Behind a refused request the program submits again. Whether that finds the first
+        // submission's drain released is decided by the time of the kernel's task work.
         let flags = flags | if drains { u::IORING_SETUP_SUBMIT_ALL } else { 0 };
         let entries = 64;
         println!("flags {flags:#x} cq {entries}");
@@ -270,6 +279,9 @@ impl Program {
             drains,
             group: None,
             used: BTreeSet::new(),
+            sent: BTreeMap::new(),
+            shut: BTreeSet::new(),
+            is_successor: false,
             watcher: None,
             names_file: false,
         }
@@ -341,6 +353,8 @@ impl Program {
     fn submit(&mut self) {
         let mut count = 1 + self.random.below(BATCH as usize) as u32;
         self.used.clear();
+        self.sent.clear();
+        self.is_successor = false;
         for place in 1..=count {
             let mut sqe = self.request(place == 1);
             if place == count || sqe.opcode == opcode::SHUTDOWN {
@@ -351,6 +365,7 @@ impl Program {
             println!("  {}", self.describe(&sqe));
             let last = sqe.opcode == opcode::SHUTDOWN;
             self.ring.push(sqe);
+            self.is_successor = sqe.flags & (sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK) != 0;
             if last {
                 // A worker of the kernel carries it out, so the batch ends here.
                 count = place;
@@ -397,8 +412,9 @@ impl Program {
                 entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY;
             }
             if self.polls.contains(&entry.user_data) && entry.res & i32::from(libc::POLLOUT) != 0 {
-                // The kernel may report the bits of one wake-up, or all bits that hold.
-                entry.res &= !i32::from(libc::POLLRDHUP);
+                // The kernel reports one wake-up's events. Of wake-ups that come before it looks,
+                // it reports all that is there: a hang-up, too.
+                entry.res &= !i32::from(libc::POLLRDHUP | libc::POLLHUP);
             }
             println!("  cqe {entry}");
             if entry.flags & u::IORING_CQE_F_MORE == 0 || self.without_copy.contains(&entry.user_data) {

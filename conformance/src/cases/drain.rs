@@ -20,6 +20,7 @@ pub const CASES: &[Case] = &[
     case("drain.holds_until_it_is_done", holds_until_it_is_done),
     case("drain.drains_until_idle", drains_until_idle),
     case("drain.refused_drain_drains", refused_drain_drains),
+    case("drain.refused_counts_in_its_batch", refused_counts_in_its_batch),
     case("drain.with_chain", with_chain),
     case("drain.in_middle_of_chain", in_middle_of_chain),
     case("drain.waits_for_timeout", waits_for_timeout),
@@ -150,6 +151,37 @@ fn refused_drain_drains(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     files::put(&writer, b"x");
     t.in_order(&ring.wait(2));
+}
+
+/// A refused request is under way until its batch ends. The next request finds something to
+/// wait for, so the ring goes on draining.
+fn refused_counts_in_its_batch(t: &mut Transcript) {
+    for (flags, chained) in [(u::IORING_SETUP_SUBMIT_ALL, false), (u::IORING_SETUP_SUBMIT_ALL, true), (0, false)] {
+        let mut ring = Ring::flags(8, flags);
+        let (reader, writer) = files::sockets();
+        ring.push(draining(nop(1)));
+        ring.submit();
+        t.in_order(&ring.wait(1));
+        let refused = sqe(200, -1, 2);
+        ring.push(if chained { refused.linked() } else { refused });
+        if chained {
+            ring.push(nop(3));
+        }
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 4));
+        let count = ring.sq_tail().wrapping_sub(ring.sq_head());
+        let taken = ring.submit();
+        t.result("submit", taken);
+        if (taken as u32) < count {
+            t.result("submit", ring.enter(count - taken as u32, 0, 0));
+        }
+        t.sorted(&ring.wait(1 + usize::from(chained)));
+        ring.push(nop(5));
+        ring.submit();
+        crate::time::long_enough_to_notice();
+        t.in_order(&ring.reap());
+        files::put(&writer, b"x");
+        t.sorted(&ring.wait(if taken as u32 == count { 2 } else { 1 }));
+    }
 }
 
 /// The flag on a chain's head drains before the chain.

@@ -8,13 +8,16 @@ use super::poll::events;
 use super::reg;
 use crate::case::{Case, case, differs};
 use crate::files;
+use crate::net::{self, Family};
 use crate::ring::{Entry, Ring};
-use crate::sqe::{Change, cancel, nop, poll, poll_remove};
+use crate::sqe::{Change, cancel, nop, poll, poll_remove, read, write};
 use crate::transcript::Transcript;
 
 pub const CASES: &[Case] = &[
     case("poll_multishot.first_by_level", first_by_level),
     case("poll_multishot.several_of_one_batch", several_of_one_batch),
+    case("poll_multishot.taken_in_its_batch", taken_in_its_batch),
+    case("poll_multishot.chain_of_its_batch", chain_of_its_batch),
     case("poll_multishot.later_by_edge", later_by_edge),
     case("poll_multishot.none_when_idle", none_when_idle),
     case("poll_multishot.removed", removed),
@@ -74,7 +77,45 @@ fn several_of_one_batch(t: &mut Transcript) {
     }
 }
 
-/// Writes a byte into a socket and prints the completions.
+/// A poll reports the event that it begins with, though the next request of the batch takes it.
+fn taken_in_its_batch(t: &mut Transcript) {
+    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+        let mut ring = Ring::flags(8, flags);
+        let (listener, address) = net::listener(Family::V4);
+        let _client = net::connected(Family::V4, &address);
+        ring.push(multishot(listener.as_raw_fd(), IN, 1));
+        ring.push(net::accept(listener.as_raw_fd(), 2).with(|sqe| sqe.ioprio = u::IORING_ACCEPT_DONTWAIT as u16));
+        ring.submit();
+        let entries: Vec<Entry> = ring.wait(2);
+        let accepted = entries.iter().any(|entry| entry.user_data == 2 && entry.res >= 0);
+        t.say(format_args!("accepted: {accepted}"));
+        t.sorted(&entries.into_iter().filter(|entry| entry.user_data == 1).collect::<Vec<_>>());
+        let (reader, writer) = files::sockets();
+        files::put(&writer, b"x");
+        let mut byte = [0u8; 1];
+        ring.push(multishot(reader.as_raw_fd(), IN, 3));
+        ring.push(read(reader.as_raw_fd(), &mut byte, 0, 4));
+        ring.submit();
+        t.sorted(&ring.wait(2));
+        // Only what comes later is reported from then on.
+        show_all(t, &mut ring);
+        wake(t, &mut ring, &writer);
+    }
+}
+
+/// A poll reports what is there before a chain of its batch goes on, and then what the
+/// chain brings.
+fn chain_of_its_batch(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let (reader, writer) = files::sockets();
+    ring.push(write(writer.as_raw_fd(), b"x", 0, 1).linked());
+    ring.push(write(writer.as_raw_fd(), b"y", 0, 2));
+    ring.push(multishot(reader.as_raw_fd(), IN, 3));
+    t.result("submit", ring.submit());
+    t.sorted(&ring.wait(4));
+}
+
+/// A byte into a socket, and what follows from it.
 fn wake(t: &mut Transcript, ring: &mut Ring, writer: &std::os::fd::OwnedFd) {
     files::put(writer, b"x");
     let entries = ring.wait(1);

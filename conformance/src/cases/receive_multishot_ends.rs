@@ -8,7 +8,7 @@ use usring_uapi::io_uring as u;
 
 use super::receive_multishot::{DEFER, GROUP, arm, multishot, ring_of, udp};
 use crate::buffers::group_of;
-use crate::case::{Case, case};
+use crate::case::{Case, case, differs};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
@@ -27,6 +27,12 @@ pub const CASES: &[Case] = &[
     case("receive_multishot_ends.when_cancelled_deferred", ends_when_cancelled_deferred),
     case("receive_multishot_ends.by_overflow_deferred", ends_by_overflow_deferred),
     case("receive_multishot_ends.data_before_end", data_before_end),
+    case("receive_multishot_ends.end_is_there", end_is_there),
+    differs(
+        "receive_multishot_ends.shut_for_reading",
+        shut_for_reading,
+        "the end is reported as soon as nothing is left before it",
+    ),
     case("receive_multishot_ends.empty_datagram", empty_datagram),
     case("receive_multishot_ends.no_room_for_data", no_room_for_data),
 ];
@@ -200,6 +206,55 @@ fn data_before_end(t: &mut Transcript) {
         }
         t.in_order(&ring.wait(3));
     }
+}
+
+/// Data that leaves room in its buffer, or none, and the end of the connection behind it. The
+/// other direction is ended before, behind, or not at all.
+fn end_is_there(t: &mut Transcript) {
+    let bundle = u::IORING_RECVSEND_BUNDLE as u16;
+    for (own, sent) in [(None, 3), (None, 16), (Some(true), 3), (Some(false), 3)] {
+        for (options, length) in [(0, 0), (bundle, 50)] {
+            for flags in [0, libc::MSG_DONTWAIT] {
+                let memory = Pages::new(1);
+                let (mut ring, _group) = ring_of(&memory, 8, 0);
+                let (reader, writer) = files::tcp();
+                if own == Some(true) {
+                    files::shut_down(&reader, libc::SHUT_WR);
+                }
+                files::put(&writer, &[b'x'; 16][..sent]);
+                files::shut_down(&writer, libc::SHUT_WR);
+                if own == Some(false) {
+                    files::shut_down(&reader, libc::SHUT_WR);
+                }
+                crate::time::long_enough_to_notice();
+                ring.push(multishot(reader.as_raw_fd(), 1).with(|sqe| {
+                    sqe.ioprio |= options;
+                    (sqe.len, sqe.op_flags) = (length, flags as u32);
+                }));
+                ring.submit();
+                t.in_order(&ring.wait(2));
+            }
+        }
+    }
+}
+
+/// A bundle whose length ends its first turn. The kernel's next turn takes the rest, and only
+/// another event makes it look for the end.
+fn shut_for_reading(t: &mut Transcript) {
+    let memory = Pages::new(1);
+    let (mut ring, _group) = ring_of(&memory, 8, 0);
+    let (reader, writer) = files::tcp();
+    files::put(&writer, b"text and more");
+    files::shut_down(&reader, libc::SHUT_RD);
+    ring.push(multishot(reader.as_raw_fd(), 1).with(|sqe| {
+        sqe.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
+        sqe.len = 8;
+    }));
+    ring.submit();
+    t.in_order(&ring.wait(2));
+    crate::time::long_enough_to_notice();
+    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+    t.in_order(&ring.reap());
 }
 
 fn empty_datagram(t: &mut Transcript) {

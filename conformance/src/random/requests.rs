@@ -52,7 +52,8 @@ impl Program {
             18 => (self.provide(), None),
             19 => self.accept(),
             20 => (self.message_ring(), None),
-            21 => (self.shutdown(), None),
+            21 if is_first => (self.shutdown(), None),
+            21 => (sqe::nop(0), None),
             _ => (self.files_update(), None),
         };
         sqe.user_data = self.user_data;
@@ -85,7 +86,19 @@ impl Program {
         !matches!(index, COUNTER | REGULAR) || self.used.insert(index)
     }
 
-    /// Returns the address of this request's memory.
+    /// Whether this request may send. Where a chain's later request sends, no other one of
+    /// the batch does: the kernel calls one that waits there in between, or it does not.
+    fn may_send(&mut self, index: usize) -> bool {
+        let pair = (index / 2, self.is_successor);
+        let sent = self.sent.get(&pair.0).copied();
+        let may = sent.is_none_or(|by_successor| !by_successor && !pair.1);
+        if may {
+            self.sent.insert(pair.0, pair.1);
+        }
+        may
+    }
+
+    /// The memory of this request.
     fn room(&self) -> u64 {
         self.memory.at(16384 + (self.user_data as usize % 256) * ROOM)
     }
@@ -113,10 +126,16 @@ impl Program {
         if index == LISTENER || regular && !self.is_free(index) {
             return (sqe::nop(0), None);
         }
+        let kind = self.random.below(5);
+        // The kernel's READ_MULTISHOT takes one buffer's worth, and the rest behind its batch.
+        // The rest may share a buffer with data that the batch sends there.
+        if kind == 3 && !regular && self.sent.insert(index / 2, true).is_some() {
+            return (sqe::nop(0), None);
+        }
         let length = if index == COUNTER { self.random.of(&[8, 8, 16, 4]) } else { self.length() };
         let offset = if regular { self.random.of(&[0, 5, 1990, 4000, CURRENT]) } else { self.random.of(&[0, CURRENT]) };
         let request = sqe::read_at(self.fd(index), self.room(), length, offset, 0);
-        let request = match self.random.below(5) {
+        let request = match kind {
             0 => {
                 let place = self.memory.at(self.random.below(2) * 8192 + self.random.below(4) * 64);
                 let buffer = u16::from(place >= self.memory.at(8192));
@@ -177,6 +196,9 @@ impl Program {
         if !self.is_free(index) {
             return sqe::nop(0);
         }
+        if !self.may_send(index) {
+            return sqe::nop(0);
+        }
         let length = if index == COUNTER { 8 } else { self.length() };
         let from = self.memory.at(if index == COUNTER { COUNT_AT } else { 40 });
         let offset =
@@ -210,9 +232,10 @@ impl Program {
             if self.random.percent(60) && flags & libc::MSG_PEEK == 0 {
                 request.ioprio |= u::IORING_RECV_MULTISHOT as u16;
             }
-            if self.random.percent(40) {
-                // (The kernel gives the buffers of a bundle with MSG_WAITALL to other requests,
-                // too.)
+            // (The kernel's multishot bundle may not see that its socket is shut for reading.)
+            let is_shut = self.shut.contains(&index) && request.ioprio != 0;
+            if self.random.percent(40) && !is_shut {
+                // (The buffers of one that waits for all of them the kernel gives to others, too.)
                 if flags & libc::MSG_WAITALL == 0 {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
                 }
@@ -243,6 +266,9 @@ impl Program {
 
     fn send(&mut self) -> Sqe {
         let index = self.random.of(&SOCKETS);
+        if !self.may_send(index) {
+            return sqe::nop(0);
+        }
         let flags = self.random.of(&[0, 0, libc::MSG_WAITALL, libc::MSG_DONTWAIT]);
         let length = self.length();
         let mut request = Sqe {
@@ -272,8 +298,9 @@ impl Program {
 
     fn poll(&mut self) -> Sqe {
         let index = self.random.of(&[0, 1, 2, 3, 4, 6, 8, 9, COUNTER, REGULAR, 12, LISTENER]);
-        // A poll after a request that takes the data may find nothing any more.
-        if !self.used.insert(index) {
+        // A poll behind a request that takes what is there may find nothing any more. The kernel
+        // calls waiting requests before a chain goes on, so a chain's poll sees fewer wake-ups.
+        if self.is_successor || !self.used.insert(index) {
             return sqe::nop(0);
         }
         self.polls.insert(self.user_data);
@@ -399,7 +426,11 @@ impl Program {
         }
         // A receive from a datagram socket that was shut down is retried without end.
         let index = self.random.of(&[2, 3, 4, 5, 8, 9]);
-        Sqe { len: self.random.of(&[0, 1, 2, 7]), ..sqe::sqe(opcode::SHUTDOWN, self.fd(index), 0) }
+        let how = self.random.of(&[0, 1, 2, 7]);
+        if matches!(index, 8 | 9) && matches!(how, 0 | 2) {
+            self.shut.insert(index);
+        }
+        Sqe { len: how, ..sqe::sqe(opcode::SHUTDOWN, self.fd(index), 0) }
     }
 
     fn files_update(&mut self) -> Sqe {

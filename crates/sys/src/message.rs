@@ -2,7 +2,7 @@
 //! the engine decides whether a socket has more data.
 
 use crate::plain::IoVector;
-use crate::{Errno, SystemCall, UserAddress};
+use crate::{Errno, SystemCall, UserAddress, epoll};
 use linux_raw_sys::{general as linux, ioctl};
 
 // linux/socket.h; `linux-raw-sys` has them only in another module.
@@ -27,6 +27,7 @@ const SO_DOMAIN: u32 = 39;
 const TCP_INFO: u32 = 11;
 const TCP_ULP: u32 = 31;
 const TCP_TIME_WAIT: u32 = 6;
+const TCP_CLOSE: u32 = 7;
 const TCP_CLOSE_WAIT: u32 = 8;
 const TCP_LAST_ACK: u32 = 9;
 const TCP_CLOSING: u32 = 11;
@@ -168,15 +169,22 @@ pub fn is_at_urgent(number: i32) -> bool {
     SystemCall::new(linux::__NR_ioctl, arguments).run().is_ok() && is_there != 0
 }
 
-/// Whether the kernel's count of unread bytes includes the stream's end. TCP's does, once the peer
-/// has closed its side.
+/// Whether the kernel counts a stream's end among what the stream holds. It does for TCP,
+/// once the peer has said that it will send no more.
+///
+/// A connection that both sides have ended is closed, as one that was reset is. A reset
+/// leaves an error until the program reads it.
 pub fn counts_end(number: i32) -> bool {
     if option(number, SOL_SOCKET, SO_PROTOCOL) != Ok(IPPROTO_TCP) {
         return false;
     }
     // The first byte is the connection's state.
     let state = option(number, SOL_TCP, TCP_INFO).map_or(0, |info| info & 0xff);
-    matches!(state, TCP_TIME_WAIT | TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING)
+    match state {
+        TCP_TIME_WAIT | TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING => true,
+        TCP_CLOSE => epoll::poll_now(number, 0).is_ok_and(|ready| ready & epoll::ERR == 0),
+        _ => false,
+    }
 }
 
 /// Whether the kernel would send without a copy on this socket.

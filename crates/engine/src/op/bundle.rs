@@ -236,6 +236,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
     if bundle.rest == Rest::Something && bytes == room && is_open && !discards {
         append(locked, request, bounded(message::unread(number)), &mut bundle)?;
     }
+    bundle.rest = receive::with_end(request, bundle.rest);
     Ok(Step::Given(bundle))
 }
 

@@ -80,6 +80,13 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     if is_left { Rest::Something } else { Rest::Nothing }
 }
 
+/// Returns `rest`, or that there is more where the connection's end is behind a multishot.
+/// An event tells of the end; a multishot that no event has called asks for it.
+pub(crate) fn with_end(request: &Request, rest: Rest) -> Rest {
+    let asks = rest == Rest::Nothing && request.multishot && request.ready_for == 0;
+    if asks && message::counts_end(request.file.number) { Rest::Something } else { rest }
+}
+
 fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if request.has_flag(sqe_flags::BUFFER_SELECT)
         && request.buffer.is_none()
@@ -213,8 +220,11 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
             Err(error) => (error.negative(), true),
         };
         let rest = match (ended, result) {
-            (false, _) => rest(request, result as u64, room),
-            // There was no room for data.
+            (false, _) => {
+                let rest = rest(request, result as u64, room);
+                with_end(request, rest)
+            }
+            // There was no room for anything.
             (true, 0..) if result as u64 == room => rest(request, room, room),
             (true, 0..) if message::counts_end(number) => Rest::Something,
             _ => Rest::Unknown,

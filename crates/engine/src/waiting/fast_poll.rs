@@ -128,15 +128,19 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
     locked.polls.push(place.tag, request, Purpose::Retry, turn);
 }
 
-fn begin_report(locked: &mut LockedRing, request: RequestEntry, interest: Interest, place: Place) {
-    // A multishot first completes with what is there.
-    if interest.multishot {
-        let there = is_there(&request, interest, place);
-        if there != 0 && !complete::post_more(locked, request.sqe.user_data, there as i32, 0) {
-            return complete::complete(locked, request, (there as i32).into());
-        }
+/// A multishot POLL_ADD begins with what is there at this moment, even if a request behind it
+/// takes that. So its turn is due. An event that the set reports before its turn takes the
+/// turn's place, as wake-ups that come together do in the kernel.
+fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, place: Place) {
+    // Where the set is to report what is there, and another thread sleeps on the set, that
+    // thread has the event already.
+    let is_left_to_sleeper = !place.has_reported && locked.ring.wakers.sleep.is_led();
+    let mut turn = Turn::Over;
+    if interest.multishot && !is_left_to_sleeper {
+        request.ready_for = epoll::poll_now(request.file.number, interest.events).unwrap_or(0);
+        turn = if request.ready_for == 0 { Turn::Over } else { Turn::Due };
     }
-    locked.polls.push(place.tag, request, Purpose::Report, Turn::Over);
+    locked.polls.push(place.tag, request, Purpose::Report, turn);
 }
 
 /// Handles a request whose file epoll refuses.
@@ -223,6 +227,36 @@ pub(crate) fn look(locked: &mut LockedRing) {
 
 /// Handles what the epoll set reported.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
+    fire_all(locked, events);
+    issue::run_issuable(locked);
+    go_on(locked);
+}
+
+/// Calls the requests whose files are ready, before the chains of a batch go on, where a
+/// request is due. A poll that has just begun reports what is there. The chains bring its
+/// next event. Issues no successor.
+#[inline]
+pub(crate) fn look_before_successors(locked: &mut LockedRing) {
+    if locked.polls.has_due() {
+        take_events(locked);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn take_events(locked: &mut LockedRing) {
+    let mut events = [Event::default(); EVENTS];
+    while !locked.ring.wakers.sleep.is_led() {
+        let Some(set) = locked.polls.set() else { return };
+        let count = set.ready(&mut events).unwrap_or(0);
+        fire_all(locked, &events[..count]);
+        if count < events.len() {
+            return;
+        }
+    }
+}
+
+fn fire_all(locked: &mut LockedRing, events: &[Event]) {
     locked.polls.expected.told_of(events.len());
     prefetch(locked, events);
     for (at, event) in events.iter().enumerate() {
@@ -244,8 +278,6 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
         }
         fire(locked, data, mask);
     }
-    issue::run_issuable(locked);
-    go_on(locked);
 }
 
 /// Prefetches the slots of all events, and the request of the first one: they were last touched
@@ -272,10 +304,13 @@ pub(crate) fn go_on(locked: &mut LockedRing) {
 fn take_turns(locked: &mut LockedRing) {
     for _ in 0..locked.polls.due_count() {
         let Some((tag, waiter)) = locked.polls.begin_turn() else { continue };
-        if waiter.request.multishot {
-            call(locked, tag, waiter.request);
-        } else {
-            issue::issue(locked, waiter.request);
+        match waiter.purpose {
+            Purpose::Report => {
+                let ready = waiter.request.ready_for;
+                report(locked, tag, waiter.request, ready);
+            }
+            Purpose::Retry if waiter.request.multishot => call(locked, tag, waiter.request),
+            Purpose::Retry => issue::issue(locked, waiter.request),
         }
         locked.polls.end_round(tag);
     }
@@ -340,10 +375,7 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
                 call(locked, tag, request);
             }
             Purpose::Retry => issue::issue(locked, request),
-            Purpose::Report if request.multishot && report_more(locked, &request, mask) => {
-                locked.polls.push(tag, request, Purpose::Report, Turn::Over);
-            }
-            Purpose::Report => complete::complete(locked, request, (mask as i32).into()),
+            Purpose::Report => report(locked, tag, request, mask),
         }
     }
     locked.polls.end_round(tag);
@@ -352,7 +384,16 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     }
 }
 
-/// Calls a multishot that waits at this registration.
+/// Completes a POLL_ADD with what its file is ready for. A multishot waits on.
+fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, mask: u32) {
+    if request.multishot && report_more(locked, &request, mask) {
+        locked.polls.push(tag, request, Purpose::Report, Turn::Over);
+    } else {
+        complete::complete(locked, request, (mask as i32).into());
+    }
+}
+
+/// Calls a multishot that has waited there.
 #[inline(always)]
 fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     if let Some(request) = issue::call(locked, request) {

@@ -19,6 +19,9 @@ pub(crate) struct Drain {
     /// A request with CQE_SKIP_SUCCESS was seen. The kernel refuses drains from then on, because it
     /// counts them by CQEs.
     disabled: bool,
+    /// Requests of this batch were refused while the ring drains. They count as under way
+    /// until the batch ends.
+    refused_in_batch: u64,
 }
 
 /// A drain is held back or may be under way: later requests wait until it is done.
@@ -63,6 +66,19 @@ impl Drain {
         self.state |= HOLD_NEXT;
     }
 
+    /// Lets a request that is being refused count as under way until its batch ends.
+    pub fn refuse(&mut self) {
+        if self.is_active() {
+            self.outstanding += 1;
+            self.refused_in_batch += 1;
+        }
+    }
+
+    #[inline]
+    pub fn has_refused(&self) -> bool {
+        self.refused_in_batch != 0
+    }
+
     pub fn disable(&mut self) {
         self.disabled = true;
     }
@@ -94,6 +110,13 @@ pub(crate) fn defer(locked: &mut LockedRing, mut request: RequestEntry) {
     // A request that did not have to wait, and that no later one has to wait for, ends draining.
     let is_active = drains || !locked.drain.deferred.is_empty();
     locked.drain.state = if is_active { ACTIVE } else { 0 };
+}
+
+/// Ends a batch in which requests were refused while the ring drains.
+#[cold]
+pub(crate) fn end_of_batch(locked: &mut LockedRing) {
+    locked.drain.outstanding -= core::mem::take(&mut locked.drain.refused_in_batch);
+    release(locked);
 }
 
 /// Releases the oldest request when no other is under way, and those behind it up to the

@@ -247,6 +247,7 @@ fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Res
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
     while !locked.successors.is_empty() {
+        fast_poll::look_before_successors(locked);
         run_successors(locked);
     }
     locked.devices.ring_doorbells();

@@ -94,6 +94,7 @@ fn refuse_chain(locked: &mut LockedRing) {
         head.progress = Progress::Refused;
         head.result = Errno::ECANCELED.negative();
     }
+    locked.drain.refuse();
     issue::issue(locked, head);
     if let Some(watcher) = rest.next_if(|next| issue::is_link_timeout(next)) {
         timeout::let_go(locked, watcher);

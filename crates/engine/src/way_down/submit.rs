@@ -2,6 +2,7 @@
 //! and has the opcode's family prepare it. Then passes the request on to its chain, the drain or
 //! straight to issue.
 
+use crate::drain;
 use crate::issue;
 use crate::link;
 use crate::opcode_table;
@@ -55,6 +56,9 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
         }
     }
     link::end_of_batch(locked);
+    if locked.drain.has_refused() {
+        drain::end_of_batch(locked);
+    }
     issue::run_issuable(locked);
     locked.named.end_submission();
     locked.sq.commit();
@@ -85,7 +89,8 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
     } else if accepted {
         start(locked, request);
     } else {
-        // A refused request completes at once, even behind a drain.
+        // Refused at once, even behind a drain.
+        locked.drain.refuse();
         issue::issue(locked, request);
     }
     issue::run_issuable_of_batch(locked);
@@ -96,7 +101,7 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
 #[inline(always)]
 pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry) {
     if locked.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
-        crate::drain::defer(locked, request);
+        drain::defer(locked, request);
     } else {
         issue::issue_now(locked, request);
     }
