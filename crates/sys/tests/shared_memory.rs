@@ -9,7 +9,8 @@ use usring_sys::mapping::{Mapping, PAGE, private_pages, unmap};
 use usring_sys::shared::SharedMemory;
 use usring_sys::shared_array::SharedArray;
 use usring_sys::user_memory::install_fault_handler;
-use usring_sys::{Errno, UserAddress};
+use usring_sys::{Errno, SystemCall, UserAddress};
+use usring_uapi::general as linux;
 use usring_uapi::{Cqe, Sqe};
 
 fn memory() -> SharedMemory {
@@ -84,7 +85,9 @@ fn an_array_lies_in_its_memory_whatever_the_index() {
 fn memory_that_the_program_lends_has_to_be_there() {
     install_fault_handler();
     let start = private_pages(2 * PAGE).unwrap();
-    unmap(start + PAGE, PAGE).unwrap();
+    // Inaccessible, but not free: another test's mapping could take the place of a hole.
+    let forbidden = [(start + PAGE) as u64, PAGE as u64, linux::PROT_NONE.into(), 0, 0];
+    SystemCall::new(linux::__NR_mprotect, forbidden).run().unwrap();
     let at = |offset: usize| UserAddress((start + offset) as u64);
     assert!(SharedMemory::of_program(at(0), PAGE).is_ok());
     assert_eq!(SharedMemory::of_program(at(0), PAGE + 1).err(), Some(Errno::EFAULT));
@@ -92,5 +95,5 @@ fn memory_that_the_program_lends_has_to_be_there() {
     assert_eq!(SharedMemory::of_program(at(8), 8).err(), Some(Errno::EINVAL));
     assert_eq!(SharedMemory::of_program(UserAddress::NULL, 8).err(), Some(Errno::EFAULT));
     assert_eq!(SharedMemory::of_program(UserAddress(u64::MAX - 63), 64).err(), Some(Errno::EFAULT));
-    unmap(start, PAGE).unwrap();
+    unmap(start, 2 * PAGE).unwrap();
 }
