@@ -133,8 +133,8 @@ impl Request {
         self.file.number = self.sqe.fd;
     }
 
-    /// Sets the operation of a request that has just begun. There is no operation to be dropped,
-    /// and `forget` saves the compiler's code for it.
+    /// Sets the operation of a request that has just begun. It replaces [`Operation::Nothing`], and
+    /// `forget` keeps the compiler from generating code to drop that.
     #[inline(always)]
     pub fn begin_operation(&mut self, operation: Operation) {
         debug_assert!(matches!(self.operation, Operation::Nothing));

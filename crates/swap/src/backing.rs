@@ -147,7 +147,7 @@ enum Purpose {
 /// A store that is open.
 pub struct Backing {
     pub device: Arc<Device>,
-    /// The device's policy, where nobody else has it.
+    /// The polling policy of a device that this store has opened. `None`: its caller opened it.
     pub policy: Option<&'static PolicyWord>,
     /// Keeps every other process from swapping to the store.
     pub claim: Option<HeldDescriptor>,

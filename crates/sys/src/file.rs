@@ -143,7 +143,8 @@ fn transfer(calls: [u32; 2], number: i32, offset: u64, segments: &[IoVector], fl
     let [vector, count] = [segments.as_ptr() as u64, segments.len() as u64];
     let call = match flags {
         0 => SystemCall::new(calls[0], [number as u64, vector, count, offset, 0]),
-        // To the kernel the flags are 32 bits; the mark lies above them.
+        // The kernel takes 32 bits of flags. usring's mark, which its own filter looks for, is
+        // above them.
         _ => SystemCall::with_six(
             calls[1],
             [number as u64, vector, count, offset, 0, u64::from(flags) | PASS_MARK_ABOVE_FLAGS],

@@ -213,8 +213,8 @@ mod machine {
             // SAFETY: the caller guarantees the place; no references into it exist.
             return unsafe { to.cast::<T>().write_volatile(value) };
         }
-        // Word by word, out of registers: a volatile copy of a structure would go through the
-        // stack.
+        // Written word by word, so that the value stays in registers. A volatile copy of a
+        // structure would go through the stack.
         let from = (&raw const value).cast::<u64>();
         for index in 0..size_of::<T>() / 8 {
             // SAFETY: the caller guarantees the place; a type aligned to 8 consists of whole words

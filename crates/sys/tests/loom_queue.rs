@@ -135,8 +135,8 @@ fn who_comes_back_to_a_torn_list_is_told_once_more() {
     who_turns_away_is_told_of_the_rest(2);
 }
 
-/// The thread with the taker may deliver work directly, but not before its own pushed entries:
-/// those can be behind an entry that is being linked.
+/// The thread that takes from the queue may also deliver work without pushing it. The entries that
+/// it pushed before come first, even while they are behind an entry that another thread is linking.
 #[test]
 fn who_delivers_past_the_list_comes_after_its_own_entries() {
     bounded(|| {

@@ -378,7 +378,7 @@ fn finish(mut request: RequestEntry, ring: Arc<Ring>, result: i32) {
     task_work::add(&ring, request);
 }
 
-/// Ends the system calls that workers make for the ring's requests that `matches`.
+/// Interrupts the system calls of workers for those of the ring's requests that `matches` accepts.
 pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
     let state = process().workers.state.lock();
     let of_ring = state.running.iter().filter(|running| Arc::ptr_eq(&running.ring, ring));

@@ -344,8 +344,8 @@ impl Queue {
     fn change_generation(&mut self, generation: u32) {
         self.generation = generation;
         if self.interrupts {
-            // The control plane made it readable for this. The caller then looks for used heads
-            // anyway.
+            // The control plane signalled this eventfd to make the caller adopt the new
+            // generation. The caller looks for used descriptors in any case, so no signal is lost.
             eventfd::drain(self.grant.call.number());
         }
         if self.is_dead() {

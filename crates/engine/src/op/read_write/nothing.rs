@@ -43,7 +43,7 @@ pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcom
     IssueOutcome::of(answer.map(|bytes| bytes as i32))
 }
 
-/// Sends an empty message, where the socket has messages.
+/// Sends an empty message, if the socket keeps the boundaries of messages.
 fn write_nothing(transfer: &ReadWrite, number: i32) -> Result<u64, Errno> {
     if transfer.flags & NO_SIGNAL != 0 {
         return message::send_call(number, IoVector::default(), message::NO_SIGNAL, None).run();
