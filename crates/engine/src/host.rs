@@ -2,8 +2,8 @@
 //! program's calls. The engine itself keeps no table of descriptors. The host does: the interposer,
 //! or none when a ring is used through the Rust API.
 
-use crate::Ring;
 use crate::process::process;
+use crate::ring::Ring;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};

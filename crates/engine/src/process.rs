@@ -2,11 +2,11 @@
 //! submit helpers, the stuck-call watchdog. A forked child starts without them and makes its own on
 //! first use.
 
-use crate::attendant::Attendant;
-use crate::device_queues::Carriers;
-use crate::rights::Groups;
-use crate::stuck_calls::Guard;
-use crate::workers::WorkerPool;
+use crate::waiting::attendant::Attendant;
+use crate::waiting::device_queues::Carriers;
+use crate::waiting::rights::Groups;
+use crate::waiting::stuck_calls::Guard;
+use crate::waiting::workers::WorkerPool;
 use usring_sys::per_process::PerProcess;
 
 /// The engine's threads, seen from any ring.

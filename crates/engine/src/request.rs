@@ -11,16 +11,16 @@
 //!
 //! It is an owning pointer, so a move neither copies it nor allocates.
 
-use crate::buffer_group::SelectedBuffer;
-use crate::event_descriptor::EventDescriptor;
+use crate::completion::event_descriptor::EventDescriptor;
+use crate::completion::told::Told;
 use crate::op::Operation;
 use crate::op::send_receive::Message;
-use crate::opcode_table::{self, Row};
-use crate::poll_table::{SharedHold, Tag};
-use crate::registered_buffers::BufferHold;
-use crate::registered_files::RegisteredFile;
+use crate::registered::buffer_group::SelectedBuffer;
+use crate::registered::registered_buffers::BufferHold;
+use crate::registered::registered_files::RegisteredFile;
 use crate::ring::Ring;
-use crate::told::Told;
+use crate::submission::opcode_table::{self, Row};
+use crate::waiting::poll_table::{SharedHold, Tag};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};

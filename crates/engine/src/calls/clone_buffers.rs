@@ -2,7 +2,7 @@
 //! are locked one after the other: a thread that holds a ring's lock waits for no other ring's.
 
 use crate::host;
-use crate::registered_buffers::{self, Part};
+use crate::registered::registered_buffers::{self, Part};
 use crate::ring::Ring;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;

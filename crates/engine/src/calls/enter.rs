@@ -1,11 +1,9 @@
 //! io_uring_enter(2).
 
-use crate::cq_wait;
-use crate::fast_poll;
-use crate::iopoll;
+use crate::completion::wait::{self, WaitCall};
 use crate::ring::{LockedRing, Ring};
-use crate::submit;
-use crate::wait::{self, WaitCall};
+use crate::submission::submit;
+use crate::waiting::{cq_wait, fast_poll, iopoll};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock};
@@ -76,7 +74,7 @@ impl Ring {
         if call.to_submit != 0 {
             self.check_issuer()?;
             if !self.defers_task_work() {
-                crate::task_work::run(&mut locked);
+                crate::completion::task_work::run(&mut locked);
             }
             taken = submit::submit(&mut locked, call.to_submit);
             fast_poll::go_on_a_while(&mut locked);
@@ -92,7 +90,7 @@ impl Ring {
         }
         if waits {
             if call.to_submit != 0 && self.defers_task_work() {
-                crate::task_work::run_for_wait(&mut locked, call.min_complete);
+                crate::completion::task_work::run_for_wait(&mut locked, call.min_complete);
             }
             locked.finish_batch();
             // There are enough already: nothing is polled again.
@@ -103,7 +101,7 @@ impl Ring {
                 // If this thread alone polls the ring's files and timers, it does so now and then
                 // all the same.
                 if self.is_left_to_owner() && locked.is_due_for_a_look() {
-                    crate::task_work::run_all(&mut locked);
+                    crate::completion::task_work::run_all(&mut locked);
                     locked.finish_batch();
                 }
                 locked.depart();
@@ -137,7 +135,7 @@ impl Ring {
     /// asks with GETEVENTS.
     fn look_for_own(&self, locked: &mut LockedRing) {
         if !self.defers_task_work() && !self.is_polled() {
-            crate::task_work::run_all(locked);
+            crate::completion::task_work::run_all(locked);
         }
     }
 

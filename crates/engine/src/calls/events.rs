@@ -13,16 +13,15 @@
 //!   the lock, wakes the waiters, and returns when nothing is under way. Then the ring is closed as
 //!   any other.
 
-use crate::device_queues;
-use crate::event_descriptor::EventDescriptor;
-use crate::iopoll;
-use crate::issue;
+use crate::completion::event_descriptor::EventDescriptor;
+use crate::completion::wait::{self, WaitCall};
+use crate::completion::{complete, task_work};
+use crate::host;
 use crate::op::block_device;
 use crate::process::process;
 use crate::ring::{LockedRing, Ring};
-use crate::submit;
-use crate::wait::{self, WaitCall};
-use crate::{complete, host, rights, task_work, workers};
+use crate::submission::{issue, submit};
+use crate::waiting::{device_queues, iopoll, rights, workers};
 use alloc::sync::Arc;
 use usring_ring::{Layout, Memory};
 use usring_sys::clock::{Clock, Nanoseconds};

@@ -1,14 +1,13 @@
 //! io_uring_register(2).
 
-use crate::cancel::{self, CancelKey};
-use crate::event_descriptor::EventDescriptor;
-use crate::opcode_table;
+use crate::completion::event_descriptor::EventDescriptor;
 use crate::process::process;
-use crate::registered_buffers;
-use crate::registered_files;
-use crate::restrictions::RECORD_SIZE;
-use crate::rights;
+use crate::registered::restrictions::RECORD_SIZE;
+use crate::registered::{registered_buffers, registered_files};
 use crate::ring::{LockedRing, Ring};
+use crate::submission::opcode_table;
+use crate::waiting::cancel::{self, CancelKey};
+use crate::waiting::rights;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock};
@@ -415,7 +414,7 @@ impl Ring {
         loop {
             let mut locked = self.lock();
             let outcome = cancel::cancel(&mut locked, &key);
-            crate::issue::run_issuable(&mut locked);
+            crate::submission::issue::run_issuable(&mut locked);
             locked.leave();
             match outcome {
                 // A worker has the request, and its system call was ended: look again when it is
@@ -427,7 +426,7 @@ impl Ring {
             if deadline.is_some_and(|deadline| Clock::Monotonic.now() >= deadline) {
                 return Err(Errno::ETIME);
             }
-            crate::wait::pause(self)?;
+            crate::completion::wait::pause(self)?;
         }
     }
 }

@@ -1,15 +1,14 @@
 //! io_uring_setup(2), the ring's mappings, and its end.
 
+use crate::completion::{task_work, wait};
 use crate::counters::RingCounters;
-use crate::device_queues::Departing;
-use crate::fast_poll;
 use crate::host;
 use crate::process::process;
-use crate::registered_files;
+use crate::registered::registered_files;
 use crate::request::Request;
 use crate::ring::{Ring, RingState};
-use crate::timeout;
-use crate::{attendant, rights, sq_thread, task_work, wait, workers};
+use crate::waiting::device_queues::Departing;
+use crate::waiting::{attendant, fast_poll, rights, sq_thread, timeout, workers};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;

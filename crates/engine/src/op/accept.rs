@@ -9,14 +9,14 @@
 
 use super::Operation;
 use super::socket::{check_flags, flags_for, place};
-use crate::complete;
-use crate::fast_poll;
-use crate::issue::IssueOutcome;
-use crate::registered_files::Slot;
+use crate::completion::complete;
+use crate::registered::registered_files::Slot;
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
-use crate::stuck_calls::Caller;
-use crate::workers::Blocking;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::fast_poll;
+use crate::waiting::stuck_calls::Caller;
+use crate::waiting::workers::Blocking;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::PollDescriptor;
 use usring_sys::{Errno, SystemCall, UserAddress, epoll, socket};

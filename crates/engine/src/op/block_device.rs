@@ -10,12 +10,12 @@
 use super::Operation;
 use super::named_files::NamedFiles;
 use super::read_write;
-use crate::device_queues::ChannelIndex;
 use crate::host;
-use crate::issue::IssueOutcome;
-use crate::registered_files::RegisteredFiles;
+use crate::registered::registered_files::RegisteredFiles;
 use crate::request::{FileUse, Hold, Request};
 use crate::ring::{LockedRing, RingState};
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::device_queues::ChannelIndex;
 use alloc::sync::Arc;
 use usring_device::{OpenDevice, Route};
 use usring_sys::{Errno, descriptor, kept_memory};

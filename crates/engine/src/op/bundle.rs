@@ -4,12 +4,12 @@
 use super::receive::{Rest, rest};
 use super::send_receive::{Selections, SendReceive, transfer_of};
 use super::{receive, received_message, send};
-use crate::buffer_group::{Many, SelectedBuffer, Usage};
-use crate::complete;
-use crate::fast_poll::TURN;
-use crate::issue::IssueOutcome;
+use crate::completion::complete;
+use crate::registered::buffer_group::{Many, SelectedBuffer, Usage};
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::fast_poll::TURN;
 use usring_sys::message;
 use usring_sys::{Errno, UserAddress};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;

@@ -4,7 +4,7 @@
 use super::Operation;
 use crate::device_file;
 use crate::request::Request;
-use crate::workers::Blocking;
+use crate::waiting::workers::Blocking;
 use alloc::vec::Vec;
 use usring_sys::{Errno, SystemCall};
 

@@ -1,10 +1,10 @@
 //! ASYNC_CANCEL.
 
 use super::Operation;
-use crate::cancel::{self, CancelKey};
-use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::cancel::{self, CancelKey};
 use usring_sys::Errno;
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;

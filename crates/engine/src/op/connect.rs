@@ -6,10 +6,10 @@
 
 use super::Operation;
 use super::socket::check_rest;
-use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use crate::workers::Blocking;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::workers::Blocking;
 use alloc::boxed::Box;
 use usring_sys::socket::{self, ADDRESS_LIMIT};
 use usring_sys::{Errno, UserAddress, epoll, user_memory};

@@ -1,9 +1,9 @@
 //! FIXED_FD_INSTALL: makes an ordinary descriptor from a direct one.
 
-use crate::issue::IssueOutcome;
 use crate::request::Request;
-use crate::rights;
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::rights;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring::IORING_FIXED_FD_NO_CLOEXEC;
 use usring_uapi::sqe_flags;

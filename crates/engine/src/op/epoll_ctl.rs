@@ -1,11 +1,11 @@
 //! EPOLL_CTL: changes the program's own epoll sets. On a ring, libuv changes its set only by this.
 
 use super::Operation;
+use crate::completion::readiness;
 use crate::host;
-use crate::issue::IssueOutcome;
-use crate::readiness;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 

@@ -2,10 +2,10 @@
 //! any other file without data.
 
 use super::Operation;
-use crate::issue::IssueOutcome;
-use crate::readiness;
+use crate::completion::readiness;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
 use usring_sys::{Errno, SystemCall, UserAddress};
 use usring_uapi::general as linux;
 

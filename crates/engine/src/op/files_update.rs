@@ -1,9 +1,9 @@
 //! FILES_UPDATE: the register call of the same name, as a request.
 
-use crate::issue::IssueOutcome;
-use crate::registered_files::{self, FILE_INDEX_ALLOC};
+use crate::registered::registered_files::{self, FILE_INDEX_ALLOC};
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::sqe_flags;
 

@@ -12,12 +12,12 @@
 //!   ring's list and comes back by this ring's.
 
 use super::Operation;
+use crate::completion::task_work;
 use crate::host;
-use crate::issue::IssueOutcome;
-use crate::registered_files::{RegisteredFile, Slot};
+use crate::registered::registered_files::{RegisteredFile, Slot};
 use crate::request::{Progress, Request, RequestEntry, new_entry};
 use crate::ring::{LockedRing, Ring};
-use crate::task_work;
+use crate::submission::issue::IssueOutcome;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use usring_sys::queue::{Rest, Urgency};

@@ -50,12 +50,12 @@ pub(crate) enum Operation {
     SendReceive(send_receive::SendReceive),
     Call(call::Call),
     Open(open_close::Open),
-    Poll(crate::fast_poll::Interest),
+    Poll(crate::waiting::fast_poll::Interest),
     PollUpdate(poll::PollUpdate),
-    Timeout(crate::timeout::Deadline),
-    LinkTimeout(crate::timeout::Deadline),
+    Timeout(crate::waiting::timeout::Deadline),
+    LinkTimeout(crate::waiting::timeout::Deadline),
     TimeoutUpdate(timeout::TimeoutUpdate),
-    Cancel(crate::cancel::CancelKey),
+    Cancel(crate::waiting::cancel::CancelKey),
     EpollControl(epoll_ctl::EpollControl),
     EpollWait(epoll_wait::EpollWait),
     Command(uring_cmd::Command),
@@ -104,9 +104,9 @@ impl Operation {
 
 /// [`Operation::owns_memory`] relies on these types having no drop.
 const _: () = {
-    assert!(!needs_drop::<(nop::Nop, crate::fast_poll::Interest, poll::PollUpdate)>());
-    assert!(!needs_drop::<(crate::timeout::Deadline, timeout::TimeoutUpdate)>());
-    assert!(!needs_drop::<(crate::cancel::CancelKey, epoll_ctl::EpollControl, uring_cmd::Command)>());
+    assert!(!needs_drop::<(nop::Nop, crate::waiting::fast_poll::Interest, poll::PollUpdate)>());
+    assert!(!needs_drop::<(crate::waiting::timeout::Deadline, timeout::TimeoutUpdate)>());
+    assert!(!needs_drop::<(crate::waiting::cancel::CancelKey, epoll_ctl::EpollControl, uring_cmd::Command)>());
     assert!(!needs_drop::<epoll_wait::EpollWait>());
 };
 

@@ -1,9 +1,9 @@
 //! NOP, with the flags by which a program tests the rest of a ring.
 
 use super::Operation;
-use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring as abi;
 

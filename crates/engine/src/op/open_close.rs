@@ -2,11 +2,11 @@
 
 use super::Operation;
 use super::call::Call;
-use crate::issue::IssueOutcome;
-use crate::registered_files::Slot;
+use crate::registered::registered_files::Slot;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use crate::workers::Blocking;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::workers::Blocking;
 use crate::{devices, host};
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -1,9 +1,9 @@
 //! PIPE: makes both ends at once, and writes their numbers to the program's memory.
 
-use crate::issue::IssueOutcome;
-use crate::registered_files::Slot;
+use crate::registered::registered_files::Slot;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::general as linux;

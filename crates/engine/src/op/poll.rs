@@ -1,12 +1,12 @@
 //! POLL_ADD and POLL_REMOVE.
 
 use super::Operation;
-use crate::fast_poll::Interest;
+use crate::completion::readiness;
 use crate::host;
-use crate::issue::IssueOutcome;
-use crate::readiness;
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::fast_poll::Interest;
 use usring_sys::{Errno, epoll};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{opcode, sqe_flags};

@@ -2,11 +2,11 @@
 
 use super::Operation;
 use super::read_write;
-use crate::complete;
-use crate::fast_poll;
-use crate::issue::{Answer, IssueOutcome};
+use crate::completion::complete;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::{Answer, IssueOutcome};
+use crate::waiting::fast_poll;
 use usring_sys::{Errno, descriptor, epoll};
 use usring_uapi::sqe_flags;
 

@@ -3,12 +3,12 @@
 
 use super::bundle;
 use super::send_receive::{self, Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, transfer_of};
-use crate::complete;
-use crate::issue::IssueOutcome;
-use crate::registered_buffers::BufferHold;
+use crate::completion::complete;
+use crate::registered::registered_buffers::BufferHold;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use crate::workers::Blocking;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::workers::Blocking;
 use usring_sys::message::{self, send_call, send_message_call};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall, descriptor, epoll};

@@ -9,10 +9,10 @@
 use super::Operation;
 use super::received_message;
 use super::vector::{self, Members};
-use crate::buffer_group::Kept;
-use crate::issue::{Answer, IssueOutcome};
+use crate::registered::buffer_group::Kept;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::{Answer, IssueOutcome};
 use alloc::boxed::Box;
 use usring_sys::message::{self, ADDRESS_LIMIT, Counted, MessageHeader, VECTOR_LIMIT};
 use usring_sys::plain::IoVector;

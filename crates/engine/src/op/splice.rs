@@ -1,11 +1,11 @@
 //! SPLICE and TEE: made by a worker, because no poll reports readiness of both files at once.
 
 use super::Operation;
-use crate::issue::IssueOutcome;
-use crate::registered_files::RegisteredFile;
+use crate::registered::registered_files::RegisteredFile;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use crate::workers::Blocking;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::workers::Blocking;
 use crate::{devices, host};
 use alloc::sync::Arc;
 use usring_sys::descriptor::{self, HeldDescriptor};

@@ -3,9 +3,9 @@
 
 use super::Operation;
 use super::call::{Call, answer};
-use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::submission::issue::IssueOutcome;
 use usring_sys::Errno;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;

@@ -1,10 +1,10 @@
 //! TIMEOUT, TIMEOUT_REMOVE, LINK_TIMEOUT.
 
 use super::Operation;
-use crate::issue::{Answer, IssueOutcome};
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
-use crate::timeout::Deadline;
+use crate::submission::issue::{Answer, IssueOutcome};
+use crate::waiting::timeout::Deadline;
 use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::io_uring as abi;

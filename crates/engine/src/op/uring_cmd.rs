@@ -3,10 +3,10 @@
 //! of the kernel have none here.
 
 use super::{Operation, block_device, socket_command};
-use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use crate::workers::Blocking;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::workers::Blocking;
 use usring_device::OpenDevice;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring::IORING_URING_CMD_FIXED;

@@ -2,10 +2,10 @@
 //! for it.
 
 use super::Operation;
-use crate::issue::IssueOutcome;
 use crate::request::Request;
 use crate::ring::LockedRing;
-use crate::workers::Blocking;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::workers::Blocking;
 use usring_sys::descriptor::{self, HeldDescriptor};
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general::{__NR_waitid, __WNOTHREAD, O_NONBLOCK, P_PIDFD, WNOHANG};

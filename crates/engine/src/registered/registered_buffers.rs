@@ -1,10 +1,9 @@
 //! The ring's table of registered buffers. usring does not pin their pages. A buffer is an address
 //! range, and READ_FIXED and WRITE_FIXED must stay within it.
 
-use crate::complete;
-use crate::devices;
-use crate::host;
+use crate::completion::complete;
 use crate::ring::LockedRing;
+use crate::{devices, host};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;

@@ -4,11 +4,10 @@
 //! taken out of its slot lives on in the requests that hold it. Its tag is posted when the last of
 //! them is done.
 
-use crate::complete;
-use crate::devices;
-use crate::host;
-use crate::poll_table::Registration;
+use crate::completion::complete;
 use crate::ring::LockedRing;
+use crate::waiting::poll_table::Registration;
+use crate::{devices, host};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;

@@ -19,11 +19,11 @@
 //! back even these two calls are too much: see `rounds`.
 
 use super::last_thread::LastThread;
-use crate::device_queues;
+use crate::completion::task_work;
 use crate::process::{self, process};
 use crate::ring::{LockedRing, Ring};
-use crate::rounds::{self, Habit, Rounds};
-use crate::task_work;
+use crate::waiting::device_queues;
+use crate::waiting::rounds::{self, Habit, Rounds};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -422,7 +422,7 @@ fn watch(locked: &mut LockedRing) {
         Some(look) => Some(locked.timeouts.next_due().map_or(look, |due| due.min(look))),
         None => locked.timeouts.next_due(),
     };
-    if crate::fast_poll::arm_timer(locked, due).is_err() {
+    if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {
         return;
     }
     let ring = locked.ring.clone();

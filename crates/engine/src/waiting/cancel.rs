@@ -1,10 +1,9 @@
 //! Finds requests that wait, and ends their wait.
 
-use crate::fast_poll;
-use crate::opcode_table;
 use crate::request::{Progress, RequestEntry, RequestId};
 use crate::ring::LockedRing;
-use crate::workers;
+use crate::submission::opcode_table;
+use crate::waiting::{fast_poll, workers};
 use usring_sys::{Errno, descriptor};
 use usring_uapi::Sqe;
 use usring_uapi::io_uring as abi;
@@ -142,7 +141,8 @@ pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Found {
     }
 }
 
-/// Marks a request as cancelled; the driver completes it next ([`crate::issue::run_issuable`]).
+/// Marks a request as cancelled; the driver completes it next
+/// ([`crate::submission::issue::run_issuable`]).
 fn cancelled(locked: &mut LockedRing, mut request: RequestEntry) {
     request.progress = Progress::Refused;
     request.result = Errno::ECANCELED.negative();

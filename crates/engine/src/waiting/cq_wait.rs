@@ -21,8 +21,8 @@
 //!   the waiter keeps the SQ thread or the device's back end off the processor.
 //! - A look in vain makes the next waits sleep, more of them each time.
 
+use crate::completion::wait::{self, WaitCall};
 use crate::ring::Ring;
-use crate::wait::{self, WaitCall};
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use usring_sys::clock::{self, Nanoseconds};
 use usring_sys::sleep::Sleeper;

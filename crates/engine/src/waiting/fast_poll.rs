@@ -22,18 +22,15 @@
 //!   only one of the exclusive waiters were called for them, the others' events might be lost.
 
 use super::expected;
-use crate::complete;
-use crate::device_queues;
+use crate::completion::{complete, readiness};
 use crate::host;
-use crate::issue;
 use crate::op::{self, Operation};
-use crate::poll_table::Place;
-use crate::poll_table::Tag;
-pub(crate) use crate::poll_table::{Interest, Turn};
-use crate::readiness;
 use crate::request::{Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
-use crate::workers;
+use crate::submission::issue;
+pub(crate) use crate::waiting::poll_table::{Interest, Turn};
+use crate::waiting::poll_table::{Place, Tag};
+use crate::waiting::{device_queues, workers};
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor;
 use usring_sys::epoll::{self, Epoll, Event};

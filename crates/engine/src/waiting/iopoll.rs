@@ -1,10 +1,10 @@
 //! IORING_SETUP_IOPOLL: the thread that asks for events polls the devices for them, and no
 //! interrupt is used.
 
-use crate::device_queues;
+use crate::completion::task_work;
+use crate::completion::wait::{self, WaitCall};
 use crate::ring::{LockedRing, Ring};
-use crate::wait::{self, WaitCall};
-use crate::{task_work, workers};
+use crate::waiting::{device_queues, workers};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 use usring_device::Pause;

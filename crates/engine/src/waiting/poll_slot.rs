@@ -2,7 +2,7 @@
 //! it, and what keeps its file open meanwhile.
 
 use super::waiters::Waiters;
-use crate::registered_files::RegisteredFile;
+use crate::registered::registered_files::RegisteredFile;
 use alloc::sync::{Arc, Weak};
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::Epoll;

@@ -53,7 +53,7 @@ pub(super) use super::poll_slot::Place;
 use super::poll_slot::{Home, NONE, Number, Slot, Switch, tag_of};
 pub(crate) use super::poll_slot::{Interest, Registration, SharedHold, Tag, Turn};
 pub(super) use super::waiters::Waiter;
-use crate::registered_files::RegisteredFile;
+use crate::registered::registered_files::RegisteredFile;
 use crate::request::{FileUse, Hold, Request, RequestEntry};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;

@@ -18,13 +18,13 @@
 //! Order of a change: pending workers have started → anchor → the call → the service threads
 //! follow. Each step is waited for a second at most. A worker that starts too late takes no work.
 //!
-//! Neighbours: `workers` runs the queues of all groups. `way_down::issue` sends a request to its
+//! Neighbours: `workers` runs the queues of all groups. `submission::issue` sends a request to its
 //! group if a thread of other rights is about to issue it.
 
-use crate::attendant::Attendant;
 use crate::process::process;
 use crate::request::Request;
 use crate::ring::LockedRing;
+use crate::waiting::attendant::Attendant;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};

@@ -21,8 +21,8 @@
 //! driver saw the end and armed the ring, or the call comes later. The driver that takes the call
 //! leaves the ring in turn, and arms it.
 
-use crate::attendant;
 use crate::ring::{LockedRing, Ring};
+use crate::waiting::attendant;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};

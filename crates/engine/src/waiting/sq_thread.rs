@@ -11,11 +11,11 @@
 //!
 //! One of the two sees the other.
 
-use crate::device_queues;
+use crate::completion::task_work;
 use crate::host;
 use crate::ring::Ring;
-use crate::task_work;
-use crate::{rights, submit};
+use crate::submission::submit;
+use crate::waiting::{device_queues, rights};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -1,12 +1,12 @@
 //! Requests that wait for time: TIMEOUT, LINK_TIMEOUT, and the deadline by which a waiter has to be
 //! awake.
 
-use crate::cancel::{self, Found};
-use crate::complete;
-use crate::issue::{self, Answer};
+use crate::completion::complete;
 use crate::op::Operation;
 use crate::request::{Request, RequestEntry, RequestId};
 use crate::ring::LockedRing;
+use crate::submission::issue::{self, Answer};
+use crate::waiting::cancel::{self, Found};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use usring_sys::Errno;

@@ -7,12 +7,12 @@
 //! - A waiting job belongs to the pool's queue, a running one to its worker. A finished one goes
 //!   back to its ring as task work.
 
+use crate::completion::task_work;
 use crate::op::Operation;
 use crate::process::process;
 use crate::request::{Progress, Request, RequestEntry, RequestId};
-use crate::rights::{self, Group, GroupState};
 use crate::ring::{LockedRing, Ring};
-use crate::task_work;
+use crate::waiting::rights::{self, Group, GroupState};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;

@@ -2,7 +2,7 @@
 //! pwritev2(2) check little of that.
 
 use super::{FILE_POSITION, KNOWN_FLAGS, NO_SIGNAL, ReadWrite};
-use crate::issue::IssueOutcome;
+use crate::submission::issue::IssueOutcome;
 use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::plain::IoVector;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;

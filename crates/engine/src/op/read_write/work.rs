@@ -1,10 +1,10 @@
 //! A transfer by a worker, which may block.
 
 use super::{FILE_POSITION, ReadWrite, move_nothing};
-use crate::issue::IssueOutcome;
 use crate::op::Operation;
 use crate::request::Request;
-use crate::workers::Blocking;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::workers::Blocking;
 use usring_sys::{Errno, descriptor, file};
 use usring_uapi::general as linux;
 

@@ -13,10 +13,10 @@
 //! a submit helper.
 
 use super::{DeviceQueues, reap_one, submit_backlog};
-use crate::attendant;
 use crate::process::process;
-use crate::registered_buffers::RegisteredBuffers;
+use crate::registered::registered_buffers::RegisteredBuffers;
 use crate::ring::{LockedRing, Ring};
+use crate::waiting::attendant;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::Delivery;

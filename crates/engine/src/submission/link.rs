@@ -1,14 +1,13 @@
 //! Chains: IO_LINK and IO_HARDLINK. A chain is collected while it is submitted, starts with its
 //! head, and goes on as each request completes.
 
-use crate::complete;
-use crate::issue::{self, Answer};
+use crate::completion::complete;
 use crate::op::read_write;
 use crate::request::{Progress, Request, RequestEntry};
-use crate::rights;
 use crate::ring::LockedRing;
-use crate::submit;
-use crate::timeout;
+use crate::submission::issue::{self, Answer};
+use crate::submission::submit;
+use crate::waiting::{rights, timeout};
 use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_uapi::sqe_flags;

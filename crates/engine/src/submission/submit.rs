@@ -2,13 +2,10 @@
 //! and has the opcode's family prepare it. Then passes the request on to its chain, the drain or
 //! straight to issue.
 
-use crate::drain;
-use crate::issue;
-use crate::link;
-use crate::opcode_table;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::LockedRing;
-use crate::{rights, timeout};
+use crate::submission::{drain, issue, link, opcode_table};
+use crate::waiting::{rights, timeout};
 use usring_sys::{Errno, credentials, memory_reserve, unusual};
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 use usring_uapi::{Sqe, sqe_flags};

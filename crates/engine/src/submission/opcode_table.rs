@@ -2,7 +2,6 @@
 //! functions prepare, issue and work it. So PROBE reports from this table alone. A new opcode is a
 //! row here and a file (or a few lines) in `op`.
 
-use crate::issue::IssueOutcome;
 use crate::op::{
     self, accept, attributes, cancel, connect, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop,
     open_close, path, pipe, poll, provide_buffers, read_multishot, read_write, receive, send, send_receive, socket,
@@ -10,7 +9,8 @@ use crate::op::{
 };
 use crate::request::Request;
 use crate::ring::LockedRing;
-use crate::workers::Blocking;
+use crate::submission::issue::IssueOutcome;
+use crate::waiting::workers::Blocking;
 use usring_sys::Errno;
 use usring_uapi::opcode::{self, COUNT};
 

@@ -1,11 +1,11 @@
 //! Issues a request: resolves its file, tries it without blocking, and moves it on by the outcome.
 
-use crate::complete;
-use crate::fast_poll::Turn;
+use crate::completion::complete;
 use crate::op::{self, Operation, block_device, message_ring, read_write, send};
 use crate::request::{Hold, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::{device_queues, fast_poll, rights, timeout, workers};
+use crate::waiting::fast_poll::{self, Turn};
+use crate::waiting::{device_queues, rights, timeout, workers};
 use usring_sys::{Errno, descriptor};
 use usring_uapi::{opcode, sqe_flags};
 

@@ -16,13 +16,12 @@
 //!
 //! A closed ring's list is sealed. A thread that brings work later releases it.
 
-use crate::complete;
-use crate::device_queues;
-use crate::issue;
+use crate::completion::complete;
 use crate::op::message_ring;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::{LockedRing, Ring};
-use crate::{fast_poll, timeout};
+use crate::submission::issue;
+use crate::waiting::{device_queues, fast_poll, timeout};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicI32, Ordering};
 use usring_sys::descriptor::OwnedDescriptor;

@@ -1,7 +1,7 @@
 //! The eventfds that requests have named as their own (IOCB_FLAG_RESFD). Each is signalled once its
 //! request's event is published, and never before.
 
-use crate::event_descriptor::EventDescriptor;
+use crate::completion::event_descriptor::EventDescriptor;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 

@@ -1,8 +1,8 @@
 //! IO_DRAIN: a request that waits for all earlier ones, and the requests behind it.
 
 use crate::request::RequestEntry;
-use crate::rights;
 use crate::ring::LockedRing;
+use crate::waiting::rights;
 use alloc::collections::VecDeque;
 use usring_uapi::sqe_flags;
 

@@ -1,10 +1,11 @@
 //! The end of a request: posts its CQE, moves its chain on, and releases what it held.
 
-use crate::issue::Answer;
 use crate::op::send_receive;
 use crate::request::RequestEntry;
 use crate::ring::{LockedRing, RingState};
-use crate::{drain, link, rights, timeout};
+use crate::submission::issue::Answer;
+use crate::submission::{drain, link};
+use crate::waiting::{rights, timeout};
 use usring_sys::Errno;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
 use usring_uapi::{Cqe, sqe_flags};

@@ -3,9 +3,9 @@
 //! waiters sleep on the sleep word.
 
 use super::pace::Pace;
-use crate::device_queues;
+use crate::completion::task_work;
 use crate::ring::{LockedRing, Ring};
-use crate::{attendant, fast_poll, lone_wait, task_work, timeout};
+use crate::waiting::{attendant, device_queues, fast_poll, lone_wait, timeout};
 use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::epoll::Event;
