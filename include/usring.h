@@ -109,7 +109,7 @@ struct usring_swap_options {
 	size_t readahead;
 	/* How many threads can fault at the same time without waiting for each other; 0: the
 	 * default. */
-	size_t lanes;
+	size_t queues;
 };
 
 /* For `readahead`: read nothing ahead. */

@@ -41,7 +41,7 @@ pub trait Driver: Send + Sync {
 
     /// Whether a forked child may use this driver with queue pairs of its own, which reach the same
     /// blocks. The descriptors passed to `keep` must stay open in the child.
-    fn hand_down(&self, keep: &mut dyn FnMut(i32)) -> bool {
+    fn keep_after_fork(&self, keep: &mut dyn FnMut(i32)) -> bool {
         let _ = keep;
         false
     }

@@ -41,7 +41,7 @@ pub struct Features {
     /// The device throws written data away.
     pub forgets: bool,
     /// The kernel uses a request's memory until the completion. Swapped memory, whose pages come
-    /// and go ([`usring_sys::kept_memory`]), must not be passed to such a device.
+    /// and go ([`usring_sys::pinned_memory`]), must not be passed to such a device.
     pub lends_memory: bool,
 }
 

@@ -5,7 +5,7 @@ use crate::geometry::Geometry;
 use crate::request::Operation;
 use usring_sys::Errno;
 use usring_sys::plain::IoVector;
-use usring_sys::{kept_memory, user_memory};
+use usring_sys::{pinned_memory, user_memory};
 
 /// Maximum bytes of a read or write (Linux's MAX_RW_COUNT). A longer transfer is shortened without
 /// an error.
@@ -74,7 +74,7 @@ impl Transfer<'_> {
     /// Whether the memory stays in place for as long as the device uses it.
     #[inline]
     fn stays(&self, geometry: &Geometry) -> bool {
-        !geometry.features.lends_memory || !self.segments.iter().any(|segment| kept_memory::comes_and_goes(*segment))
+        !geometry.features.lends_memory || !self.segments.iter().any(|segment| pinned_memory::is_evictable(*segment))
     }
 
     #[cold]

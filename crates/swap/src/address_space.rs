@@ -17,7 +17,7 @@ pub enum Kind {
     /// Unmapped by the program, while a system call still uses it.
     Leaving,
     /// Mapped by the program, and released to the kernel.
-    Given,
+    Unmanaged,
 }
 
 #[derive(Clone, Debug)]
@@ -117,7 +117,7 @@ impl AddressSpace {
     }
 
     pub fn is_free(&self, range: &Range<usize>) -> bool {
-        [Kind::Mapped, Kind::Leaving, Kind::Given].iter().all(|kind| self.parts(range, *kind).is_empty())
+        [Kind::Mapped, Kind::Leaving, Kind::Unmanaged].iter().all(|kind| self.parts(range, *kind).is_empty())
     }
 
     /// Returns the mapped extent around an address.
@@ -237,7 +237,7 @@ mod tests {
         let mut space = space(10);
         space.take(300);
         space.free(&(1100..1200), Kind::Mapped);
-        space.keep(&(1150..1160), Kind::Given);
+        space.keep(&(1150..1160), Kind::Unmanaged);
         assert_eq!(space.holes(&(1000..1400)), [1100..1150, 1160..1200, 1300..1400]);
         assert_eq!(space.holes(&(1120..1130)), [1120..1130]);
         assert_eq!(space.holes(&(1050..1155)), [1100..1150]);

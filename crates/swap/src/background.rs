@@ -1,11 +1,11 @@
 //! The threads of a region: the evictor, the reader, and for the mechanism `compat` the
 //! pager thread, which serves faults. They end before the region does.
 
-use crate::courtesy::Courtesy;
+use crate::back_off::BackOff;
 use crate::evict::{Aim, MOST_FAILURES};
-use crate::lane::Lane;
 use crate::message::say;
 use crate::pager::{Pager, Touch};
+use crate::store_queue::StoreQueue;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use usring_sys::clock::Nanoseconds;
@@ -89,9 +89,9 @@ const MOST_PAUSE: Nanoseconds = 1_000_000_000;
 
 impl Pager {
     /// Runs the evictor thread.
-    pub fn evict_in_background(&self, mut lane: Lane) {
+    pub fn evict_in_background(&self, mut queue: StoreQueue) {
         let place = page_fault::place();
-        let mut courtesy = Courtesy::default();
+        let mut back_off = BackOff::default();
         while self.limit.wait_for_work() {
             let mut pause = LEAST_PAUSE;
             loop {
@@ -102,9 +102,9 @@ impl Pager {
                 }
                 // Only this thread tests a failing store, with one write, on behalf of all threads.
                 let failures = if self.store_fails() { 1 } else { MOST_FAILURES };
-                let outcome = self.evict(&mut lane, Aim { pages: 1, kept: 0, failures }, place);
+                let outcome = self.evict(&mut queue, Aim { pages: 1, kept: 0, failures }, place);
                 if outcome.freed > 0 {
-                    courtesy.give_way(Ticks::now());
+                    back_off.try_yield(Ticks::now());
                 } else if outcome.obstacle.is_none() && outcome.met_others {
                     self.evictions.wait(ended, LEAST_PAUSE);
                 } else {
@@ -123,7 +123,7 @@ impl Pager {
             let count = match set.wait(&mut ready, None) {
                 Ok(count) => count,
                 Err(_) => {
-                    processor::give_way();
+                    processor::yield_now();
                     0
                 }
             };

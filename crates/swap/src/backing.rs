@@ -14,7 +14,7 @@
 //!
 //! A file is examined before its device is opened, because opening may make the file longer.
 
-use crate::lane::{Lane, Waiting};
+use crate::store_queue::{StoreQueue, Waiting};
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use alloc::sync::Arc;
@@ -200,8 +200,8 @@ impl Backing {
         if size < self.header {
             return Err(Refusal::TooSmall { needed: self.header, found: size });
         }
-        let lane = Lane::new(&self.device, CHUNK)?;
-        let mut content = DeviceContent { device: &self.device, lane };
+        let queue = StoreQueue::new(&self.device, CHUNK)?;
+        let mut content = DeviceContent { device: &self.device, queue };
         let found = found.map_or_else(|| examine(&mut content, overwrite), Ok)?;
         if found == Content::Ours {
             return Ok(());
@@ -354,7 +354,7 @@ impl Examined for StoreFile {
 /// A store that only its device reaches.
 struct DeviceContent<'a> {
     device: &'a Device,
-    lane: Lane,
+    queue: StoreQueue,
 }
 
 impl DeviceContent<'_> {
@@ -362,7 +362,7 @@ impl DeviceContent<'_> {
         let page = Bounce::new(length as usize)?;
         let address = page.address() as u64;
         user_memory::copy_out(usring_sys::UserAddress(address), SIGNATURE)?;
-        self.lane.write(self.device, 0, &mut [IoVector { base: address, length }])
+        self.queue.write(self.device, 0, &mut [IoVector { base: address, length }])
     }
 }
 
@@ -373,7 +373,7 @@ impl Examined for DeviceContent<'_> {
 
     fn read(&mut self, offset: u64, length: usize) -> Result<&[u8], Errno> {
         let length = (length as u64).min(self.size() - offset) as usize;
-        self.lane.read(self.device, offset, length, Waiting::Asleep)
+        self.queue.read(self.device, offset, length, Waiting::Asleep)
     }
 
     fn next_data(&self, _: u64) -> Result<Option<u64>, Errno> {

@@ -15,7 +15,7 @@ enum Look {
 }
 
 /// Pages that the discarding thread has taken.
-struct Given<'a> {
+struct Unmanaged<'a> {
     first: usize,
     taken: [Option<Taken<'a>>; MOST],
 }
@@ -55,7 +55,7 @@ impl Pager {
 
     /// Discards pages of one cluster, up to the first that cannot be. The gate is shut.
     fn discard_some(&self, pages: Range<usize>) -> Result<Look, Errno> {
-        let mut given = Given { first: pages.start, taken: [const { None }; MOST] };
+        let mut unmanaged = Unmanaged { first: pages.start, taken: [const { None }; MOST] };
         let mut look = Look::Done;
         for index in pages {
             let page = self.page(index);
@@ -63,7 +63,7 @@ impl Pager {
             if state == State::Untouched {
                 continue;
             }
-            if page.is_pinned() || state == State::Given {
+            if page.is_pinned() || state == State::Unmanaged {
                 look = Look::Pinned;
                 break;
             }
@@ -71,24 +71,24 @@ impl Pager {
                 look = Look::WaitFor(index);
                 break;
             };
-            given.taken[index - given.first] = Some(taken);
+            unmanaged.taken[index - unmanaged.first] = Some(taken);
         }
-        self.give_up(given).map(|()| look)
+        self.give_up(unmanaged).map(|()| look)
     }
 
-    fn give_up(&self, mut given: Given) -> Result<(), Errno> {
+    fn give_up(&self, mut unmanaged: Unmanaged) -> Result<(), Errno> {
         let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
-        let gone = match (given.taken.iter().position(is_resident), given.taken.iter().rposition(is_resident)) {
+        let gone = match (unmanaged.taken.iter().position(is_resident), unmanaged.taken.iter().rposition(is_resident)) {
             // A page between two of them is taken, too, or not in memory.
             (Some(first), Some(last)) => {
-                let (offset, length) = (self.offset(given.first + first), (last + 1 - first) * self.unit());
+                let (offset, length) = (self.offset(unmanaged.first + first), (last + 1 - first) * self.unit());
                 self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
             }
             _ => Ok(()),
         };
-        for (position, taken) in given.taken.iter_mut().enumerate() {
+        for (position, taken) in unmanaged.taken.iter_mut().enumerate() {
             let Some(taken) = taken.take() else { continue };
-            let (index, before) = (given.first + position, taken.before());
+            let (index, before) = (unmanaged.first + position, taken.before());
             if gone.is_err() && before.is_resident() {
                 self.keep(index, taken);
                 continue;
@@ -125,8 +125,8 @@ impl Pager {
                 return Ok(());
             }
             let outcome = {
-                let mut lane = self.store.lane(place);
-                self.evict(&mut lane, Aim { pages: 1, kept: 0, failures: MOST_FAILURES }, place)
+                let mut queue = self.store.queue(place);
+                self.evict(&mut queue, Aim { pages: 1, kept: 0, failures: MOST_FAILURES }, place)
             };
             match outcome.obstacle {
                 _ if outcome.freed > 0 => {}

@@ -21,11 +21,11 @@
 
 use crate::counters::Counter;
 use crate::gate::Shut;
-use crate::lane::Lane;
 use crate::message::say;
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
 use crate::slots::Run;
+use crate::store_queue::StoreQueue;
 use crate::watermarks::LEAST_CHUNK;
 use core::ops::Range;
 use core::sync::atomic::AtomicU32;
@@ -112,8 +112,8 @@ impl Pager {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
         let outcome = {
-            let mut lane = self.store.lane(place);
-            self.evict(&mut lane, Aim { pages, kept: 1, failures: self.failures_allowed() }, place)
+            let mut queue = self.store.queue(place);
+            self.evict(&mut queue, Aim { pages, kept: 1, failures: self.failures_allowed() }, place)
         };
         if outcome.freed > 0 {
             self.counters.add(place, Counter::DirectEvictions, 1);
@@ -181,7 +181,7 @@ impl Pager {
         match obstacle {
             Some(Obstacle::Full) => say(format_args!(
                 "swap: the backing store is full ({} KiB): what it has no room for stays in memory, above the limit of \
-                 {limit} KiB, until a larger store is given",
+                 {limit} KiB, until a larger store is unmanaged",
                 (self.store.slots.count() as usize * self.unit()) >> 10
             )),
             Some(Obstacle::Failed(error)) => say(format_args!(
@@ -193,7 +193,7 @@ impl Pager {
 
     /// Moves the hand on until the aim is reached, or for three rounds. The third round gives no
     /// second chance: other threads may use each cluster as fast as the hand goes round.
-    pub fn evict(&self, lane: &mut Lane, aim: Aim, place: usize) -> Outcome {
+    pub fn evict(&self, queue: &mut StoreQueue, aim: Aim, place: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
         if self.store.slots.are_all_taken() {
@@ -206,7 +206,7 @@ impl Pager {
                 continue;
             }
             let kept = aim.kept.saturating_sub(outcome.freed);
-            let Some(eviction) = self.evict_cluster(cluster, lane, Aim { kept, ..aim }, place) else {
+            let Some(eviction) = self.evict_cluster(cluster, queue, Aim { kept, ..aim }, place) else {
                 outcome.met_others = true;
                 continue;
             };
@@ -238,7 +238,7 @@ impl Pager {
     }
 
     /// Evicts the victims of a cluster. `None` if another thread has claimed it.
-    fn evict_cluster(&self, cluster: usize, lane: &mut Lane, aim: Aim, place: usize) -> Option<Outcome> {
+    fn evict_cluster(&self, cluster: usize, queue: &mut StoreQueue, aim: Aim, place: usize) -> Option<Outcome> {
         if self.wanted_whole.load(Ordering::Relaxed) != 0 {
             return None;
         }
@@ -247,7 +247,7 @@ impl Pager {
         let cluster = self.cluster(cluster);
         let mut batch = Batch { cluster, taken: [const { None }; MOST], next: [State::Dirty; MOST] };
         let closed = self.close(&mut batch, aim, &claim.shut());
-        let written = closed.and_then(|()| self.write_out(&mut batch, lane, place));
+        let written = closed.and_then(|()| self.write_out(&mut batch, queue, place));
         let dropped = self.drop_pages(&mut batch, &claim.shut());
         let freed = self.release(batch);
         drop(claim);
@@ -329,7 +329,7 @@ impl Pager {
     }
 
     /// Gives each victim a slot, and writes the pages that had none.
-    fn write_out(&self, batch: &mut Batch, lane: &mut Lane, place: usize) -> Result<(), Obstacle> {
+    fn write_out(&self, batch: &mut Batch, queue: &mut StoreQueue, place: usize) -> Result<(), Obstacle> {
         self.prepare_reading(batch)?;
         let mut wanted = 0;
         for position in 0..batch.cluster.len() {
@@ -350,7 +350,7 @@ impl Pager {
                 self.note_failure(Errno::ENOSPC);
                 Obstacle::Full
             })?;
-            let end = self.write_run(batch, position, run, lane);
+            let end = self.write_run(batch, position, run, queue);
             position = end.map_err(|error| {
                 self.note_failure(error);
                 self.counters.add(place, Counter::WriteErrors, 1);
@@ -366,18 +366,18 @@ impl Pager {
 
     /// Writes the next dirty pages, from position `start` on, to the slots of `run`. Returns the
     /// position behind them.
-    fn write_run(&self, batch: &mut Batch, start: usize, run: Run, lane: &mut Lane) -> Result<usize, Errno> {
+    fn write_run(&self, batch: &mut Batch, start: usize, run: Run, queue: &mut StoreQueue) -> Result<usize, Errno> {
         let mut segments = [IoVector { base: 0, length: 0 }; MOST];
-        let (mut count, mut given, mut position) = (0, 0, start);
+        let (mut count, mut unmanaged, mut position) = (0, 0, start);
         let mut written = 0u64;
-        while given < run.length {
+        while unmanaged < run.length {
             if batch.is_dirty(position) && batch.next[position] == State::Dirty {
                 let page = batch.cluster.start + position;
                 if let Some(taken) = &batch.taken[position] {
-                    self.set_slot(taken, page, run.first + given);
+                    self.set_slot(taken, page, run.first + unmanaged);
                 }
                 written |= 1 << position;
-                given += 1;
+                unmanaged += 1;
                 let base = self.memory.content(self.offset(page), self.unit()) as u64;
                 let length = self.unit() as u64;
                 match segments[..count].last_mut() {
@@ -390,7 +390,7 @@ impl Pager {
             }
             position += 1;
         }
-        let answer = lane.write(self.store.device(), self.store.offset(run.first), &mut segments[..count]);
+        let answer = queue.write(self.store.device(), self.store.offset(run.first), &mut segments[..count]);
         if let Err(error) = answer {
             (run.first..run.first + run.length).for_each(|slot| self.store.slots.free(slot));
             return Err(error);
@@ -408,7 +408,7 @@ impl Pager {
         if let Err(obstacle) = dropped {
             // No known kernel refuses this. Whether these pages are still in memory is then
             // unknown; their slots are valid.
-            say(format_args!("swap: pages cannot be given back ({obstacle:?})"));
+            say(format_args!("swap: pages cannot be unmanaged back ({obstacle:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.goes(position);
         // A touch of a page that stays protected makes it writable again.

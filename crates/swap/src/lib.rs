@@ -6,12 +6,12 @@
 //! | part | files |
 //! |---|---|
 //! | what a program uses | `region`, `arena` (an allocator over one) |
-//! | for unmodified programs | [`mappings`], `address_space`, `moving` (mremap), `surrender` (release to the kernel, and back) |
-//! | fault path | `pager`, [`page`] (who owns a page), `lane` (its queue pair and buffers), `courtesy` (yields between polls) |
+//! | for unmodified programs | [`mappings`], `address_space`, `moving` (mremap), `unmanaged` (release to the kernel, and back) |
+//! | fault path | `pager`, [`page`] (who owns a page), `store_queue` (its queue pair and buffers), `back_off` (yields between polls) |
 //! | eviction | `evict`, [`gate`] (excludes faults), `watermarks` (when to evict), `discard` (drops content) |
 //! | read-ahead and requests for several pages | `readahead`, `run` |
 //! | backing store | [`backing`] (opens a store, or refuses it), `store`, `slots` |
-//! | fork | [`heritage`] (what a child inherits), `family` (which processes use a slot) |
+//! | fork | [`inheritance`] (what a child inherits), `slot_users` (which processes use a slot) |
 //! | how the kernel reports a touch | `mechanism` |
 //! | threads of the region | `background` |
 //!
@@ -28,17 +28,15 @@ extern crate alloc;
 
 mod address_space;
 mod arena;
+mod back_off;
 mod background;
 pub mod backing;
 pub mod counters;
-mod courtesy;
 mod discard;
 mod evict;
 mod evictions;
-mod family;
 pub mod gate;
-pub mod heritage;
-mod lane;
+pub mod inheritance;
 pub mod mappings;
 mod mechanism;
 mod message;
@@ -48,9 +46,11 @@ mod pager;
 mod readahead;
 mod region;
 mod run;
+mod slot_users;
 mod slots;
 mod store;
-mod surrender;
+mod store_queue;
+mod unmanaged;
 mod watermarks;
 
 pub use arena::Arena;

@@ -85,7 +85,7 @@ pub struct Mappings {
     pub(crate) space: Mutex<AddressSpace>,
     /// The lock by which this process and its children own the backing store.
     pub(crate) claim: Option<HeldDescriptor>,
-    /// Whether a child inherits the memory without a copy (`crate::heritage`).
+    /// Whether a child inherits the memory without a copy (`crate::inheritance`).
     pub(crate) exposed: AtomicBool,
 }
 

@@ -75,8 +75,8 @@ pub trait Mechanism: Send + Sync {
 
     /// Sets whether a forked child inherits the resident pages of these parts. All gates are shut.
     /// Errors: `EOPNOTSUPP` if it cannot inherit them.
-    fn hand_down(&self, parts: &[Range<usize>], handed_down: bool) -> Result<(), Errno> {
-        let _ = (parts, handed_down);
+    fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
+        let _ = (parts, inherited);
         Err(Errno::EOPNOTSUPP)
     }
 

@@ -35,7 +35,7 @@ impl Pager {
             match page.state() {
                 State::Busy => page.wait(),
                 State::Untouched => return Ok(()),
-                State::Given => return Err(Errno::EBUSY),
+                State::Unmanaged => return Err(Errno::EBUSY),
                 State::Out => {
                     let Some(source) = page.take(State::Out, Pins::Ignored) else { continue };
                     let Some(target) = self.page(to).take(State::Untouched, Pins::Ignored) else {

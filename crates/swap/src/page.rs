@@ -33,8 +33,8 @@ pub enum State {
     Clean,
     /// In memory only.
     Dirty,
-    /// No longer paged: the kernel manages what is mapped there (`crate::surrender`).
-    Given,
+    /// No longer paged: the kernel manages what is mapped there (`crate::unmanaged`).
+    Unmanaged,
 }
 
 const STATE: u32 = 7;
@@ -55,7 +55,7 @@ fn state_of(word: u32) -> State {
         1 => State::Out,
         3 => State::Clean,
         4 => State::Dirty,
-        5 => State::Given,
+        5 => State::Unmanaged,
         _ => State::Busy,
     }
 }
@@ -67,14 +67,14 @@ const fn bits_of(state: State) -> u32 {
         State::Busy => 2,
         State::Clean => 3,
         State::Dirty => 4,
-        State::Given => 5,
+        State::Unmanaged => 5,
     }
 }
 
 impl State {
     /// Whether there is memory that must not be dropped.
     pub fn has_memory(self) -> bool {
-        self.is_resident() || self == State::Given
+        self.is_resident() || self == State::Unmanaged
     }
 
     pub fn is_resident(self) -> bool {

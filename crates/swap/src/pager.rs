@@ -7,9 +7,9 @@
 //! | a taken slot | the page that has its number |
 //! | the two mapping changes of an eviction | the thread that has claimed and shut the cluster's gate ([`crate::gate`]) |
 //! | room below the limit | the thread that raised `resident`; then the page that came in |
-//! | a lane | the thread that holds its lock ([`crate::store`]) |
+//! | a store queue | the thread that holds its lock ([`crate::store`]) |
 //!
-//! Lock order: room → claim → page → lane → gate.
+//! Lock order: room → claim → page → store queue → gate.
 //!
 //! # Invariants
 //! - An evicting thread waits for no page. A thread that owns a page waits for nothing
@@ -25,12 +25,12 @@ use crate::counters::{Counter, Counters};
 use crate::evict::Room;
 use crate::evictions::Evictions;
 use crate::gate::Gate;
-use crate::lane::Waiting;
 use crate::mechanism::{Kind, Mechanism};
 use crate::message::say;
 use crate::page::{Page, Pins, State, Taken};
 use crate::readahead::Streams;
 use crate::store::Store;
+use crate::store_queue::Waiting;
 use crate::watermarks::{Limit, Share};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -95,7 +95,7 @@ pub struct Pager {
     /// Clusters from the first to the last in use.
     extent: AtomicUsize,
     /// In a forked child: makes a pager for the inherited memory. `false` if nothing was inherited.
-    heir: SetOnce<fn() -> bool>,
+    first_touch: SetOnce<fn() -> bool>,
     /// One bit for each page that is in use; `None` if all are.
     in_use: Option<PageArray<AtomicU64>>,
 }
@@ -141,7 +141,7 @@ impl Pager {
             slots: PageArray::new(count)?,
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
-            heir: SetOnce::new(),
+            first_touch: SetOnce::new(),
             // With `Kind::Thread` the only answer to a fault is a page.
             in_use: match parts.unused && parts.kind != Kind::Thread {
                 true => Some(PageArray::new(count.div_ceil(BITS))?),
@@ -239,8 +239,8 @@ impl Pager {
     }
 
     /// Sets the function that a forked child calls at its first touch of inherited memory.
-    pub fn set_heir(&self, heir: &'static fn() -> bool) {
-        self.heir.set(heir);
+    pub fn set_first_touch(&self, first_touch: &'static fn() -> bool) {
+        self.first_touch.set(first_touch);
     }
 
     pub fn offset(&self, page: usize) -> usize {
@@ -255,7 +255,7 @@ impl Pager {
             match page.state() {
                 State::Busy => page.wait(),
                 // The retried access finds what the kernel has mapped there.
-                State::Given => break Ok(()),
+                State::Unmanaged => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
                     if let Some(outcome) = self.let_in(index, state, touch) {
                         break outcome;
@@ -334,8 +334,8 @@ impl Pager {
     fn swap_in(&self, index: usize, taken: Taken, touch: Touch) -> Result<(), Lost> {
         let slot = self.slot(&taken, index);
         let clean = !touch.write && self.mechanism.tracks_writes();
-        let mut lane = self.store.lane(touch.place);
-        let content = match lane.read(self.store.device(), self.store.offset(slot), self.unit, Waiting::ByPolicy) {
+        let mut queue = self.store.queue(touch.place);
+        let content = match queue.read(self.store.device(), self.store.offset(slot), self.unit, Waiting::ByPolicy) {
             Ok(content) => content,
             Err(error) => {
                 taken.release(State::Out);
@@ -350,7 +350,7 @@ impl Pager {
         }
         self.settle(taken, slot, clean);
         drop(inside);
-        drop(lane);
+        drop(queue);
         self.counters.add(touch.place, Counter::SwapIns, 1);
         self.follow(index, touch.place);
         Ok(())
@@ -407,7 +407,7 @@ impl Pager {
 impl FaultServer for Pager {
     fn serve(&self, fault: Fault) -> Served {
         if !self.memory.is_ours() {
-            if self.heir.get().is_some_and(|serves| serves()) {
+            if self.first_touch.get().is_some_and(|serves| serves()) {
                 return Served::Again;
             }
             // The child may have mapped something else there.
@@ -429,7 +429,7 @@ impl FaultServer for Pager {
             }
         }
         let index = (fault.address - self.memory.address()) / self.unit;
-        if self.page(index).state() == State::Given {
+        if self.page(index).state() == State::Unmanaged {
             // Either the touch came before the release to the kernel, or the kernel refuses it.
             let is_allowed = page_fault::allows(fault.address, fault.write);
             return if is_allowed { Served::Again } else { Served::Foreign };

@@ -7,10 +7,10 @@
 //! - A job that the reader has not begun is replaced by the next job of its place.
 
 use crate::counters::Counter;
-use crate::lane::{Lane, Waiting};
 use crate::page::State;
 use crate::pager::Pager;
 use crate::run::MOST;
+use crate::store_queue::{StoreQueue, Waiting};
 use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::futex;
@@ -130,20 +130,20 @@ impl Pager {
         }
     }
 
-    /// Runs the reader thread. Its lane has room for [`MOST`] pages.
-    pub fn read_ahead(&self, mut lane: Lane) {
+    /// Runs the reader thread. Its queue has room for [`MOST`] pages.
+    pub fn read_ahead(&self, mut queue: StoreQueue) {
         while let Some(pages) = self.streams.wait() {
             let end = pages.end.min(self.pages());
             let mut page = pages.start;
             while page < end {
-                page = self.read_ahead_once(page..end, &mut lane);
+                page = self.read_ahead_once(page..end, &mut queue);
             }
         }
     }
 
     /// Brings in the first pages of a range. Returns the page behind them, or the end if there is
     /// no more room.
-    fn read_ahead_once(&self, pages: Range<usize>, lane: &mut Lane) -> usize {
+    fn read_ahead_once(&self, pages: Range<usize>, queue: &mut StoreQueue) -> usize {
         // Pages that are not out are skipped.
         let Some(first) = pages.clone().find(|page| self.page(*page).state() == State::Out) else { return pages.end };
         let Some(run) = self.take_run(first..pages.end, || self.limit.take_spare(1)) else {
@@ -152,7 +152,7 @@ impl Pager {
         };
         let end = first + run.count();
         let (from, length) = self.place_of(&run);
-        let content = lane.read(self.store.device(), from, length, Waiting::Asleep);
+        let content = queue.read(self.store.device(), from, length, Waiting::Asleep);
         // A page that did not come stays out; the thread that touches it reports the error.
         self.put_in_place(run, content, self.mechanism.tracks_writes(), (Counter::ReadAhead, first));
         end

@@ -4,12 +4,12 @@
 use crate::background::Background;
 use crate::backing::{self, Refusal};
 use crate::counters::{self, Counter, Counters, Statistics};
-use crate::lane::Lane;
 use crate::mechanism::{self, Kind, Prepared};
 use crate::page::{Pinned, State};
 use crate::pager::{Lost, Pager, Parts, Touch};
 use crate::run;
 use crate::store::Store;
+use crate::store_queue::StoreQueue;
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use alloc::sync::Arc;
@@ -29,8 +29,8 @@ pub const LEAST_LIMIT: usize = 64;
 
 /// Bytes read ahead by default.
 const READAHEAD: usize = 128 << 10;
-/// Lanes for each processor by default.
-const LANES: usize = 4;
+/// Store queues for each processor by default.
+const QUEUES: usize = 4;
 
 /// Queue pairs of the evictor and of the reader.
 const OWN_QUEUES: u32 = 2;
@@ -54,7 +54,7 @@ pub struct Builder {
     backing: Backing,
     mechanism: Option<Kind>,
     readahead: Option<usize>,
-    lanes: Option<usize>,
+    queues: Option<usize>,
     supply: Option<Arc<dyn Supply>>,
     address: Option<usize>,
     unknown_threads: bool,
@@ -125,8 +125,8 @@ impl Builder {
 
     /// Sets how many threads can fault at once without sharing a queue pair: four for each
     /// processor by default.
-    pub fn lanes(mut self, lanes: usize) -> Self {
-        self.lanes = Some(lanes.max(1));
+    pub fn queues(mut self, queues: usize) -> Self {
+        self.queues = Some(queues.max(1));
         self
     }
 
@@ -165,13 +165,13 @@ impl Builder {
         if limit < LEAST_LIMIT {
             return Err(Errno::EINVAL.into());
         }
-        let lanes = self.lanes.unwrap_or_else(|| LANES * processor::count() as usize);
-        let lanes = lanes.min(device.geometry().queues.saturating_sub(OWN_QUEUES).max(1) as usize);
-        // The evictor's and the reader's lanes come first: the store takes all queue pairs that
+        let queues = self.queues.unwrap_or_else(|| QUEUES * processor::count() as usize);
+        let queues = queues.min(device.geometry().queues.saturating_sub(OWN_QUEUES).max(1) as usize);
+        // The evictor's and the reader's queues come first: the store takes all queue pairs that
         // are left.
-        let evictor = Lane::new(&device, unit)?;
-        let reader = Lane::new(&device, run::MOST * unit)?;
-        let store = Store::new(device, header, unit, lanes, self.unknown_threads)?;
+        let evictor = StoreQueue::new(&device, unit)?;
+        let reader = StoreQueue::new(&device, run::MOST * unit)?;
+        let store = Store::new(device, header, unit, queues, self.unknown_threads)?;
         let memory = window.memory().clone();
         let readahead = self.readahead.unwrap_or(READAHEAD) / unit;
         let counters = counters_in(self.statistics.as_deref())?;
@@ -277,7 +277,7 @@ impl SwapRegion {
     pub(crate) fn start(
         window: Window,
         pager: Pager,
-        [evictor, reader]: [Lane; 2],
+        [evictor, reader]: [StoreQueue; 2],
         unknown_threads: bool,
     ) -> Result<Self, Errno> {
         let pager = Arc::new(pager);
@@ -405,7 +405,7 @@ impl SwapRegion {
                     return Err(Errno::ENOMEM);
                 }
                 Pinned::TooOften => return Err(Errno::ENOMEM),
-                Pinned::No(State::Given) => return Err(Errno::ENXIO),
+                Pinned::No(State::Unmanaged) => return Err(Errno::ENXIO),
                 Pinned::No(_) => {
                     // A signal handler could touch the page that this thread owns.
                     let _closed = thread::close_signals();
@@ -483,13 +483,13 @@ impl SwapRegion {
     ///
     /// Errors, which change nothing: `EBUSY` where a page is pinned or released already; `EIO`;
     /// `ENOMEM`.
-    pub(crate) fn surrender(&self, range: Range<usize>) -> Result<(), Errno> {
-        self.pager.surrender(self.pages(&range)?)
+    pub(crate) fn release_to_kernel(&self, range: Range<usize>) -> Result<(), Errno> {
+        self.pager.release_to_kernel(self.pages(&range)?)
     }
 
     /// Sets the function that a forked child calls at its first touch of inherited memory.
-    pub fn set_heir(&self, heir: &'static fn() -> bool) {
-        self.pager.set_heir(heir);
+    pub fn set_first_touch(&self, first_touch: &'static fn() -> bool) {
+        self.pager.set_first_touch(first_touch);
     }
 
     /// Releases whole pages to the kernel without their content: `act` maps something there. Some

@@ -102,9 +102,9 @@ impl Pager {
         let Some(run) = run else { return false };
         let clean = !touch.write && self.mechanism.tracks_writes();
         let (from, length) = self.place_of(&run);
-        let mut lane = self.store.lane(touch.place);
+        let mut queue = self.store.queue(touch.place);
         let mut bounce = self.store.wide_bounce(touch.place);
-        let content = lane.read_to(&mut bounce, self.store.device(), from, length);
+        let content = queue.read_to(&mut bounce, self.store.device(), from, length);
         self.put_in_place(run, content, clean, (Counter::SwapIns, touch.place))
     }
 
@@ -116,10 +116,10 @@ impl Pager {
                 room += 1;
                 continue;
             }
-            let mut lane = self.store.lane(place);
+            let mut queue = self.store.queue(place);
             let wanted = most - room;
             let aim = Aim { pages: wanted, kept: wanted, failures: self.failures_allowed() };
-            let freed = self.evict(&mut lane, aim, place).freed;
+            let freed = self.evict(&mut queue, aim, place).freed;
             if freed == 0 {
                 break;
             }

@@ -6,9 +6,9 @@
 //! - Any thread allocates and frees at any time, by one atomic operation on a word.
 //! - An allocated slot belongs to the page that has its number, and so to the thread that
 //!   has taken the page.
-//! - Processes related by fork may share the slots (`crate::family`).
+//! - Processes related by fork may share the slots (`crate::slot_users`).
 
-use crate::family::{Member, Tables};
+use crate::slot_users::{SlotUser, SlotUsers};
 use alloc::sync::Arc;
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
@@ -26,15 +26,15 @@ pub struct Slots {
     /// The word at which the next search begins.
     next: AtomicUsize,
     /// This process among those that share the slots; `None` if no other process does.
-    member: Option<Member>,
+    user: Option<SlotUser>,
 }
 
 /// The part that all processes share.
 struct Table {
     words: PageArray<AtomicU64>,
-    /// Allocated slots, if no other process shares them; else `tables` counts.
+    /// Allocated slots, if no other process shares them; else `users` counts.
     taken: AtomicU64,
-    tables: Option<Tables>,
+    users: Option<SlotUsers>,
 }
 
 /// Consecutive slots.
@@ -47,65 +47,65 @@ pub struct Run {
 impl Slots {
     pub fn new(count: u32) -> Result<Self, Errno> {
         let words = PageArray::new(count.div_ceil(64) as usize)?;
-        let table = Table { words, taken: AtomicU64::new(0), tables: None };
+        let table = Table { words, taken: AtomicU64::new(0), users: None };
         Ok(Self::of(table, count, None))
     }
 
     /// Makes an allocator that forked children can share.
     ///
     /// Errors: those of making shared memory.
-    pub fn with_family(count: u32) -> Result<Self, Errno> {
-        let (tables, member, words) = Tables::new(count.div_ceil(64) as usize)?;
-        let table = Table { words, taken: AtomicU64::new(0), tables: Some(tables) };
-        Ok(Self::of(table, count, Some(member)))
+    pub fn shareable(count: u32) -> Result<Self, Errno> {
+        let (users, user, words) = SlotUsers::new(count.div_ceil(64) as usize)?;
+        let table = Table { words, taken: AtomicU64::new(0), users: Some(users) };
+        Ok(Self::of(table, count, Some(user)))
     }
 
-    fn of(table: Table, count: u32, member: Option<Member>) -> Self {
+    fn of(table: Table, count: u32, user: Option<SlotUser>) -> Self {
         if !count.is_multiple_of(64)
             && let Some(last) = table.words.last()
         {
             last.store(u64::MAX << (count % 64), Ordering::Relaxed);
         }
-        Slots { table: Arc::new(table), count, next: AtomicUsize::new(0), member }
+        Slots { table: Arc::new(table), count, next: AtomicUsize::new(0), user }
     }
 
-    fn family(&self) -> Option<(&Tables, &Member)> {
-        self.table.tables.as_ref().zip(self.member.as_ref())
+    fn sharing(&self) -> Option<(&SlotUsers, &SlotUser)> {
+        self.table.users.as_ref().zip(self.user.as_ref())
     }
 
     /// Adds a child that is about to be forked. Its slots are freed once no process has the
-    /// member's descriptor open. Errors: `EOPNOTSUPP` where the slots cannot be shared; those of
-    /// [`Tables::admit`].
-    pub fn admit(&self) -> Result<Member, Errno> {
+    /// user's descriptor open. Errors: `EOPNOTSUPP` where the slots cannot be shared; those of
+    /// [`SlotUsers::admit`].
+    pub fn admit(&self) -> Result<SlotUser, Errno> {
         self.reap();
-        let (tables, own) = self.family().ok_or(Errno::EOPNOTSUPP)?;
-        tables.admit(own)
+        let (users, own) = self.sharing().ok_or(Errno::EOPNOTSUPP)?;
+        users.admit(own)
     }
 
     /// Shares slots of this process with a child. Ascending order costs least.
-    pub fn lend(&self, member: &Member, slots: impl Iterator<Item = u32>) {
-        let Some((tables, _)) = self.family() else { return };
+    pub fn lend(&self, user: &SlotUser, slots: impl Iterator<Item = u32>) {
+        let Some((users, _)) = self.sharing() else { return };
         let (mut word, mut bits) = (0, 0);
         for slot in slots {
             if slot as usize / 64 != word {
-                tables.lend(member, word, bits);
+                users.lend(user, word, bits);
                 (word, bits) = (slot as usize / 64, 0);
             }
             bits |= 1 << (slot % 64);
         }
-        tables.lend(member, word, bits);
+        users.lend(user, word, bits);
     }
 
     /// In the child: returns its view of the slots.
-    pub fn inherit(&self, member: Member) -> Slots {
+    pub fn inherit(&self, user: SlotUser) -> Slots {
         let next = AtomicUsize::new(self.next.load(Ordering::Relaxed));
-        Slots { table: self.table.clone(), count: self.count, next, member: Some(member) }
+        Slots { table: self.table.clone(), count: self.count, next, user: Some(user) }
     }
 
     /// Frees the slots of processes that have ended.
     pub fn reap(&self) {
-        if let Some((tables, own)) = self.family() {
-            tables.reap(own, |slot| self.release(slot));
+        if let Some((users, own)) = self.sharing() {
+            users.reap(own, |slot| self.release(slot));
         }
     }
 
@@ -114,7 +114,7 @@ impl Slots {
     }
 
     fn count_taken(&self) -> &AtomicU64 {
-        self.table.tables.as_ref().map_or(&self.table.taken, Tables::taken)
+        self.table.users.as_ref().map_or(&self.table.taken, SlotUsers::taken)
     }
 
     pub fn taken(&self) -> usize {
@@ -141,8 +141,8 @@ impl Slots {
             if took.is_ok() {
                 // Before the slots have an owner, who may free them and lower the count.
                 self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
-                if let Some((tables, own)) = self.family() {
-                    tables.take(own, index, bits);
+                if let Some((users, own)) = self.sharing() {
+                    users.take(own, index, bits);
                 }
                 let is_used_up = run.first + run.length == 64;
                 self.next.store(index + usize::from(is_used_up), Ordering::Relaxed);
@@ -172,7 +172,7 @@ impl Slots {
     }
 
     pub fn free(&self, slot: u32) {
-        if self.family().is_none_or(|(tables, own)| tables.give_back(own, slot)) {
+        if self.sharing().is_none_or(|(users, own)| users.give_back(own, slot)) {
             self.release(slot);
         }
     }
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_slot_of_several_is_free_when_nobody_has_it_and_what_is_gone_has_nothing() {
-        let slots = Slots::with_family(200).unwrap();
+        let slots = Slots::shareable(200).unwrap();
         slots.take(64);
         let child = slots.admit().unwrap();
         slots.lend(&child, 0..10);
@@ -265,12 +265,12 @@ mod tests {
 
     #[test]
     fn what_a_member_had_that_is_gone_is_found_also_where_the_count_says_that_there_is_more() {
-        let slots = Slots::with_family(128).unwrap();
+        let slots = Slots::shareable(128).unwrap();
         let child = slots.admit().unwrap();
         let childs = slots.inherit(child);
         childs.take(60).unwrap();
         slots.take(64).unwrap();
-        // A member that was killed between the bits and the count.
+        // A user that was killed between the bits and the count.
         slots.table.words[0].fetch_or(u64::MAX << 60, Ordering::Relaxed);
         assert_eq!(slots.take(1), None);
         drop(childs);
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn what_the_first_of_a_family_had_is_given_back_once_it_is_gone_although_others_stay() {
-        let first = Slots::with_family(200).unwrap();
+        let first = Slots::shareable(200).unwrap();
         first.take(64);
         let child = first.admit().unwrap();
         first.lend(&child, 0..10);

@@ -1,12 +1,12 @@
-//! The backing store: a device that is divided into slots of one unit, and its lanes.
+//! The backing store: a device that is divided into slots of one unit, and its queues.
 //!
-//! A faulting thread finds its lane by its place ([`usring_sys::page_fault`]). Where
-//! there are enough lanes, no two threads use the same one. A thread whose lane is in
+//! A faulting thread finds its queue by its place ([`usring_sys::page_fault`]). Where
+//! there are enough queues, no two threads use the same one. A thread whose queue is in
 //! use takes the next free one.
 
-use crate::lane::Lane;
 use crate::run::MOST;
 use crate::slots::Slots;
+use crate::store_queue::StoreQueue;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::Device;
@@ -21,23 +21,23 @@ pub struct Store {
     header: u64,
     /// Bytes of a slot.
     unit: usize,
-    lanes: Vec<Mutex<Lane>>,
+    queues: Vec<Mutex<StoreQueue>>,
     /// Bounce buffers for several pages.
     wide: Vec<Mutex<Bounce>>,
 }
 
 /// Bytes of a request for several pages.
 const WIDE: usize = 128 << 10;
-/// Lanes that share one bounce buffer of that size, whose memory is never returned.
-const LANES_OF_WIDE: usize = 4;
+/// Store queues that share one bounce buffer of that size, whose memory is never returned.
+const QUEUES_OF_WIDE: usize = 4;
 
 impl Store {
-    /// Makes a store whose slots lie behind `header` bytes, with up to `lanes` lanes, as far as the
-    /// device has queue pairs. With `family`, forked children can share the slots.
+    /// Makes a store whose slots lie behind `header` bytes. It has up to `queues` store queues, as far
+    /// as the device has queue pairs. With `shareable`, forked children can share the slots.
     ///
     /// Errors: `EINVAL` where a unit is not a multiple of the device's block, or the device holds
     /// less than one unit; the error of opening the first queue pair.
-    pub fn new(device: Arc<Device>, header: u64, unit: usize, lanes: usize, family: bool) -> Result<Self, Errno> {
+    pub fn new(device: Arc<Device>, header: u64, unit: usize, queues: usize, shareable: bool) -> Result<Self, Errno> {
         let geometry = device.geometry();
         if geometry.features.read_only || !unit.is_multiple_of(geometry.block as usize) || geometry.segments == 0 {
             return Err(Errno::EINVAL);
@@ -47,28 +47,28 @@ impl Store {
             return Err(Errno::EINVAL);
         }
         // Without shared memory, children cannot share the slots.
-        let shared = if family { Slots::with_family(count).ok() } else { None };
+        let shared = if shareable { Slots::shareable(count).ok() } else { None };
         let slots = shared.map_or_else(|| Slots::new(count), Ok)?;
-        Self::with_slots(device, header, unit, lanes, slots)
+        Self::with_slots(device, header, unit, queues, slots)
     }
 
-    /// In a forked child: makes a store on the device and the slots of the parent, with new lanes.
+    /// In a forked child: makes a store on the device and the slots of the parent, with new queues.
     pub fn inherit(&self, slots: Slots) -> Result<Self, Errno> {
-        Self::with_slots(self.device.clone(), self.header, self.unit, self.lanes.len(), slots)
+        Self::with_slots(self.device.clone(), self.header, self.unit, self.queues.len(), slots)
     }
 
-    fn with_slots(device: Arc<Device>, header: u64, unit: usize, lanes: usize, slots: Slots) -> Result<Self, Errno> {
+    fn with_slots(device: Arc<Device>, header: u64, unit: usize, queues: usize, slots: Slots) -> Result<Self, Errno> {
         let mut open = Vec::new();
-        for _ in 0..lanes {
-            match Lane::new(&device, unit) {
-                Ok(lane) => open.push(Mutex::new(lane)),
+        for _ in 0..queues {
+            match StoreQueue::new(&device, unit) {
+                Ok(queue) => open.push(Mutex::new(queue)),
                 Err(error) if open.is_empty() => return Err(error),
                 Err(_) => break,
             }
         }
-        let wide = (0..open.len().div_ceil(LANES_OF_WIDE)).map(|_| Bounce::new(WIDE.max(unit)).map(Mutex::new));
+        let wide = (0..open.len().div_ceil(QUEUES_OF_WIDE)).map(|_| Bounce::new(WIDE.max(unit)).map(Mutex::new));
         let wide = wide.collect::<Result<_, _>>()?;
-        Ok(Store { slots, header, unit, lanes: open, wide, device })
+        Ok(Store { slots, header, unit, queues: open, wide, device })
     }
 
     pub fn device(&self) -> &Arc<Device> {
@@ -84,9 +84,9 @@ impl Store {
         self.unit
     }
 
-    /// Locks the lane of a place, or another free one.
-    pub fn lane(&self, place: usize) -> Guard<'_, Lane> {
-        one_of(&self.lanes, place)
+    /// Locks the queue of a place, or another free one.
+    pub fn queue(&self, place: usize) -> Guard<'_, StoreQueue> {
+        one_of(&self.queues, place)
     }
 
     /// Locks a bounce buffer for [`Store::wide_pages`].

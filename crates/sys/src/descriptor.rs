@@ -51,21 +51,23 @@ impl Drop for OwnedDescriptor {
 
 /// The private numbers that a child forked now keeps. Each is stored plus one, so that 0 means
 /// none.
-static HANDED_DOWN: [AtomicI32; MOST_HANDED_DOWN] = [const { AtomicI32::new(0) }; MOST_HANDED_DOWN];
-pub const MOST_HANDED_DOWN: usize = 8;
+static KEPT_AFTER_FORK: [AtomicI32; MOST_KEPT_AFTER_FORK] = [const { AtomicI32::new(0) }; MOST_KEPT_AFTER_FORK];
+pub const MOST_KEPT_AFTER_FORK: usize = 8;
 
 /// Lets each child that is forked from now on keep these private numbers, and no others. `false` if
 /// they are too many. The caller ensures that no other thread calls this meanwhile.
-pub fn hand_down(numbers: &[i32]) -> bool {
+pub fn keep_after_fork(numbers: &[i32]) -> bool {
     let numbers_and_none = numbers.iter().map(|number| number + 1).chain(core::iter::repeat(0));
-    HANDED_DOWN.iter().zip(numbers_and_none).for_each(|(place, number)| place.store(number, Ordering::Relaxed));
-    numbers.len() <= MOST_HANDED_DOWN
+    KEPT_AFTER_FORK.iter().zip(numbers_and_none).for_each(|(place, number)| place.store(number, Ordering::Relaxed));
+    numbers.len() <= MOST_KEPT_AFTER_FORK
 }
 
 /// Closes the parent's private duplicates, in a forked child: they would keep the parent's files
 /// open.
 pub fn close_private_after_fork() {
-    own_numbers::close_after_fork(|number| HANDED_DOWN.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1));
+    own_numbers::close_after_fork(|number| {
+        KEPT_AFTER_FORK.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1)
+    });
 }
 
 /// Makes a pipe by pipe2(2): returns the end to read from, and the end to write to.
@@ -85,12 +87,12 @@ static PARKED: PerProcess<Mutex<Vec<OwnedDescriptor>>> = PerProcess::new();
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The hook that is called when a duplicate is parked.
-static KEEPER: SetOnce<fn()> = SetOnce::new();
+static PARKED_HOOK: SetOnce<fn()> = SetOnce::new();
 
 /// Sets the hook that is called when a duplicate is parked. From then on the hook's owner calls
-/// [`look_at_parked`] now and then, until none is parked.
-pub fn set_keeper(keeper: &'static fn()) {
-    KEEPER.set(keeper);
+/// [`close_unlocked`] now and then, until none is parked.
+pub fn set_parked_hook(hook: &'static fn()) {
+    PARKED_HOOK.set(hook);
 }
 
 /// Whether a duplicate waits for the end of a lock.
@@ -99,7 +101,7 @@ pub fn has_parked() -> bool {
 }
 
 /// Closes the parked duplicates whose files have no lock any more.
-pub fn look_at_parked() {
+pub fn close_unlocked() {
     let mut parked = parked().lock();
     parked.retain(|duplicate| is_locked(duplicate.number()));
     PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
@@ -120,11 +122,11 @@ fn release(duplicate: OwnedDescriptor) {
         return;
     }
     parked().lock().push(duplicate);
-    look_at_parked();
+    close_unlocked();
     if has_parked()
-        && let Some(keeper) = KEEPER.get()
+        && let Some(hook) = PARKED_HOOK.get()
     {
-        keeper();
+        hook();
     }
 }
 

@@ -208,7 +208,7 @@ impl Drop for Registration {
         }
         fence(Ordering::SeqCst);
         while VISITORS.iter().any(|place| place.hazard.load(Ordering::Acquire) == old) {
-            processor::give_way();
+            processor::yield_now();
         }
         // SAFETY: 1. It came from `Box::into_raw` in `register`, this is its only owner, and the
         // table no longer has it. 2. No fault slot names it. A thread that takes a slot now reads
@@ -271,7 +271,7 @@ fn enter(row: &Row) -> Option<(usize, *mut ServedRange)> {
         if hazard.compare_exchange(core::ptr::null_mut(), entry, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             step += 1;
             if step.is_multiple_of(PLACES) {
-                processor::give_way();
+                processor::yield_now();
             }
             continue;
         }

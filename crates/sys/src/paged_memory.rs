@@ -22,8 +22,8 @@
 //! A forked child gets neither view (MADV_DONTFORK). It would find zeroes where a page is out, or,
 //! in a file, share memory that should be a copy. So the child finds no mapping, unless the pager
 //! passes the memory on:
-//! - *anonymous*: the kernel copies the pages that are present ([`PagedMemory::hand_down`]). The
-//!   child's own pager has to bring the others.
+//! - *anonymous*: the kernel copies the pages that are present ([`PagedMemory::set_inherited`]).
+//!   The child's own pager has to bring the others.
 //! - *aliased*: the pager copies the pages ([`PagedMemory::copy`]), and the child maps the copy
 //!   ([`PagedMemory::inherit_file`]).
 
@@ -133,10 +133,10 @@ impl PagedMemory {
 
     /// Sets whether a child that is forked from now on finds a copy of this part: its present
     /// pages, and zeroes elsewhere. Of anonymous memory only.
-    pub fn hand_down(&self, offset: usize, length: usize, handed_down: bool) -> Result<(), Errno> {
+    pub fn set_inherited(&self, offset: usize, length: usize, inherited: bool) -> Result<(), Errno> {
         self.check(offset, length);
         assert!(self.alias.is_none(), "a child would share the file");
-        let advice = if handed_down { linux::MADV_DOFORK } else { linux::MADV_DONTFORK };
+        let advice = if inherited { linux::MADV_DOFORK } else { linux::MADV_DONTFORK };
         self.advise(self.address + offset, length, advice)
     }
 

@@ -77,6 +77,6 @@ pub fn stay_on(processor: u32) {
 }
 
 /// Yields the processor to other threads (sched_yield(2)).
-pub fn give_way() {
+pub fn yield_now() {
     let _ = SystemCall::new(linux::__NR_sched_yield, [0; 5]).run();
 }

@@ -2,7 +2,7 @@
 //! filter.
 
 use crate::perturbation::perturb_call;
-use crate::{Errno, kept_memory};
+use crate::{Errno, pinned_memory};
 use core::arch::asm;
 
 /// Sixth argument of a call that usring's filter must let pass. Most calls that the filters trap
@@ -87,7 +87,7 @@ impl SystemCall {
         // `SystemCall`.
         let run = |call: &SystemCall| unsafe { syscall6(call.number, call.arguments) };
         perturb_call();
-        let answer = kept_memory::during(self, run);
+        let answer = pinned_memory::during(self, run);
         perturb_call();
         check(answer)
     }

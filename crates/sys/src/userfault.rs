@@ -55,7 +55,7 @@ impl UserFault {
         loop {
             match SystemCall::new(linux::__NR_ioctl, arguments).run() {
                 // Another thread is changing the address space.
-                Err(Errno::EAGAIN) => crate::processor::give_way(),
+                Err(Errno::EAGAIN) => crate::processor::yield_now(),
                 other => return other.map(drop),
             }
         }

@@ -16,7 +16,7 @@ use crate::clock::{Clock, Nanoseconds, timespec};
 use crate::epoll::Event;
 use crate::perturbation::perturb_call;
 use crate::signals::{self, ALWAYS_OPEN, DEFERRED, SignalSet};
-use crate::{Errno, SystemCall, kept_memory, syscall};
+use crate::{Errno, SystemCall, pinned_memory, syscall};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
@@ -108,7 +108,7 @@ fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
     // the crate). 3. `usring_wait` keeps the C ABI.
     let run = |call: &SystemCall| unsafe { usring_wait(reason.as_ptr(), &raw const call.arguments, call.number) };
     perturb_call();
-    let answer = kept_memory::during(call, run);
+    let answer = pinned_memory::during(call, run);
     perturb_call();
     match answer {
         ABORTED => Ended::Aborted,

@@ -90,11 +90,11 @@ impl WatchedCalls {
     fn come_out(&self, outside: u32) {
         // Partner: the watchdog's note, after it has sent its signal.
         while self.state.load(Edge::BreakOff.acquire()) & phase::MASK != phase::BROKEN_OFF {
-            give_way();
+            relax_and_yield();
         }
         // The signal is pending for this thread by now. It is delivered at the end of the thread's
         // next system call at the latest.
-        give_way();
+        relax_and_yield();
         self.cancelled.store(0, Ordering::Relaxed);
         self.state.store(outside, Edge::BreakOff.release());
     }
@@ -121,9 +121,9 @@ impl WatchedCalls {
     }
 }
 
-fn give_way() {
+fn relax_and_yield() {
     #[cfg(not(loom))]
-    crate::processor::give_way();
+    crate::processor::yield_now();
     relax();
 }
 

@@ -11,8 +11,8 @@ fn advice_that_the_kernel_has_no_mapping_for_is_refused_and_not_given_for_ever()
     let window = PagedMemory::anonymous(64 * PAGE, None).unwrap();
     use_up_mappings();
     // In the middle of a mapping, which would become three.
-    assert_eq!(window.memory().hand_down(8 * PAGE, PAGE, true), Err(Errno::ENOMEM));
-    assert_eq!(window.memory().hand_down(0, 64 * PAGE, true), Ok(()));
+    assert_eq!(window.memory().set_inherited(8 * PAGE, PAGE, true), Err(Errno::ENOMEM));
+    assert_eq!(window.memory().set_inherited(0, 64 * PAGE, true), Ok(()));
 }
 
 /// Gives every other page of a reservation another protection. Each such page is a mapping, and

@@ -46,7 +46,7 @@ fn a_page_that_is_freed_keeps_its_guard_marker_whatever_is_read_beside_it() {
             memory.prepare_reading(PAGE, PAGE).unwrap();
             assert!(!memory.is_zero(PAGE, PAGE));
             memory.discard(PAGE, PAGE).unwrap();
-            processor::give_way();
+            processor::yield_now();
         }
     });
 }

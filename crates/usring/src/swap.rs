@@ -108,8 +108,8 @@ impl Builder {
 
     /// Sets how many threads can fault at the same time without waiting for each other's queue
     /// pair. The default is four for each processor.
-    pub fn lanes(self, lanes: usize) -> Self {
-        Builder { builder: self.builder.lanes(lanes), ..self }
+    pub fn queues(self, queues: usize) -> Self {
+        Builder { builder: self.builder.queues(queues), ..self }
     }
 
     /// Makes the region.

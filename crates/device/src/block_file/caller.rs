@@ -135,7 +135,7 @@ impl Caller {
                 self.collect(&mut run);
             } else if run.wants_more() {
                 // The queue is full without a request of this call: other users fill it.
-                processor::give_way();
+                processor::yield_now();
             } else {
                 break;
             }
@@ -247,7 +247,7 @@ impl Caller {
         loop {
             match self.channel.submit(&request) {
                 Submission::Accepted => break,
-                Submission::Full => processor::give_way(),
+                Submission::Full => processor::yield_now(),
                 Submission::NeedsWorker => return device.driver().execute(&request).map(u64::from),
                 Submission::Refused(error) => return Err(error),
             }

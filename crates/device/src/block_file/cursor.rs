@@ -4,7 +4,7 @@ use crate::geometry::Geometry;
 use alloc::vec::Vec;
 use usring_sys::UserAddress;
 use usring_sys::plain::IoVector;
-use usring_sys::{kept_memory, mapping, user_memory};
+use usring_sys::{mapping, pinned_memory, user_memory};
 
 /// How far a transfer has got.
 #[derive(Clone, Copy)]
@@ -53,7 +53,7 @@ impl<'a> Cursor<'a> {
                 break;
             }
             let piece = IoVector { base: rest.base, length };
-            if lends && kept_memory::comes_and_goes(piece) {
+            if lends && pinned_memory::is_evictable(piece) {
                 break;
             }
             list.push(piece);

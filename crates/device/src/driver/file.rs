@@ -176,7 +176,7 @@ impl Driver for FileDriver {
         }
     }
 
-    fn hand_down(&self, keep: &mut dyn FnMut(i32)) -> bool {
+    fn keep_after_fork(&self, keep: &mut dyn FnMut(i32)) -> bool {
         keep(self.file.number());
         true
     }

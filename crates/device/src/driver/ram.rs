@@ -76,7 +76,7 @@ impl Driver for Ram {
         Ok(Box::new(RamQueue { memory, depth, done, batch, event, armed: false, signalled: false }))
     }
 
-    fn hand_down(&self, keep: &mut dyn FnMut(i32)) -> bool {
+    fn keep_after_fork(&self, keep: &mut dyn FnMut(i32)) -> bool {
         keep(self.memory.file());
         true
     }

@@ -33,7 +33,7 @@ use shares::{Share, Shares};
 use usring_sys::mapping::{self, Mapping, PAGE};
 use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
-use usring_sys::{Errno, UserAddress, kept_memory, user_memory};
+use usring_sys::{Errno, UserAddress, pinned_memory, user_memory};
 
 pub static KIND: Kind = Kind {
     name: "vhost-user",
@@ -123,7 +123,7 @@ impl Driver for Handle {
     /// The back end maps the same file.
     fn share_memory(&self, memory: IoVector) {
         let Some((start, length)) = whole_pages(memory).filter(|_| self.0.zero_copy) else { return };
-        if kept_memory::comes_and_goes(IoVector { base: start, length: length as u64 }) {
+        if pinned_memory::is_evictable(IoVector { base: start, length: length as u64 }) {
             return;
         }
         let address = UserAddress(start);

@@ -183,8 +183,8 @@ impl Driver for Faulty {
         }
     }
 
-    fn hand_down(&self, keep: &mut dyn FnMut(i32)) -> bool {
-        self.inner.hand_down(keep)
+    fn keep_after_fork(&self, keep: &mut dyn FnMut(i32)) -> bool {
+        self.inner.keep_after_fork(keep)
     }
 
     fn share_memory(&self, memory: IoVector) {

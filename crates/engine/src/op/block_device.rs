@@ -18,7 +18,7 @@ use crate::submission::issue::IssueOutcome;
 use crate::waiting::device_queues::ChannelIndex;
 use alloc::sync::Arc;
 use usring_device::{OpenDevice, Route};
-use usring_sys::{Errno, descriptor, kept_memory};
+use usring_sys::{Errno, descriptor, pinned_memory};
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
 /// Returns whether a transfer may concern devices at all. Called for every READ and WRITE, so it is
@@ -118,7 +118,7 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     if let Operation::ReadWrite(transfer) = &mut request.operation {
         transfer.note_direct();
     }
-    if settle_position(request).is_err() || locked.named.lacks_nowait(file_system) || kept_memory::has_keeper() {
+    if settle_position(request).is_err() || locked.named.lacks_nowait(file_system) || pinned_memory::has_pin_hook() {
         return IssueOutcome::NeedsWorker;
     }
     let Ok(index) = locked.devices.channel_to_kernel_files(ring) else {
@@ -187,7 +187,7 @@ pub(crate) fn channel_to_kernel_file(
 ) -> Result<ChannelIndex, Errno> {
     let ring = locked.ring;
     // Swapped memory is pinned for a call, and no longer.
-    if !ring.has_events() || kept_memory::has_keeper() {
+    if !ring.has_events() || pinned_memory::has_pin_hook() {
         return Err(Errno::EOPNOTSUPP);
     }
     let direct = locked.named.status_flags(number)? & linux::O_DIRECT != 0;

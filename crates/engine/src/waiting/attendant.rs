@@ -178,7 +178,7 @@ impl Attendant {
         fresh.set.add(fresh.bell.number(), epoll::IN, BELL)?;
         self.bell.store(fresh.bell.number() + 1, Ordering::Release);
         credentials::set_observer(&OBSERVER);
-        descriptor::set_keeper(&RING_THE_BELL);
+        descriptor::set_parked_hook(&RING_THE_BELL);
         let theirs = fresh.clone();
         let life = move || {
             self.thread.store(thread::current().0, Ordering::Relaxed);
@@ -283,7 +283,7 @@ impl Post {
             wake_ups = wake_ups.wrapping_add(1);
             if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_LOOKS) {
                 last_look = last_round;
-                descriptor::look_at_parked();
+                descriptor::close_unlocked();
                 last_thread.look(&self.set, LAST_THREAD);
             }
             let Ok(count) = waited else { continue };

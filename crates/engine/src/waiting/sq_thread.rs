@@ -222,7 +222,7 @@ impl SqThread {
                     return;
                 }
                 // The change that gave the thread a ring is about to become visible.
-                processor::give_way();
+                processor::yield_now();
                 continue;
             }
             if self.serve(&rings) {
@@ -310,7 +310,7 @@ impl SqThread {
 /// thread that yields waits for all of their time slices, some milliseconds each time.
 fn spin() {
     if processor::is_only() {
-        processor::give_way();
+        processor::yield_now();
     } else {
         core::hint::spin_loop();
     }

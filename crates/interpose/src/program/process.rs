@@ -14,10 +14,10 @@ use usring_engine::readiness;
 use usring_sys::credentials;
 use usring_sys::descriptor;
 use usring_sys::eventfd;
-use usring_sys::kept_memory;
 use usring_sys::mutex::Mutex;
 use usring_sys::page_fault;
 use usring_sys::per_process::PerProcess;
+use usring_sys::pinned_memory;
 use usring_sys::{SystemCall, signals};
 use usring_uapi::general as linux;
 
@@ -69,7 +69,7 @@ fn begin() -> &'static Process {
             descriptor::close_private_after_fork();
         }
         page_fault::forget_after_fork();
-        kept_memory::forget_after_fork();
+        pinned_memory::forget_after_fork();
         descriptors::disown();
         devices::disown();
         managed::begin_after_fork();

@@ -1,5 +1,5 @@
 //! fork(2) of a process whose memory is swapped. The child gets a copy of that memory, as of all
-//! other memory; `usring_swap::heritage` describes how.
+//! other memory; `usring_swap::inheritance` describes how.
 //!
 //! This file makes the call itself, with all signals blocked. No code of the program or of libc may
 //! run from the moment at which all swapped memory is at rest until parent and child go on. So the
@@ -30,18 +30,18 @@ use alloc::boxed::Box;
 use core::arch::global_asm;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use usring_swap::heritage::{Held, Heritage, Withheld};
+use usring_swap::inheritance::{Held, Inheritance, Withheld};
 use usring_swap::mappings::Mappings;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::mutex::Mutex;
 use usring_sys::owner_lock::OwnerLock;
 use usring_sys::per_process::PerProcess;
 use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
-use usring_sys::{Errno, descriptor, kept_memory, signals, thread};
+use usring_sys::{Errno, descriptor, pinned_memory, signals, thread};
 use usring_uapi::general as linux;
 
 /// The memory that this process has inherited and not used yet.
-static HERITAGE: AtomicPtr<Heritage> = AtomicPtr::new(core::ptr::null_mut());
+static INHERITANCE: AtomicPtr<Inheritance> = AtomicPtr::new(core::ptr::null_mut());
 /// Lock for taking it over.
 static TAKING_UP: PerProcess<Mutex<()>> = PerProcess::new();
 /// Lock for forking a child. A vfork child may hold it too, and may be killed meanwhile.
@@ -64,7 +64,7 @@ pub fn hands_down() -> bool {
 
 /// Whether this process has inherited memory that it has not used yet.
 pub fn is_heir() -> bool {
-    !HERITAGE.load(Ordering::Relaxed).is_null()
+    !INHERITANCE.load(Ordering::Relaxed).is_null()
 }
 
 /// Serves fork(2), vfork(2) and clone(2).
@@ -108,7 +108,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     // never fork under an interval timer.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
     let held = match heir_of.map(hold).transpose() {
-        Ok(held) => held.filter(|held| descriptor::hand_down(held.descriptors())),
+        Ok(held) => held.filter(|held| descriptor::keep_after_fork(held.descriptors())),
         Err(Errno::EBUSY) if signals::interrupted() => return Outcome { answer: 0, kind: Outcome::AGAIN },
         Err(Errno::EBUSY) => return Err::<u64, _>(Errno::EAGAIN).into(),
         Err(error) => {
@@ -142,7 +142,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
         drop((calls, held, withheld));
     }
     HANDS_DOWN.store(false, Ordering::Relaxed);
-    descriptor::hand_down(&[]);
+    descriptor::keep_after_fork(&[]);
     syscall::check(answer).into()
 }
 
@@ -203,7 +203,7 @@ fn go_on_at(call: &mut Call, stack: u64) {
 /// Begins a child that inherits.
 fn begin(held: Held, calls: OfThread) {
     match held.inherit() {
-        Ok(heritage) => HERITAGE.store(Box::into_raw(Box::new(heritage)), Ordering::Release),
+        Ok(inheritance) => INHERITANCE.store(Box::into_raw(Box::new(inheritance)), Ordering::Release),
         Err((error, renounced)) => {
             message::say(format_args!("swap: a forked child cannot have its parent's swapped memory ({error})"));
             if renounced.is_err() {
@@ -256,8 +256,8 @@ fn refuse(error: Errno) {
 const BORROWED: u32 = 4;
 
 /// In a forked child: drops the parent's unused inheritance, which is not this child's.
-pub fn forget_heritage() {
-    HERITAGE.store(core::ptr::null_mut(), Ordering::Relaxed);
+pub fn forget_inheritance() {
+    INHERITANCE.store(core::ptr::null_mut(), Ordering::Relaxed);
 }
 
 /// Takes over the inherited memory, if that has not been done; `statistics` is the file to count
@@ -278,20 +278,20 @@ pub fn take_up(statistics: Option<&CStr>) -> Option<&'static Mappings> {
     }
     let _one_at_a_time = TAKING_UP.get_or_make(|| Mutex::new(())).lock();
     // This thread's own calls use no swapped memory.
-    let _exempt = kept_memory::exempt();
-    let heritage = HERITAGE.load(Ordering::Acquire);
-    if !heritage.is_null() {
+    let _exempt = pinned_memory::exempt();
+    let inheritance = INHERITANCE.load(Ordering::Acquire);
+    if !inheritance.is_null() {
         // SAFETY: `begin` released it, and only the lock's holder takes it, once. The next holder
         // sees the store below.
-        let heritage = unsafe { Box::from_raw(heritage) };
-        match heritage.adopt(statistics) {
+        let inheritance = unsafe { Box::from_raw(inheritance) };
+        match inheritance.adopt(statistics) {
             Ok(mappings) => managed::publish(mappings),
             Err(error) => message::say(format_args!(
                 "swap: process {} cannot have the memory that it inherited ({error}): it dies of a touch",
                 process::id()
             )),
         }
-        HERITAGE.store(core::ptr::null_mut(), Ordering::Release);
+        INHERITANCE.store(core::ptr::null_mut(), Ordering::Release);
     }
     managed::known()
 }

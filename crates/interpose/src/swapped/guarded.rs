@@ -23,12 +23,12 @@ use crate::swapped::transfer::{Pinned, Transfer};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, Ordering};
 use usring_swap::mappings::{Mappings, Pins, WINDOW};
-use usring_sys::kept_memory::{self, Keeper};
+use usring_sys::pinned_memory::{self, PinHook};
 use usring_sys::{Errno, SystemCall, signals};
 use usring_uapi::general as linux;
 
 /// The pin hook for the system calls that the engine makes.
-pub static KEEPER: Keeper = Keeper { prepare, finish, window: WINDOW.start as u64..WINDOW.end as u64 };
+pub static PIN_HOOK: PinHook = PinHook { prepare, finish, window: WINDOW.start as u64..WINDOW.end as u64 };
 
 fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
     if !managed::has_region() {
@@ -37,7 +37,7 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
     // A ring makes no call that names memory in another way. (The calls of a pager name the region
     // directly, on a thread that has taken a page.)
     let is_direct = || call.arguments.iter().any(|argument| managed::is_in_window(*argument));
-    if !(is_direct() || data::is_indirect(call.number)) || kept_memory::is_exempt() || is_execution(call.number) {
+    if !(is_direct() || data::is_indirect(call.number)) || pinned_memory::is_exempt() || is_execution(call.number) {
         return Ok(0);
     }
     Ok(Guarded::new(call)?.map_or(0, |guarded| Box::into_raw(Box::new(guarded)) as usize))

@@ -19,9 +19,9 @@ use usring_swap::Mechanism;
 use usring_swap::Refusal;
 use usring_swap::mappings::{Mappings, Options, WINDOW};
 use usring_sys::Errno;
-use usring_sys::kept_memory;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
+use usring_sys::pinned_memory;
 use usring_uapi::general as linux;
 
 /// Whether this process's memory may be swapped.
@@ -62,14 +62,14 @@ fn take_up() -> Option<&'static Mappings> {
 
 /// Publishes the process's region.
 pub fn publish(mappings: Mappings) {
-    static HEIR: fn() -> bool = || {
+    static FIRST_TOUCH: fn() -> bool = || {
         // A child that does not inherit may have made no call to usring yet.
         process::current();
         self::mappings().is_some()
     };
-    mappings.region().set_heir(&HEIR);
+    mappings.region().set_first_touch(&FIRST_TOUCH);
     MAPPINGS.store(alloc::boxed::Box::into_raw(alloc::boxed::Box::new(mappings)), Ordering::Release);
-    kept_memory::set_keeper(&guarded::KEEPER);
+    pinned_memory::set_pin_hook(&guarded::PIN_HOOK);
 }
 
 /// Parses the launcher's text: `LIMIT MINIMUM MECHANISM STATISTICS BACKING`. The third and fourth
@@ -142,7 +142,7 @@ fn traps(minimum: usize) -> bool {
 /// Resets the state in a forked child, which may be about to inherit ([`forked`]).
 pub fn begin_after_fork() {
     MAPPINGS.store(core::ptr::null_mut(), Ordering::Relaxed);
-    forked::forget_heritage();
+    forked::forget_inheritance();
     if !forked::hands_down() {
         disown();
     }
@@ -151,7 +151,7 @@ pub fn begin_after_fork() {
 /// Gives up the region: this process will have none.
 pub fn disown() {
     ON.store(false, Ordering::Relaxed);
-    kept_memory::forget_keeper();
+    pinned_memory::forget_pin_hook();
 }
 
 /// Returns the region; makes it if there is none.

@@ -185,7 +185,7 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
 
 /// Releases all of a range to the kernel, with its content; maps its holes.
 fn make_room(changes: &mut Changes, range: &Range<usize>) -> Result<(), Errno> {
-    changes.surrender(range)?;
+    changes.release_to_kernel(range)?;
     let holes = changes.parts(range).into_iter().filter(|part| part.owner == Owner::Nobody);
     holes.map(|part| part.range).try_for_each(|hole| {
         let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_FIXED;
@@ -239,7 +239,7 @@ fn in_order(
     let mut changes = mappings.change();
     let mapped = range.start..changes.mapped_end(range);
     if let Some(refusal) = becomes {
-        changes.surrender(&mapped).map_err(|_| refused(refusal))?;
+        changes.release_to_kernel(&mapped).map_err(|_| refused(refusal))?;
     }
     for part in changes.parts(&mapped).iter().filter(|part| part.owner == Owner::Kernel) {
         ask(part.range.start as u64, part.range.len() as u64)?;
@@ -261,7 +261,7 @@ fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u
     | linux::MADV_SOFT_OFFLINE
     | linux::MADV_GUARD_INSTALL = advice
     {
-        changes.surrender(&range).map_err(|_| refused(Refusal::Advice))?;
+        changes.release_to_kernel(&range).map_err(|_| refused(Refusal::Advice))?;
         return advise_parts(mappings, &changes.parts(&range), advice);
     }
     drop(changes);
@@ -364,7 +364,7 @@ fn remap([start, old, new, flags, target, _]: [u64; 6]) -> Answer {
             if changes.mapped_end(&from) != from.end {
                 return Err(Errno::EFAULT);
             }
-            changes.surrender(&from).map_err(|_| refused(Refusal::Remap))?;
+            changes.release_to_kernel(&from).map_err(|_| refused(Refusal::Remap))?;
         }
         let answer = changes.replace(&to, ask).map_err(|error| busy(error, Refusal::Remap))?;
         if flags & linux::MREMAP_DONTUNMAP == 0 && is_in_window(start) {
@@ -411,7 +411,7 @@ fn remap_freely(
             Err(Errno::ENOMEM) if may_move => {
                 // The region has no room: the kernel maps the memory.
                 say_that_there_is_no_room((length - old.len()) as u64);
-                changes.surrender(old)?;
+                changes.release_to_kernel(old)?;
                 by_kernel(changes)
             }
             answer => answer.map(|start| start as u64),
@@ -428,7 +428,7 @@ fn keep_stack(start: u64, length: u64) {
     let Some((mappings, range)) = mappings().zip(around(start, length).ok()).filter(|_| is_in_window(start)) else {
         return;
     };
-    if mappings.change().surrender(&range).is_err() {
+    if mappings.change().release_to_kernel(&range).is_err() {
         refused(Refusal::Stack);
         // Pinned for good.
         let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});

@@ -90,7 +90,7 @@ fn range(region: &SwapRegion, start: u64, length: u64) -> Result<Range<usize>, E
 }
 
 unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
-    let [size, limit, backing, mechanism, readahead, lanes] =
+    let [size, limit, backing, mechanism, readahead, queues] =
         user_memory::read::<[u64; OPTIONS]>(UserAddress(options))?;
     let builder = SwapRegion::builder().size(size as usize).limit(limit as usize);
     let mut builder = builder.backing(&text(backing)?).map_err(|_| Errno::EINVAL)?;
@@ -102,8 +102,8 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
         u64::MAX => builder.readahead(0),
         bytes => builder.readahead(bytes as usize),
     };
-    if lanes != 0 {
-        builder = builder.lanes(lanes as usize);
+    if queues != 0 {
+        builder = builder.queues(queues as usize);
     }
     let region = Box::into_raw(Box::new(builder.build().map_err(Refusal::errno)?));
     user_memory::write(UserAddress(place), region as u64).map(|()| 0).inspect_err(|_| {

@@ -52,7 +52,7 @@ impl Changes<'_> {
             Owner::Kernel,
         );
         add(self.space.parts(&within, Kind::Mapped), Owner::Pager);
-        add(self.space.parts(&within, Kind::Given), Owner::Kernel);
+        add(self.space.parts(&within, Kind::Unmanaged), Owner::Kernel);
         add(self.space.parts(&within, Kind::Leaving), Owner::Nobody);
         add(self.space.holes(&within), Owner::Nobody);
         parts.sort_unstable_by_key(|part| part.range.start);
@@ -105,7 +105,7 @@ impl Changes<'_> {
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);
-        for part in self.space.parts(&range, Kind::Given) {
+        for part in self.space.parts(&range, Kind::Unmanaged) {
             self.unmap_given(&part)?;
         }
         for part in self.space.free(&range, Kind::Mapped) {
@@ -137,7 +137,7 @@ impl Changes<'_> {
     /// Unmaps a released part. Units without another mapping return to the region; the rest become
     /// holes of the kernel's.
     fn unmap_given(&mut self, part: &Range<usize>) -> Result<(), Errno> {
-        self.space.free(part, Kind::Given);
+        self.space.free(part, Kind::Unmanaged);
         let idle = self.space.idle_units(part);
         let mut unmapped = Ok(());
         if !idle.is_empty() {
@@ -150,19 +150,19 @@ impl Changes<'_> {
             }
         }
         if unmapped.is_err() {
-            self.space.keep(part, Kind::Given);
+            self.space.keep(part, Kind::Unmanaged);
         }
         unmapped
     }
 
     /// Releases the mapped parts of a range to the kernel with their content. Errors: those of
-    /// `SwapRegion::surrender`.
-    pub fn surrender(&mut self, range: &Range<usize>) -> Result<(), Errno> {
+    /// `SwapRegion::release_to_kernel`.
+    pub fn release_to_kernel(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);
         while let Some(part) = self.space.parts(&range, Kind::Mapped).first() {
             let units = self.space.units(part);
-            self.mappings.region.surrender(self.mappings.offsets(&units))?;
+            self.mappings.region.release_to_kernel(self.mappings.offsets(&units))?;
             self.are_given(&units, &[]);
         }
         Ok(())
@@ -172,11 +172,11 @@ impl Changes<'_> {
     /// program's; the rest is unmapped.
     fn are_given(&mut self, units: &Range<usize>, more: &[Range<usize>]) {
         for part in self.space.free(units, Kind::Mapped) {
-            self.space.keep(&part, Kind::Given);
+            self.space.keep(&part, Kind::Unmanaged);
         }
         for part in more {
-            self.space.free(part, Kind::Given);
-            self.space.keep(part, Kind::Given);
+            self.space.free(part, Kind::Unmanaged);
+            self.space.keep(part, Kind::Unmanaged);
         }
         for hole in self.space.holes(units) {
             // A failure leaves memory mapped that the program does not use.
@@ -197,7 +197,7 @@ impl Changes<'_> {
         self.reach(units.end)?;
         // The parts of the first and the last unit that lie outside the range.
         for edge in [units.start..within.start, within.end..units.end] {
-            self.surrender(&edge)?;
+            self.release_to_kernel(&edge)?;
         }
         let answer = self.mappings.region.replace(self.mappings.offsets(&units), act)?;
         self.are_given(&units, &[within]);
@@ -210,10 +210,10 @@ impl Changes<'_> {
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
         self.reap();
         self.reach(range.end)?;
-        for part in self.space.parts(range, Kind::Given) {
+        for part in self.space.parts(range, Kind::Unmanaged) {
             self.unmap_given(&part)?;
         }
-        if !self.space.parts(&self.space.units(range), Kind::Given).is_empty() {
+        if !self.space.parts(&self.space.units(range), Kind::Unmanaged).is_empty() {
             return Ok(false);
         }
         for kind in [Kind::Mapped, Kind::Leaving] {
@@ -273,7 +273,7 @@ impl Changes<'_> {
     /// Notes that the kernel has moved or unmapped the released parts of a range.
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
-        for part in self.space.parts(&range, Kind::Given) {
+        for part in self.space.parts(&range, Kind::Unmanaged) {
             // A failure leaves the part released.
             let _ = self.unmap_given(&part);
         }
@@ -283,7 +283,7 @@ impl Changes<'_> {
     /// Notes that the kernel has extended a released part into this range.
     pub fn has_grown(&mut self, range: &Range<usize>) {
         for hole in self.space.holes(&self.within(range)) {
-            self.space.keep(&hole, Kind::Given);
+            self.space.keep(&hole, Kind::Unmanaged);
         }
         self.set_extent();
     }

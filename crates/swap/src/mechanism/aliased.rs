@@ -132,7 +132,7 @@ impl Mechanism for Aliased {
     }
 
     /// A child never inherits the mapping.
-    fn hand_down(&self, _: &[Range<usize>], _: bool) -> Result<(), Errno> {
+    fn set_inherited(&self, _: &[Range<usize>], _: bool) -> Result<(), Errno> {
         Ok(())
     }
 

@@ -33,7 +33,7 @@ impl Anonymous {
         let fault = UserFault::open(Telling::Signal)?;
         for part in parts {
             fault.register(self.at(part.start), part.len())?;
-            self.memory.hand_down(part.start, part.len(), false)?;
+            self.memory.set_inherited(part.start, part.len(), false)?;
         }
         Ok(fault)
     }
@@ -91,13 +91,13 @@ impl Mechanism for Anonymous {
         self.memory.discard(offset, length)
     }
 
-    fn hand_down(&self, parts: &[Range<usize>], handed_down: bool) -> Result<(), Errno> {
+    fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
         // The child would need the pager thread before its first touch.
         if self.events {
             return Err(Errno::EOPNOTSUPP);
         }
         // Continue after an error, to do as many parts as possible.
-        let done = parts.iter().map(|part| self.memory.hand_down(part.start, part.len(), handed_down));
+        let done = parts.iter().map(|part| self.memory.set_inherited(part.start, part.len(), inherited));
         done.fold(Ok(()), Result::and)
     }
 

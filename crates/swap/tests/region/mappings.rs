@@ -1,5 +1,5 @@
-//! A program's mappings out of a region, as `usring run --swap` has them: each test in a process of its
-//! own, for they lie at the same addresses.
+//! A program's mappings in a region, as `usring run --swap` makes them. Each test runs in its own
+//! process, because the mappings have fixed addresses.
 
 use crate::common::{MIB, PAGE, Random, is_child, mechanisms, run_child};
 use crate::switch::{self, Switch};
@@ -64,7 +64,7 @@ fn what_was_given_to_the_kernel_comes_back_when_it_is_unmapped() {
             let range = numbered(&mappings, 20 * MIB);
             assert_eq!(*first.get_or_insert(range.clone()), range, "round {round}");
             let given = range.start + 4 * MIB..range.start + 5 * MIB + round * PAGE;
-            mappings.change().surrender(&given).unwrap();
+            mappings.change().release_to_kernel(&given).unwrap();
             check(&range, 0);
             // SAFETY: mapped, and the test's.
             assert_eq!(unsafe { libc::mprotect(given.start as _, MIB, libc::PROT_READ) }, 0);
@@ -115,7 +115,7 @@ fn a_kernel_that_has_no_mapping_left_takes_no_page_away() {
             // One that is in memory, and one that is not.
             let answers = [2 * MIB, 19 * MIB].map(|offset| {
                 let given = range.start + offset + but * MIB / 8;
-                mappings.change().surrender(&(given..given + PAGE))
+                mappings.change().release_to_kernel(&(given..given + PAGE))
             });
             check(&range, 0);
             answers.iter().any(Result::is_err)
@@ -131,10 +131,10 @@ fn what_cannot_be_read_back_is_neither_given_away_nor_lost() {
     in_child("mappings::what_cannot_be_read_back_is_neither_given_away_nor_lost", |mappings, switch| {
         let range = numbered(&mappings, 20 * MIB);
         switch.fails_reads.store(true, Ordering::Relaxed);
-        assert_eq!(mappings.change().surrender(&range), Err(Errno::EIO));
+        assert_eq!(mappings.change().release_to_kernel(&range), Err(Errno::EIO));
         switch.fails_reads.store(false, Ordering::Relaxed);
         check(&range, 0);
-        assert!(mappings.change().surrender(&range).is_ok());
+        assert!(mappings.change().release_to_kernel(&range).is_ok());
         check(&range, 0);
     });
 }
@@ -220,11 +220,11 @@ fn no_increment_is_lost_while_pages_are_given_away_and_come_back() {
             for round in 0..80 {
                 // Of these, and of those that come back.
                 let given = range.start + random.below(range.len() / PAGE - 40) * PAGE;
-                mappings.change().surrender(&(given..given + (1 + random.below(40)) * PAGE)).unwrap();
+                mappings.change().release_to_kernel(&(given..given + (1 + random.below(40)) * PAGE)).unwrap();
                 let unit = mappings.region().page_size();
                 let given = others.start + random.below((others.len() - MIB) / unit) * unit;
                 let given = given..given + (1 + random.below(MIB / unit)) * unit;
-                mappings.change().surrender(&given).unwrap();
+                mappings.change().release_to_kernel(&given).unwrap();
                 mappings.change().unmap(&given).unwrap();
                 assert_eq!(mappings.change().map_over(&given), Ok(true));
                 number(&given, 0);

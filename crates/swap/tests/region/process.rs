@@ -106,7 +106,7 @@ fn the_best_mechanism_is_found_by_itself_as_nobody_and_under_dockers_rules() {
     child_as_nobody(name, true);
 }
 
-/// What a region takes beside its limit: words and page tables for each page, lanes
+/// What a region takes beside its limit: words and page tables for each page, queues
 /// and stacks; and what the test process is.
 const SLACK: usize = 4 * MIB;
 
@@ -146,8 +146,8 @@ fn a_control_group_of_the_limit_and_some_slack_holds_the_process() {
         let path = std::env::var("STORE").unwrap();
         let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
         let backing = format!("file:path={path},size=256M,direct=on");
-        // Of a machine with many processors the lanes alone take more.
-        let region = region(96 * MIB, 16 * MIB, &backing).mechanism(mechanism).lanes(4).build().unwrap();
+        // Of a machine with many processors the queues alone take more.
+        let region = region(96 * MIB, 16 * MIB, &backing).mechanism(mechanism).queues(4).build().unwrap();
         return churn(&region, 15_000);
     }
     let Some(group) = Group::new(16 * MIB + SLACK) else {

@@ -1,4 +1,4 @@
-//! A device whose reads or writes fail, or whose writes are kept waiting, from the moment when the test says so.
+//! A device whose reads or writes fail or wait from the moment at which a test says so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -76,7 +76,7 @@ impl Driver for Switched {
     }
 
     /// Of a device in memory that nobody shares: for tests whose children read nothing of it.
-    fn hand_down(&self, _: &mut dyn FnMut(i32)) -> bool {
+    fn keep_after_fork(&self, _: &mut dyn FnMut(i32)) -> bool {
         true
     }
 }

@@ -2,12 +2,12 @@
 //! brought back by a system call.
 //!
 //! A program does not know that its memory is swapped. So in a process with such memory every
-//! system call that usring makes passes through here. The pin hook ([`Keeper`]) examines the call,
+//! system call that usring makes passes through here. The pin hook ([`PinHook`]) examines the call,
 //! and pins the memory that it names until the call is over. Without a pin hook this costs one load
 //! of a pointer.
 //!
 //! The kernel must get no such memory that it would use after the call: code that makes such
-//! requests asks [`comes_and_goes`].
+//! requests asks [`is_evictable`].
 //!
 //! Threads that move the pages themselves are [`exempt`].
 
@@ -17,9 +17,9 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// The pin hook: it knows which memory is swapped.
-pub struct Keeper {
+pub struct PinHook {
     /// Pins the memory that the call names, and changes the call where necessary. Returns the
-    /// argument of [`Keeper::finish`]; 0 if there is nothing to finish.
+    /// argument of [`PinHook::finish`]; 0 if there is nothing to finish.
     pub prepare: fn(&mut SystemCall) -> Result<usize, Errno>,
     /// Called with the kernel's answer; returns the answer for the caller. `None`: the changed call
     /// must be made, too.
@@ -28,11 +28,11 @@ pub struct Keeper {
     pub window: Range<u64>,
 }
 
-static KEEPER: AtomicPtr<Keeper> = AtomicPtr::new(core::ptr::null_mut());
+static PIN_HOOK: AtomicPtr<PinHook> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Lets `keeper` examine all calls from now on.
-pub fn set_keeper(keeper: &'static Keeper) {
-    KEEPER.store(core::ptr::from_ref(keeper).cast_mut(), Ordering::Release);
+/// Lets `hook` examine all calls from now on.
+pub fn set_pin_hook(hook: &'static PinHook) {
+    PIN_HOOK.store(core::ptr::from_ref(hook).cast_mut(), Ordering::Release);
 }
 
 /// Clears the exemptions, in a forked child: they belong to the parent's threads.
@@ -43,24 +43,24 @@ pub fn forget_after_fork() {
 }
 
 /// Removes the pin hook, in a forked child without such memory.
-pub fn forget_keeper() {
-    KEEPER.store(core::ptr::null_mut(), Ordering::Relaxed);
+pub fn forget_pin_hook() {
+    PIN_HOOK.store(core::ptr::null_mut(), Ordering::Relaxed);
 }
 
 /// Whether there is such memory. If so, the kernel must get no request that uses memory after the
 /// call.
 #[inline]
-pub fn has_keeper() -> bool {
-    !KEEPER.load(Ordering::Acquire).is_null()
+pub fn has_pin_hook() -> bool {
+    !PIN_HOOK.load(Ordering::Acquire).is_null()
 }
 
 /// Whether some of this memory may be evicted.
 #[inline]
-pub fn comes_and_goes(memory: IoVector) -> bool {
+pub fn is_evictable(memory: IoVector) -> bool {
     // SAFETY: only references that live for ever are stored.
-    match unsafe { KEEPER.load(Ordering::Acquire).as_ref() } {
+    match unsafe { PIN_HOOK.load(Ordering::Acquire).as_ref() } {
         None => false,
-        Some(Keeper { window, .. }) => {
+        Some(PinHook { window, .. }) => {
             memory.base < window.end && memory.base.saturating_add(memory.length) > window.start
         }
     }
@@ -70,20 +70,20 @@ pub fn comes_and_goes(memory: IoVector) -> bool {
 #[inline]
 pub(crate) fn during(call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
     // SAFETY: only references that live for ever are stored.
-    match unsafe { KEEPER.load(Ordering::Acquire).as_ref() } {
+    match unsafe { PIN_HOOK.load(Ordering::Acquire).as_ref() } {
         None => make(call),
-        Some(keeper) => during_kept(keeper, call, make),
+        Some(hook) => with_hook(hook, call, make),
     }
 }
 
 #[inline(never)]
-fn during_kept(keeper: &Keeper, call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
+fn with_hook(hook: &PinHook, call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
     let mut call = *call;
-    match (keeper.prepare)(&mut call) {
+    match (hook.prepare)(&mut call) {
         Ok(0) => make(&call),
-        Ok(kept) => loop {
+        Ok(token) => loop {
             let answer = make(&call);
-            if let Some(answer) = (keeper.finish)(kept, &mut call, answer) {
+            if let Some(answer) = (hook.finish)(token, &mut call, answer) {
                 return answer;
             }
         },

@@ -20,19 +20,19 @@ const LONG_TURN: u64 = 1_000_000;
 const MOST_TURNS: u64 = 64;
 
 #[derive(Debug, Default)]
-pub struct Courtesy {
+pub struct BackOff {
     crowded_until: Ticks,
     /// Length of the last pause, in nanoseconds.
     pause: u64,
 }
 
-impl Courtesy {
+impl BackOff {
     /// Yields the processor. `false` during a pause: the caller should sleep instead.
-    pub fn give_way(&mut self, now: Ticks) -> bool {
+    pub fn try_yield(&mut self, now: Ticks) -> bool {
         if now < self.crowded_until {
             return false;
         }
-        processor::give_way();
+        processor::yield_now();
         let after = Ticks::now();
         let turn = after.since(now);
         if turn > LONG_TURN {

@@ -1,4 +1,4 @@
-//! What happens about a fork that gives the child a copy of swapped memory, where something does not go well.
+//! Forks that give the child a copy of swapped memory, and in which a step fails.
 
 use crate::common::{MIB, PAGE};
 use crate::mappings::{LIMIT, check, in_child, numbered, word};
@@ -22,7 +22,7 @@ fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
 
 #[test]
 fn a_fork_waits_for_no_device_that_does_not_answer() {
-    in_child("heritage::a_fork_waits_for_no_device_that_does_not_answer", |mappings, switch| {
+    in_child("inheritance::a_fork_waits_for_no_device_that_does_not_answer", |mappings, switch| {
         if mappings.region().page_size() != PAGE {
             // A few large units are evicted by who wants one.
             return;
@@ -95,7 +95,7 @@ fn pages_of_child(range: &Range<usize>, begin: impl FnOnce()) -> usize {
 #[test]
 fn memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inherit() {
     in_child(
-        "heritage::memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inherit",
+        "inheritance::memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inherit",
         |mappings, _| {
             let mappings: &'static Mappings = Box::leak(Box::new(mappings));
             let range = numbered(mappings, 20 * MIB);

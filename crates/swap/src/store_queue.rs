@@ -1,20 +1,20 @@
-//! A lane: one queue pair of the backing store with the buffers that a transfer
-//! needs. Lanes are made ahead, because a thread in a signal handler must not allocate.
+//! A store queue: one queue pair of the backing store, with the buffers that a transfer
+//! needs. Store queues are made ahead, because a thread in a signal handler must not allocate.
 //!
 //! A thread that faults on one page waits as the device's polling policy says, and
 //! polls for at most [`LONGEST_POLL`]. Every other transfer (read-ahead, eviction) is
 //! one larger request, and its thread sleeps.
 
-use crate::courtesy::Courtesy;
+use crate::back_off::BackOff;
 use usring_device::{
     Channel, Completions, Device, DeviceRequest, Manner, NamedFile, Operation, Pause, QueueOptions, Submission,
 };
 use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
 use usring_sys::ticks::Ticks;
-use usring_sys::{Errno, epoll, kept_memory, processor, timer_slack};
+use usring_sys::{Errno, epoll, pinned_memory, processor, timer_slack};
 
-/// Queue depth. A lane makes one request at a time; the device's wrappers may use
+/// Queue depth. A store queue makes one request at a time; the device's wrappers may use
 /// the rest.
 const DEPTH: u32 = 4;
 
@@ -30,18 +30,18 @@ pub enum Waiting {
     Asleep,
 }
 
-pub struct Lane {
+pub struct StoreQueue {
     channel: Channel,
     completions: Completions,
     bounce: Bounce,
     transfer: u64,
     segments: usize,
     block: u64,
-    courtesy: Courtesy,
+    back_off: BackOff,
 }
 
-impl Lane {
-    /// Makes a lane with a bounce buffer of `bounce` bytes.
+impl StoreQueue {
+    /// Makes a store queue with a bounce buffer of `bounce` bytes.
     pub fn new(device: &Device, bounce: usize) -> Result<Self, Errno> {
         let geometry = *device.geometry();
         let options = QueueOptions { depth: DEPTH, interrupts: true };
@@ -49,18 +49,18 @@ impl Lane {
         channel.keep_tracking();
         let mut completions = Completions::new();
         completions.reserve();
-        Ok(Lane {
+        Ok(StoreQueue {
             channel,
             completions,
             bounce: Bounce::new(bounce)?,
             transfer: u64::from(geometry.transfer & !(geometry.block - 1)),
             segments: geometry.segments as usize,
             block: u64::from(geometry.block),
-            courtesy: Courtesy::default(),
+            back_off: BackOff::default(),
         })
     }
 
-    /// Reads `length` bytes of the device into the lane's bounce buffer and returns them.
+    /// Reads `length` bytes of the device into the queue's bounce buffer and returns them.
     pub fn read(&mut self, device: &Device, offset: u64, length: usize, waiting: Waiting) -> Result<&[u8], Errno> {
         let segment = IoVector { base: self.bounce.address() as u64, length: length as u64 };
         self.whole(device, Operation::Read, offset, &mut [segment], waiting)?;
@@ -95,7 +95,7 @@ impl Lane {
         waiting: Waiting,
     ) -> Result<(), Errno> {
         // The pin hook must not wait for these pages: this thread owns them.
-        let _exempt = kept_memory::exempt();
+        let _exempt = pinned_memory::exempt();
         while !segments.is_empty() {
             let (count, cut, length) = self.piece(segments);
             let rest = core::mem::replace(&mut segments[count - 1].length, cut);
@@ -141,7 +141,7 @@ impl Lane {
         loop {
             match self.channel.submit(request) {
                 Submission::Accepted => break,
-                Submission::Full => processor::give_way(),
+                Submission::Full => processor::yield_now(),
                 Submission::NeedsWorker => return device.driver().execute(request).map(u64::from),
                 Submission::Refused(error) => return Err(error),
             }
@@ -168,7 +168,7 @@ impl Lane {
                 continue;
             }
             match self.channel.pause(&mut wait) {
-                Pause::Spin if self.courtesy.give_way(now) => {}
+                Pause::Spin if self.back_off.try_yield(now) => {}
                 Pause::Spin => self.sleep(),
                 Pause::Sleep(span) => drop(timer_slack::sleep_precisely(span)),
                 Pause::Interrupt => self.sleep(),

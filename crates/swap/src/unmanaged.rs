@@ -5,7 +5,7 @@
 //! 1. Claim the clusters, so that no thread evicts from the part.
 //! 2. Take the pages, and write-protect those in memory. A thread that touches one waits.
 //! 3. Put the kernel's memory in their place, with a copy of the content if it is wanted.
-//! 4. Mark the pages [`State::Given`], and free their memory and their slots.
+//! 4. Mark the pages [`State::Unmanaged`], and free their memory and their slots.
 //!
 //! A fault that raced with the release is retried. If the kernel then forbids the access,
 //! it raises SIGSEGV (`Pager::serve`).
@@ -44,8 +44,9 @@ impl Grip<'_> {
 }
 
 impl Pager {
-    /// Releases pages to the kernel with their content. Errors: those of `SwapRegion::surrender`.
-    pub fn surrender(&self, pages: Range<usize>) -> Result<(), Errno> {
+    /// Releases pages to the kernel with their content. Errors: those of
+    /// `SwapRegion::release_to_kernel`.
+    pub fn release_to_kernel(&self, pages: Range<usize>) -> Result<(), Errno> {
         let length = pages.len() * self.unit();
         let copy = private_pages(length)?;
         let surrendered = self.give_over(pages.clone(), |grip| {
@@ -88,13 +89,13 @@ impl Pager {
         let _closed = thread::close_signals();
         let _claims = self.claim_clusters(&pages);
         let taken: Vec<_> =
-            pages.clone().filter_map(|page| self.page(page).take(State::Given, Pins::Ignored)).collect();
+            pages.clone().filter_map(|page| self.page(page).take(State::Unmanaged, Pins::Ignored)).collect();
         let reclaimed = if taken.len() == pages.len() {
             self.mechanism.reclaim(self.offset(pages.start), pages.len() * self.unit())
         } else {
             Err(Errno::EINVAL)
         };
-        let next = if reclaimed.is_ok() { State::Untouched } else { State::Given };
+        let next = if reclaimed.is_ok() { State::Untouched } else { State::Unmanaged };
         taken.into_iter().for_each(|taken| taken.release(next));
         reclaimed
     }
@@ -123,7 +124,7 @@ impl Pager {
         loop {
             let waited = Ticks::now().since(start);
             if waited < SOON {
-                processor::give_way();
+                processor::yield_now();
             } else {
                 let _ = wait::nanosleep(SOON);
             }
@@ -143,7 +144,7 @@ impl Pager {
             let page = self.page(index);
             let taken = loop {
                 match page.state() {
-                    State::Given => break None,
+                    State::Unmanaged => break None,
                     State::Busy => page.wait(),
                     state => match page.take(state, Pins::Respected) {
                         Some(taken) => break Some(taken),
@@ -183,7 +184,7 @@ impl Pager {
             if matches!(before, State::Clean | State::Out) {
                 self.store.slots.free(self.slot(&taken, grip.first + step));
             }
-            taken.release(State::Given);
+            taken.release(State::Unmanaged);
         }
     }
 
@@ -245,10 +246,10 @@ impl Pager {
         let most = pages.clone().take(self.store.wide_pages());
         let count = most.zip(first..).take_while(|(page, next)| slot(*page) == Some(*next)).count();
         let place = page_fault::place();
-        let mut lane = self.store.lane(place);
+        let mut queue = self.store.queue(place);
         let mut bounce = self.store.wide_bounce(place);
         let (from, length) = (self.store.offset(first), count * self.unit());
-        let content = lane.read_to(&mut bounce, self.store.device(), from, length)?;
+        let content = queue.read_to(&mut bounce, self.store.device(), from, length)?;
         user_memory::copy_out(target, content)?;
         Ok(count)
     }

@@ -2,7 +2,7 @@
 //!
 //! 1. Before the fork, [`Mappings::hold`] claims all clusters and then shuts all gates. So no
 //!    thread evicts or changes a mapping, and a busy page is not in memory. The child becomes
-//!    a member of the slots of pages that are out (`family`).
+//!    a user of the slots of pages that are out (`slot_users`).
 //! 2. At the fork, the kernel copies resident pages by copy-on-write, and the tables. It does
 //!    not copy pages of a memory file, so the parent copies these before: it takes each
 //!    resident page and releases it after the fork. Pinned pages cannot be taken; a system
@@ -10,25 +10,25 @@
 //! 3. In the child, [`Held::inherit`] registers the memory for faults before the program runs.
 //!    A child that soon calls execve or exit needs no more.
 //! 4. At its first touch of a page that is out, or its first call on such memory, the child
-//!    makes a pager with lanes and threads of its own ([`Heritage::adopt`]).
+//!    makes a pager with queues and threads of its own ([`Inheritance::adopt`]).
 //!
-//! Lock order: claim → page → lane → gate. So all clusters are claimed before any gate is shut.
-//! If a claim cannot be had in time, the device does not answer, and the fork fails.
+//! Lock order: claim → page → store queue → gate. So all clusters are claimed before any gate is
+//! shut. If a claim cannot be had in time, the device does not answer, and the fork fails.
 //!
 //! Between 1 and 2 every child inherits the memory, with zeroes where pages are out. If the
 //! kernel does not undo that after the fork, children without a copy unmap the memory
 //! ([`Withheld`]).
 
 use crate::address_space::{AddressSpace, Kind};
-use crate::family::Member;
 use crate::gate::{Claim, Resting};
-use crate::lane::Lane;
 use crate::mappings::Mappings;
 use crate::mechanism::{Copied, Prepared, Resident};
 use crate::page::{Pins, State, Taken};
 use crate::pager::{Pager, Parts};
 use crate::region::{self, SwapRegion};
 use crate::run;
+use crate::slot_users::SlotUser;
+use crate::store_queue::StoreQueue;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 use core::ops::Range;
@@ -43,7 +43,7 @@ use usring_sys::ticks::Ticks;
 /// child calls [`Held::inherit`].
 pub struct Held {
     mappings: &'static Mappings,
-    member: Option<Member>,
+    user: Option<SlotUser>,
     /// Private descriptors that the child needs.
     descriptors: Vec<i32>,
     /// The paged parts, as offsets.
@@ -58,10 +58,10 @@ pub struct Held {
 }
 
 /// The child's copy before its first touch of a page that is out.
-pub struct Heritage {
+pub struct Inheritance {
     parent: &'static Mappings,
     prepared: Prepared,
-    member: Member,
+    user: SlotUser,
 }
 
 impl Mappings {
@@ -73,11 +73,11 @@ impl Mappings {
     pub fn hold(&'static self, patience: Nanoseconds) -> Result<Held, Errno> {
         let pager = &*self.region.pager;
         let mut descriptors = Vec::new();
-        if !pager.store.device().driver().hand_down(&mut |number| descriptors.push(number)) {
+        if !pager.store.device().driver().keep_after_fork(&mut |number| descriptors.push(number)) {
             return Err(Errno::EOPNOTSUPP);
         }
-        let member = pager.store.slots.admit()?;
-        descriptors.push(member.descriptor());
+        let user = pager.store.slots.admit()?;
+        descriptors.push(user.descriptor());
         descriptors.extend(self.claim.as_ref().map(HeldDescriptor::number));
         let space = self.space.lock();
         let we_copy = pager.mechanism.copies_resident();
@@ -88,21 +88,12 @@ impl Mappings {
         let quiet = Quiet::begin(pager);
         let gates = pager.rest(patience)?;
         let parts = self.parts(&space);
-        pager.lend_to(&member);
+        pager.lend_to(&user);
         let taken = we_copy.then(|| pager.take_resident());
-        let (member, copy) = (Some(member), None);
-        let mut held = Held {
-            mappings: self,
-            member,
-            descriptors,
-            parts,
-            taken,
-            copy,
-            _gates: gates,
-            _quiet: quiet,
-            _space: space,
-        };
-        pager.mechanism.hand_down(&held.parts, true)?;
+        let (user, copy) = (Some(user), None);
+        let mut held =
+            Held { mappings: self, user, descriptors, parts, taken, copy, _gates: gates, _quiet: quiet, _space: space };
+        pager.mechanism.set_inherited(&held.parts, true)?;
         if let Some((_, resident)) = &held.taken {
             let copy = pager.mechanism.copy(resident)?;
             held.descriptors.push(copy.number());
@@ -130,7 +121,7 @@ impl Mappings {
 
     /// Asks the kernel to leave the memory out of future children, and notes whether it did.
     fn take_back(&self, parts: &[Range<usize>]) {
-        let taken_back = self.region.pager.mechanism.hand_down(parts, false);
+        let taken_back = self.region.pager.mechanism.set_inherited(parts, false);
         self.exposed.store(taken_back.is_err(), Ordering::Relaxed);
     }
 
@@ -139,9 +130,9 @@ impl Mappings {
         let range = self.range();
         let mut parts = Vec::new();
         let mut start = range.start;
-        for given in space.all(Kind::Given) {
-            parts.push(start - range.start..given.start - range.start);
-            start = given.end;
+        for unmanaged in space.all(Kind::Unmanaged) {
+            parts.push(start - range.start..unmanaged.start - range.start);
+            start = unmanaged.end;
         }
         parts.push(start - range.start..range.len());
         parts.retain(|part| !part.is_empty());
@@ -159,7 +150,7 @@ impl Held {
     /// memory for faults.
     ///
     /// Errors: the kernel's, and the result of unmapping the memory ([`Withheld::renounce`]).
-    pub fn inherit(mut self) -> Result<Heritage, (Errno, Result<(), Errno>)> {
+    pub fn inherit(mut self) -> Result<Inheritance, (Errno, Result<(), Errno>)> {
         // Empty parts: only the parent's drop undoes what `hold` did.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
@@ -167,8 +158,8 @@ impl Held {
         let taken = self.taken.take();
         let copy = self.copy.take().zip(taken).map(|(file, (_, resident))| Copied { file, resident });
         let inherited = mechanism.inherit(&parts, copy).and_then(|prepared| {
-            let member = self.member.take().ok_or(Errno::EINVAL)?;
-            Ok(Heritage { parent: self.mappings, prepared, member })
+            let user = self.user.take().ok_or(Errno::EINVAL)?;
+            Ok(Inheritance { parent: self.mappings, prepared, user })
         });
         inherited.map_err(|error| (error, mechanism.renounce(&parts)))
     }
@@ -220,21 +211,21 @@ impl Withheld {
     }
 }
 
-impl Heritage {
+impl Inheritance {
     /// Makes the child's pager, which counts in the file `statistics`.
     ///
     /// Errors: those of opening queue pairs of the device; `ENOMEM`.
     pub fn adopt(self, statistics: Option<&CStr>) -> Result<Mappings, Errno> {
-        let Heritage { parent, prepared: Prepared { window, mechanism, .. }, member } = self;
+        let Inheritance { parent, prepared: Prepared { window, mechanism, .. }, user } = self;
         let old = &*parent.region.pager;
         let unit = old.unit();
         let device = old.store.device();
-        let lanes = [Lane::new(device, unit)?, Lane::new(device, run::MOST * unit)?];
+        let queues = [StoreQueue::new(device, unit)?, StoreQueue::new(device, run::MOST * unit)?];
         let pager = Pager::new(Parts {
             kind: old.kind,
             memory: window.memory().clone(),
             mechanism,
-            store: old.store.inherit(old.store.slots.inherit(member))?,
+            store: old.store.inherit(old.store.slots.inherit(user))?,
             limit: old.limit.get(),
             readahead: old.streams.most(),
             counters: region::counters_in(statistics)?,
@@ -246,7 +237,7 @@ impl Heritage {
             let offset = |address: usize| address - pager.memory.address();
             pager.set_in_use(offset(part.start) / unit..offset(part.end).div_ceil(unit), true);
         }
-        let region = SwapRegion::start(window, pager, lanes, true)?;
+        let region = SwapRegion::start(window, pager, queues, true)?;
         let claim = parent.claim.as_ref().map(|claim| {
             // The parent's open file description, under the number that this process inherited.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
@@ -315,11 +306,11 @@ impl Pager {
         }
     }
 
-    /// Makes the child a member of the slots of pages that are out. Of a clean page, the child has
+    /// Makes the child a user of the slots of pages that are out. Of a clean page, the child has
     /// only the copy in memory.
-    fn lend_to(&self, member: &Member) {
+    fn lend_to(&self, user: &SlotUser) {
         let is_out = |page: &usize| self.page(*page).at_rest() == State::Out;
-        self.store.slots.lend(member, self.pages_in_use().filter(is_out).map(|page| self.slot_at_rest(page)));
+        self.store.slots.lend(user, self.pages_in_use().filter(is_out).map(|page| self.slot_at_rest(page)));
     }
 
     /// Copies the states and slots of all pages of another pager, whose gates were shut.

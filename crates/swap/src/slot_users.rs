@@ -1,23 +1,23 @@
 //! The slot table that processes related by fork share, in shared memory.
 //!
 //! # Who uses a slot
-//! - Each process is a *member* and has one bit for each slot that it uses.
-//! - A slot counts its members, and is free at 0.
-//! - The member that allocates a slot writes its content once, before another member can
-//!   know of it. So every member may read its slots at any time.
+//! - Each process is a *user* and has one bit for each slot that it uses.
+//! - A slot counts its users, and is free at 0.
+//! - The user that allocates a slot writes its content once, before another user can
+//!   know of it. So every user may read its slots at any time.
 //!
-//! # When a member ends
-//! A member holds an F_OFD_SETLK lock on the byte of its number in the table's file. It alone
-//! has that open file description, so exec, exit and SIGKILL all end the lock. A member
-//! that needs slots then frees those of the members without a lock. A process that is killed
+//! # When a user ends
+//! A user holds an F_OFD_SETLK lock on the byte of its number in the table's file. It alone
+//! has that open file description, so exec, exit and SIGKILL all end the lock. A user
+//! that needs slots then frees those of the users without a lock. A process that is killed
 //! while it changes the table may leave up to one word of slots allocated for good.
 //!
 //! | change | order | effect of a kill in between |
 //! |---|---|---|
-//! | allocate | table's bit, counts, member's bit | the slot stays allocated without a member |
-//! | free | member's bit, count of members, table's bit, count of slots | the slot stays allocated without a member |
+//! | allocate | table's bit, counts, user's bit | the slot stays allocated without a user |
+//! | free | user's bit, count of users, table's bit, count of slots | the slot stays allocated without a user |
 //!
-//! So the count of slots is never less than the number of slots that have a member.
+//! So the count of slots is never less than the number of slots that have a user.
 
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::{PAGE, memory_file};
@@ -26,9 +26,9 @@ use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{Errno, file};
 
 /// Processes that share a table at the same time.
-pub const MEMBERS: usize = 32;
+pub const MOST_USERS: usize = 32;
 
-/// State of a member's number. `TAKEN_BY + n`: member n prepares or clears it.
+/// State of a user's number. `TAKEN_BY + n`: user n prepares or clears it.
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
@@ -44,56 +44,56 @@ const TAKEN: usize = 0;
 const NUMBERS: usize = 1;
 const HEAD: usize = PAGE / size_of::<u64>();
 
-/// The tables that all members share.
-pub struct Tables {
+/// The tables that all users share.
+pub struct SlotUsers {
     head: PageArray<AtomicU64>,
-    /// By slot: how many members use it.
+    /// By slot: how many users use it.
     holders: PageArray<AtomicU32>,
-    /// By member: a row of bits, one for each slot.
+    /// By user: a row of bits, one for each slot.
     own: PageArray<AtomicU64>,
     row: usize,
 }
 
-/// A member's number with its lock, and the file of the tables.
+/// A user's number with its lock, and the file of the tables.
 #[derive(Debug)]
-pub struct Member {
+pub struct SlotUser {
     number: usize,
     file: OwnedDescriptor,
 }
 
-impl Member {
-    fn claim(file: &OwnedDescriptor, number: usize) -> Result<Member, Errno> {
+impl SlotUser {
+    fn claim(file: &OwnedDescriptor, number: usize) -> Result<SlotUser, Errno> {
         let file = file::reopen(file.number())?;
-        file::claim_byte(file.number(), number).map(|()| Member { number, file })
+        file::claim_byte(file.number(), number).map(|()| SlotUser { number, file })
     }
 
-    /// Returns the descriptor that the member's process alone keeps open.
+    /// Returns the descriptor that the user's process alone keeps open.
     pub fn descriptor(&self) -> i32 {
         self.file.number()
     }
 }
 
-impl Tables {
-    /// Makes tables for `words` words of slots, with the calling process as the only member. Also
+impl SlotUsers {
+    /// Makes tables for `words` words of slots, with the calling process as the only user. Also
     /// returns these words; all slots are free.
-    pub fn new(words: usize) -> Result<(Tables, Member, PageArray<AtomicU64>), Errno> {
+    pub fn new(words: usize) -> Result<(SlotUsers, SlotUser, PageArray<AtomicU64>), Errno> {
         let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
         let row = words.next_multiple_of(PAGE / size_of::<u64>());
         let taken = PAGE;
         let holders = taken + pages(words * size_of::<u64>());
         let own = holders + pages(words * 64 * size_of::<u32>());
-        let length = own + MEMBERS * row * size_of::<u64>();
+        let length = own + MOST_USERS * row * size_of::<u64>();
         let file = memory_file(c"usring-slots", length as u64)?;
-        let tables = Tables {
+        let tables = SlotUsers {
             head: PageArray::of_file(&file, 0, HEAD)?,
             holders: PageArray::of_file(&file, holders, words * 64)?,
-            own: PageArray::of_file(&file, own, MEMBERS * row)?,
+            own: PageArray::of_file(&file, own, MOST_USERS * row)?,
             row,
         };
         let words = PageArray::of_file(&file, taken, words)?;
-        let member = Member::claim(&file, 0)?;
+        let user = SlotUser::claim(&file, 0)?;
         tables.head[NUMBERS].store(USED, Ordering::Release);
-        Ok((tables, member, words))
+        Ok((tables, user, words))
     }
 
     pub fn taken(&self) -> &AtomicU64 {
@@ -104,26 +104,26 @@ impl Tables {
         &self.own[number * self.row..(number + 1) * self.row]
     }
 
-    /// Gives slots of a word to one member, their only one.
-    pub fn take(&self, member: &Member, word: usize, bits: u64) {
+    /// Gives slots of a word to one user, their only one.
+    pub fn take(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].store(1, Ordering::Relaxed);
         }
-        self.row(member.number)[word].fetch_or(bits, Ordering::Release);
+        self.row(user.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Adds a member to slots of a word that the caller uses.
-    pub fn lend(&self, member: &Member, word: usize, bits: u64) {
+    /// Adds a user to slots of a word that the caller uses.
+    pub fn lend(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].fetch_add(1, Ordering::Relaxed);
         }
-        self.row(member.number)[word].fetch_or(bits, Ordering::Release);
+        self.row(user.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Removes a member from a slot. `true` if it was the last.
-    pub fn give_back(&self, member: &Member, slot: u32) -> bool {
+    /// Removes a user from a slot. `true` if it was the last.
+    pub fn give_back(&self, user: &SlotUser, slot: u32) -> bool {
         let bit = 1 << (slot % 64);
-        let before = self.row(member.number)[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
+        let before = self.row(user.number)[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
         assert!(before & bit != 0, "slot {slot} was not this process's");
         self.leave(slot)
     }
@@ -135,9 +135,9 @@ impl Tables {
     /// Assigns a number to a child. Its slots are freed once no process has the descriptor open.
     ///
     /// Errors: `EAGAIN` where all numbers are in use; those of reopening the file.
-    pub fn admit(&self, by: &Member) -> Result<Member, Errno> {
+    pub fn admit(&self, by: &SlotUser) -> Result<SlotUser, Errno> {
         let taken_by = TAKEN_BY + by.number as u64;
-        let numbers = &self.head[NUMBERS..NUMBERS + MEMBERS];
+        let numbers = &self.head[NUMBERS..NUMBERS + MOST_USERS];
         let mut uses = 0;
         let take = |word: &AtomicU64| {
             let before = word.load(Ordering::Relaxed);
@@ -146,15 +146,15 @@ impl Tables {
                 && word.compare_exchange(before, uses + taken_by, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let number = numbers.iter().position(take).ok_or(Errno::EAGAIN)?;
-        let admitted = Member::claim(&by.file, number);
+        let admitted = SlotUser::claim(&by.file, number);
         numbers[number].store(uses + if admitted.is_ok() { USED } else { FREE }, Ordering::Release);
         admitted
     }
 
-    /// Frees the slots of members that have ended. Calls `free` for each slot without a member.
-    pub fn reap(&self, by: &Member, mut free: impl FnMut(u32)) {
+    /// Frees the slots of users that have ended. Calls `free` for each slot without a user.
+    pub fn reap(&self, by: &SlotUser, mut free: impl FnMut(u32)) {
         let taken_by = TAKEN_BY + by.number as u64;
-        for number in (0..MEMBERS).filter(|number| *number != by.number) {
+        for number in (0..MOST_USERS).filter(|number| *number != by.number) {
             let word = &self.head[NUMBERS + number];
             let before = word.load(Ordering::Acquire);
             let (used, uses) = (use_of(before), before - use_of(before));
@@ -178,7 +178,7 @@ impl Tables {
     }
 
     /// Whether no living process uses the number, prepares it or clears it.
-    fn is_gone(&self, by: &Member, number: usize, used: u64) -> bool {
+    fn is_gone(&self, by: &SlotUser, number: usize, used: u64) -> bool {
         let is_claimed = |number: usize| file::is_byte_claimed(by.file.number(), number).unwrap_or(true);
         let in_hand = |owner: usize| owner == by.number || is_claimed(owner);
         match used {

@@ -1,4 +1,4 @@
-//! Memory whose pages come and go (`usring_sys::kept_memory`) is never passed to a device that
+//! Memory whose pages come and go (`usring_sys::pinned_memory`) is never passed to a device that
 //! gives it to the kernel until completion. Every other device gets it directly.
 #![cfg(not(loom))]
 
@@ -8,21 +8,21 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use test_device::{BLOCK, driver};
 use usring_device::{Operation, PollPolicy, Route, Transfer};
-use usring_sys::kept_memory::{self, Keeper};
+use usring_sys::pinned_memory::{self, PinHook};
 use usring_sys::plain::IoVector;
 
 const SIZE: usize = 32 << 10;
 /// The part of the memory whose pages come and go.
 const WITHIN: std::ops::Range<usize> = 16 << 10..24 << 10;
 
-/// Returns this process's memory. Its middle belongs to the pin hook (`Keeper`); its content stays
+/// Returns this process's memory. Its middle belongs to the pin hook (`PinHook`); its content stays
 /// from test to test.
 fn memory() -> u64 {
     static START: OnceLock<u64> = OnceLock::new();
     *START.get_or_init(|| {
         let start = vec![0x11u8; SIZE].leak().as_mut_ptr().expose_provenance() as u64;
         let window = start + WITHIN.start as u64..start + WITHIN.end as u64;
-        kept_memory::set_keeper(Box::leak(Box::new(Keeper {
+        pinned_memory::set_pin_hook(Box::leak(Box::new(PinHook {
             prepare: |_| Ok(0),
             finish: |_, _, answer| Some(answer),
             window,
