@@ -11,7 +11,7 @@ pub fn run() -> bool {
     let mut report = Report::of(STEPS);
     report.step("packages", |_| packages::provide());
     report.step("format", |_| step::run(&mut step::cargo(&["fmt", "--all", "--check"])));
-    report.step("floors", |_| floors::run());
+    report.step("floors", |_| floors::run(false, false));
     report.step("size", |_| size::run());
     report.step("prose", |_| prose::run(None, false));
     report.step("lints", |_| lints(&["--all-targets"]));

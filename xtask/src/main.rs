@@ -42,8 +42,16 @@ enum Chore {
         /// Groups of cases, by a part of their names; without any: nop, link, drain, timeout, poll
         rooms: Vec<String>,
     },
-    /// Fail if a crate depends on one that its layer may not see
-    Floors,
+    /// Fail if a crate depends on one that its layer may not see, or if the modules within a crate
+    /// have more upward arrows or a larger circle than before
+    Floors {
+        /// Print each pair of files in an upward arrow, and the files of each circle
+        #[arg(long)]
+        list: bool,
+        /// Lower the limits in xtask/arrow-limits to what is there
+        #[arg(long)]
+        tighten: bool,
+    },
     /// Fail if a file or a function is longer than its limit
     Size,
     /// Fail if comments, messages or documents break more rules of docs/style.md than before
@@ -109,7 +117,7 @@ fn main() -> ExitCode {
         Chore::Build { release } => product::build(release),
         Chore::Check => return if check::run() { ExitCode::SUCCESS } else { ExitCode::FAILURE },
         Chore::Quick { rooms } => product::quick(&rooms),
-        Chore::Floors => floors::run(),
+        Chore::Floors { list, tighten } => floors::run(list, tighten),
         Chore::Size => size::run(),
         Chore::Prose { list, tighten } => prose::run(list.as_deref(), tighten),
         Chore::Loom => loom::run(),

@@ -1,5 +1,9 @@
 //! Checks the layers of the crates: a crate may depend only on lower layers. ARCHITECTURE.md
-//! explains the table. A new crate needs a row in both.
+//! explains the table. A new crate needs a row in both. [`modules`] checks the layers within a
+//! crate.
+
+mod modules;
+mod paths;
 
 use crate::Outcome;
 use crate::step;
@@ -38,7 +42,9 @@ const BESIDE: [&str; 4] = ["conformance", "fuzz", "workloads", "xtask"];
 /// Outside crates that a freestanding crate may use, because they do not call libc.
 const FREESTANDING_DEPENDENCIES: [&str; 4] = ["linux-raw-sys", "loom", "yaxpeax-arch", "yaxpeax-x86"];
 
-pub fn run() -> Outcome {
+/// Checks crates and modules. `list`: prints every pair of files in an upward arrow, and the files
+/// of each circle. `tighten`: lowers the limits of the modules to what is there.
+pub fn run(list: bool, tighten: bool) -> Outcome {
     let metadata = MetadataCommand::new()
         .current_dir(step::root())
         .no_deps()
@@ -46,13 +52,14 @@ pub fn run() -> Outcome {
         .map_err(|error| format!("cannot read cargo's metadata ({error})"))?;
     let breaches = breaches(&metadata);
     for breach in &breaches {
-        println!("floors: {breach}");
+        println!("layers: {breach}");
     }
     if breaches.is_empty() {
-        println!("floors: {} crates, each sees only lower floors", metadata.packages.len());
-        Ok(())
-    } else {
-        Err(format!("{} breaches of the floors", breaches.len()))
+        println!("layers: {} crates, each sees only lower layers", metadata.packages.len());
+    }
+    match breaches.len() + modules::check(list, tighten)? {
+        0 => Ok(()),
+        count => Err(format!("{count} breaches of the layers")),
     }
 }
 
